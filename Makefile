@@ -1,0 +1,113 @@
+# Needs make and a Python of 3.11 or newer that can make virtual environments; everything else is installed into
+# .venv in this folder. `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# The newest jax minor that the suite was run against is below this bound.
+NEWEST_JAX ?= jax<0.13
+# As many test processes as the suite is tuned for; PYTEST_ARGS="-n 8" for a larger machine.
+PYTEST_ARGS ?= -n 2
+
+VENV := .venv
+NEWEST := .venv-newest
+LOCKS := $(wildcard requirements/*.txt)
+RUN_EXTRAS := examples,checkpoint
+DEV_EXTRAS := $(RUN_EXTRAS),dev
+
+# Prints every Python that works, one "3.x path" a line. A name on the PATH may be a launcher of a version manager
+# that does not start, or a Python without ensurepip, hence the trial run.
+define PYTHONS
+for p in python3.11 python3.12 python3.13 python3.14 python3 \
+    "$$HOME"/.pyenv/versions/3.1[1-9]*/bin/python3; do \
+  "$$p" -c 'import sys, ensurepip, venv; v = sys.version_info; assert v >= (3, 11); \
+print(f"{v.major}.{v.minor}", getattr(sys, "_base_executable", None) or sys.executable)' 2>/dev/null || true; \
+done
+endef
+
+# 3.11 where there is one (the oldest that is supported, so the one that finds what is too new), else the newest.
+PYTHON ?= $(shell { $(PYTHONS); } | sort -s -t. -k2,2n | awk '{ if ($$1 == "3.11" && !f) f = $$2; last = $$2 } \
+  END { print f ? f : last }')
+NEWEST_PYTHON ?= $(shell { $(PYTHONS); } | sort -s -t. -k2,2n | awk '{ last = $$2 } END { print last }')
+
+# install(environment, extras): with the exact versions of the lock for its Python where there is one.
+define install
+lock="requirements/$$($(1)/bin/python -c 'import sys; print("py%d%d" % sys.version_info[:2])').txt"; \
+pins=(); if [[ -f $$lock ]]; then pins=(-c "$$lock"); else echo "no $$lock: taking the newest versions"; fi; \
+$(1)/bin/python -m pip --version >/dev/null 2>&1 || $(1)/bin/python -m ensurepip >/dev/null; \
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check $${pins[@]+"$${pins[@]}"} hatchling editables; \
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check $${pins[@]+"$${pins[@]}"} \
+  --no-build-isolation -e '.[$(2)]'
+endef
+
+.PHONY: help
+help:  ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "No usable Python of 3.11 or newer was found. Install one with its venv and" \
+	  "ensurepip modules, or name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@echo "making $(VENV) with $(PYTHON)"
+	@"$(PYTHON)" -m venv --clear $(VENV)
+
+$(VENV)/.run-stamp: pyproject.toml $(LOCKS) | $(VENV)/bin/python
+	@echo "installing autopar into $(VENV)"
+	@$(call install,$(VENV),$(RUN_EXTRAS))
+	@touch $@
+
+$(VENV)/.dev-stamp: pyproject.toml $(LOCKS) | $(VENV)/bin/python
+	@echo "installing autopar and its development tools into $(VENV)"
+	@$(call install,$(VENV),$(DEV_EXTRAS))
+	@touch $@ $(VENV)/.run-stamp
+
+.PHONY: demo
+demo: $(VENV)/.run-stamp  ## train a small GPT on 8 virtual devices, with and without autopar
+	@$(VENV)/bin/python -m examples.demo
+
+.PHONY: lint
+lint: $(VENV)/.dev-stamp  ## the static checks alone
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+.PHONY: test
+test: lint  ## static checks and all tests but the slow ones
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: test-slow
+test-slow: $(VENV)/.dev-stamp  ## the slow tests
+	$(VENV)/bin/python -m pytest -m slow
+
+# Resolves again on every call: what is newest changes without a change here.
+.PHONY: test-newest
+test-newest:  ## the tests with the newest Python and jax
+	@test -n "$(NEWEST_PYTHON)" || { echo "No usable Python of 3.11 or newer was found." >&2; exit 1; }
+	@want="$$("$(NEWEST_PYTHON)" -V)"; have="$$($(NEWEST)/bin/python -V 2>/dev/null || true)"; \
+	  [[ $$want == "$$have" ]] || "$(NEWEST_PYTHON)" -m venv --clear $(NEWEST)
+	@$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
+	  --upgrade-strategy eager '$(NEWEST_JAX)' -e '.[$(DEV_EXTRAS)]'
+	@$(NEWEST)/bin/python -c 'import sys, jax, pulp; \
+	  print("Python %d.%d.%d," % sys.version_info[:3], "jax", jax.__version__ + ", PuLP", pulp.__version__)'
+	$(NEWEST)/bin/python -m pytest $(PYTEST_ARGS)
+
+# One lock for each Python on this machine; those of other versions stay as they are.
+.PHONY: lock
+lock:  ## write requirements/pyXY.txt again from pyproject.toml
+	@tmp="$$(mktemp -d)"; trap 'rm -rf "$$tmp"' EXIT; \
+	  { $(PYTHONS); } | sort -u -t' ' -k1,1 | while read -r version python; do \
+	    tag="py$${version/./}"; \
+	    "$$python" -m venv "$$tmp/$$tag"; \
+	    "$$tmp/$$tag/bin/python" requirements/lock.py "requirements/$$tag.txt" '$(NEWEST_JAX)'; \
+	  done
+
+.PHONY: bench
+bench: $(VENV)/.dev-stamp  ## run the benchmarks
+	$(VENV)/bin/python -m benchmarks
+
+.PHONY: clean
+clean:  ## remove the environments and all caches
+	rm -rf $(VENV) $(NEWEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	  .benchmarks
+	find autopar benchmarks examples requirements tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,67 @@
+"""autopar: automatic parallelization of JAX train steps.
+
+Names are loaded when first used, so that planning and printing plans start without jax.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from autopar.errors import (
+    AutoparError,
+    ClusterError,
+    InfeasiblePlanError,
+    MicrobatchError,
+    PlanMismatchError,
+    TraceError,
+    WorkerLostError,
+)
+
+if TYPE_CHECKING:
+    from autopar import search, sharding
+    from autopar.api import Compiled, ParallelFunction, check, parallelize
+    from autopar.cluster import Cluster
+    from autopar.plan import Plan
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Cluster": "autopar.cluster",
+    "Compiled": "autopar.api",
+    "ParallelFunction": "autopar.api",
+    "Plan": "autopar.plan",
+    "check": "autopar.api",
+    "parallelize": "autopar.api",
+    "search": "",
+    "sharding": "",
+}
+
+__all__ = [
+    "AutoparError",
+    "Cluster",
+    "ClusterError",
+    "Compiled",
+    "InfeasiblePlanError",
+    "MicrobatchError",
+    "ParallelFunction",
+    "Plan",
+    "PlanMismatchError",
+    "TraceError",
+    "WorkerLostError",
+    "check",
+    "parallelize",
+    "search",
+    "sharding",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'autopar' has no attribute {name!r}")
+    home = _HOMES[name]
+    return getattr(import_module(home), name) if home else import_module(f"autopar.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,32 @@
+"""Short dtype names, as jaxprs print them, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+_PREFIXES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
+
+
+def dtype_name(dtype: Any) -> str:
+    """``f32`` for float32, ``key<fry>`` for threefry keys."""
+    text = str(dtype) if not isinstance(dtype, type) else str(np.dtype(dtype))
+    for long, short in _PREFIXES:
+        if text.startswith(long):
+            return short + text[len(long) :]
+    return text
+
+
+def numpy_dtype(name: str) -> Any:
+    """The numpy dtype called ``name``; ValueError for keys and tokens, which have none."""
+    for long, short in _PREFIXES:
+        rest = name[len(short) :]
+        if name.startswith(short) and rest[:1].isdigit():
+            return jnp.dtype(long + rest)
+        if name.startswith("f8_") or name.startswith("f4_"):
+            return jnp.dtype("float" + name[1:])
+    if name == "bool":
+        return np.dtype(np.bool_)
+    raise ValueError(f"{name} is not a numpy dtype")

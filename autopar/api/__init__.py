@@ -1,0 +1,7 @@
+"""What users call: composes the floors below, holds no algorithm."""
+
+from autopar.api.compiled import Compiled
+from autopar.api.parallel_function import ParallelFunction
+from autopar.api.parallelize import parallelize
+
+__all__ = ["Compiled", "ParallelFunction", "parallelize"]

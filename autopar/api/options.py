@@ -1,0 +1,84 @@
+"""What `parallelize` is told, checked once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.cluster import Cluster
+from autopar.errors import AutoparError
+from autopar.plan import Plan
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    """Options of `autopar.parallelize`; see there."""
+
+    cluster: Cluster | None = None
+    search: Any = "alpa"
+    batch_argnums: tuple[int, ...] | None = None
+    num_microbatches: int | str = "auto"
+    num_stages: int | str = "auto"
+    schedule: Any = "auto"
+    memory_limit_bytes: int | None = None
+    remat: Any = "auto"
+    donate_argnums: tuple[int, ...] = ()
+    donate_argnames: tuple[str, ...] = ()
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    mesh_shape: tuple[int, ...] | None = None
+    plan: Plan | None = None
+    progress: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        for name, alone in (("num_microbatches", 1), ("num_stages", 1)):
+            if getattr(self, name) not in ("auto", alone):
+                raise AutoparError(
+                    f"{name}={getattr(self, name)!r} is not available: this version plans one stage and one microbatch",
+                    remedy=f"leave {name} out",
+                )
+        if self.schedule not in ("auto", "none"):
+            raise AutoparError(
+                f"schedule={self.schedule!r} is not available: this version plans one stage", remedy="leave it out"
+            )
+        if self.remat not in ("auto", "none", False):
+            raise AutoparError(
+                f"remat={self.remat!r} is not available: autopar keeps the recomputation that the function states",
+                remedy="use jax.checkpoint in the function",
+            )
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """An int, a string or an iterable of them, as a tuple."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int | str) else tuple(value)
+
+
+def parse_bytes(value: int | float | str | None) -> int | None:
+    """Bytes from a number or text as "40GB" (powers of 1000) or "16GiB".
+
+    Raises:
+        AutoparError: the text is no size, or not positive.
+    """
+    if value is None:
+        return None
+    number, unit = (str(value), "") if isinstance(value, int | float) else ("", "?")
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-zA-Z]*)\s*", value)
+        if match:
+            number, unit = match[1], match[2].lower()
+    try:
+        size = float(number) * _UNITS[unit]
+    except (KeyError, ValueError):
+        size = -1.0
+    if not size >= 1:
+        raise AutoparError(
+            f"memory_limit={value!r} is not a size", remedy='give bytes a device, or text such as "40GB" or "16GiB"'
+        )
+    return int(size)

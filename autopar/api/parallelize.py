@@ -1,0 +1,90 @@
+"""`parallelize`: the decorator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from autopar.api.options import ParallelOptions, as_tuple, parse_bytes
+from autopar.api.parallel_function import ParallelFunction, check_callable
+from autopar.cluster import Cluster
+from autopar.plan import Plan
+
+
+@overload
+def parallelize(fn: Callable[..., Any], /) -> ParallelFunction: ...
+@overload
+def parallelize(fn: Callable[..., Any], **options: Any) -> ParallelFunction: ...
+@overload
+def parallelize(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], ParallelFunction]: ...
+def parallelize(
+    fn: Callable[..., Any] | None = None,
+    *,
+    cluster: Cluster | None = None,
+    search: Any = "alpa",
+    batch_argnums: int | Sequence[int] | None = None,
+    num_microbatches: int | str = "auto",
+    num_stages: int | str = "auto",
+    schedule: Any = "auto",
+    memory_limit: int | str | None = None,
+    remat: Any = "auto",
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    mesh_shape: Sequence[int] | None = None,
+    plan: Plan | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Any:
+    """Makes a function run on all devices of a cluster, split in the way that is predicted fastest.
+
+    Args:
+        fn: an ordinary jax function, as a train step; None to use as ``@parallelize(...)``.
+        cluster: what to plan for; None takes the devices of this process.
+        search: name of a registered strategy, or a callable ``Problem -> Plan``.
+        batch_argnums: positions of the arguments that are the batch, where it cannot be told.
+        num_microbatches: parts of the batch that run one after another.
+        num_stages: pipeline stages.
+        schedule: pipeline schedule.
+        memory_limit: bytes a device, or text as "40GB"; None takes the device's memory.
+        remat: recomputation beyond what the function states.
+        donate_argnums: positions of arguments whose buffers the step may reuse, as in `jax.jit`.
+        donate_argnames: their names.
+        static_argnums: positions of arguments that are values of the program, as in `jax.jit`.
+        static_argnames: their names.
+        mesh_shape: sizes of the only logical mesh to consider, as ``(2, 4)``.
+        plan: a plan to run instead of searching.
+        progress: called with a line of text when a phase begins.
+
+    Returns:
+        A `ParallelFunction`.
+
+    Raises:
+        AutoparError: an option is wrong.
+    """
+    options = ParallelOptions(
+        cluster=cluster,
+        search=search,
+        batch_argnums=None if batch_argnums is None else as_tuple(batch_argnums),
+        num_microbatches=num_microbatches,
+        num_stages=num_stages,
+        schedule=schedule,
+        memory_limit_bytes=parse_bytes(memory_limit),
+        remat=remat,
+        donate_argnums=as_tuple(donate_argnums),
+        donate_argnames=as_tuple(donate_argnames),
+        static_argnums=as_tuple(static_argnums),
+        static_argnames=as_tuple(static_argnames),
+        mesh_shape=None if mesh_shape is None else tuple(mesh_shape),
+        plan=plan,
+        progress=progress,
+    )
+    if fn is None:
+        return lambda function: parallelize_with(function, options)
+    return parallelize_with(fn, options)
+
+
+def parallelize_with(fn: Callable[..., Any], options: ParallelOptions) -> ParallelFunction:
+    """The decorated ``fn``."""
+    check_callable(fn)
+    return ParallelFunction(fn, options)

@@ -1,0 +1,9 @@
+"""Clusters: devices, nodes and links; their files; and the logical meshes that a plan may use."""
+
+from autopar.cluster.catalog import available
+from autopar.cluster.cluster import Cluster
+from autopar.cluster.device import Curve, Device
+from autopar.cluster.group import LinkSpec, NodeGroup
+from autopar.cluster.mesh import Link, LogicalMesh
+
+__all__ = ["Cluster", "Curve", "Device", "Link", "LinkSpec", "LogicalMesh", "NodeGroup", "available"]

@@ -1,0 +1,129 @@
+"""Logical meshes of a cluster: its devices in 1 or 2 axes, and what the link of each axis is.
+
+Devices are numbered node by node. In a mesh of shape (a, b) device i has the coordinates (i // b, i % b), so
+that the last axis holds the nearest devices. A collective over some axes runs in groups of devices that
+differ in those coordinates only, all groups at once.
+
+Link of a group that lies inside a node: the link inside the node.
+
+Link of a group that spans nodes, with c of its devices in a node and k groups in that node that span nodes
+(k = devices of the node / c in a regular mesh). A ring enters and leaves each node once, so that a node's
+network card carries one ring of each of the k groups in each direction; a ring's traffic is striped over the
+network connections of the group's c devices. The slowest hop sets the pace:
+
+    bandwidth = min(c * inter.bandwidth, inter.node_bandwidth / k, intra.bandwidth if c > 1)
+
+times the links' efficiencies. So a one-axis mesh over all devices has the whole network of a node for its one
+ring, and an axis of one device a node has a share of 1 / devices of a node. The latency is the mean over the
+hops of the ring: in each node c - 1 hops inside and one to the next node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from autopar.cluster.group import LinkSpec, NodeGroup
+from autopar.cluster.mesh import Link, LogicalMesh
+
+#: Names of mesh axes, major first.
+AXIS_NAMES = ("x", "y", "z", "w")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a device is: the number of its node, and the links inside and from that node."""
+
+    node: int
+    intra: LinkSpec
+    inter: LinkSpec
+
+
+def places(groups: Sequence[NodeGroup]) -> tuple[Place, ...]:
+    """The place of each device, in the order of devices; a group with ``inter="intra"`` is one node."""
+    found: list[Place] = []
+    node = 0
+    for group in groups:
+        whole = group.inter == "intra"
+        inter = group.inter if isinstance(group.inter, LinkSpec) else group.intra
+        devices = group.size if whole else group.devices_per_node
+        for _ in range(1 if whole else group.count):
+            found += [Place(node, group.intra, inter)] * devices
+            node += 1
+    return tuple(found)
+
+
+def _group_keys(shape: tuple[int, ...], chosen: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """For each device the coordinates that a collective over the dims ``chosen`` of ``shape`` leaves fixed."""
+    kept = [d for d in range(len(shape)) if d not in chosen]
+    return [tuple(at[d] for d in kept) for at in product(*map(range, shape))]
+
+
+def group_link(devices: Sequence[Place], shape: tuple[int, ...], chosen: tuple[int, ...]) -> Link:
+    """The link of collectives over some axes of a mesh, by the formula of this module.
+
+    Args:
+        devices: the place of each device, major first; as many as the mesh holds.
+        shape: sizes of the mesh's axes.
+        chosen: indices of the axes that the collective runs over.
+    """
+    sizes = [shape[d] for d in chosen if shape[d] > 1]
+    if not sizes:
+        return Link(math.inf, 0.0)
+    keys = _group_keys(shape, chosen)
+    by_node = {place.node: place for place in devices}
+    members = Counter(zip(keys, (place.node for place in devices), strict=True))  # c of each group and node
+    nodes = Counter(key for key, _ in members)
+    spanning = Counter(node for key, node in members if nodes[key] > 1)  # k of each node
+    hops: Counter[tuple[int, ...]] = Counter()
+    latency: dict[tuple[int, ...], float] = {}
+    bandwidth = math.inf
+    for (key, node), count in members.items():
+        intra, inter = by_node[node].intra, by_node[node].inter
+        if count > 1:
+            dims = min(len(sizes), intra.torus_dims) if nodes[key] == 1 else 1
+            bandwidth = min(bandwidth, intra.bandwidth * intra.efficiency * dims)
+        seconds = count * intra.latency_s
+        if nodes[key] > 1:
+            own = count * inter.bandwidth
+            share = math.inf if inter.node_bandwidth is None else inter.node_bandwidth / spanning[node]
+            bandwidth = min(bandwidth, min(own, share) * inter.efficiency)
+            seconds = (count - 1) * intra.latency_s + inter.latency_s
+        hops[key] += count
+        latency[key] = latency.get(key, 0.0) + seconds
+    return Link(bandwidth, max(latency[key] / hops[key] for key in sorted(latency)))
+
+
+def arrange(devices: Sequence[Place], shape: tuple[int, ...]) -> LogicalMesh:
+    """The mesh of ``shape`` over ``devices`` (their product many, at most 4 axes), with its links."""
+    dims = tuple(range(len(shape)))
+    names = AXIS_NAMES[: len(shape)]
+    wide = [d for d in dims if shape[d] > 1]
+    joint = [c for r in range(2, len(wide) + 1) for c in combinations(wide, r)]
+    return LogicalMesh(
+        axes=tuple(zip(names, shape, strict=True)),
+        links=tuple(group_link(devices, shape, (d,)) for d in dims),
+        joint=tuple((tuple(names[d] for d in c), group_link(devices, shape, c)) for c in joint),
+    )
+
+
+def mesh_shapes(n: int) -> tuple[tuple[int, ...], ...]:
+    """Shapes of meshes of ``n`` devices: (n,), then every (a, b) with a * b = n and a, b > 1, by rising a."""
+    return ((n,), *((a, n // a) for a in range(2, n // 2 + 1) if n % a == 0))
+
+
+def distinct(meshes: Sequence[LogicalMesh]) -> tuple[LogicalMesh, ...]:
+    """``meshes`` without those that equal an earlier one but for the names and order of axes."""
+    seen: set[tuple[object, ...]] = set()
+    kept = []
+    for mesh in meshes:
+        axes = sorted((n, k.bandwidth, k.latency_s) for (_, n), k in zip(mesh.axes, mesh.links, strict=True))
+        joint = sorted((len(names), k.bandwidth, k.latency_s) for names, k in mesh.joint)
+        key = (tuple(axes), tuple(joint))
+        if key not in seen:
+            seen.add(key)
+            kept.append(mesh)
+    return tuple(kept)

@@ -1,0 +1,58 @@
+"""The cluster files that come with autopar, by name."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from autopar.errors import ClusterError
+
+
+def _folder() -> Path:
+    """A wheel carries the files inside the package; an editable install has them beside it."""
+    package = Path(__file__).resolve().parents[1]
+    packaged = package / "_cost_models"
+    return packaged if packaged.is_dir() else package.parent / "cost_models"
+
+
+def available() -> tuple[str, ...]:
+    """Names that `Cluster.load` knows, sorted."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.toml")))
+
+
+def find(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file of a cluster: a path if it ends in ``.toml`` or has a separator, else a name of `available`.
+
+    Raises:
+        ClusterError: there is no such file or name; it lists the names and suggests the closest.
+    """
+    text = os.fspath(name_or_path)
+    if text.endswith(".toml") or os.sep in text or isinstance(name_or_path, os.PathLike):
+        path = Path(text)
+        if not path.is_file():
+            raise ClusterError(
+                f"there is no cluster file {text!r}",
+                remedy=f"give a path to a TOML file, or one of the names {', '.join(available())}",
+            )
+        return path
+    names = available()
+    if text in names:
+        return _folder() / f"{text}.toml"
+    close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ClusterError(
+        f"there is no cluster called {text!r}",
+        cause="a name stands for a file that comes with autopar; a path must end in .toml",
+        remedy=f"{hint}known: {', '.join(names)}",
+    )
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The plain form in a TOML file; ClusterError if it cannot be read as TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ClusterError(f"{path.name} cannot be read as TOML: {error}", remedy="mend the file") from error

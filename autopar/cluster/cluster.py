@@ -1,0 +1,197 @@
+"""`Cluster`: groups of nodes, where they are read from, and the logical meshes that they allow."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from autopar._compat.devices import local_devices
+from autopar.cluster.arrange import AXIS_NAMES, Place, arrange, distinct, mesh_shapes, places
+from autopar.cluster.catalog import available, find, read
+from autopar.cluster.checks import text
+from autopar.cluster.device import Device
+from autopar.cluster.file import parse, plain
+from autopar.cluster.group import NodeGroup
+from autopar.cluster.mesh import LogicalMesh
+from autopar.errors import ClusterError
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Groups of equal nodes. Devices are numbered group by group, node by node.
+
+    Args:
+        name: name that a person knows.
+        groups: one for a uniform cluster, several for a mixed one.
+
+    Raises:
+        ClusterError: there is no group.
+    """
+
+    name: str
+    groups: tuple[NodeGroup, ...]
+
+    def __post_init__(self) -> None:
+        text("Cluster.name", self.name)
+        object.__setattr__(self, "groups", tuple(self.groups))
+        if not self.groups:
+            raise ClusterError(f"cluster {self.name!r} has no node groups", remedy="give at least one NodeGroup")
+
+    @staticmethod
+    def load(name_or_path: str | os.PathLike[str], nodes: int | None = None) -> Cluster:
+        """Reads a cluster file.
+
+        Args:
+            name_or_path: one of the names of `autopar.cluster.available`, or a path of a TOML file.
+            nodes: number of nodes instead of the file's, for a file with one group.
+
+        Raises:
+            ClusterError: there is no such file, it is wrong, or ``nodes`` does not apply.
+        """
+        path = find(name_or_path)
+        cluster = Cluster(*parse(read(path), path.name))
+        return cluster if nodes is None else cluster.with_nodes(nodes)
+
+    @staticmethod
+    def local(devices: Sequence[Any] | None = None) -> Cluster:
+        """This process's jax devices, as one node.
+
+        Figures are those of the file that knows the kind of device; memory is the least of the file's and of
+        what jax may allocate. CPU devices have the figures of ``local-cpu``.
+
+        Args:
+            devices: `jax.Device` objects of one kind, or None for all of this process.
+
+        Raises:
+            ClusterError: no devices, several kinds, or a kind that no file knows.
+        """
+        found = local_devices(devices)
+        kinds = sorted({d.kind for d in found})
+        if len(kinds) != 1:
+            what = f"kinds {', '.join(kinds)}" if kinds else "no devices"
+            raise ClusterError(f"a local cluster needs devices of one kind, not {what}", remedy="pass devices=")
+        source = _cluster_of("cpu" if found[0].platform == "cpu" else kinds[0])
+        group = source.groups[0]
+        limit = min((d.memory_bytes for d in found if d.memory_bytes is not None), default=group.device.memory_bytes)
+        device = dataclasses.replace(group.device, memory_bytes=min(group.device.memory_bytes, limit))
+        group = dataclasses.replace(group, count=1, devices_per_node=len(found), device=device)
+        name = source.name if source.name.startswith("local-") else f"local-{source.name}"
+        return Cluster(name, (group,))
+
+    def with_nodes(self, nodes: int) -> Cluster:
+        """The same cluster with another number of nodes; ClusterError if it has several groups."""
+        if len(self.groups) != 1:
+            raise ClusterError(
+                f"nodes={nodes} does not say which of the {len(self.groups)} groups of {self.name!r} is meant",
+                remedy="write the counts in a file of your own",
+            )
+        if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+            raise ClusterError(f"nodes={nodes!r} is not a number of nodes", remedy="give 1 or more")
+        return Cluster(self.name, (dataclasses.replace(self.groups[0], count=nodes),))
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return sum(g.count for g in self.groups)
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return sum(g.size for g in self.groups)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """What each device is, in their order."""
+        return tuple(g.device for g in self.groups for _ in range(g.size))
+
+    @cached_property
+    def device_types(self) -> tuple[Device, ...]:
+        """The different devices, in order of their first use."""
+        return tuple(dict.fromkeys(g.device for g in self.groups))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the device that has least."""
+        return min(d.memory_bytes for d in self.device_types)
+
+    @cached_property
+    def _places(self) -> tuple[Place, ...]:
+        return places(self.groups)
+
+    def logical_meshes(self, shape: Sequence[int] | None = None) -> tuple[LogicalMesh, ...]:
+        """Meshes over all devices: axes "x" (1-D) or "x", "y" (2-D), major first, the last with the nearest devices.
+
+        Links are those of `autopar.cluster.arrange`. Of two meshes that differ only in the names and order of
+        their axes one is returned.
+
+        Args:
+            shape: sizes of the axes of the only mesh wanted (1 to 4 of them), or None for all.
+
+        Raises:
+            ClusterError: ``shape`` does not fit the number of devices; it lists the shapes that do.
+        """
+        n = self.num_devices
+        if shape is None:
+            return distinct([arrange(self._places, s) for s in mesh_shapes(n)])
+        sizes = tuple(shape)
+        if not 1 <= len(sizes) <= len(AXIS_NAMES) or min(sizes) < 1 or math.prod(sizes) != n:
+            possible = ", ".join("x".join(map(str, s)) for s in mesh_shapes(n))
+            raise ClusterError(
+                f"a mesh of shape {sizes} does not hold the {n} devices of {self.name!r}",
+                remedy=f"shapes that do: {possible}",
+            )
+        return (arrange(self._places, sizes),)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as in a cluster file; `from_dict` reads it back."""
+        return plain(self.name, self.groups)
+
+    @staticmethod
+    def from_dict(data: Any) -> Cluster:
+        """The cluster of plain data; ClusterError names the key that is wrong."""
+        return Cluster(*parse(data, "cluster"))
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, no spaces; equal clusters have equal text."""
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @staticmethod
+    def from_json(data: str | bytes) -> Cluster:
+        """The cluster that `to_json` wrote; ClusterError if it is not one."""
+        try:
+            plain_data = json.loads(data)
+        except ValueError as error:
+            raise ClusterError(f"not the JSON of a cluster: {error}") from error
+        return Cluster.from_dict(plain_data)
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 of the canonical JSON, in hexadecimal."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def __str__(self) -> str:
+        parts = [f"{g.count} x {g.devices_per_node} {g.device.kind}" for g in self.groups]
+        return f"{self.name}: {' + '.join(parts)}"
+
+
+def _cluster_of(kind: str) -> Cluster:
+    """The cluster that comes with autopar and whose first group's devices jax calls ``kind``."""
+    known: list[str] = []
+    for name in available():
+        cluster = Cluster.load(name)
+        kinds = cluster.groups[0].device.jax_kinds
+        if kind in kinds:
+            return cluster
+        known += kinds
+    raise ClusterError(
+        f"no cluster file knows devices of kind {kind!r}",
+        cause=f"the files know {', '.join(sorted(known))}",
+        remedy="write a file with jax_kinds, or load the nearest with Cluster.load and pass it as cluster=",
+    )

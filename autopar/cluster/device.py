@@ -1,0 +1,105 @@
+"""`Device`: what one accelerator can do, with `Curve` for how much of a peak is reached."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.cluster.checks import fraction, positive, text, whole
+from autopar.errors import ClusterError
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The fraction of a peak that is reached, as a function of the amount of work.
+
+    Between two points the fraction is linear in the logarithm of the amount; outside of them it is that of
+    the nearest point. One point is a constant.
+
+    Args:
+        points: (amount, fraction) with amounts rising; amounts in FLOPs or bytes of one operator, fractions
+            in (0, 1].
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "points", tuple((float(x), float(y)) for x, y in self.points))
+        if not self.points:
+            raise ClusterError("an efficiency curve has no points", remedy="give one fraction, or [amount, fraction]s")
+        for amount, part in self.points:
+            positive("amount of an efficiency curve", amount)
+            fraction("fraction of an efficiency curve", part)
+        amounts = [amount for amount, _ in self.points]
+        if any(a >= b for a, b in itertools.pairwise(amounts)):
+            raise ClusterError(f"the amounts of an efficiency curve must rise: {amounts}", remedy="sort its points")
+        if len(self.points) == 1:  # equal curves compare equal
+            object.__setattr__(self, "points", ((1.0, self.points[0][1]),))
+
+    @staticmethod
+    def constant(value: float) -> Curve:
+        """The curve that is ``value`` (in (0, 1]) everywhere."""
+        return Curve(((1.0, value),))
+
+    def at(self, amount: float) -> float:
+        """The fraction reached with ``amount`` of work (FLOPs or bytes, as the curve's)."""
+        i = bisect_right(self.points, amount, key=lambda p: p[0])
+        if i == 0:
+            return self.points[0][1]
+        if i == len(self.points):
+            return self.points[-1][1]
+        (x0, y0), (x1, y1) = self.points[i - 1], self.points[i]
+        return y0 + (y1 - y0) * math.log(amount / x0) / math.log(x1 / x0)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator.
+
+    Args:
+        kind: name that a person knows, as ``A100 SXM 80GB``.
+        memory_bytes: bytes of its memory.
+        memory_bandwidth: bytes/s of its memory, peak.
+        peak_flops: (dtype name as jaxprs print it, FLOP/s), dense peak; a mapping is taken too. It must have
+            ``f32``, which stands for every dtype that is not listed.
+        compute_efficiency: fraction of ``peak_flops`` reached, by FLOPs of an operator.
+        memory_efficiency: fraction of ``memory_bandwidth`` reached, by bytes of an operator.
+        launch_s: seconds that starting one operator costs.
+        jax_kinds: what jax calls such devices in ``device_kind``; `Cluster.local` looks for them.
+
+    Raises:
+        ClusterError: a value is impossible; it names the field.
+    """
+
+    kind: str
+    memory_bytes: int
+    memory_bandwidth: float
+    peak_flops: tuple[tuple[str, float], ...]
+    compute_efficiency: Curve = Curve(((1.0, 1.0),))
+    memory_efficiency: Curve = Curve(((1.0, 1.0),))
+    launch_s: float = 0.0
+    jax_kinds: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        text("Device.kind", self.kind)
+        object.__setattr__(self, "memory_bytes", whole("Device.memory_bytes", self.memory_bytes))
+        object.__setattr__(self, "memory_bandwidth", positive("Device.memory_bandwidth", self.memory_bandwidth))
+        pairs = self.peak_flops.items() if isinstance(self.peak_flops, Mapping) else self.peak_flops
+        rates = {text("a dtype of Device.peak_flops", d): positive(f"Device.peak_flops.{d}", r) for d, r in pairs}
+        object.__setattr__(self, "peak_flops", tuple(sorted(rates.items())))
+        if "f32" not in rates:
+            raise ClusterError(
+                f"Device.peak_flops of {self.kind!r} has no f32, only {sorted(rates)}",
+                cause="f32 is the rate of every dtype that is not listed",
+                remedy="add f32 to it",
+            )
+        object.__setattr__(self, "launch_s", positive("Device.launch_s", self.launch_s, zero=True))
+        object.__setattr__(self, "jax_kinds", tuple(self.jax_kinds))
+
+    def flops(self, dtype: str) -> float:
+        """Peak FLOP/s in ``dtype`` (a jaxpr's name, as ``bf16``); that of ``f32`` where it is not listed."""
+        rates = dict(self.peak_flops)
+        return rates.get(dtype, rates["f32"])

@@ -1,0 +1,191 @@
+"""The plain form of a cluster, read strictly: what a TOML file holds, and the JSON that a plan stores."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from autopar.cluster.checks import positive, whole
+from autopar.cluster.device import Curve, Device
+from autopar.cluster.group import LinkSpec, NodeGroup
+from autopar.errors import ClusterError
+
+# The bound is there to refuse inf; NaN fails every comparison.
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
+_Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+_Count = Annotated[int, msgspec.Meta(gt=0)]
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Curve = _Fraction | Annotated[list[tuple[_Positive, _Fraction]], msgspec.Meta(min_length=1)]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    pass
+
+
+class _DeviceFile(_Strict, frozen=True):
+    kind: _Text
+    memory_bytes: _Positive
+    memory_bandwidth: _Positive
+    peak_flops: dict[str, Any]  # checked below, since msgspec does not name the key of a wrong value
+    compute_efficiency: _Curve = 1.0
+    memory_efficiency: _Curve = 1.0
+    launch_s: _NotNegative = 0.0
+    jax_kinds: list[_Text] = []
+
+
+class _LinkFile(_Strict, frozen=True):
+    bandwidth: _Positive
+    latency_s: _NotNegative
+    efficiency: _Fraction = 1.0
+    node_bandwidth: _Positive | None = None
+    torus_dims: _Count = 1
+
+
+class _GroupFile(_Strict, frozen=True):
+    count: _Count
+    devices_per_node: _Count
+    device: _DeviceFile
+    intra: _LinkFile
+    inter: _LinkFile | Literal["intra"]
+    host_memory_bytes: _Positive | None = None
+    host_bandwidth: _Positive | None = None
+
+
+class _ClusterFile(_Strict, frozen=True):
+    name: _Text
+    groups: Annotated[list[_GroupFile], msgspec.Meta(min_length=1)]
+
+
+# What a table may hold, by its path without indices.
+_TABLES: Mapping[str, type[msgspec.Struct]] = {
+    "": _ClusterFile,
+    "groups": _GroupFile,
+    "groups.device": _DeviceFile,
+    "groups.intra": _LinkFile,
+    "groups.inter": _LinkFile,
+}
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _error(where: str, error: msgspec.ValidationError) -> ClusterError:
+    """msgspec's message as a `ClusterError` that names the key by its whole path."""
+    what, _, place = str(error).partition(" - at ")
+    path = place.strip("`").removeprefix("$").removeprefix(".")
+    field = re.search(r"(unknown|missing required) field `(.*)`", what)
+    table = path if field else path.rpartition(".")[0]
+    schema = _TABLES.get(re.sub(r"\[\d+\]", "", table))
+    remedy = None
+    if schema:
+        keys = ", ".join(f"{f.name}{' (required)' if f.required else ''}" for f in msgspec.structs.fields(schema))
+        remedy = f"valid keys of {table or 'the file'}: {keys}"
+    if table != path and path.endswith(".inter"):
+        remedy = 'give a table of a link, or "intra" where the link inside a node reaches the other nodes'
+    if field and field.group(1) == "unknown":
+        return ClusterError(f"{where}: unknown key {_join(path, field.group(2))}", remedy=remedy)
+    if field:
+        return ClusterError(f"{where}: missing key {_join(path, field.group(2))}", remedy=remedy)
+    return ClusterError(f"{where}: {path or 'the file'}: {what[:1].lower()}{what[1:]}", remedy=remedy)
+
+
+def _curve(where: str, value: float | list[tuple[float, float]]) -> Curve:
+    try:
+        return Curve.constant(value) if isinstance(value, float) else Curve(tuple(value))
+    except ClusterError as error:
+        raise ClusterError(f"{where}: {error.fact}", remedy=error.remedy) from error
+
+
+def _link(table: _LinkFile) -> LinkSpec:
+    return LinkSpec(table.bandwidth, table.latency_s, table.efficiency, table.node_bandwidth, table.torus_dims)
+
+
+def _device(where: str, table: _DeviceFile) -> Device:
+    rates = {d: positive(f"{where}.peak_flops.{d}", rate) for d, rate in table.peak_flops.items()}
+    if "f32" not in rates:
+        raise ClusterError(
+            f"{where}.peak_flops: missing key f32; there are {sorted(rates)}",
+            cause="f32 is the rate of every dtype that is not listed",
+            remedy="add peak_flops.f32 in FLOP/s",
+        )
+    return Device(
+        kind=table.kind,
+        memory_bytes=whole(f"{where}.memory_bytes", table.memory_bytes),
+        memory_bandwidth=table.memory_bandwidth,
+        peak_flops=tuple(rates.items()),
+        compute_efficiency=_curve(f"{where}.compute_efficiency", table.compute_efficiency),
+        memory_efficiency=_curve(f"{where}.memory_efficiency", table.memory_efficiency),
+        launch_s=table.launch_s,
+        jax_kinds=tuple(table.jax_kinds),
+    )
+
+
+def parse(data: Any, where: str) -> tuple[str, tuple[NodeGroup, ...]]:
+    """Name and groups of the cluster whose plain form is ``data`` (dicts, lists, texts, numbers).
+
+    Args:
+        data: as `plain` makes it, or as read from TOML or JSON.
+        where: what ``data`` was read from, for messages.
+
+    Raises:
+        ClusterError: a key is unknown or missing, or a value impossible; it names the key.
+    """
+    try:
+        table = msgspec.convert(data, _ClusterFile)
+    except msgspec.ValidationError as error:
+        raise _error(where, error) from None
+    groups = []
+    for i, group in enumerate(table.groups):
+        path = f"{where}: groups[{i}]"
+        host = group.host_memory_bytes
+        groups.append(
+            NodeGroup(
+                count=group.count,
+                devices_per_node=group.devices_per_node,
+                device=_device(f"{path}.device", group.device),
+                intra=_link(group.intra),
+                inter=_link(group.inter) if isinstance(group.inter, _LinkFile) else group.inter,
+                host_memory_bytes=None if host is None else whole(f"{path}.host_memory_bytes", host),
+                host_bandwidth=group.host_bandwidth,
+            )
+        )
+    return table.name, tuple(groups)
+
+
+def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
+    """The plain form of a cluster, without the keys that have their default value: `parse` reads it back."""
+
+    def curve(value: Curve) -> Any:
+        return value.points[0][1] if len(value.points) == 1 else [list(p) for p in value.points]
+
+    def link(value: LinkSpec) -> _LinkFile:
+        return _LinkFile(value.bandwidth, value.latency_s, value.efficiency, value.node_bandwidth, value.torus_dims)
+
+    tables = [
+        _GroupFile(
+            count=g.count,
+            devices_per_node=g.devices_per_node,
+            device=_DeviceFile(
+                kind=g.device.kind,
+                memory_bytes=g.device.memory_bytes,
+                memory_bandwidth=g.device.memory_bandwidth,
+                peak_flops=dict(g.device.peak_flops),
+                compute_efficiency=curve(g.device.compute_efficiency),
+                memory_efficiency=curve(g.device.memory_efficiency),
+                launch_s=g.device.launch_s,
+                jax_kinds=list(g.device.jax_kinds),
+            ),
+            intra=link(g.intra),
+            inter=link(g.inter) if isinstance(g.inter, LinkSpec) else g.inter,
+            host_memory_bytes=g.host_memory_bytes,
+            host_bandwidth=g.host_bandwidth,
+        )
+        for g in groups
+    ]
+    data: dict[str, Any] = msgspec.to_builtins(_ClusterFile(name, tables))
+    return data

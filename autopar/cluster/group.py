@@ -1,0 +1,84 @@
+"""`NodeGroup`: equal nodes, with `LinkSpec` for what connects devices inside and between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autopar.cluster.checks import fraction, positive, whole
+from autopar.cluster.device import Device
+from autopar.errors import ClusterError
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """What connects devices.
+
+    Args:
+        bandwidth: bytes/s in one direction that one device sends at most.
+        latency_s: seconds of one message.
+        efficiency: fraction of ``bandwidth`` (and of ``node_bandwidth``) that large collectives reach, in (0, 1].
+        node_bandwidth: bytes/s in one direction that all devices of a node together send to other nodes; None:
+            each of them has its own ``bandwidth``. Only for links between nodes.
+        torus_dims: dims of the torus that the devices form, each with ``bandwidth`` of its own; 1 where they
+            are connected by a switch. Only for links inside a node.
+
+    Raises:
+        ClusterError: a value is impossible; it names the field.
+    """
+
+    bandwidth: float
+    latency_s: float
+    efficiency: float = 1.0
+    node_bandwidth: float | None = None
+    torus_dims: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bandwidth", positive("LinkSpec.bandwidth", self.bandwidth))
+        object.__setattr__(self, "latency_s", positive("LinkSpec.latency_s", self.latency_s, zero=True))
+        object.__setattr__(self, "efficiency", fraction("LinkSpec.efficiency", self.efficiency))
+        if self.node_bandwidth is not None:
+            object.__setattr__(self, "node_bandwidth", positive("LinkSpec.node_bandwidth", self.node_bandwidth))
+        object.__setattr__(self, "torus_dims", whole("LinkSpec.torus_dims", self.torus_dims))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """``count`` equal nodes of ``devices_per_node`` equal devices.
+
+    Args:
+        count: number of nodes.
+        devices_per_node: number of devices of each.
+        device: what each of them is.
+        intra: the link between devices of a node.
+        inter: the link between nodes, or "intra": the link inside a node reaches all nodes of the group (a TPU
+            slice), which then counts as one node.
+        host_memory_bytes: bytes of a node's host memory, or None where unknown.
+        host_bandwidth: bytes/s in one direction between one device and its host's memory, or None where unknown.
+
+    Raises:
+        ClusterError: a value is impossible; it names the field.
+    """
+
+    count: int
+    devices_per_node: int
+    device: Device
+    intra: LinkSpec
+    inter: LinkSpec | Literal["intra"]
+    host_memory_bytes: int | None = None
+    host_bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", whole("NodeGroup.count", self.count))
+        object.__setattr__(self, "devices_per_node", whole("NodeGroup.devices_per_node", self.devices_per_node))
+        if not isinstance(self.inter, LinkSpec) and self.inter != "intra":
+            raise ClusterError(f"NodeGroup.inter is {self.inter!r}", remedy='give a LinkSpec or "intra"')
+        if self.host_memory_bytes is not None:
+            object.__setattr__(self, "host_memory_bytes", whole("NodeGroup.host_memory_bytes", self.host_memory_bytes))
+        if self.host_bandwidth is not None:
+            object.__setattr__(self, "host_bandwidth", positive("NodeGroup.host_bandwidth", self.host_bandwidth))
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return self.count * self.devices_per_node

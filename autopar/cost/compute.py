@@ -1,0 +1,216 @@
+"""FLOPs and bytes of operators, and the roofline that turns them into seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autopar.cluster import Device
+from autopar.ir import Attr, Operator, TensorType
+
+# One operation an element of the result.
+_ELEMENTWISE = frozenset(
+    {
+        "abs",
+        "acos",
+        "acosh",
+        "add",
+        "add_any",
+        "and",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "bessel_i0e",
+        "bessel_i1e",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "clz",
+        "complex",
+        "conj",
+        "convert_element_type",
+        "cos",
+        "cosh",
+        "digamma",
+        "div",
+        "eq",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "igamma",
+        "igammac",
+        "igamma_grad_a",
+        "imag",
+        "integer_pow",
+        "is_finite",
+        "le",
+        "lgamma",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "nextafter",
+        "not",
+        "or",
+        "polygamma",
+        "population_count",
+        "pow",
+        "real",
+        "reduce_precision",
+        "regularized_incomplete_beta",
+        "rem",
+        "round",
+        "rsqrt",
+        "select_n",
+        "shift_left",
+        "shift_right_arithmetic",
+        "shift_right_logical",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "sub",
+        "tan",
+        "tanh",
+        "xor",
+        "zeta",
+    }
+)
+# One operation an element of the (first) operand.
+_REDUCTIONS = frozenset(
+    {
+        "argmax",
+        "argmin",
+        "cumlogsumexp",
+        "cummax",
+        "cummin",
+        "cumprod",
+        "cumsum",
+        "reduce_and",
+        "reduce_max",
+        "reduce_min",
+        "reduce_or",
+        "reduce_prod",
+        "reduce_sum",
+        "reduce_xor",
+        "reduce",
+    }
+)
+# A new name for the same bytes.
+_VIEWS = frozenset(
+    {"bitcast_convert_type", "expand_dims", "optimization_barrier", "reshape", "squeeze", "stop_gradient"}
+)
+# Read only what they return, however large the operand is.
+_SLICES = frozenset({"dynamic_slice", "gather", "slice"})
+# Read and write only as much as their update, operand 2, in place.
+_SCATTERS = frozenset({"scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"})
+
+
+def _pair(value: Attr) -> tuple[Attr, Attr]:
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise TypeError(f"not a pair: {value!r}")
+    return value[0], value[1]
+
+
+def _sizes(type: TensorType, dims: Attr) -> int:
+    """Product of the sizes of ``dims`` of a tensor."""
+    if not isinstance(dims, tuple):
+        raise TypeError(f"not dims: {dims!r}")
+    return math.prod(type.shape[d] for d in dims if isinstance(d, int))
+
+
+def _dot_flops(op: Operator, lhs: TensorType, rhs: TensorType) -> float:
+    contract, batch = _pair(op.attr("dimension_numbers"))
+    _, rhs_contract = _pair(contract)
+    _, rhs_batch = _pair(batch)
+    shared = _sizes(rhs, rhs_contract) * _sizes(rhs, rhs_batch)
+    return 2.0 * lhs.size * (rhs.size / shared if shared else 0)
+
+
+def _conv_flops(op: Operator, rhs: TensorType) -> float:
+    # The kernel's own in-feature dim holds the features of one group, so groups need no further division.
+    _, in_features, *spatial = op.ints("rhs_spec")
+    return 2.0 * op.results[0].type.size * rhs.shape[in_features] * math.prod(rhs.shape[d] for d in spatial)
+
+
+def operator_flops(op: Operator, operand_types: Sequence[TensorType]) -> float:
+    """FLOPs of one operator on whole tensors, its regions not included.
+
+    A matrix product does 2 x batch x contracting x free sizes; a convolution 2 x output size x kernel spatial
+    size x in-features a group; elementwise operators one an element of the result; reductions and cumulative
+    ones an element of the operand (windowed ones the window's size an element of the result); scatters that
+    combine one an element of the update; the rest none.
+
+    Args:
+        op: the operator; ``dot_general`` has the attribute ``dimension_numbers``, ``conv_general_dilated``
+            ``rhs_spec``.
+        operand_types: type of each operand.
+    """
+    name = op.primitive
+    if name == "dot_general":
+        return _dot_flops(op, operand_types[0], operand_types[1])
+    if name in ("ragged_dot", "ragged_dot_general"):  # every row of the left meets one group of the right
+        return 2.0 * operand_types[0].size * op.results[0].type.shape[-1]
+    if name == "conv_general_dilated":
+        return _conv_flops(op, operand_types[1])
+    if name in _ELEMENTWISE:
+        return float(op.results[0].type.size)
+    if name.startswith("reduce_window"):
+        return float(op.results[0].type.size * math.prod(op.ints("window_dimensions")))
+    if name in _REDUCTIONS:
+        return float(operand_types[0].size)
+    if name in _SCATTERS and name != "scatter":
+        return float(operand_types[2].size)
+    return 0.0
+
+
+def operator_bytes(op: Operator, operand_types: Sequence[TensorType]) -> float:
+    """Bytes that one operator reads and writes, as if it were run by itself on whole tensors.
+
+    Each different operand is read and each result written once, except: views move nothing, slices and gathers
+    read as much as they return, updates and scatters read and write as much as their update, and operators
+    with regions leave it to them.
+
+    Args:
+        op: the operator.
+        operand_types: type of each operand.
+    """
+    name = op.primitive
+    if op.regions or name in _VIEWS:
+        return 0.0
+    results = sum(v.type.nbytes for v in op.results)
+    if name in _SLICES:
+        return float(2 * results + sum(t.nbytes for t in operand_types[1:]))
+    if name == "dynamic_update_slice" or name in _SCATTERS:
+        update = operand_types[1 if name == "dynamic_update_slice" else 2]
+        return float(update.nbytes + sum(t.nbytes for t in operand_types[1:]))
+    read = dict(zip(op.operands, operand_types, strict=True))
+    return float(results + sum(t.nbytes for t in read.values()))
+
+
+def roofline_s(flops: float, bytes: float, dtype: str, device: Device) -> float:
+    """Seconds of work that either computing or memory limits (Williams et al., "Roofline", 2009).
+
+    Args:
+        flops: FLOPs of one device.
+        bytes: bytes that one device reads and writes.
+        dtype: jaxpr name of the dtype that it computes in; one that the device does not list runs as f32.
+        device: peaks, and the curves of what is reached of them.
+    """
+    compute_s = flops / (device.flops(dtype) * device.compute_efficiency.at(flops)) if flops else 0.0
+    memory_s = bytes / (device.memory_bandwidth * device.memory_efficiency.at(bytes)) if bytes else 0.0
+    return max(compute_s, memory_s)

@@ -1,0 +1,24 @@
+"""The error tree: every mistake that a user can make has a type here.
+
+A message states the fact with its values, the usual cause and the remedy, in that order.
+"""
+
+from autopar.errors.base import (
+    AutoparError,
+    ClusterError,
+    InfeasiblePlanError,
+    MicrobatchError,
+    PlanMismatchError,
+    TraceError,
+    WorkerLostError,
+)
+
+__all__ = [
+    "AutoparError",
+    "ClusterError",
+    "InfeasiblePlanError",
+    "MicrobatchError",
+    "PlanMismatchError",
+    "TraceError",
+    "WorkerLostError",
+]

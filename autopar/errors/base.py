@@ -1,0 +1,74 @@
+"""`AutoparError` and its kinds."""
+
+from __future__ import annotations
+
+
+class AutoparError(Exception):
+    """Base of every error that autopar raises on purpose.
+
+    Args:
+        fact: what happened, with the values involved.
+        cause: the usual reason, if it is known.
+        remedy: what the user can do about it, if anything.
+        source: the user's own line, as ``file.py:12 (function)``.
+    """
+
+    def __init__(
+        self, fact: str, *, cause: str | None = None, remedy: str | None = None, source: str | None = None
+    ) -> None:
+        self.fact = fact
+        self.cause = cause
+        self.remedy = remedy
+        self.source = source
+        super().__init__(self.text())
+
+    def text(self) -> str:
+        """The whole message, one part a line."""
+        parts = [self.fact]
+        if self.source:
+            parts.append(f"  at: {self.source}")
+        if self.cause:
+            parts.append(f"  usual cause: {self.cause}")
+        if self.remedy:
+            parts.append(f"  remedy: {self.remedy}")
+        return "\n".join(parts)
+
+
+class TraceError(AutoparError):
+    """The function cannot be traced into a graph."""
+
+
+class MicrobatchError(AutoparError):
+    """The step cannot be split into microbatches: examples are mixed."""
+
+
+class InfeasiblePlanError(AutoparError):
+    """No plan meets the request; ``least_bytes`` is the least memory a device that would do.
+
+    Args:
+        least_bytes: bytes a device of the plan that needs least, or None where memory is not the reason.
+    """
+
+    def __init__(
+        self,
+        fact: str,
+        *,
+        cause: str | None = None,
+        remedy: str | None = None,
+        source: str | None = None,
+        least_bytes: int | None = None,
+    ) -> None:
+        self.least_bytes = least_bytes
+        super().__init__(fact, cause=cause, remedy=remedy, source=source)
+
+
+class ClusterError(AutoparError):
+    """A cluster is unknown, its file is wrong, or it does not have what a plan needs."""
+
+
+class PlanMismatchError(AutoparError):
+    """A plan was made for another program or another cluster."""
+
+
+class WorkerLostError(AutoparError):
+    """A worker died or stopped answering during a step."""

@@ -1,0 +1,251 @@
+"""From a jaxpr to a `Graph` and, beside it, what running it needs of jax.
+
+Calls (jit, custom derivatives, remat) are opened into the surrounding graph; scan, while and cond
+keep their bodies as regions. An opened remat keeps its meaning through an ``optimization_barrier``
+on what enters it, as jax's own lowering does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
+from jax.extend.core import Literal as JaxLiteral
+
+from autopar._compat.dtypes import dtype_name
+from autopar._compat.primitives import optimization_barrier_p
+from autopar._compat.source import source_line
+from autopar.frontend.attrs import attrs_of
+from autopar.ir import Graph, Input, Literal, Operand, Operator, Output, TensorType, Value
+
+# Call-like primitives that are opened, with the parameter that holds their body.
+_OPENED = MappingProxyType(
+    {
+        "jit": "jaxpr",
+        "pjit": "jaxpr",
+        "closed_call": "call_jaxpr",
+        "core_call": "call_jaxpr",
+        "custom_jvp_call": "call_jaxpr",
+        "custom_vjp_call": "call_jaxpr",
+        "custom_vjp_call_jaxpr": "fun_jaxpr",
+        "remat2": "jaxpr",
+        "checkpoint": "jaxpr",
+    }
+)
+_REMAT = ("remat2", "checkpoint")
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """What running one operator needs: its primitive, parameters, and regions by name."""
+
+    primitive: Primitive
+    params: Mapping[str, Any]
+    regions: Mapping[str, BoundGraph]
+
+
+@dataclass(frozen=True, eq=False)
+class BoundGraph:
+    """A graph with what running it needs. ``constants`` holds arrays by the id of ``constant`` operators."""
+
+    graph: Graph
+    bounds: Mapping[str, Bound]
+    constants: Mapping[str, Any]
+
+
+def tensor_type(aval: Any) -> TensorType:
+    """The `TensorType` of a jax abstract value; tokens and refs have no shape."""
+    return TensorType(tuple(int(d) for d in getattr(aval, "shape", ())), dtype_name(getattr(aval, "dtype", "token")))
+
+
+class _Builder:
+    """Walks a jaxpr once, collecting operators. Used by `build_graph` alone."""
+
+    def __init__(self) -> None:
+        self.operators: list[Operator] = []
+        self.bounds: dict[str, Bound] = {}
+        self.constants: dict[str, Any] = {}
+        self.counts: Counter[str] = Counter()
+
+    def fresh(self, scope: str, primitive: str) -> str:
+        stem = f"{scope}/{primitive}" if scope else primitive
+        self.counts[stem] += 1
+        return f"{stem}.{self.counts[stem] - 1}"
+
+    def read(self, env: Mapping[Any, Operand], atom: Any) -> Operand:
+        if isinstance(atom, JaxLiteral):
+            return self.literal(atom.val, tensor_type(atom.aval))
+        return env[atom]
+
+    def literal(self, value: Any, type: TensorType) -> Operand:
+        if type.shape == () and not type.dtype.startswith("key<"):
+            return Literal(repr(np.asarray(value).item() if type.dtype != "bf16" else float(value)), type)
+        return self.constant(value, type)
+
+    def constant(self, value: Any, type: TensorType) -> str:
+        name = self.fresh("", "constant")
+        self.operators.append(Operator(name, "constant", (), (Value(name, type),)))
+        self.constants[name] = value
+        return name
+
+    def jaxpr(
+        self, jaxpr: Jaxpr, operands: Sequence[Operand], scope: str, constants: Sequence[Operand] = ()
+    ) -> list[Operand]:
+        env: dict[Any, Operand] = dict(zip(jaxpr.invars, operands, strict=True))
+        env.update(zip(jaxpr.constvars, constants, strict=True))
+        for eqn in jaxpr.eqns:
+            where = "/".join(s for s in (scope, str(eqn.source_info.name_stack)) if s)
+            inputs = [self.read(env, v) for v in eqn.invars]
+            results = self.equation(eqn, inputs, where)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [self.read(env, v) for v in jaxpr.outvars]
+
+    def closed(self, jaxpr: Any, operands: Sequence[Operand], scope: str) -> list[Operand]:
+        if isinstance(jaxpr, Jaxpr):
+            return self.jaxpr(jaxpr, operands, scope)
+        constants = [
+            self.literal(c, tensor_type(v.aval)) for c, v in zip(jaxpr.consts, jaxpr.jaxpr.constvars, strict=True)
+        ]
+        return self.jaxpr(jaxpr.jaxpr, operands, scope, constants)
+
+    def equation(self, eqn: JaxprEqn, inputs: list[Operand], scope: str) -> Sequence[Operand]:
+        name = eqn.primitive.name
+        body = _OPENED.get(name)
+        if body in eqn.params:
+            if name in _REMAT and eqn.params.get("prevent_cse", True) and eqn.params.get("differentiated", True):
+                inputs = self.barrier(inputs, [tensor_type(v.aval) for v in eqn.invars], scope, eqn)
+            return self.closed(eqn.params[body], inputs, scope)
+        regions = region_graphs(eqn)
+        types = [tensor_type(v.aval) for v in eqn.outvars]
+        return self.operator(
+            eqn.primitive,
+            eqn.params,
+            inputs,
+            types,
+            scope,
+            source_line(eqn.source_info),
+            regions,
+            tuple(sorted(type(e).__name__ for e in eqn.effects)),
+        )
+
+    def barrier(self, inputs: list[Operand], types: list[TensorType], scope: str, eqn: JaxprEqn) -> list[Operand]:
+        held = [i for i, operand in enumerate(inputs) if not isinstance(operand, Literal)]
+        if not held:
+            return inputs
+        results = self.operator(
+            optimization_barrier_p,
+            {},
+            [inputs[i] for i in held],
+            [types[i] for i in held],
+            scope,
+            source_line(eqn.source_info),
+            {},
+            (),
+        )
+        out = list(inputs)
+        for i, result in zip(held, results, strict=True):
+            out[i] = result
+        return out
+
+    def operator(
+        self,
+        primitive: Primitive,
+        params: Mapping[str, Any],
+        operands: Sequence[Operand],
+        types: Sequence[TensorType],
+        scope: str,
+        source: str,
+        regions: Mapping[str, BoundGraph],
+        effects: tuple[str, ...],
+    ) -> list[Operand]:
+        id = self.fresh(scope, primitive.name)
+        names = [id] if len(types) == 1 else [f"{id}:{i}" for i in range(len(types))]
+        self.operators.append(
+            Operator(
+                id,
+                primitive.name,
+                tuple(operands),
+                tuple(Value(n, t) for n, t in zip(names, types, strict=True)),
+                attrs_of(params),
+                tuple((k, r.graph) for k, r in regions.items()),
+                source,
+                scope,
+                effects,
+            )
+        )
+        self.bounds[id] = Bound(primitive, MappingProxyType(dict(params)), MappingProxyType(dict(regions)))
+        return list(names)
+
+
+def region_graphs(eqn: JaxprEqn) -> dict[str, BoundGraph]:
+    """Bodies of a scan, while or cond equation by name; empty for any other."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "scan":
+        return {"body": build_graph(params["jaxpr"], "body")}
+    if name == "while":
+        return {
+            "cond": build_graph(params["cond_jaxpr"], "cond"),
+            "body": build_graph(params["body_jaxpr"], "body"),
+        }
+    if name == "cond":
+        return {str(i): build_graph(b, str(i)) for i, b in enumerate(params["branches"])}
+    return {}
+
+
+def build_graph(
+    closed: ClosedJaxpr,
+    name: str,
+    inputs: Sequence[tuple[str, str]] | None = None,
+    out_paths: Sequence[str] | None = None,
+) -> BoundGraph:
+    """The graph of a closed jaxpr.
+
+    Args:
+        closed: the jaxpr. Its constants become ``constant`` operators, or, where ``inputs`` is given,
+            further inputs of role "constant" (so that large arrays are arguments of the program).
+        name: name of the graph.
+        inputs: name and role of each input; ``in.0``, ``in.1``.. of role "other" where None.
+        out_paths: text path of each output; ``out.0``.. where None.
+    """
+    jaxpr = closed.jaxpr
+    builder = _Builder()
+    variables = list(jaxpr.invars)
+    if inputs is None:
+        named = [(f"in.{i}", "other") for i in range(len(variables))]
+        operands = builder.closed(closed, [n for n, _ in named], "")
+    else:
+        named = [*inputs, *((f"closed_over.{i}", "constant") for i in range(len(jaxpr.constvars)))]
+        variables += jaxpr.constvars
+        names = [n for n, _ in named]
+        operands = builder.jaxpr(jaxpr, names[: len(inputs)], "", names[len(inputs) :])
+    outputs = tuple(
+        Output(operand, path, tensor_type(v.aval))
+        for operand, path, v in zip(
+            operands, out_paths or [f"out.{i}" for i in range(len(operands))], jaxpr.outvars, strict=True
+        )
+    )
+    arguments = tuple(Input(n, tensor_type(v.aval), role) for (n, role), v in zip(named, variables, strict=True))
+    operators = _live(builder.operators, outputs)
+    alive = {op.id for op in operators}
+    return BoundGraph(
+        Graph(name, arguments, operators, outputs),
+        MappingProxyType({k: b for k, b in builder.bounds.items() if k in alive}),
+        MappingProxyType({k: c for k, c in builder.constants.items() if k in alive}),
+    )
+
+
+def _live(operators: Sequence[Operator], outputs: Sequence[Output]) -> tuple[Operator, ...]:
+    """Operators that some output or effect needs."""
+    needed = {o.operand for o in outputs if isinstance(o.operand, str)}
+    kept: list[Operator] = []
+    for op in reversed(operators):
+        if op.effects or any(v.name in needed for v in op.results):
+            kept.append(op)
+            needed.update(o for o in op.operands if isinstance(o, str))
+    return tuple(reversed(kept))
+

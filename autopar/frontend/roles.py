@@ -1,0 +1,133 @@
+"""What each argument is for: parameters, optimizer state, batch, other; and which output replaces it.
+
+An output replaces an input (the next call takes it) where an argument, or a part of it, comes back
+with the same structure and types. Among the inputs that come back, a parameter is one that the
+results beside it depend on (the loss, other leaves); optimizer state only reaches itself and the
+parameter that it updates. What does not come back, and has a dim, is the batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autopar.ir import Graph, Input, Output, TensorType
+
+_OPTIMIZER_WORDS = ("opt_state", "optimizer", "opt", "mu", "nu", "trace", "momentum", "velocity")
+
+
+def assign_roles(
+    graph: Graph, arguments: Sequence[tuple[int | str, str]], batch_argnums: Sequence[int] | None
+) -> Graph:
+    """``graph`` with roles of inputs and ``updates`` of outputs filled in.
+
+    Args:
+        graph: its inputs begin with the traced leaves; closed-over constants follow.
+        arguments: for each leaf its argument (position or name) and its path inside the argument.
+        batch_argnums: positions of the batch arguments; None finds them.
+    """
+    leaves = graph.inputs[: len(arguments)]
+    updates = _updates(leaves, arguments, graph.outputs, set(batch_argnums or ()))
+    outputs = tuple(replace(o, updates=updates.get(i)) for i, o in enumerate(graph.outputs))
+    carried = set(updates.values())
+    reach = _reach(graph, outputs)
+    roles: dict[str, str] = {}
+    for leaf, (argument, path) in zip(leaves, arguments, strict=True):
+        if leaf.name in carried:
+            roles[leaf.name] = _state_role(leaf, path, reach.get(leaf.name, frozenset()), outputs)
+        elif batch_argnums is not None:
+            roles[leaf.name] = "batch" if argument in batch_argnums else "other"
+        else:
+            roles[leaf.name] = "batch" if _may_be_batch(leaf.type) else "other"
+    return Graph(
+        graph.name,
+        tuple(replace(i, role=roles.get(i.name, i.role)) for i in graph.inputs),
+        graph.operators,
+        outputs,
+    )
+
+
+def _may_be_batch(type: TensorType) -> bool:
+    """Arrays with dims, except random keys: typed, or raw (two uint32)."""
+    return type.rank > 0 and not type.dtype.startswith("key<") and not (type.dtype == "u32" and type.shape == (2,))
+
+
+def _updates(
+    leaves: Sequence[Input],
+    arguments: Sequence[tuple[int | str, str]],
+    outputs: Sequence[Output],
+    batch_argnums: set[int],
+) -> dict[int, str]:
+    """Index of an output -> name of the input that it replaces.
+
+    Outputs are matched by the end of their path: ``[0].params['w']`` replaces ``state.params['w']``
+    where all leaves of an argument find a partner under one prefix.
+    """
+    by_argument: dict[int | str, list[tuple[Input, str]]] = defaultdict(list)
+    for leaf, (argument, path) in zip(leaves, arguments, strict=True):
+        if argument not in batch_argnums:
+            by_argument[argument].append((leaf, path))
+    at = {o.path: i for i, o in enumerate(outputs)}
+    taken: set[int] = set()
+    found: dict[int, str] = {}
+    for members in by_argument.values():
+        for prefix in _prefixes(outputs):
+            partners = [(at.get(prefix + path), leaf) for leaf, path in members]
+            arrays = [(i, leaf) for i, leaf in partners]
+            if all(i is not None and i not in taken and outputs[i].type == leaf.type for i, leaf in arrays):
+                for i, leaf in arrays:
+                    assert i is not None
+                    taken.add(i)
+                    found[i] = leaf.name
+                break
+    return found
+
+
+def _prefixes(outputs: Sequence[Output]) -> list[str]:
+    """Beginnings of result paths, shortest first: "", "[0]", "[1]", "['params']"...; at most two levels."""
+    seen: dict[str, None] = {"": None}
+    for output in outputs:
+        levels = output.path.replace(".", "\0.").replace("[", "\0[").split("\0")[1:]
+        for depth in (1, 2):
+            if len(levels) >= depth:
+                seen["".join(levels[:depth])] = None
+    return sorted(seen, key=lambda p: (p.count("[") + p.count("."), p))
+
+
+def _reach(graph: Graph, outputs: Sequence[Output]) -> Mapping[str, frozenset[int]]:
+    """Which outputs each value reaches, for inputs that come back."""
+    reach: dict[str, set[int]] = defaultdict(set)
+    for i, output in enumerate(outputs):
+        if isinstance(output.operand, str):
+            reach[output.operand].add(i)
+    frozen: dict[str, frozenset[int]] = {}
+    for op in reversed(graph.operators):
+        total: set[int] = set()
+        for v in op.results:
+            total |= reach[v.name]
+        for operand in op.operands:
+            if isinstance(operand, str):
+                reach[operand] |= total
+    for leaf in graph.inputs:
+        frozen[leaf.name] = frozenset(reach[leaf.name])
+    return frozen
+
+
+def _state_role(leaf: Input, path: str, reach: frozenset[int], outputs: Sequence[Output]) -> str:
+    """Optimizer state reaches itself and a parameter's update, and nothing else."""
+    if leaf.type.rank == 0:
+        return "optimizer" if any(w in path for w in ("count", *_OPTIMIZER_WORDS)) else "other"
+    carried = [outputs[i] for i in reach if outputs[i].updates is not None]
+    leaves_state = any(outputs[i].updates is None and outputs[i].type.rank == 0 for i in reach)
+    own_and_parameter = {o.updates for o in carried}
+    if not leaves_state and len(own_and_parameter) <= 2 and len(own_and_parameter - {leaf.name}) <= 1:
+        named = any(w in _words(path) for w in _OPTIMIZER_WORDS)
+        return "optimizer" if named or own_and_parameter - {leaf.name} else "parameter"
+    return "parameter"
+
+
+def _words(path: str) -> set[str]:
+    for mark in "[]'\".":
+        path = path.replace(mark, " ")
+    return set(path.split())

@@ -1,0 +1,15 @@
+"""Which part of a train step an operator belongs to."""
+
+from __future__ import annotations
+
+
+def phase_of(scope: str, enclosing: str = "update") -> str:
+    """ "forward", "backward" or "update", from the name stack that differentiation leaves.
+
+    Args:
+        scope: the operator's name stack.
+        enclosing: phase of the loop or branch that it is in; what is not marked belongs to it.
+    """
+    if "transpose(" in scope or "rematted_computation" in scope:
+        return "backward"
+    return "forward" if "jvp(" in scope else enclosing

@@ -1,0 +1,266 @@
+"""Runs a planned graph on one device's pieces, inside ``jax.shard_map``.
+
+Every operator is applied by its localizer; before it, operands are resharded to the layouts that the
+plan wants. Loops and branches run jax's own, with bodies interpreted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from autopar._compat.dtypes import numpy_dtype
+from autopar.frontend import Bound, BoundGraph
+from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
+from autopar.ir.phases import phase_of
+from autopar.lower.localize.base import LocalContext, bind
+from autopar.lower.localize.registry import localize
+from autopar.lower.values import Held, Made
+from autopar.sharding.generators import is_generator
+from autopar.sharding.reshard import PathTables
+
+Env: TypeAlias = dict[str, "Held | Made"]
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """The plan's decisions, parsed: layouts of operands (None: any) and results, and shared copies."""
+
+    operands: Mapping[str, tuple[Layout | None, ...]]
+    results: Mapping[str, tuple[Layout, ...]]
+    copies: Mapping[str, Mapping[str, Layout]]
+    tables: PathTables
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each mesh axis."""
+        return self.tables.mesh.sizes
+
+
+def scalar(literal: Literal) -> Any:
+    """The numpy scalar of a literal."""
+    value = complex(literal.text) if literal.type.dtype.startswith("c") else _number(literal.text)
+    return np.asarray(value, numpy_dtype(literal.type.dtype))
+
+
+def _number(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+@dataclass
+class Interpreter:
+    """Interprets one bound graph and, through `inside`, the graphs of its regions.
+
+    Args:
+        sharded: the plan's decisions.
+        prefix: ids of enclosing operators and regions, each followed by ``/``.
+        phase: phase of the enclosing operator.
+    """
+
+    sharded: Sharded
+    prefix: str = ""
+    phase: str = "update"
+
+    def held(self, name: str, type: TensorType, layout: Layout, array: Any) -> Held:
+        """The value ``name`` of this graph, made in ``layout``."""
+        copies = dict(self.sharded.copies.get(self.prefix + name, {}))
+        return Held.of(self.sharded.tables, type, layout, array, copies)
+
+    def run(
+        self, bound: BoundGraph, arrays: Sequence[Any], layouts: Sequence[Layout], wanted: Sequence[Layout]
+    ) -> list[Any]:
+        """Outputs of a graph.
+
+        Args:
+            bound: the graph.
+            arrays: local pieces of its inputs, in ``layouts``.
+            layouts: one an input.
+            wanted: layout of each output.
+        """
+        graph = bound.graph
+        env: Env = {
+            i.name: self.held(i.name, i.type, layout, array)
+            for i, layout, array in zip(graph.inputs, layouts, arrays, strict=True)
+        }
+        phase = self.phase
+        for op in graph.operators:
+            self.phase = phase_of(op.scope, phase)
+            self._operator(bound, op, env)
+        self.phase = phase
+        return [
+            self.read(env, o.operand, o.type, layout, "update" if not self.prefix else phase)
+            for o, layout in zip(graph.outputs, wanted, strict=True)
+        ]
+
+    def read(self, env: Env, operand: Operand, type: TensorType, layout: Layout | None, phase: str) -> Any:
+        """An operand's local piece in ``layout`` (None: a literal, or whatever there is)."""
+        if isinstance(operand, Literal):
+            value = scalar(operand)
+            return value if layout is None or layout.is_replicated else _spread(value, layout)
+        return env[operand].take(layout or Layout.replicated(type.rank), phase)
+
+    def _operator(self, bound: BoundGraph, op: Operator, env: Env) -> None:
+        if is_generator(op):
+            (result,) = op.results
+            env[result.name] = Made(result.type, self._maker(bound, op, result.type))
+        elif op.primitive == "optimization_barrier":
+            self._barrier(bound.bounds[op.id], op, env)
+        elif op.regions and op.primitive in ("scan", "while", "cond"):
+            run = {"scan": self._scan, "while": self._while, "cond": self._cond}[op.primitive]
+            run(bound.bounds[op.id], bound.graph, op, env)
+        else:
+            self._plain(bound.bounds[op.id], bound.graph, op, env)
+
+    def _plain(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:
+        id = self.prefix + op.id
+        types = graph.operand_types(op)
+        wanted, results = self.sharded.operands[id], self.sharded.results[id]
+        operands = [
+            self.read(env, o, t, k, self.phase) for o, t, k in zip(op.operands, types, wanted, strict=True)
+        ]
+        context = LocalContext(
+            self.sharded.sizes,
+            types,
+            tuple(v.type for v in op.results),
+            tuple(k or Layout.replicated(t.rank) for k, t in zip(wanted, types, strict=True)),
+            results,
+        )
+        made = localize(bound.primitive, bound.params, operands, context)
+        for v, layout, array in zip(op.results, results, made, strict=True):
+            env[v.name] = self.held(v.name, v.type, layout, array)
+
+    def _maker(self, bound: BoundGraph, op: Operator, type: TensorType) -> Any:
+        def make(layout: Layout) -> Any:
+            if op.primitive == "constant":
+                whole = jnp.asarray(bound.constants[op.id])
+                path = self.sharded.tables.path(type, Layout.replicated(type.rank), layout)
+                return Held.of(self.sharded.tables, type, Layout.replicated(type.rank), whole, {}).take(layout, "") if path else whole
+            b = bound.bounds[op.id]
+            operands = [scalar(o) for o in op.operands if isinstance(o, Literal)]
+            scalars = tuple(o.type for o in op.operands if isinstance(o, Literal))
+            context = LocalContext(
+                self.sharded.sizes, scalars, (type,), tuple(Layout.replicated(0) for _ in scalars), (layout,)
+            )
+            return localize(b.primitive, b.params, operands, context)[0]
+
+        return make
+
+    def _barrier(self, bound: Bound, op: Operator, env: Env) -> None:
+        sources = [env[str(o)] for o in op.operands]
+        held = [i for i, s in enumerate(sources) if isinstance(s, Held)]
+        passed = bind(bound.primitive, bound.params, [sources[i].take(sources[i].made, "") for i in held])
+        after = dict(zip(held, passed, strict=True))
+        for i, (source, result) in enumerate(zip(sources, op.results, strict=True)):
+            if isinstance(source, Held):
+                env[result.name] = self.held(result.name, result.type, source.made, after[i])
+            else:
+                env[result.name] = source
+
+    # -- regions -------------------------------------------------------------------------------
+
+    def inside(self, op: Operator, region: str) -> Interpreter:
+        """The interpreter of a region of ``op``."""
+        return Interpreter(self.sharded, f"{self.prefix}{op.id}/{region}/", self.phase)
+
+    def _enter(self, graph: Graph, op: Operator, env: Env) -> tuple[list[Any], list[Layout]]:
+        types = graph.operand_types(op)
+        layouts = [
+            k or Layout.replicated(t.rank)
+            for k, t in zip(self.sharded.operands[self.prefix + op.id], types, strict=True)
+        ]
+        arrays = [
+            self.read(env, o, t, k, self.phase) for o, t, k in zip(op.operands, types, layouts, strict=True)
+        ]
+        return [jnp.asarray(a) if isinstance(a, np.ndarray | np.generic) else a for a in arrays], layouts
+
+    def _leave(self, op: Operator, env: Env, arrays: Sequence[Any]) -> None:
+        for v, layout, array in zip(op.results, self.sharded.results[self.prefix + op.id], arrays, strict=True):
+            env[v.name] = self.held(v.name, v.type, layout, array)
+
+    def _scan(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:
+        arrays, layouts = self._enter(graph, op, env)
+        consts, carries = op.integer("num_consts"), op.integer("num_carry")
+        first = consts + carries
+        inner = [*layouts[:first], *(slice_layout(k) for k in layouts[first:])]
+        results = self.sharded.results[self.prefix + op.id]
+        wanted = [*layouts[consts:first], *(slice_layout(k) for k in results[carries:])]
+        region = bound.regions["body"]
+
+        def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            out = self.inside(op, "body").run(region, [*arrays[:consts], *carry, *xs], inner, wanted)
+            types = [o.type for o in region.graph.outputs]
+            out = [_typed(a, t) for a, t in zip(out, types, strict=True)]
+            return out[:carries], out[carries:]
+
+        carry, ys = lax.scan(
+            body,
+            arrays[consts:first],
+            arrays[first:],
+            length=op.integer("length"),
+            reverse=bool(bound.params["reverse"]),
+            unroll=bound.params.get("unroll", 1),
+        )
+        self._leave(op, env, [*carry, *ys])
+
+    def _while(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:
+        arrays, layouts = self._enter(graph, op, env)
+        in_cond, in_body = op.integer("cond_nconsts"), op.integer("body_nconsts")
+        first = in_cond + in_body
+        carried = layouts[first:]
+
+        def cond(carry: Sequence[Any]) -> Any:
+            out = self.inside(op, "cond").run(
+                bound.regions["cond"], [*arrays[:in_cond], *carry], [*layouts[:in_cond], *carried], [Layout.replicated(0)]
+            )
+            return _typed(out[0], TensorType((), "bool"))
+
+        def body(carry: Sequence[Any]) -> list[Any]:
+            region = bound.regions["body"]
+            out = self.inside(op, "body").run(
+                region, [*arrays[in_cond:first], *carry], [*layouts[in_cond:first], *carried], carried
+            )
+            return [_typed(a, o.type) for a, o in zip(out, region.graph.outputs, strict=True)]
+
+        self._leave(op, env, lax.while_loop(cond, body, arrays[first:]))
+
+    def _cond(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:
+        arrays, layouts = self._enter(graph, op, env)
+        results = self.sharded.results[self.prefix + op.id]
+
+        def branch(name: str) -> Any:
+            region = bound.regions[name]
+
+            def run(*operands: Any) -> list[Any]:
+                out = self.inside(op, name).run(region, operands, layouts[1:], results)
+                return [_typed(a, o.type) for a, o in zip(out, region.graph.outputs, strict=True)]
+
+            return run
+
+        branches = [branch(name) for name, _ in op.regions]
+        self._leave(op, env, lax.switch(arrays[0], branches, *arrays[1:]))
+
+
+def slice_layout(layout: Layout) -> Layout:
+    """Layout of the slices of a stack."""
+    return Layout(layout.dims[1:], layout.partial, layout.reduce)
+
+
+def _typed(array: Any, type: TensorType) -> Any:
+    """Numpy scalars of literals as jax arrays; a loop's carry has to be one."""
+    return jnp.asarray(array) if isinstance(array, np.ndarray | np.generic) else array
+
+
+def _spread(value: Any, layout: Layout) -> Any:
+    """A scalar as a partial sum: on the first device of each partial axis the value, elsewhere zero."""
+    first = lax.axis_index(layout.partial) == 0
+    return jnp.where(first, value, jnp.zeros_like(value))

@@ -1,0 +1,90 @@
+"""What a localizer is: it runs one primitive on one device's pieces, inside a manual ``jax.shard_map``.
+
+A rule says which dims may be split together; given operands in the layouts of one of its strategies, a
+localizer makes the results in that strategy's result layouts. Most primitives run on pieces as they run
+on the whole. Those with sizes or positions in their parameters have a localizer of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+
+from autopar.ir import Layout, TensorType
+
+
+@dataclass(frozen=True)
+class LocalContext:
+    """Where the pieces lie.
+
+    Args:
+        sizes: size of each mesh axis by name.
+        operand_types: types of the whole operands (global shapes).
+        result_types: types of the whole results (global shapes).
+        operand_layouts: layout of each operand; the arrays given are pieces in it.
+        result_layouts: layout that each result must get.
+    """
+
+    sizes: Mapping[str, int]
+    operand_types: tuple[TensorType, ...]
+    result_types: tuple[TensorType, ...]
+    operand_layouts: tuple[Layout, ...]
+    result_layouts: tuple[Layout, ...]
+
+    def operand_shape(self, index: int) -> tuple[int, ...]:
+        """Local shape of an operand."""
+        return self.operand_layouts[index].local_shape(self.operand_types[index].shape, self.sizes)
+
+    def result_shape(self, index: int = 0) -> tuple[int, ...]:
+        """Local shape of a result."""
+        return self.result_layouts[index].local_shape(self.result_types[index].shape, self.sizes)
+
+    def piece_start(self, dim_axes: tuple[str, ...], local_size: int) -> jax.Array:
+        """Index in the whole dim of this device's first element: a traced int32 scalar.
+
+        Args:
+            dim_axes: mesh axes that split the dim, major first; none gives 0.
+            local_size: elements of the dim on one device.
+        """
+        if not dim_axes:
+            return jnp.zeros((), jnp.int32)
+        index: jax.Array = lax.axis_index(dim_axes)
+        return lax.mul(index, jnp.asarray(local_size, jnp.int32))
+
+    def operand_start(self, index: int, dim: int) -> jax.Array:
+        """Start of this device's piece in dim ``dim`` of an operand, in elements."""
+        return self.piece_start(self.operand_layouts[index].dims[dim], self.operand_shape(index)[dim])
+
+    def result_start(self, index: int, dim: int) -> jax.Array:
+        """Start of this device's piece in dim ``dim`` of a result, in elements."""
+        return self.piece_start(self.result_layouts[index].dims[dim], self.result_shape(index)[dim])
+
+    @property
+    def is_split(self) -> bool:
+        """Whether some dim of an operand or a result is split."""
+        return any(layout.axes for layout in (*self.operand_layouts, *self.result_layouts))
+
+
+#: (primitive, its global parameters, local operands, context) -> local results.
+Localizer: TypeAlias = Callable[[Primitive, Mapping[str, Any], list[Any], LocalContext], list[Any]]
+
+
+def bind(primitive: Primitive, params: Mapping[str, Any], operands: list[Any]) -> list[Any]:
+    """Apply ``primitive`` with ``params``; a list of results even where there is one."""
+    apply: Any = primitive.bind
+    adapt: Any = primitive.get_bind_params
+    results = apply(*operands, **adapt(dict(params)))
+    return list(results) if primitive.multiple_results else [results]
+
+
+def run_unchanged(
+    primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext
+) -> list[Any]:
+    """The localizer of primitives whose parameters hold for pieces as they hold for the whole."""
+    return bind(primitive, params, operands)

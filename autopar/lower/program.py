@@ -1,0 +1,117 @@
+"""From a traced function and a plan to one jitted XLA program over all devices.
+
+The program is one fully manual ``jax.shard_map``: what runs on a device is what the plan says, and
+every collective is one that the plan counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from autopar._compat.trees import partition_spec
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
+from autopar.errors import ClusterError
+from autopar.frontend import Traced
+from autopar.ir import Layout
+from autopar.lower.interpreter import Interpreter, Sharded
+from autopar.plan import Plan
+from autopar.search.intra.layouts import path_tables
+from autopar.sharding.reshard import PathTables
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A lowered program.
+
+    Args:
+        function: takes the graph's inputs as flat global arrays, returns its outputs as a tuple; jitted.
+        mesh: the devices.
+        input_shardings: one a graph input.
+        output_shardings: one a graph output.
+        donated: indices of donated inputs.
+    """
+
+    function: Any
+    mesh: Mesh
+    input_shardings: tuple[NamedSharding, ...]
+    output_shardings: tuple[NamedSharding, ...]
+    donated: tuple[int, ...]
+
+
+def plan_tables(plan: Plan) -> PathTables:
+    """The resharding paths that the plan was made with: those of its cluster and mesh."""
+    cluster = Cluster.from_json(plan.content.cluster)
+    shape = tuple(n for _, n in plan.stages[0].mesh_axes)
+    (mesh,) = cluster.logical_meshes(shape)
+    return path_tables(mesh, CostModel(cluster))
+
+
+def sharded(plan: Plan) -> Sharded:
+    """The plan's records, parsed."""
+    content = plan.content
+    copies: dict[str, dict[str, Layout]] = {}
+    for c in content.copies:
+        copies.setdefault(c.value, {})[c.phase] = Layout.parse(c.layout)
+    return Sharded(
+        {r.id: tuple(Layout.parse(t) if t else None for t in r.operands) for r in content.operators},
+        {r.id: tuple(map(Layout.parse, r.results)) for r in content.operators},
+        copies,
+        plan_tables(plan),
+    )
+
+
+def device_mesh(plan: Plan, devices: Sequence[Any]) -> Mesh:
+    """The plan's logical mesh over real devices.
+
+    Raises:
+        ClusterError: there are not as many devices as the plan wants.
+    """
+    axes = plan.stages[0].mesh_axes
+    wanted = int(np.prod([n for _, n in axes]))
+    if wanted != len(devices):
+        raise ClusterError(
+            f"the plan is for {wanted} devices of {plan.content.cluster_name}; this process has {len(devices)}",
+            cause="the plan was made for another cluster",
+            remedy="plan for Cluster.local(), or run where there are as many devices "
+            "(on CPU: XLA_FLAGS=--xla_force_host_platform_device_count=N)",
+        )
+    names = tuple(a for a, _ in axes)
+    grid = np.array(devices, dtype=object).reshape([n for _, n in axes])
+    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> Program:
+    """The program that runs ``plan`` on ``devices``.
+
+    Args:
+        traced: the function that the plan was made for.
+        plan: a plan with one stage.
+        devices: jax devices, in the order of the cluster.
+    """
+    mesh = device_mesh(plan, devices)
+    decisions = sharded(plan)
+    graph = traced.graph
+    inputs = [Layout.parse(r.layout) for r in plan.content.inputs]
+    outputs = [Layout.parse(r.layout) for r in plan.content.outputs]
+
+    def on_device(*arrays: Any) -> tuple[Any, ...]:
+        results = Interpreter(decisions).run(traced.program, arrays, inputs, outputs)
+        return tuple(jax.numpy.asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in results)
+
+    in_specs = tuple(partition_spec(k) for k in inputs)
+    out_specs = tuple(partition_spec(k) for k in outputs)
+    body = jax.shard_map(on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    on_device.__name__ = graph.name
+    in_shardings = tuple(NamedSharding(mesh, s) for s in in_specs)
+    out_shardings = tuple(NamedSharding(mesh, s) for s in out_specs)
+    wanted = set(plan.content.donated)
+    donated = tuple(i for i, r in enumerate(plan.content.inputs) if r.path in wanted)
+    function = jax.jit(body, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
+    return Program(function, mesh, in_shardings, out_shardings, donated)

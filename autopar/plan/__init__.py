@@ -1,0 +1,34 @@
+"""`Plan`: what a search decided, as plain data with a JSON form."""
+
+from autopar.plan.codec import FORMAT_VERSION, write_whole
+from autopar.plan.content import PlanContent, SearchContent
+from autopar.plan.plan import Plan, SearchRecord
+from autopar.plan.types import (
+    Choice,
+    Communication,
+    Considered,
+    Copy,
+    InputRecord,
+    Memory,
+    OperatorRecord,
+    OutputRecord,
+    Stage,
+)
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Choice",
+    "Communication",
+    "Considered",
+    "Copy",
+    "InputRecord",
+    "Memory",
+    "OperatorRecord",
+    "OutputRecord",
+    "Plan",
+    "PlanContent",
+    "SearchContent",
+    "SearchRecord",
+    "Stage",
+    "write_whole",
+]

@@ -1,0 +1,69 @@
+"""Plans as JSON: canonical text, a format version, files written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from autopar.errors import PlanMismatchError
+from autopar.plan.content import PlanContent
+
+FORMAT_VERSION = 1
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    autopar_plan: int
+    plan: PlanContent
+
+
+def encode(content: PlanContent) -> str:
+    """``content`` as JSON text, two spaces an indent, always the same for the same content."""
+    raw = msgspec.json.encode(_Document(FORMAT_VERSION, content))
+    return msgspec.json.format(raw, indent=1).decode() + "\n"
+
+
+def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
+    """The content that `encode` wrote.
+
+    Raises:
+        PlanMismatchError: the text is cut short, of another version, or no plan; the message names the field.
+    """
+    try:
+        version = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("autopar_plan")
+    except msgspec.DecodeError as error:
+        raise PlanMismatchError(
+            f"{origin} is not a whole JSON document: {error}",
+            cause="the file was cut short, or is not a plan",
+            remedy="write the plan again with Plan.save",
+        ) from error
+    if version is None or bytes(version) != str(FORMAT_VERSION).encode():
+        found = "none" if version is None else bytes(version).decode()
+        raise PlanMismatchError(
+            f"{origin} has plan format version {found}; this autopar reads version {FORMAT_VERSION}",
+            cause="the plan was written by another version of autopar, or is no plan",
+            remedy="plan again with this version",
+        )
+    try:
+        return msgspec.json.decode(text, type=_Document).plan
+    except msgspec.DecodeError as error:
+        raise PlanMismatchError(
+            f"{origin} is not a plan: {error}", remedy="write the plan again with Plan.save"
+        ) from error
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Writes ``text`` to ``path`` so that the file is the old one or the new one, never a part."""
+    target = Path(path)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

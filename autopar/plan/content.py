@@ -1,0 +1,66 @@
+"""`PlanContent`: everything of a plan that its file holds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from autopar.plan.types import (
+    Choice,
+    Considered,
+    Copy,
+    InputRecord,
+    OperatorRecord,
+    OutputRecord,
+    Stage,
+)
+
+
+class SearchContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the search says of its answer, without times (they differ from run to run)."""
+
+    strategy: str
+    objective: float
+    lower_bound: float | None
+    considered: tuple[Considered, ...] = ()
+
+
+class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything of a plan that its file holds; identical input gives identical content.
+
+    Args:
+        program: name of the function.
+        fingerprint: hash of its graph; a plan runs this program only.
+        cluster: the cluster's own JSON form.
+        cluster_name: its name.
+        step_time: predicted seconds a step.
+        peak_memory: predicted bytes on the fullest device.
+        num_microbatches: parts of the batch that run one after another.
+        schedule: name of the pipeline schedule; "none" for one stage.
+        stages: see `Stage`.
+        inputs: argument leaves, in order.
+        outputs: result leaves, in order.
+        operators: sharding of every operator.
+        copies: shared copies.
+        choices: what `explain` tells.
+        search: see `SearchContent`.
+        notes: lines worth reading: operators without a rule, sizes that nothing divides.
+        donated: paths of the argument leaves whose buffers are reused.
+    """
+
+    program: str
+    fingerprint: str
+    cluster: str
+    cluster_name: str
+    step_time: float
+    peak_memory: int
+    num_microbatches: int
+    schedule: str
+    stages: tuple[Stage, ...]
+    inputs: tuple[InputRecord, ...]
+    outputs: tuple[OutputRecord, ...]
+    operators: tuple[OperatorRecord, ...]
+    copies: tuple[Copy, ...]
+    choices: tuple[Choice, ...]
+    search: SearchContent
+    notes: tuple[str, ...] = ()
+    donated: tuple[str, ...] = ()

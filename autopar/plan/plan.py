@@ -1,0 +1,178 @@
+"""`Plan`: the answer of a search, printable, comparable and reloadable."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autopar._compat.trees import partition_specs
+from autopar.errors import PlanMismatchError
+from autopar.plan.codec import decode, encode, write_whole
+from autopar.plan.content import PlanContent
+from autopar.plan.text import explain_text, html_summary, plan_text
+from autopar.plan.types import Communication, Considered, Stage
+
+
+@dataclass(frozen=True)
+class SearchRecord:
+    """How the plan was found.
+
+    Args:
+        strategy: registered name of the search.
+        objective: predicted seconds that it minimized.
+        lower_bound: seconds that no plan of its problem can beat; None where nothing was proven.
+        considered: other options, as logical mesh shapes.
+        seconds: seconds that it took; None in a plan that was loaded.
+        phases: (phase, seconds) of planning, in order; empty in a plan that was loaded.
+    """
+
+    strategy: str
+    objective: float
+    lower_bound: float | None
+    considered: tuple[Considered, ...]
+    seconds: float | None
+    phases: tuple[tuple[str, float], ...]
+
+    @property
+    def gap(self) -> float | None:
+        """(objective - lower bound) / objective; None without a bound."""
+        if self.lower_bound is None or self.objective <= 0:
+            return None
+        return max(0.0, (self.objective - self.lower_bound) / self.objective)
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """What was decided for one program on one cluster.
+
+    Equal plans compare equal; times of the search and the Python structure of the arguments are not
+    part of that. Made by a search, or by `from_json` and `load`.
+
+    Args:
+        content: everything that its file holds.
+        phases: (phase, seconds) of planning.
+        input_tree: structure of the arguments; None in a plan that was loaded.
+    """
+
+    content: PlanContent
+    phases: tuple[tuple[str, float], ...] = field(default=(), compare=False)
+    input_tree: Any = field(default=None, compare=False)
+
+    @property
+    def step_time(self) -> float:
+        """Predicted seconds a step."""
+        return self.content.step_time
+
+    @property
+    def peak_memory(self) -> int:
+        """Predicted bytes on the fullest device."""
+        return self.content.peak_memory
+
+    @property
+    def num_stages(self) -> int:
+        """Number of pipeline stages; 1 without a pipeline."""
+        return len(self.content.stages)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Parts of the batch that run one after another."""
+        return self.content.num_microbatches
+
+    @property
+    def schedule(self) -> str:
+        """Name of the pipeline schedule; "none" for one stage."""
+        return self.content.schedule
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Stages in order."""
+        return self.content.stages
+
+    @property
+    def communication(self) -> tuple[Communication, ...]:
+        """Collectives of a step, stage by stage, dearest first."""
+        return tuple(c for s in self.content.stages for c in s.collectives)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines worth reading about the plan."""
+        return self.content.notes
+
+    @property
+    def search(self) -> SearchRecord:
+        """How the plan was found."""
+        s = self.content.search
+        seconds = sum(t for _, t in self.phases) if self.phases else None
+        return SearchRecord(s.strategy, s.objective, s.lower_bound, s.considered, seconds, self.phases)
+
+    @property
+    def input_shardings(self) -> Any:
+        """Pytree of `PartitionSpec` like the arguments ``(args, kwargs)``: ``args`` alone without kwargs.
+
+        In a plan that was loaded, a flat dict from argument path to `PartitionSpec`.
+        """
+        return partition_specs([(i.path, i.layout) for i in self.content.inputs], self.input_tree)
+
+    @property
+    def input_stages(self) -> dict[str, int]:
+        """Stage of each argument leaf by path."""
+        return {i.path: i.stage for i in self.content.inputs}
+
+    def explain(self, what: str | None = None) -> str:
+        """Why something is sharded as it is, as text.
+
+        Args:
+            what: id of an operator or path of an argument (a part of one is enough); None for the most
+                expensive choices.
+
+        Raises:
+            PlanMismatchError: nothing is called so; the message lists near names.
+        """
+        return explain_text(self.content, what)
+
+    def to_json(self) -> str:
+        """The plan as JSON with a format version; the same plan gives the same text."""
+        return encode(self.content)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Plan:
+        """The plan that `to_json` wrote. Raises PlanMismatchError on anything else."""
+        return Plan(decode(text))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan to a file, whole or not at all."""
+        write_whole(path, encode(self.content))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """The plan in a file. Raises PlanMismatchError where the file holds none."""
+        try:
+            text = Path(path).read_bytes()
+        except OSError as error:
+            raise PlanMismatchError(f"cannot read the plan {os.fspath(path)!r}: {error.strerror}") from error
+        return Plan(decode(text, os.fspath(path)))
+
+    def check_program(self, fingerprint: str, program: str) -> None:
+        """Raises PlanMismatchError unless the plan was made for the program with this fingerprint."""
+        if fingerprint != self.content.fingerprint:
+            raise PlanMismatchError(
+                f"the plan was made for {self.content.program} ({self.content.fingerprint[:12]}), "
+                f"not for {program} ({fingerprint[:12]})",
+                cause="the function, its shapes or dtypes, or the version of a library changed since",
+                remedy="plan again, and save the new plan",
+            )
+
+    def __str__(self) -> str:
+        return plan_text(self.content, self.phases)
+
+    def __repr__(self) -> str:
+        c = self.content
+        return (
+            f"Plan({c.program!r} on {c.cluster_name!r}: {len(c.stages)} stage(s), step {c.step_time:.3e} s, "
+            f"{c.peak_memory} bytes)"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_summary(self.content, self.phases)

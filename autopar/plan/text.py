@@ -1,0 +1,169 @@
+"""Plans as plain text: what ``print(plan)`` and ``plan.explain()`` show, without any library."""
+
+from __future__ import annotations
+
+import difflib
+import html
+from collections.abc import Sequence
+
+from autopar.errors import PlanMismatchError
+from autopar.plan.content import PlanContent
+from autopar.plan.types import Choice
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def bytes_text(count: float) -> str:
+    """``1.5 MB``; powers of 1000."""
+    value, unit = float(count), 0
+    while abs(value) >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """``12.3 ms``."""
+    if seconds is None:
+        return "-"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return "0 s" if seconds == 0 else f"{seconds / 1e-9:.3g} ns"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns; the last one is not padded."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    text = [
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
+    ]
+    text.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join("  " + line for line in text)
+
+
+def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
+    """(label, text) of a plan's head lines."""
+    mesh = ", ".join(
+        "stage {}: {}".format(i, " x ".join(f"{n}@{a}" for a, n in s.mesh_axes)) for i, s in enumerate(c.stages)
+    )
+    bound = "no bound"
+    if c.search.lower_bound is not None:
+        gap = 0.0
+        if c.search.objective > 0:
+            gap = max(0.0, 1 - c.search.lower_bound / c.search.objective)
+        bound = "proven optimal for its problem" if gap < 1e-6 else f"at most {gap:.2%} from the optimum"
+    rows = [
+        ("program", f"{c.program} ({len(c.operators)} operators, {len(c.inputs)} inputs, {len(c.outputs)} outputs)"),
+        ("cluster", c.cluster_name),
+        ("mesh", mesh),
+        ("step time", f"{seconds_text(c.step_time)} predicted"),
+        ("peak memory", f"{bytes_text(c.peak_memory)} a device predicted"),
+        ("search", f"{c.search.strategy}: {bound}"),
+    ]
+    if c.num_microbatches > 1 or len(c.stages) > 1:
+        rows.insert(3, ("pipeline", f"{len(c.stages)} stages, {c.num_microbatches} microbatches, {c.schedule}"))
+    if phases:
+        rows.append(("planned in", ", ".join(f"{name} {seconds_text(s)}" for name, s in phases)))
+    return rows
+
+
+def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
+    """The plan as a table that a person can read."""
+    head = "\n".join(f"{label + ':':<13}{text}" for label, text in summary_rows(c, phases))
+    parts = [head]
+    rows = [
+        (str(i), bytes_text(m.parameters), bytes_text(m.optimizer), bytes_text(m.gradients),
+         bytes_text(m.activations), bytes_text(m.temporaries), bytes_text(m.batch))
+        for i, m in ((i, s.memory) for i, s in enumerate(c.stages))
+    ]
+    parts.append("memory a device at the fullest moment\n" + table(
+        ("stage", "parameters", "optimizer", "gradients", "activations", "temporaries", "batch"), rows))
+    parts.append("inputs\n" + table(("argument", "role", "sharding"), _input_rows(c)))
+    communication = [r for s in c.stages for r in s.collectives]
+    if communication:
+        rows4 = [
+            (r.kind, bytes_text(r.bytes), r.axis, f"{r.count:g}", seconds_text(r.seconds))
+            for r in communication[:20]
+        ]
+        more = len(communication) - len(rows4)
+        parts.append("communication a step" + (f" (the largest 20; {more} more)" if more > 0 else "") + "\n"
+                     + table(("kind", "bytes", "axis", "count", "seconds"), rows4))
+    else:
+        parts.append("communication a step: none")
+    considered = [
+        (o.name, seconds_text(o.step_time), "-" if o.peak_memory is None else bytes_text(o.peak_memory), o.note)
+        for o in c.search.considered
+    ]
+    if considered:
+        parts.append("considered\n" + table(("option", "step time", "peak memory", "note"), considered))
+    if c.notes:
+        parts.append("notes\n" + "\n".join(f"  - {n}" for n in c.notes))
+    return "\n\n".join(parts)
+
+
+def _input_rows(c: PlanContent, limit: int = 40) -> list[tuple[str, str, str]]:
+    rows = [(i.path, i.role, typed(i.type, i.layout)) for i in c.inputs]
+    if len(rows) <= limit:
+        return rows
+    return [*rows[:limit], (f"... {len(rows) - limit} more", "", "")]
+
+
+def typed(type_text: str, layout_text: str) -> str:
+    """``f32[8@x,64]`` from ``f32[8,64]`` and ``[x,.]``."""
+    dtype, _, dims = type_text.partition("[")
+    inner, _, tail = layout_text[1:].partition("]")
+    if not dims[:-1]:
+        return type_text + tail
+    parts = [
+        n if axis == "." else f"{n}@{axis}" for n, axis in zip(dims[:-1].split(","), inner.split(","), strict=True)
+    ]
+    return f"{dtype}[{','.join(parts)}]{tail}"
+
+
+def explain_text(c: PlanContent, what: str | None) -> str:
+    """See `Plan.explain`."""
+    if what is None:
+        chosen = sorted(c.choices, key=lambda k: (-k.cost, k.name))[:10]
+        return "the ten most expensive choices\n\n" + "\n\n".join(_choice_text(k) for k in chosen)
+    exact = [k for k in c.choices if what == k.name or what in k.members]
+    partly = [k for k in c.choices if what in k.name or any(what in m for m in k.members)]
+    found = exact or partly
+    if not found:
+        names = sorted({n for k in c.choices for n in (k.name, *k.members)})
+        near = difflib.get_close_matches(what, names, 5, 0.3)
+        raise PlanMismatchError(
+            f"the plan has no operator or argument called {what!r}",
+            remedy="one of: " + ", ".join(near or names[:5]),
+        )
+    shown = found[:10]
+    tail = f"\n\n... {len(found) - 10} more match" if len(found) > 10 else ""
+    return "\n\n".join(_choice_text(k) for k in shown) + tail
+
+
+def _choice_text(k: Choice) -> str:
+    lines = [k.name, f"  choice:     {k.choice}", f"  cost:       {seconds_text(k.cost)}"]
+    if k.runner_up:
+        lines.append(f"  runner-up:  {k.runner_up}")
+        lines.append(f"  its cost:   {seconds_text(k.runner_up_cost)} (everything else as it is)")
+    else:
+        lines.append("  runner-up:  none; nothing else is possible here")
+    if k.members:
+        shown = ", ".join(k.members[:6])
+        lines.append(f"  follows it: {shown}" + (f" and {len(k.members) - 6} more" if len(k.members) > 6 else ""))
+    return "\n".join(lines)
+
+
+def html_summary(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
+    """A short HTML form for notebooks."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(label)}</th><td>{html.escape(text)}</td></tr>"
+        for label, text in summary_rows(c, phases)
+    )
+    inputs = "".join(
+        f"<tr><td>{html.escape(a)}</td><td>{html.escape(b)}</td><td><code>{html.escape(d)}</code></td></tr>"
+        for a, b, d in _input_rows(c)
+    )
+    return (
+        f"<table>{rows}</table><table><tr><th>argument</th><th>role</th><th>sharding</th></tr>{inputs}</table>"
+    )

@@ -1,0 +1,159 @@
+"""The plan's parts, as plain data that JSON holds."""
+
+from __future__ import annotations
+
+from typing import Literal as OneOf
+
+import msgspec
+
+CollectiveKind = OneOf[
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send"
+]
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all parts: frozen, compared by value, unknown fields refused."""
+
+
+class Communication(_Record, frozen=True):
+    """Collectives of one kind, size and axis in one stage.
+
+    Args:
+        kind: what is done.
+        bytes: bytes of the full tensor, as seen by one group of devices along ``axis``.
+        axis: mesh axes taken together, joined by ``+``.
+        count: how many a step.
+        stage: the stage that does it.
+        seconds: predicted seconds a step of all ``count`` of them.
+        operators: ids of the operators that need it, at most a few.
+    """
+
+    kind: CollectiveKind
+    bytes: int
+    axis: str
+    count: float
+    stage: int
+    seconds: float
+    operators: tuple[str, ...] = ()
+
+
+class Memory(_Record, frozen=True):
+    """Predicted bytes a device at the fullest moment of the step, by kind."""
+
+    parameters: int = 0
+    optimizer: int = 0
+    gradients: int = 0
+    activations: int = 0
+    temporaries: int = 0
+    batch: int = 0
+
+    @property
+    def total(self) -> int:
+        """Sum over the kinds."""
+        return sum(getattr(self, name) for name in self.__struct_fields__)
+
+
+class Stage(_Record, frozen=True):
+    """A part of the program on a part of the cluster.
+
+    Args:
+        mesh_axes: (axis, size) of the stage's logical mesh, major first.
+        devices: indices of its devices in the cluster, in mesh order.
+        operators: ids of its operators.
+        step_time: predicted busy seconds a step.
+        compute_time: of which computing.
+        memory: bytes a device by kind.
+        collectives: what it communicates inside, dearest first.
+    """
+
+    mesh_axes: tuple[tuple[str, int], ...]
+    devices: tuple[int, ...]
+    operators: tuple[str, ...]
+    step_time: float
+    compute_time: float
+    memory: Memory
+    collectives: tuple[Communication, ...] = ()
+
+    @property
+    def mesh_shape(self) -> dict[str, int]:
+        """Size by axis."""
+        return dict(self.mesh_axes)
+
+
+class InputRecord(_Record, frozen=True):
+    """How one argument leaf lies: its path, type as text, role, layout as text, stage."""
+
+    path: str
+    type: str
+    role: str
+    layout: str
+    stage: int = 0
+
+
+class OutputRecord(_Record, frozen=True):
+    """How one result leaf lies; ``updates`` is the path of the argument that it replaces."""
+
+    path: str
+    type: str
+    layout: str
+    updates: str | None = None
+    stage: int = 0
+
+
+class OperatorRecord(_Record, frozen=True):
+    """The sharding of one operator.
+
+    Args:
+        id: the operator, with the ids of enclosing operators and regions before it (``scan.0/body/dot_general.1``).
+        operands: layout in which each operand is used; "" for literals.
+        results: layout in which each result is made.
+        stage: where it runs.
+    """
+
+    id: str
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    stage: int = 0
+
+
+class Copy(_Record, frozen=True):
+    """A shared copy of a value in another layout, from which its users take it.
+
+    Args:
+        value: name of the value with enclosing regions before it.
+        layout: layout of the copy.
+        phase: "forward" or "backward" where each phase makes its own, else "".
+    """
+
+    value: str
+    layout: str
+    phase: str = ""
+
+
+class Choice(_Record, frozen=True):
+    """Why one thing was chosen.
+
+    Args:
+        name: the operator or argument that the choice is for.
+        members: ids of operators that follow it.
+        choice: what was chosen, as text.
+        cost: seconds of it: its own and those of resharding to and from its neighbours.
+        runner_up: the next best with everything else as it is, or "" where there was no other.
+        runner_up_cost: its seconds.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    choice: str
+    cost: float
+    runner_up: str
+    runner_up_cost: float | None
+
+
+class Considered(_Record, frozen=True):
+    """Another option of the search and what it would have cost in seconds (None: not possible)."""
+
+    name: str
+    step_time: float | None
+    peak_memory: int | None = None
+    note: str = ""

@@ -1,0 +1,109 @@
+"""The default strategy: the integer program on every logical mesh, the best of the answers (Alpa, OSDI'22)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cluster import LogicalMesh
+from autopar.errors import InfeasiblePlanError
+from autopar.plan import Considered, Plan
+from autopar.plan.text import bytes_text
+from autopar.search.assemble import assemble
+from autopar.search.clock import Clock
+from autopar.search.intra import ShardingProblem, build, extract
+from autopar.search.problem import Problem
+from autopar.solver import ChoiceProblem, Solution, peak_bytes, solve
+from autopar.solver.memory import least_memory
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A mesh with its stated problem and solution; ``solution.choice`` is empty where nothing fits."""
+
+    stated: ShardingProblem
+    solution: Solution
+    note: str = ""
+
+
+def alpa(problem: Problem) -> Plan:
+    """The cheapest plan over all logical meshes of the cluster.
+
+    Raises:
+        InfeasiblePlanError: no sharding fits the memory limit; it has the least memory that would do.
+    """
+    clock = Clock()
+    answers: list[_Answer] = []
+    for mesh in problem.cluster.logical_meshes(problem.options.mesh_shape):
+        answers += _on_mesh(problem, mesh, clock)
+    return best_plan(problem, answers, "alpa", clock)
+
+
+def _on_mesh(problem: Problem, mesh: LogicalMesh, clock: Clock) -> list[_Answer]:
+    """Answers on one mesh.
+
+    The memory limit is first left out, which is quick; only if the answer breaks it the problem is solved
+    with the limit, with copies that all phases share and with copies of each phase's own.
+    """
+    stated = _stated(problem, mesh, clock, split_phases=False)
+    with clock.phase("solve"):
+        free = _solve(problem, replace(stated.problem, limit_bytes=None))
+    if free.choice and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes:
+        return [_Answer(stated, free)]
+    split = _stated(problem, mesh, clock, split_phases=True)
+    with clock.phase("solve"):
+        return [
+            _Answer(stated, _solve(problem, stated.problem), "memory binds"),
+            _Answer(split, _solve(problem, split.problem), "memory binds, each phase gathers anew"),
+        ]
+
+
+def _stated(problem: Problem, mesh: LogicalMesh, clock: Clock, *, split_phases: bool) -> ShardingProblem:
+    with clock.phase("program"):
+        return build(problem, mesh, split_phases=split_phases)
+
+
+def _solve(problem: Problem, stated: ChoiceProblem) -> Solution:
+    return solve(stated, time_limit_s=problem.options.time_limit_s, seed=problem.options.seed)
+
+
+def best_plan(problem: Problem, answers: Sequence[_Answer], name: str, clock: Clock) -> Plan:
+    """The plan of the cheapest answer.
+
+    Raises:
+        InfeasiblePlanError: none of them has a choice.
+    """
+    feasible = [a for a in answers if a.solution.choice]
+    if not feasible:
+        raise infeasible(problem, [a.stated for a in answers])
+    best = min(feasible, key=lambda a: (a.solution.objective, str(a.stated.mesh)))
+    with clock.phase("extract"):
+        sharding = extract(problem, best.stated, best.solution.choice)
+        considered = tuple(
+            Considered(
+                f"mesh {a.stated.mesh}" + (f", {a.note}" if a.note else ""),
+                a.solution.objective if a.solution.choice else None,
+                extract(problem, a.stated, a.solution.choice).memory.total if a.solution.choice else None,
+                "chosen" if a is best else a.solution.status.value,
+            )
+            for a in answers
+        )
+        bound = min(a.solution.lower_bound for a in answers)
+    return assemble(
+        problem, best.stated, sharding, name, best.solution.objective,
+        None if math.isinf(bound) else bound, considered, clock,
+    )
+
+
+def infeasible(problem: Problem, stated: Sequence[ShardingProblem]) -> InfeasiblePlanError:
+    """The error that says how much memory would do."""
+    least = min(least_memory(s.problem)[0] for s in stated)
+    limit = problem.memory_limit_bytes
+    return InfeasiblePlanError(
+        f"{problem.graph.name} does not fit {bytes_text(limit)} a device on {problem.cluster.name}; "
+        f"the least that would do is {bytes_text(least)} ({math.ceil(least)} bytes)",
+        cause="parameters, optimizer state and activations, split over all devices, need more than the limit",
+        remedy="raise memory_limit, use more devices, a smaller batch, donate_argnums for the state, or jax.checkpoint",
+        least_bytes=math.ceil(least),
+    )

@@ -1,0 +1,89 @@
+"""From a sharding to the `Plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.ir.fingerprint import fingerprint
+from autopar.plan import (
+    Considered,
+    InputRecord,
+    OutputRecord,
+    Plan,
+    PlanContent,
+    SearchContent,
+    Stage,
+)
+from autopar.search.clock import Clock
+from autopar.search.intra import Sharding, ShardingProblem
+from autopar.search.problem import Problem
+
+
+def assemble(
+    problem: Problem,
+    stated: ShardingProblem,
+    sharding: Sharding,
+    strategy: str,
+    objective: float,
+    lower_bound: float | None,
+    considered: Sequence[Considered],
+    clock: Clock,
+) -> Plan:
+    """The plan of one stage on all devices.
+
+    Args:
+        problem: what was planned.
+        stated: the problem on the chosen mesh.
+        sharding: what was chosen.
+        strategy: name of the search.
+        objective: seconds that the search minimized.
+        lower_bound: seconds proven, or None.
+        considered: other options.
+        clock: time of planning so far.
+    """
+    graph, cluster = problem.graph, problem.cluster
+    stage = Stage(
+        mesh_axes=tuple(stated.mesh.axes),
+        devices=tuple(range(cluster.num_devices)),
+        operators=tuple(r.id for r in sharding.operators),
+        step_time=sharding.compute_s + sharding.communication_s,
+        compute_time=sharding.compute_s,
+        memory=sharding.memory,
+        collectives=sharding.communication,
+    )
+    content = PlanContent(
+        program=graph.name,
+        fingerprint=fingerprint(graph),
+        cluster=cluster.to_json(),
+        cluster_name=str(cluster),
+        step_time=stage.step_time,
+        peak_memory=sharding.memory.total,
+        num_microbatches=1,
+        schedule="none",
+        stages=(stage,),
+        inputs=tuple(
+            InputRecord(i.name, str(i.type), i.role, str(sharding.inputs[i.name])) for i in graph.inputs
+        ),
+        outputs=tuple(
+            OutputRecord(o.path, str(o.type), str(layout), o.updates)
+            for o, layout in zip(graph.outputs, sharding.outputs, strict=True)
+        ),
+        operators=sharding.operators,
+        copies=sharding.copies,
+        choices=sharding.choices,
+        search=SearchContent(strategy, objective, lower_bound, tuple(considered)),
+        notes=(*stated.notes, *_batch_notes(problem, sharding)),
+        donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
+    )
+    return Plan(content, clock.phases())
+
+
+def _batch_notes(problem: Problem, sharding: Sharding) -> list[str]:
+    """Says of batch arguments that no mesh axis divides that they are whole on every device."""
+    notes = []
+    for i in problem.graph.inputs:
+        if i.role == "batch" and sharding.inputs[i.name].is_replicated and i.type.rank:
+            n = problem.cluster.num_devices
+            if n > 1 and all(d % p for d in i.type.shape for p in range(2, n + 1) if n % p == 0):
+                notes.append(f"{i.name} {i.type} is whole on every device: no mesh axis divides any of its dims")
+    return notes

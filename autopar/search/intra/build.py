@@ -1,0 +1,364 @@
+"""From a graph and a logical mesh to a `ChoiceProblem`.
+
+Variables (nodes), each a choice of one strategy:
+- an input: its layout; if several operators read it, its layout and that of a shared copy (`add_input`);
+- an operator: one of the strategies of its rule (`_operator`), unless each layout of one of its operands
+  leaves it a single strategy: then it follows that operand and has no node of its own (`_followed`);
+- a value with several readers: the layout of the copy that they share (`_connect`);
+- what enters, is carried by and leaves a loop or a branch (`autopar.search.intra.regions`); a result.
+Objective: the sum over nodes of seconds of work, and over edges of seconds of resharding from the layout
+in which a value is made to the one in which it is read (`_connect`, `_connect_input`), times the trips of enclosing loops.
+An output that replaces an input ends in that input's layout (`_outputs`). So an optimizer update with all
+its traffic is part of the program, and ZeRO-1/2/3 and FSDP are among its solutions.
+Constraint: bytes of all live values on a device, at every time, within the limit (`autopar.search.intra.memory`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autopar.cluster import LogicalMesh
+from autopar.cost import CostModel
+from autopar.ir import Graph, Layout, Literal, Operator, TensorType
+from autopar.ir.phases import phase_of
+from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, Use, UsageDraft, ValueDraft
+from autopar.search.intra.fusion import is_light
+from autopar.search.intra.layouts import LayoutTable
+from autopar.search.intra.memory import usages
+from autopar.search.intra.operators import OperatorTable
+from autopar.search.intra.regions import REGIONS
+from autopar.search.problem import Problem
+from autopar.sharding import Strategy
+from autopar.sharding.generators import is_generator, is_zero
+from autopar.solver import ChoiceProblem, Edge, Node
+from autopar.solver import Usage as SolverUsage
+
+
+@dataclass(frozen=True)
+class ShardingProblem:
+    """A `ChoiceProblem` and what its nodes mean.
+
+    Args:
+        problem: the numbers.
+        mesh: the logical mesh that it is for.
+        nodes: name, members and strategy labels of each node.
+        values: every value by key.
+        sites: every operator without regions, in running order.
+        region_sites: every operator with regions.
+        copies: shared copies of values.
+        usages: what the problem's usages are of, in the same order.
+        outputs: (node, layouts by strategy) of each top-level output; None for literals.
+        notes: lines for the user.
+    """
+
+    problem: ChoiceProblem
+    mesh: LogicalMesh
+    nodes: tuple[NodeDraft, ...]
+    values: dict[str, ValueDraft]
+    sites: tuple[SiteDraft, ...]
+    region_sites: tuple[RegionSite, ...]
+    copies: tuple[CopyDraft, ...]
+    usages: tuple[UsageDraft, ...]
+    outputs: tuple[tuple[int, tuple[Layout, ...]] | None, ...]
+    notes: tuple[str, ...]
+
+
+class Builder:
+    """Walks the graph once; used by `build` and by the region handlers."""
+
+    def __init__(self, mesh: LogicalMesh, cost: CostModel, split_phases: bool) -> None:
+        self.mesh = mesh
+        self.cost = cost
+        self.split_phases = split_phases
+        self.layouts = LayoutTable(mesh, cost)
+        self.operators = OperatorTable(mesh)
+        self.nodes: list[NodeDraft] = []
+        self.edges: dict[tuple[int, int], Array] = {}
+        self.values: dict[str, ValueDraft] = {}
+        self.sites: list[SiteDraft] = []
+        self.copies: list[CopyDraft] = []
+        self.notes: dict[str, None] = {}
+        self.region_sites: list[RegionSite] = []
+        self.time = 0
+        self.phase = "update"
+
+    # -- nodes, edges, values ------------------------------------------------------------------
+
+    def node(self, name: str, costs: Array, labels: Sequence[str] = ()) -> int:
+        """Adds a node; its index."""
+        self.nodes.append(NodeDraft(name, np.asarray(costs, float), labels=tuple(labels)))
+        return len(self.nodes) - 1
+
+    def edge(self, source: int, target: int, costs: Array) -> None:
+        """Adds ``costs`` between two nodes (to the diagonal of a node's own costs if they are one)."""
+        if source == target:
+            self.nodes[source].costs = self.nodes[source].costs + np.diagonal(costs)
+            return
+        key = (source, target) if source < target else (target, source)
+        matrix = costs if source < target else costs.T
+        self.edges[key] = self.edges[key] + matrix if key in self.edges else matrix
+
+    def value(
+        self, key: str, type: TensorType, node: int | None, layouts: Sequence[Layout], weight: float, **rest: object
+    ) -> ValueDraft:
+        """Adds a value."""
+        found = ValueDraft(
+            key, type, node, tuple(layouts), self.time, weight, phase=self.phase, **rest  # type: ignore[arg-type]
+        )
+        self.values[key] = found
+        return found
+
+    def free_layouts(self, name: str, type: TensorType, partial: bool = False) -> tuple[int, tuple[Layout, ...]]:
+        """A node that may have any layout of ``type`` at no cost: (node, its layouts)."""
+        layouts = self.layouts.all(type, partial)
+        return self.node(name, np.zeros(len(layouts)), [str(k) for k in layouts]), layouts
+
+    def use(self, key: str, node: int, required: Sequence[Layout], weight: float, consumer: str, phase: str,
+            stacked: bool = False) -> None:
+        """Notes that a value is taken."""
+        self.values[key].uses.append(Use(node, tuple(required), weight, self.time, consumer, phase, stacked))
+
+    @staticmethod
+    def summable(type: TensorType) -> bool:
+        """Whether partial sums of ``type`` make sense."""
+        return type.dtype != "bool" and not type.dtype.startswith("key<") and type.size > 0
+
+    # -- graphs --------------------------------------------------------------------------------
+
+    def graph(self, graph: Graph, prefix: str, weight: float) -> None:
+        """Adds all operators of a graph whose inputs are there already."""
+        light_readers: dict[str, list[bool]] = {}
+        for op in graph.operators:
+            for operand in op.operands:
+                if isinstance(operand, str):
+                    light_readers.setdefault(operand, []).append(is_light(op))
+        returned = {o.operand for o in graph.outputs}
+        enclosing = self.phase
+        for op in graph.operators:
+            self.time += 1
+            self.phase = phase_of(op.scope, enclosing)
+            handler = REGIONS.get(op.primitive)
+            if handler is not None and op.regions:
+                handler(self, graph, op, prefix, weight)
+            elif op.primitive == "optimization_barrier":
+                self._barrier(op, prefix, weight)
+            elif is_generator(op):
+                (result,) = op.results
+                self.value(prefix + result.name, result.type, None, (), weight, zero=is_zero(op))
+            else:
+                fusable = is_light(op) and all(
+                    light_readers.get(v.name) == [True] and v.name not in returned for v in op.results
+                )
+                self._operator(graph, op, prefix, weight, fusable)
+        self.phase = enclosing
+
+    def _barrier(self, op: Operator, prefix: str, weight: float) -> None:
+        for operand, result in zip(op.operands, op.results, strict=True):
+            source = self.values[prefix + str(operand)]
+            self.value(prefix + result.name, result.type, source.node, source.layouts, weight, zero=source.zero,
+                       alias=True)
+            if source.node is not None:
+                self.use(source.key, source.node, source.layouts, weight, prefix + op.id, self.phase)
+
+    def _operator(self, graph: Graph, op: Operator, prefix: str, weight: float, fusable: bool) -> None:
+        types = graph.operand_types(op)
+        sources = [None if isinstance(o, Literal) else self.values[prefix + o] for o in op.operands]
+        made = tuple(s is None or s.node is None for s in sources)
+        zeros = tuple(
+            o.is_zero if isinstance(o, Literal) else s is not None and s.zero
+            for o, s in zip(op.operands, sources, strict=True)
+        )
+        options = self.operators.options(op, types, zeros, made)
+        if not options.known:
+            self.notes[f"{op.primitive} has no sharding rule: it runs whole on every device ({op.source or op.id})"] = None
+        moved = options.bytes if not is_light(op) else float(
+            sum(t.nbytes for t, s in zip(types, sources, strict=True) if s is not None and s.node is not None
+                and not s.transient) + (0 if fusable else sum(v.type.nbytes for v in op.results))
+        )
+        dtype = types[0].dtype if types else (op.results[0].type.dtype if op.results else "f32")
+
+        def seconds(s: Strategy) -> float:
+            return weight * self.cost.operator_s(options.flops / s.split, moved / s.split, dtype)
+
+        followed = self._followed(op, sources, options.strategies)
+        if followed is None:
+            chosen = options.strategies
+            busy = np.array([seconds(s) for s in chosen])
+            node = self.node(prefix + op.id, busy, [strategy_text(s) for s in chosen])
+        else:
+            node, chosen = followed
+            busy = np.array([seconds(s) for s in chosen])
+            self.nodes[node].costs = self.nodes[node].costs + busy
+            self.nodes[node].members.append(prefix + op.id)
+        for i, source in enumerate(sources):
+            if source is not None and source.node is not None:
+                self.use(source.key, node, [s.operand_layouts[i] for s in chosen], weight, prefix + op.id,
+                         self.phase)
+        for j, result in enumerate(op.results):
+            self.value(prefix + result.name, result.type, node, [s.result_layouts[j] for s in chosen], weight,
+                       transient=fusable)
+        self.sites.append(SiteDraft(
+            prefix + op.id, op, node,
+            tuple(tuple(None if isinstance(o, Literal) else k for o, k in zip(op.operands, s.operand_layouts, strict=True))
+                  for s in chosen),
+            tuple(s.result_layouts for s in chosen), busy, weight, self.time,
+        ))
+
+    def _followed(
+        self, op: Operator, sources: Sequence[ValueDraft | None], options: Sequence[Strategy]
+    ) -> tuple[int, tuple[Strategy, ...]] | None:
+        """The node that ``op`` follows and the strategy for each of its choices; None if it has its own.
+
+        Only the latest operand that is no input is followed, only if each of its layouts leaves one
+        strategy; operators of several operands do not follow one that may be a partial sum (the sum
+        may then be finished before them).
+        """
+        if op.effects:
+            return None
+        held = [(i, s) for i, s in enumerate(sources) if s is not None and s.node is not None]
+        nodes = {s.node for _, s in held}
+        made = [(i, s) for i, s in held if not s.source]
+        if not made:
+            return None
+        i, source = max(made, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
+        if len(nodes) > 1 and any(k.partial for k in source.layouts):
+            return None
+        by_layout: dict[Layout, list[Strategy]] = {}
+        for s in options:
+            if all(s.operand_layouts[j] == s.operand_layouts[i] for j, other in held
+                   if other is source):
+                by_layout.setdefault(s.operand_layouts[i], []).append(s)
+        matched = [by_layout.get(k, []) for k in source.layouts]
+        if any(len(m) != 1 for m in matched) or source.node is None:
+            return None
+        return source.node, tuple(m[0] for m in matched)
+
+    # -- edges ---------------------------------------------------------------------------------
+
+    def _connect(self, value: ValueDraft) -> None:
+        """Edges from a value to those who take it, through a shared copy where there are several."""
+        if value.node is None:
+            return
+        outside = [u for u in value.uses if u.node != value.node]
+        for u in value.uses:
+            if u.node == value.node and u.required != value.layouts:
+                self.edge(u.node, u.node, self.layouts.resharding(value.type, value.layouts, u.required) * u.weight)
+        if value.source:
+            self._connect_input(value)
+            return
+        if len({u.node for u in outside}) < 2:
+            for u in outside:
+                self.edge(value.node, u.node, self.layouts.resharding(value.type, value.layouts, u.required) * u.weight)
+            return
+        phases = sorted({u.phase for u in outside}) if self.split_phases else [""]
+        for phase in phases:
+            users = [u for u in outside if phase in ("", u.phase)]
+            if len({u.node for u in users}) < 2 and phase:
+                for u in users:
+                    self.edge(value.node, u.node,
+                              self.layouts.resharding(value.type, value.layouts, u.required) * u.weight)
+                continue
+            kinds = sorted({*value.layouts, *(k for u in users for k in u.required)})
+            hub = self.node(f"copy of {value.key}" + (f" ({phase})" if phase else ""), np.zeros(len(kinds)),
+                            [str(k) for k in kinds])
+            self.copies.append(CopyDraft(value.key, hub, tuple(kinds), (phase,)))
+            self.edge(value.node, hub, self.layouts.resharding(value.type, value.layouts, kinds) * value.weight)
+            for u in users:
+                self.edge(hub, u.node, self.layouts.resharding(value.type, kinds, u.required) * u.weight)
+
+    def add_input(self, name: str, type: TensorType, role: str, readers: int, stacked: bool) -> None:
+        """The node of a top-level input.
+
+        With several readers, or a loop that takes slices, a choice is a pair (a, b): the input lies in
+        layout a, and forward and backward operators may also take it from a copy in the coarser layout b.
+        """
+        plain = self.layouts.all(type)
+        pairs = [(a, a) for a in plain]
+        if readers > 1 or stacked:
+            pairs = [(a, b) for a in plain for b in (a, *self.layouts.coarser(a))]
+        labels = [f"{a}" if a == b else f"{a}, gathered to {b}" for a, b in pairs]
+        node = self.node(name, np.zeros(len(pairs)), labels)
+        self.value(name, type, node, [a for a, _ in pairs], 1.0, source=name)
+        if len(pairs) > len(plain):
+            self.copies.append(CopyDraft(name, node, tuple(b for _, b in pairs)))
+
+    def _connect_input(self, value: ValueDraft) -> None:
+        """Cost of an input's copy, once a phase that uses it, and the edges to the readers."""
+        assert value.node is not None
+        stored = value.layouts
+        at = next((i for i, c in enumerate(self.copies) if c.key == value.key), None)
+        used = stored if at is None else self.copies[at].layouts
+        readers = [u for u in value.uses if u.node != value.node]
+        if at is not None:
+            phases = {u.phase for u in readers if u.phase != "update"} if self.split_phases else {""}
+            self.copies[at] = replace(self.copies[at], phases=tuple(sorted(phases)) or ("",))
+            gather = np.diagonal(self.layouts.resharding(value.type, stored, used))
+            self.nodes[value.node].costs = gather * max(1, len(phases))
+        for u in readers:
+            direct = self.layouts.resharding(value.type, stored, u.required)
+            costs = np.minimum(direct, self.layouts.resharding(value.type, used, u.required)) * u.weight
+            if u.stacked:  # the loop may take what is there, not a copy of the stack that nobody counted
+                here = np.array([[k in (a, b) for k in u.required] for a, b in zip(stored, used, strict=True)])
+                costs = np.where(here, costs, np.inf)
+            self.edge(value.node, u.node, costs)
+
+    def _outputs(self, graph: Graph) -> list[tuple[int, tuple[Layout, ...]] | None]:
+        found: list[tuple[int, tuple[Layout, ...]] | None] = []
+        for output in graph.outputs:
+            if isinstance(output.operand, Literal):
+                found.append(None)
+                continue
+            if output.updates is not None:
+                target = self.values[output.updates]
+                assert target.node is not None
+                found.append((target.node, target.layouts))
+                node, layouts = target.node, target.layouts
+            else:
+                node, layouts = self.free_layouts(f"result{output.path}", output.type)
+                found.append((node, layouts))
+            value = self.values[output.operand]
+            if value.node is not None:
+                value.uses.append(Use(node, layouts, 1.0, self.time, f"result{output.path}", "update"))
+        return found
+
+
+def strategy_text(s: Strategy) -> str:
+    """``[x,.],[.,.] -> [x,.]``."""
+    return f"{','.join(map(str, s.operand_layouts))} -> {','.join(map(str, s.result_layouts))}"
+
+
+def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) -> ShardingProblem:
+    """States the sharding of a graph on a mesh as a `ChoiceProblem`.
+
+    Args:
+        problem: graph, costs, limits.
+        mesh: the logical mesh.
+        split_phases: whether forward and backward make their own copies of a value that is needed in
+            another layout (less memory, more traffic) instead of one that lives through both.
+    """
+    graph = problem.graph
+    b = Builder(mesh, problem.cost_model, split_phases)
+    readers = Counter(o for op in graph.operators for o in set(op.operands) if isinstance(o, str))
+    stacks = {o for op in graph.operators if op.primitive == "scan" for o in op.operands if isinstance(o, str)}
+    for i in graph.inputs:
+        b.add_input(i.name, i.type, i.role, readers[i.name], i.name in stacks)
+    b.graph(graph, "", 1.0)
+    b.time += 1
+    outputs = b._outputs(graph)
+    for value in list(b.values.values()):
+        b._connect(value)
+    held = usages(problem, b.values, b.copies, mesh.sizes, b.time + 1)
+    choice = ChoiceProblem(
+        nodes=tuple(Node(n.name, n.costs) for n in b.nodes),
+        edges=tuple(Edge(s, t, m) for (s, t), m in sorted(b.edges.items()) if np.any(m)),
+        usages=tuple(SolverUsage(u.node, u.start, u.stop, u.bytes) for u in held),
+        limit_bytes=float(problem.memory_limit_bytes),
+    )
+    return ShardingProblem(
+        choice, mesh, tuple(b.nodes), b.values, tuple(b.sites), tuple(b.region_sites), tuple(b.copies), tuple(held), tuple(outputs),
+        tuple(b.notes),
+    )

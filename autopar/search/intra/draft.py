@@ -1,0 +1,129 @@
+"""The parts that `build` collects before they become a `ChoiceProblem`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.ir import Layout, Operator, TensorType
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Use:
+    """Some consumer needs a value in a layout that depends on the consumer's choice.
+
+    Args:
+        node: the consumer's node.
+        required: for each of its strategies the layout in which it takes the value.
+        weight: how often a step the value is taken there.
+        time: when.
+        consumer: name of the operator (or output) for messages and records.
+        phase: "forward", "backward" or "update".
+        stacked: whether the consumer is a loop that takes slices of it; a loop never gathers a whole stack
+            of parameters unless the copy is accounted for.
+    """
+
+    node: int
+    required: tuple[Layout, ...]
+    weight: float
+    time: int
+    consumer: str
+    phase: str
+    stacked: bool = False
+
+
+@dataclass
+class ValueDraft:
+    """A value: where its layout is decided, and who takes it.
+
+    Args:
+        key: its name with enclosing regions before it.
+        type: shape and dtype of the value.
+        node: node that decides its layout; None for a value that is made on demand in any layout.
+        layouts: for each strategy of the node the layout that the value is made in.
+        time: when it is made.
+        weight: how often a step.
+        zero: made on demand and all zeros, so that it may stand for a partial sum.
+        source: name of the input that it is, or "".
+        transient: made by an elementwise operator, so that its only reader can take it on the fly.
+        alias: another name of a value that is accounted for elsewhere.
+        phase: part of the step in which it is made.
+    """
+
+    key: str
+    type: TensorType
+    node: int | None
+    layouts: tuple[Layout, ...]
+    time: int
+    weight: float
+    zero: bool = False
+    source: str = ""
+    transient: bool = False
+    alias: bool = False
+    phase: str = ""
+    uses: list[Use] = field(default_factory=list)
+
+
+@dataclass
+class NodeDraft:
+    """A choice to make: its name, the cost of each strategy, the operators that follow it."""
+
+    name: str
+    costs: Array
+    members: list[str] = field(default_factory=list)
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SiteDraft:
+    """An operator, and for each strategy of its node the layouts of its operands and results, and busy seconds a step."""
+
+    id: str
+    op: Operator
+    node: int
+    operands: tuple[tuple[Layout | None, ...], ...]
+    results: tuple[tuple[Layout, ...], ...]
+    seconds: Array
+    weight: float
+    time: int
+
+
+@dataclass(frozen=True)
+class RegionSite:
+    """An operator with regions: for each operand and result the node that decides its layout, and the layouts."""
+
+    id: str
+    op: Operator
+    operands: tuple[tuple[int, tuple[Layout, ...]], ...]
+    results: tuple[tuple[int, tuple[Layout, ...]], ...]
+    weight: float
+    time: int
+
+
+@dataclass(frozen=True)
+class CopyDraft:
+    """A shared copy of a value: for each strategy of ``node`` its layout.
+
+    ``phases`` names the phases that make a copy each ("" for one copy that all share).
+    """
+
+    key: str
+    node: int
+    layouts: tuple[Layout, ...]
+    phases: tuple[str, ...] = ("",)
+
+
+@dataclass(frozen=True)
+class UsageDraft:
+    """Bytes a device of a value (or its copy) by strategy of ``node``, live during [start, stop)."""
+
+    node: int
+    start: int
+    stop: int
+    bytes: Array
+    kind: str
+    key: str

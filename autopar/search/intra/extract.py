@@ -1,0 +1,174 @@
+"""From a choice to what the plan records: layouts, conversions, communication, memory, reasons."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.ir import Layout, Literal
+from autopar.plan import Choice, Communication, Copy, Memory, OperatorRecord
+from autopar.search.intra.build import ShardingProblem
+from autopar.search.intra.layouts import path_tables
+from autopar.search.problem import Problem
+from autopar.sharding.routes import Routes
+
+_SHOWN_OPERATORS = 4
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """What a choice means for the plan.
+
+    Args:
+        inputs: layout of each top-level input by name.
+        outputs: layout of each top-level output.
+        operators: records of all operators.
+        copies: shared copies that differ from the value as made.
+        communication: all collectives of a step, dearest first.
+        compute_s: busy seconds of computing a step.
+        communication_s: seconds of collectives a step.
+        memory: bytes a device at the fullest time, by kind.
+        choices: reasons, in the order of the operators.
+    """
+
+    inputs: Mapping[str, Layout]
+    outputs: tuple[Layout, ...]
+    operators: tuple[OperatorRecord, ...]
+    copies: tuple[Copy, ...]
+    communication: tuple[Communication, ...]
+    compute_s: float
+    communication_s: float
+    memory: Memory
+    choices: tuple[Choice, ...]
+
+
+def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) -> Sharding:
+    """What ``choice`` means.
+
+    Args:
+        problem: what was planned.
+        stated: from `build`.
+        choice: strategy of each node of ``stated.problem``.
+    """
+    made = {v.key: v.layouts[choice[v.node]] for v in stated.values.values() if v.node is not None and v.layouts}
+    copies = _copies(stated, choice, made)
+    communication = _communication(problem, stated, choice, made, copies)
+    outputs = tuple(
+        Layout.replicated(o.type.rank) if port is None else port[1][choice[port[0]]]
+        for o, port in zip(problem.graph.outputs, stated.outputs, strict=True)
+    )
+    return Sharding(
+        inputs={i.name: made[i.name] for i in problem.graph.inputs},
+        outputs=outputs,
+        operators=_operators(stated, choice),
+        copies=tuple(Copy(k, str(layout), phase) for k, by in copies.items() for phase, layout in by.items()),
+        communication=communication,
+        compute_s=float(sum(s.seconds[choice[s.node]] for s in stated.sites)),
+        communication_s=sum(c.seconds for c in communication),
+        memory=_memory(stated, choice),
+        choices=_choices(stated, choice),
+    )
+
+
+def _copies(
+    stated: ShardingProblem, choice: Sequence[int], made: Mapping[str, Layout]
+) -> dict[str, dict[str, Layout]]:
+    found: dict[str, dict[str, Layout]] = defaultdict(dict)
+    for c in stated.copies:
+        layout = c.layouts[choice[c.node]]
+        if layout != made[c.key]:
+            for phase in c.phases:
+                found[c.key][phase] = layout
+    return dict(found)
+
+
+def _operators(stated: ShardingProblem, choice: Sequence[int]) -> tuple[OperatorRecord, ...]:
+    records = []
+    for s in stated.sites:
+        operands = tuple("" if k is None else str(k) for k in s.operands[choice[s.node]])
+        records.append((s.time, OperatorRecord(s.id, operands, tuple(map(str, s.results[choice[s.node]])))))
+    for r in stated.region_sites:
+        operands = tuple(
+            "" if isinstance(o, Literal) and o.type.rank == 0 and not kinds[choice[node]].partial else str(kinds[choice[node]])
+            for o, (node, kinds) in zip(r.op.operands, r.operands, strict=True)
+        )
+        results = tuple(str(kinds[choice[node]]) for node, kinds in r.results)
+        records.append((r.time, OperatorRecord(r.id, operands, results)))
+    return tuple(record for _, record in sorted(records, key=lambda e: (e[0], e[1].id)))
+
+
+def _communication(
+    problem: Problem,
+    stated: ShardingProblem,
+    choice: Sequence[int],
+    made: Mapping[str, Layout],
+    copies: Mapping[str, Mapping[str, Layout]],
+) -> tuple[Communication, ...]:
+    mesh, tables = stated.mesh, path_tables(stated.mesh, problem.cost_model)
+    total: dict[tuple[str, int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    users: dict[tuple[str, int, str], dict[str, None]] = defaultdict(dict)
+    for v in stated.values.values():
+        if v.key not in made:
+            continue
+        routes = Routes(tables, v.type, made[v.key], dict(copies.get(v.key, {})))
+        for use in sorted(v.uses, key=lambda u: u.time):
+            required = use.required[choice[use.node]]
+            for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):
+                weight = v.weight if n < len(pairs) - 1 else use.weight
+                for kind, full_bytes, axes in tables.communication(v.type, before, after):
+                    key = (kind, full_bytes, "+".join(axes))
+                    total[key][0] += weight
+                    total[key][1] += weight * problem.cost_model.collective_s(kind, full_bytes, axes, mesh)
+                    users[key][use.consumer] = None
+    records = [
+        Communication(kind, full_bytes, axis, count, 0, seconds, tuple(users[kind, full_bytes, axis])[:_SHOWN_OPERATORS])  # type: ignore[arg-type]
+        for (kind, full_bytes, axis), (count, seconds) in total.items()
+    ]
+    return tuple(sorted(records, key=lambda r: (-r.seconds, r.kind, -r.bytes, r.axis)))
+
+
+def _memory(stated: ShardingProblem, choice: Sequence[int]) -> Memory:
+    if not stated.usages:
+        return Memory()
+    stop = max(u.stop for u in stated.usages)
+    change = np.zeros(stop + 1)
+    for u in stated.usages:
+        held = u.bytes[choice[u.node]]
+        change[u.start] += held
+        change[u.stop] -= held
+    fullest = int(np.argmax(np.cumsum(change)))
+    kinds: dict[str, int] = defaultdict(int)
+    for u in stated.usages:
+        if u.start <= fullest < u.stop:
+            kinds[u.kind] += int(u.bytes[choice[u.node]])
+    return Memory(**kinds)
+
+
+def _choices(stated: ShardingProblem, choice: Sequence[int]) -> tuple[Choice, ...]:
+    """For each node with an alternative, its cost and the next best, everything else as it is."""
+    costs = [n.costs.copy() for n in stated.nodes]
+    for e in stated.problem.edges:
+        costs[e.source] += e.costs[:, choice[e.target]]
+        costs[e.target] += e.costs[choice[e.source], :]
+    found = []
+    for n, (node, c) in enumerate(zip(stated.nodes, costs, strict=True)):
+        if node.name.startswith("copy of "):
+            continue
+        others = [(float(c[k]), k) for k in range(len(c)) if k != choice[n] and np.isfinite(c[k])]
+        second = min(others, default=None)
+        found.append(
+            Choice(
+                node.name,
+                tuple(node.members),
+                node.labels[choice[n]],
+                float(c[choice[n]]),
+                "" if second is None else node.labels[second[1]],
+                None if second is None else second[0],
+            )
+        )
+    return tuple(found)
+
+

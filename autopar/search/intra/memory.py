@@ -1,0 +1,112 @@
+"""Bytes a device of every value at every time, by the choice that decides its layout.
+
+Times are positions in the running order, bodies of loops in place. A value lives from the operator
+that makes it to its last reader; a result to the end of the step; an input for the whole step, or to
+its last reader where its buffer is donated. What an elementwise operator makes for its only reader,
+elementwise too, is never stored: compilers fuse the two. A value that is read through a shared copy
+is given up once the copy is made.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from autopar.ir import Layout, TensorType
+from autopar.search.intra.draft import Array, CopyDraft, UsageDraft, ValueDraft
+from autopar.search.problem import Problem
+
+_ROLE_KINDS = {"parameter": "parameters", "optimizer": "optimizer", "batch": "batch"}
+
+
+def usages(
+    problem: Problem,
+    values: Mapping[str, ValueDraft],
+    copies: Sequence[CopyDraft],
+    sizes: Mapping[str, int],
+    stop: int,
+) -> list[UsageDraft]:
+    """All usages, in the order of the values."""
+    roles = {i.name: i.role for i in problem.graph.inputs}
+    returned = {o.operand for o in problem.graph.outputs}
+    by_value: dict[str, list[CopyDraft]] = defaultdict(list)
+    for c in copies:
+        by_value[c.key].append(c)
+    found: list[UsageDraft] = []
+    for v in values.values():
+        if v.node is None or not v.layouts or v.alias:
+            continue
+        if v.source:
+            found += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sizes, stop)
+        else:
+            found += _made(v, v.key in returned, by_value[v.key], sizes, stop)
+    return [u for u in found if u.stop > u.start and np.any(u.bytes)]
+
+
+def local_bytes(type: TensorType, layouts: Iterable[Layout], sizes: Mapping[str, int]) -> Array:
+    """Bytes of one device's piece in each of ``layouts``."""
+    return np.array([layout.local_bytes(type, sizes) for layout in layouts], float)
+
+
+def _input(
+    v: ValueDraft, role: str, donated: bool, copies: Sequence[CopyDraft], sizes: Mapping[str, int], stop: int
+) -> list[UsageDraft]:
+    assert v.node is not None
+    kind = _ROLE_KINDS.get(role, "temporaries")
+    readers = [u for u in v.uses if u.time < stop - 1]
+    last = max((u.time for u in readers), default=0) + 1
+    own = local_bytes(v.type, v.layouts, sizes)
+    found = [UsageDraft(v.node, 0, last if donated else stop, own, kind, v.key)]
+    for c in copies:
+        extra = np.array(
+            [0.0 if a == b else float(b.local_bytes(v.type, sizes)) for a, b in zip(v.layouts, c.layouts, strict=True)]
+        )
+        for phase in c.phases:
+            times = [u.time for u in readers if u.phase == phase or (phase == "" and u.phase != "update")]
+            if times:
+                found.append(UsageDraft(c.node, min(times), max(times) + 1, extra, "temporaries", v.key))
+    return found
+
+
+def _made(
+    v: ValueDraft, returned: bool, copies: Sequence[CopyDraft], sizes: Mapping[str, int], stop: int
+) -> list[UsageDraft]:
+    assert v.node is not None
+    if v.transient and not returned:
+        return []
+    kind = _kind(v)
+    own = local_bytes(v.type, v.layouts, sizes)
+    inside = [u.time for u in v.uses if u.node == v.node]
+    outside = [u for u in v.uses if u.node != v.node]
+    end = v.time + 1
+    found: list[UsageDraft] = []
+    for c in copies:
+        readers = [u.time for u in outside if c.phases in (("",), (u.phase,))]
+        found.append(
+            UsageDraft(c.node, min(readers), max(readers) + 1, local_bytes(v.type, c.layouts, sizes), kind, v.key)
+        )
+        end = max(end, min(readers))
+    if not copies and len(outside) == 1 and not outside[0].consumer.startswith("result"):
+        (u,) = outside
+        found.append(UsageDraft(u.node, u.time, u.time + 1, local_bytes(v.type, u.required, sizes), kind, v.key))
+        end = max(end, u.time)
+    elif not copies:
+        end = max([end, *(u.time + 1 for u in outside)])
+    end = max([end, *(t + 1 for t in inside)])
+    if returned:
+        end = stop
+    found.append(UsageDraft(v.node, v.time, end, own, kind, v.key))
+    return found
+
+
+def _kind(v: ValueDraft) -> str:
+    phases = {u.phase for u in v.uses}
+    if v.phase == "forward" and "backward" in phases:
+        return "activations"
+    if v.phase == "backward" and "update" in phases:
+        return "gradients"
+    return "temporaries"
+
+

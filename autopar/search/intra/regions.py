@@ -1,0 +1,170 @@
+"""Loops and branches: how layouts enter, are carried by and leave the regions of an operator.
+
+scan: a carry has one layout, in which it enters each trip and leaves the loop; the body's result is
+resharded to it each trip. Slices of stacked inputs and outputs have the layout of the stack without
+its first dim, which is never split. Costs inside count once a trip (`length`).
+while: as scan with carries alone; trips are not known and counted as `WHILE_TRIPS`.
+cond: each branch counts with equal probability; results have one layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
+from autopar.search.intra.draft import RegionSite
+
+if TYPE_CHECKING:
+    from autopar.search.intra.build import Builder
+
+#: Trips assumed of a loop whose number of trips is decided while it runs.
+WHILE_TRIPS = 8.0
+
+
+def lifted(layout: Layout) -> Layout:
+    """The layout of a stack whose slices have ``layout``."""
+    return Layout(((), *layout.dims), layout.partial, layout.reduce)
+
+
+def lowered(layout: Layout) -> Layout:
+    """The layout of the slices of a stack of ``layout``."""
+    return Layout(layout.dims[1:], layout.partial, layout.reduce)
+
+
+class _Ports:
+    """Collects, for the record of a region operator, the layouts of its operands and results."""
+
+    def __init__(self) -> None:
+        self.operands: list[tuple[int, tuple[Layout, ...]]] = []
+        self.results: list[tuple[int, tuple[Layout, ...]]] = []
+
+
+def _enter(
+    b: Builder, prefix: str, operand: Operand, inner: str, type: TensorType, weight: float, inner_weight: float,
+    consumer: str, stacked: bool = False, layouts: tuple[int, tuple[Layout, ...]] | None = None,
+) -> tuple[int, tuple[Layout, ...]]:
+    """A region's input ``inner`` that takes ``operand``; (its node, its layouts)."""
+    node, kinds = layouts or b.free_layouts(inner, type)
+    outer = tuple(lifted(k) for k in kinds) if stacked else kinds
+    if inner not in b.values:
+        b.value(inner, type, node, kinds, inner_weight, alias=not stacked)
+    if isinstance(operand, str):
+        source = b.values[prefix + operand]
+        if source.node is not None:
+            b.use(source.key, node, outer, weight, consumer, b.phase, stacked=stacked)
+    return node, outer
+
+
+def _leave(b: Builder, region: Graph, at: int, prefix: str, node: int, layouts: tuple[Layout, ...], weight: float,
+           consumer: str) -> None:
+    """The region's output number ``at`` ends in the layouts of ``node``."""
+    operand = region.outputs[at].operand
+    if isinstance(operand, str):
+        source = b.values[prefix + operand]
+        if source.node is not None:
+            b.use(source.key, node, layouts, weight, consumer, b.phase)
+
+
+def _site(b: Builder, op: Operator, prefix: str, weight: float, ports: _Ports) -> None:
+    """Records the operator itself: its ports have nodes of their own, so the record names them one by one."""
+    b.region_sites.append(
+        RegionSite(prefix + op.id, op, tuple(ports.operands), tuple(ports.results), weight, b.time)
+    )
+
+
+def scan(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
+    """Adds a scan."""
+    body, length = op.region("body"), op.integer("length")
+    consts, carries = op.integer("num_consts"), op.integer("num_carry")
+    begin = b.time
+    inner, inner_weight, id = f"{prefix}{op.id}/body/", weight * length, prefix + op.id
+    ports = _Ports()
+    for i, (operand, entry) in enumerate(zip(op.operands, body.inputs, strict=True)):
+        carried = consts <= i < consts + carries and b.summable(entry.type)
+        layouts = b.free_layouts(inner + entry.name, entry.type, partial=carried)
+        stacked = i >= consts + carries
+        ports.operands.append(
+            _enter(b, prefix, operand, inner + entry.name, entry.type, weight, inner_weight, id, stacked, layouts)
+        )
+    b.graph(body, inner, inner_weight)
+    b.time += 1
+    for j, result in enumerate(op.results):
+        if j < carries:
+            port = ports.operands[consts + j]
+            node, kinds = port
+            outer = kinds
+        else:
+            type = body.outputs[j].type
+            node, kinds = b.free_layouts(prefix + result.name, type, partial=b.summable(type))
+            outer = tuple(lifted(k) for k in kinds)
+        _leave(b, body, j, inner, node, kinds, inner_weight, id)
+        b.value(prefix + result.name, result.type, node, outer, weight).time = begin
+        ports.results.append((node, outer))
+    _site(b, op, prefix, weight, ports)
+
+
+def while_loop(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
+    """Adds a while loop."""
+    cond, body = op.region("cond"), op.region("body")
+    cond_consts, body_consts = op.integer("cond_nconsts"), op.integer("body_nconsts")
+    trips, id = weight * WHILE_TRIPS, prefix + op.id
+    in_cond, in_body = f"{prefix}{op.id}/cond/", f"{prefix}{op.id}/body/"
+    ports = _Ports()
+    for i, operand in enumerate(op.operands):
+        if i < cond_consts:
+            entry = cond.inputs[i]
+            ports.operands.append(_enter(b, prefix, operand, in_cond + entry.name, entry.type, weight, trips, id))
+        elif i < cond_consts + body_consts:
+            entry = body.inputs[i - cond_consts]
+            ports.operands.append(_enter(b, prefix, operand, in_body + entry.name, entry.type, weight, trips, id))
+        else:
+            j = i - cond_consts - body_consts
+            entry, seen = body.inputs[body_consts + j], cond.inputs[cond_consts + j]
+            port = _enter(b, prefix, operand, in_body + entry.name, entry.type, weight, trips, id)
+            b.value(in_cond + seen.name, seen.type, port[0], port[1], trips, alias=True)
+            ports.operands.append(port)
+    b.graph(cond, in_cond, trips)
+    whole = b.node(f"{id} predicate", np.zeros(1), ["[]"])
+    _leave(b, cond, 0, in_cond, whole, (Layout.replicated(0),), trips, id)
+    b.graph(body, in_body, trips)
+    b.time += 1
+    for j, result in enumerate(op.results):
+        port = ports.operands[cond_consts + body_consts + j]
+        _leave(b, body, j, in_body, port[0], port[1], trips, id)
+        b.value(prefix + result.name, result.type, port[0], port[1], weight)
+        ports.results.append(port)
+    _site(b, op, prefix, weight, ports)
+
+
+def cond(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
+    """Adds a cond (jax calls a switch so as well): the first operand is the branch's index."""
+    id, share = prefix + op.id, weight / len(op.regions)
+    ports = _Ports()
+    index = graph.type_of(op.operands[0])
+    whole = (b.node(f"{id} index", np.zeros(1), ["[]"]), (Layout.replicated(index.rank),))
+    _enter(b, prefix, op.operands[0], f"{id}/index", index, weight, weight, id, layouts=whole)
+    ports.operands.append(whole)
+    for operand in op.operands[1:]:
+        type = graph.type_of(operand)
+        name = f"{id}/operand.{len(ports.operands)}"
+        ports.operands.append(_enter(b, prefix, operand, name, type, weight, weight, id))
+    for name, branch in op.regions:
+        for port, entry in zip(ports.operands[1:], branch.inputs, strict=True):
+            b.value(f"{id}/{name}/{entry.name}", entry.type, port[0], port[1], share, alias=True)
+        b.graph(branch, f"{id}/{name}/", share)
+    b.time += 1
+    for j, result in enumerate(op.results):
+        node, kinds = b.free_layouts(prefix + result.name, result.type)
+        for name, branch in op.regions:
+            _leave(b, branch, j, f"{id}/{name}/", node, kinds, share, id)
+        b.value(prefix + result.name, result.type, node, kinds, weight)
+        ports.results.append((node, kinds))
+    _site(b, op, prefix, weight, ports)
+
+
+Handler = Callable[["Builder", Graph, Operator, str, float], None]
+REGIONS: Mapping[str, Handler] = MappingProxyType({"scan": scan, "while": while_loop, "cond": cond})

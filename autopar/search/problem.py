@@ -1,0 +1,54 @@
+"""`Problem`: what a search strategy is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
+from autopar.ir import Graph
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for.
+
+    Args:
+        mesh_shape: sizes of the only logical mesh to consider; None considers all.
+        memory_limit_bytes: bytes a device; None takes the memory of the smallest device.
+        donated: names of the inputs whose buffers the program may reuse.
+        num_microbatches: parts of the batch; 1 unless asked.
+        schedule: pipeline schedule, or "auto".
+        time_limit_s: seconds that the solver may take for one mesh; None waits for the proof.
+        seed: for strategies that draw numbers.
+    """
+
+    mesh_shape: tuple[int, ...] | None = None
+    memory_limit_bytes: int | None = None
+    donated: frozenset[str] = frozenset()
+    num_microbatches: int = 1
+    schedule: str = "auto"
+    time_limit_s: float | None = 60.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A graph to be planned on a cluster.
+
+    Args:
+        graph: verified graph.
+        cluster: where it is to run.
+        cost_model: what things cost there.
+        options: what the user asked for.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    cost_model: CostModel
+    options: Options = Options()
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Bytes that a plan may use on a device."""
+        return self.options.memory_limit_bytes or self.cluster.memory_bytes

@@ -1,0 +1,74 @@
+"""Search strategies by name: the built-in ones, entry points, and what users register."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import TypeAlias
+
+from autopar.errors import AutoparError
+from autopar.plan import Plan
+from autopar.search.alpa import alpa
+from autopar.search.baselines import data_parallel, replicated
+from autopar.search.problem import Problem
+
+#: A search: what is to be planned -> the plan. Raises InfeasiblePlanError where nothing fits.
+Strategy: TypeAlias = Callable[[Problem], Plan]
+
+#: Group of entry points under which other packages offer strategies.
+ENTRY_POINTS = "autopar.strategies"
+
+_BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
+    {"alpa": alpa, "data-parallel": data_parallel, "replicated": replicated}
+)
+
+
+class StrategyRegistry:
+    """Strategies that users add; they hide built-in ones of the same name."""
+
+    def __init__(self) -> None:
+        self._added: dict[str, Strategy] = {}
+
+    def add(self, name: str, strategy: Strategy) -> None:
+        """Use ``strategy`` for ``name`` from now on."""
+        self._added[name] = strategy
+
+    def table(self) -> dict[str, Strategy | None]:
+        """Every name; None where an entry point is not loaded yet."""
+        found: dict[str, Strategy | None] = {p.name: None for p in entry_points(group=ENTRY_POINTS)}
+        return dict(sorted({**found, **_BUILT_IN, **self._added}.items()))
+
+
+_REGISTRY = StrategyRegistry()
+
+
+def register(name: str) -> Callable[[Strategy], Strategy]:
+    """Decorator: offers a strategy under ``name``, as ``@autopar.search.register("mine")``."""
+
+    def add(strategy: Strategy) -> Strategy:
+        _REGISTRY.add(name, strategy)
+        return strategy
+
+    return add
+
+
+def strategies() -> tuple[str, ...]:
+    """Names of all strategies, sorted."""
+    return tuple(_REGISTRY.table())
+
+
+def strategy_named(name: str) -> Strategy:
+    """The strategy called ``name``. Raises AutoparError, with near names, where there is none."""
+    table = _REGISTRY.table()
+    if name not in table:
+        near = difflib.get_close_matches(name, table, 3, 0.3)
+        raise AutoparError(
+            f"no search strategy is called {name!r}", remedy="one of: " + ", ".join(near or table)
+        )
+    found = table[name]
+    if found is None:
+        (point,) = (p for p in entry_points(group=ENTRY_POINTS) if p.name == name)
+        found = point.load()
+    return found

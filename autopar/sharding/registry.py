@@ -1,0 +1,129 @@
+"""The table from primitive to sharding rule: the built-in files of ``rules``, and what users register.
+
+A file of ``rules`` holds a constant ``RULES``, from primitive name to `RuleFunction`; a new file needs
+nothing else. The user's registrations are the only state: one `RuleRegistry`, changed by
+`register_rule` alone.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+
+from autopar.errors import AutoparError
+from autopar.ir import Operator, TensorType
+from autopar.sharding import rules
+from autopar.sharding.factors import Rule, RuleFunction, replicated_rule
+
+
+def _assembled() -> Mapping[str, RuleFunction]:
+    """All ``RULES`` of the files in ``rules``; ValueError where two files know one primitive."""
+    table: dict[str, RuleFunction] = {}
+    for name in sorted(module.name for module in pkgutil.iter_modules(rules.__path__)):
+        found: Mapping[str, RuleFunction] = import_module(f"{rules.__name__}.{name}").RULES
+        twice = sorted(table.keys() & found.keys())
+        if twice:
+            raise ValueError(f"rules of {', '.join(twice)} are in two files; the second is {name}")
+        table.update(found)
+    return MappingProxyType(table)
+
+
+BUILT_IN: Mapping[str, RuleFunction] = _assembled()
+
+
+class RuleRegistry:
+    """Rules that users add to the built-in ones. A registered rule hides a built-in one of its name."""
+
+    def __init__(self) -> None:
+        self._added: dict[str, RuleFunction] = {}
+
+    def register(self, primitive: str, rule: RuleFunction) -> None:
+        """Use ``rule`` for ``primitive`` from now on. See `register_rule`."""
+        if not isinstance(primitive, str) or not callable(rule):
+            raise AutoparError(
+                f"cannot register {rule!r} as the rule of {primitive!r}",
+                cause="register_rule takes the name of a primitive and a function",
+                remedy='register_rule("my_primitive", my_rule), where my_rule(op, operand_types) returns a Rule',
+            )
+        self._added[primitive] = rule
+
+    def remove(self, primitive: str) -> None:
+        """Forget what was registered for ``primitive``; a built-in rule shows again. KeyError if nothing was."""
+        del self._added[primitive]
+
+    def rule_for(self, op: Operator, operand_types: tuple[TensorType, ...]) -> tuple[Rule, bool]:
+        """See the module's `rule_for`."""
+        added = self._added.get(op.primitive)
+        whole = replicated_rule(op, operand_types)
+        if added is None:
+            rule, known = _built_in(op, operand_types)
+            return (rule, True) if rule is not None and known else (whole, known)
+        rule = added(op, operand_types)
+        if rule is not None and not _fits(rule, op, operand_types):
+            raise AutoparError(
+                f"the rule of {op.primitive} labels operands {rule.operands} and results {rule.results}, "
+                f"but the types are {', '.join(map(str, operand_types))} -> "
+                f"{', '.join(str(v.type) for v in op.results)}",
+                cause="a rule has one label (a factor or None) for each dim of each operand and result",
+                source=op.source or None,
+            )
+        return (whole if rule is None else rule), True
+
+
+def _built_in(op: Operator, operand_types: tuple[TensorType, ...]) -> tuple[Rule | None, bool]:
+    """The built-in rule, or None, and whether the operator is one that the rules know."""
+    function = BUILT_IN.get(op.primitive)
+    if function is None:
+        return None, False
+    try:
+        rule = function(op, operand_types)
+    except (LookupError, TypeError, ValueError):
+        # Parameters of a jax version that the rule was not written for: whole is slower, but right.
+        return None, False
+    return rule, rule is None or _fits(rule, op, operand_types)
+
+
+def _fits(rule: Rule, op: Operator, operand_types: tuple[TensorType, ...]) -> bool:
+    """Whether ``rule`` has as many labels as the operator has operands, results and dims."""
+    ranks = ([t.rank for t in operand_types], [v.type.rank for v in op.results])
+    named = [i for group in (*rule.linear, *(f.partial_operands for f in rule.factors)) for i in group]
+    return ranks == ([len(d) for d in rule.operands], [len(d) for d in rule.results]) and all(
+        0 <= i < len(operand_types) for i in named
+    )
+
+
+_REGISTRY = RuleRegistry()
+
+
+def register_rule(primitive: str, rule: RuleFunction) -> None:
+    """Teach the planner how a primitive may be split.
+
+    Args:
+        primitive: jax's name of it, as ``"my_kernel"``.
+        rule: called with an operator and the types of its operands; returns a `Rule`, or None where this
+            operator has to run whole on every device. A rule must be deterministic.
+
+    Registering again replaces. A rule for a primitive that autopar knows hides the built-in one.
+    The operator runs on local pieces with its parameters unchanged, so its parameters may not name sizes.
+    """
+    _REGISTRY.register(primitive, rule)
+
+
+def unregister_rule(primitive: str) -> None:
+    """Undo `register_rule`. KeyError if nothing is registered for ``primitive``."""
+    _REGISTRY.remove(primitive)
+
+
+def rule_for(op: Operator, operand_types: tuple[TensorType, ...]) -> tuple[Rule, bool]:
+    """The rule of an operator, and whether its primitive is known.
+
+    Args:
+        op: the operator.
+        operand_types: types of its operands (global shapes).
+
+    An unknown primitive gets the rule without factors (whole on every device) and False. AutoparError
+    only where a registered rule does not fit the operator's shapes.
+    """
+    return _REGISTRY.rule_for(op, operand_types)

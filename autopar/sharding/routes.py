@@ -1,0 +1,58 @@
+"""From which copy of a value a reader takes it. Planning counts, and lowering emits, what this says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autopar.ir import Layout, TensorType
+from autopar.sharding.reshard import PathTables
+
+
+@dataclass
+class Routes:
+    """The layouts in which one value exists so far.
+
+    Args:
+        tables: resharding paths of the mesh.
+        type: type of the value.
+        made: layout that it is made in.
+        copies: by phase ("" for all) the layout of its shared copy.
+    """
+
+    tables: PathTables
+    type: TensorType
+    made: Layout
+    copies: dict[str, Layout]
+    known: set[tuple[str, Layout]] = field(default_factory=set)
+
+    def take(self, required: Layout, phase: str) -> list[tuple[tuple[str, Layout], tuple[str, Layout]]]:
+        """Conversions to do, in order, before a reader in ``phase`` can take the value in ``required``.
+
+        Each is (from, to); an end is (phase of the copy, layout); the value as made is ``("", made)``.
+        The last ``to`` is where the reader finds it; an empty list means that `found` already exists.
+        """
+        origin = ("", self.made)
+        group = phase if phase in self.copies else ""
+        target = self.place(required, phase)
+        if target == origin or target in self.known:
+            return []
+        steps = []
+        source = origin
+        copy = self.copies.get(group)
+        if copy is not None and copy != self.made:
+            via = (group, copy)
+            if self.tables.seconds(self.type, copy, required) < self.tables.seconds(self.type, self.made, required):
+                source = via
+                if via not in self.known:
+                    steps.append((origin, via))
+                    self.known.add(via)
+        if source != target:
+            steps.append((source, target))
+            self.known.add(target)
+        return steps
+
+    def place(self, required: Layout, phase: str) -> tuple[str, Layout]:
+        """Where a reader in ``phase`` finds the value in ``required``."""
+        if required == self.made:
+            return ("", self.made)
+        return (phase if phase in self.copies else "", required)

@@ -1,0 +1,111 @@
+"""Rules of matrix products: batch, free and contracted dims are factors."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+from autopar.ir import Operator, TensorType, is_float, item_bytes
+from autopar.sharding.factors import Factor, Rule, RuleFunction
+from autopar.sharding.loops import Loop, parallel, rule_of
+from autopar.sharding.rules.elementwise import is_number
+
+_Ints: TypeAlias = tuple[int, ...]
+
+
+def product_groups(operand_types: tuple[TensorType, ...], result: TensorType) -> tuple[tuple[int, ...], ...]:
+    """Linear groups of a product of operands 0 and 1: each alone, where a partial sum of it can be multiplied.
+
+    Terms of an integer sum wrap at the operand's width, so the result must not be wider than the operand.
+    """
+    return tuple((i,) for i in (0, 1) if _sums_pass(operand_types[i].dtype, result.dtype))
+
+
+def _sums_pass(dtype: str, result: str) -> bool:
+    if is_float(dtype):
+        return is_float(result)
+    return is_number(dtype) and is_number(result) and not is_float(result) and item_bytes(dtype) >= item_bytes(result)
+
+
+def contracted(size: int, result: TensorType, *places: tuple[int, int]) -> tuple[Loop, ...]:
+    """The loop of a contracted dim, or none where results cannot be added (bools)."""
+    return (Loop(Factor(size, reduce="sum"), places),) if is_number(result.dtype) else ()
+
+
+def dot_general(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """``bij,bjk->bik`` for any dimension numbers. Result dims: batch, then free of the left, then of the right."""
+    (contract, batch) = _nested(op.attr("dimension_numbers"))
+    left, right = operand_types
+    result = op.results[0].type
+    free = _free(left, contract[0], batch[0]), _free(right, contract[1], batch[1])
+    loops = [parallel(left.shape[i], (0, i), (1, j), (2, r)) for r, (i, j) in enumerate(zip(*batch, strict=True))]
+    first = len(batch[0])
+    loops += [parallel(left.shape[d], (0, d), (2, first + n)) for n, d in enumerate(free[0])]
+    first += len(free[0])
+    loops += [parallel(right.shape[d], (1, d), (2, first + n)) for n, d in enumerate(free[1])]
+    for i, j in zip(*contract, strict=True):
+        loops += contracted(left.shape[i], result, (0, i), (1, j))
+    return rule_of(loops, op, operand_types, product_groups(operand_types, result))
+
+
+def ragged_dot_general(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """Products of groups of rows, whose sizes are the third operand.
+
+    The ragged dim and the group dim stay whole. Where group sizes differ by batch, batch dims and free dims
+    of the left stay whole too.
+    """
+    (contract, batch), ragged, group = _ragged(op)
+    left, right, sizes = operand_types[:3]
+    result = op.results[0].type
+    free = _free(left, contract[0], batch[0]), _free(right, (*contract[1], *group), batch[1])
+    # A ragged contracted dim makes one product a group: the result has a group dim in front.
+    first = 1 if ragged[0] in contract[0] else 0
+    shared = sizes.rank == 1
+    loops = [
+        parallel(left.shape[i], (0, i), (1, j), (3, first + n))
+        for n, (i, j) in enumerate(zip(*batch, strict=True))
+        if shared and i not in ragged
+    ]
+    first += len(batch[0])
+    loops += [
+        parallel(left.shape[d], (0, d), (3, first + n)) for n, d in enumerate(free[0]) if shared and d not in ragged
+    ]
+    first += len(free[0])
+    loops += [parallel(right.shape[d], (1, d), (3, first + n)) for n, d in enumerate(free[1])]
+    for i, j in zip(*contract, strict=True):
+        if i not in ragged:
+            loops += contracted(left.shape[i], result, (0, i), (1, j))
+    return rule_of(loops, op, operand_types, product_groups(operand_types, result))
+
+
+def _free(type: TensorType, contract: _Ints, batch: _Ints) -> list[int]:
+    return [d for d in range(type.rank) if d not in contract and d not in batch]
+
+
+def _nested(value: object) -> tuple[tuple[_Ints, _Ints], tuple[_Ints, _Ints]]:
+    """``((left, right) contracted, (left, right) batch)``, checked."""
+    (a, b), (c, d) = value  # type: ignore[misc]
+    return (tuple(a), tuple(b)), (tuple(c), tuple(d))
+
+
+def _ragged(op: Operator) -> tuple[tuple[tuple[_Ints, _Ints], tuple[_Ints, _Ints]], _Ints, _Ints]:
+    """Dot, ragged and group dims of a ragged product, from the text of its dimension numbers.
+
+    ValueError where they read otherwise, or where a ``group_offset`` is given.
+    """
+    text = str(op.attr("ragged_dot_dimension_numbers"))
+    names = ("dot_dimension_numbers", "lhs_ragged_dimensions", "rhs_group_dimensions")
+    pattern = r"\w+\(" + ", ".join(f"{name}=(.*)" for name in names) + r"\)"
+    found = re.fullmatch(pattern, text)
+    if found is None or len(op.operands) != 3:
+        raise ValueError(f"dimension numbers of {op.id} are {text}")
+    dot, ragged, group = (ast.literal_eval(part) for part in found.groups())
+    return _nested(dot), tuple(ragged), tuple(group)
+
+
+RULES: Mapping[str, RuleFunction] = MappingProxyType(
+    {"dot_general": dot_general, "ragged_dot_general": ragged_dot_general}
+)

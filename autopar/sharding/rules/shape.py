@@ -1,0 +1,132 @@
+"""Rules of primitives that move elements: transpose, broadcast, slice, pad, concatenate and their kin.
+
+All are linear. A dim that the primitive treats element by element is a factor; any other is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from autopar.ir import Literal, Operator, TensorType
+from autopar.sharding.factors import Dims, Factor, Rule, RuleFunction
+from autopar.sharding.rules.elementwise import is_number
+
+
+def _linear(type: TensorType, *operands: int) -> tuple[tuple[int, ...], ...]:
+    return (operands or (0,),) if is_number(type.dtype) else ()
+
+
+def transpose(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """Result dim i is operand dim ``permutation[i]``."""
+    (type,) = operand_types
+    return Rule(
+        factors=tuple(Factor(n) for n in type.shape),
+        operands=(tuple(range(type.rank)),),
+        results=(op.ints("permutation"),),
+        linear=_linear(type),
+    )
+
+
+def squeeze(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """``dimensions`` of size 1 vanish; the others keep their order."""
+    (type,) = operand_types
+    gone = op.ints("dimensions")
+    kept = [d for d in range(type.rank) if d not in gone]
+    return Rule(
+        factors=tuple(Factor(type.shape[d]) for d in kept),
+        operands=(tuple(kept.index(d) if d in kept else None for d in range(type.rank)),),
+        results=(tuple(range(len(kept))),),
+        linear=_linear(type),
+    )
+
+
+def broadcast_in_dim(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
+    """New and stretched dims are factors that the result alone has. Linear: a zero is a partial zero."""
+    if len(operand_types) != 1:
+        return None
+    (type,) = operand_types
+    shape = op.ints("shape")
+    placed = op.ints("broadcast_dimensions")
+    return Rule(
+        factors=tuple(Factor(n) for n in shape),
+        operands=(tuple(d if n == shape[d] else None for n, d in zip(type.shape, placed, strict=True)),),
+        results=(tuple(range(len(shape))),),
+        linear=_linear(type),
+    )
+
+
+def iota(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
+    """Every dim; a device counts from the start of its piece."""
+    if operand_types:
+        return None
+    shape = op.ints("shape")
+    return Rule(tuple(Factor(n) for n in shape), (), (tuple(range(len(shape))),))
+
+
+def _kept(
+    op: Operator, operand_types: tuple[TensorType, ...], whole: frozenset[int], linear: tuple[tuple[int, ...], ...]
+) -> Rule:
+    """Tensors of the first operand's rank have its dims as factors, but for those in ``whole``; others are whole."""
+    first = operand_types[0]
+    split = [d for d in range(first.rank) if d not in whole]
+    labels: Dims = tuple(split.index(d) if d in split else None for d in range(first.rank))
+    return Rule(
+        factors=tuple(Factor(first.shape[d]) for d in split),
+        operands=tuple(labels if t.rank == first.rank else (None,) * t.rank for t in operand_types),
+        results=(labels,) * len(op.results),
+        linear=linear,
+    )
+
+
+def concatenate(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """Not along the concatenated dim; linear in all operands together."""
+    linear = _linear(operand_types[0], *range(len(operand_types)))
+    return _kept(op, operand_types, frozenset({op.integer("dimension")}), linear)
+
+
+def pad(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """Dims without padding. Linear in the array alone where the padding is a literal 0, else in both together."""
+    config = op.attr("padding_config")
+    if not isinstance(config, tuple):
+        raise TypeError(f"padding_config of {op.id} is {config!r}")
+    whole = frozenset(d for d, amounts in enumerate(config) if amounts != (0, 0, 0))
+    value = op.operands[1]
+    zero = isinstance(value, Literal) and value.is_zero
+    # Labels go by rank, and an array of rank 0 has none to mistake the padding's for.
+    return _kept(op, operand_types, whole, _linear(operand_types[0], *((0,) if zero else (0, 1))))
+
+
+def slice_(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """Dims that are taken whole, with stride 1."""
+    (type,) = operand_types
+    starts, limits = op.ints("start_indices"), op.ints("limit_indices")
+    strides = (1,) * type.rank if op.attr("strides") is None else op.ints("strides")
+    taken = list(zip(starts, limits, strides, strict=True))
+    whole = frozenset(d for d in range(type.rank) if taken[d] != (0, type.shape[d], 1))
+    return _kept(op, operand_types, whole, _linear(type))
+
+
+def rev(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """Not the reversed dims."""
+    return _kept(op, operand_types, frozenset(op.ints("dimensions")), _linear(operand_types[0]))
+
+
+def split(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """Not the dim that is cut into results."""
+    return _kept(op, operand_types, frozenset({op.integer("axis")}), _linear(operand_types[0]))
+
+
+RULES: Mapping[str, RuleFunction] = MappingProxyType(
+    {
+        "broadcast_in_dim": broadcast_in_dim,
+        "concatenate": concatenate,
+        "iota": iota,
+        "pad": pad,
+        "rev": rev,
+        "slice": slice_,
+        "split": split,
+        "squeeze": squeeze,
+        "transpose": transpose,
+    }
+)

@@ -1,0 +1,160 @@
+"""`Strategy`: one way to run an operator on a mesh; `strategies` lists all that a rule allows.
+
+Every mesh axis of size above 1 is assigned to nothing (its devices repeat the work), to a factor of the
+rule (its devices share the work), or to a linear group (its devices hold terms of a sum). This is the
+enumeration of Alpa (OSDI'22, section 4.1, table 3), for any operator and any number of axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from autopar.cluster.mesh import LogicalMesh
+from autopar.ir import Layout, TensorType
+from autopar.sharding.factors import Dims, Rule
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Assignment:
+    """What one mesh axis does in a strategy; at most one of ``factor`` and ``group`` is set.
+
+    Args:
+        axis: name of the mesh axis.
+        factor: index of the rule's factor that it splits.
+        group: index of the rule's linear group over whose partial operands the work runs.
+    """
+
+    axis: str
+    factor: int | None = None
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Layouts in which an operator can run without communication inside.
+
+    Args:
+        assignments: what each mesh axis of size above 1 does, in mesh order.
+        operand_layouts: the layout that each operand must have.
+        result_layouts: the layout that each result then has.
+        split: product of the sizes of the axes that split a factor: the work of a device is the whole
+            work divided by it. Axes on linear groups do not count: there each device does the work of
+            its own term.
+    """
+
+    assignments: tuple[Assignment, ...]
+    operand_layouts: tuple[Layout, ...]
+    result_layouts: tuple[Layout, ...]
+    split: int
+
+
+Axes: TypeAlias = tuple[tuple[str, int], ...]
+Types: TypeAlias = tuple[TensorType, ...]
+#: (mesh axis, kind of reduction) of each axis over which a tensor is partial.
+Partial: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def strategies(rule: Rule, operand_types: Types, result_types: Types, mesh: LogicalMesh) -> tuple[Strategy, ...]:
+    """Every strategy that ``rule`` allows on ``mesh``, the replicated one first, always in the same order.
+
+    Args:
+        rule: what may be split.
+        operand_types: types of the operands (global shapes).
+        result_types: types of the results (global shapes).
+        mesh: only names and sizes of its axes are used.
+
+    A strategy is left out where the pieces of some dim would be uneven, or where a tensor would be
+    partial in two kinds of reduction at once. Answers are cached: operators of one signature share them.
+    """
+    axes = tuple((name, n) for name, n in mesh.axes if n > 1)
+    return _strategies(rule, operand_types, result_types, axes)
+
+
+@lru_cache(maxsize=4096)
+def _strategies(rule: Rule, operand_types: Types, result_types: Types, axes: Axes) -> tuple[Strategy, ...]:
+    limits = _limits(rule, operand_types, result_types)
+    build = _Builder(rule, dict(axes))
+    built = (build.strategy(chosen) for chosen in _assignments(limits, len(rule.linear), axes))
+    return tuple(s for s in built if s is not None)
+
+
+def _limits(rule: Rule, operand_types: Types, result_types: Types) -> tuple[int, ...]:
+    """By factor: the gcd of its size and of all dims that it labels; what the number of pieces must divide."""
+    limits = [f.size for f in rule.factors]
+    tensors = (*zip(rule.operands, operand_types, strict=True), *zip(rule.results, result_types, strict=True))
+    for dims, type in tensors:
+        for factor, n in zip(dims, type.shape, strict=True):
+            if factor is not None:
+                limits[factor] = math.gcd(limits[factor], n)
+    return tuple(limits)
+
+
+def _assignments(limits: tuple[int, ...], groups: int, axes: Axes) -> Iterator[tuple[Assignment, ...]]:
+    """All assignments of ``axes`` whose pieces are even."""
+    if not axes:
+        yield ()
+        return
+    (axis, n), rest = axes[0], axes[1:]
+    for tail in _assignments(limits, groups, rest):
+        yield (Assignment(axis), *tail)
+    for factor, limit in enumerate(limits):
+        # A dim of size 0 has nothing to share.
+        if limit > 0 and limit % n == 0:
+            left = (*limits[:factor], limit // n, *limits[factor + 1 :])
+            for tail in _assignments(left, groups, rest):
+                yield (Assignment(axis, factor=factor), *tail)
+    for group in range(groups):
+        for tail in _assignments(limits, groups, rest):
+            yield (Assignment(axis, group=group), *tail)
+
+
+class _Builder:
+    """Makes the strategies of one rule; they share equal layouts, since an operator may have many of both."""
+
+    def __init__(self, rule: Rule, sizes: dict[str, int]) -> None:
+        self.rule = rule
+        self.sizes = sizes
+        self.layouts: dict[tuple[tuple[tuple[str, ...], ...], Partial], Layout | None] = {}
+
+    def strategy(self, chosen: tuple[Assignment, ...]) -> Strategy | None:
+        """The strategy of an assignment, or None where kinds of reduction conflict."""
+        by_factor: dict[int, tuple[str, ...]] = {}
+        operands: list[Partial] = [()] * len(self.rule.operands)
+        result: Partial = ()
+        for a in chosen:
+            if a.factor is not None:
+                by_factor[a.factor] = (*by_factor.get(a.factor, ()), a.axis)
+                factor = self.rule.factors[a.factor]
+                kind, partial = factor.reduce, factor.partial_operands
+            elif a.group is not None:
+                kind, partial = "sum", self.rule.linear[a.group]
+            else:
+                continue
+            for i in partial:
+                operands[i] = (*operands[i], (a.axis, kind or "sum"))
+            if kind is not None:
+                result = (*result, (a.axis, kind))
+        before = [self.layout(d, by_factor, p) for d, p in zip(self.rule.operands, operands, strict=True)]
+        after = [self.layout(d, by_factor, result) for d in self.rule.results]
+        if any(layout is None for layout in (*before, *after)):
+            return None
+        return Strategy(
+            assignments=chosen,
+            operand_layouts=tuple(layout for layout in before if layout is not None),
+            result_layouts=tuple(layout for layout in after if layout is not None),
+            split=math.prod(self.sizes[axis] for axes in by_factor.values() for axis in axes),
+        )
+
+    def layout(self, dims: Dims, by_factor: dict[int, tuple[str, ...]], partial: Partial) -> Layout | None:
+        """The layout of a tensor with labels ``dims``; None where it is partial in two kinds of reduction."""
+        axes = tuple(() if d is None else by_factor.get(d, ()) for d in dims)
+        key = (axes, partial)
+        if key not in self.layouts:
+            kinds = sorted({kind for _, kind in partial})
+            names = tuple(axis for axis, _ in partial)
+            self.layouts[key] = None if len(kinds) > 1 else Layout(axes, names, kinds[0] if kinds else "sum")
+        return self.layouts[key]

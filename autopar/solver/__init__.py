@@ -1,0 +1,36 @@
+"""Choice problems (integer programs of one strategy for each node) and what solves them."""
+
+from autopar.solver.base import Capabilities, Solver, SolverError
+from autopar.solver.evaluate import fits, is_feasible, objective, peak_bytes, usage_profile
+from autopar.solver.exhaustive import ExhaustiveSolver
+from autopar.solver.highs import HighsSolver
+from autopar.solver.memory import least_memory
+from autopar.solver.presolve import Reduction, reduce_problem
+from autopar.solver.problem import ChoiceProblem, Edge, Node, ProblemError, Usage
+from autopar.solver.solution import Solution, Status
+from autopar.solver.solve import solve, solver_named
+
+__all__ = [
+    "Capabilities",
+    "ChoiceProblem",
+    "Edge",
+    "ExhaustiveSolver",
+    "HighsSolver",
+    "Node",
+    "ProblemError",
+    "Reduction",
+    "Solution",
+    "Solver",
+    "SolverError",
+    "Status",
+    "Usage",
+    "fits",
+    "is_feasible",
+    "least_memory",
+    "objective",
+    "peak_bytes",
+    "reduce_problem",
+    "solve",
+    "solver_named",
+    "usage_profile",
+]

@@ -1,0 +1,101 @@
+"""`HighsSolver`: the integer program, solved by HiGHS."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from autopar.solver.base import Capabilities, SolverError
+from autopar.solver.evaluate import is_feasible, maximal_times, objective, within
+from autopar.solver.integer_program import SCALED_COST, IntegerProgram, build_program
+from autopar.solver.problem import ChoiceProblem
+from autopar.solver.pulp_highs import Answer, run_highs
+from autopar.solver.solution import Solution, Status
+
+# What HiGHS's tolerances may hide in a bound, in scaled cost.
+_BOUND_SLACK = SCALED_COST * 1e-10
+
+
+@dataclass(frozen=True)
+class HighsSolver:
+    """Solves the whole integer program as it is given; `solve` adds presolve and lazy memory rows.
+
+    Args:
+        gap: relative gap, on the part of the cost that is open to choice, at which to stop; 0 wants the proof.
+    """
+
+    gap: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """``highs``."""
+        return "highs"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Exact, with memory, any size."""
+        return Capabilities(exact=True, memory=True, anytime=True, seeded=True)
+
+    def solve(
+        self,
+        problem: ChoiceProblem,
+        *,
+        time_limit_s: float | None = None,
+        start: tuple[int, ...] | None = None,
+        seed: int = 0,
+    ) -> Solution:
+        """See `Solver.solve`. Raises `SolverError` where HiGHS itself fails."""
+        began = time.monotonic()
+
+        def done(status: Status, choice: tuple[int, ...], bound: float) -> Solution:
+            cost = objective(problem, choice) if status in (Status.OPTIMAL, Status.FEASIBLE) else math.inf
+            return Solution(status, choice, cost, min(bound, cost), time.monotonic() - began, self.name)
+
+        program = build_program(problem)
+        if not program.feasible or not within(0.0, problem.limit_bytes):
+            return done(Status.INFEASIBLE, (), math.inf)
+        best = start if start is not None and is_feasible(problem, start) else ()
+        while True:
+            left = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
+            if left is not None and left <= 0:
+                return done(Status.FEASIBLE if best else Status.UNKNOWN, best, _floor(program))
+            begin = program.values(best) if best else None
+            answer = run_highs(program, time_limit_s=left, start=begin, seed=seed, gap=self.gap)
+            if answer.status == "failed":
+                raise SolverError(f"HiGHS stopped with {answer.said!r} on {program.costs.size} columns")
+            if answer.status == "infeasible":
+                return done(Status.INFEASIBLE, (), math.inf)
+            bound = _bound(program, answer)
+            if answer.values is None:
+                return done(Status.FEASIBLE if best else Status.UNKNOWN, best, bound)
+            choice = program.choice(answer.values)
+            cover = _broken_row(problem, choice)
+            if cover:
+                # Within HiGHS's tolerance the row held; exactly it does not.
+                program = program.with_cover(cover)
+                continue
+            if math.isinf(objective(problem, choice)):
+                raise SolverError(f"HiGHS's solution takes a forbidden pair ({answer.said})")
+            if best and objective(problem, best) < objective(problem, choice):
+                choice = best
+            proven = answer.status == "optimal" and self.gap == 0.0
+            return done(Status.OPTIMAL if proven else Status.FEASIBLE, choice, bound)
+
+
+def _floor(program: IntegerProgram) -> float:
+    """The bound that needs no solving: every shifted cost is at least 0."""
+    return program.offset
+
+
+def _bound(program: IntegerProgram, answer: Answer) -> float:
+    return program.offset + max(0.0, answer.bound - _BOUND_SLACK) / program.scale
+
+
+def _broken_row(problem: ChoiceProblem, choice: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """The nodes, with their strategies, that together exceed the limit at some time; () where it holds always."""
+    for at in maximal_times(problem.usages) if problem.limit_bytes is not None else ():
+        live = [u for u in problem.usages if u.start <= at < u.stop and u.bytes[choice[u.node]] > 0]
+        if not within(math.fsum(float(u.bytes[choice[u.node]]) for u in live), problem.limit_bytes):
+            return tuple((v, choice[v]) for v in sorted({u.node for u in live}))
+    return ()

@@ -1,0 +1,126 @@
+"""The one place that knows PuLP: models an `IntegerProgram` with it and has HiGHS solve it.
+
+Works with PuLP 3.3 (Python 3.11) and 4.x. What differs: how an expression is made from pairs, and what
+``solve`` returns. Statuses are not read from PuLP at all: 3.3 calls a time-out "Optimal". Status,
+solution and bound are HiGHS's own, through ``solverModel``, which both versions leave on the problem.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autopar.solver.integer_program import IntegerProgram
+from autopar.solver.problem import Array
+
+# Both versions are typed differently; as Any, this file checks under either.
+pulp: Any = importlib.import_module("pulp")
+
+_THREADS = 2  # fixed: HiGHS has one pool of threads a process and its search depends on their number
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What HiGHS said.
+
+    Args:
+        status: "optimal", "infeasible", "limit" (stopped early) or "failed".
+        values: by column, where it has a feasible solution.
+        bound: the scaled objective of no solution is less; -inf where unknown.
+        said: HiGHS's own word for the status.
+    """
+
+    status: str
+    values: Array | None
+    bound: float
+    said: str
+
+
+def run_highs(
+    program: IntegerProgram, *, time_limit_s: float | None, start: Array | None, seed: int, gap: float
+) -> Answer:
+    """Solve ``program``.
+
+    Args:
+        program: what to solve.
+        time_limit_s: seconds, or None.
+        start: value of each column of a feasible solution to begin from, or None.
+        seed: of HiGHS's random numbers.
+        gap: relative gap at which to stop.
+    """
+    problem = _model(program)
+    options: dict[str, Any] = {
+        "random_seed": seed,
+        "log_to_console": False,
+        "output_flag": False,
+        "mip_feasibility_tolerance": 1e-8,
+        "primal_feasibility_tolerance": 1e-9,
+        "dual_feasibility_tolerance": 1e-9,
+    }
+    solver = _Highs(msg=False, threads=_THREADS, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, **options)
+    solver.start = start
+    problem.solve(solver)
+    return _answer(problem.solverModel)
+
+
+def _model(program: IntegerProgram) -> Any:
+    """The PuLP problem. Names are numbers of one width, since 3.3 orders columns by name."""
+    problem = pulp.LpProblem("choice", pulp.LpMinimize)
+    width = len(str(program.costs.size))
+    upper = [None if math.isinf(u) else u for u in program.upper.tolist()]
+    integer = [pulp.LpInteger] * program.binaries
+    kinds = integer + [pulp.LpContinuous] * (program.costs.size - program.binaries)
+    x = [
+        problem.add_variable(f"x{i:0{width}}", 0.0, top, kind)
+        for i, (top, kind) in enumerate(zip(upper, kinds, strict=True))
+    ]
+    # Every column is named in the objective, at 0 too, so that none is left out and columns keep their order.
+    problem += _expression(list(zip(x, program.costs.tolist(), strict=True)))
+    for row in program.rows:
+        columns = [x[i] for i in row.columns.tolist()]
+        total = _expression(list(zip(columns, row.values.tolist(), strict=True)))
+        problem.addConstraint(total == row.upper if row.lower == row.upper else total <= row.upper)
+    return problem
+
+
+def _expression(pairs: list[tuple[Any, float]]) -> Any:
+    """sum of coefficient times variable: 3.3 takes pairs, 4.x has a constructor for them."""
+    from_list = getattr(pulp.LpAffineExpression, "from_list", None)
+    return pulp.LpAffineExpression(pairs) if from_list is None else from_list(pairs)
+
+
+def _answer(model: Any) -> Answer:
+    """Status, solution and bound from HiGHS itself."""
+    said = model.modelStatusToString(model.getModelStatus())
+    info = model.getInfo()
+    status = {
+        "Optimal": "optimal",
+        "Infeasible": "infeasible",
+        "Primal infeasible or unbounded": "infeasible",  # no program here is unbounded: no cost is negative
+        "Time limit reached": "limit",
+        "Iteration limit reached": "limit",
+        "Solution limit reached": "limit",
+        "Interrupted by user": "limit",
+        "Memory limit reached": "limit",
+    }.get(said, "failed")
+    feasible = model.solutionStatusToString(info.primal_solution_status) == "Feasible"
+    values = np.array(model.getSolution().col_value, dtype=np.float64) if feasible else None
+    bound = float(info.mip_dual_bound)
+    return Answer(status, values, bound if math.isfinite(bound) else -math.inf, said)
+
+
+class _Highs(pulp.HiGHS):  # type: ignore[misc]
+    """PuLP's HiGHS with a start: 3.3 has none, and 4.x takes it by variable."""
+
+    start: Array | None = None
+
+    def callSolver(self, lp: Any) -> None:
+        """Hand over the start, then solve."""
+        if self.start is not None:
+            count = self.start.size
+            lp.solverModel.setSolution(count, np.arange(count, dtype=np.int32), self.start)
+        super().callSolver(lp)

@@ -1,0 +1,45 @@
+"""`Solution`: what a solver answers, with an honest status and a bound."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Status(enum.Enum):
+    """How far a solver got."""
+
+    OPTIMAL = "proven optimal"
+    FEASIBLE = "feasible; not proven optimal"
+    INFEASIBLE = "proven infeasible"
+    UNKNOWN = "stopped with neither a solution nor a proof"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The answer to a `ChoiceProblem`.
+
+    Args:
+        status: what is known.
+        choice: index of the strategy of each node; empty where there is no solution.
+        objective: cost of ``choice``, evaluated on the problem itself; inf where there is none.
+        lower_bound: no choice costs less than this (-inf where nothing was proven).
+        seconds: time that the solver took.
+        solver: name of the solver.
+    """
+
+    status: Status
+    choice: tuple[int, ...]
+    objective: float
+    lower_bound: float
+    seconds: float
+    solver: str
+
+    @property
+    def gap(self) -> float:
+        """(objective - lower bound) / objective; 0 where proven optimal, inf where nothing is known."""
+        if self.status is Status.OPTIMAL or self.objective == self.lower_bound:
+            return 0.0
+        if not self.choice or self.objective <= 0:
+            return float("inf")
+        return (self.objective - self.lower_bound) / self.objective

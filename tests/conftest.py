@@ -1,0 +1,37 @@
+"""Settings of all tests: eight virtual CPU devices, hypothesis profiles, 64-bit floats on request.
+
+The two variables are set before anything imports jax, which reads them once. Worker processes of xdist import
+this file too, and inherit the variables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+_DEVICES = "--xla_force_host_platform_device_count"
+_other_flags = re.sub(rf"{_DEVICES}=\S*", "", os.environ.get("XLA_FLAGS", "")).strip()
+os.environ["XLA_FLAGS"] = f"{_other_flags} {_DEVICES}=8".strip()
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+# "ci" makes the same examples on every run, so that a change of the code is the only reason for a change of the
+# result. "dev" looks for new ones: HYPOTHESIS_PROFILE=dev. Times on shared machines mean nothing: no deadline.
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
+hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """Turns on 64-bit floats and integers of jax for one test.
+
+    Under hypothesis write ``with jax.enable_x64(True):`` in the body instead, since a fixture covers all examples.
+    """
+    import jax  # the planner's tests run without it
+
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,196 @@
+"""What holds for the repository as a whole: sizes, state, who imports what, no traces of one machine."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import autopar
+import autopar.errors
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted((ROOT / "autopar").rglob("*.py"))
+TEXT_SUFFIXES = (".cfg", ".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yaml", ".yml")
+
+#: Rooms that plan without a device: importing all of them loads none of `DEVICE_LIBRARIES`.
+PLANNER = ("errors", "ir", "cluster", "solver", "plan", "sharding", "cost", "schedule", "simulate", "search")
+DEVICE_LIBRARIES = ("jax", "jaxlib", "ray", "flax", "optax")
+
+#: Modules below which a library may be imported at all; one that is not named here may be imported anywhere.
+MAY_IMPORT = {
+    "jax": ("autopar._compat", "autopar.api", "autopar.frontend", "autopar.lower", "autopar.runtime"),
+    "jaxlib": ("autopar._compat",),
+    "ray": ("autopar.runtime.ray",),
+    "pulp": ("autopar.solver",),
+    "highspy": ("autopar.solver",),
+    "orbax": ("autopar.runtime",),
+    "flax": (),
+    "optax": (),
+}
+
+MUTABLE_DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+MUTABLE_MAKERS = ("Counter", "OrderedDict", "bytearray", "defaultdict", "deque", "dict", "list", "set")
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run on import, those in ``if`` and ``try`` blocks too."""
+    for statement in body:
+        yield statement
+        for block in ("body", "orelse", "finalbody"):
+            if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield from top_level(getattr(statement, block, []))
+
+
+def makes_mutable(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Call):
+        function = value.func
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        return name in MUTABLE_MAKERS
+    return isinstance(value, MUTABLE_DISPLAYS)
+
+
+def mutable_state(tree: ast.Module) -> list[str]:
+    """Module-level names of mutable containers, but for constants (ALL_CAPS, ``Final``) and ``__all__``."""
+    found = []
+    for statement in top_level(tree.body):
+        if isinstance(statement, ast.AnnAssign):
+            targets, value = [statement.target], statement.value
+            if "Final" in ast.unparse(statement.annotation):
+                continue
+        elif isinstance(statement, ast.Assign):
+            targets, value = statement.targets, statement.value
+        else:
+            continue
+        names = [t.id for t in targets if isinstance(t, ast.Name)]
+        if makes_mutable(value):
+            found += [n for n in names if n != "__all__" and not re.fullmatch(r"_*[A-Z][A-Z0-9_]*", n)]
+    return found
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Top-level names of all libraries that are imported anywhere in a file."""
+    names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and not n.level}
+    return {name.partition(".")[0] for name in names}
+
+
+def text_files() -> list[Path]:
+    """Text of the repository; folders whose name starts with a dot hold environments and caches."""
+    paths = []
+    for folder, inner, names in os.walk(ROOT):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        paths += [Path(folder, name) for name in names if name.endswith(TEXT_SUFFIXES) or name == "Makefile"]
+    return sorted(paths)
+
+
+def test_no_file_is_over_500_lines() -> None:
+    lengths = {module_name(p): len(p.read_text(encoding="utf-8").splitlines()) for p in SOURCES}
+    assert lengths
+    assert {name: n for name, n in lengths.items() if n > 500} == {}
+
+
+def test_no_module_level_mutable_state() -> None:
+    found = {module_name(p): mutable_state(parse(p)) for p in SOURCES}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_no_global_statements() -> None:
+    assert [module_name(p) for p in SOURCES if any(isinstance(n, ast.Global) for n in ast.walk(parse(p)))] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("cache = {}", ["cache"]),
+        ("cache: dict[str, int] = dict()", ["cache"]),
+        ("import collections\nif True:\n    seen = collections.defaultdict(list)", ["seen"]),
+        ("try:\n    a = b = [1]\nfinally:\n    pass", ["a", "b"]),
+        ("TABLE = {'f32': 4}\n_TABLE: dict[str, int] = {}\n__all__ = ['x']", []),
+        ("from typing import Final\nnames: Final = ['x']\npair = (1, 2)", []),
+        ("def f():\n    local = {}\nclass C:\n    slots = []", []),
+    ],
+)
+def test_the_check_for_state_finds_state(source: str, names: list[str]) -> None:
+    assert mutable_state(ast.parse(source)) == names
+
+
+def test_libraries_are_imported_only_where_they_may() -> None:
+    wrong = [
+        f"{name} imports {library}"
+        for name, tree in ((module_name(p), parse(p)) for p in SOURCES)
+        for library in sorted(imported(tree) & MAY_IMPORT.keys())
+        if not f"{name}.".startswith(tuple(f"{place}." for place in MAY_IMPORT[library]))
+    ]
+    assert wrong == []
+
+
+def test_planning_loads_no_device_library() -> None:
+    modules = [m for m in map(module_name, SOURCES) if m.startswith(tuple(f"autopar.{room}" for room in PLANNER))]
+    assert modules
+    program = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    loaded = [n for n in {DEVICE_LIBRARIES!r} if n in sys.modules]\n"
+        "    if loaded: sys.exit(f'importing {name} loads {loaded}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_paths_of_one_machine() -> None:
+    machine = re.compile(r"(?<![\w.~-])/(?:work|root|opt/pypi|home/\w+)/")
+    files = text_files()
+    assert ROOT / "README.md" in files
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if machine.search(line)
+    ]
+    assert found == []
+
+
+def test_version_is_said_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == autopar.__version__
+    assert f"## {autopar.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("lock", sorted((ROOT / "requirements").glob("py*.txt")), ids=lambda p: p.stem)
+def test_locks_pin_all_dependencies_and_name_no_index(lock: Path) -> None:
+    lines = [k for k in lock.read_text(encoding="utf-8").splitlines() if not k.startswith("#")]
+    assert [k for k in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9][a-z0-9.]*", k)] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["checkpoint"], *extras["dev"], *extras["examples"]]
+    names = {match.group() for match in (re.match(r"[a-z0-9-]+", w) for w in wanted) if match}
+    assert names - {k.partition("==")[0] for k in lines} == set()
+
+
+def test_every_error_has_its_place_in_the_docs() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^## (\w+)$", text, flags=re.MULTILINE)) == set(autopar.errors.__all__)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))])
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []

@@ -73,7 +73,8 @@ def materialize(create: Callable[[], Tree], abstract: bool) -> Tree:
         create: Makes the arguments of a train step; takes nothing, so its seed is inside.
         abstract: Return ``jax.ShapeDtypeStruct`` leaves and allocate nothing.
     """
-    return jax.eval_shape(create) if abstract else jax.jit(create)()
+    # Not under jit: op by op, the programs that draw numbers are compiled once a shape and shared by all builds.
+    return jax.eval_shape(create) if abstract else create()
 
 
 def count_params(params: Tree) -> int:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(description="Compare a decorated train step with the plain one.")
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--tolerance", type=float, default=1e-3, help="largest difference of a loss that is accepted")
     options = parser.parse_args(argv)
@@ -72,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parallel = losses(compiled, state, batch, options.steps)
     plain = losses(jax.jit(train_step), state, batch, options.steps)
 
-    table = Table(title=f"losses: autopar on {jax.device_count()} devices, jax.jit on one")
+    console.print(f"\nlosses: autopar on {jax.device_count()} devices, jax.jit on one", highlight=False)
+    table = Table()
     for title in ("step", "autopar", "jax.jit", "difference"):
         table.add_column(title, justify="right")
     for index, (a, b) in enumerate(zip(parallel, plain, strict=True)):

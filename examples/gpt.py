@@ -170,17 +170,10 @@ class Ends(nnx.Module):
         self.norm = nnx.LayerNorm(
             config.hidden, dtype=compute, param_dtype=param_dtype, use_fast_variance=False, rngs=rngs
         )
-        self.head = None
-        if not config.tied:
-            self.head = nnx.Linear(
-                config.hidden,
-                config.vocab,
-                use_bias=False,
-                kernel_init=init,
-                dtype=compute,
-                param_dtype=param_dtype,
-                rngs=rngs,
-            )
+        linear = functools.partial(
+            nnx.Linear, use_bias=False, kernel_init=init, dtype=compute, param_dtype=param_dtype, rngs=rngs
+        )
+        self.head = None if config.tied else linear(config.hidden, config.vocab)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Int tokens ``[batch, seq]`` to ``[batch, seq, hidden]``."""
@@ -192,27 +185,28 @@ class Ends(nnx.Module):
         return self.tokens.attend(x) if self.head is None else self.head(x)
 
 
-def make_model(config: Config) -> tuple[Callable[[jax.Array], Tree], Callable[..., jax.Array]]:
+def make_model(config: Config) -> tuple[Callable[..., Tree], Callable[..., jax.Array]]:
     """The two functions of the model.
 
     Args:
         config: Sizes.
 
     Returns:
-        ``init(key)``, which gives the parameters ``{"ends", "blocks": [...]}``, and
+        ``init(key, share_trace=False)``, which gives the parameters ``{"ends", "blocks": [...]}`` (``share_trace``
+        traces one block for all, which makes the shapes of 96 blocks quick), and
         ``apply(params, tokens, rng=None)``, which gives logits ``[batch, seq, vocab]``; ``rng`` None is no dropout.
     """
     # All blocks share one graph: flax walks a module object by object, which for 96 blocks takes minutes.
     block_graph = nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0))))[0]
     ends_graph = nnx.split(nnx.eval_shape(lambda: Ends(config, nnx.Rngs(0))))[0]
 
-    @functools.partial(jax.jit, static_argnums=0)
     def init_part(kind: type[Block] | type[Ends], key: jax.Array) -> Tree:
         return nnx.to_pure_dict(nnx.state(kind(config, nnx.Rngs(key)), nnx.Param))
 
-    def init(key: jax.Array) -> Tree:
+    def init(key: jax.Array, share_trace: bool = False) -> Tree:
+        part = jax.jit(init_part, static_argnums=0) if share_trace else init_part
         keys = jax.random.split(key, config.layers + 1)
-        return {"ends": init_part(Ends, keys[-1]), "blocks": [init_part(Block, k) for k in keys[:-1]]}
+        return {"ends": part(Ends, keys[-1]), "blocks": [part(Block, k) for k in keys[:-1]]}
 
     def apply(params: Tree, tokens: jax.Array, rng: jax.Array | None = None) -> jax.Array:
         ends = nnx.merge(ends_graph, params["ends"])
@@ -253,7 +247,7 @@ def build(preset: str = "tiny", *, abstract: bool = False, **overrides: Any) -> 
     init, apply = make_model(config)
 
     def create() -> tuple[Tree, Tree]:
-        state = train_state(optimizer, init(jax.random.key(config.seed)))
+        state = train_state(optimizer, init(jax.random.key(config.seed), share_trace=abstract))
         text_key, mask_key, dropout_key = jax.random.split(jax.random.key(config.seed + 1), 3)
         if config.dropout > 0:
             state["rng"] = jax.random.key_data(dropout_key)

@@ -2,48 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
+from autopar.api.modules import join_result, split_arguments
 from autopar.errors import AutoparError
-from autopar.frontend import SignatureOptions, Traced, flatten_call
+from autopar.frontend import CallSignature, SignatureOptions, Traced
 from autopar.plan import Plan
 from autopar.runtime import LocalProgram
 
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """What `ParallelFunction.compile` returns; call it with arguments of the signature it was made for."""
+    """What `ParallelFunction.compile` returns; call it with arguments of the signature it was made for.
+
+    Args:
+        plan: what runs.
+        traced: the function's graph.
+        local: the compiled program.
+        function: the user's function.
+        signature_options: how its arguments are read.
+        resolve: (args, kwargs) -> signature and traced leaves.
+    """
 
     plan: Plan
     traced: Traced
     local: LocalProgram
     function: Any
     signature_options: SignatureOptions
+    resolve: Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[CallSignature, list[Any]]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a step. Raises AutoparError for arguments of other shapes, dtypes or structure."""
-        signature, leaves = flatten_call(self.function, args, kwargs, self.signature_options)
+        args, kwargs, modules = split_arguments(args, kwargs)
+        signature, leaves = self.resolve(args, kwargs)
         if signature != self.traced.signature:
             raise AutoparError(
                 f"{self.traced.graph.name} was compiled for other arguments",
                 cause="shapes, dtypes, structure or static values differ",
                 remedy="call the decorated function itself, which compiles once for each signature",
             )
-        return self.run(leaves)
+        result = self.run(leaves)
+        return join_result(result, modules) if modules else result
 
     def run(self, leaves: list[Any]) -> Any:
         """Runs a step on the traced leaves of a call."""
-        return self.traced.results(self.local(leaves))
+        return self.run_placed(self.local.place_all(leaves), leaves)
+
+    def run_placed(self, placed: list[Any], leaves: list[Any]) -> Any:
+        """Runs a step on leaves that lie as the plan wants; ``leaves`` are those that the caller gave."""
+        return self.traced.results(self.local.run(placed, leaves), leaves)
+
+    @property
+    def quick(self) -> bool:
+        """Whether all leaves of the arguments are traced, so that they alone tell the signature."""
+        signature = self.traced.signature
+        return not signature.static_args and len(signature.traced) == len(signature.entries)
 
     @property
     def input_shardings(self) -> Any:
-        """Pytree of `NamedSharding` like ``(args, kwargs)``."""
+        """``(args, kwargs)`` with a `NamedSharding` for each array; by path where a container refuses them."""
         shardings = self.local.program.input_shardings
-        args, kwargs = self.traced.signature.arguments(shardings)
-        return args, kwargs
+        try:
+            return self.traced.signature.arguments(shardings)
+        except Exception:
+            return {path: s for (path, _, _), s in zip(self.traced.arguments, shardings, strict=False)}
 
     def as_text(self) -> str:
         """Optimized HLO of the stage program."""
@@ -52,8 +76,3 @@ class Compiled:
     def memory_analysis(self) -> Any:
         """jax's memory statistics of the stage program (bytes a device)."""
         return self.local.executable.memory_analysis()
-
-    def place(self, leaves: list[Any]) -> list[Any]:
-        """The traced leaves of a call, placed as the plan wants them."""
-        shardings = self.local.program.input_shardings
-        return [jax.device_put(x, s) for x, s in zip(leaves, shardings, strict=False)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +52,37 @@ class ParallelOptions:
                 f"remat={self.remat!r} is not available: autopar keeps the recomputation that the function states",
                 remedy="use jax.checkpoint in the function",
             )
+
+
+def check_names(fn: Callable[..., Any], options: ParallelOptions) -> None:
+    """Raises AutoparError where an option names an argument that ``fn`` does not have."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return
+    kinds = {p.kind for p in parameters}
+    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    for option in ("static", "donate"):
+        given = getattr(options, f"{option}_argnames")
+        unknown = sorted(set(given) - set(names))
+        if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise AutoparError(
+                f"{option}_argnames has {', '.join(map(repr, unknown))}; the arguments are {', '.join(names)}",
+                remedy="give names of arguments",
+            )
+        wrong = [n for n in getattr(options, f"{option}_argnums") if not -count <= n < count]
+        if wrong and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            raise AutoparError(
+                f"{option}_argnums has {wrong[0]}; there are {count} positional arguments: {', '.join(names)}",
+                remedy="give positions, the first is 0",
+            )
+    both = sorted(set(options.static_argnums) & set(options.donate_argnums))
+    both_names = sorted(set(options.static_argnames) & set(options.donate_argnames))
+    if both or both_names:
+        raise AutoparError(
+            f"{(both_names or both)[0]!r} is both static and donated", remedy="a static argument has no buffer to donate"
+        )
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

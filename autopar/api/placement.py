@@ -2,36 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar._compat.trees import partition_spec
+from autopar.api.modules import new_modules, split_arguments
+from autopar.frontend import SignatureOptions, flatten_call
 from autopar.frontend.build import tensor_type
+from autopar.frontend.signature import NUMBERS
 from autopar.ir import Layout
 from autopar.lower.program import device_mesh
 from autopar.plan import Plan
-from autopar.runtime.local import default_sharding
 
 
-def placement_of(plan: Plan, shapes: Any, devices: Sequence[Any]) -> Any:
-    """Shardings of a pytree of shapes if some argument of ``plan`` has the same leaves; else None."""
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(shapes)
-    wanted = [(jax.tree_util.keystr(path), str(tensor_type(leaf))) for path, leaf in leaves]
+def run_sharded(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], plans: Sequence[Plan],
+    devices: Sequence[Any],
+) -> Any:  # fmt: skip
+    """The result of ``fn``, each array of it made where it is to lie.
+
+    Args:
+        fn: makes an argument of a planned function. Leaves of its result that are no arrays are kept.
+        args: its arguments; Python numbers are values of the program where tracing them fails.
+        kwargs: likewise.
+        plans: plans whose placement is to be used, if one of their arguments has the same leaves.
+        devices: all devices.
+    """
+    options = SignatureOptions()
+    signature, leaves = flatten_call(fn, args, kwargs, options)
+    seen: list[tuple[list[tuple[Any, Any]], Any]] = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        inner_args, inner_kwargs = signature.arguments(arrays)
+        result, _, _ = split_arguments((fn(*inner_args, **inner_kwargs),), {})
+        with_paths, treedef = jax.tree_util.tree_flatten_with_path(result)
+        seen.append((with_paths, treedef))
+        return [leaf for _, leaf in with_paths if _is_array(leaf)]
+
+    try:
+        shapes = jax.eval_shape(flat, *signature.avals())
+    except Exception:
+        if not any(isinstance(leaf, NUMBERS) for leaf in leaves):
+            raise
+        signature, leaves = flatten_call(fn, args, kwargs, replace(options, static_numbers=True))
+        shapes = jax.eval_shape(flat, *signature.avals())
+    with_paths, treedef = seen[-1]
+    paths = [jax.tree_util.keystr(path[1:]) for path, leaf in with_paths if _is_array(leaf)]
+    shardings = next((s for p in plans if (s := placement_of(p, paths, shapes, devices)) is not None), None)
+    arrays = iter(jax.jit(flat, out_shardings=shardings or default_placement(shapes, devices))(*leaves))
+    result = jax.tree.unflatten(treedef, [next(arrays) if _is_array(leaf) else leaf for _, leaf in with_paths])
+    (made,) = new_modules(result)
+    return made
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def placement_of(
+    plan: Plan, paths: Sequence[str], shapes: Sequence[Any], devices: Sequence[Any]
+) -> list[NamedSharding] | None:
+    """Shardings of arrays if some argument of ``plan`` has the same leaves; else None."""
+    wanted = [(path, str(tensor_type(leaf))) for path, leaf in zip(paths, shapes, strict=True)]
     records = plan.content.inputs
     for start in range(len(records) - len(wanted) + 1):
         window = records[start : start + len(wanted)]
         if all(r.type == t and r.path.endswith(p) for r, (p, t) in zip(window, wanted, strict=True)):
             mesh = device_mesh(plan, devices)
-            specs = [NamedSharding(mesh, partition_spec(Layout.parse(r.layout))) for r in window]
-            return jax.tree.unflatten(treedef, specs)
+            return [NamedSharding(mesh, partition_spec(Layout.parse(r.layout))) for r in window]
     return None
 
 
-def default_placement(shapes: Any, devices: Sequence[Any]) -> Any:
-    """Every leaf split over all devices where its dims allow."""
-    mesh = Mesh(np.array(devices, dtype=object), ("x",), axis_types=(AxisType.Auto,))
-    return jax.tree.map(lambda leaf: default_sharding(mesh, leaf.shape), shapes)
+def default_placement(shapes: Sequence[Any], devices: Sequence[Any]) -> list[NamedSharding]:
+    """Every array split over as many devices as its dims allow."""
+    factors = prime_factors(len(devices)) or [1]
+    names = tuple(f"d{i}" for i in range(len(factors)))
+    mesh = Mesh(np.array(devices, dtype=object).reshape(factors), names, axis_types=(AxisType.Auto,) * len(factors))
+    return [NamedSharding(mesh, _split(leaf.shape, mesh)) for leaf in shapes]
+
+
+def _split(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    """Gives each axis of the mesh to the dim with the largest pieces that it divides."""
+    left = list(shape)
+    axes: list[list[str]] = [[] for _ in shape]
+    for name, n in mesh.shape.items():
+        fitting = [d for d in range(len(left)) if left[d] and left[d] % n == 0]
+        if fitting:
+            dim = max(fitting, key=lambda d: left[d])
+            left[dim] //= n
+            axes[dim].append(name)
+    return PartitionSpec(*(tuple(a) or None for a in axes))
+
+
+def prime_factors(n: int) -> list[int]:
+    """Prime factors of ``n``, smallest first, each as often as it divides."""
+    found, p = [], 2
+    while n > 1:
+        while n % p == 0:
+            found.append(p)
+            n //= p
+        p += 1
+    return found

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
@@ -22,21 +23,19 @@ class _NotPlainError(Exception):
 
 
 def _plain(value: Any) -> Attr:
+    if isinstance(value, enum.Enum):  # before int and str: some enums are those too
+        return value.name
+    if isinstance(value, np.bool_ | np.number | np.str_):  # before float: numpy's float64 is one
+        return _plain(value.item())
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, enum.Enum):
-        return value.name
-    if isinstance(value, np.integer):
-        return int(value)
-    if isinstance(value, np.floating):
-        return float(value)
     if isinstance(value, tuple | list):
         return tuple(_plain(v) for v in value)
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return dtype_name(value)
     if isinstance(value, ClosedJaxpr | Jaxpr) or callable(value):
         raise _NotPlainError
-    if hasattr(value, "dtype") and hasattr(value, "shape") and getattr(value, "size", 2) == 1:
+    if isinstance(value, np.ndarray | np.generic | jax.Array) and value.size == 1:
         return _plain(np.asarray(value).item())
     text = str(value)
     if " at 0x" in text:  # an address: it would differ from run to run
@@ -56,8 +55,8 @@ def _fields(value: Any) -> Mapping[str, Any] | None:
 def attrs_of(params: Mapping[str, Any]) -> tuple[tuple[str, Attr], ...]:
     """Plain parameters of an equation, sorted by name.
 
-    Named tuples and dataclasses called ``dimension_numbers`` are spread into their fields; jaxprs and callables are left
-    out; enums become their names, dtypes their short names.
+    Named tuples and dataclasses called ``dimension_numbers`` are spread into their fields; jaxprs and callables are
+    left out; enums become their names, dtypes their short names.
     """
     found: dict[str, Attr] = {}
     for name, value in params.items():

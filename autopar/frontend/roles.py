@@ -3,7 +3,8 @@
 An output replaces an input (the next call takes it) where an argument, or a part of it, comes back
 with the same structure and types. Among the inputs that come back, a parameter is one that the
 results beside it depend on (the loss, other leaves); optimizer state only reaches itself and the
-parameter that it updates. What does not come back, and has a dim, is the batch.
+parameter that it updates, and averages of parameters only themselves. What does not come back, and has a
+dim, is the batch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autopar.ir import Graph, Input, Output, TensorType
+from autopar.ir import Graph, Input, Output, TensorType, is_float
 
 _OPTIMIZER_WORDS = ("opt_state", "optimizer", "opt", "mu", "nu", "trace", "momentum", "velocity")
 
@@ -28,14 +29,14 @@ def assign_roles(
         batch_argnums: positions of the batch arguments; None finds them.
     """
     leaves = graph.inputs[: len(arguments)]
-    updates = _updates(leaves, arguments, graph.outputs, set(batch_argnums or ()))
+    reach = _reach(graph, graph.outputs)
+    updates = _updates(leaves, arguments, graph.outputs, set(batch_argnums or ()), reach)
     outputs = tuple(replace(o, updates=updates.get(i)) for i, o in enumerate(graph.outputs))
     carried = set(updates.values())
-    reach = _reach(graph, outputs)
     roles: dict[str, str] = {}
-    for leaf, (argument, path) in zip(leaves, arguments, strict=True):
+    for leaf, (argument, _) in zip(leaves, arguments, strict=True):
         if leaf.name in carried:
-            roles[leaf.name] = _state_role(leaf, path, reach.get(leaf.name, frozenset()), outputs)
+            roles[leaf.name] = _state_role(leaf, reach, outputs)
         elif batch_argnums is not None:
             roles[leaf.name] = "batch" if argument in batch_argnums else "other"
         else:
@@ -58,11 +59,13 @@ def _updates(
     arguments: Sequence[tuple[int | str, str]],
     outputs: Sequence[Output],
     batch_argnums: set[int],
+    reach: Mapping[str, frozenset[int]],
 ) -> dict[int, str]:
     """Index of an output -> name of the input that it replaces.
 
     Outputs are matched by the end of their path: ``[0].params['w']`` replaces ``state.params['w']``
-    where all leaves of an argument find a partner under one prefix.
+    where all leaves of an argument find a partner under one prefix, and some partner is computed from its
+    leaf (predictions have the type of the labels, but are not made from them).
     """
     by_argument: dict[int | str, list[tuple[Input, str]]] = defaultdict(list)
     for leaf, (argument, path) in zip(leaves, arguments, strict=True):
@@ -73,9 +76,9 @@ def _updates(
     found: dict[int, str] = {}
     for members in by_argument.values():
         for prefix in _prefixes(outputs):
-            partners = [(at.get(prefix + path), leaf) for leaf, path in members]
-            arrays = [(i, leaf) for i, leaf in partners]
-            if all(i is not None and i not in taken and outputs[i].type == leaf.type for i, leaf in arrays):
+            arrays = [(at.get(prefix + path), leaf) for leaf, path in members]
+            fit = all(i is not None and i not in taken and outputs[i].type == leaf.type for i, leaf in arrays)
+            if fit and any(i in reach[leaf.name] for i, leaf in arrays):
                 for i, leaf in arrays:
                     assert i is not None
                     taken.add(i)
@@ -114,17 +117,38 @@ def _reach(graph: Graph, outputs: Sequence[Output]) -> Mapping[str, frozenset[in
     return frozen
 
 
-def _state_role(leaf: Input, path: str, reach: frozenset[int], outputs: Sequence[Output]) -> str:
-    """Optimizer state reaches itself and a parameter's update, and nothing else."""
+def _state_role(leaf: Input, reach: Mapping[str, frozenset[int]], outputs: Sequence[Output]) -> str:
+    """Role of an input that comes back.
+
+    Args:
+        leaf: the input.
+        reach: indices of the outputs that each input reaches.
+        outputs: outputs, with the inputs that they replace.
+    """
+    own = reach[leaf.name]
+    named = any(word in _words(leaf.name) for word in _OPTIMIZER_WORDS)
+    free = {i for i, o in enumerate(outputs) if o.updates is None}
+    seen = any(outputs[i].type.rank == 0 for i in own & free)  # by the loss or another metric
     if leaf.type.rank == 0:
-        return "optimizer" if any(w in path for w in ("count", *_OPTIMIZER_WORDS)) else "other"
-    carried = [outputs[i] for i in reach if outputs[i].updates is not None]
-    leaves_state = any(outputs[i].updates is None and outputs[i].type.rank == 0 for i in reach)
-    own_and_parameter = {o.updates for o in carried}
-    if not leaves_state and len(own_and_parameter) <= 2 and len(own_and_parameter - {leaf.name}) <= 1:
-        named = any(w in _words(path) for w in _OPTIMIZER_WORDS)
-        return "optimizer" if named or own_and_parameter - {leaf.name} else "parameter"
-    return "parameter"
+        counts = named or "count" in leaf.name
+        return "optimizer" if counts else "parameter" if seen and is_float(leaf.type.dtype) else "other"
+    if seen:
+        return "parameter"
+    if named:
+        return "optimizer"
+    others = {outputs[i].updates for i in own - free} - {leaf.name}
+    if len(others) == 1:
+        return "optimizer"
+    return "optimizer" if not others and _is_average(leaf, reach, outputs, free) else "parameter"
+
+
+def _is_average(
+    leaf: Input, reach: Mapping[str, frozenset[int]], outputs: Sequence[Output], free: set[int]
+) -> bool:
+    """Whether what replaces ``leaf`` is computed from inputs that come back and that the loss depends on."""
+    sources = {o.updates for o in outputs if o.updates is not None and o.updates != leaf.name}
+    (own,) = (i for i, o in enumerate(outputs) if o.updates == leaf.name)
+    return any(own in reach[s] and reach[s] & free for s in sources)
 
 
 def _words(path: str) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -16,7 +16,9 @@ import numpy as np
 
 from autopar.errors import TraceError
 
-_NUMBERS = (bool, int, float, complex)
+NUMBERS = (bool, int, float, complex)
+_TYPED = (jax.Array, jax.ShapeDtypeStruct)
+_NUMPY = (np.ndarray, np.generic)
 
 
 @dataclass(frozen=True)
@@ -27,19 +29,22 @@ class SignatureOptions:
         static_argnums: positions of arguments that are values of the program, as in `jax.jit`.
         static_argnames: their names.
         static_numbers: whether Python numbers inside arguments are static too.
+        names: names of the function's positional parameters; None asks the function at every call.
     """
 
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
     static_numbers: bool = False
+    names: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class _Static:
-    """A static value, compared by type and value (1 and True differ)."""
+    """A static value, compared by type and key (1 and True differ)."""
 
     kind: type
-    value: Any
+    key: Any
+    value: Any = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,13 @@ class CallSignature:
         treedef: structure of ``(args, kwargs)`` with static arguments taken out.
         entries: for each leaf ``(shape, dtype, weak_type)``, or a static value.
         static_args: (position or name, value) of the static arguments.
+        x64: whether 64-bit types were enabled.
     """
 
     treedef: Any
     entries: tuple[Any, ...]
     static_args: tuple[tuple[int | str, _Static], ...]
+    x64: bool = False
 
     @property
     def traced(self) -> tuple[int, ...]:
@@ -85,19 +92,26 @@ class CallSignature:
                 kwargs[where] = static.value
         return tuple(args), kwargs
 
-    def paths(self, fn: Callable[..., Any]) -> tuple[tuple[str, int | str, str], ...]:
-        """For each traced leaf: its text path (``state.params['w']``), argument position or name, path inside it."""
-        tree = jax.tree.unflatten(self.treedef, list(range(len(self.entries))))
+    def paths(self, fn: Callable[..., Any], arrays: Sequence[Any]) -> tuple[tuple[str, int | str, str], ...]:
+        """For each traced leaf: its text path (``state.params['w']``), argument position or name, path inside it.
+
+        Args:
+            fn: the function, for the names of its parameters.
+            arrays: anything with shape and dtype for the traced leaves: some containers refuse other leaves.
+        """
+        given = iter(arrays)
+        leaves = [e.value if isinstance(e, _Static) else next(given) for e in self.entries]
+        tree = jax.tree.unflatten(self.treedef, leaves)
         names = positional_names(fn)
-        found: dict[int, tuple[str, int | str, str]] = {}
-        for path, index in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        found: list[tuple[str, int | str, str]] = []
+        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]:
             group, key, rest = path[0].idx, path[1], jax.tree_util.keystr(path[2:])
             if group == 0:
                 position = key.idx
                 name = names[position] if position < len(names) else f"arg{position}"
-                found[index] = (name + rest, position, rest)
+                found.append((name + rest, position, rest))
             else:
-                found[index] = (f"{key.key}{rest}", key.key, rest)
+                found.append((f"{key.key}{rest}", key.key, rest))
         return tuple(found[i] for i in self.traced)
 
 
@@ -111,17 +125,50 @@ def positional_names(fn: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind in kinds)
 
 
-def _entry(leaf: Any, static_numbers: bool) -> Any:
-    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+def resolve(
+    argnums: Sequence[int], argnames: Sequence[str], names: Sequence[str]
+) -> tuple[frozenset[int], frozenset[str]]:
+    """Positions and names of arguments that were named by either, as `jax.jit` infers one from the other.
+
+    Args:
+        argnums: positions; negative ones count from the last positional parameter.
+        argnames: names.
+        names: names of the positional parameters.
+    """
+    positions = {n + len(names) if n < 0 else n for n in argnums}
+    positions |= {names.index(n) for n in argnames if n in names}
+    return frozenset(positions), frozenset(argnames) | {names[p] for p in positions if 0 <= p < len(names)}
+
+
+def x64_enabled() -> bool:
+    """Whether 64-bit types are enabled here and now."""
+    config: Any = jax.config
+    return bool(config.jax_enable_x64)
+
+
+def leaf_entry(leaf: Any, static_numbers: bool) -> Any:
+    """What a leaf adds to the signature: ``(shape, dtype, weak_type)``, or a static value."""
+    if isinstance(leaf, _TYPED):
         return (leaf.shape, leaf.dtype, bool(getattr(leaf, "weak_type", False)))
-    if isinstance(leaf, np.ndarray | np.generic):
-        return (leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), False) if leaf.dtype.kind not in "OUSMm" else (
-            _Static(type(leaf), leaf.tobytes())
-        )
-    if isinstance(leaf, _NUMBERS) and not static_numbers:
-        aval = jax.typeof(leaf)
-        return (aval.shape, aval.dtype, True)
-    return _Static(type(leaf), leaf)
+    if isinstance(leaf, _NUMPY):
+        if leaf.dtype.kind in "OUSMm" or leaf.dtype.type is np.void:  # strings, objects, dates, records
+            return _Static(type(leaf), (leaf.shape, str(leaf.dtype), leaf.tobytes()), leaf)
+        return (leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), False)
+    if isinstance(leaf, NUMBERS) and not static_numbers:
+        try:
+            aval = jax.typeof(leaf)
+        except OverflowError as error:
+            raise TraceError(
+                f"the number {leaf} among the arguments does not fit: {error}",
+                cause="Python integers become int32 arrays, or int64 ones with jax_enable_x64",
+                remedy="name the argument in static_argnums, or turn jax_enable_x64 on",
+            ) from error
+        return (aval.shape, aval.dtype, bool(aval.weak_type))
+    return _static(leaf)
+
+
+def _static(value: Any) -> _Static:
+    return _Static(type(value), value, value)
 
 
 def flatten_call(
@@ -135,18 +182,17 @@ def flatten_call(
     static_args: list[tuple[int | str, _Static]] = []
     rest_args, rest_kwargs = list(args), dict(kwargs)
     if options.static_argnums or options.static_argnames:
-        names = positional_names(fn)
-        positions = {n % len(args) if n < 0 and args else n for n in options.static_argnums}
-        positions |= {names.index(n) for n in options.static_argnames if n in names}
-        by_name = set(options.static_argnames) | {names[p] for p in positions if 0 <= p < len(names)}
+        names = positional_names(fn) if options.names is None else options.names
+        positions, by_name = resolve(options.static_argnums, options.static_argnames, names)
         for position in sorted(p for p in positions if p < len(rest_args)):
-            static_args.append((position, _Static(type(args[position]), args[position])))
+            static_args.append((position, _static(args[position])))
             rest_args[position] = _Absent()
         for name in sorted(by_name & set(rest_kwargs)):
-            static_args.append((name, _Static(type(kwargs[name]), rest_kwargs.pop(name))))
+            static_args.append((name, _static(rest_kwargs.pop(name))))
     leaves, treedef = jax.tree.flatten((tuple(rest_args), rest_kwargs))
-    entries = tuple(_entry(leaf, options.static_numbers) for leaf in leaves)
-    signature = CallSignature(treedef, entries, tuple(static_args))
+    entries = tuple(_Static(_Absent, None, leaf) if type(leaf) is _Absent else leaf_entry(leaf, options.static_numbers)
+                    for leaf in leaves)
+    signature = CallSignature(treedef, entries, tuple(static_args), x64_enabled())
     try:
         hash(signature)
     except TypeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ import numpy as np
 from autopar.errors import TraceError
 from autopar.frontend.build import BoundGraph, build_graph
 from autopar.frontend.roles import assign_roles
-from autopar.frontend.signature import CallSignature
+from autopar.frontend.signature import NUMBERS, CallSignature
 from autopar.ir import Graph
+
+# How jax says in a plain TypeError, IndexError or ValueError that a value is not known while tracing.
+_UNTRACEABLE = ("not a valid JAX type", "not callable", "concrete values", "Tracer", "Non-hashable static arguments")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +33,10 @@ class Traced:
         closed_over: those arrays.
         out_treedef: structure of the results.
         out_static: value of each result leaf that is no array, by leaf index.
-        out_weak: whether each array result is weakly typed.
+        arguments: for each traced leaf its path, its argument (position or name) and its path inside it.
+        passed: (index among the array results, index among the traced leaves) of weakly typed scalars that come
+            back as they went in: where the caller gave a Python number, he gets it back.
+        phases: (phase, seconds) that making it took.
     """
 
     program: BoundGraph
@@ -37,26 +44,44 @@ class Traced:
     closed_over: tuple[Any, ...]
     out_treedef: Any
     out_static: tuple[tuple[int, Any], ...]
+    arguments: tuple[tuple[str, int | str, str], ...] = ()
+    passed: tuple[tuple[int, int], ...] = ()
+    phases: tuple[tuple[str, float], ...] = ()
 
     @property
     def graph(self) -> Graph:
         """The graph, without jax."""
         return self.program.graph
 
-    def results(self, arrays: Sequence[Any]) -> Any:
-        """The function's result from its array leaves."""
-        static = dict(self.out_static)
-        given = iter(arrays)
-        total = len(arrays) + len(static)
-        return jax.tree.unflatten(self.out_treedef, [static[i] if i in static else next(given) for i in range(total)])
+    def results(self, arrays: Sequence[Any], leaves: Sequence[Any] = ()) -> Any:
+        """The function's result.
+
+        Args:
+            arrays: its array leaves.
+            leaves: the traced leaves of the call, for numbers that are passed through.
+        """
+        out = list(arrays)
+        if leaves:
+            for result, leaf in self.passed:
+                if isinstance(leaves[leaf], NUMBERS):
+                    out[result] = leaves[leaf]
+        for index, value in self.out_static:
+            out.insert(index, value)
+        return jax.tree.unflatten(self.out_treedef, out)
 
 
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
+def _is_array(leaf: Any, numbers: bool) -> bool:
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind not in "OUSMm" and leaf.dtype.type is not np.void
+    return isinstance(leaf, jax.Array) or (numbers and isinstance(leaf, NUMBERS))
 
 
 def trace(
-    fn: Callable[..., Any], signature: CallSignature, *, batch_argnums: Sequence[int] | None = None
+    fn: Callable[..., Any],
+    signature: CallSignature,
+    *,
+    batch_argnums: Sequence[int] | None = None,
+    static_numbers: bool = False,
 ) -> Traced:
     """Traces ``fn`` for one signature.
 
@@ -64,6 +89,7 @@ def trace(
         fn: the user's function.
         signature: from `flatten_call`.
         batch_argnums: positions of the arguments that are the batch; None finds them.
+        static_numbers: whether Python numbers are values of the program, those of the result too.
 
     Raises:
         TraceError: jax cannot trace the function; the message has the user's line.
@@ -71,30 +97,42 @@ def trace(
     treedefs: list[Any] = []
     statics: list[tuple[tuple[int, Any], ...]] = []
     out_paths: list[tuple[str, ...]] = []
+    argument_paths: list[tuple[tuple[str, int | str, str], ...]] = []
 
     def flat(*arrays: Any) -> list[Any]:
+        argument_paths.append(signature.paths(fn, arrays))
         args, kwargs = signature.arguments(arrays)
         result = fn(*args, **kwargs)
         with_paths, treedef = jax.tree_util.tree_flatten_with_path(result)
-        kept = [(i, leaf) for i, (_, leaf) in enumerate(with_paths) if not _is_array(leaf)]
+        kept = [(i, leaf) for i, (_, leaf) in enumerate(with_paths) if not is_array(leaf)]
         treedefs.append(treedef)
         statics.append(tuple(kept))
-        out_paths.append(tuple(jax.tree_util.keystr(path) for path, leaf in with_paths if _is_array(leaf)))
-        return [leaf for _, leaf in with_paths if _is_array(leaf)]
+        out_paths.append(tuple(jax.tree_util.keystr(path) for path, leaf in with_paths if is_array(leaf)))
+        return [leaf for _, leaf in with_paths if is_array(leaf)]
+
+    def is_array(leaf: Any) -> bool:
+        return _is_array(leaf, not static_numbers)
 
     try:
         closed = jax.make_jaxpr(flat)(*signature.avals())
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, jax.errors.UnexpectedTracerError) as error:
         raise _trace_error(fn, error) from error
-    except TypeError as error:
-        if "not a valid JAX type" not in str(error) and "not callable" not in str(error):
+    except (TypeError, IndexError, ValueError) as error:
+        if not any(text in str(error) for text in _UNTRACEABLE):
             raise
         raise _trace_error(fn, error) from error
-    paths = signature.paths(fn)
+    paths = argument_paths[-1]
     closed_over = tuple(closed.consts)
+    if any(isinstance(c, jax.core.Tracer) for c in closed_over):
+        raise TraceError(
+            f"{callable_name(fn)} uses a value of another trace",
+            cause="the value was kept in a global or a closure while jax traced another function, or this function is "
+            "itself called under jax.jit or jax.grad",
+            remedy="pass the value as an argument, and call the parallelized function outside of jax transformations",
+        )
     program = build_graph(
         closed,
-        getattr(fn, "__name__", type(fn).__name__),
+        callable_name(fn),
         [(path, "other") for path, _, _ in paths],
         out_paths[-1],
     )
@@ -105,7 +143,27 @@ def trace(
         closed_over=closed_over,
         out_treedef=treedefs[-1],
         out_static=statics[-1],
+        arguments=paths,
+        passed=_passed(graph, signature),
     )
+
+
+def _passed(graph: Graph, signature: CallSignature) -> tuple[tuple[int, int], ...]:
+    inputs = {i.name: n for n, i in enumerate(graph.inputs[: len(signature.traced)])}
+    entries = [signature.entries[i] for i in signature.traced]
+    return tuple(
+        (n, inputs[o.operand])
+        for n, o in enumerate(graph.outputs)
+        if isinstance(o.operand, str) and o.operand in inputs and entries[inputs[o.operand]][0] == ()
+    )
+
+
+def callable_name(fn: Any) -> str:
+    """A name for ``fn``: its own, that of what a partial wraps, or that of its class."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__name__", None)
+    return name if isinstance(name, str) else type(fn).__name__
 
 
 def user_frame(error: BaseException) -> str:
@@ -118,7 +176,7 @@ def user_frame(error: BaseException) -> str:
 
 
 def _trace_error(fn: Callable[..., Any], error: Exception) -> TraceError:
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = callable_name(fn)
     first = str(error).strip().split("\n")[0]
     return TraceError(
         f"{name} cannot be traced: {type(error).__name__}: {first}",

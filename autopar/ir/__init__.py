@@ -1,13 +1,19 @@
 """The intermediate representation: graphs, types and layouts, as plain data without jax."""
 
+from autopar.ir.fingerprint import fingerprint, structural_hash
 from autopar.ir.graph import ROLES, Attr, Graph, Input, Literal, Operand, Operator, Output, Value
 from autopar.ir.layout import Layout, typed_text
+from autopar.ir.parse import GraphSyntaxError, parse_graph
+from autopar.ir.text import graph_text, operator_text
 from autopar.ir.types import TensorType, is_float, item_bytes
+from autopar.ir.verify import GraphError, verify
 
 __all__ = [
     "ROLES",
     "Attr",
     "Graph",
+    "GraphError",
+    "GraphSyntaxError",
     "Input",
     "Layout",
     "Literal",
@@ -16,7 +22,13 @@ __all__ = [
     "Output",
     "TensorType",
     "Value",
+    "fingerprint",
+    "graph_text",
     "is_float",
     "item_bytes",
+    "operator_text",
+    "parse_graph",
+    "structural_hash",
     "typed_text",
+    "verify",
 ]

@@ -14,8 +14,8 @@ from typing import TypeAlias
 from autopar.ir.graph import Attr, Graph, Literal, Operator
 from autopar.ir.types import TensorType
 
-# What `json.dumps` writes: it keeps 1, 1.0 and True apart.
-_Form: TypeAlias = "None | bool | int | float | str | tuple[_Form, ...]"
+# What `json.dumps` writes; it keeps 1, True and "1" apart.
+_Form: TypeAlias = "bool | int | str | dict[str, str] | tuple[_Form, ...] | None"
 
 
 def fingerprint(graph: Graph) -> str:
@@ -93,7 +93,7 @@ def _literal(literal: Literal, exact: bool) -> _Form:
 
 
 def _attr(value: Attr) -> _Form:
-    # Text keeps nan and the sign of 0.0, and does not follow a subclass of float in how it prints.
+    # A dict, since attributes have none: no other value looks like it. Text keeps nan and the sign of 0.0.
     if isinstance(value, float):
-        return ("float", float.__repr__(value))
+        return {"float": float.__repr__(value)}
     return tuple(_attr(v) for v in value) if isinstance(value, tuple) else value

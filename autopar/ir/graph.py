@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from autopar.ir.types import TensorType
 
-Attr: TypeAlias = "None | bool | int | float | str | tuple[Attr, ...]"
+Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | None"
 
 #: What an input of a graph is for.
 ROLES = ("parameter", "optimizer", "batch", "other", "constant")

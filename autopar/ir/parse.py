@@ -64,7 +64,8 @@ class _Reader:
         line = self.text.count("\n", 0, self.at) + 1
         column = self.at - (self.text.rfind("\n", 0, self.at) + 1) + 1
         rest = self.text[self.at : self.at + 20].split("\n")[0]
-        return GraphSyntaxError(f"expected {expected}, found {rest!r}" if rest else f"expected {expected}", line, column)
+        what = f"expected {expected}, found {rest!r}" if rest else f"expected {expected}"
+        return GraphSyntaxError(what, line, column)
 
     def end(self) -> None:
         self.blank()
@@ -157,7 +158,7 @@ class _Reader:
         if self.text.startswith('"', self.at):
             return self.string()
         if self.found("("):
-            return self.tuple()
+            return self.constants()
         start = self.at
         number = self.match(_NUMBER)
         try:
@@ -167,7 +168,7 @@ class _Reader:
             self.at = start
         raise self.fail("a constant")
 
-    def tuple(self) -> tuple[Attr, ...]:
+    def constants(self) -> tuple[Attr, ...]:
         start = self.at
         items = self.many(self.constant, ")")
         if len(items) == 1 and self.text[start : self.at - 1].rstrip()[-1:] != ",":
@@ -195,7 +196,7 @@ class _Reader:
     def effects(self) -> tuple[str, ...]:
         self.need("(")
         start = self.at
-        items = self.tuple()
+        items = self.constants()
         if not all(isinstance(i, str) for i in items):
             self.at = start
             raise self.fail("names of effects")
@@ -217,21 +218,19 @@ class _Reader:
         source = self.string() if self.found("source") else ""
         effects = self.effects() if self.found("effects") else ()
         regions: list[tuple[str, Graph]] = []
-        while not self.next_line():
+        while not self.operator_ends():
             name = self.word(WORD, "the name of a region, an operator or 'return'")
             self.need(":")
             regions.append((name, self.graph()))
         return Operator(id, primitive, operands, results, attrs, tuple(regions), source, scope, effects)
 
-    def next_line(self) -> bool:
-        """Whether an operator or the return comes next, which is left there."""
-        start = self.at
-        here = self.found("return") or self.found("%")
-        is_region = here and self.text[start : self.at].strip() == "return" and self.found(":")
+    def operator_ends(self) -> bool:
+        """Whether another operator or the return comes next; neither is taken."""
         self.blank()
-        done = here and not is_region
+        start = self.at
+        ends = self.found("%") or self.found("return")
         self.at = start
-        return done
+        return ends
 
     def graph(self) -> Graph:
         self.need("graph")

@@ -3,17 +3,27 @@
 One operator a line, regions indented below it::
 
     graph "step"(
-      %state.w: f32[16,32] parameter,
+      %state.w: f32[16,16] parameter,
       %batch['x']: f32[16,16] batch,
     ) {
-      %dot_general.0: f32[16,32] = dot_general(%batch['x'], %state.w) {precision=None} source "mlp.py:12 (loss)"
-      %scan.0 -> (%scan.0:0: f32[], %scan.0:1: f32[16]) = scan(0.0: f32[], %reduce_sum.0) {num_carry=1} body: graph "body"(
-        %in.0: f32[] other,
+      %mul.0: f32[16,16] = mul(%batch['x'], %state.w) {out_dtype=None} source "mlp.py:12 (loss)"
+      %while.0 -> (%while.0:0: i32[]) = while(0: i32[]) {body_nconsts=0, cond_nconsts=0} cond: graph "cond"(
+        %in.0: i32[] other,
       ) {
-        return ()
+        %lt.0: bool[] = lt(%in.0, 3: i32[])
+        return (
+          %lt.0: bool[] at "out.0",
+        )
+      } body: graph "body"(
+        %in.0: i32[] other,
+      ) {
+        %add.0: i32[] = add(%in.0, 1: i32[])
+        return (
+          %add.0: i32[] at "out.0",
+        )
       }
       return (
-        %dot_general.0: f32[16,32] at "['w']" updates %state.w,
+        %mul.0: f32[16,16] at "['w']" updates %state.w,
       )
     }
 
@@ -26,7 +36,7 @@ and line ends divide words, nothing else; ``#`` begins a comment that ends with 
                ("scope" STRING)? ("source" STRING)? ("effects" tuple)? (word ":" graph)*
     value    = NAME ":" type
     output   = operand ":" type "at" STRING ("updates" NAME)?
-    operand  = NAME | literal ":" type          in an output ": type" of a literal comes first: 0.0: f32[]: f32[]
+    operand  = NAME | literal ":" type          (an output that is a literal has two types: 0.0: f32[]: f32[])
     type     = word "[" INT* "]"
     attr     = word "=" constant
     constant = "None" | "True" | "False" | INT | FLOAT | STRING | tuple
@@ -34,7 +44,8 @@ and line ends divide words, nothing else; ``#`` begins a comment that ends with 
     literal  = word | "(" word ")"              the text of an `autopar.ir.Literal`
 
 NAME is ``%`` and the name as it is; names with blanks, commas or brackets that do not close are STRINGs after the
-``%``. STRING is a JSON string. A word that has other characters than its place allows is a STRING too. The first form
+``%``. STRING is a JSON string. A word that has other characters than its place allows is a STRING
+too, and so is the name of a region that is a word of this grammar. The first form
 of an operator is for one result that is called as the operator is.
 """
 
@@ -49,12 +60,18 @@ from autopar.ir.types import TensorType
 
 # Names are written bare where reading them greedily ends where they end: brackets are closed, and a colon
 # is followed by a digit (the colon before a type is followed by a blank).
-NAME = re.compile(r"(?:[\w./'-]|:(?=\d)|\((?:[\w./'-]|\([\w./'-]*\))*\)|\[[\w'-]*\])+", re.ASCII)
+_PLAIN = r"[\w./'-]"
+_CLOSED = rf"\({_PLAIN}*\)"
+for _ in range(5):  # jvp(transpose(..)) as deep as derivatives go; deeper names are quoted
+    _CLOSED = rf"\((?:{_PLAIN}|{_CLOSED})*\)"
+NAME = re.compile(rf"(?:{_PLAIN}|:(?=\d)|{_CLOSED}|\[[\w'-]*\])+", re.ASCII)
 WORD = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 DTYPE = re.compile(r"[A-Za-z_]\w*(?:<\w+>)?", re.ASCII)
 LITERAL = re.compile(r"[\w.+-]+|\([\w.+-]+\)", re.ASCII)
 
 _INDENT = "  "
+# Words that follow an operator: a region that is called so is quoted.
+_RESERVED = ("effects", "return", "scope", "source")
 
 
 def graph_text(graph: Graph) -> str:
@@ -100,7 +117,7 @@ def _operator_lines(op: Operator) -> Iterator[str]:
     line = " ".join(parts)
     for name, region in op.regions:
         first, *middle, last = _graph_lines(region)
-        yield f"{line} {_word(WORD, name)}: {first}"
+        yield f"{line} {quoted(name) if name in _RESERVED else _word(WORD, name)}: {first}"
         yield from middle
         line = last
     yield line

@@ -1,10 +1,16 @@
-"""Runs resharding steps. PROVISIONAL"""
+"""Runs resharding steps on one device's piece, inside ``jax.shard_map``: a step is one collective.
+
+For a tuple of axes jax numbers the devices of a group with the first axis major, in every collective used
+here and in ``axis_index``; layouts name axes major first too, so that pieces keep their order.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -12,27 +18,74 @@ from autopar.cluster import LogicalMesh
 from autopar.sharding.reshard import Step
 
 
-def apply_steps(steps: Sequence[Step], x: Any, mesh: LogicalMesh) -> Any:
-    for s in steps:
-        n = 1
-        for a in s.axes:
-            n *= mesh.sizes[a]
-        if s.kind == "all-reduce":
-            if s.reduce == "sum":
-                x = lax.psum(x, s.axes)
-            elif s.reduce in ("max", "or"):
-                x = lax.pmax(x.astype(jnp.int32), s.axes).astype(x.dtype) if x.dtype == bool else lax.pmax(x, s.axes)
-            else:
-                x = lax.pmin(x.astype(jnp.int32), s.axes).astype(x.dtype) if x.dtype == bool else lax.pmin(x, s.axes)
-        elif s.kind == "reduce-scatter":
-            x = lax.psum_scatter(x, s.axes, scatter_dimension=s.dim, tiled=True)
-        elif s.kind == "all-gather":
-            x = lax.all_gather(x, s.axes, axis=s.dim, tiled=True)
-        elif s.kind == "all-to-all":
-            x = lax.all_to_all(x, s.axes, split_axis=s.to_dim, concat_axis=s.dim, tiled=True)
-        elif s.kind == "slice":
-            size = x.shape[s.dim] // n
-            x = lax.dynamic_slice_in_dim(x, lax.axis_index(s.axes) * size, size, s.dim)
-        elif s.kind == "mask":
-            x = jnp.where(lax.axis_index(s.axes) == 0, x, jnp.zeros_like(x))
-    return x
+def apply_steps(steps: Sequence[Step], array: Any, mesh: LogicalMesh) -> Any:
+    """The piece after ``steps``.
+
+    Args:
+        steps: from `autopar.sharding.reshard.PathTables.path`.
+        array: this device's piece, in the layout that the steps start from.
+        mesh: the logical mesh; its axes are those of the enclosing ``shard_map``.
+    """
+    if not steps:
+        return array
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        # Keys as the numbers that they are: one more dim, behind those that the steps name.
+        data = apply_steps(steps, jax.random.key_data(array), mesh)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+    for step in steps:
+        sizes = tuple(mesh.sizes[a] for a in step.axes)
+        array = _empty(step, array, sizes) if array.size == 0 else _apply(step, array, sizes)
+    return array
+
+
+def _apply(step: Step, array: Any, sizes: tuple[int, ...]) -> Any:
+    match step.kind:
+        case "all-reduce":
+            return _all_reduce(array, step.axes, step.reduce)
+        case "reduce-scatter":
+            return lax.psum_scatter(array, step.axes, scatter_dimension=step.dim, tiled=True)
+        case "all-gather":
+            return lax.all_gather(array, step.axes, axis=step.dim, tiled=True)
+        case "all-to-all":
+            return lax.all_to_all(array, step.axes, split_axis=step.to_dim, concat_axis=step.dim, tiled=True)
+        case "collective-permute":
+            return lax.ppermute(array, step.axes, exchange(*sizes))
+        case "slice":
+            size = array.shape[step.dim] // math.prod(sizes)
+            return lax.dynamic_slice_in_dim(array, lax.axis_index(step.axes) * size, size, step.dim)
+        case "mask":
+            if step.reduce != "sum":
+                return array
+            return jnp.where(lax.axis_index(step.axes) == 0, array, jnp.zeros_like(array))
+        case _:
+            raise ValueError(f"no step is called {step.kind!r}")
+
+
+def exchange(a: int, b: int) -> tuple[tuple[int, int], ...]:
+    """(from, to) of a permutation over two axes of sizes ``a`` (major) and ``b``, after which b is major.
+
+    Piece number p lies on device p before; afterwards on the device (i, j) whose j * a + i is p.
+    """
+    return tuple((j * a + i, i * b + j) for i in range(a) for j in range(b))
+
+
+def _all_reduce(array: Any, axes: tuple[str, ...], reduce: str) -> Any:
+    if reduce == "sum":
+        return lax.psum(array, axes)
+    # As bytes: collectives of bool are not everywhere, and the plan counts one byte an element.
+    numbers = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else array
+    total = lax.pmax(numbers, axes) if reduce in ("max", "or") else lax.pmin(numbers, axes)
+    return total.astype(array.dtype)
+
+
+def _empty(step: Step, array: Any, sizes: tuple[int, ...]) -> Any:
+    """The step on an array without elements: only its shape changes, and nothing is sent."""
+    shape, n = list(array.shape), math.prod(sizes)
+    if step.kind in ("slice", "reduce-scatter"):
+        shape[step.dim] //= n
+    elif step.kind == "all-gather":
+        shape[step.dim] *= n
+    elif step.kind == "all-to-all":
+        shape[step.dim] *= n
+        shape[step.to_dim] //= n
+    return jnp.zeros(shape, array.dtype)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
+from autopar.frontend.signature import leaf_entry
 from autopar.lower.program import Program
 
 
@@ -22,33 +24,70 @@ class LocalProgram:
     Args:
         program: what was compiled.
         executable: jax's compiled object.
-        dtypes: dtype of each input (Python numbers have none of their own).
+        entries: (shape, dtype, weak type) of each input.
         names: path of each input, for messages.
+        donated: indices of inputs whose buffers are given up.
         constants: arrays that the function closes over, placed.
+        seen: for each input the (type, abstract value, sharding) of the array that was last found to lie as
+            wanted. Arrays of one program share these objects, so that comparing identities mostly suffices.
     """
 
     program: Program
     executable: Any
-    dtypes: tuple[Any, ...]
+    entries: tuple[Any, ...]
     names: tuple[str, ...]
+    donated: tuple[int, ...]
     constants: tuple[Any, ...]
+    seen: list[tuple[Any, Any, Any]]
 
-    def __call__(self, leaves: Sequence[Any]) -> Sequence[Any]:
+    def match(self, leaves: Sequence[Any]) -> list[Any] | None:
+        """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
+        placed = []
+        for i, (leaf, (kind, aval, sharding)) in enumerate(zip(leaves, self.seen, strict=True)):
+            if type(leaf) is kind and leaf.aval is aval and leaf.sharding is sharding and not leaf.is_deleted():
+                placed.append(leaf)
+            elif isinstance(leaf, jax.core.Tracer) or leaf_entry(leaf, False) != self.entries[i]:
+                return None
+            else:
+                placed.append(self._place(i, leaf))
+        return placed
+
+    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """The traced leaves of a call, of the right shapes and dtypes, placed.
+
+        Raises:
+            AutoparError: a leaf was donated to an earlier call, or has no data.
+        """
+        return [self._place(i, leaf) for i, leaf in enumerate(leaves)]
+
+    def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
         """Runs a step.
 
         Args:
-            leaves: the traced leaves of a call, anywhere; those of other shardings are moved.
-
-        Raises:
-            AutoparError: a leaf was donated to an earlier call.
+            placed: inputs as `match` or `place_all` made them.
+            leaves: what they were made from; donated ones are deleted.
         """
-        shardings = self.program.input_shardings
-        placed = [
-            leaf if type(leaf) is not np.ndarray and getattr(leaf, "sharding", None) is wanted else self._place(i, leaf)
-            for i, (leaf, wanted) in enumerate(zip(leaves, shardings, strict=False))
-        ]
+        if self.donated:
+            self._separate(placed)
         result: Sequence[Any] = self.executable(*placed, *self.constants)
+        for i in self.donated:
+            leaf = leaves[i]
+            if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+                leaf.delete()
         return result
+
+    def _separate(self, placed: list[Any]) -> None:
+        """Copies donated arrays that are given twice: a buffer can be given up once."""
+        if len({id(x) for x in placed}) == len(placed):
+            return
+        count: dict[int, int] = {}
+        for x in placed:
+            count[id(x)] = count.get(id(x), 0) + 1
+        for i in self.donated:
+            x = placed[i]
+            if count[id(x)] > 1:
+                count[id(x)] -= 1
+                placed[i] = _copied(x)
 
     def _place(self, index: int, leaf: Any) -> Any:
         wanted = self.program.input_shardings[index]
@@ -60,34 +99,55 @@ class LocalProgram:
                     remedy="use the state that the step returned, or leave donate_argnums empty",
                 )
             if leaf.sharding == wanted or leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
+                self.seen[index] = (type(leaf), getattr(leaf, "aval", None), leaf.sharding)
                 return leaf
             return jax.device_put(leaf, wanted)
-        return jax.device_put(np.asarray(leaf, self.dtypes[index]), wanted)
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise AutoparError(
+                f"{self.names[index]} is a ShapeDtypeStruct, which has no data to run on",
+                remedy="pass arrays; .plan() and .compile() take shapes",
+            )
+        # A donated buffer is written to: it must not be the caller's numpy array.
+        array = np.array(leaf, self.entries[index][1], copy=True if index in self.donated else None)
+        return jax.device_put(array, wanted)
 
 
-def load_local(traced: Traced, program: Program) -> LocalProgram:
-    """Compiles a program for this process's devices and places what it closes over."""
-    graph = traced.graph
-    avals = [*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
+def _copied(array: Any) -> Any:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(array)
+        return jax.random.wrap_key_data(jax.device_put(jnp.copy(data), data.sharding), impl=jax.random.key_impl(array))
+    return jax.device_put(jnp.copy(array), array.sharding)
+
+
+def load_local(traced: Traced, program: Program, donated: Sequence[int] = ()) -> LocalProgram:
+    """Compiles a program for this process's devices and places what it closes over.
+
+    Args:
+        traced: the function.
+        program: its lowered form.
+        donated: indices of the inputs that the caller gives up (those of ``program`` where the plan has them).
+    """
+    graph, signature = traced.graph, traced.signature
+    avals = [*signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
     shapes = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s, weak_type=getattr(a, "weak_type", False))
         for a, s in zip(avals, program.input_shardings, strict=True)
     ]
-    executable = program.function.lower(*shapes).compile()
+    with warnings.catch_warnings():
+        # Of a donated batch, or a leaf that another layout replaces; it is deleted all the same.
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        executable = program.function.lower(*shapes).compile()
     count = len(avals) - len(traced.closed_over)
     constants = tuple(
         jax.device_put(c, s) for c, s in zip(traced.closed_over, program.input_shardings[count:], strict=True)
     )
+    entries = tuple(signature.entries[i] for i in signature.traced)
     return LocalProgram(
-        program, executable, tuple(a.dtype for a in avals), tuple(i.name for i in graph.inputs), constants
+        program,
+        executable,
+        entries,
+        tuple(i.name for i in graph.inputs),
+        tuple(sorted({*donated, *(i for i in program.donated if i < count)})),
+        constants,
+        [(None, None, None)] * count,
     )
-
-
-def default_sharding(mesh: Any, shape: tuple[int, ...]) -> NamedSharding:
-    """Splits the largest dim that all devices divide, so that no device holds the whole; else whole."""
-    n = mesh.size
-    best = max((d for d in range(len(shape)) if shape[d] % n == 0 and shape[d] > 0), key=lambda d: shape[d], default=None)
-    spec = [None] * len(shape)
-    if best is not None and n > 1:
-        spec[best] = mesh.axis_names  # type: ignore[call-overload]
-    return NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))

@@ -1,118 +1,261 @@
-"""Resharding: the cheapest steps from one layout to another.
+"""Resharding: the cheapest steps from one layout of a tensor to another, and what they cost.
 
-PROVISIONAL
+What planning counts, what a plan records and what lowering emits all come from `PathTables`, so that a
+prediction is about the very collectives that are compiled.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import LogicalMesh
+from autopar.errors import AutoparError
 from autopar.ir import Layout, TensorType
+from autopar.sharding.paths import (
+    Divisors,
+    Indices,
+    LayoutGraph,
+    Step,
+    after,
+    bare,
+    communication,
+    divisors,
+    full_bytes,
+    layout_graph,
+    mesh_axes,
+)
 
-#: (kind, bytes of the full tensor as one group sees it, axes) -> seconds
-CollectiveCost = Callable[[str, float, tuple[str, ...]], float]
-_LOCAL_S = 1e-9
+__all__ = ["CollectiveCost", "LocalCost", "PathTable", "PathTables", "Step", "after", "communication"]
+
+#: (kind, bytes of the full tensor as one group of devices sees it, axes in mesh order) -> seconds.
+CollectiveCost: TypeAlias = Callable[[str, float, tuple[str, ...]], float]
+
+#: Bytes that one device reads in a step that sends nothing -> seconds.
+LocalCost: TypeAlias = Callable[[float], float]
+
+# Lengths of paths are integers, ``seconds / unit * _STEPS + steps``: sums are exact, so that every order of
+# adding gives the same paths, and of equally fast paths the one with fewer steps is shorter. The dearest
+# step has at most 2**_BITS units.
+_BITS = 48
+_STEPS = 64
+_UNREACHED = 1 << 61
+
+# Candidates compared at a time when paths are searched: few enough to stay in a cache near the core.
+_BLOCK = 1 << 15
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Step:
-    """One change of layout. ``kind`` is a collective's name, "slice" or "mask"."""
-
-    kind: str
-    axes: tuple[str, ...]
-    dim: int = -1
-    to_dim: int = -1
-    reduce: str = "sum"
+def _nanosecond(bytes: float) -> float:
+    """A local step is fused into its neighbours: nearly free, but not to be taken without need."""
+    return 1e-9
 
 
-@dataclass
+@dataclass(eq=False)
+class PathTable:
+    """Cheapest paths between the layouts of a graph, for tensors of a number of bytes.
+
+    Args:
+        graph: layouts and steps.
+        weights: length of each step of the graph.
+        unit_s: seconds of one unit of length.
+        rows: by source node, the length of the path to every node. Filled when asked for.
+    """
+
+    graph: LayoutGraph
+    weights: Indices
+    unit_s: float
+    rows: dict[int, Indices] = field(default_factory=dict)
+
+    def row(self, source: int) -> Indices:
+        """Lengths of the paths from node ``source``."""
+        self.solve([source])
+        return self.rows[source]
+
+    def solve(self, sources: Sequence[int]) -> None:
+        """Fills the rows of ``sources``, all together (Bellman and Ford, a few rounds)."""
+        missing = sorted(set(sources) - self.rows.keys())
+        block = max(1, _BLOCK // max(1, len(self.weights)))
+        for start in range(0, len(missing), block):
+            some = missing[start : start + block]
+            lengths = self._lengths(np.array(some, np.int64))
+            self.rows.update((s, lengths[:, k].copy()) for k, s in enumerate(some))
+
+    def _lengths(self, sources: Indices) -> Indices:
+        graph = self.graph
+        lengths = np.full((len(graph.layouts), len(sources)), _UNREACHED, np.int64)
+        lengths[sources, np.arange(len(sources))] = 0
+        entered = np.flatnonzero(np.diff(graph.first_in))
+        starts = graph.first_in[entered]
+        weights = self.weights[:, None]
+        while len(entered):
+            through = np.minimum.reduceat(lengths[graph.sources] + weights, starts, axis=0)
+            old = lengths[entered]
+            new = np.minimum(old, through)
+            if np.array_equal(old, new):
+                break
+            lengths[entered] = new
+        return lengths
+
+    def seconds(self, source: int, target: int) -> float:
+        """Seconds of the path between two nodes; infinity if there is none."""
+        return float(self.in_seconds(self.row(source)[target]))
+
+    def in_seconds(self, lengths: Indices) -> NDArray[np.float64]:
+        """Lengths as seconds; infinity where nothing leads."""
+        return np.where(lengths < _UNREACHED, (lengths // _STEPS) * self.unit_s, np.inf)
+
+    def steps(self, source: int, target: int) -> tuple[Step, ...] | None:
+        """The shortest path between two nodes; of several the one that comes first in the graph's order."""
+        row = self.row(source)
+        if row[target] >= _UNREACHED:
+            return None
+        graph = self.graph
+        found: list[Step] = []
+        at = target
+        while at != source:
+            first, last = graph.first_in[at], graph.first_in[at + 1]
+            fits = row[graph.sources[first:last]] + self.weights[first:last] == row[at]
+            edge = int(first + np.argmax(fits))
+            found.append(graph.steps[edge])
+            at = int(graph.sources[edge])
+        return tuple(reversed(found))
+
+
+@dataclass(eq=False)
 class PathTables:
-    """Cheapest paths between layouts on one mesh."""
+    """Cheapest paths between layouts of all tensors on one mesh. Keep one a mesh: it remembers.
+
+    Args:
+        mesh: the logical mesh.
+        cost: seconds of a collective.
+        local: seconds of a step that sends nothing.
+    """
 
     mesh: LogicalMesh
     cost: CollectiveCost
-    found: dict[tuple[TensorType, Layout], dict[Layout, tuple[float, tuple[Step, ...]]]] = field(default_factory=dict)
+    local: LocalCost = _nanosecond
+    graphs: dict[tuple[Divisors, tuple[str, ...]], LayoutGraph] = field(default_factory=dict)
+    tables: dict[tuple[Divisors, tuple[str, ...], int], PathTable] = field(default_factory=dict)
 
-    def moves(self, type: TensorType, at: Layout) -> list[tuple[Step, Layout, float]]:
-        sizes = self.mesh.sizes
-        axes = [a for a in self.mesh.names if sizes[a] > 1]
-        sets = [c for r in range(1, len(axes) + 1) for c in itertools.combinations(axes, r)]
-        out: list[tuple[Step, Layout, float]] = []
-        local = type.nbytes / at.shards(sizes)
+    def table(self, type: TensorType, reductions: Sequence[str] = ()) -> PathTable:
+        """The table for ``type``.
 
-        def add(step: Step, to: Layout, full: float | None) -> None:
-            if to.fits(type.shape, sizes):
-                out.append((step, to, _LOCAL_S if full is None else self.cost(step.kind, full, step.axes)))
+        Args:
+            type: types of equal bytes, dims that the same axes divide, and reductions share a table.
+            reductions: kinds of reduction that the layouts in question are partial in, besides sums.
 
-        used = set(at.axes) | set(at.partial)
-        for c in sets:
-            n = int(np.prod([sizes[a] for a in c]))
-            if set(c) <= set(at.partial):
-                rest = tuple(a for a in at.partial if a not in c)
-                red = at.reduce if rest else "sum"
-                add(Step("all-reduce", c, reduce=at.reduce), Layout(at.dims, rest, red), local)
-                if at.reduce == "sum":
-                    for d in range(type.rank):
-                        dims = tuple(x + c if i == d else x for i, x in enumerate(at.dims))
-                        add(Step("reduce-scatter", c, d), Layout(dims, rest, red), local)
-            for d, dim in enumerate(at.dims):
-                if len(dim) >= len(c) and dim[len(dim) - len(c):] == c:
-                    short = tuple(x[: len(x) - len(c)] if i == d else x for i, x in enumerate(at.dims))
-                    add(Step("all-gather", c, d), Layout(short, at.partial, at.reduce), local * n)
-                    for t in range(type.rank):
-                        if t != d:
-                            dims = tuple(x + c if i == t else x for i, x in enumerate(short))
-                            add(Step("all-to-all", c, d, t), Layout(dims, at.partial, at.reduce), local * n)
-            if len(c) == 1 and not used & set(c):
-                for d in range(type.rank):
-                    dims = tuple(x + c if i == d else x for i, x in enumerate(at.dims))
-                    add(Step("slice", c, d), Layout(dims, at.partial, at.reduce), None)
-                if type.dtype != "bool" and not type.dtype.startswith("key<") and at.reduce == "sum":
-                    p = tuple(a for a in self.mesh.names if a in at.partial or a in c)
-                    add(Step("mask", c), Layout(at.dims, p, "sum"), None)
-        return out
+        Paths may go through partial sums of all numbers; bool is never partial in a sum, keys in nothing.
+        "and" and "or" are for bool: of integers they are bitwise, which no collective does.
+        """
+        kinds = {"sum", *reductions} & set(_reductions(type.dtype))
+        split = divisors(type.shape, mesh_axes(self.mesh))
+        key = (split, tuple(sorted(kinds, key=lambda k: (k != "sum", k))))
+        found = self.tables.get((*key, type.nbytes))
+        if found is None:
+            graph = self.graphs.get(key)
+            if graph is None:
+                graph = self.graphs[key] = layout_graph(mesh_axes(self.mesh), *key)
+            found = self.tables[(*key, type.nbytes)] = self._priced(graph, type)
+        return found
 
-    def _from(self, type: TensorType, source: Layout) -> dict[Layout, tuple[float, tuple[Step, ...]]]:
-        key = (type, source)
-        if key not in self.found:
-            done: dict[Layout, tuple[float, tuple[Step, ...]]] = {}
-            heap: list[tuple[float, int, tuple[Step, ...], Layout]] = [(0.0, 0, (), source)]
-            while heap:
-                cost, n, steps, at = heapq.heappop(heap)
-                if at in done:
-                    continue
-                done[at] = (cost, steps)
-                for step, to, c in self.moves(type, at):
-                    if to not in done:
-                        heapq.heappush(heap, (cost + c, n + 1, (*steps, step), to))
-            self.found[key] = done
-        return self.found[key]
+    def _priced(self, graph: LayoutGraph, type: TensorType) -> PathTable:
+        prices = [self._price(kind, math.ceil(type.nbytes / pieces), axes) for kind, axes, pieces in graph.prices]
+        dearest = max((p for p in prices if p < math.inf), default=0.0)
+        unit_s = math.ldexp(1.0, math.frexp(dearest)[1] - _BITS) if dearest else 1.0
+        lengths = [_UNREACHED if p == math.inf else round(p / unit_s) * _STEPS + 1 for p in prices]
+        return PathTable(graph, np.array(lengths, np.int64)[graph.price_of] if lengths else graph.price_of, unit_s)
 
-    def path(self, type: TensorType, source: Layout, target: Layout) -> tuple[Step, ...]:
-        return self._from(type, source)[target][1]
+    def _price(self, kind: str, local_bytes: int, axes: tuple[str, ...]) -> float:
+        if kind in ("slice", "mask"):
+            seconds = self.local(local_bytes)
+        else:
+            seconds = self.cost(kind, full_bytes(kind, local_bytes, self.mesh.group_size(axes)), axes)
+        if not seconds >= 0:
+            raise ValueError(f"the cost of {kind} over {'+'.join(axes)} is {seconds!r} s; it must be 0 or more")
+        return seconds
 
     def seconds(self, type: TensorType, source: Layout, target: Layout) -> float:
-        got = self._from(type, source).get(target)
-        return np.inf if got is None else got[0]
+        """Seconds of the cheapest path; as one entry of `cost_matrix`."""
+        return float(self.cost_matrix(type, (source,), (target,))[0, 0])
 
-    def cost_matrix(self, type: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> NDArray[np.float64]:
-        return np.array([[self.seconds(type, s, t) for t in targets] for s in sources], float)
+    def cost_matrix(
+        self, type: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]
+    ) -> NDArray[np.float64]:
+        """Seconds of the cheapest paths: ``[i, j]`` from the i-th source to the j-th target.
+
+        Args:
+            type: type of the whole tensor.
+            sources: layouts that it may be in.
+            targets: layouts that it may be wanted in.
+
+        Zero where both are one layout. Infinity where no steps lead from one to the other, or one does not fit
+        the shape.
+        """
+        froms, tos = self._bare(type, sources), self._bare(type, targets)
+        table = self.table(type, [k.reduce for k in (*froms, *tos)])
+        index = table.graph.index
+        rows = [index.get(k, -1) for k in froms]
+        columns = np.array([index.get(k, -1) for k in tos], np.int64)
+        table.solve([r for r in rows if r >= 0])
+        found = np.full((len(rows), len(columns)), np.inf)
+        for i, row in enumerate(rows):
+            if row >= 0:
+                found[i] = np.where(columns >= 0, table.in_seconds(table.rows[row][columns]), np.inf)
+            else:
+                found[i, [j for j, k in enumerate(tos) if k == froms[i]]] = 0.0
+        return found
+
+    def path(self, type: TensorType, source: Layout, target: Layout) -> tuple[Step, ...]:
+        """The cheapest steps from ``source`` to ``target``, fewer where seconds are equal; always the same ones.
+
+        Args:
+            type: type of the whole tensor.
+            source: layout that it is in.
+            target: layout that it is wanted in.
+
+        Raises:
+            AutoparError: no steps lead there, or a layout does not fit the shape.
+        """
+        start, end = self._bare(type, (source, target))
+        if start == end:
+            return ()
+        table = self.table(type, (start.reduce, end.reduce))
+        index = table.graph.index
+        steps = table.steps(index[start], index[end]) if start in index and end in index else None
+        if steps is None:
+            raise AutoparError(
+                f"{type} cannot go from {source} to {target} on a {self.mesh} mesh",
+                cause="the axes do not divide the dims, or the dtype has no such reduction",
+            )
+        return steps
 
     def communication(self, type: TensorType, source: Layout, target: Layout) -> list[tuple[str, int, tuple[str, ...]]]:
-        out = []
-        at = source
+        """(kind, full bytes, axes) of every collective on the path, in order; see `communication` of a step."""
+        found = []
+        (at,) = self._bare(type, (source,))
         for step in self.path(type, source, target):
-            n = int(np.prod([self.mesh.sizes[a] for a in step.axes]))
-            local = type.nbytes / at.shards(self.mesh.sizes)
-            if step.kind not in ("slice", "mask"):
-                full = local * n if step.kind in ("all-gather", "all-to-all") else local
-                out.append((step.kind, int(full), step.axes))
-            at = next(to for s, to, _ in self.moves(type, at) if s == step)
-        return out
+            record = communication(step, type, at, self.mesh)
+            if record is not None:
+                found.append(record)
+            at = after(step, at, self.mesh)
+        return found
+
+    def _bare(self, type: TensorType, layouts: Sequence[Layout]) -> list[Layout]:
+        wrong = [k for k in layouts if len(k.dims) != type.rank]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is not a layout of {type}, which has {type.rank} dims")
+        return [bare(k, self.mesh) for k in layouts]
+
+
+def _reductions(dtype: str) -> tuple[str, ...]:
+    """Kinds of reduction that a collective can do on ``dtype``."""
+    if dtype == "bool":
+        return ("max", "min", "and", "or")
+    if dtype.startswith("c"):
+        return ("sum",)
+    return () if dtype.startswith(("key<", "tok")) else ("sum", "max", "min")

@@ -14,6 +14,7 @@ import pytest
 from examples import gpt, llama, mlp, moe, wide_resnet
 from examples._common import count_params
 from examples._run import main
+from tests.examples.quick import quick_jit, quick_metrics
 
 MODULES = [mlp, gpt, llama, moe, wide_resnet]
 TRANSFORMERS = [gpt, llama, moe]
@@ -62,7 +63,7 @@ def signature(tree: Any) -> Any:
 def tiny_run(module: ModuleType) -> tuple[Any, Any, list[float]]:
     """The arguments, the last state and the losses of six steps of the tiny preset."""
     step, (state, batch) = module.build()
-    compiled = jax.jit(step)
+    compiled = quick_jit(step)
     losses = []
     last = state
     for _ in range(6):
@@ -129,7 +130,7 @@ def test_float64_and_float32_agree(module: ModuleType) -> None:
             lambda leaf: leaf.astype("float64") if leaf.dtype == "float32" else leaf, tiny_run(module)[0]
         )
         step, _ = module.build(abstract=True, dtype="float64")
-        wide = float(jax.jit(step)(state, batch)[1]["loss"])
+        wide = float(quick_metrics(step)(state, batch)["loss"])
     assert narrow == pytest.approx(wide, abs=1e-5)
 
 

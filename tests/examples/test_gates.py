@@ -1,5 +1,9 @@
 """Gates of the mixture of experts against slow loops in numpy, and the layer against a loop over tokens."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,14 +13,23 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from examples import moe
-from examples._gates import expert_capacity, gshard_gate, switch_gate
+from examples._gates import Routing, expert_capacity, gshard_gate, switch_gate
+from tests.examples.quick import quick_jit, quick_metrics
 
 Array = NDArray[np.float64]
 
-# Few shapes, so that jax compiles few programs.
-shapes = st.sampled_from([(1, 6, 2), (2, 8, 4), (3, 5, 3)])
-capacities = st.sampled_from([1, 2, 5])
+# Few cases of (groups, tokens, experts) and capacity, so that jax compiles few programs.
+cases = st.sampled_from([((1, 6, 2), 1), ((2, 8, 4), 2), ((3, 5, 3), 5)])
 seeds = st.integers(0, 2**31 - 1)
+
+
+@functools.cache
+def compiled(gate: Callable[..., Routing], capacity: int) -> Callable[..., Any]:
+    def run(logits: jax.Array, *key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        routing = gate(logits, capacity, *key)
+        return routing.combine, routing.dispatch, routing.loss
+
+    return quick_jit(run)
 
 
 def softmax(logits: Array) -> Array:
@@ -69,41 +82,44 @@ def draw(shape: tuple[int, int, int], seed: int) -> Array:
 
 
 @settings(deadline=None, max_examples=30)
-@given(shape=shapes, capacity=capacities, seed=seeds)
-def test_gshard_matches_the_loop(shape: tuple[int, int, int], capacity: int, seed: int) -> None:
+@given(case=cases, seed=seeds)
+def test_gshard_matches_the_loop(case: tuple[tuple[int, int, int], int], seed: int) -> None:
+    shape, capacity = case
     logits = draw(shape, seed)
     combine, loss = slow_gshard(logits, capacity, np.ones(shape[:2], bool))
     with jax.enable_x64(True):
-        routing = gshard_gate(jnp.asarray(logits), capacity)
-        np.testing.assert_allclose(routing.combine, combine, atol=1e-12)
-        np.testing.assert_array_equal(routing.dispatch, combine > 0)
-        assert float(routing.loss) == pytest.approx(loss, abs=1e-12)
+        combined, dispatch, aux = compiled(gshard_gate, capacity)(jnp.asarray(logits))
+        np.testing.assert_allclose(combined, combine, atol=1e-12)
+        np.testing.assert_array_equal(dispatch, combine > 0)
+        assert float(aux) == pytest.approx(loss, abs=1e-12)
 
 
 @settings(deadline=None, max_examples=30)
-@given(shape=shapes, capacity=capacities, seed=seeds)
-def test_switch_matches_the_loop(shape: tuple[int, int, int], capacity: int, seed: int) -> None:
+@given(case=cases, seed=seeds)
+def test_switch_matches_the_loop(case: tuple[tuple[int, int, int], int], seed: int) -> None:
+    shape, capacity = case
     logits = draw(shape, seed)
     combine, loss = slow_switch(logits, capacity)
     with jax.enable_x64(True):
-        routing = switch_gate(jnp.asarray(logits), capacity)
-        np.testing.assert_allclose(routing.combine, combine, atol=1e-12)
-        np.testing.assert_array_equal(routing.dispatch, combine > 0)
-        assert float(routing.loss) == pytest.approx(loss, abs=1e-12)
+        combined, dispatch, aux = compiled(switch_gate, capacity)(jnp.asarray(logits))
+        np.testing.assert_allclose(combined, combine, atol=1e-12)
+        np.testing.assert_array_equal(dispatch, combine > 0)
+        assert float(aux) == pytest.approx(loss, abs=1e-12)
 
 
 @settings(deadline=None, max_examples=15)
-@given(shape=shapes, capacity=capacities, seed=seeds)
-def test_random_routing_matches_the_loop(shape: tuple[int, int, int], capacity: int, seed: int) -> None:
+@given(case=cases, seed=seeds)
+def test_random_routing_matches_the_loop(case: tuple[tuple[int, int, int], int], seed: int) -> None:
+    shape, capacity = case
     logits = draw(shape, seed)
     pair = np.sort(np.stack([softmax(row) for row in logits]), axis=-1)[..., -2:]
     with jax.enable_x64(True):
         key = jax.random.key(seed)
         drawn = np.asarray(jax.random.uniform(key, (*shape[:2], 1), jnp.float64))[..., 0]
         combine, loss = slow_gshard(logits, capacity, drawn < 2 * pair[..., 0] / pair.sum(-1))
-        routing = gshard_gate(jnp.asarray(logits), capacity, key)
-        np.testing.assert_allclose(routing.combine, combine, atol=1e-12)
-        assert float(routing.loss) == pytest.approx(loss, abs=1e-12)
+        combined, _, aux = compiled(gshard_gate, capacity)(jnp.asarray(logits), key)
+        np.testing.assert_allclose(combined, combine, atol=1e-12)
+        assert float(aux) == pytest.approx(loss, abs=1e-12)
 
 
 def test_losses_at_known_points() -> None:
@@ -163,7 +179,7 @@ def test_loss_has_the_weighted_auxiliary_loss() -> None:
     losses = {}
     for weight in (0.0, 1.0):
         step, args = moe.build(gate="switch", aux_weight=weight)
-        losses[weight] = jax.jit(step)(*args)[1]
+        losses[weight] = quick_metrics(step)(*args)
     assert float(losses[1.0]["aux_loss"]) >= 0.99  # one mixture, and an even load gives 1
     assert float(losses[1.0]["loss"] - losses[0.0]["loss"]) == pytest.approx(float(losses[1.0]["aux_loss"]), rel=1e-4)
 
@@ -171,9 +187,9 @@ def test_loss_has_the_weighted_auxiliary_loss() -> None:
 def test_random_routing_depends_on_the_step_only() -> None:
     step, (state, batch) = moe.build(random_routing=True)
     assert state["rng"].shape == (2,)
-    compiled = jax.jit(step)
-    first, again = (float(compiled(state, batch)[1]["loss"]) for _ in range(2))
-    later = float(compiled({**state, "step": state["step"] + 1}, batch)[1]["loss"])
+    compiled = quick_metrics(step)
+    first, again = (float(compiled(state, batch)["loss"]) for _ in range(2))
+    later = float(compiled({**state, "step": state["step"] + 1}, batch)["loss"])
     assert first == again
     assert first != later
 

@@ -11,6 +11,7 @@ import pytest
 
 from examples import demo, gpt, llama, moe, wide_resnet
 from examples._common import causal_attention, token_loss
+from tests.examples.quick import quick_jit, quick_metrics
 
 
 def assert_close(a: Any, b: Any, tolerance: float) -> None:
@@ -49,13 +50,16 @@ def test_token_loss_matches_numpy() -> None:
         assert float(masked) == pytest.approx((losses * mask).sum() / 5)
 
 
-@pytest.mark.parametrize("options", [{"unroll": True}, {"remat": False}, {"unroll": True, "remat": False}])
-def test_llama_scanned_equals_unrolled(options: dict[str, bool]) -> None:
+def test_llama_scanned_equals_unrolled() -> None:
+    _, args = llama.build(kv_heads=4)
     with jax.enable_x64(True):
-        sizes = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "dtype": "float64"}
-        step, args = llama.build(**sizes)
-        other, _ = llama.build(abstract=True, **sizes, **options)
-        assert_close(jax.jit(step)(*args), jax.jit(other)(*args), 1e-9)
+        args = jax.tree.map(lambda leaf: leaf.astype("float64") if leaf.dtype == "float32" else leaf, args)
+        results = [
+            quick_jit(llama.build(abstract=True, kv_heads=4, dtype="float64", **options)[0])(*args)
+            for options in ({}, {"unroll": True}, {"remat": False})
+        ]
+        assert_close(results[1], results[0], 1e-9)
+        assert_close(results[2], results[0], 1e-9)
 
 
 def test_llama_options_show_in_the_program() -> None:
@@ -107,7 +111,7 @@ def test_logits_do_not_see_later_tokens(module: ModuleType) -> None:
         def apply(params: Any, tokens: Any) -> Any:
             return llama.apply(config, params, tokens)
 
-    compiled = jax.jit(apply)
+    compiled = quick_jit(apply)
     tokens = batch["tokens"]
     before = compiled(state["params"], tokens)
     after = compiled(state["params"], tokens.at[:, 9].add(1) % config.vocab)
@@ -121,20 +125,20 @@ def test_gpt_ties_its_embeddings() -> None:
     assert "head" not in tied["params"]["ends"]
     assert free["params"]["ends"].pop("head")["kernel"].shape == (64, 128)
     assert free["params"] == tied["params"]
-    config = gpt.PRESETS["tiny"]
+    config = gpt.Config(layers=1)
     init, apply = gpt.make_model(config)
     params = init(jax.random.key(0))
     tokens = jnp.zeros((1, 4), jnp.int32)
-    grad = jax.grad(lambda p: jnp.sum(apply(p, tokens) ** 2))(params)["ends"]["tokens"]["embedding"]
+    grad = quick_jit(jax.grad(lambda p: jnp.sum(apply(p, tokens) ** 2)))(params)["ends"]["tokens"]["embedding"]
     # Rows of tokens that do not occur get a gradient too: through the output projection.
     assert bool(jnp.all(jnp.any(grad != 0, axis=-1)))
 
 
 def test_gpt_dropout_depends_on_seed_and_step_only() -> None:
-    step, (state, batch) = gpt.build(dropout=0.2)
-    compiled = jax.jit(step)
-    first, again = (float(compiled(state, batch)[1]["loss"]) for _ in range(2))
-    later = float(compiled({**state, "step": state["step"] + 1}, batch)[1]["loss"])
+    step, (state, batch) = gpt.build(dropout=0.2, layers=1)
+    compiled = quick_metrics(step)
+    first, again = (float(compiled(state, batch)["loss"]) for _ in range(2))
+    later = float(compiled({**state, "step": state["step"] + 1}, batch)["loss"])
     assert first == again
     assert first != later
     assert "rng" not in gpt.build(abstract=True)[1][0]
@@ -149,22 +153,22 @@ def test_gpt_dropout_keeps_the_mean() -> None:
 
 
 def test_gpt_mask_leaves_out_tokens() -> None:
-    step, (state, batch) = gpt.build(masked=True)
-    compiled = jax.jit(step)
+    step, (state, batch) = gpt.build(masked=True, layers=1)
+    compiled = quick_jit(step)
     assert 0 < float(batch["mask"].mean()) < 1
     hidden = {**batch, "labels": jnp.where(batch["mask"] > 0, batch["labels"], 0)}
     assert_close(compiled(state, batch), compiled(state, hidden), 0.0)
     everything = {**batch, "mask": jnp.ones_like(batch["mask"])}
-    plain = jax.jit(gpt.build(abstract=True)[0])
+    plain = quick_metrics(gpt.build(abstract=True, layers=1)[0])
     bare = {"tokens": batch["tokens"], "labels": batch["labels"]}
-    assert float(compiled(state, everything)[1]["loss"]) == pytest.approx(float(plain(state, bare)[1]["loss"]), 1e-6)
+    assert float(compiled(state, everything)[1]["loss"]) == pytest.approx(float(plain(state, bare)["loss"]), 1e-6)
 
 
 def test_gpt_clipping_is_by_global_norm() -> None:
     # The first moment after one step is 0.1 times the gradient that Adam saw.
     def seen_norm(clip: float | None) -> float:
-        step, args = gpt.build(clip=clip)
-        state = jax.jit(step)(*args)[0]
+        step, args = gpt.build(clip=clip, layers=1)
+        state = quick_jit(step)(*args)[0]
         adam = state["opt_state"][0] if clip is None else state["opt_state"][1][0]
         return 10.0 * float(jnp.sqrt(sum(jnp.sum(m**2) for m in jax.tree.leaves(adam.mu))))
 
@@ -182,7 +186,7 @@ def test_moe_has_a_mixture_in_every_second_layer() -> None:
 def test_resnet_norm_decides_whether_examples_mix(norm: str) -> None:
     config = dataclasses.replace(wide_resnet.PRESETS["tiny"], norm=norm)
     _, (state, batch) = wide_resnet.build(norm=norm)
-    compiled = jax.jit(lambda params, images: wide_resnet.apply(config, params, images))
+    compiled = quick_jit(lambda params, images: wide_resnet.apply(config, params, images))
     images = batch["images"]
     before = compiled(state["params"], images)
     after = compiled(state["params"], images.at[0].multiply(3.0))

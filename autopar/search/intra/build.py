@@ -184,9 +184,10 @@ class Builder:
         def seconds(s: Strategy) -> float:
             return weight * self.cost.operator_s(options.flops / s.split, moved / s.split, dtype)
 
-        followed = self._followed(op, sources, options.strategies)
+        allowed = _scalar_sums(op, sources, options.strategies)
+        followed = self._followed(op, sources, allowed)
         if followed is None:
-            chosen = options.strategies
+            chosen = allowed
             busy = np.array([seconds(s) for s in chosen])
             node = self.node(prefix + op.id, busy, [strategy_text(s) for s in chosen])
         else:
@@ -324,6 +325,21 @@ class Builder:
             if value.node is not None:
                 value.uses.append(Use(node, layouts, 1.0, self.time, f"result{output.path}", "update"))
         return found
+
+
+def _scalar_sums(
+    op: Operator, sources: Sequence[ValueDraft | None], options: tuple[Strategy, ...]
+) -> tuple[Strategy, ...]:
+    """Sums of scalars (a loss and its penalties, a global norm) stay partial over all axes until they are read.
+
+    Every term may stand for a partial sum at no cost, so one all-reduce at the end serves all of them. Without a
+    choice there, terms from all over the program do not depend on each other.
+    """
+    if op.primitive not in ("add", "add_any", "sub") or any(v.type.rank for v in op.results):
+        return options
+    if not any(k.partial for s in sources if s is not None for k in s.layouts):
+        return options
+    return tuple(s for s in options if all(a.group is not None for a in s.assignments)) or options
 
 
 def strategy_text(s: Strategy) -> str:

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from autopar.ir import Operator, TensorType, is_float, item_bytes
 from autopar.sharding.factors import Factor, Rule, RuleFunction
@@ -14,6 +14,7 @@ from autopar.sharding.loops import Loop, parallel, rule_of
 from autopar.sharding.rules.elementwise import is_number
 
 _Ints: TypeAlias = tuple[int, ...]
+_DotDims: TypeAlias = tuple[tuple[_Ints, _Ints], tuple[_Ints, _Ints]]
 
 
 def product_groups(operand_types: tuple[TensorType, ...], result: TensorType) -> tuple[tuple[int, ...], ...]:
@@ -37,7 +38,7 @@ def contracted(size: int, result: TensorType, *places: tuple[int, int]) -> tuple
 
 def dot_general(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
     """``bij,bjk->bik`` for any dimension numbers. Result dims: batch, then free of the left, then of the right."""
-    (contract, batch) = _nested(op.attr("dimension_numbers"))
+    contract, batch = _nested(op.attr("dimension_numbers"))
     left, right = operand_types
     result = op.results[0].type
     free = _free(left, contract[0], batch[0]), _free(right, contract[1], batch[1])
@@ -85,13 +86,13 @@ def _free(type: TensorType, contract: _Ints, batch: _Ints) -> list[int]:
     return [d for d in range(type.rank) if d not in contract and d not in batch]
 
 
-def _nested(value: object) -> tuple[tuple[_Ints, _Ints], tuple[_Ints, _Ints]]:
-    """``((left, right) contracted, (left, right) batch)``, checked."""
-    (a, b), (c, d) = value  # type: ignore[misc]
-    return (tuple(a), tuple(b)), (tuple(c), tuple(d))
+def _nested(value: Any) -> _DotDims:
+    """``((left, right) contracted, (left, right) batch)``; ValueError or TypeError where it is not that."""
+    (left, right), (left_batch, right_batch) = value
+    return (tuple(left), tuple(right)), (tuple(left_batch), tuple(right_batch))
 
 
-def _ragged(op: Operator) -> tuple[tuple[tuple[_Ints, _Ints], tuple[_Ints, _Ints]], _Ints, _Ints]:
+def _ragged(op: Operator) -> tuple[_DotDims, _Ints, _Ints]:
     """Dot, ragged and group dims of a ragged product, from the text of its dimension numbers.
 
     ValueError where they read otherwise, or where a ``group_offset`` is given.

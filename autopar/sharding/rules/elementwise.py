@@ -13,20 +13,27 @@ Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 def _aligned(op: Operator, operand_types: tuple[TensorType, ...], linear: Groups) -> Rule | None:
-    """Full-rank operands and results label dim d with factor d; scalars beside them are whole."""
+    """Full-rank operands and results label dim d with factor d; scalars and dims of 1 beside longer ones are whole."""
     shapes = {v.type.shape for v in op.results}
     if len(shapes) != 1:
         return None
     (shape,) = shapes
-    if any(t.shape not in (shape, ()) for t in operand_types):
+    if not all(_broadcasts(t.shape, shape) for t in operand_types):
         return None
     labels: Dims = tuple(range(len(shape)))
     return Rule(
         factors=tuple(Factor(n) for n in shape),
-        operands=tuple(labels if t.shape == shape else () for t in operand_types),
+        operands=tuple(
+            tuple(d if n == shape[d] else None for d, n in enumerate(t.shape)) for t in operand_types
+        ),
         results=(labels,) * len(op.results),
         linear=linear,
     )
+
+
+def _broadcasts(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
+    """Whether an operand of ``shape`` is a scalar, or full-rank with dims equal to the result's or 1."""
+    return shape == () or (len(shape) == len(result) and all(n in (1, m) for n, m in zip(shape, result, strict=True)))
 
 
 def plain(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:

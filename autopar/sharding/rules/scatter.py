@@ -20,7 +20,9 @@ def scatter(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
     dims of the updates: each device adds its own to its term of operand 0, and the result is a partial sum.
     """
     operand, indices, updates = operand_types
-    if op.attr("mode") not in MODES:
+    # XLA drops all updates but one where an index has no components and the operand one element, which is
+    # what a piece can have though the whole does not.
+    if op.attr("mode") not in MODES or indices.shape[-1] == 0:
         return None
     windows, batching = op.ints("update_window_dims"), op.ints("operand_batching_dims")
     inserted = op.ints("inserted_window_dims")

@@ -21,9 +21,7 @@ def _still(op: Operator) -> list[int]:
     padding = attrs["padding"]
     if not isinstance(padding, tuple) or len(padding) != len(window):
         raise ValueError(f"padding of {op.id} is {padding}")
-    return [
-        d for d in range(len(window)) if (window[d], strides[d], dilation[d]) == (1, 1, 1) and padding[d] == (0, 0)
-    ]
+    return [d for d in range(len(window)) if (window[d], strides[d], dilation[d]) == (1, 1, 1) and padding[d] == (0, 0)]
 
 
 def _windowed(op: Operator, operand_types: tuple[TensorType, ...], linear: bool) -> Rule | None:

@@ -1,0 +1,113 @@
+"""How commands are found, and what becomes of errors: exit code 1 and a message, 2 for wrong usage."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+import click
+
+import autopar
+from autopar.errors import AutoparError
+
+#: Commands with their line in ``autopar --help``; each is ``command`` of the module ``autopar.cli.NAME``.
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "plan": "Plan a function for a cluster.",
+        "explain": "Say why a plan splits something as it does.",
+        "diff": "Compare two plans.",
+        "clusters": "List the clusters that come with autopar.",
+        "strategies": "List the search strategies.",
+    }
+)
+
+_DEBUG = "autopar.debug"
+
+
+def _remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+    if value:
+        ctx.meta[_DEBUG] = True
+    return value
+
+
+def debug_option() -> click.Option:
+    """``--debug``, which the group and every command take."""
+    return click.Option(
+        ["--debug"], is_flag=True, expose_value=False, callback=_remember_debug, help="Show tracebacks of errors."
+    )
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"autopar {autopar.__version__}")
+        ctx.exit()
+
+
+def _version_option() -> click.Option:
+    return click.Option(
+        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+        help="Show the version.",
+    )  # fmt: skip
+
+
+class CommandFailed(click.ClickException):
+    """A request that cannot be met: exit code 1 and the message of an `AutoparError`."""
+
+    exit_code = 1
+
+    def __init__(self, error: AutoparError) -> None:
+        kind = type(error).__name__
+        super().__init__(error.text() if kind == "AutoparError" else f"{kind}: {error.text()}")
+
+
+class Command(click.Command):
+    """A command that takes ``--debug`` and shows no traceback of an `AutoparError` without it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(debug_option())
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; click turns what is raised here into an exit code."""
+        try:
+            return super().invoke(ctx)
+        except AutoparError as error:
+            if ctx.meta.get(_DEBUG):
+                raise
+            raise CommandFailed(error) from error
+
+
+class LazyGroup(click.Group):
+    """The commands of `COMMANDS`, each imported when it is used: the list of them is there without any."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += [debug_option(), _version_option()]
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order in which help shows them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"autopar.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with near names for one that is unknown."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, 3, 0.5)
+            ctx.fail(f"No such command {args[0]!r}. One of: {', '.join(near or COMMANDS)}.")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))

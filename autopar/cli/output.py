@@ -1,0 +1,84 @@
+"""Where things are printed: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import click
+
+from autopar.errors import AutoparError
+from autopar.plan import write_whole
+from autopar.report.sections import Section
+
+
+def terminal_console() -> Any:
+    """A rich console on standard output, or None where that is no terminal."""
+    # rich is imported only where it draws something: it takes a third of the start of a command.
+    return import_module("rich.console").Console() if sys.stdout.isatty() else None
+
+
+def print_section(section: Section) -> None:
+    """Prints a table: drawn by rich on a terminal, plain aligned text elsewhere."""
+    console = terminal_console()
+    if console is None:
+        click.echo(section.text())
+    else:
+        import_module("autopar.report.terminal").print_section(section, console)
+
+
+def print_json(data: Any) -> None:
+    """Prints plain data as one JSON document."""
+    click.echo(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def write_file(path: str, text: str) -> None:
+    """Writes a result to a file, whole or not at all. AutoparError where the system does not let it."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise AutoparError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A function that says on standard error what is being done: a spinner on a terminal, else a line each time.
+
+    Args:
+        quiet: say nothing.
+    """
+    if quiet:
+        yield lambda text: None
+    elif sys.stderr.isatty():
+        console = import_module("rich.console").Console(stderr=True)
+        with console.status("") as status:
+            # Text, not str: what is in brackets is no markup.
+            yield lambda text: status.update(import_module("rich.text").Text(text))
+    else:
+        yield lambda text: click.echo(text, err=True)
+
+
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Sends to standard error what is written to standard output, by libraries below Python too."""
+    sys.stdout.flush()
+    try:
+        is_process_output = sys.stdout.fileno() == 1
+    except (OSError, ValueError):  # replaced by a buffer, as in tests
+        is_process_output = False
+    with contextlib.redirect_stdout(sys.stderr):
+        if not is_process_output:
+            yield
+            return
+        kept = os.dup(1)
+        try:
+            os.dup2(2, 1)
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)

@@ -1,0 +1,160 @@
+"""``autopar plan``."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autopar.cli.group import Command
+from autopar.cli.output import progress, terminal_console, write_file
+from autopar.cli.target import load, parse_target, user_code
+from autopar.cli.values import count_or_auto, mesh_sizes, overrides, positions
+from autopar.cluster import Cluster
+from autopar.cluster.catalog import find as find_cluster
+from autopar.errors import ClusterError
+from autopar.plan import Plan
+
+
+@click.command(cls=Command, name="plan")
+@click.argument("target", metavar="FILE.py:FUNC")
+@click.option(
+    "--args",
+    "arguments",
+    default="example_args",
+    show_default=True,
+    metavar="ATTR",
+    help="Attribute of the file that is, or returns, the tuple of arguments (arrays or shapes).",
+)
+@click.option("--preset", metavar="NAME", help="Preset of the file's build, where no FUNC is named.")
+@click.option(
+    "--set",
+    "set_",
+    metavar="NAME=VALUE",
+    callback=overrides,
+    multiple=True,
+    help="A further argument of build. May be given several times.",
+)
+@click.option(
+    "--cluster",
+    "cluster_name",
+    metavar="NAME|FILE",
+    help="What to plan for; see `autopar clusters`.  [default: the devices of this process]",
+)
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes of the cluster.")
+@click.option("--search", metavar="NAME", help="Search strategy; see `autopar strategies`.  [default: alpa]")
+@click.option(
+    "--microbatches", metavar="N", callback=count_or_auto, help="Parts of the batch that run one after another."
+)
+@click.option("--schedule", metavar="NAME", help="Pipeline schedule.")
+@click.option(
+    "--memory-limit", metavar="SIZE", help="Memory a device, as 40GB or 16GiB.  [default: that of the device]"
+)
+@click.option("--mesh", metavar="SIZES", callback=mesh_sizes, help="The only logical mesh to consider, as 2x4.")
+@click.option("--donate", metavar="N[,N]", callback=positions, help="Arguments whose memory the step may reuse, as 0.")
+@click.option(
+    "--batch", metavar="N[,N]", callback=positions, help="Arguments that are the batch, where it cannot be told."
+)
+@click.option("-o", "--output", metavar="FILE", help="Write the plan to FILE: a page if it ends in .html, else JSON.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "html"]),
+    default="text",
+    show_default=True,
+    help="What is printed.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+def command(
+    target: str,
+    arguments: str,
+    preset: str | None,
+    set_: dict[str, Any],
+    cluster_name: str | None,
+    nodes: int | None,
+    search: str | None,
+    microbatches: int | str | None,
+    schedule: str | None,
+    memory_limit: str | None,
+    mesh: tuple[int, ...] | None,
+    donate: tuple[int, ...] | None,
+    batch: tuple[int, ...] | None,
+    output: str | None,
+    form: str,
+    quiet: bool,
+) -> None:
+    """Plan a function for a cluster.
+
+    FUNC is an ordinary jax function in FILE.py, or a decorated one; module:func works too. Its arguments come from
+    --args. A module with build(preset, *, abstract, ...) needs no FUNC. Nothing is run, and the cluster need not
+    be there.
+    """
+    wanted = parse_target(target)
+    cluster = chosen_cluster(cluster_name, nodes)
+    if output is not None and not Path(output).absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="-o")
+    if cluster is not None:
+        # Tracing needs no device of the cluster; jax reads this when it is imported.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with progress(quiet) as say, user_code(wanted):
+        say("loading jax")
+        planning = import_module("autopar.cli.planning")
+        planning.limit_bytes(memory_limit)
+        request = planning.Request(
+            arguments,
+            preset,
+            set_,
+            cluster,
+            search,
+            microbatches,
+            schedule,
+            memory_limit,
+            mesh,
+            donate,
+            batch,
+        )
+        say(f"loading {wanted.place}")
+        function, values = planning.function_and_arguments(load(wanted), wanted, request)
+        plan = planning.make_plan(function, values, request, say)
+    show(plan, form, output)
+
+
+def chosen_cluster(name: str | None, nodes: int | None) -> Cluster | None:
+    """The cluster of the options; None for the devices of this process.
+
+    Raises:
+        click.UsageError: there is no such name or file, or nodes were given without a cluster.
+        ClusterError: the file is wrong.
+    """
+    if name is None:
+        if nodes is not None:
+            raise click.UsageError("--nodes needs --cluster")
+        return None
+    try:
+        find_cluster(name)
+    except ClusterError as error:
+        raise click.BadParameter(f"{error.fact}; {error.remedy}", param_hint="--cluster") from error
+    return Cluster.load(name, nodes)
+
+
+def show(plan: Plan, form: str, output: str | None) -> None:
+    """Writes the plan to ``output`` and prints it in the form that was asked for.
+
+    A page that goes to a file is not printed as well.
+    """
+    page_file = output is not None and output.endswith((".html", ".htm"))
+    page = import_module("autopar.report.page").plan_page(plan) if page_file or form == "html" else ""
+    if output is not None:
+        write_file(output, page if page_file else plan.to_json())
+    if form == "json":
+        click.echo(plan.to_json(), nl=False)
+    elif form == "html":
+        if not page_file:
+            click.echo(page, nl=False)
+    elif (console := terminal_console()) is not None:
+        import_module("autopar.report.terminal").print_plan(plan, console)
+    else:
+        click.echo(str(plan))

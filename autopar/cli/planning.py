@@ -1,0 +1,141 @@
+"""The part of ``autopar plan`` that needs jax: arguments, options, the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import click
+
+from autopar.api import ParallelFunction
+from autopar.api.options import ParallelOptions, parse_bytes
+from autopar.api.parallelize import parallelize_with
+from autopar.cli.target import Target, find
+from autopar.cluster import Cluster
+from autopar.errors import AutoparError
+from autopar.plan import Plan
+from autopar.search import strategies
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line; None leaves it to the decorator of the function, or to autopar.
+
+    Args:
+        arguments: attribute of the file that holds or returns the arguments.
+        preset: preset of ``build``.
+        overrides: further arguments of ``build``.
+        cluster: what to plan for.
+        search: name of a strategy.
+        microbatches: number of microbatches, or "auto".
+        schedule: name of a pipeline schedule.
+        memory_limit: bytes a device, as text.
+        mesh: sizes of the only logical mesh.
+        donate: positions of donated arguments.
+        batch: positions of the arguments that are the batch.
+    """
+
+    arguments: str
+    preset: str | None
+    overrides: Mapping[str, Any]
+    cluster: Cluster | None
+    search: str | None
+    microbatches: int | str | None
+    schedule: str | None
+    memory_limit: str | None
+    mesh: tuple[int, ...] | None
+    donate: tuple[int, ...] | None
+    batch: tuple[int, ...] | None
+
+
+def limit_bytes(text: str | None) -> int | None:
+    """Bytes from text as "40GB"; click.BadParameter for anything else."""
+    try:
+        return parse_bytes(text)
+    except AutoparError as error:
+        raise click.BadParameter(f"{error.fact}; {error.remedy}", param_hint="--memory-limit") from error
+
+
+def function_and_arguments(module: ModuleType, target: Target, request: Request) -> tuple[Any, tuple[Any, ...]]:
+    """The function that the user named, and its arguments; of ``build`` where the user named it or nothing.
+
+    Raises:
+        click.UsageError: the file does not define them.
+    """
+    if target.attribute in ("", "build"):
+        if not target.attribute and not callable(getattr(module, "build", None)):
+            raise click.UsageError(f"{target.place} has no function build, so name one: {target.place}:FUNC")
+        return _built(module, target, request)
+    if request.preset is not None or request.overrides:
+        raise click.UsageError(f"--preset and --set are for {target.place} without a function: they go to its build")
+    function = find(module, target.attribute, target.place)
+    if not callable(function):
+        raise click.UsageError(f"{target.place}:{target.attribute} is {type(function).__name__}, not a function")
+    given = find(module, request.arguments, target.place)
+    return function, as_arguments(given() if callable(given) else given, f"{target.place}:{request.arguments}")
+
+
+def as_arguments(value: Any, name: str) -> tuple[Any, ...]:
+    """``value`` as the tuple of arguments. click.UsageError for anything but a tuple or a list."""
+    if isinstance(value, list):
+        return tuple(value)
+    if not isinstance(value, tuple) or hasattr(value, "_fields"):
+        raise click.UsageError(f"{name} must give a tuple of all arguments, not {type(value).__name__}; (x,) for one")
+    return value
+
+
+def _built(module: ModuleType, target: Target, request: Request) -> tuple[Any, tuple[Any, ...]]:
+    build = find(module, "build", target.place)
+    presets = getattr(module, "PRESETS", None)
+    if request.preset is not None and isinstance(presets, Mapping) and request.preset not in presets:
+        near = difflib.get_close_matches(request.preset, presets, 3, 0.3)
+        raise click.BadParameter(
+            f"{target.place} has no preset {request.preset!r}; one of: {', '.join(near or presets)}",
+            param_hint="--preset",
+        )
+    preset = {} if request.preset is None else {"preset": request.preset}
+    built = build(**preset, abstract=True, **request.overrides)
+    if not isinstance(built, tuple) or len(built) != 2 or not callable(built[0]):
+        raise click.UsageError(f"build of {target.place} must return (function, arguments)")
+    return built[0], as_arguments(built[1], f"build of {target.place}")
+
+
+def make_plan(function: Any, arguments: tuple[Any, ...], request: Request, say: Callable[[str], None]) -> Plan:
+    """The plan that was asked for. A decorated function keeps the options of its decorator that were not given.
+
+    Args:
+        function: plain or decorated.
+        arguments: its positional arguments, arrays or shapes.
+        request: options.
+        say: called with a line when a phase begins.
+
+    Raises:
+        click.BadParameter: there is no such strategy.
+        AutoparError: no plan can be made.
+    """
+    if request.search is not None and request.search not in strategies():
+        near = difflib.get_close_matches(request.search, strategies(), 3, 0.3)
+        raise click.BadParameter(
+            f"no search strategy is called {request.search!r}; one of: {', '.join(near or strategies())}",
+            param_hint="--search",
+        )
+    given = {
+        "cluster": request.cluster,
+        "search": request.search,
+        "num_microbatches": request.microbatches,
+        "schedule": request.schedule,
+        "memory_limit_bytes": limit_bytes(request.memory_limit),
+        "mesh_shape": request.mesh,
+        "donate_argnums": request.donate,
+        "batch_argnums": request.batch,
+    }
+    known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options = ParallelOptions()
+    if isinstance(function, ParallelFunction):
+        options, function = function.options, function.function
+    options = dataclasses.replace(options, **known, plan=None, progress=say)
+    return parallelize_with(function, options).plan(*arguments)

@@ -1,0 +1,195 @@
+"""``FILE.py:FUNC`` and ``module:func``: what the user named, imported without running into their mistakes."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from autopar.cli.output import stdout_to_stderr
+from autopar.errors import AutoparError
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a user named.
+
+    Args:
+        place: the file or module, as the user wrote it.
+        path: the file, absolute; None for a module.
+        attribute: dotted name of the function in it; "" where the user named none.
+    """
+
+    place: str
+    path: Path | None
+    attribute: str
+
+
+def parse_target(text: str) -> Target:
+    """`Target` of ``FILE.py:FUNC``, ``FILE.py``, ``module:func`` or ``module``.
+
+    Raises:
+        click.UsageError: there is no such file, or the text is none of these.
+    """
+    place, colon, attribute = text.rpartition(":")
+    # A drive letter is no file: C:\\train.py names no function.
+    if not colon or attribute.endswith(".py"):
+        place, attribute = text, ""
+    if not place or (colon and place != text and not attribute):
+        raise click.UsageError(f"{text!r} names no function; write FILE.py:FUNC or module:func")
+    if not place.endswith(".py"):
+        if "/" in place or not all(part.isidentifier() for part in place.split(".")):
+            raise click.UsageError(f"{place!r} is neither a Python file (FILE.py:FUNC) nor a module (module:func)")
+        return Target(place, None, attribute)
+    path = Path(place)
+    if not path.is_file():
+        here = [p.name for p in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, here, 3, 0.4)
+        raise click.UsageError(f"there is no file {place!r}" + (f"; near names: {', '.join(near)}" if near else ""))
+    return Target(place, path.resolve(), attribute)
+
+
+@contextlib.contextmanager
+def user_code(target: Target) -> Iterator[None]:
+    """Surroundings in which code of the user runs, put back afterwards.
+
+    Standard output goes to standard error, imports find what lies beside the file and in the working directory,
+    and ``sys.argv`` holds the file alone.
+
+    Raises:
+        AutoparError: the code raised something that is no `AutoparError`; the message has the user's line.
+    """
+    argv, search_path = sys.argv, list(sys.path)
+    sys.argv = [target.place]
+    sys.path[:0] = [str(p) for p in ([_root(target.path)] if target.path else [])] + [str(Path.cwd())]
+    try:
+        with stdout_to_stderr():
+            yield
+    except (AutoparError, click.ClickException):
+        raise
+    except (Exception, SystemExit) as error:
+        source = user_line(error)
+        if not source:  # nothing of the user's: a mistake of autopar, whose traceback is wanted
+            raise
+        raise _failed(target, error, source) from error
+    finally:
+        sys.argv, sys.path[:] = argv, search_path
+
+
+def _root(path: Path) -> Path:
+    """The folder from which the module of a file is imported: above all packages that it lies in."""
+    folder = path.parent
+    while (folder / "__init__.py").is_file() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def load(target: Target) -> ModuleType:
+    """Imports the file or module, inside of `user_code`.
+
+    Raises:
+        click.UsageError: there is no such module.
+        AutoparError: the code cannot be imported.
+    """
+    if target.path is None:
+        return _load_module(target)
+    parts = target.path.relative_to(_root(target.path)).with_suffix("").parts
+    if len(parts) > 1:  # a file in a package may use relative imports
+        module = _load_module(Target(".".join(parts), None, target.attribute))
+        if module.__file__ and Path(module.__file__).resolve() == target.path:
+            return module
+    # A name of its own where the file's is taken, so that a file train.py does not get another train.
+    name = parts[-1]
+    if name in sys.modules or name in sys.stdlib_module_names:
+        name = f"_autopar_target_{name}"
+    spec = importlib.util.spec_from_file_location(name, target.path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look classes up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, SyntaxError):
+            raise _failed(target, error, _syntax_line(error)) from error
+        raise
+    return module
+
+
+def _load_module(target: Target) -> ModuleType:
+    try:
+        return importlib.import_module(target.place)
+    except ModuleNotFoundError as error:
+        # Of the module itself or a package above it; else the user's code imports something that is missing.
+        if error.name and f"{target.place}.".startswith(f"{error.name}."):
+            raise click.UsageError(f"there is no module {error.name!r} here or on the import path") from error
+        raise
+    except SyntaxError as error:
+        raise _failed(target, error, _syntax_line(error)) from error
+
+
+def find(module: ModuleType, name: str, place: str) -> Any:
+    """The attribute of a module, dots allowed.
+
+    Raises:
+        click.UsageError: there is none; the message lists near names.
+    """
+    value: Any = module
+    for i, part in enumerate(name.split(".")):
+        if not hasattr(value, part):
+            names = _public(value)
+            near = difflib.get_close_matches(part, names, 5, 0.4) or names[:10]
+            inside = ".".join([place, *name.split(".")[:i]]) if i else place
+            hint = f"; near names: {', '.join(near)}" if near else "; it defines nothing that can be called"
+            raise click.UsageError(f"{inside} has no {part!r}{hint}")
+        value = getattr(value, part)
+    return value
+
+
+def _public(value: Any) -> list[str]:
+    """Names that may be meant: what can be called, those that the module defines itself first."""
+    names = [n for n, v in sorted(vars(value).items()) if not n.startswith("_") and callable(v)]
+    own = getattr(value, "__name__", None)
+    return sorted(names, key=lambda n: (getattr(vars(value)[n], "__module__", own) != own, n))
+
+
+def user_line(error: BaseException) -> str:
+    """The innermost line, as ``file.py:12 (function)``, that is not autopar's, Python's or a package's; or ""."""
+    ours = (str(Path(__file__).resolve().parents[1]), sysconfig.get_path("stdlib"), "<")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if "site-packages" not in frame.filename and not frame.filename.startswith(ours):
+            return f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})"
+    return ""
+
+
+def _syntax_line(error: SyntaxError) -> str:
+    return f"{Path(error.filename or '?').name}:{error.lineno}"
+
+
+def _failed(target: Target, error: BaseException, source: str) -> AutoparError:
+    what = str(error).strip().split("\n")[0]
+    if isinstance(error, SyntaxError):
+        what = error.msg
+    if isinstance(error, SystemExit):
+        return AutoparError(
+            f"{target.place} stops the program: SystemExit({error.code!r})",
+            source=source,
+            cause="the file runs a script when it is imported",
+            remedy='put the script under if __name__ == "__main__":',
+        )
+    return AutoparError(
+        f"{target.place} raises {type(error).__name__}" + (f": {what}" if what else ""),
+        source=source,
+        remedy="--debug shows the traceback",
+    )

@@ -1,0 +1,50 @@
+"""Values of options that click has no type for, as callbacks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+import click
+
+
+def mesh_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """The sizes in ``2x4``."""
+    if value is None:
+        return None
+    if not re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)*", value):
+        raise click.BadParameter(f"{value!r} is no mesh; write sizes as 8 or 2x4", ctx, param)
+    return tuple(int(n) for n in value.split("x"))
+
+
+def positions(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """The positions in ``0,1``."""
+    if value is None:
+        return None
+    if not re.fullmatch(r"[0-9]+(,[0-9]+)*", value):
+        raise click.BadParameter(f"{value!r} is no list of positions; write them as 0 or 0,1", ctx, param)
+    return tuple(int(n) for n in value.split(","))
+
+
+def count_or_auto(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
+    """A number of 1 or more, or "auto"."""
+    if value is None or value == "auto":
+        return value
+    if not re.fullmatch(r"[1-9][0-9]*", value):
+        raise click.BadParameter(f"{value!r} is neither a number of 1 or more nor 'auto'", ctx, param)
+    return int(value)
+
+
+def overrides(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    """Names and values of ``NAME=VALUE``: the value as Python writes it, else a word."""
+    found: dict[str, Any] = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", ctx, param)
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found

@@ -1,0 +1,44 @@
+"""Localizers of callbacks into Python: one device calls, and all get the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+
+from autopar._compat.dtypes import numpy_dtype
+from autopar.lower.localize.base import LocalContext, Localizer, bind
+
+
+def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
+    """Results of a call that the first device makes; operands and results are whole."""
+    axes = tuple(context.sizes)
+    if not axes:
+        return bind(primitive, params, operands)
+    arrays = [jnp.asarray(x) for x in operands]
+
+    def call(*given: Any) -> list[Any]:
+        return bind(primitive, params, list(given))
+
+    def skip(*given: Any) -> list[Any]:
+        return [jnp.zeros(t.shape, numpy_dtype(t.dtype)) for t in context.result_types]
+
+    made = lax.cond(lax.axis_index(axes) == 0, call, skip, *arrays)
+    return [_from_first(x, axes) for x in made]
+
+
+def _from_first(array: Any, axes: tuple[str, ...]) -> Any:
+    # The others hold zeros. As numbers: sums of bool are not everywhere.
+    if array.size == 0:
+        return array
+    numbers = array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
+    return lax.psum(numbers, axes).astype(array.dtype)
+
+
+LOCALIZERS: Mapping[str, Localizer] = MappingProxyType(
+    {name: call_once for name in ("debug_callback", "debug_print", "io_callback", "pure_callback")}
+)

@@ -1,0 +1,140 @@
+"""What is shown of a plan, as tables of text that every output draws in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.plan import Plan, PlanContent
+from autopar.plan.text import bytes_text, seconds_text, summary_rows, table, typed
+
+#: Kinds of memory, in the order in which they are shown.
+MEMORY_KINDS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "batch")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled table.
+
+    Args:
+        title: what it is about.
+        header: names of its columns.
+        rows: a text for each column.
+        right: columns whose texts are figures, by index.
+        left_out: number of rows that a limit cut off.
+        note: a sentence below it, or "".
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: tuple[int, ...] = ()
+    left_out: int = 0
+    note: str = ""
+
+    def text(self) -> str:
+        """The section as aligned plain text; "title: none" without rows."""
+        if not self.rows:
+            return f"{self.title}: none"
+        lines = [self.title, table(self.header, self.rows)]
+        if self.left_out:
+            lines.append(f"  ... {self.left_out} more")
+        if self.note:
+            lines.append(f"  {self.note}")
+        return "\n".join(lines)
+
+
+def head(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """(label, text) of the figures that come first."""
+    return tuple(summary_rows(plan.content, plan.phases))
+
+
+def sections(plan: Plan, *, rows: int = 40, choices: int = 0) -> tuple[Section, ...]:
+    """Every table of a plan, those without rows too.
+
+    Args:
+        plan: what is shown.
+        rows: rows of a table at most.
+        choices: number of most expensive choices to show; 0 leaves their table out.
+    """
+    c = plan.content
+    shown = [memory(c), inputs(c, rows), communication(c, rows), considered(c, rows)]
+    if choices:
+        shown.append(expensive_choices(c, choices))
+    return tuple(shown)
+
+
+def _cut(rows: Sequence[tuple[str, ...]], limit: int) -> tuple[tuple[tuple[str, ...], ...], int]:
+    return tuple(rows[:limit]), max(0, len(rows) - limit)
+
+
+def memory(c: PlanContent) -> Section:
+    """Bytes a device by kind, a stage each row."""
+    rows = tuple(
+        (str(i), *(bytes_text(getattr(s.memory, kind)) for kind in MEMORY_KINDS), bytes_text(s.memory.total))
+        for i, s in enumerate(c.stages)
+    )
+    header = ("stage", *MEMORY_KINDS, "total")
+    return Section("memory a device at the fullest moment", header, rows, tuple(range(1, len(header))))
+
+
+def inputs(c: PlanContent, limit: int) -> Section:
+    """Role and sharding of every argument leaf, ``limit`` of them at most."""
+    several = len(c.stages) > 1
+    all_rows = [(i.path, i.role, typed(i.type, i.layout), *((str(i.stage),) if several else ())) for i in c.inputs]
+    rows, left_out = _cut(all_rows, limit)
+    header = ("argument", "role", "sharding", *(("stage",) if several else ()))
+    return Section("inputs", header, rows, (3,) if several else (), left_out)
+
+
+def communication(c: PlanContent, limit: int) -> Section:
+    """Collectives of a step, the dearest of each stage first."""
+    several = len(c.stages) > 1
+    records = sorted((r for s in c.stages for r in s.collectives), key=lambda r: (-r.seconds, r.stage, r.kind, r.axis))
+    all_rows = []
+    for r in records:
+        row = (r.kind, bytes_text(r.bytes), r.axis, f"{r.count:g}", seconds_text(r.seconds))
+        all_rows.append((*row, str(r.stage)) if several else row)
+    rows, left_out = _cut(all_rows, limit)
+    header = ("kind", "bytes", "axis", "count", "time", *(("stage",) if several else ()))
+    return Section("communication a step", header, rows, (1, 3, 4, *((5,) if several else ())), left_out)
+
+
+def considered(c: PlanContent, limit: int) -> Section:
+    """Options that the search looked at, the chosen one too."""
+    all_rows = [
+        (
+            o.name,
+            seconds_text(o.step_time) if o.step_time is not None else "not possible",
+            "-" if o.peak_memory is None else bytes_text(o.peak_memory),
+            o.note,
+        )
+        for o in c.search.considered
+    ]
+    rows, left_out = _cut(all_rows, limit)
+    return Section("considered", ("option", "step time", "peak memory", "note"), rows, (1, 2), left_out)
+
+
+def expensive_choices(c: PlanContent, limit: int) -> Section:
+    """The choices that cost most, each with the next best."""
+    ordered = sorted(c.choices, key=lambda k: (-k.cost, k.name))
+    all_rows = [
+        (
+            k.name,
+            k.choice,
+            seconds_text(k.cost),
+            k.runner_up or "nothing else is possible",
+            seconds_text(k.runner_up_cost) if k.runner_up else "-",
+            str(len(k.members)),
+        )
+        for k in ordered
+    ]
+    rows, left_out = _cut(all_rows, limit)
+    return Section(
+        "most expensive choices",
+        ("for", "choice", "cost", "runner-up", "its cost", "followers"),
+        rows,
+        (2, 4, 5),
+        left_out,
+        "The cost of a runner-up is with everything else as it is.",
+    )

@@ -1,0 +1,1 @@
+"""Tests of running: the values are those of the undecorated function."""

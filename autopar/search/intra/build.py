@@ -16,7 +16,7 @@ Constraint: bytes of all live values on a device, at every time, within the limi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,7 +29,7 @@ from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, 
 from autopar.search.intra.fusion import is_light
 from autopar.search.intra.layouts import LayoutTable
 from autopar.search.intra.memory import usages
-from autopar.search.intra.operators import OperatorTable
+from autopar.search.intra.operators import Options, OperatorTable
 from autopar.search.intra.regions import REGIONS
 from autopar.search.problem import Problem
 from autopar.sharding import Strategy
@@ -67,6 +67,9 @@ class ShardingProblem:
     notes: tuple[str, ...]
 
 
+_SUMS = frozenset({"add", "add_any", "sub"})
+
+
 class Builder:
     """Walks the graph once; used by `build` and by the region handlers."""
 
@@ -83,14 +86,15 @@ class Builder:
         self.copies: list[CopyDraft] = []
         self.notes: dict[str, None] = {}
         self.region_sites: list[RegionSite] = []
+        self.busy: dict[tuple[float, float, str, int], tuple[tuple[Strategy, ...], Array]] = {}
         self.time = 0
         self.phase = "update"
 
     # -- nodes, edges, values ------------------------------------------------------------------
 
-    def node(self, name: str, costs: Array, labels: Sequence[str] = ()) -> int:
-        """Adds a node; its index."""
-        self.nodes.append(NodeDraft(name, np.asarray(costs, float), labels=tuple(labels)))
+    def node(self, name: str, costs: Array, label: Callable[[int], str]) -> int:
+        """Adds a node; its index. ``label`` says what a strategy is."""
+        self.nodes.append(NodeDraft(name, np.asarray(costs, float), label))
         return len(self.nodes) - 1
 
     def edge(self, source: int, target: int, costs: Array) -> None:
@@ -107,7 +111,7 @@ class Builder:
     ) -> ValueDraft:
         """Adds a value."""
         found = ValueDraft(
-            key, type, node, tuple(layouts), self.time, weight, phase=self.phase, **rest  # type: ignore[arg-type]
+            key, type, node, layouts if isinstance(layouts, tuple) else tuple(layouts), self.time, weight, phase=self.phase, **rest  # type: ignore[arg-type]
         )
         self.values[key] = found
         return found
@@ -115,12 +119,12 @@ class Builder:
     def free_layouts(self, name: str, type: TensorType, partial: bool = False) -> tuple[int, tuple[Layout, ...]]:
         """A node that may have any layout of ``type`` at no cost: (node, its layouts)."""
         layouts = self.layouts.all(type, partial)
-        return self.node(name, np.zeros(len(layouts)), [str(k) for k in layouts]), layouts
+        return self.node(name, np.zeros(len(layouts)), lambda k: str(layouts[k])), layouts
 
     def use(self, key: str, node: int, required: Sequence[Layout], weight: float, consumer: str, phase: str,
             stacked: bool = False) -> None:
         """Notes that a value is taken."""
-        self.values[key].uses.append(Use(node, tuple(required), weight, self.time, consumer, phase, stacked))
+        self.values[key].uses.append(Use(node, required if isinstance(required, tuple) else tuple(required), weight, self.time, consumer, phase, stacked))
 
     @staticmethod
     def summable(type: TensorType) -> bool:
@@ -180,39 +184,41 @@ class Builder:
                 and not s.transient) + (0 if fusable else sum(v.type.nbytes for v in op.results))
         )
         dtype = types[0].dtype if types else (op.results[0].type.dtype if op.results else "f32")
-
-        def seconds(s: Strategy) -> float:
-            return weight * self.cost.operator_s(options.flops / s.split, moved / s.split, dtype)
-
-        allowed = _scalar_sums(op, sources, options.strategies)
-        followed = self._followed(op, sources, allowed)
+        if op.primitive in _SUMS and not any(v.type.rank for v in op.results) and any(
+            k.partial for s in sources if s is not None for k in s.layouts
+        ):
+            options = self.operators.scalar_sums(options)
+        followed = self._followed(op, sources, options)
+        if followed is not None:
+            options = followed[1]
+        chosen = options.strategies
+        busy = self._seconds(options.flops, moved, dtype, chosen) * weight
         if followed is None:
-            chosen = allowed
-            busy = np.array([seconds(s) for s in chosen])
-            node = self.node(prefix + op.id, busy, [strategy_text(s) for s in chosen])
+            node = self.node(prefix + op.id, busy, lambda k: strategy_text(chosen[k]))
         else:
-            node, chosen = followed
-            busy = np.array([seconds(s) for s in chosen])
+            node = followed[0]
             self.nodes[node].costs = self.nodes[node].costs + busy
             self.nodes[node].members.append(prefix + op.id)
         for i, source in enumerate(sources):
             if source is not None and source.node is not None:
-                self.use(source.key, node, [s.operand_layouts[i] for s in chosen], weight, prefix + op.id,
-                         self.phase)
+                self.use(source.key, node, options.operands[i], weight, prefix + op.id, self.phase)
         for j, result in enumerate(op.results):
-            self.value(prefix + result.name, result.type, node, [s.result_layouts[j] for s in chosen], weight,
-                       transient=fusable)
-        self.sites.append(SiteDraft(
-            prefix + op.id, op, node,
-            tuple(tuple(None if isinstance(o, Literal) else k for o, k in zip(op.operands, s.operand_layouts, strict=True))
-                  for s in chosen),
-            tuple(s.result_layouts for s in chosen), busy, weight, self.time,
-        ))
+            self.value(prefix + result.name, result.type, node, options.results[j], weight, transient=fusable)
+        self.sites.append(SiteDraft(prefix + op.id, op, node, chosen, busy, weight, self.time))
+
+    def _seconds(self, flops: float, moved: float, dtype: str, chosen: tuple[Strategy, ...]) -> Array:
+        """Busy seconds of one run of an operator, by strategy."""
+        key = (flops, moved, dtype, id(chosen))
+        if key not in self.busy:
+            splits = [s.split for s in chosen]
+            by_split = {n: self.cost.operator_s(flops / n, moved / n, dtype) for n in sorted(set(splits))}
+            self.busy[key] = (chosen, np.array([by_split[n] for n in splits]))
+        return self.busy[key][1]
 
     def _followed(
-        self, op: Operator, sources: Sequence[ValueDraft | None], options: Sequence[Strategy]
-    ) -> tuple[int, tuple[Strategy, ...]] | None:
-        """The node that ``op`` follows and the strategy for each of its choices; None if it has its own.
+        self, op: Operator, sources: Sequence[ValueDraft | None], options: Options
+    ) -> tuple[int, Options] | None:
+        """The node that ``op`` follows and its strategy for each of that node's choices; None if it has its own.
 
         Only the latest operand that is no input is followed, only if each of its layouts leaves one
         strategy; operators of several operands do not follow one that may be a partial sum (the sum
@@ -221,22 +227,17 @@ class Builder:
         if op.effects:
             return None
         held = [(i, s) for i, s in enumerate(sources) if s is not None and s.node is not None]
-        nodes = {s.node for _, s in held}
         made = [(i, s) for i, s in held if not s.source]
         if not made:
             return None
         i, source = max(made, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
-        if len(nodes) > 1 and any(k.partial for k in source.layouts):
+        several = any(s.node != source.node for _, s in held)
+        if several and any(k.partial for k in source.layouts):
             return None
-        by_layout: dict[Layout, list[Strategy]] = {}
-        for s in options:
-            if all(s.operand_layouts[j] == s.operand_layouts[i] for j, other in held
-                   if other is source):
-                by_layout.setdefault(s.operand_layouts[i], []).append(s)
-        matched = [by_layout.get(k, []) for k in source.layouts]
-        if any(len(m) != 1 for m in matched) or source.node is None:
-            return None
-        return source.node, tuple(m[0] for m in matched)
+        alike = tuple(j for j, s in held if s is source)
+        matched = self.operators.followed(options, i, alike, source.layouts)
+        assert source.node is not None
+        return None if matched is None else (source.node, matched)
 
     # -- edges ---------------------------------------------------------------------------------
 
@@ -265,7 +266,7 @@ class Builder:
                 continue
             kinds = sorted({*value.layouts, *(k for u in users for k in u.required)})
             hub = self.node(f"copy of {value.key}" + (f" ({phase})" if phase else ""), np.zeros(len(kinds)),
-                            [str(k) for k in kinds])
+                            lambda k, kinds=kinds: str(kinds[k]))
             self.copies.append(CopyDraft(value.key, hub, tuple(kinds), (phase,)))
             self.edge(value.node, hub, self.layouts.resharding(value.type, value.layouts, kinds) * value.weight)
             for u in users:
@@ -281,8 +282,12 @@ class Builder:
         pairs = [(a, a) for a in plain]
         if readers > 1 or stacked:
             pairs = [(a, b) for a in plain for b in (a, *self.layouts.coarser(a))]
-        labels = [f"{a}" if a == b else f"{a}, gathered to {b}" for a, b in pairs]
-        node = self.node(name, np.zeros(len(pairs)), labels)
+
+        def label(k: int) -> str:
+            a, b = pairs[k]
+            return f"{a}" if a == b else f"{a}, gathered to {b}"
+
+        node = self.node(name, np.zeros(len(pairs)), label)
         self.value(name, type, node, [a for a, _ in pairs], 1.0, source=name)
         if len(pairs) > len(plain):
             self.copies.append(CopyDraft(name, node, tuple(b for _, b in pairs)))
@@ -325,21 +330,6 @@ class Builder:
             if value.node is not None:
                 value.uses.append(Use(node, layouts, 1.0, self.time, f"result{output.path}", "update"))
         return found
-
-
-def _scalar_sums(
-    op: Operator, sources: Sequence[ValueDraft | None], options: tuple[Strategy, ...]
-) -> tuple[Strategy, ...]:
-    """Sums of scalars (a loss and its penalties, a global norm) stay partial over all axes until they are read.
-
-    Every term may stand for a partial sum at no cost, so one all-reduce at the end serves all of them. Without a
-    choice there, terms from all over the program do not depend on each other.
-    """
-    if op.primitive not in ("add", "add_any", "sub") or any(v.type.rank for v in op.results):
-        return options
-    if not any(k.partial for s in sources if s is not None for k in s.layouts):
-        return options
-    return tuple(s for s in options if all(a.group is not None for a in s.assignments)) or options
 
 
 def strategy_text(s: Strategy) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import Layout, Operator, TensorType
+from autopar.sharding import Strategy
 
 Array = NDArray[np.float64]
 
@@ -70,23 +72,22 @@ class ValueDraft:
 
 @dataclass
 class NodeDraft:
-    """A choice to make: its name, the cost of each strategy, the operators that follow it."""
+    """A choice to make: its name, the cost of each strategy, what a strategy is called, who follows it."""
 
     name: str
     costs: Array
+    label: Callable[[int], str]
     members: list[str] = field(default_factory=list)
-    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class SiteDraft:
-    """An operator, and for each strategy of its node the layouts of its operands and results, and busy seconds a step."""
+    """An operator, and for each choice of its node its strategy and busy seconds a step."""
 
     id: str
     op: Operator
     node: int
-    operands: tuple[tuple[Layout | None, ...], ...]
-    results: tuple[tuple[Layout, ...], ...]
+    strategies: tuple[Strategy, ...]
     seconds: Array
     weight: float
     time: int

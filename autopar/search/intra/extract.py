@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -87,9 +88,13 @@ def _copies(
 
 def _operators(stated: ShardingProblem, choice: Sequence[int]) -> tuple[OperatorRecord, ...]:
     records = []
+    text = lru_cache(maxsize=None)(str)
     for s in stated.sites:
-        operands = tuple("" if k is None else str(k) for k in s.operands[choice[s.node]])
-        records.append((s.time, OperatorRecord(s.id, operands, tuple(map(str, s.results[choice[s.node]])))))
+        chosen = s.strategies[choice[s.node]]
+        operands = tuple(
+            "" if isinstance(o, Literal) else text(k) for o, k in zip(s.op.operands, chosen.operand_layouts, strict=True)
+        )
+        records.append((s.time, OperatorRecord(s.id, operands, tuple(map(text, chosen.result_layouts)))))
     for r in stated.region_sites:
         operands = tuple(
             "" if isinstance(o, Literal) and o.type.rank == 0 and not kinds[choice[node]].partial else str(kinds[choice[node]])
@@ -157,15 +162,17 @@ def _choices(stated: ShardingProblem, choice: Sequence[int]) -> tuple[Choice, ..
     for n, (node, c) in enumerate(zip(stated.nodes, costs, strict=True)):
         if node.name.startswith("copy of "):
             continue
-        others = [(float(c[k]), k) for k in range(len(c)) if k != choice[n] and np.isfinite(c[k])]
-        second = min(others, default=None)
+        rest = c.copy()
+        rest[choice[n]] = np.inf
+        best = int(np.argmin(rest))
+        second = (float(rest[best]), best) if np.isfinite(rest[best]) else None
         found.append(
             Choice(
                 node.name,
                 tuple(node.members),
-                node.labels[choice[n]],
+                node.label(choice[n]),
                 float(c[choice[n]]),
-                "" if second is None else node.labels[second[1]],
+                "" if second is None else node.label(second[1]),
                 None if second is None else second[0],
             )
         )

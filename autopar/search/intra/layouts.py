@@ -24,6 +24,8 @@ class LayoutTable:
     known: dict[tuple[TensorType, bool], tuple[Layout, ...]] = field(default_factory=dict)
     matrices: dict[tuple[TensorType, tuple[Layout, ...], tuple[Layout, ...]], Array] = field(default_factory=dict)
 
+    by_identity: dict[tuple[TensorType, int, int], tuple[object, object, Array]] = field(default_factory=dict)
+
     def __post_init__(self) -> None:
         self.paths = path_tables(self.mesh, self.cost)
 
@@ -51,6 +53,9 @@ class LayoutTable:
 
     def resharding(self, type: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> Array:
         """Seconds of resharding once: ``[i, j]`` from the i-th source to the j-th target."""
+        known = self.by_identity.get((type, id(sources), id(targets)))
+        if known is not None:
+            return known[2]
         key = (type, tuple(sources), tuple(targets))
         found = self.matrices.get(key)
         if found is None:
@@ -59,6 +64,8 @@ class LayoutTable:
             small = self.paths.cost_matrix(type, rows, columns)
             found = small[np.ix_([row_at[k] for k in key[1]], [column_at[k] for k in key[2]])]
             self.matrices[key] = found
+        # Hashing long tuples of layouts costs more than all else; what the identities are of is kept alive here.
+        self.by_identity[type, id(sources), id(targets)] = (sources, targets, found)
         return found
 
 

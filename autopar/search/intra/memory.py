@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,34 +36,50 @@ def usages(
     for c in copies:
         by_value[c.key].append(c)
     found: list[UsageDraft] = []
+    sized = Sizes(sizes)
     for v in values.values():
         if v.node is None or not v.layouts or v.alias:
             continue
         if v.source:
-            found += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sizes, stop)
+            found += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sized, stop)
         else:
-            found += _made(v, v.key in returned, by_value[v.key], sizes, stop)
+            found += _made(v, v.key in returned, by_value[v.key], sized, stop)
     return [u for u in found if u.stop > u.start and np.any(u.bytes)]
 
 
 def local_bytes(type: TensorType, layouts: Iterable[Layout], sizes: Mapping[str, int]) -> Array:
     """Bytes of one device's piece in each of ``layouts``."""
-    return np.array([layout.local_bytes(type, sizes) for layout in layouts], float)
+    by_layout = {k: float(k.local_bytes(type, sizes)) for k in set(layouts)}
+    return np.array([by_layout[k] for k in layouts])
+
+
+@dataclass
+class Sizes:
+    """`local_bytes` on one mesh, remembered by identity of the tuple of layouts (kept alive here)."""
+
+    sizes: Mapping[str, int]
+    known: dict[tuple[TensorType, int], tuple[tuple[Layout, ...], Array]] = field(default_factory=dict)
+
+    def of(self, type: TensorType, layouts: tuple[Layout, ...]) -> Array:
+        """Bytes of one device's piece in each of ``layouts``."""
+        key = (type, id(layouts))
+        if key not in self.known:
+            self.known[key] = (layouts, local_bytes(type, layouts, self.sizes))
+        return self.known[key][1]
 
 
 def _input(
-    v: ValueDraft, role: str, donated: bool, copies: Sequence[CopyDraft], sizes: Mapping[str, int], stop: int
+    v: ValueDraft, role: str, donated: bool, copies: Sequence[CopyDraft], sized: Sizes, stop: int
 ) -> list[UsageDraft]:
     assert v.node is not None
     kind = _ROLE_KINDS.get(role, "temporaries")
     readers = [u for u in v.uses if u.time < stop - 1]
     last = max((u.time for u in readers), default=0) + 1
-    own = local_bytes(v.type, v.layouts, sizes)
+    own = sized.of(v.type, v.layouts)
     found = [UsageDraft(v.node, 0, last if donated else stop, own, kind, v.key)]
     for c in copies:
-        extra = np.array(
-            [0.0 if a == b else float(b.local_bytes(v.type, sizes)) for a, b in zip(v.layouts, c.layouts, strict=True)]
-        )
+        same = np.array([a == b for a, b in zip(v.layouts, c.layouts, strict=True)])
+        extra = np.where(same, 0.0, sized.of(v.type, c.layouts))
         for phase in c.phases:
             times = [u.time for u in readers if u.phase == phase or (phase == "" and u.phase != "update")]
             if times:
@@ -71,13 +88,13 @@ def _input(
 
 
 def _made(
-    v: ValueDraft, returned: bool, copies: Sequence[CopyDraft], sizes: Mapping[str, int], stop: int
+    v: ValueDraft, returned: bool, copies: Sequence[CopyDraft], sized: Sizes, stop: int
 ) -> list[UsageDraft]:
     assert v.node is not None
     if v.transient and not returned:
         return []
     kind = _kind(v)
-    own = local_bytes(v.type, v.layouts, sizes)
+    own = sized.of(v.type, v.layouts)
     inside = [u.time for u in v.uses if u.node == v.node]
     outside = [u for u in v.uses if u.node != v.node]
     end = v.time + 1
@@ -85,12 +102,12 @@ def _made(
     for c in copies:
         readers = [u.time for u in outside if c.phases in (("",), (u.phase,))]
         found.append(
-            UsageDraft(c.node, min(readers), max(readers) + 1, local_bytes(v.type, c.layouts, sizes), kind, v.key)
+            UsageDraft(c.node, min(readers), max(readers) + 1, sized.of(v.type, c.layouts), kind, v.key)
         )
         end = max(end, min(readers))
     if not copies and len(outside) == 1 and not outside[0].consumer.startswith("result"):
         (u,) = outside
-        found.append(UsageDraft(u.node, u.time, u.time + 1, local_bytes(v.type, u.required, sizes), kind, v.key))
+        found.append(UsageDraft(u.node, u.time, u.time + 1, sized.of(v.type, u.required), kind, v.key))
         end = max(end, u.time)
     elif not copies:
         end = max([end, *(u.time + 1 for u in outside)])

@@ -6,27 +6,44 @@ from dataclasses import dataclass, field
 
 from autopar.cluster import LogicalMesh
 from autopar.cost import operator_bytes, operator_flops
-from autopar.ir import Operator, TensorType
+from autopar.ir import Layout, Operator, TensorType
 from autopar.sharding import Strategy, rule_for, strategies
 
 # Where partial operands would only repeat the dearest work on every device.
 _NEVER_PARTIAL = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "gather"})
 
-@dataclass(frozen=True)
+
+
+@dataclass(frozen=True, eq=False)
 class Options:
-    """What one operator may do.
+    """What one operator may do. One object serves all operators of a signature, so identity tells them apart.
 
     Args:
         strategies: never empty; the first is replicated.
+        operands: by operand, its layout in each strategy.
+        results: by result, its layout in each strategy.
         known: whether a rule for the primitive exists.
         flops: FLOPs of the whole operator.
         bytes: bytes that it reads and writes, whole.
     """
 
     strategies: tuple[Strategy, ...]
+    operands: tuple[tuple[Layout, ...], ...]
+    results: tuple[tuple[Layout, ...], ...]
     known: bool
     flops: float
     bytes: float
+
+    def only(self, strategies: tuple[Strategy, ...]) -> Options:
+        """These options, restricted (or repeated) to ``strategies``."""
+        return Options(
+            strategies,
+            tuple(tuple(s.operand_layouts[i] for s in strategies) for i in range(len(self.operands))),
+            tuple(tuple(s.result_layouts[j] for s in strategies) for j in range(len(self.results))),
+            self.known,
+            self.flops,
+            self.bytes,
+        )
 
 
 @dataclass
@@ -35,6 +52,8 @@ class OperatorTable:
 
     mesh: LogicalMesh
     cache: dict[tuple[object, ...], Options] = field(default_factory=dict)
+    summed: dict[int, tuple[Options, Options]] = field(default_factory=dict)
+    matched: dict[tuple[object, ...], tuple[object, Options | None]] = field(default_factory=dict)
 
     def options(
         self, op: Operator, operand_types: tuple[TensorType, ...], zeros: tuple[bool, ...], made: tuple[bool, ...]
@@ -68,14 +87,55 @@ class OperatorTable:
             every = every[:1]
 
         def sensible(s: Strategy) -> bool:
-            if op.primitive in _NEVER_PARTIAL and any(a.group is not None for a in s.assignments):
+            groups = any(a.group is not None for a in s.assignments)
+            if groups and op.primitive in _NEVER_PARTIAL:
                 return False
             partial = [bool(layout.partial) for layout in s.operand_layouts]
             if any(p and m and not z for p, m, z in zip(partial, made, zeros, strict=True)):
                 return False  # a number cannot stand for a term of a sum
             # A strategy that is partial only in what is made on demand gains nothing.
-            return all(any(p and not m for p, m in zip(partial, made, strict=True)) or a.group is None
-                       for a in s.assignments)
+            return not groups or any(p and not m for p, m in zip(partial, made, strict=True))
 
         kept = tuple(s for s in every if sensible(s)) or every[:1]
-        return Options(kept, known, operator_flops(op, operand_types), operator_bytes(op, operand_types))
+        empty: tuple[tuple[Layout, ...], ...] = ((),)
+        flops, moved = operator_flops(op, operand_types), operator_bytes(op, operand_types)
+        return Options(kept, empty * len(operand_types), empty * len(types), known, flops, moved).only(kept)
+
+    def scalar_sums(self, options: Options) -> Options:
+        """``options`` of a sum of scalars, restricted to the one that is partial over all axes, if there is one.
+
+        Sums of scalars (a loss and its penalties, a global norm) stay partial until they are read. Every term may
+        stand for a partial sum at no cost, so one all-reduce at the end serves all of them; and without a
+        choice there, terms from all over the program do not depend on each other.
+        """
+        found = self.summed.get(id(options))
+        if found is None:
+            kept = tuple(s for s in options.strategies if all(a.group is not None for a in s.assignments))
+            found = self.summed[id(options)] = (options, options.only(kept) if kept else options)
+        return found[1]
+
+    def followed(
+        self, options: Options, operand: int, alike: tuple[int, ...], layouts: tuple[Layout, ...]
+    ) -> Options | None:
+        """For each of ``layouts`` of an operand the only strategy that takes it so; None if one has not exactly one.
+
+        Args:
+            options: of the operator.
+            operand: the operand that is followed.
+            alike: operands that are the same value.
+            layouts: of that value, by strategy of its node.
+        """
+        key = (id(options), operand, alike, id(layouts))
+        found = self.matched.get(key)
+        if found is None:
+            by_layout: dict[Layout, list[Strategy]] = {}
+            for s in options.strategies:
+                if all(s.operand_layouts[j] == s.operand_layouts[operand] for j in alike):
+                    by_layout.setdefault(s.operand_layouts[operand], []).append(s)
+            matched = [by_layout.get(k, []) for k in layouts]
+            one = all(len(m) == 1 for m in matched)
+            # The key holds identities; what they are of is kept alive here.
+            found = self.matched[key] = (
+                (options, layouts), options.only(tuple(m[0] for m in matched)) if one else None
+            )
+        return found[1]

@@ -128,7 +128,7 @@ def while_loop(b: Builder, graph: Graph, op: Operator, prefix: str, weight: floa
             b.value(in_cond + seen.name, seen.type, port[0], port[1], trips, alias=True)
             ports.operands.append(port)
     b.graph(cond, in_cond, trips)
-    whole = b.node(f"{id} predicate", np.zeros(1), ["[]"])
+    whole = b.node(f"{id} predicate", np.zeros(1), lambda _: "[]")
     _leave(b, cond, 0, in_cond, whole, (Layout.replicated(0),), trips, id)
     b.graph(body, in_body, trips)
     b.time += 1
@@ -145,7 +145,7 @@ def cond(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> 
     id, share = prefix + op.id, weight / len(op.regions)
     ports = _Ports()
     index = graph.type_of(op.operands[0])
-    whole = (b.node(f"{id} index", np.zeros(1), ["[]"]), (Layout.replicated(index.rank),))
+    whole = (b.node(f"{id} index", np.zeros(1), lambda _: "[]"), (Layout.replicated(index.rank),))
     _enter(b, prefix, op.operands[0], f"{id}/index", index, weight, weight, id, layouts=whole)
     ports.operands.append(whole)
     for operand in op.operands[1:]:

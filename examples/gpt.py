@@ -133,7 +133,8 @@ class Block(nnx.Module):
         kv_width = self.kv_heads * self.head_dim
         self.norm1 = norm(config.hidden)
         self.query = linear(config.hidden, config.hidden, kernel_init=inner)
-        self.key = linear(config.hidden, kv_width, kernel_init=inner)
+        # Softmax ignores what a bias here would add to all scores of a query alike.
+        self.key = linear(config.hidden, kv_width, kernel_init=inner, use_bias=False)
         self.value = linear(config.hidden, kv_width, kernel_init=inner)
         self.out = linear(config.hidden, config.hidden, kernel_init=outer)
         self.norm2 = norm(config.hidden)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 
-def _primitive_of_barrier() -> Primitive:
-    jaxpr = jax.make_jaxpr(jax.lax.optimization_barrier)(jax.ShapeDtypeStruct((), jnp.float32))
-    (eqn,) = jaxpr.jaxpr.eqns
-    return eqn.primitive
+def _primitive_of(function: Callable[[Any], Any]) -> Primitive:
+    """The one primitive that ``function`` applies to a float scalar."""
+    (eqn,) = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((), jnp.float32)).jaxpr.eqns
+    found: Primitive = eqn.primitive
+    return found
 
 
-optimization_barrier_p: Primitive = _primitive_of_barrier()
+optimization_barrier_p: Primitive = _primitive_of(jax.lax.optimization_barrier)
+convert_element_type_p: Primitive = _primitive_of(lambda x: jax.lax.convert_element_type(x, jnp.int32))
+
+
+def weakly_typed(array: Any) -> Any:
+    """The array as a weakly typed one, as what comes of Python numbers is: it yields to other dtypes."""
+    apply: Any = convert_element_type_p.bind
+    return apply(array, new_dtype=array.dtype, weak_type=True, sharding=None)

@@ -14,6 +14,10 @@ from autopar.plan import Plan
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
+_NAMED_ARGUMENTS: tuple[tuple[str, type], ...] = (
+    ("batch_argnums", int), ("donate_argnums", int), ("donate_argnames", str), ("static_argnums", int),
+    ("static_argnames", str),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,19 @@ class ParallelOptions:
     progress: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
+        if self.cluster is not None and not isinstance(self.cluster, Cluster):
+            raise AutoparError(
+                f"cluster={self.cluster!r} is not a Cluster",
+                remedy="autopar.Cluster.load(name), .local(), or one in code",
+            )
+        if self.plan is not None and not isinstance(self.plan, Plan):
+            raise AutoparError(f"plan={self.plan!r} is not a Plan", remedy="autopar.Plan.load(path)")
+        for name, kind in _NAMED_ARGUMENTS:
+            if any(not isinstance(v, kind) or isinstance(v, bool) for v in getattr(self, name) or ()):
+                raise AutoparError(
+                    f"{name}={getattr(self, name)!r} has entries that are not {kind.__name__}",
+                    remedy="positions go to ..._argnums, names to ..._argnames",
+                )
         for name, alone in (("num_microbatches", 1), ("num_stages", 1)):
             if getattr(self, name) not in ("auto", alone):
                 raise AutoparError(
@@ -81,7 +98,8 @@ def check_names(fn: Callable[..., Any], options: ParallelOptions) -> None:
     both_names = sorted(set(options.static_argnames) & set(options.donate_argnames))
     if both or both_names:
         raise AutoparError(
-            f"{(both_names or both)[0]!r} is both static and donated", remedy="a static argument has no buffer to donate"
+            f"{(both_names or both)[0]!r} is both static and donated",
+            remedy="a static argument has no buffer to donate",
         )
 
 

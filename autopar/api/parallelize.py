@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 from autopar.api.options import ParallelOptions, as_tuple, parse_bytes
 from autopar.api.parallel_function import ParallelFunction, check_callable
@@ -11,12 +11,6 @@ from autopar.cluster import Cluster
 from autopar.plan import Plan
 
 
-@overload
-def parallelize(fn: Callable[..., Any], /) -> ParallelFunction: ...
-@overload
-def parallelize(fn: Callable[..., Any], **options: Any) -> ParallelFunction: ...
-@overload
-def parallelize(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], ParallelFunction]: ...
 def parallelize(
     fn: Callable[..., Any] | None = None,
     *,

@@ -74,7 +74,7 @@ def placement_of(
         window = records[start : start + len(wanted)]
         if all(r.type == t and r.path.endswith(p) for r, (p, t) in zip(window, wanted, strict=True)):
             mesh = device_mesh(plan, devices)
-            return [NamedSharding(mesh, partition_spec(Layout.parse(r.layout))) for r in window]
+            return [NamedSharding(mesh, partition_spec(Layout.parse(r.layout).dims)) for r in window]
     return None
 
 

@@ -83,7 +83,7 @@ class PureFunction:
                 other, other_leaves = flatten_call(self.fn, args, kwargs, static_options)
                 try:
                     self._traced[other] = self._trace(other, True)
-                except Exception:  # noqa: S110 - the first error says more
+                except Exception:
                     other_leaves = []
                     other = signature
                 if other == signature:
@@ -99,9 +99,7 @@ class PureFunction:
         self._say("tracing")
         clock = Clock()
         with clock.phase("trace"):
-            traced = trace(
-                self.fn, signature, batch_argnums=self.options.batch_argnums, static_numbers=static_numbers
-            )
+            traced = trace(self.fn, signature, batch_argnums=self.options.batch_argnums, static_numbers=static_numbers)
         return replace(traced, phases=clock.phases())
 
     def plan(self, signature: CallSignature) -> tuple[Traced, Plan]:

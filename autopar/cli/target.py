@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import os
 import sys
 import sysconfig
 import traceback
@@ -133,7 +134,7 @@ def _load_module(target: Target) -> ModuleType:
     except ModuleNotFoundError as error:
         # Of the module itself or a package above it; else the user's code imports something that is missing.
         if error.name and f"{target.place}.".startswith(f"{error.name}."):
-            raise click.UsageError(f"there is no module {error.name!r} here or on the import path") from error
+            raise click.UsageError(f"there is no module {error.name!r} (the name of a file ends in .py)") from error
         raise
     except SyntaxError as error:
         raise _failed(target, error, _syntax_line(error)) from error
@@ -166,9 +167,11 @@ def _public(value: Any) -> list[str]:
 
 def user_line(error: BaseException) -> str:
     """The innermost line, as ``file.py:12 (function)``, that is not autopar's, Python's or a package's; or ""."""
-    ours = (str(Path(__file__).resolve().parents[1]), sysconfig.get_path("stdlib"), "<")
+    folders = (str(Path(__file__).resolve().parents[1]), sysconfig.get_path("stdlib"))
+    ours = (*(folder + os.sep for folder in folders), "<")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "site-packages" not in frame.filename and not frame.filename.startswith(ours):
+        installed = "site-packages" in frame.filename or "dist-packages" in frame.filename
+        if not installed and not frame.filename.startswith(ours):
             return f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})"
     return ""
 

@@ -7,6 +7,7 @@ on what enters it, as jax's own lowering does.
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ _OPENED = MappingProxyType(
     }
 )
 _REMAT = ("remat2", "checkpoint")
+_PLAIN = (type(None), bool, int, float, str, tuple, np.dtype, enum.Enum)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,8 @@ class _Builder:
         self.bounds: dict[str, Bound] = {}
         self.constants: dict[str, Any] = {}
         self.counts: Counter[str] = Counter()
+        self.seen: dict[tuple[Any, ...], list[Operand]] = {}
+        self.types: dict[str, TensorType] = {}
 
     def fresh(self, scope: str, primitive: str) -> str:
         stem = f"{scope}/{primitive}" if scope else primitive
@@ -163,6 +167,14 @@ class _Builder:
         regions: Mapping[str, BoundGraph],
         effects: tuple[str, ...],
     ) -> list[Operand]:
+        if len(types) == 1 and _is_identity(primitive.name, params, operands, types[0]):
+            known = self.types.get(str(operands[0]))
+            if known == types[0]:
+                return [operands[0]]
+        attrs = attrs_of(params)
+        key = (primitive.name, attrs, tuple(operands), tuple(types))
+        if _may_merge(primitive, params, regions, effects) and key in self.seen:
+            return self.seen[key]
         id = self.fresh(scope, primitive.name)
         names = [id] if len(types) == 1 else [f"{id}:{i}" for i in range(len(types))]
         self.operators.append(
@@ -171,7 +183,7 @@ class _Builder:
                 primitive.name,
                 tuple(operands),
                 tuple(Value(n, t) for n, t in zip(names, types, strict=True)),
-                attrs_of(params),
+                attrs,
                 tuple((k, r.graph) for k, r in regions.items()),
                 source,
                 scope,
@@ -179,7 +191,36 @@ class _Builder:
             )
         )
         self.bounds[id] = Bound(primitive, MappingProxyType(dict(params)), MappingProxyType(dict(regions)))
-        return list(names)
+        results: list[Operand] = list(names)
+        self.types.update(zip(names, types, strict=True))
+        self.seen[key] = results
+        return results
+
+
+def _is_identity(name: str, params: Mapping[str, Any], operands: Sequence[Operand], type: TensorType) -> bool:
+    """Whether an equation returns its only operand, if that has the same type."""
+    if len(operands) != 1:
+        return False
+    if name == "rev":
+        return all(type.shape[d] == 1 for d in params["dimensions"])
+    if name == "transpose":
+        moved = [d for d in params["permutation"] if type.shape[params["permutation"].index(d)] != 1]
+        return moved == sorted(moved)
+    if name == "reshape":  # it may read the dims in another order
+        return params.get("dimensions") is None
+    return name in ("convert_element_type", "squeeze", "expand_dims", "copy")
+
+
+def _may_merge(
+    primitive: Primitive, params: Mapping[str, Any], regions: Mapping[str, BoundGraph], effects: tuple[str, ...]
+) -> bool:
+    """Whether two equations with equal plain parameters and operands are one: XLA merges them as well.
+
+    Not where a parameter has no plain form (it could differ), and not for barriers, which exist to keep apart.
+    """
+    if regions or effects or primitive.name in ("optimization_barrier", "random_seed", "rng_uniform"):
+        return False
+    return all(isinstance(v, _PLAIN) for v in params.values())
 
 
 def region_graphs(eqn: JaxprEqn) -> dict[str, BoundGraph]:
@@ -217,11 +258,13 @@ def build_graph(
     variables = list(jaxpr.invars)
     if inputs is None:
         named = [(f"in.{i}", "other") for i in range(len(variables))]
+        builder.types.update((n, tensor_type(v.aval)) for (n, _), v in zip(named, variables, strict=True))
         operands = builder.closed(closed, [n for n, _ in named], "")
     else:
         named = [*inputs, *((f"closed_over.{i}", "constant") for i in range(len(jaxpr.constvars)))]
         variables += jaxpr.constvars
         names = [n for n, _ in named]
+        builder.types.update((n, tensor_type(v.aval)) for n, v in zip(names, variables, strict=True))
         operands = builder.jaxpr(jaxpr, names[: len(inputs)], "", names[len(inputs) :])
     outputs = tuple(
         Output(operand, path, tensor_type(v.aval))
@@ -248,4 +291,3 @@ def _live(operators: Sequence[Operator], outputs: Sequence[Output]) -> tuple[Ope
             kept.append(op)
             needed.update(o for o in op.operands if isinstance(o, str))
     return tuple(reversed(kept))
-

@@ -142,9 +142,7 @@ def _state_role(leaf: Input, reach: Mapping[str, frozenset[int]], outputs: Seque
     return "optimizer" if not others and _is_average(leaf, reach, outputs, free) else "parameter"
 
 
-def _is_average(
-    leaf: Input, reach: Mapping[str, frozenset[int]], outputs: Sequence[Output], free: set[int]
-) -> bool:
+def _is_average(leaf: Input, reach: Mapping[str, frozenset[int]], outputs: Sequence[Output], free: set[int]) -> bool:
     """Whether what replaces ``leaf`` is computed from inputs that come back and that the loss depends on."""
     sources = {o.updates for o in outputs if o.updates is not None and o.updates != leaf.name}
     (own,) = (i for i, o in enumerate(outputs) if o.updates == leaf.name)

@@ -190,8 +190,10 @@ def flatten_call(
         for name in sorted(by_name & set(rest_kwargs)):
             static_args.append((name, _static(rest_kwargs.pop(name))))
     leaves, treedef = jax.tree.flatten((tuple(rest_args), rest_kwargs))
-    entries = tuple(_Static(_Absent, None, leaf) if type(leaf) is _Absent else leaf_entry(leaf, options.static_numbers)
-                    for leaf in leaves)
+    entries = tuple(
+        _Static(_Absent, None, leaf) if type(leaf) is _Absent else leaf_entry(leaf, options.static_numbers)
+        for leaf in leaves
+    )
     signature = CallSignature(treedef, entries, tuple(static_args), x64_enabled())
     try:
         hash(signature)

@@ -36,6 +36,7 @@ class Traced:
         arguments: for each traced leaf its path, its argument (position or name) and its path inside it.
         passed: (index among the array results, index among the traced leaves) of weakly typed scalars that come
             back as they went in: where the caller gave a Python number, he gets it back.
+        weak: whether each array result is weakly typed.
         phases: (phase, seconds) that making it took.
     """
 
@@ -46,6 +47,7 @@ class Traced:
     out_static: tuple[tuple[int, Any], ...]
     arguments: tuple[tuple[str, int | str, str], ...] = ()
     passed: tuple[tuple[int, int], ...] = ()
+    weak: tuple[bool, ...] = ()
     phases: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -145,6 +147,7 @@ def trace(
         out_static=statics[-1],
         arguments=paths,
         passed=_passed(graph, signature),
+        weak=tuple(bool(getattr(a, "weak_type", False)) for a in closed.out_avals),
     )
 
 

@@ -15,22 +15,79 @@ from autopar.ir.types import TensorType
 # All operands and the result have one dtype.
 _ALIKE = frozenset(
     (
-        "add", "sub", "mul", "div", "rem", "max", "min", "and", "or", "xor", "not", "neg", "sign", "floor",
-        "ceil", "round", "exp", "exp2", "expm1", "log", "log1p", "tanh", "sin", "cos", "tan", "asin", "acos",
-        "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "logistic", "sqrt", "rsqrt", "cbrt",
-        "square", "erf", "erfc", "erf_inv", "integer_pow", "nextafter", "reduce_precision", "copy", "clamp",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "rem",
+        "max",
+        "min",
+        "and",
+        "or",
+        "xor",
+        "not",
+        "neg",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "tanh",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "logistic",
+        "sqrt",
+        "rsqrt",
+        "cbrt",
+        "square",
+        "erf",
+        "erfc",
+        "erf_inv",
+        "integer_pow",
+        "nextafter",
+        "reduce_precision",
+        "copy",
+        "clamp",
     )
 )
 _COMPARE = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 # Only the shape follows.
 _ELEMENTWISE = frozenset(
     (
-        "pow", "is_finite", "abs", "real", "imag", "complex", "conj", "convert_element_type", "select_n",
+        "pow",
+        "is_finite",
+        "abs",
+        "real",
+        "imag",
+        "complex",
+        "conj",
+        "convert_element_type",
+        "select_n",
     )
 )
 _REDUCE = frozenset(
     (
-        "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor",
+        "reduce_sum",
+        "reduce_max",
+        "reduce_min",
+        "reduce_prod",
+        "reduce_and",
+        "reduce_or",
+        "reduce_xor",
     )
 )
 

@@ -48,8 +48,10 @@ def _problems(graph: Graph, where: str) -> Iterator[str]:
     yield from (f"{where}{id}: {n} operators have this id" for id, n in repeated)
     names = [i.name for i in graph.inputs] + [v.name for op in graph.operators for v in op.results]
     yield from (f"{where}{name}: {n} values have this name" for name, n in _repeated(names))
-    yield from (f"{where}{path or 'the output'}: {n} outputs have this path {path!r}" for path, n in
-                _repeated(o.path for o in graph.outputs))
+    yield from (
+        f"{where}{path or 'the output'}: {n} outputs have this path {path!r}"
+        for path, n in _repeated(o.path for o in graph.outputs)
+    )
     for i in graph.inputs:
         if i.role not in ROLES:
             yield f"{where}{i.name}: role {i.role!r} is none of {', '.join(ROLES)}"

@@ -125,9 +125,7 @@ class Interpreter:
         id = self.prefix + op.id
         types = graph.operand_types(op)
         wanted, results = self.sharded.operands[id], self.sharded.results[id]
-        operands = [
-            self.read(env, o, t, k, self.phase) for o, t, k in zip(op.operands, types, wanted, strict=True)
-        ]
+        operands = [self.read(env, o, t, k, self.phase) for o, t, k in zip(op.operands, types, wanted, strict=True)]
         context = LocalContext(
             self.sharded.sizes,
             types,
@@ -144,7 +142,11 @@ class Interpreter:
             if op.primitive == "constant":
                 whole = jnp.asarray(bound.constants[op.id])
                 path = self.sharded.tables.path(type, Layout.replicated(type.rank), layout)
-                return Held.of(self.sharded.tables, type, Layout.replicated(type.rank), whole, {}).take(layout, "") if path else whole
+                return (
+                    Held.of(self.sharded.tables, type, Layout.replicated(type.rank), whole, {}).take(layout, "")
+                    if path
+                    else whole
+                )
             b = bound.bounds[op.id]
             operands = [scalar(o) for o in op.operands if isinstance(o, Literal)]
             scalars = tuple(o.type for o in op.operands if isinstance(o, Literal))
@@ -157,9 +159,9 @@ class Interpreter:
 
     def _barrier(self, bound: Bound, op: Operator, env: Env) -> None:
         sources = [env[str(o)] for o in op.operands]
-        held = [i for i, s in enumerate(sources) if isinstance(s, Held)]
-        passed = bind(bound.primitive, bound.params, [sources[i].take(sources[i].made, "") for i in held])
-        after = dict(zip(held, passed, strict=True))
+        held = [(i, s) for i, s in enumerate(sources) if isinstance(s, Held)]
+        passed = bind(bound.primitive, bound.params, [s.take(s.made, "") for _, s in held])
+        after = {i: array for (i, _), array in zip(held, passed, strict=True)}
         for i, (source, result) in enumerate(zip(sources, op.results, strict=True)):
             if isinstance(source, Held):
                 env[result.name] = self.held(result.name, result.type, source.made, after[i])
@@ -178,9 +180,7 @@ class Interpreter:
             k or Layout.replicated(t.rank)
             for k, t in zip(self.sharded.operands[self.prefix + op.id], types, strict=True)
         ]
-        arrays = [
-            self.read(env, o, t, k, self.phase) for o, t, k in zip(op.operands, types, layouts, strict=True)
-        ]
+        arrays = [self.read(env, o, t, k, self.phase) for o, t, k in zip(op.operands, types, layouts, strict=True)]
         return [jnp.asarray(a) if isinstance(a, np.ndarray | np.generic) else a for a in arrays], layouts
 
     def _leave(self, op: Operator, env: Env, arrays: Sequence[Any]) -> None:
@@ -220,7 +220,10 @@ class Interpreter:
 
         def cond(carry: Sequence[Any]) -> Any:
             out = self.inside(op, "cond").run(
-                bound.regions["cond"], [*arrays[:in_cond], *carry], [*layouts[:in_cond], *carried], [Layout.replicated(0)]
+                bound.regions["cond"],
+                [*arrays[:in_cond], *carry],
+                [*layouts[:in_cond], *carried],
+                [Layout.replicated(0)],
             )
             return _typed(out[0], TensorType((), "bool"))
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from autopar._compat.primitives import weakly_typed
 from autopar._compat.trees import partition_spec
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
@@ -105,13 +106,19 @@ def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> Program:
         results = Interpreter(decisions).run(traced.program, arrays, inputs, outputs)
         return tuple(jax.numpy.asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in results)
 
-    in_specs = tuple(partition_spec(k) for k in inputs)
-    out_specs = tuple(partition_spec(k) for k in outputs)
+    in_specs = tuple(partition_spec(k.dims) for k in inputs)
+    out_specs = tuple(partition_spec(k.dims) for k in outputs)
     body = jax.shard_map(on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    on_device.__name__ = graph.name
+
+    def whole(*arrays: Any) -> tuple[Any, ...]:
+        results = body(*arrays)
+        return tuple(weakly_typed(r) if weak else r for r, weak in zip(results, traced.weak, strict=True))
+
+    on_device.__name__ = whole.__name__ = graph.name
     in_shardings = tuple(NamedSharding(mesh, s) for s in in_specs)
     out_shardings = tuple(NamedSharding(mesh, s) for s in out_specs)
     wanted = set(plan.content.donated)
     donated = tuple(i for i, r in enumerate(plan.content.inputs) if r.path in wanted)
-    function = jax.jit(body, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
+    program = whole if any(traced.weak) else body
+    function = jax.jit(program, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
     return Program(function, mesh, in_shardings, out_shardings, donated)

@@ -5,6 +5,7 @@ from autopar.plan.content import PlanContent, SearchContent
 from autopar.plan.plan import Plan, SearchRecord
 from autopar.plan.types import (
     Choice,
+    CollectiveKind,
     Communication,
     Considered,
     Copy,
@@ -18,6 +19,7 @@ from autopar.plan.types import (
 __all__ = [
     "FORMAT_VERSION",
     "Choice",
+    "CollectiveKind",
     "Communication",
     "Considered",
     "Copy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,8 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def encode(content: PlanContent) -> str:
     """``content`` as JSON text, two spaces an indent, always the same for the same content."""
     raw = msgspec.json.encode(_Document(FORMAT_VERSION, content))
+    # Once around: a whole number in a field of floats is written as 1.0, as it will be after it was loaded.
+    raw = msgspec.json.encode(msgspec.json.decode(raw, type=_Document))
     return msgspec.json.format(raw, indent=1).decode() + "\n"
 
 
@@ -57,13 +59,13 @@ def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Writes ``text`` to ``path`` so that the file is the old one or the new one, never a part."""
     target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with part.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, target)
+        os.replace(part, target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise

@@ -44,6 +44,7 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         choices: what `explain` tells.
         search: see `SearchContent`.
         notes: lines worth reading: operators without a rule, sizes that nothing divides.
+        memory_limit: bytes a device that the plan had to keep within.
         donated: paths of the argument leaves whose buffers are reused.
     """
 
@@ -63,4 +64,5 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     choices: tuple[Choice, ...]
     search: SearchContent
     notes: tuple[str, ...] = ()
+    memory_limit: int = 0
     donated: tuple[str, ...] = ()

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autopar._compat.trees import partition_specs
+from autopar._compat.trees import partition_spec
 from autopar.errors import PlanMismatchError
+from autopar.ir import Layout
 from autopar.plan.codec import decode, encode, write_whole
 from autopar.plan.content import PlanContent
 from autopar.plan.text import explain_text, html_summary, plan_text
@@ -113,7 +114,10 @@ class Plan:
 
         In a plan that was loaded, a flat dict from argument path to `PartitionSpec`.
         """
-        return partition_specs([(i.path, i.layout) for i in self.content.inputs], self.input_tree)
+        specs = [partition_spec(Layout.parse(i.layout).dims) for i in self.content.inputs]
+        if self.input_tree is None:
+            return {i.path: spec for i, spec in zip(self.content.inputs, specs, strict=True)}
+        return self.input_tree(specs)
 
     @property
     def input_stages(self) -> dict[str, int]:

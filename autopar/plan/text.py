@@ -35,9 +35,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns; the last one is not padded."""
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    text = [
-        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
-    ]
+    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     text.insert(1, "  ".join("-" * w for w in widths))
     return "\n".join("  " + line for line in text)
 
@@ -73,22 +71,34 @@ def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
     head = "\n".join(f"{label + ':':<13}{text}" for label, text in summary_rows(c, phases))
     parts = [head]
     rows = [
-        (str(i), bytes_text(m.parameters), bytes_text(m.optimizer), bytes_text(m.gradients),
-         bytes_text(m.activations), bytes_text(m.temporaries), bytes_text(m.batch))
+        (
+            str(i),
+            bytes_text(m.parameters),
+            bytes_text(m.optimizer),
+            bytes_text(m.gradients),
+            bytes_text(m.activations),
+            bytes_text(m.temporaries),
+            bytes_text(m.batch),
+        )
         for i, m in ((i, s.memory) for i, s in enumerate(c.stages))
     ]
-    parts.append("memory a device at the fullest moment\n" + table(
-        ("stage", "parameters", "optimizer", "gradients", "activations", "temporaries", "batch"), rows))
+    parts.append(
+        "memory a device at the fullest moment\n"
+        + table(("stage", "parameters", "optimizer", "gradients", "activations", "temporaries", "batch"), rows)
+    )
     parts.append("inputs\n" + table(("argument", "role", "sharding"), _input_rows(c)))
     communication = [r for s in c.stages for r in s.collectives]
     if communication:
         rows4 = [
-            (r.kind, bytes_text(r.bytes), r.axis, f"{r.count:g}", seconds_text(r.seconds))
-            for r in communication[:20]
+            (r.kind, bytes_text(r.bytes), r.axis, f"{r.count:g}", seconds_text(r.seconds)) for r in communication[:20]
         ]
         more = len(communication) - len(rows4)
-        parts.append("communication a step" + (f" (the largest 20; {more} more)" if more > 0 else "") + "\n"
-                     + table(("kind", "bytes", "axis", "count", "seconds"), rows4))
+        parts.append(
+            "communication a step"
+            + (f" (the largest 20; {more} more)" if more > 0 else "")
+            + "\n"
+            + table(("kind", "bytes", "axis", "count", "seconds"), rows4)
+        )
     else:
         parts.append("communication a step: none")
     considered = [
@@ -164,6 +174,4 @@ def html_summary(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
         f"<tr><td>{html.escape(a)}</td><td>{html.escape(b)}</td><td><code>{html.escape(d)}</code></td></tr>"
         for a, b, d in _input_rows(c)
     )
-    return (
-        f"<table>{rows}</table><table><tr><th>argument</th><th>role</th><th>sharding</th></tr>{inputs}</table>"
-    )
+    return f"<table>{rows}</table><table><tr><th>argument</th><th>role</th><th>sharding</th></tr>{inputs}</table>"

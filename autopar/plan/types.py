@@ -6,9 +6,7 @@ from typing import Literal as OneOf
 
 import msgspec
 
-CollectiveKind = OneOf[
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send"
-]
+CollectiveKind = OneOf["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send"]
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -55,11 +55,16 @@ def figures(plan: Plan) -> tuple[tuple[str, str, str], ...]:
     devices = sum(len(s.devices) for s in c.stages)
     share = f"{c.peak_memory / limit:.1%} of a device" if limit else "a device"
     gap = plan.search.gap
+    pipelined = len(c.stages) > 1 or c.num_microbatches > 1
     shapes = sorted({"x".join(str(n) for _, n in s.mesh_axes) for s in c.stages})
     return (
         ("step time", seconds_text(c.step_time), "predicted"),
         ("peak memory", bytes_text(c.peak_memory), share),
         ("devices", str(devices), f"mesh {', '.join(shapes)}"),
-        ("stages", str(len(c.stages)), f"{c.num_microbatches} microbatches, schedule {c.schedule}"),
+        (
+            "stages",
+            str(len(c.stages)),
+            f"{c.num_microbatches} microbatches, schedule {c.schedule}" if pipelined else "no pipeline",
+        ),
         ("optimality", "no bound" if gap is None else f"{gap:.2%}", "gap to the lower bound"),
     )

@@ -91,8 +91,14 @@ def best_plan(problem: Problem, answers: Sequence[_Answer], name: str, clock: Cl
         )
         bound = min(a.solution.lower_bound for a in answers)
     return assemble(
-        problem, best.stated, sharding, name, best.solution.objective,
-        None if math.isinf(bound) else bound, considered, clock,
+        problem,
+        best.stated,
+        sharding,
+        name,
+        best.solution.objective,
+        None if math.isinf(bound) else float(bound),
+        considered,
+        clock,
     )
 
 

@@ -61,9 +61,7 @@ def assemble(
         num_microbatches=1,
         schedule="none",
         stages=(stage,),
-        inputs=tuple(
-            InputRecord(i.name, str(i.type), i.role, str(sharding.inputs[i.name])) for i in graph.inputs
-        ),
+        inputs=tuple(InputRecord(i.name, str(i.type), i.role, str(sharding.inputs[i.name])) for i in graph.inputs),
         outputs=tuple(
             OutputRecord(o.path, str(o.type), str(layout), o.updates)
             for o, layout in zip(graph.outputs, sharding.outputs, strict=True)
@@ -73,6 +71,7 @@ def assemble(
         choices=sharding.choices,
         search=SearchContent(strategy, objective, lower_bound, tuple(considered)),
         notes=(*stated.notes, *_batch_notes(problem, sharding)),
+        memory_limit=problem.memory_limit_bytes,
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
     )
     return Plan(content, clock.phases())

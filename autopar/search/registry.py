@@ -64,9 +64,7 @@ def strategy_named(name: str) -> Strategy:
     table = _REGISTRY.table()
     if name not in table:
         near = difflib.get_close_matches(name, table, 3, 0.3)
-        raise AutoparError(
-            f"no search strategy is called {name!r}", remedy="one of: " + ", ".join(near or table)
-        )
+        raise AutoparError(f"no search strategy is called {name!r}", remedy="one of: " + ", ".join(near or table))
     found = table[name]
     if found is None:
         (point,) = (p for p in entry_points(group=ENTRY_POINTS) if p.name == name)

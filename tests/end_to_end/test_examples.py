@@ -21,10 +21,11 @@ def case(name):
         "mlp adam": (mlp.build, {"optimizer": "adam"}),
         "gpt": (gpt.build, TEXT),
         "gpt dropout": (gpt.build, {**TEXT, "dropout": 0.1, "masked": True}),
-        "llama": (llama.build, {**TEXT, "layers": 2}),
+        "llama": (llama.build, {**TEXT, "layers": 2, "kv_heads": 2}),
         "moe gshard": (moe.build, {"gate": "gshard"}),
         "moe switch": (moe.build, {"gate": "switch"}),
         "wide_resnet": (wide_resnet.build, {}),
+        "small resnet": (wide_resnet.build, {"stages": (1,), "base_channels": 8, "groups": 2, "image": 8}),
     }[name]
 
 
@@ -41,7 +42,7 @@ def test_mlp_in_float64(name, mesh_shape):
     compare(name, mesh_shape, steps=5)
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "moe gshard", "moe switch", "wide_resnet"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "moe gshard", "moe switch", "small resnet"])
 def test_models_in_float64_on_2x4(name):
     compare(name, (2, 4))
 

@@ -47,8 +47,7 @@ def evaluate(bound: BoundGraph, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _plain(bound: Bound, values: list[Any]) -> list[Any]:
-    functions, params = bound.primitive.get_bind_params(dict(bound.params))
-    made = bound.primitive.bind(*functions, *values, **params)
+    made = bound.primitive.bind(*values, **bound.primitive.get_bind_params(dict(bound.params)))
     return list(made) if bound.primitive.multiple_results else [made]
 
 

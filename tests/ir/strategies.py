@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from autopar.ir import ROLES, Attr, Graph, Input, Literal, Operator, Output, TensorType, Value
+
+#: Graphs are big examples: fewer of them than hypothesis makes by itself.
+FEW = settings(max_examples=40)
 
 #: Sizes of dims; few and small, so that types often agree.
 SIZES = (1, 2, 3)

@@ -19,7 +19,7 @@ from autopar.ir import (
     parse_graph,
     structural_hash,
 )
-from tests.ir.strategies import graphs
+from tests.ir.strategies import FEW, graphs
 
 F32 = TensorType((), "f32")
 
@@ -49,6 +49,7 @@ def renamed(graph: Graph, top: bool = True, mark: str = "new ") -> Graph:
     return Graph(graph.name + "z", inputs, operators, outputs)
 
 
+@FEW
 @given(graphs())
 def test_names_scopes_and_lines_do_not_count(graph: Graph) -> None:
     print_ = fingerprint(graph)
@@ -93,12 +94,14 @@ def changes(graph: Graph) -> list[Graph]:
     return found
 
 
+@FEW
 @given(graphs(depth=1))
 def test_every_change_of_meaning_counts(graph: Graph) -> None:
     prints = [fingerprint(g) for g in (graph, *changes(graph))]
     assert prints[0] not in prints[1:]
 
 
+@FEW
 @given(graphs(depth=0), st.data())
 def test_wiring_counts(graph: Graph, data: st.DataObject) -> None:
     places = [(at, k) for at, op in enumerate(graph.operators) for k, o in enumerate(op.operands) if isinstance(o, str)]
@@ -144,6 +147,7 @@ def test_repeated_layers_have_one_structural_hash() -> None:
     assert len({first, *others}) == len(others) + 1
 
 
+@FEW
 @given(graphs(depth=2))
 def test_structural_hash_follows_renaming_and_regions(graph: Graph) -> None:
     for op, other in zip(graph.operators, renamed(graph).operators, strict=True):

@@ -21,11 +21,12 @@ from autopar.ir import (
     parse_graph,
     verify,
 )
-from tests.ir.strategies import attrs, graphs, names
+from tests.ir.strategies import FEW, attrs, graphs, names
 
 F32 = TensorType((), "f32")
 
 
+@FEW
 @given(graphs())
 def test_the_text_reads_back_to_an_equal_graph(graph: Graph) -> None:
     text = graph_text(graph)
@@ -35,6 +36,7 @@ def test_the_text_reads_back_to_an_equal_graph(graph: Graph) -> None:
     text.encode("ascii")
 
 
+@FEW
 @given(graphs(depth=1), st.randoms(use_true_random=False))
 def test_blanks_and_comments_between_lines_do_not_count(graph: Graph, random) -> None:
     lines = [" " * random.randrange(4) + line.strip() + random.choice(["", "  ", " # a comment"])
@@ -116,6 +118,7 @@ def test_errors_name_line_and_column(old: str, new: str, line: int, column: int)
     assert (caught.value.line, caught.value.column) == (line, column)
 
 
+@FEW
 @given(graphs(depth=1), st.data())
 def test_a_text_cut_short_is_an_error(graph: Graph, data: st.DataObject) -> None:
     text = graph_text(graph).rstrip()

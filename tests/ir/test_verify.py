@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from autopar.ir import Graph, GraphError, Input, Operator, Output, TensorType, Value, parse_graph, verify
-from tests.ir.strategies import graphs
+from tests.ir.strategies import FEW, graphs
 
 
 def problems(graph: Graph) -> tuple[str, ...]:
@@ -19,6 +19,7 @@ def problems(graph: Graph) -> tuple[str, ...]:
     return ()
 
 
+@FEW
 @given(graphs())
 def test_well_formed_graphs_pass(graph: Graph) -> None:
     assert problems(graph) == ()

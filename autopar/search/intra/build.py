@@ -7,7 +7,8 @@ Variables (nodes), each a choice of one strategy:
 - a value with several readers: the layout of the copy that they share (`_connect`);
 - what enters, is carried by and leaves a loop or a branch (`autopar.search.intra.regions`); a result.
 Objective: the sum over nodes of seconds of work, and over edges of seconds of resharding from the layout
-in which a value is made to the one in which it is read (`_connect`, `_connect_input`), times the trips of enclosing loops.
+in which a value is made to the one in which it is read (`_connect`, `_connect_input`), times the trips of
+enclosing loops.
 An output that replaces an input ends in that input's layout (`_outputs`). So an optimizer update with all
 its traffic is part of the program, and ZeRO-1/2/3 and FSDP are among its solutions.
 Constraint: bytes of all live values on a device, at every time, within the limit (`autopar.search.intra.memory`).
@@ -25,11 +26,11 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.ir.phases import phase_of
-from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, Use, UsageDraft, ValueDraft
+from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.fusion import is_light
 from autopar.search.intra.layouts import LayoutTable
 from autopar.search.intra.memory import usages
-from autopar.search.intra.operators import Options, OperatorTable
+from autopar.search.intra.operators import OperatorTable, Options
 from autopar.search.intra.regions import REGIONS
 from autopar.search.problem import Problem
 from autopar.sharding import Strategy
@@ -111,7 +112,14 @@ class Builder:
     ) -> ValueDraft:
         """Adds a value."""
         found = ValueDraft(
-            key, type, node, layouts if isinstance(layouts, tuple) else tuple(layouts), self.time, weight, phase=self.phase, **rest  # type: ignore[arg-type]
+            key,
+            type,
+            node,
+            layouts if isinstance(layouts, tuple) else tuple(layouts),
+            self.time,
+            weight,
+            phase=self.phase,
+            **rest,  # type: ignore[arg-type]
         )
         self.values[key] = found
         return found
@@ -119,12 +127,30 @@ class Builder:
     def free_layouts(self, name: str, type: TensorType, partial: bool = False) -> tuple[int, tuple[Layout, ...]]:
         """A node that may have any layout of ``type`` at no cost: (node, its layouts)."""
         layouts = self.layouts.all(type, partial)
-        return self.node(name, np.zeros(len(layouts)), lambda k: str(layouts[k])), layouts
+        return self.node(name, np.zeros(len(layouts)), _namer(layouts)), layouts
 
-    def use(self, key: str, node: int, required: Sequence[Layout], weight: float, consumer: str, phase: str,
-            stacked: bool = False) -> None:
+    def use(
+        self,
+        key: str,
+        node: int,
+        required: Sequence[Layout],
+        weight: float,
+        consumer: str,
+        phase: str,
+        stacked: bool = False,
+    ) -> None:
         """Notes that a value is taken."""
-        self.values[key].uses.append(Use(node, required if isinstance(required, tuple) else tuple(required), weight, self.time, consumer, phase, stacked))
+        self.values[key].uses.append(
+            Use(
+                node,
+                required if isinstance(required, tuple) else tuple(required),
+                weight,
+                self.time,
+                consumer,
+                phase,
+                stacked,
+            )
+        )
 
     @staticmethod
     def summable(type: TensorType) -> bool:
@@ -163,8 +189,9 @@ class Builder:
     def _barrier(self, op: Operator, prefix: str, weight: float) -> None:
         for operand, result in zip(op.operands, op.results, strict=True):
             source = self.values[prefix + str(operand)]
-            self.value(prefix + result.name, result.type, source.node, source.layouts, weight, zero=source.zero,
-                       alias=True)
+            self.value(
+                prefix + result.name, result.type, source.node, source.layouts, weight, zero=source.zero, alias=True
+            )
             if source.node is not None:
                 self.use(source.key, source.node, source.layouts, weight, prefix + op.id, self.phase)
 
@@ -178,14 +205,26 @@ class Builder:
         )
         options = self.operators.options(op, types, zeros, made)
         if not options.known:
-            self.notes[f"{op.primitive} has no sharding rule: it runs whole on every device ({op.source or op.id})"] = None
-        moved = options.bytes if not is_light(op) else float(
-            sum(t.nbytes for t, s in zip(types, sources, strict=True) if s is not None and s.node is not None
-                and not s.transient) + (0 if fusable else sum(v.type.nbytes for v in op.results))
+            self.notes[f"{op.primitive} has no sharding rule: it runs whole on every device ({op.source or op.id})"] = (
+                None
+            )
+        moved = (
+            options.bytes
+            if not is_light(op)
+            else float(
+                sum(
+                    t.nbytes
+                    for t, s in zip(types, sources, strict=True)
+                    if s is not None and s.node is not None and not s.transient
+                )
+                + (0 if fusable else sum(v.type.nbytes for v in op.results))
+            )
         )
         dtype = types[0].dtype if types else (op.results[0].type.dtype if op.results else "f32")
-        if op.primitive in _SUMS and not any(v.type.rank for v in op.results) and any(
-            k.partial for s in sources if s is not None for k in s.layouts
+        if (
+            op.primitive in _SUMS
+            and not any(v.type.rank for v in op.results)
+            and any(k.partial for s in sources if s is not None for k in s.layouts)
         ):
             options = self.operators.scalar_sums(options)
         followed = self._followed(op, sources, options)
@@ -261,12 +300,16 @@ class Builder:
             users = [u for u in outside if phase in ("", u.phase)]
             if len({u.node for u in users}) < 2 and phase:
                 for u in users:
-                    self.edge(value.node, u.node,
-                              self.layouts.resharding(value.type, value.layouts, u.required) * u.weight)
+                    self.edge(
+                        value.node, u.node, self.layouts.resharding(value.type, value.layouts, u.required) * u.weight
+                    )
                 continue
             kinds = sorted({*value.layouts, *(k for u in users for k in u.required)})
-            hub = self.node(f"copy of {value.key}" + (f" ({phase})" if phase else ""), np.zeros(len(kinds)),
-                            lambda k, kinds=kinds: str(kinds[k]))
+            hub = self.node(
+                f"copy of {value.key}" + (f" ({phase})" if phase else ""),
+                np.zeros(len(kinds)),
+                _namer(kinds),
+            )
             self.copies.append(CopyDraft(value.key, hub, tuple(kinds), (phase,)))
             self.edge(value.node, hub, self.layouts.resharding(value.type, value.layouts, kinds) * value.weight)
             for u in users:
@@ -332,6 +375,11 @@ class Builder:
         return found
 
 
+def _namer(layouts: Sequence[Layout]) -> Callable[[int], str]:
+    """Calls the k-th of ``layouts`` by its text."""
+    return lambda k: str(layouts[k])
+
+
 def strategy_text(s: Strategy) -> str:
     """``[x,.],[.,.] -> [x,.]``."""
     return f"{','.join(map(str, s.operand_layouts))} -> {','.join(map(str, s.result_layouts))}"
@@ -365,6 +413,14 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
         limit_bytes=float(problem.memory_limit_bytes),
     )
     return ShardingProblem(
-        choice, mesh, tuple(b.nodes), b.values, tuple(b.sites), tuple(b.region_sites), tuple(b.copies), tuple(held), tuple(outputs),
+        choice,
+        mesh,
+        tuple(b.nodes),
+        b.values,
+        tuple(b.sites),
+        tuple(b.region_sites),
+        tuple(b.copies),
+        tuple(held),
+        tuple(outputs),
         tuple(b.notes),
     )

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 
 from autopar.ir import Layout, Literal
-from autopar.plan import Choice, Communication, Copy, Memory, OperatorRecord
+from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.layouts import path_tables
 from autopar.search.problem import Problem
@@ -74,9 +75,7 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
     )
 
 
-def _copies(
-    stated: ShardingProblem, choice: Sequence[int], made: Mapping[str, Layout]
-) -> dict[str, dict[str, Layout]]:
+def _copies(stated: ShardingProblem, choice: Sequence[int], made: Mapping[str, Layout]) -> dict[str, dict[str, Layout]]:
     found: dict[str, dict[str, Layout]] = defaultdict(dict)
     for c in stated.copies:
         layout = c.layouts[choice[c.node]]
@@ -92,12 +91,15 @@ def _operators(stated: ShardingProblem, choice: Sequence[int]) -> tuple[Operator
     for s in stated.sites:
         chosen = s.strategies[choice[s.node]]
         operands = tuple(
-            "" if isinstance(o, Literal) else text(k) for o, k in zip(s.op.operands, chosen.operand_layouts, strict=True)
+            "" if isinstance(o, Literal) else text(k)
+            for o, k in zip(s.op.operands, chosen.operand_layouts, strict=True)
         )
         records.append((s.time, OperatorRecord(s.id, operands, tuple(map(text, chosen.result_layouts)))))
     for r in stated.region_sites:
         operands = tuple(
-            "" if isinstance(o, Literal) and o.type.rank == 0 and not kinds[choice[node]].partial else str(kinds[choice[node]])
+            ""
+            if isinstance(o, Literal) and o.type.rank == 0 and not kinds[choice[node]].partial
+            else str(kinds[choice[node]])
             for o, (node, kinds) in zip(r.op.operands, r.operands, strict=True)
         )
         results = tuple(str(kinds[choice[node]]) for node, kinds in r.results)
@@ -129,7 +131,15 @@ def _communication(
                     total[key][1] += weight * problem.cost_model.collective_s(kind, full_bytes, axes, mesh)
                     users[key][use.consumer] = None
     records = [
-        Communication(kind, full_bytes, axis, count, 0, seconds, tuple(users[kind, full_bytes, axis])[:_SHOWN_OPERATORS])  # type: ignore[arg-type]
+        Communication(
+            cast("CollectiveKind", kind),
+            full_bytes,
+            axis,
+            count,
+            0,
+            seconds,
+            tuple(users[kind, full_bytes, axis])[:_SHOWN_OPERATORS],
+        )
         for (kind, full_bytes, axis), (count, seconds) in total.items()
     ]
     return tuple(sorted(records, key=lambda r: (-r.seconds, r.kind, -r.bytes, r.axis)))
@@ -177,5 +187,3 @@ def _choices(stated: ShardingProblem, choice: Sequence[int]) -> tuple[Choice, ..
             )
         )
     return tuple(found)
-
-

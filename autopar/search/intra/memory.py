@@ -87,9 +87,7 @@ def _input(
     return found
 
 
-def _made(
-    v: ValueDraft, returned: bool, copies: Sequence[CopyDraft], sized: Sizes, stop: int
-) -> list[UsageDraft]:
+def _made(v: ValueDraft, returned: bool, copies: Sequence[CopyDraft], sized: Sizes, stop: int) -> list[UsageDraft]:
     assert v.node is not None
     if v.transient and not returned:
         return []
@@ -101,9 +99,7 @@ def _made(
     found: list[UsageDraft] = []
     for c in copies:
         readers = [u.time for u in outside if c.phases in (("",), (u.phase,))]
-        found.append(
-            UsageDraft(c.node, min(readers), max(readers) + 1, sized.of(v.type, c.layouts), kind, v.key)
-        )
+        found.append(UsageDraft(c.node, min(readers), max(readers) + 1, sized.of(v.type, c.layouts), kind, v.key))
         end = max(end, min(readers))
     if not copies and len(outside) == 1 and not outside[0].consumer.startswith("result"):
         (u,) = outside
@@ -125,5 +121,3 @@ def _kind(v: ValueDraft) -> str:
     if v.phase == "backward" and "update" in phases:
         return "gradients"
     return "temporaries"
-
-

@@ -13,7 +13,6 @@ from autopar.sharding import Strategy, rule_for, strategies
 _NEVER_PARTIAL = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "gather"})
 
 
-
 @dataclass(frozen=True, eq=False)
 class Options:
     """What one operator may do. One object serves all operators of a signature, so identity tells them apart.
@@ -136,6 +135,7 @@ class OperatorTable:
             one = all(len(m) == 1 for m in matched)
             # The key holds identities; what they are of is kept alive here.
             found = self.matched[key] = (
-                (options, layouts), options.only(tuple(m[0] for m in matched)) if one else None
+                (options, layouts),
+                options.only(tuple(m[0] for m in matched)) if one else None,
             )
         return found[1]

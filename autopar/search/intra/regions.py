@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
+from autopar.ir import Graph, Layout, Operand, Operator, TensorType
 from autopar.search.intra.draft import RegionSite
 
 if TYPE_CHECKING:
@@ -44,8 +44,16 @@ class _Ports:
 
 
 def _enter(
-    b: Builder, prefix: str, operand: Operand, inner: str, type: TensorType, weight: float, inner_weight: float,
-    consumer: str, stacked: bool = False, layouts: tuple[int, tuple[Layout, ...]] | None = None,
+    b: Builder,
+    prefix: str,
+    operand: Operand,
+    inner: str,
+    type: TensorType,
+    weight: float,
+    inner_weight: float,
+    consumer: str,
+    stacked: bool = False,
+    layouts: tuple[int, tuple[Layout, ...]] | None = None,
 ) -> tuple[int, tuple[Layout, ...]]:
     """A region's input ``inner`` that takes ``operand``; (its node, its layouts)."""
     node, kinds = layouts or b.free_layouts(inner, type)
@@ -59,8 +67,16 @@ def _enter(
     return node, outer
 
 
-def _leave(b: Builder, region: Graph, at: int, prefix: str, node: int, layouts: tuple[Layout, ...], weight: float,
-           consumer: str) -> None:
+def _leave(
+    b: Builder,
+    region: Graph,
+    at: int,
+    prefix: str,
+    node: int,
+    layouts: tuple[Layout, ...],
+    weight: float,
+    consumer: str,
+) -> None:
     """The region's output number ``at`` ends in the layouts of ``node``."""
     operand = region.outputs[at].operand
     if isinstance(operand, str):
@@ -71,9 +87,7 @@ def _leave(b: Builder, region: Graph, at: int, prefix: str, node: int, layouts: 
 
 def _site(b: Builder, op: Operator, prefix: str, weight: float, ports: _Ports) -> None:
     """Records the operator itself: its ports have nodes of their own, so the record names them one by one."""
-    b.region_sites.append(
-        RegionSite(prefix + op.id, op, tuple(ports.operands), tuple(ports.results), weight, b.time)
-    )
+    b.region_sites.append(RegionSite(prefix + op.id, op, tuple(ports.operands), tuple(ports.results), weight, b.time))
 
 
 def scan(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> None:

@@ -23,9 +23,7 @@ def _aligned(op: Operator, operand_types: tuple[TensorType, ...], linear: Groups
     labels: Dims = tuple(range(len(shape)))
     return Rule(
         factors=tuple(Factor(n) for n in shape),
-        operands=tuple(
-            tuple(d if n == shape[d] else None for d, n in enumerate(t.shape)) for t in operand_types
-        ),
+        operands=tuple(tuple(d if n == shape[d] else None for d, n in enumerate(t.shape)) for t in operand_types),
         results=(labels,) * len(op.results),
         linear=linear,
     )

@@ -1,0 +1,153 @@
+"""Wrong use is answered with typed errors that say what to do."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import autopar
+from tests.api.steps import CLUSTER, batch, params, sgd
+from tests.end_to_end.clusters import toy
+
+parallelize = functools.partial(autopar.parallelize, cluster=CLUSTER)
+
+
+def branches(x):
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        branches,
+        lambda x: np.asarray(x) * 2,
+        lambda x: x * int(x[0]),
+        lambda x: jnp.ones(x.astype(int)[0]),
+        lambda x: x[x > 0],
+        lambda x: [i for i in range(x[0].astype(int))],
+    ],
+    ids=["if", "numpy", "int", "shape", "mask", "range"],
+)
+def test_a_function_that_cannot_be_traced_names_the_line(fn):
+    with pytest.raises(autopar.TraceError, match=r"at: test_errors.py:\d+") as caught:
+        parallelize(fn)(jnp.ones(8))
+    assert "remedy" in str(caught.value)
+
+
+def test_the_users_own_error_is_passed_on():
+    def step(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        parallelize(step)(jnp.ones(8), )
+    with pytest.raises(TypeError, match="dot_general|shapes"):
+        parallelize(lambda x, n: x @ jnp.ones(3) * n)(jnp.ones(8), 2)
+
+
+def test_arguments_that_cannot_be_hashed():
+    class Odd:
+        __hash__ = None
+
+    with pytest.raises(autopar.TraceError, match="hash"):
+        parallelize(lambda x, odd: x)(jnp.ones(8), Odd())
+    with pytest.raises(autopar.TraceError, match="hash"):
+        parallelize(lambda x, odd: x, static_argnums=1)(jnp.ones(8), [1])
+
+
+def test_unknown_cluster():
+    with pytest.raises(autopar.ClusterError, match="no-such-cluster"):
+        autopar.Cluster.load("no-such-cluster")
+    with pytest.raises(autopar.AutoparError, match="Cluster.load"):
+        autopar.parallelize(sgd, cluster="dgx-a100-80")
+
+
+def test_unknown_search():
+    with pytest.raises(autopar.AutoparError, match="no-such-search"):
+        parallelize(sgd, search="no-such-search").plan(params(), batch())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"static_argnames": "nothing"}, {"donate_argnames": "nothing"}, {"static_argnums": 7}, {"donate_argnums": -9},
+        {"static_argnums": 1, "donate_argnums": 1}, {"memory_limit": "much"}, {"memory_limit": 0},
+        {"num_stages": 3}, {"schedule": "1f1b"}, {"batch_argnums": "x"}, {"plan": "plan.json"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_options(options):
+    with pytest.raises(autopar.AutoparError):
+        autopar.parallelize(sgd, **options)
+
+
+def test_not_a_function():
+    with pytest.raises(autopar.AutoparError, match="takes a function"):
+        autopar.parallelize(3)
+
+
+def test_a_plan_for_another_program():
+    plan = parallelize(sgd).plan(params(), batch())
+    with pytest.raises(autopar.PlanMismatchError, match="the plan was made for sgd"):
+        parallelize(sgd, plan=plan)(params(), batch(8))
+    with pytest.raises(autopar.PlanMismatchError):
+        parallelize(branches, plan=plan)  # of no use, but no error before a call
+        parallelize(lambda x: x, plan=plan)(jnp.ones(8))
+
+
+def test_a_plan_for_another_number_of_devices():
+    plan = autopar.parallelize(sgd, cluster=toy(devices=4)).plan(params(), batch())
+    with pytest.raises(autopar.PlanMismatchError, match="4 devices"):
+        autopar.parallelize(sgd, plan=plan)(params(), batch())
+    with pytest.raises(autopar.ClusterError, match="4 devices"):
+        autopar.parallelize(sgd, cluster=toy(devices=4))(params(), batch())
+
+
+def test_a_plan_that_was_saved_runs(tmp_path):
+    parallelize(sgd).plan(params(), batch()).save(tmp_path / "plan.json")
+    plan = autopar.Plan.load(tmp_path / "plan.json")
+    got = autopar.parallelize(sgd, plan=plan)(params(), batch())
+    np.testing.assert_allclose(got[1], sgd(params(), batch())[1], rtol=1e-6)
+
+
+def test_a_memory_limit_that_is_too_small_says_what_would_do():
+    p, data = params(hidden=256), batch(64, hidden=256)
+    with pytest.raises(autopar.InfeasiblePlanError) as caught:
+        parallelize(sgd, memory_limit=3000).plan(p, data)
+    least = caught.value.least_bytes
+    assert least > 3000 and str(least) in str(caught.value)
+    plan = parallelize(sgd, memory_limit=least).plan(p, data)
+    assert plan.peak_memory <= least
+    with pytest.raises(autopar.InfeasiblePlanError):
+        parallelize(sgd, memory_limit=least - 1).plan(p, data)
+
+
+def test_a_batch_that_no_axis_divides():
+    with pytest.raises(autopar.InfeasiblePlanError, match="13"):
+        parallelize(sgd, search="data-parallel").plan(params(), batch(13))
+    with pytest.raises(autopar.InfeasiblePlanError, match="13"):
+        parallelize(sgd, search="data-parallel")(params(), batch(13))
+    f = parallelize(lambda x, p: (x * p).sum())
+    x = np.ones((13, 7), np.float32)
+    assert f(x, 2.0) == 182
+    assert any("x f32[13,7] is whole" in note for note in f.plan(x, 2.0).notes)
+
+
+def test_shapes_plan_but_do_not_run():
+    f = parallelize(sgd)
+    shapes = jax.eval_shape(lambda: (params(), jax.tree.map(jnp.asarray, batch())))
+    assert f.plan(*shapes) == f.plan(params(), batch())
+    with pytest.raises(autopar.AutoparError, match="ShapeDtypeStruct"):
+        f(*shapes)
+
+
+def test_compiled_refuses_other_arguments():
+    compiled = parallelize(sgd).compile(params(), batch())
+    np.testing.assert_allclose(compiled(params(), batch())[1], sgd(params(), batch())[1], rtol=1e-6)
+    with pytest.raises(autopar.AutoparError, match="other arguments"):
+        compiled(params(), batch(8))

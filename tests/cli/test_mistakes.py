@@ -1,0 +1,141 @@
+"""Exit codes and messages for what users get wrong."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+import autopar.cli.planning
+from autopar.errors import AutoparError
+from tests.cli.conftest import TRAIN, Run, Spawn
+
+TARGET = "train.py:train_step"
+CLUSTER = ("--cluster", "dgx-a100")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("plna",), "plan"),
+        (("plan",), "FILE.py:FUNC"),
+        (("plan", TARGET, "--clutser", "x"), "--cluster"),
+        (("plan", "trian.py:train_step"), "train.py"),
+        (("plan", "nothing.at.all:f"), "no module 'nothing'"),
+        (("plan", "train.txt:f"), "a file ends in .py"),
+        (("plan", "./train:f"), "neither a Python file"),
+        (("plan", "a b:f"), "neither a Python file"),
+        (("plan", "train.py:"), "names no function"),
+        (("plan", "train.py"), "no function build"),
+        (("plan", "train.py:trian_step"), "near names: train_step"),
+        (("plan", "train.py:loss.nothing"), "no 'nothing'"),
+        (("plan", TARGET, "--args", "exampel_args"), "near names: example_args"),
+        (("plan", TARGET, "--args", "SHAPES"), "tuple of all arguments, not dict"),
+        (("plan", "train.py:SHAPES"), "not a function"),
+        (("plan", TARGET, "--cluster", "dgx-a101"), "dgx-a100"),
+        (("plan", TARGET, "--cluster", "none.toml"), "no cluster file"),
+        (("plan", TARGET, "--nodes", "2"), "needs --cluster"),
+        (("plan", TARGET, *CLUSTER, "--nodes", "0"), "--nodes"),
+        (("plan", TARGET, "--search", "aplha"), "alpa"),
+        (("plan", TARGET, "--memory-limit", "40XB"), "40GB"),
+        (("plan", TARGET, "--microbatches", "0"), "--microbatches"),
+        (("plan", TARGET, "--mesh", "2*4"), "2x4"),
+        (("plan", TARGET, "--donate", "first"), "0,1"),
+        (("plan", TARGET, "--format", "xml"), "json"),
+        (("plan", TARGET, "-o", "nowhere/plan.json"), "no folder 'nowhere'"),
+        (("plan", TARGET, "--preset", "tiny"), "--preset"),
+        (("plan", "train.py", "--set", "layers"), "NAME=VALUE"),
+        (("explain", "nothing.json"), "nothing.json"),
+        (("diff", "nothing.json", "train.py"), "nothing.json"),
+        (("clusters", "all"), "unexpected extra argument"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_wrong_usage_is_2(run: Run, args: tuple[str, ...], message: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def write(folder: Path, text: str) -> str:
+    (folder / "broken.py").write_text(text, encoding="utf-8")
+    return "broken.py:train_step"
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("import jax\nx = undefined\n", ("NameError", "broken.py:2")),
+        ("def f(:\n    pass\n", ("SyntaxError", "broken.py:1")),
+        ("import no_such_library\n", ("No module named 'no_such_library'", "broken.py:1")),
+        ("import sys\nsys.exit(3)\n", ("SystemExit(3)", "__main__")),
+        (TRAIN + "def example_args():\n    raise ValueError('no data')\n", ("ValueError: no data", "(example_args)")),
+        (TRAIN.replace("value, grad =", "value, grad = 1 / 0,"), ("ZeroDivisionError", "(train_step)")),
+        (TRAIN.replace("batch[\"x\"] @ w", "batch[\"x\"].T @ w"), ("TypeError", "(loss)")),
+        (TRAIN.replace("    value,", "    if batch['x'][0, 0] > 0: pass\n    value,"), ("TraceError", "(train_step)")),
+    ],
+    ids=["import", "syntax", "library", "script", "arguments", "function", "shapes", "trace"],
+)  # fmt: skip
+def test_broken_files_are_1(run: Run, folder: Path, text: str, messages: tuple[str, ...]) -> None:
+    result = run("plan", write(folder, text), *CLUSTER)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    for message in messages:
+        assert message in result.stderr
+    assert "Traceback" not in result.stderr and result.stdout == ""
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--memory-limit", "4kB", *CLUSTER), "the least that would do is"),
+        (("--mesh", "3x3", *CLUSTER), "shapes that do"),
+        (("--search", "data-parallel", "--cluster", "tpu-v4", "--nodes", "7"), "do not divide"),
+        (("--cluster", "own.toml"), "groups"),
+    ],
+    ids=["memory", "mesh", "batch", "cluster-file"],
+)
+def test_what_cannot_be_met_is_1(run: Run, options: tuple[str, ...], message: str) -> None:
+    Path("own.toml").write_text('name = "own"\n', encoding="utf-8")
+    result = run("plan", TARGET, *options, "--format", "json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_plan_that_is_none_is_1(run: Run, folder: Path) -> None:
+    (folder / "plan.json").write_text('{"autopar_plan": 1, "plan": ', encoding="utf-8")
+    for args in (("explain", "plan.json"), ("diff", "plan.json", "plan.json")):
+        result = run(*args)
+        assert result.exit_code == 1 and "PlanMismatchError" in result.stderr
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_debug_shows_the_traceback(run: Run, folder: Path, place: str) -> None:
+    plan = ("plan", write(folder, "x = undefined\n"), *CLUSTER)
+    result = run("--debug", *plan) if place == "before" else run(*plan, "--debug")
+    assert isinstance(result.exception, AutoparError)
+    assert isinstance(result.exception.__cause__, NameError)
+
+
+def test_tracebacks_of_a_process(spawn: Spawn, folder: Path) -> None:
+    (folder / "plan.json").write_text("{}", encoding="utf-8")
+    plain, debug = spawn("explain", "plan.json"), spawn("explain", "plan.json", "--debug")
+    assert (plain.returncode, debug.returncode) == (1, 1)
+    assert "Traceback" not in plain.stderr and "Traceback" in debug.stderr
+    assert (plain.stdout, debug.stdout) == ("", "")
+
+
+@pytest.mark.usefixtures("folder")
+def test_mistakes_of_autopar_are_not_blamed_on_the_user(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autopar.cli.planning, "make_plan", math.sqrt)
+    assert isinstance(run("plan", TARGET, *CLUSTER).exception, TypeError)
+
+
+def test_a_file_that_cannot_be_written_is_1(run: Run, folder: Path) -> None:
+    (folder / "taken.json").mkdir()
+    result = run("plan", TARGET, *CLUSTER, "--search", "replicated", "-o", "taken.json")
+    assert result.exit_code == 1 and "cannot write taken.json" in result.stderr

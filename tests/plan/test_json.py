@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.errors import PlanMismatchError
+from autopar.plan import FORMAT_VERSION, Plan, codec, write_whole
+from tests.plan.plans import plans, small_plan
+
+
+@given(plans)
+def test_json_reads_back_to_an_equal_plan(plan: Plan) -> None:
+    text = plan.to_json()
+    again = Plan.from_json(text)
+    assert again == plan
+    assert again.to_json() == text
+    assert Plan.from_json(text.encode()) == plan
+    assert hash(again) == hash(plan)
+
+
+def test_a_file_reads_back(tmp_path: Path) -> None:
+    plan = small_plan()
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    assert Plan.load(path) == plan
+    assert Plan.load(str(path)).search.seconds is None
+    assert plan.search.seconds == 1.75
+    before = path.read_bytes()
+    Plan.load(path).save(path)
+    assert path.read_bytes() == before
+    assert json.loads(before)["autopar_plan"] == FORMAT_VERSION
+
+
+def test_times_of_the_search_are_not_in_the_file() -> None:
+    plan = small_plan()
+    assert Plan(plan.content) == plan
+    assert Plan(plan.content).to_json() == plan.to_json()
+
+
+@settings(max_examples=30)
+@given(plans, st.data())
+def test_text_cut_short_is_refused(plan: Plan, data: st.DataObject) -> None:
+    text = plan.to_json().rstrip()
+    with pytest.raises(PlanMismatchError, match="not a whole JSON document"):
+        Plan.from_json(text[: data.draw(st.integers(0, len(text) - 1))])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "3", "\x00", "{'a': 1}", b"\xff\xfe", '{"autopar_plan": 1'])
+def test_what_is_no_plan_is_refused(text: str | bytes) -> None:
+    with pytest.raises(PlanMismatchError):
+        Plan.from_json(text)
+
+
+@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, 0, "1", None, 1.5])
+def test_another_version_is_refused_by_its_number(version: object) -> None:
+    document = json.loads(small_plan().to_json()) | {"autopar_plan": version}
+    with pytest.raises(PlanMismatchError, match=f"reads version {FORMAT_VERSION}") as caught:
+        Plan.from_json(json.dumps(document))
+    assert json.dumps(version) in caught.value.fact
+
+
+def test_a_plan_without_version_is_refused() -> None:
+    with pytest.raises(PlanMismatchError, match="version none"):
+        Plan.from_json("{}")
+
+
+PLACES = {
+    "$": lambda d: d,
+    "$.plan": lambda d: d["plan"],
+    "$.plan.search": lambda d: d["plan"]["search"],
+    "$.plan.stages[]": lambda d: d["plan"]["stages"][0],
+    "$.plan.stages[].memory": lambda d: d["plan"]["stages"][0]["memory"],
+    "$.plan.inputs[]": lambda d: d["plan"]["inputs"][1],
+    "$.plan.choices[]": lambda d: d["plan"]["choices"][0],
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_unknown_fields_are_refused_by_name(place: str) -> None:
+    document = json.loads(small_plan().to_json())
+    PLACES[place](document)["colour"] = "red"
+    with pytest.raises(PlanMismatchError, match="colour") as caught:
+        Plan.from_json(json.dumps(document))
+    assert place == "$" or place in re.sub(r"\[(\d+|\.\.\.)\]", "[]", caught.value.fact)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("step_time", "fast"), ("peak_memory", 1.5), ("stages", {}), ("inputs", [1]), ("search", None), ("program", 3)],
+)
+def test_wrong_values_are_refused_by_the_field(field: str, value: object) -> None:
+    document = json.loads(small_plan().to_json())
+    document["plan"][field] = value
+    with pytest.raises(PlanMismatchError, match=rf"\$\.plan\.{field}"):
+        Plan.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("field", ["step_time", "stages", "fingerprint"])
+def test_missing_fields_are_refused_by_name(field: str) -> None:
+    document = json.loads(small_plan().to_json())
+    del document["plan"][field]
+    with pytest.raises(PlanMismatchError, match=field):
+        Plan.from_json(json.dumps(document))
+
+
+def test_a_wrong_kind_of_collective_is_refused() -> None:
+    document = json.loads(small_plan().to_json())
+    document["plan"]["stages"][0]["collectives"][0]["kind"] = "broadcast"
+    with pytest.raises(PlanMismatchError, match=r"collectives\[(\d+|\.\.\.)\]\.kind"):
+        Plan.from_json(json.dumps(document))
+
+
+def test_load_names_the_file(tmp_path: Path) -> None:
+    for name, content in (("cut.json", "{"), ("other.json", "{}")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(PlanMismatchError, match=name):
+            Plan.load(tmp_path / name)
+    with pytest.raises(PlanMismatchError, match=r"nowhere\.json.*No such file"):
+        Plan.load(tmp_path / "nowhere.json")
+    with pytest.raises(PlanMismatchError, match="cannot read the plan"):
+        Plan.load(tmp_path)
+
+
+def test_a_failing_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    write_whole(path, "old")
+
+    def fails(*args: object) -> None:
+        raise OSError("disk full")
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(codec.os, name, fails)
+            with pytest.raises(OSError, match="disk full"):
+                small_plan().save(path)
+        assert path.read_text() == "old"
+        assert os.listdir(tmp_path) == ["plan.json"]
+    small_plan().save(path)
+    assert Plan.load(path) == small_plan()
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_numbers_that_json_does_not_know_are_not_written(number: float, tmp_path: Path) -> None:
+    plan = small_plan()
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(ValueError, match="step_time"):
+        Plan(msgspec.structs.replace(plan.content, step_time=number)).save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_a_saved_file_has_ordinary_permissions(tmp_path: Path) -> None:
+    (tmp_path / "ordinary").write_text("")
+    small_plan().save(tmp_path / "plan.json")
+    modes = [(tmp_path / n).stat().st_mode for n in ("ordinary", "plan.json")]
+    assert modes[0] == modes[1]
+
+
+def test_check_program_names_both() -> None:
+    plan = small_plan()
+    plan.check_program(plan.content.fingerprint, "any name")
+    with pytest.raises(PlanMismatchError, match=r"train_step \(0123456789ab\), not for other \(fedcba987654\)"):
+        plan.check_program("fedcba9876543210" * 4, "other")
+
+
+def test_parts_are_frozen() -> None:
+    plan = small_plan()
+    with pytest.raises(AttributeError):
+        plan.content = plan.content  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        plan.stages[0].memory.parameters = 1  # type: ignore[misc]
+    assert msgspec.structs.replace(plan.content, schedule="gpipe") != plan.content

@@ -1,0 +1,119 @@
+"""The HTML page, read with Python's parser."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+from autopar.plan import Plan
+from autopar.report.bars import memory_bars, time_bars
+from autopar.report.page import MAX_ROWS, plan_page
+from tests.report.plans import make_plan
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Text, tags and attributes of a page; fails where tags do not nest."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def count(self, tag: str) -> int:
+        return sum(t == tag for t, _ in self.tags)
+
+
+def test_page_shows_every_part() -> None:
+    page = Page(plan_page(make_plan(notes=("a note to read",))))
+    for wanted in (
+        "train_step on dgx-a100", "2 ms", "3.5 GB", "4.4% of 80 GB", "state['w'][0]", "f32[64@x,32]", "all-gather",
+        "mesh 8", "not possible", "a note to read", "jvp()/dot_general.2", "[.,x],[x,.] -> [.,.]", "200 us",
+    ):  # fmt: skip
+        assert wanted in page.text, wanted
+    assert page.count("svg") == 3
+
+
+def test_page_needs_nothing_else() -> None:
+    source = plan_page(make_plan())
+    page = Page(source)
+    assert {"script", "link", "img", "iframe", "object"}.isdisjoint(t for t, _ in page.tags)
+    assert all(not {"src", "href"} & attrs.keys() for _, attrs in page.tags)
+    assert "http" not in source and "@import" not in source and "url(" not in source
+
+
+def test_what_users_write_is_text() -> None:
+    page = Page(plan_page(make_plan(path="<script>alert({})</script>", notes=("<b>&amp;</b>",))))
+    assert page.count("script") == 0 and page.count("b") == 5  # five head figures
+    assert "<script>alert(1)</script>" in page.text and "<b>&amp;</b>" in page.text
+
+
+def test_page_of_a_large_program_is_small() -> None:
+    path = "state['opt_state'][1][0].mu['blocks'][{}]['attention']['query']['kernel']"
+    plan = make_plan(num_operators=5000, num_inputs=5000, path=path, notes=("n" * 1000,) * 5000)
+    source = plan_page(plan)
+    assert len(source.encode()) < 10**6
+    assert f"{5000 - MAX_ROWS} more are not shown" in Page(source).text
+
+
+def test_the_dearest_choice_comes_first() -> None:
+    text = Page(plan_page(make_plan(num_operators=60))).text
+    assert text.index("dot_general.59") < text.index("dot_general.58") < text.index("dot_general.10")
+    assert "dot_general.9 " not in text  # 50 of 60 are shown
+
+
+def test_equal_plans_give_equal_pages() -> None:
+    assert plan_page(make_plan()) == plan_page(make_plan())
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        make_plan(num_stages=3),
+        make_plan(lower_bound=None, considered=()),
+        make_plan(num_inputs=0, num_operators=0),
+        make_plan(cluster="{}"),
+        make_plan(step_time=0.0),
+    ],
+    ids=["stages", "no-bound", "empty", "no-cluster", "no-time"],
+)
+def test_pages_of_unusual_plans_nest(plan: Plan) -> None:
+    assert "train_step" in Page(plan_page(plan)).text
+
+
+@pytest.mark.parametrize("parameters", [0, 10**9, 10**11])
+def test_bars_fill_their_width(parameters: int) -> None:
+    plan = make_plan(parameters=parameters, num_stages=2)
+    by_kind, of_device, *_ = memory_bars(plan.content)
+    assert sum(p.width for p in by_kind.parts) == pytest.approx(100, abs=0.01)
+    assert [p.label for p in by_kind.parts] == [*(["parameters"] if parameters else []), "optimizer", "activations"]
+    assert of_device.limit is not None
+    used = sum(p.width for p in of_device.parts)
+    # The longer of what is used and what there is fills the width.
+    assert max(used, of_device.limit) == pytest.approx(100, abs=0.01)
+    assert (used > of_device.limit) == (plan.peak_memory > 80 * 10**9)
+    for bar in (*memory_bars(plan.content), *time_bars(plan.content)):
+        for left, right in zip(bar.parts, bar.parts[1:], strict=False):
+            assert right.start == pytest.approx(left.start + left.width, abs=0.01)

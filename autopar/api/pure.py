@@ -113,7 +113,8 @@ class PureFunction:
             verify(traced.graph)
         plan = self.options.plan
         if plan is not None:
-            plan.check_program(fingerprint(traced.graph), traced.graph.name)
+            names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
+            plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         else:
             problem = self.problem(traced)
             search = self.options.search

@@ -172,7 +172,7 @@ class _Builder:
             if known == types[0]:
                 return [operands[0]]
         attrs = attrs_of(params)
-        key = (primitive.name, attrs, tuple(operands), tuple(types))
+        key = (primitive.name, repr(attrs), tuple(operands), tuple(types))  # by text: 1, 1.0 and True are equal
         if _may_merge(primitive, params, regions, effects) and key in self.seen:
             return self.seen[key]
         id = self.fresh(scope, primitive.name)

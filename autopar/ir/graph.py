@@ -1,7 +1,7 @@
 """`Graph`: a traced function as plain, frozen data, without jax.
 
 A graph is a list of operators in an order in which they can run. Values are named; the name of an
-operator's only result is the operator's id, several results append ``.0``, ``.1``. Operators with
+operator's only result is the operator's id, several results append ``:0``, ``:1``. Operators with
 bodies (scan, while, cond) hold them as regions, each a graph of its own whose names are its own.
 """
 

@@ -217,22 +217,33 @@ class Interpreter:
         in_cond, in_body = op.integer("cond_nconsts"), op.integer("body_nconsts")
         first = in_cond + in_body
         carried = layouts[first:]
+        predicate = bound.regions["cond"].graph.outputs[0].type
 
-        def cond(carry: Sequence[Any]) -> Any:
+        def undecided(carry: Sequence[Any]) -> Any:
             out = self.inside(op, "cond").run(
                 bound.regions["cond"],
                 [*arrays[:in_cond], *carry],
                 [*layouts[:in_cond], *carried],
-                [Layout.replicated(0)],
+                [Layout.replicated(predicate.rank)],
             )
-            return _typed(out[0], TensorType((), "bool"))
+            return jnp.asarray(out[0])
+
+        def cond(carry: Sequence[Any]) -> Any:
+            return jnp.any(undecided(carry)) if predicate.rank else undecided(carry)
 
         def body(carry: Sequence[Any]) -> list[Any]:
             region = bound.regions["body"]
             out = self.inside(op, "body").run(
                 region, [*arrays[in_cond:first], *carry], [*layouts[in_cond:first], *carried], carried
             )
-            return [_typed(a, o.type) for a, o in zip(out, region.graph.outputs, strict=True)]
+            new = [_typed(a, o.type) for a, o in zip(out, region.graph.outputs, strict=True)]
+            if not predicate.rank:
+                return new
+            goes_on = undecided(carry)  # a batch of loops under vmap: those that are done keep what they have
+            return [
+                jnp.where(lax.broadcast_in_dim(goes_on, a.shape, range(predicate.rank)), a, b)
+                for a, b in zip(new, carry, strict=True)
+            ]
 
         self._leave(op, env, lax.while_loop(cond, body, arrays[first:]))
 

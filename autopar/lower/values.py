@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
+from jax import lax
+
 from autopar.ir import Layout, TensorType
 from autopar.lower.reshard import apply_steps
 from autopar.sharding.reshard import PathTables
@@ -56,7 +59,10 @@ class Made:
     arrays: dict[Layout, Any] = field(default_factory=dict)
 
     def take(self, required: Layout, phase: str) -> Any:
-        """The local piece in ``required``."""
+        """The local piece in ``required``; of a partial sum one device of each group holds it, the others zeros."""
         if required not in self.arrays:
-            self.arrays[required] = self.make(required)
+            whole = self.make(Layout(required.dims))
+            if required.partial and required.reduce == "sum":
+                whole = jnp.where(lax.axis_index(required.partial) == 0, whole, jnp.zeros_like(whole))
+            self.arrays[required] = whole
         return self.arrays[required]

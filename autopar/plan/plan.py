@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,15 +159,29 @@ class Plan:
             raise PlanMismatchError(f"cannot read the plan {os.fspath(path)!r}: {error.strerror}") from error
         return Plan(decode(text, os.fspath(path)))
 
-    def check_program(self, fingerprint: str, program: str) -> None:
-        """Raises PlanMismatchError unless the plan was made for the program with this fingerprint."""
-        if fingerprint != self.content.fingerprint:
+    def check_program(self, fingerprint: str, program: str, names: Sequence[str] | None = None) -> None:
+        """Raises PlanMismatchError unless the plan was made for this program.
+
+        Args:
+            fingerprint: of the program's graph.
+            program: its name.
+            names: paths of its inputs and ids of its operators, by which the plan's records are found; None
+                leaves them unchecked.
+        """
+        if fingerprint != self.content.fingerprint or not (names is None or self._is_about(names)):
             raise PlanMismatchError(
                 f"the plan was made for {self.content.program} ({self.content.fingerprint[:12]}), "
                 f"not for {program} ({fingerprint[:12]})",
                 cause="the function, its shapes or dtypes, or the version of a library changed since",
                 remedy="plan again, and save the new plan",
             )
+
+    def _is_about(self, names: Sequence[str]) -> bool:
+        """Whether every record is of something in ``names``, or of something inside it."""
+        known = set(names)
+        loops = tuple(n + "/" for n in names if n.rpartition("/")[2].partition(".")[0] in ("scan", "while", "cond"))
+        records = (*(i.path for i in self.content.inputs), *(r.id for r in self.content.operators))
+        return all(r in known or r.startswith(loops) for r in records)
 
     def __str__(self) -> str:
         return plan_text(self.content, self.phases)

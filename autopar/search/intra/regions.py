@@ -128,6 +128,7 @@ def while_loop(b: Builder, graph: Graph, op: Operator, prefix: str, weight: floa
     trips, id = weight * WHILE_TRIPS, prefix + op.id
     in_cond, in_body = f"{prefix}{op.id}/cond/", f"{prefix}{op.id}/body/"
     ports = _Ports()
+    predicate = cond.outputs[0].type
     for i, operand in enumerate(op.operands):
         if i < cond_consts:
             entry = cond.inputs[i]
@@ -138,12 +139,15 @@ def while_loop(b: Builder, graph: Graph, op: Operator, prefix: str, weight: floa
         else:
             j = i - cond_consts - body_consts
             entry, seen = body.inputs[body_consts + j], cond.inputs[cond_consts + j]
-            port = _enter(b, prefix, operand, in_body + entry.name, entry.type, weight, trips, id)
+            whole = None
+            if predicate.rank:  # a batch of loops: each stops by itself, which the lowering does on whole values
+                whole = (b.node(in_body + entry.name, np.zeros(1), str), (Layout.replicated(entry.type.rank),))
+            port = _enter(b, prefix, operand, in_body + entry.name, entry.type, weight, trips, id, layouts=whole)
             b.value(in_cond + seen.name, seen.type, port[0], port[1], trips, alias=True)
             ports.operands.append(port)
     b.graph(cond, in_cond, trips)
-    whole = b.node(f"{id} predicate", np.zeros(1), lambda _: "[]")
-    _leave(b, cond, 0, in_cond, whole, (Layout.replicated(0),), trips, id)
+    decided = b.node(f"{id} predicate", np.zeros(1), str)
+    _leave(b, cond, 0, in_cond, decided, (Layout.replicated(predicate.rank),), trips, id)
     b.graph(body, in_body, trips)
     b.time += 1
     for j, result in enumerate(op.results):

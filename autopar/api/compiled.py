@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from autopar.api.modules import join_result, split_arguments
@@ -54,11 +55,18 @@ class Compiled:
         """Runs a step on leaves that lie as the plan wants; ``leaves`` are those that the caller gave."""
         return self.traced.results(self.local.run(placed, leaves), leaves)
 
-    @property
-    def quick(self) -> bool:
-        """Whether all leaves of the arguments are traced, so that they alone tell the signature."""
-        signature = self.traced.signature
-        return not signature.static_args and len(signature.traced) == len(signature.entries)
+    def repeated(self, leaves: list[Any]) -> list[Any] | None:
+        """The traced ones of all leaves of a call of the same structure; None where a static one is another object."""
+        if not self._statics:
+            return leaves
+        if any(leaves[i] is not value for i, value in self._statics):
+            return None
+        return [leaves[i] for i in self.traced.signature.traced]
+
+    @cached_property
+    def _statics(self) -> tuple[tuple[int, Any], ...]:
+        entries, traced = self.traced.signature.entries, set(self.traced.signature.traced)
+        return tuple((i, entry.value) for i, entry in enumerate(entries) if i not in traced)
 
     @property
     def input_shardings(self) -> Any:

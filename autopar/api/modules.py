@@ -97,7 +97,7 @@ def split(modules: Sequence[Any]) -> tuple[list[ModuleState], Any]:
     graph, whole = _nnx().split(tuple(modules))
     states = []
     for index in range(len(modules)):
-        part = whole[index] if index in whole else {}
+        part = whole.get(index, {})
         paths, treedef = jax.tree_util.tree_flatten_with_path(part)
         names = tuple(_name(path) for path, _ in paths)
         states.append(ModuleState(index, names, tuple(leaf for _, leaf in paths), treedef, graph))

@@ -41,6 +41,9 @@ class ParallelFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Plans and compiles once for each signature, then runs. Values are those of the plain function."""
+        done, result = self._plain.again(args, kwargs)
+        if done:
+            return result
         pure, args, kwargs, modules = self._pure(args, kwargs)
         result = pure(args, kwargs)
         return join_result(result, modules) if modules else result

@@ -1,4 +1,4 @@
-"""`PureFunction`: plans and compiles a function for each signature, and runs it. `ParallelFunction` stands before it."""
+"""`PureFunction`: plans and compiles a function for each signature, and runs it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax
 
 from autopar.api.compiled import Compiled
 from autopar.api.effects import check_effects
+from autopar.api.fitting import build_within
 from autopar.api.options import ParallelOptions
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
@@ -20,7 +21,7 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.program import lower
 from autopar.plan import Plan
-from autopar.runtime import load_local
+from autopar.runtime import LocalProgram, load_local
 from autopar.search import Options, Problem, strategy_named
 from autopar.search.clock import Clock
 
@@ -44,24 +45,29 @@ class PureFunction:
         self._numbers_static: set[CallSignature] = set()
         self._recent: Compiled | None = None
 
+    def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
+        """Runs a step if it is the same kind of call as the last one, for which nothing has to be hashed.
+
+        Returns whether it is, and the result.
+        """
+        recent = self._recent
+        if recent is None or recent.traced.signature.static_args:
+            return False, None
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        if treedef != recent.traced.signature.treedef or recent.traced.signature.x64 != x64_enabled():
+            return False, None
+        traced = recent.repeated(leaves)
+        placed = None if traced is None else recent.local.match(traced)
+        return (False, None) if placed is None else (True, recent.run_placed(placed, traced or []))
+
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs a step."""
-        recent = self._recent
-        if recent is not None:
-            # The same kind of call as the last one: nothing has to be hashed.
-            leaves, treedef = jax.tree.flatten((args, kwargs))
-            if recent.quick and treedef == recent.traced.signature.treedef:
-                placed = recent.local.match(leaves)
-                if placed is not None and recent.traced.signature.x64 == x64_enabled():
-                    return recent.run_placed(placed, leaves)
-        else:
-            leaves = jax.tree.leaves((args, kwargs))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return self.fn(*args, **kwargs)  # inside another transformation the plain function is what runs
-        signature, traced_leaves = self.resolve(args, kwargs)
+        signature, leaves = self.resolve(args, kwargs)
         compiled = self.compile(signature)
         self._recent = compiled
-        return compiled.run(traced_leaves)
+        return compiled.run(leaves)
 
     def resolve(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[CallSignature, list[Any]]:
         """The signature of a call and its traced leaves; the function is traced for it if it was not yet.
@@ -116,16 +122,19 @@ class PureFunction:
             names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
             plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         else:
-            problem = self.problem(traced)
-            search = self.options.search
-            strategy = strategy_named(search) if isinstance(search, str) else search
-            self._say(f"planning {len(traced.graph.operators)} operators for {problem.cluster}")
-            plan = strategy(problem)
+            plan = self._search(traced, self.options.memory_limit_bytes)
         plan = Plan(plan.content, (*traced.phases, *clock.phases(), *plan.phases), _tree_of(traced))
         self.planned[signature] = traced, plan
         return traced, plan
 
-    def problem(self, traced: Traced) -> Problem:
+    def _search(self, traced: Traced, memory_limit_bytes: int | None) -> Plan:
+        problem = self.problem(traced, memory_limit_bytes)
+        search = self.options.search
+        strategy = strategy_named(search) if isinstance(search, str) else search
+        self._say(f"planning {len(traced.graph.operators)} operators for {problem.cluster}")
+        return strategy(problem)
+
+    def problem(self, traced: Traced, memory_limit_bytes: int | None) -> Problem:
         """What the search is given."""
         o = self.options
         cluster = o.cluster or Cluster.local()
@@ -134,7 +143,7 @@ class PureFunction:
             traced.graph,
             cluster,
             CostModel(cluster),
-            Options(mesh_shape=o.mesh_shape, memory_limit_bytes=o.memory_limit_bytes, donated=donated),
+            Options(mesh_shape=o.mesh_shape, memory_limit_bytes=memory_limit_bytes, donated=donated),
         )
 
     def donated(self, traced: Traced) -> tuple[int, ...]:
@@ -160,12 +169,22 @@ class PureFunction:
             )
         check_effects(traced.graph)
         clock = Clock()
-        self._say("compiling")
-        with clock.phase("lower"):
-            program = lower(traced, plan, devices)
-        with clock.phase("compile"):
-            local = load_local(traced, program, self.donated(traced))
-        plan = Plan(plan.content, (*plan.phases, *clock.phases()), plan.input_tree)
+
+        def build(plan: Plan) -> LocalProgram:
+            self._say("compiling")
+            with clock.phase("lower"):
+                program = lower(traced, plan, devices)
+            with clock.phase("compile"):
+                return load_local(traced, program, self.donated(traced))
+
+        def search(memory_limit_bytes: int) -> Plan:
+            with clock.phase("plan again"):
+                return self._search(traced, memory_limit_bytes)
+
+        limit = None if self.options.plan is not None else self.options.memory_limit_bytes
+        content, local = build_within(plan.content, limit, lambda c: build(Plan(c)), lambda n: search(n).content)
+        plan = Plan(content, (*plan.phases, *clock.phases()), plan.input_tree)
+        self.planned[signature] = traced, plan
         compiled = Compiled(plan, traced, local, self.fn, self.signature_options, self.resolve)
         self.compiled[signature] = compiled
         return compiled

@@ -73,6 +73,7 @@ class _Builder:
         self.bounds: dict[str, Bound] = {}
         self.constants: dict[str, Any] = {}
         self.counts: Counter[str] = Counter()
+        self.source = ""
         self.seen: dict[tuple[Any, ...], list[Operand]] = {}
         self.types: dict[str, TensorType] = {}
 
@@ -105,7 +106,11 @@ class _Builder:
         for eqn in jaxpr.eqns:
             where = "/".join(s for s in (scope, str(eqn.source_info.name_stack)) if s)
             inputs = [self.read(env, v) for v in eqn.invars]
+            # jax keeps one jaxpr of a jitted function, so that what is in it may not know who calls.
+            outside = self.source
+            self.source = source_line(eqn.source_info) or outside
             results = self.equation(eqn, inputs, where)
+            self.source = outside
             env.update(zip(eqn.outvars, results, strict=True))
         return [self.read(env, v) for v in jaxpr.outvars]
 
@@ -132,7 +137,7 @@ class _Builder:
             inputs,
             types,
             scope,
-            source_line(eqn.source_info),
+            self.source,
             regions,
             tuple(sorted(type(e).__name__ for e in eqn.effects)),
         )
@@ -147,7 +152,7 @@ class _Builder:
             [inputs[i] for i in held],
             [types[i] for i in held],
             scope,
-            source_line(eqn.source_info),
+            self.source,
             {},
             (),
         )

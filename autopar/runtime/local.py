@@ -40,6 +40,12 @@ class LocalProgram:
     constants: tuple[Any, ...]
     seen: list[tuple[Any, Any, Any]]
 
+    @property
+    def footprint_bytes(self) -> int:
+        """Bytes a device that the program needs: arguments, results that reuse none of them, temporaries."""
+        m = self.executable.memory_analysis()
+        return int(m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes)
+
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
         placed = []

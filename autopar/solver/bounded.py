@@ -10,12 +10,14 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.solver.base import Solver
-from autopar.solver.elimination import plan_elimination
+from autopar.solver.elimination import MOST_ENTRIES, plan_elimination
 from autopar.solver.evaluate import is_feasible, objective
 from autopar.solver.multipliers import price_memory
-from autopar.solver.presolve import reduce_problem
+from autopar.solver.restricted import eliminated, restricted
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.solution import Solution, Status
+from autopar.solver.wide import climb
+from autopar.solver.wide_memory import price_wide
 
 _OPEN = 300  # strategies beyond one a node that the first restricted problem keeps
 _WIDEN = 4
@@ -28,25 +30,29 @@ def solve_bounded(
     time_limit_s: float | None = None,
     start: tuple[int, ...] | None = None,
     seed: int = 0,
+    most_entries: int = MOST_ENTRIES,
 ) -> Solution:
     """The cheapest choice, with ``engine`` only where bounds leave something open.
 
     Without usages one elimination is exact. With them, multipliers give a bound, a first choice and min-marginals.
     The engine then gets the problem restricted to strategies whose min-marginal is within d of the bound: every
     other choice costs more than bound + d, so an answer that costs no more is the optimum. If it costs more, d grows.
-    Where tables would be too large for elimination the engine gets the whole problem.
+    Where tables would be too large for elimination, messages give the same, if not as sharp (see `wide`).
 
     Args:
-        problem: reduced; its usage of row i lives from time i to i + 1.
+        problem: reduced.
         engine: obeys memory.
         time_limit_s, start, seed: see `Solver.solve`.
+        most_entries: see `plan_elimination`.
     """
     began = time.monotonic()
     deadline = math.inf if time_limit_s is None else began + time_limit_s
-    elimination = plan_elimination(problem)
+    elimination = plan_elimination(problem, most_entries)
     if elimination is None:
-        return engine.solve(problem, time_limit_s=time_limit_s, start=start, seed=seed)
-    prices = price_memory(problem, elimination, deadline)
+        search = price_wide if problem.usages else climb
+        prices = search(problem, deadline, start, most_entries)
+    else:
+        prices = price_memory(problem, elimination, deadline)
     best, cost = prices.choice, prices.cost
     if start is not None and is_feasible(problem, start) and objective(problem, start) < cost:
         best, cost = start, objective(problem, start)
@@ -58,7 +64,7 @@ def solve_bounded(
 
     if math.isinf(bound):
         return done(Status.INFEASIBLE)
-    if not problem.usages:
+    if elimination is not None and not problem.usages:
         bound = cost
         return done(Status.OPTIMAL)
     excess = tuple(marginal - prices.bound for marginal in prices.marginals)
@@ -68,7 +74,7 @@ def solve_bounded(
         if left is not None and left <= 0:
             return done(Status.UNKNOWN if best is None else Status.FEASIBLE)
         width = min(cost - prices.bound, _width(excess, len(problem.nodes) + keep))
-        answer = _solve_within(problem, excess, width, engine, left, best, seed)
+        answer = _solve_within(problem, excess, width, engine, left, best, seed, most_entries)
         if answer.choice and answer.objective < cost:
             best, cost = answer.choice, answer.objective
         bound = max(bound, min(prices.bound + width, answer.lower_bound))
@@ -88,16 +94,17 @@ def _width(excess: Sequence[Array], keep: int) -> float:
 
 def _solve_within(
     problem: ChoiceProblem, excess: Sequence[Array], width: float, engine: Solver, left: float | None,
-    start: tuple[int, ...] | None, seed: int,
+    start: tuple[int, ...] | None, seed: int, most_entries: int,
 ) -> Solution:  # fmt: skip
     """The cheapest choice of strategies whose ``excess`` is at most ``width``."""
-    nodes = tuple(
-        replace(node, costs=np.where(over > width, math.inf, node.costs))
-        for node, over in zip(problem.nodes, excess, strict=True)
-    )
-    reduction = reduce_problem(replace(problem, nodes=nodes))
+    reduction = restricted(problem, [over <= width for over in excess])
     if reduction.problem is None:
         return Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, engine.name)
+    inner = eliminated(reduction, most_entries)
+    if inner is not None:
+        choice = reduction.lift(inner)
+        cost = objective(problem, choice)
+        return Solution(Status.OPTIMAL, choice, cost, cost, 0.0, engine.name)
     begin = None if start is None else reduction.project(start)
     answer = engine.solve(reduction.problem, time_limit_s=left, start=begin, seed=seed)
     bound = answer.lower_bound + reduction.offset

@@ -22,7 +22,8 @@ import numpy as np
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.workspace import Workspace
 
-_MOST_ENTRIES = 1 << 21  # in one table
+#: Most entries of one table.
+MOST_ENTRIES = 1 << 21
 _MOST_TOTAL = 1 << 26  # in all: half a GiB
 
 
@@ -104,8 +105,12 @@ def _lay(values: Array, scope: tuple[int, ...], bucket: Bucket) -> Array:
     return values.reshape(shape)
 
 
-def plan_elimination(problem: ChoiceProblem) -> Elimination | None:
+def plan_elimination(problem: ChoiceProblem, most_entries: int = MOST_ENTRIES) -> Elimination | None:
     """An order in which tables stay small: always the node of the smallest table, the first of equals.
+
+    Args:
+        problem: its usages and limit do not matter.
+        most_entries: of one table.
 
     Returns None where some table, or all together, would be too large.
     """
@@ -126,7 +131,7 @@ def plan_elimination(problem: ChoiceProblem) -> Elimination | None:
         if v in position or size != weight(v):
             continue
         entries += size
-        if size > _MOST_ENTRIES or entries > _MOST_TOTAL:
+        if size > most_entries or entries > _MOST_TOTAL:
             return None
         position[v] = len(scopes)
         scopes.append((v, around[v]))

@@ -247,8 +247,9 @@ def _usage_rows(builder: _Builder, space: Workspace) -> list[tuple[Indices, Arra
     parts: dict[int, list[tuple[Indices, Array]]] = {}
     for v, held in enumerate(space.usages):
         columns = np.arange(builder.first[v], builder.first[v + 1])
-        for row, used in held:
-            parts.setdefault(row, []).append((columns, used))
+        for first, last, used in held:
+            for row in range(first, last):
+                parts.setdefault(row, []).append((columns, used))
     return [
         (np.concatenate([c for c, _ in parts[row]]), np.concatenate([b for _, b in parts[row]]))
         for row in sorted(parts)
@@ -259,8 +260,9 @@ def _add_memory(builder: _Builder, space: Workspace, limit_bytes: float) -> None
     """Memory rows, each less the least that its nodes must use, in units of what is then left of the limit."""
     least: dict[int, float] = {}
     for held in space.usages:
-        for row, used in held:
-            least[row] = least.get(row, 0.0) + float(used.min())
+        for first, last, used in held:
+            for row in range(first, last):
+                least[row] = least.get(row, 0.0) + float(used.min())
     limit = limit_bytes + abs(limit_bytes) * FIT_TOLERANCE
     builder.feasible &= limit >= max(least.values(), default=0.0)
     if not builder.feasible:
@@ -270,12 +272,13 @@ def _add_memory(builder: _Builder, space: Workspace, limit_bytes: float) -> None
     most = dict.fromkeys(least, 0.0)
     for v, held in enumerate(space.usages):
         columns = np.arange(builder.first[v], builder.first[v + 1])
-        for row, used in held:
+        for first, last, used in held:
             extra = used - used.min()
-            upper[v][extra > limit - least[row]] = 0.0
             some = extra > 0
-            most[row] += float(extra.max())
-            parts[row].append((columns[some], extra[some]))
+            for row in range(first, last):
+                upper[v][extra > limit - least[row]] = 0.0
+                most[row] += float(extra.max())
+                parts[row].append((columns[some], extra[some]))
     for row in sorted(parts):
         left = limit - least[row]
         if most[row] <= left:

@@ -119,11 +119,11 @@ def price_memory(problem: ChoiceProblem, elimination: Elimination, deadline: flo
     """Search for good multipliers by one row after the other.
 
     Args:
-        problem: its usage of row i lives from time i to i + 1, as `reduce_problem` makes it.
+        problem: as `reduce_problem` makes it: times are numbers of rows, and a node's usages do not overlap.
         elimination: of ``problem``.
         deadline: of `time.monotonic`, after which to go with what there is.
     """
-    usages = {(usage.start, usage.node): usage.bytes for usage in problem.usages}
+    usages = {(row, use.node): use.bytes for use in problem.usages for row in range(use.start, use.stop)}
     rows = tuple(sorted({row for row, _ in usages}))
     limit = math.inf if problem.limit_bytes is None else problem.limit_bytes
     search = _Search(problem, elimination, limit if rows else 0.0, deadline, usages, rows)

@@ -24,6 +24,7 @@ named by the caller (`reduce_problem`'s ``times``), who starts with few of them 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,6 +100,8 @@ def _run(space: Workspace) -> None:
     dirty = set(range(len(space.costs)))
     if not _drop_forbidden(space, dirty):
         return
+    tables = (table for v, around in enumerate(space.edges) for u, table in around.items() if u < v)
+    space.finite = all(math.isfinite(table.max()) for table in tables)
     waiting = set(dirty)  # nodes whose edges or costs changed since dominance last looked
     for _ in range(_ROUNDS):
         waiting |= _shrink(space, dirty)
@@ -141,7 +144,7 @@ def _drop_forbidden(space: Workspace, changed: set[int]) -> bool:
 
     Returns whether every node has a strategy left.
     """
-    queue = sorted(changed)
+    queue = [] if space.finite else sorted(changed)
     while queue and not space.infeasible:
         v = queue.pop()
         good = np.isfinite(space.costs[v])
@@ -200,7 +203,7 @@ def _drop_dominated(space: Workspace, v: int) -> bool:
         # inf - inf: both forbid, so this neighbour's strategy says nothing; all of them cannot be so.
         worse += least
     never_better = worse >= 0
-    for _, used in space.usages[v]:
+    for _, _, used in space.usages[v]:
         never_better &= used[:, None] >= used[None, :]
     np.fill_diagonal(never_better, False)
     if not never_better.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from autopar.solver.problem import Array, ChoiceProblem, Edge, Node, Usage
 
 Indices = NDArray[np.int64]
+
+_NOISE = 1e-15  # of the largest cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,21 +51,24 @@ class Workspace:
         labels: original number of each remaining strategy, increasing.
         edges: ``edges[u][v]`` is the cost matrix between neighbours (u's strategies by v's); ``edges[v][u]`` is
             its transpose.
-        usages: ``usages[v]`` is (row, bytes by strategy) for each memory row that v appears in.
+        usages: ``usages[v]`` is (first row, row after the last, bytes by strategy) for each run of equal memory rows
+            that v appears in, in order.
         alive: whether the node is still there.
         offset: cost already certain.
         removed: nodes taken out, in order.
         infeasible: some node has no strategy left.
+        finite: no cost is inf any more, nor will be.
     """
 
     costs: list[Array]
     labels: list[Indices]
     edges: list[dict[int, Array]]
-    usages: list[list[tuple[int, Array]]]
+    usages: list[list[tuple[int, int, Array]]]
     alive: list[bool]
     offset: float = 0.0
     removed: list[Removed] = field(default_factory=list)
     infeasible: bool = False
+    finite: bool = False
 
     @staticmethod
     def of(problem: ChoiceProblem, times: Sequence[int]) -> Workspace:
@@ -74,21 +80,20 @@ class Workspace:
             known = edges[u].get(v)
             total = edge.costs if known is None else known + edge.costs
             edges[u][v], edges[v][u] = total, total.T
-        held: list[dict[int, Array]] = [{} for _ in range(size)]
+        held: list[list[tuple[int, int, Array]]] = [[] for _ in range(size)]
         moments = np.asarray(times, dtype=np.int64)
         for usage in problem.usages:
             first, last = np.searchsorted(moments, [usage.start, usage.stop])
-            for row in range(int(first), int(last)):
-                known = held[usage.node].get(row)
-                held[usage.node][row] = usage.bytes if known is None else known + usage.bytes
-        usages = [[(row, own[row]) for row in sorted(own) if own[row].any()] for own in held]
+            if first < last and usage.bytes.any():
+                held[usage.node].append((int(first), int(last), usage.bytes))
+        usages = [_runs(own) for own in held]
         costs = [node.costs for node in problem.nodes]
         return Workspace(costs, [np.arange(c.size) for c in costs], edges, usages, [True] * size)
 
     def drop(self, v: int, keep: NDArray[np.bool_]) -> None:
         """Leave node ``v`` only the strategies marked in ``keep``."""
         self.costs[v], self.labels[v] = self.costs[v][keep], self.labels[v][keep]
-        self.usages[v] = [(row, used[keep]) for row, used in self.usages[v]]
+        self.usages[v] = [(first, last, used[keep]) for first, last, used in self.usages[v]]
         for other, costs in self.edges[v].items():
             left = costs[keep]
             self.edges[v][other], self.edges[other][v] = left, left.T
@@ -113,17 +118,34 @@ class Workspace:
         at = {v: i for i, v in enumerate(kept)}
         nodes = tuple(Node(original.nodes[v].name, self.costs[v]) for v in kept)
         edges = tuple(Edge(at[u], at[v], self.edges[u][v]) for u in kept for v in sorted(self.edges[u]) if u < v)
-        usages = tuple(Usage(at[v], row, row + 1, used) for v in kept for row, used in self.usages[v])
+        usages = tuple(Usage(at[v], first, last, used) for v in kept for first, last, used in self.usages[v])
         return kept, ChoiceProblem(nodes, edges, usages, original.limit_bytes if usages else None)
+
+
+def _runs(held: list[tuple[int, int, Array]]) -> list[tuple[int, int, Array]]:
+    """One node's usages without overlap: cut at all starts and stops and added up."""
+    if len(held) < 2:
+        return held
+    cuts = sorted({cut for first, last, _ in held for cut in (first, last)})
+    runs = []
+    for first, last in itertools.pairwise(cuts):
+        parts = [used for start, stop, used in held if start <= first and last <= stop]
+        if parts:
+            runs.append((first, last, np.asarray(sum(parts[1:], parts[0]))))
+    return runs
 
 
 def fold_constants(costs: Array) -> tuple[Array, Array] | None:
     """Row and column terms whose sums are the matrix ``costs``, or None where there are none (or inf is in it)."""
-    if math.isinf(costs.max()):
+    most = max(float(costs.max()), -float(costs.min()))
+    if math.isinf(most):
+        return None
+    # One corner rejects most matrices; differences of a few roundings come from earlier sums and are no interaction.
+    corner = costs[0, 0] + costs[-1, -1] - costs[0, -1] - costs[-1, 0] if min(costs.shape) > 1 else 0.0
+    if abs(corner) > 4 * _NOISE * most:
         return None
     rows, columns = costs[:, 0], costs[0] - costs[0, 0]
     rest = costs - rows[:, None]
     rest -= columns
     np.abs(rest, out=rest)
-    # Differences of a few roundings come from earlier sums; they are no real interaction.
-    return None if rest.max() > 1e-15 * max(abs(costs.max()), abs(costs.min())) else (rows, columns)
+    return None if rest.max() > _NOISE * most else (rows, columns)

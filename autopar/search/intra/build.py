@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
@@ -284,36 +285,40 @@ class Builder:
         """Edges from a value to those who take it, through a shared copy where there are several."""
         if value.node is None:
             return
-        outside = [u for u in value.uses if u.node != value.node]
-        for u in value.uses:
+        uses = _firsts(value.uses, self.split_phases)
+        outside = [(u, new) for u, new in uses if u.node != value.node]
+        for u, new in uses:
             if u.node == value.node and u.required != value.layouts:
-                self.edge(u.node, u.node, self.layouts.resharding(value.type, value.layouts, u.required) * u.weight)
+                self._take(value.type, u.node, value.layouts, u, new)
         if value.source:
-            self._connect_input(value)
+            self._connect_input(value, outside)
             return
-        if len({u.node for u in outside}) < 2:
-            for u in outside:
-                self.edge(value.node, u.node, self.layouts.resharding(value.type, value.layouts, u.required) * u.weight)
+        if len({u.node for u, _ in outside}) < 2:
+            for u, new in outside:
+                self._take(value.type, value.node, value.layouts, u, new)
             return
-        phases = sorted({u.phase for u in outside}) if self.split_phases else [""]
+        phases = sorted({u.phase for u, _ in outside}) if self.split_phases else [""]
         for phase in phases:
-            users = [u for u in outside if phase in ("", u.phase)]
-            if len({u.node for u in users}) < 2 and phase:
-                for u in users:
-                    self.edge(
-                        value.node, u.node, self.layouts.resharding(value.type, value.layouts, u.required) * u.weight
-                    )
+            users = [(u, new) for u, new in outside if phase in ("", u.phase)]
+            if len({u.node for u, _ in users}) < 2 and phase:
+                for u, new in users:
+                    self._take(value.type, value.node, value.layouts, u, new)
                 continue
-            kinds = sorted({*value.layouts, *(k for u in users for k in u.required)})
+            kinds = tuple(sorted({*value.layouts, *(k for u, _ in users for k in u.required)}))
             hub = self.node(
                 f"copy of {value.key}" + (f" ({phase})" if phase else ""),
                 np.zeros(len(kinds)),
                 _namer(kinds),
             )
-            self.copies.append(CopyDraft(value.key, hub, tuple(kinds), (phase,)))
+            self.copies.append(CopyDraft(value.key, hub, kinds, (phase,)))
             self.edge(value.node, hub, self.layouts.resharding(value.type, value.layouts, kinds) * value.weight)
-            for u in users:
-                self.edge(hub, u.node, self.layouts.resharding(value.type, kinds, u.required) * u.weight)
+            for u, new in users:
+                self._take(value.type, hub, kinds, u, new)
+
+    def _take(self, type: TensorType, node: int, layouts: tuple[Layout, ...], use: Use, new: NDArray[np.bool_]) -> None:
+        """Adds what a use costs that takes a value of ``type`` from where ``node`` decides, in one of ``layouts``."""
+        costs = self.layouts.resharding(type, layouts, use.required) * use.weight
+        self.edge(node, use.node, costs if new.all() else np.where(new, costs, 0.0))
 
     def add_input(self, name: str, type: TensorType, role: str, readers: int, stacked: bool) -> None:
         """The node of a top-level input.
@@ -335,25 +340,24 @@ class Builder:
         if len(pairs) > len(plain):
             self.copies.append(CopyDraft(name, node, tuple(b for _, b in pairs)))
 
-    def _connect_input(self, value: ValueDraft) -> None:
+    def _connect_input(self, value: ValueDraft, readers: Sequence[tuple[Use, NDArray[np.bool_]]]) -> None:
         """Cost of an input's copy, once a phase that uses it, and the edges to the readers."""
         assert value.node is not None
         stored = value.layouts
         at = next((i for i, c in enumerate(self.copies) if c.key == value.key), None)
         used = stored if at is None else self.copies[at].layouts
-        readers = [u for u in value.uses if u.node != value.node]
         if at is not None:
-            phases = {u.phase for u in readers if u.phase != "update"} if self.split_phases else {""}
+            phases = {u.phase for u, _ in readers if u.phase != "update"} if self.split_phases else {""}
             self.copies[at] = replace(self.copies[at], phases=tuple(sorted(phases)) or ("",))
             gather = np.diagonal(self.layouts.resharding(value.type, stored, used))
             self.nodes[value.node].costs = gather * max(1, len(phases))
-        for u in readers:
+        for u, new in readers:
             direct = self.layouts.resharding(value.type, stored, u.required)
             costs = np.minimum(direct, self.layouts.resharding(value.type, used, u.required)) * u.weight
             if u.stacked:  # the loop may take what is there, not a copy of the stack that nobody counted
                 here = np.array([[k in (a, b) for k in u.required] for a, b in zip(stored, used, strict=True)])
                 costs = np.where(here, costs, np.inf)
-            self.edge(value.node, u.node, costs)
+            self.edge(value.node, u.node, np.where(new, costs, 0.0))
 
     def _outputs(self, graph: Graph) -> list[tuple[int, tuple[Layout, ...]] | None]:
         found: list[tuple[int, tuple[Layout, ...]] | None] = []
@@ -373,6 +377,25 @@ class Builder:
             if value.node is not None:
                 value.uses.append(Use(node, layouts, 1.0, self.time, f"result{output.path}", "update"))
         return found
+
+
+def _firsts(uses: Sequence[Use], by_phase: bool) -> list[tuple[Use, NDArray[np.bool_]]]:
+    """Each use with the choices of its node for which no use before it wants the same layout: one conversion serves both.
+
+    Args:
+        uses: of one value.
+        by_phase: whether each phase makes its own conversions.
+    """
+    found: list[tuple[Use, NDArray[np.bool_]]] = []
+    seen: dict[tuple[int, str, bool], list[tuple[Layout, ...]]] = {}
+    for u in uses:
+        before = seen.setdefault((u.node, u.phase if by_phase else "", u.stacked), [])
+        if u.required in before:
+            continue
+        new = np.array([all(k != b[i] for b in before) for i, k in enumerate(u.required)])
+        before.append(u.required)
+        found.append((u, new))
+    return found
 
 
 def _namer(layouts: Sequence[Layout]) -> Callable[[int], str]:

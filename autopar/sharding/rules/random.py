@@ -26,6 +26,21 @@ def random_bits(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | N
     )
 
 
+def random_gamma(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """Every key is split into one for each element of its part of the array, so only the key array's own dims
+    (the first of the result) may be split: a piece of the others would draw the numbers of the first piece.
+    """
+    key, _ = operand_types
+    (result,) = op.results
+    labels = tuple(range(key.rank))
+    rest = (None,) * (result.type.rank - key.rank)
+    return Rule(
+        factors=tuple(Factor(n) for n in key.shape),
+        operands=(labels, labels + rest),
+        results=(labels + rest,),
+    )
+
+
 def whole(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
     """Run whole on every device."""
     return None
@@ -42,4 +57,6 @@ _WHOLE = (
     "rng_uniform",
 )
 
-RULES: Mapping[str, RuleFunction] = MappingProxyType({"random_bits": random_bits, **dict.fromkeys(_WHOLE, whole)})
+RULES: Mapping[str, RuleFunction] = MappingProxyType(
+    {"random_bits": random_bits, "random_gamma": random_gamma, **dict.fromkeys(_WHOLE, whole)}
+)

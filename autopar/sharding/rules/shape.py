@@ -117,6 +117,12 @@ def split(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
     return _kept(op, operand_types, frozenset({op.integer("axis")}), _linear(operand_types[0]))
 
 
+def tile(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """Dims that are not repeated: pieces of a repeated one would not lie as pieces of the whole do."""
+    repeated = frozenset(d for d, n in enumerate(op.ints("reps")) if n != 1)
+    return _kept(op, operand_types, repeated, _linear(operand_types[0]))
+
+
 RULES: Mapping[str, RuleFunction] = MappingProxyType(
     {
         "broadcast_in_dim": broadcast_in_dim,
@@ -127,6 +133,7 @@ RULES: Mapping[str, RuleFunction] = MappingProxyType(
         "slice": slice_,
         "split": split,
         "squeeze": squeeze,
+        "tile": tile,
         "transpose": transpose,
     }
 )

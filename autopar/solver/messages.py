@@ -1,0 +1,190 @@
+"""Lower bounds of wide problems by messages: sequential tree-reweighted message passing (TRW-S).
+
+Kolmogorov, "Convergent tree-reweighted message passing", PAMI 28 (2006), and "A new look at reweighted message
+passing", PAMI 37 (2015). It climbs the dual of the linear relaxation over the local polytope, which for programs is
+nearly always as high as the optimum. With a message M_uv (over v's strategies) along each edge in each direction, the
+cost of every choice is the same after
+
+    t_v[k] = c_v[k] + sum_u M_uv[k]            r_uv[i, j] = C_uv[i, j] - M_uv[j] - M_vu[i]
+
+Nodes are visited in order, then in reverse order. A visit of v, with g = 1 / max(edges ahead, edges behind, 1), does
+
+    d_v = min t_v;  t_v -= d_v                 M_vu[j] <- min_k (g t_v[k] - M_uv[k] + C_vu[k, j]) - d_vu
+
+for the edges ahead, where d_vu makes the least entry 0. Everything that is left is then at least 0, so the sum of all d
+is a lower bound; d_vu counts from the visit of u on, and d_uv of the sweep before until then. At the visit of v the
+sum without d_v, plus t_v[k], bounds every choice that takes strategy k of v: a lower bound of the min-marginal, which
+`elimination` has exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.solver.problem import Array, ChoiceProblem
+from autopar.solver.workspace import Workspace
+
+_ROUNDING = 1e-12  # of the sum of what was added up: a generous part of all roundings
+
+
+@dataclass(eq=False)
+class Messages:
+    """The state of the ascent on one graph; its edges never change, its node costs and strategies may.
+
+    Args:
+        costs: cost of each node's strategies; finite.
+        tables: ``tables[v]`` has for each neighbour its number, the slots of the messages to and from it, and the
+            edge (own strategies by the neighbour's; each row and column has a finite entry).
+        slots: the messages; slot of that from u to v.
+        taken: d_uv of each message, by slot; those of forward messages are even.
+        gains: d_v of each node.
+        marginals: no choice that takes the strategy costs less (-inf before a second sweep).
+        excess: how much more each strategy cost than the node's best at its latest visit.
+        ahead: share of a node's cost that each message takes.
+        size: sum of the magnitudes in the bound, for the rounding.
+        sweeps: made so far.
+        since: sweeps at the time when node costs last changed.
+    """
+
+    costs: list[Array]
+    tables: list[list[tuple[int, int, int, Array]]]
+    slots: list[Array]
+    taken: list[float]
+    gains: list[float]
+    marginals: list[Array]
+    excess: list[Array]
+    ahead: list[float]
+    size: float = 0.0
+    sweeps: int = 0
+    since: int = 0
+
+    @staticmethod
+    def of(problem: ChoiceProblem) -> Messages:
+        """No messages yet; ``problem`` is reduced (`presolve`), its usages and limit do not matter."""
+        space = Workspace.of(problem, ())
+        tables: list[list[tuple[int, int, int, Array]]] = [[] for _ in space.costs]
+        slots: list[Array] = []
+        for v, edges in enumerate(space.edges):
+            for u in sorted(edges):
+                if u > v:
+                    to = len(slots)
+                    tables[v].append((u, to, to + 1, np.ascontiguousarray(edges[u])))
+                    tables[u].append((v, to + 1, to, np.ascontiguousarray(edges[u].T)))
+                    slots += [np.zeros(space.costs[u].size), np.zeros(space.costs[v].size)]
+        shares = []
+        for v, edges in enumerate(space.edges):
+            later = sum(u > v for u in edges)
+            shares.append(1.0 / max(later, len(edges) - later, 1))
+        lowest = [np.full(costs.size, -math.inf) for costs in space.costs]
+        return Messages(
+            list(space.costs),
+            tables,
+            slots,
+            [0.0] * len(slots),
+            [0.0] * len(space.costs),
+            lowest,
+            list(space.costs),
+            shares,
+        )
+
+    @property
+    def bound(self) -> float:
+        """No choice costs less; -inf before a sweep."""
+        return self._sum() - self.rounding if self.sweeps > self.since else -math.inf
+
+    @property
+    def rounding(self) -> float:
+        """What rounding may have added to `bound`."""
+        return _ROUNDING * self.size
+
+    def reprice(self, costs: Sequence[Array]) -> None:
+        """Go on with other node ``costs``, finite, of the strategies that are left."""
+        self.costs = list(costs)
+        self.marginals = [np.full(own.size, -math.inf) for own in costs]
+        self.since = self.sweeps
+
+    def _sum(self) -> float:
+        """All d, with those of the messages that the last sweep sent."""
+        return math.fsum(self.gains) + math.fsum(self.taken[1 - self.sweeps % 2 :: 2])
+
+    def sweep(self) -> None:
+        """Visit all nodes, forward at even sweeps and backward at odd ones."""
+        forward = self.sweeps % 2 == 0
+        valid = self.sweeps > self.since
+        slots, taken, size = self.slots, self.taken, 0.0
+        known = self._sum()
+        slack = self.rounding
+        for v in range(len(self.costs)) if forward else range(len(self.costs) - 1, -1, -1):
+            total = self.costs[v].copy()
+            known -= self.gains[v]
+            for u, outbound, inbound, _ in self.tables[v]:
+                total += slots[inbound]
+                if (u < v) == forward:
+                    known += taken[inbound] - taken[outbound]
+            if valid:
+                np.maximum(self.marginals[v], total + (known - slack), out=self.marginals[v])
+            least = float(total.min())
+            size += abs(least)
+            total -= least
+            self.excess[v] = total
+            total = total * self.ahead[v]
+            for u, outbound, inbound, costs in self.tables[v]:
+                if (u > v) == forward:
+                    message = (costs + (total - slots[inbound])[:, None]).min(axis=0)
+                    taken[outbound] = part = float(message.min())
+                    message -= part
+                    slots[outbound] = message
+                    size += abs(part)
+            self.gains[v] = least
+            known += least
+        self.sweeps += 1
+        self.size = size
+
+    def decode(self) -> tuple[int, ...]:
+        """A choice: in order, each node's cheapest strategy given those before it and the messages from those behind."""
+        chosen: list[int] = []
+        for v, costs in enumerate(self.costs):
+            total = costs
+            for u, _, inbound, table in self.tables[v]:
+                total = total + (table[:, chosen[u]] if u < v else self.slots[inbound])
+            chosen.append(int(total.argmin()))
+        return tuple(chosen)
+
+    def restrict(self, keep: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]] | None:
+        """Leave each node the strategies marked in ``keep``; bounds and messages stay valid for choices of those.
+
+        Strategies that are then forbidden with all of some neighbour's go too. Returns what is left; None, and
+        nothing is done, where no choice is.
+        """
+        left = self._consistent(keep)
+        if left is None:
+            return None
+        for v, own in enumerate(left):
+            self.costs[v], self.marginals[v], self.excess[v] = (
+                part[own] for part in (self.costs[v], self.marginals[v], self.excess[v])
+            )
+            table = []
+            for u, outbound, inbound, costs in self.tables[v]:
+                self.slots[inbound] = self.slots[inbound][own]
+                table.append((u, outbound, inbound, np.ascontiguousarray(costs[np.ix_(own, left[u])])))
+            self.tables[v] = table
+        return left
+
+    def _consistent(self, keep: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]] | None:
+        left = [own.copy() for own in keep]
+        queue = list(range(len(left)))
+        while queue:
+            v = queue.pop()
+            if not left[v].any():
+                return None
+            for u, _, _, costs in self.tables[v]:
+                allowed = np.isfinite(costs[left[v]]).any(axis=0)
+                if not allowed[left[u]].all():
+                    left[u] &= allowed
+                    queue.append(u)
+        return left

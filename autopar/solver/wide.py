@@ -1,0 +1,123 @@
+"""Problems too wide for elimination: messages bound them, elimination of few strategies finds and proves.
+
+Messages (see `messages`) give a bound that climbs, and for each strategy how much more it seems to cost. Now and then
+
+    find     the problem of the few strategies that cost least more is solved exactly: a choice
+    prove    strategies whose min-marginal's bound exceeds the cost of the best choice are in no cheaper one; once
+             so few are left that elimination takes them all, its answer is the optimum
+
+Where neither ends it (the linear relaxation has a gap), bounds of all strategies are returned for a solver to finish.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.solver.elimination import MOST_ENTRIES
+from autopar.solver.evaluate import objective
+from autopar.solver.messages import Messages
+from autopar.solver.multipliers import Prices
+from autopar.solver.problem import Array, ChoiceProblem
+from autopar.solver.restricted import cheapest_within, lowest
+
+_SWEEPS = 16  # between attempts; even
+_ROUNDS = 60
+_FEW = 300  # strategies beyond one a node in the first attempt at a choice
+_REST = 2  # rounds without an attempt after one that found nothing better
+_SHRUNK = 0.8  # part of the strategies at which it is worth to try again
+_STALL = 0.02  # part of the gap; less progress than this in two rounds one after the other ends the ascent
+_CLOSED = 1e-11  # relative gap that is rounding only
+
+
+def climb(
+    problem: ChoiceProblem, deadline: float = math.inf, start: tuple[int, ...] | None = None, most_entries: int = MOST_ENTRIES,
+    gap: float = 0.0,
+) -> Prices:  # fmt: skip
+    """Bound, choice and bounds of min-marginals; the bound equals the cost where that is proven.
+
+    Args:
+        problem: reduced, without usages.
+        deadline: of `time.monotonic`, after which to go with what there is.
+        start: a choice that costs less than inf, or None.
+        most_entries: see `plan_elimination`.
+        gap: relative gap at which to stop.
+    """
+    messages = Messages.of(problem)
+    sizes = [node.costs.size for node in problem.nodes]
+    labels = [np.arange(size) for size in sizes]
+    best = start
+    cost = math.inf if start is None else objective(problem, start)
+    bound, few, stalled, rest = -math.inf, _FEW, 0, 0
+    tried = sum(sizes) + 1.0
+    for _ in range(_ROUNDS):
+        before = bound
+        for _ in range(_SWEEPS):
+            messages.sweep()
+        bound = max(bound, messages.bound)
+        choice = tuple(int(own[k]) for own, k in zip(labels, messages.decode(), strict=True))
+        if (found := objective(problem, choice)) < cost:
+            best, cost = choice, found
+        if time.monotonic() > deadline or _closed(cost, bound, messages.rounding, gap):
+            break
+        if rest:
+            rest -= 1
+        else:
+            answer = cheapest_within(problem, _marked(labels, sizes, lowest(messages.excess, few)), most_entries)
+            few = max(few // 4, 1) if answer is None else few * 2
+            if answer is not None and answer[0] < cost:
+                cost, best = answer
+            else:
+                rest = _REST
+        keep = [own <= cost for own in messages.marginals]
+        left = sum(int(own.sum()) for own in keep)
+        if left <= _SHRUNK * tried:
+            tried = left
+            answer = cheapest_within(problem, _marked(labels, sizes, keep), most_entries)
+            if answer is not None:
+                if answer[0] < cost:
+                    cost, best = answer
+                bound = cost
+                break
+            kept = messages.restrict(keep)
+            if kept is None:
+                bound = cost  # nothing is cheaper than the choice at hand
+                break
+            labels = [own[marks] for own, marks in zip(labels, kept, strict=True)]
+        stalled = stalled + 1 if bound - before <= _STALL * (cost - bound) else 0
+        if stalled == 2:
+            break
+    if _closed(cost, bound, messages.rounding):
+        bound = cost
+    return Prices(min(bound, cost), best, cost, _spread(messages.marginals, labels, sizes))
+
+
+def _closed(cost: float, bound: float, rounding: float, gap: float = 0.0) -> bool:
+    """Whether what is between cost and bound may be rounding only, or is at most ``gap``."""
+    return cost < math.inf and cost - bound <= max(_CLOSED, gap) * abs(cost) + 2 * rounding
+
+
+def _marked(
+    labels: Sequence[NDArray[np.int64]], sizes: Sequence[int], keep: Sequence[NDArray[np.bool_]]
+) -> list[NDArray[np.bool_]]:
+    """Marks among all strategies from marks among those that are left."""
+    found = []
+    for own, size, kept in zip(labels, sizes, keep, strict=True):
+        marks = np.zeros(size, dtype=np.bool_)
+        marks[own[kept]] = True
+        found.append(marks)
+    return found
+
+
+def _spread(marginals: Sequence[Array], labels: Sequence[NDArray[np.int64]], sizes: Sequence[int]) -> tuple[Array, ...]:
+    """Bounds by strategy; inf for those that are in no choice worth having."""
+    found = []
+    for own, label, size in zip(marginals, labels, sizes, strict=True):
+        values = np.full(size, math.inf)
+        values[label] = own
+        found.append(values)
+    return tuple(found)

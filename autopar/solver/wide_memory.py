@@ -1,0 +1,146 @@
+"""Memory in problems too wide for elimination: multipliers by cutting planes, each tried without memory.
+
+For multipliers y the problem with memory priced has no memory rows: presolve and `wide` solve it, so L(y) of
+`multipliers` comes with a choice that attains it, or nearly. Each choice is a plane over all y; the next y lies between
+the best so far and the highest point under all planes (in-out separation: Wentges, Int. Trans. Opl. Res. 4, 1997). The
+two bounds of max L meet. Choices on the way that fit are answers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autopar.solver.cutting_planes import Planes
+from autopar.solver.evaluate import is_feasible, objective, within
+from autopar.solver.elimination import MOST_ENTRIES
+from autopar.solver.messages import Messages
+from autopar.solver.multipliers import Prices
+from autopar.solver.presolve import reduce_problem
+from autopar.solver.problem import Array, ChoiceProblem
+from autopar.solver.restricted import eliminated
+from autopar.solver.wide import climb
+
+_SWEEPS = 48  # for the min-marginals at the best y
+_TRIES = 25  # values of y
+_NEAR = 1e-5  # relative gap to which the problem of one y is solved
+_STEP = 0.7  # of the way from the best y to the highest point under the planes; with one row all of it
+_BOX, _GROWTH = 0.05, 4.0
+_MET = 5e-5  # relative distance of the two bounds of max L at which to stop
+_ROUNDING = 1e-12
+
+
+@dataclass(eq=False)
+class _Search:
+    problem: ChoiceProblem
+    bare: ChoiceProblem
+    limit: float
+    rows: int
+    most_entries: int
+    planes: Planes
+    choice: tuple[int, ...] | None = None
+    cost: float = math.inf
+    seen: set[tuple[int, ...]] = field(default_factory=set)
+
+    def priced(self, y: Array) -> list[Array]:
+        """Node costs with memory priced."""
+        sums = np.concatenate([[0.0], np.cumsum(y)])
+        costs = [node.costs for node in self.problem.nodes]
+        for use in self.problem.usages:
+            price = float(sums[use.stop] - sums[use.start])
+            if price > 0:
+                costs[use.node] = costs[use.node] + price * use.bytes
+        return costs
+
+    def used(self, choice: Sequence[int]) -> Array:
+        """Bytes by row."""
+        change = np.zeros(self.rows + 1)
+        for use in self.problem.usages:
+            held = use.bytes[choice[use.node]]
+            change[use.start] += held
+            change[use.stop] -= held
+        return np.cumsum(change)[: self.rows]
+
+    def take(self, choice: tuple[int, ...]) -> float:
+        """Note a choice; returns its cost."""
+        cost = objective(self.bare, choice)
+        if choice in self.seen or math.isinf(cost):
+            return cost
+        self.seen.add(choice)
+        used = self.used(choice)
+        self.planes.add(cost, used)
+        if cost < self.cost and within(float(used.max()), self.limit):
+            self.choice, self.cost = choice, cost
+        return cost
+
+    def look(self, y: Array, deadline: float) -> float:
+        """A lower bound of L(y), which is L(y) or nearly so; notes the choice that attains it."""
+        nodes = tuple(replace(n, costs=c) for n, c in zip(self.bare.nodes, self.priced(y), strict=True))
+        reduction = reduce_problem(replace(self.bare, nodes=nodes))
+        if reduction.problem is None:
+            return math.inf
+        inner = eliminated(reduction, self.most_entries)
+        if inner is None:
+            prices = climb(reduction.problem, deadline, None, self.most_entries, _NEAR)
+            inner, bound = prices.choice, prices.bound + reduction.offset
+        else:
+            bound = objective(reduction.problem, inner) + reduction.offset
+        if inner is not None:
+            self.take(reduction.lift(inner))
+        constant = self.limit * float(y.sum())
+        return bound - constant - _ROUNDING * (abs(bound) + abs(constant))
+
+
+def price_wide(
+    problem: ChoiceProblem, deadline: float = math.inf, start: tuple[int, ...] | None = None,
+    most_entries: int = MOST_ENTRIES,
+) -> Prices:  # fmt: skip
+    """What `price_memory` gives, for problems too wide for elimination; its bounds are not as sharp.
+
+    Args:
+        problem: as `reduce_problem` makes it, with a limit.
+        deadline: of `time.monotonic`, after which to go with what there is.
+        start: a choice, or None.
+        most_entries: see `plan_elimination`.
+    """
+    limit = math.inf if problem.limit_bytes is None else problem.limit_bytes
+    bare = replace(problem, usages=(), limit_bytes=None)
+    rows = max(use.stop for use in problem.usages)
+    planes = Planes(max(limit, 1.0), 1.0, _BOX)
+    search = _Search(problem, bare, limit, rows, most_entries, planes)
+    best_y = np.zeros(rows)
+    bound = search.look(best_y, deadline)
+    if math.isinf(bound) and bound > 0:
+        return Prices(math.inf, None, math.inf, ())
+    if start is not None and is_feasible(problem, start):
+        search.take(start)
+    planes.scale = max((abs(cost) for cost in planes.costs), default=1.0) or 1.0
+    for _ in range(_TRIES):
+        if time.monotonic() > deadline or not planes.rows or search.cost <= bound:
+            break
+        top = planes.highest(bound)
+        if top is None or (top[0] - bound <= _MET * planes.scale and not planes.at_the_box(top[1])):
+            break
+        y = best_y + (1.0 if len(planes.rows) == 1 else _STEP) * (top[1] - best_y)
+        if planes.at_the_box(top[1]):
+            planes.box *= _GROWTH
+        low = search.look(y, deadline)
+        if low > bound:
+            bound, best_y = low, y
+    return Prices(bound, search.choice, search.cost, _marginals(search, best_y, deadline))
+
+
+def _marginals(search: _Search, y: Array, deadline: float) -> tuple[Array, ...]:
+    """Lower bounds of the min-marginals of L(y)."""
+    messages = Messages.of(search.bare)
+    messages.reprice(search.priced(y))
+    for _ in range(_SWEEPS):
+        if time.monotonic() > deadline and messages.sweeps > 2:
+            break
+        messages.sweep()
+    constant = search.limit * float(y.sum())
+    return tuple(np.asarray(own - constant - _ROUNDING * abs(constant)) for own in messages.marginals)

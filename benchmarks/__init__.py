@@ -1,0 +1,1 @@
+"""Benchmarks of autopar, each a case of a registry: ``python -m benchmarks [NAME ...]``."""

@@ -1,0 +1,145 @@
+"""Runs one program plain on one device and planned on eight, and says how they differ."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+import autopar
+from autopar.ir import Graph
+from tests.end_to_end.clusters import MIDDLE
+from tests.end_to_end.compare import host
+from tests.end_to_end.random_plans import random_plan
+from tests.fuzz.program import Program, arguments, load, source
+
+#: Largest norm of a difference, relative to the norm of the leaf.
+RTOL = 1e-9
+#: Norms below are rounding noise of values near one.
+ATOL = 1e-11
+
+#: (mesh shape, seed of a random plan or None for the best plan).
+Config = tuple[tuple[int, ...], "int | None"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a program.
+
+    Args:
+        kind: "ok"; "wrong" (other values), "crash" (an exception that is no AutoparError, or one without the
+            user's line); "refused" (an AutoparError); "invalid" (jax itself does not take the program);
+            "unstable" (values change as much under noise in the last digits).
+        detail: of what is not ok.
+        config: that it happened with.
+        primitives: names of those in the graph.
+    """
+
+    kind: str
+    detail: str = ""
+    config: Config | None = None
+    primitives: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is a bug."""
+        return self.kind in ("wrong", "crash")
+
+
+def configs(index: int, every: bool = False) -> tuple[Config, ...]:
+    """The plans to run program ``index`` with: a best one and a random one, on meshes that take turns."""
+    both: tuple[Config, ...] = (((8,), None), ((2, 4), None), ((8,), index), ((2, 4), index))
+    if every:
+        return both
+    return (both[0], both[3]) if index % 2 else (both[1], both[2] if index % 4 == 0 else both[3])
+
+
+def apart(got: Any, want: Any) -> float:
+    """Norm of the difference of two leaves, relative where that is more than noise; inf where it cannot be told."""
+    got, want = np.asarray(host(got)), np.asarray(host(want))
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return np.inf
+    if not np.issubdtype(want.dtype, np.inexact):
+        return 0.0 if np.array_equal(got, want) else np.inf
+    finite = np.isfinite(want)
+    if not np.array_equal(got[~finite], want[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
+        return np.inf
+    scale = max(float(np.abs(want[finite]).max(initial=0.0)), 1.0)
+    difference = float(np.linalg.norm((got[finite] - want[finite]) / scale))
+    norm = float(np.linalg.norm(want[finite] / scale))
+    rtol = RTOL if want.dtype in (np.float64, np.complex128) else 1e-5
+    return 0.0 if difference * scale <= ATOL else difference / max(norm, 1e-300) * (RTOL / rtol)
+
+
+def worst(got: Any, want: Any) -> tuple[float, str]:
+    """The largest `apart` of two trees and where it is."""
+    if jax.tree.structure(got) != jax.tree.structure(want):
+        return np.inf, "structure"
+    pairs = zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True)
+    return max(((apart(g, w), jax.tree_util.keystr(path)) for (path, g), w in pairs), default=(0.0, ""))
+
+
+def primitives_of(graph: Graph) -> set[str]:
+    """Names of the primitives of a graph and its regions."""
+    found: set[str] = set()
+    for op in graph.operators:
+        found.add(op.primitive)
+        for _, region in op.regions:
+            found |= primitives_of(region)
+    return found
+
+
+def run_planned(fn: Callable[..., Any], args: Sequence[Any], config: Config) -> tuple[Any, set[str]]:
+    """Results of a planned run, and the primitives that it has."""
+    mesh, seed = config
+    search = "alpa" if seed is None else random_plan(seed)
+    compiled = autopar.parallelize(fn, cluster=MIDDLE, mesh_shape=mesh, search=search).compile(*args)
+    return jax.block_until_ready(compiled(*args)), primitives_of(compiled.traced.graph)
+
+
+def check(fn: Callable[..., Any], args: Sequence[Any], plans: Sequence[Config], noisy: Callable[..., Any] | None = None) -> Outcome:
+    """Compares ``fn`` planned and plain.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        plans: what to plan with; the first that differs ends the check.
+        noisy: the same function with noise in the last digits, by which to judge differences.
+    """
+    try:
+        want = jax.block_until_ready(jax.jit(fn)(*args))
+    except Exception as error:
+        return Outcome("invalid", f"{type(error).__name__}: {error}")
+    found: set[str] = set()
+    for config in plans:
+        try:
+            got, names = run_planned(fn, args, config)
+        except autopar.AutoparError as error:
+            return Outcome("refused" if error.source else "crash", str(error), config)
+        except Exception as error:
+            where = traceback.format_exception(error)
+            return Outcome("crash", f"{type(error).__name__}: {error}\n{''.join(where[-6:])}", config)
+        found |= names
+        most, path = worst(got, want)
+        if most > RTOL:
+            if noisy is not None and worst(jax.jit(noisy)(*args), want)[0] > RTOL:
+                return Outcome("unstable", path, config, tuple(sorted(found)))
+            return Outcome("wrong", f"{path} differs by {most:.1e} of its norm", config, tuple(sorted(found)))
+    return Outcome("ok", primitives=tuple(sorted(found)))
+
+
+def check_program(program: Program, plans: Sequence[Config], filename: str = "<program>") -> Outcome:
+    """`check` of a generated program."""
+    fn = load(source(program), filename=filename)
+    return check(fn, arguments(program), plans, load(source(program, noise=True)))
+
+
+def assert_program(fn: Callable[..., Any], args: Sequence[Any], *plans: Config) -> None:
+    """For written-out tests: the program gives the same values planned."""
+    with jax.enable_x64(True):
+        outcome = check(fn, args, plans)
+    assert outcome.kind in ("ok", "refused"), f"{outcome.kind}: {outcome.detail} {outcome.config}"

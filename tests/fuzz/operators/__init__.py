@@ -1,0 +1,23 @@
+"""Makers of statements by name. Each takes a `Draw`, adds what it needs, and raises `Rejected` where it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from tests.fuzz.draw import Draw
+from tests.fuzz.operators import elementwise, indexing, products, randomness, reductions, shapes, structure
+
+Maker = Callable[[Draw], object]
+
+OPERATORS: Mapping[str, tuple[float, Maker]] = MappingProxyType(
+    {
+        **elementwise.MAKERS,
+        **shapes.MAKERS,
+        **products.MAKERS,
+        **reductions.MAKERS,
+        **indexing.MAKERS,
+        **randomness.MAKERS,
+        **structure.MAKERS,
+    }
+)

@@ -1,0 +1,55 @@
+"""What the tests of the search share: problems and plans of functions, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
+from autopar.cost import CostModel
+from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.ir import Graph
+from autopar.ir.verify import verify
+from autopar.search import Options, Problem
+
+
+def toy(
+    devices: int = 8,
+    *,
+    bandwidth: float = 1e9,
+    latency_s: float = 0.0,
+    memory: int = 10**9,
+    flops: float = 1e9,
+    memory_bandwidth: float = 1e10,
+    nodes: int = 1,
+) -> Cluster:
+    """Nodes of equal devices; ``bandwidth`` and ``memory_bandwidth`` in bytes/s, ``memory`` in bytes a device."""
+    device = Device("toy", memory, memory_bandwidth, (("f32", flops),))
+    link = LinkSpec(bandwidth, latency_s)
+    return Cluster("toy", (NodeGroup(nodes, devices // nodes, device, link, link),))
+
+
+def graph_of(fn: Callable[..., Any], *args: Any) -> Graph:
+    """The verified graph of a function."""
+    signature, _ = flatten_call(fn, args, {}, SignatureOptions())
+    graph = trace(fn, signature).graph
+    verify(graph)
+    return graph
+
+
+def problem_of(fn: Callable[..., Any], args: Sequence[Any], cluster: Cluster, **options: Any) -> Problem:
+    """The problem of planning ``fn``; ``options`` are those of `autopar.search.Options`."""
+    return Problem(graph_of(fn, *args), cluster, CostModel(cluster), Options(**options))
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    """A float32 array's shape and dtype."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def i32(*shape: int) -> jax.ShapeDtypeStruct:
+    """An int32 array's shape and dtype."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)

@@ -34,7 +34,8 @@ class Model:
 
     def build(self) -> tuple[Any, Any]:
         """The train step and the shapes of its arguments."""
-        return self.module.build(self.preset, abstract=True, **self.overrides)
+        step, args = self.module.build(self.preset, abstract=True, **self.overrides)
+        return step, args
 
 
 MODELS = (

@@ -7,6 +7,7 @@ may be in another order: ``device_ids=([2,4]T(1,0))`` is a transposed count, ``d
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -40,7 +41,7 @@ def _listed(match: re.Match[str]) -> str:
     labels: list[tuple[str, int]] = []
     for name, points in cuts.items():
         ordered = sorted(points)
-        for low, high in zip(ordered, ordered[1:], strict=False):
+        for low, high in itertools.pairwise(ordered):
             labels.append((name, low))
             dims.append(high // low)
     chosen = [i for w in wanted for i, (name, low) in enumerate(labels) if name == w[0] and w[1] <= low < w[2]]

@@ -22,22 +22,9 @@ from autopar._compat.dtypes import dtype_name
 from autopar._compat.primitives import optimization_barrier_p
 from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of
+from autopar.frontend.bodies import body_of
 from autopar.ir import Graph, Input, Literal, Operand, Operator, Output, TensorType, Value
 
-# Call-like primitives that are opened, with the parameter that holds their body.
-_OPENED = MappingProxyType(
-    {
-        "jit": "jaxpr",
-        "pjit": "jaxpr",
-        "closed_call": "call_jaxpr",
-        "core_call": "call_jaxpr",
-        "custom_jvp_call": "call_jaxpr",
-        "custom_vjp_call": "call_jaxpr",
-        "custom_vjp_call_jaxpr": "fun_jaxpr",
-        "remat2": "jaxpr",
-        "checkpoint": "jaxpr",
-    }
-)
 _REMAT = ("remat2", "checkpoint")
 _PLAIN = (type(None), bool, int, float, str, tuple, np.dtype, enum.Enum)
 
@@ -124,11 +111,12 @@ class _Builder:
 
     def equation(self, eqn: JaxprEqn, inputs: list[Operand], scope: str) -> Sequence[Operand]:
         name = eqn.primitive.name
-        body = _OPENED.get(name)
-        if body in eqn.params:
+        opened = body_of(eqn)
+        if opened is not None:
+            body, taken = opened
             if name in _REMAT and eqn.params.get("prevent_cse", True) and eqn.params.get("differentiated", True):
                 inputs = self.barrier(inputs, [tensor_type(v.aval) for v in eqn.invars], scope, eqn)
-            return self.closed(eqn.params[body], inputs, scope)
+            return self.closed(body, [inputs[i] for i in taken], scope)
         regions = region_graphs(eqn)
         types = [tensor_type(v.aval) for v in eqn.outvars]
         return self.operator(

@@ -14,6 +14,7 @@ import numpy as np
 
 from autopar.errors import TraceError
 from autopar.frontend.build import BoundGraph, build_graph
+from autopar.frontend.order import order
 from autopar.frontend.roles import assign_roles
 from autopar.frontend.signature import NUMBERS, CallSignature
 from autopar.ir import Graph
@@ -138,7 +139,7 @@ def trace(
         [(path, "other") for path, _, _ in paths],
         out_paths[-1],
     )
-    graph = assign_roles(program.graph, [(argument, inner) for _, argument, inner in paths], batch_argnums)
+    graph = order(assign_roles(program.graph, [(argument, inner) for _, argument, inner in paths], batch_argnums))
     return Traced(
         program=BoundGraph(graph, program.bounds, program.constants),
         signature=signature,

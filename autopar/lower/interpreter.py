@@ -102,12 +102,28 @@ class Interpreter:
             for o, layout in zip(graph.outputs, wanted, strict=True)
         ]
 
-    def read(self, env: Env, operand: Operand, type: TensorType, layout: Layout | None, phase: str) -> Any:
-        """An operand's local piece in ``layout`` (None: a literal, or whatever there is)."""
+    def read(
+        self, env: Env, operand: Operand, type: TensorType, layout: Layout | None, phase: str, now: Any = None
+    ) -> Any:
+        """An operand's local piece in ``layout`` (None: a literal, or whatever there is); ``now`` as in `Held.take`."""
         if isinstance(operand, Literal):
             value = scalar(operand)
             return value if layout is None or layout.is_replicated else _spread(value, layout)
-        return env[operand].take(layout or Layout.replicated(type.rank), phase)
+        return env[operand].take(layout or Layout.replicated(type.rank), phase, now)
+
+    def _operands(
+        self, env: Env, op: Operator, types: Sequence[TensorType], wanted: Sequence[Layout | None]
+    ) -> list[Any]:
+        """What ``op`` takes. Copies that belong to one phase are made last, not before the other operands are there."""
+        sources = [env.get(o) if isinstance(o, str) else None for o in op.operands]
+        late = [isinstance(s, Held) and any(s.routes.copies) for s in sources]
+        found: dict[int, Any] = {}
+        now = None
+        for i in sorted(range(len(sources)), key=lambda i: late[i]):
+            if late[i] and now is None:
+                now = next((found[j] for j in found if isinstance(sources[j], Held) and not late[j]), None)
+            found[i] = self.read(env, op.operands[i], types[i], wanted[i], self.phase, now)
+        return [found[i] for i in range(len(sources))]
 
     def _operator(self, bound: BoundGraph, op: Operator, env: Env) -> None:
         if is_generator(op):
@@ -125,7 +141,7 @@ class Interpreter:
         id = self.prefix + op.id
         types = graph.operand_types(op)
         wanted, results = self.sharded.operands[id], self.sharded.results[id]
-        operands = [self.read(env, o, t, k, self.phase) for o, t, k in zip(op.operands, types, wanted, strict=True)]
+        operands = self._operands(env, op, types, wanted)
         context = LocalContext(
             self.sharded.sizes,
             types,

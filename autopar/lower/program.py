@@ -6,7 +6,7 @@ every collective is one that the plan counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ class Program:
         input_shardings: one a graph input.
         output_shardings: one a graph output.
         donated: indices of donated inputs.
+        compiler_options: what XLA is told.
     """
 
     function: Any
@@ -44,6 +45,7 @@ class Program:
     input_shardings: tuple[NamedSharding, ...]
     output_shardings: tuple[NamedSharding, ...]
     donated: tuple[int, ...]
+    compiler_options: Mapping[str, str]
 
 
 def plan_tables(plan: Plan) -> PathTables:
@@ -121,4 +123,7 @@ def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> Program:
     donated = tuple(i for i, r in enumerate(plan.content.inputs) if r.path in wanted)
     program = whole if any(traced.weak) else body
     function = jax.jit(program, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
-    return Program(function, mesh, in_shardings, out_shardings, donated)
+    # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
+    short = devices[0].platform == "cpu" and any(c.phase for c in plan.content.copies)
+    told = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if short else {}
+    return Program(function, mesh, in_shardings, out_shardings, donated, told)

@@ -42,11 +42,21 @@ class Held:
         """The layout that it was made in."""
         return self.routes.made
 
-    def take(self, required: Layout, phase: str) -> Any:
-        """The local piece in ``required``, resharded if need be."""
+    def take(self, required: Layout, phase: str, now: Any = None) -> Any:
+        """The local piece in ``required``, resharded if need be.
+
+        Args:
+            required: layout that is wanted.
+            phase: of the reader.
+            now: a piece of another value that the reader takes, if there is one: a copy that belongs to one
+                phase is not made before it is there.
+        """
         for source, target in self.routes.take(required, phase):
             steps = self.routes.tables.path(self.type, source[1], target[1])
-            self.arrays[target] = apply_steps(steps, self.arrays[source], self.routes.tables.mesh)
+            piece = self.arrays[source]
+            if target[0] and source == ("", self.made):
+                piece = not_before(piece, now)
+            self.arrays[target] = apply_steps(steps, piece, self.routes.tables.mesh)
         return self.arrays[self.routes.place(required, phase)]
 
 
@@ -58,7 +68,7 @@ class Made:
     make: Callable[[Layout], Any]
     arrays: dict[Layout, Any] = field(default_factory=dict)
 
-    def take(self, required: Layout, phase: str) -> Any:
+    def take(self, required: Layout, phase: str, now: Any = None) -> Any:
         """The local piece in ``required``; of a partial sum one device of each group holds it, the others zeros."""
         if required not in self.arrays:
             whole = self.make(Layout(required.dims))
@@ -66,3 +76,20 @@ class Made:
                 whole = jnp.where(lax.axis_index(required.partial) == 0, whole, jnp.zeros_like(whole))
             self.arrays[required] = whole
         return self.arrays[required]
+
+
+def not_before(piece: Any, now: Any) -> Any:
+    """``piece``, in a form that a compiler cannot compute before ``now`` is there.
+
+    Forward and backward each gather a parameter for themselves where memory is short. A compiler would see two
+    equal gathers, do one of them, early, and keep it. An ``optimization_barrier`` does not stop XLA's CPU compiler,
+    which drops barriers first. So the piece is made to depend on an element of ``now``, in a way that changes no value:
+    only if that element is NaN, which spoils the step anyway, the piece becomes NaN as well.
+    """
+    floats = (jnp.floating, jnp.complexfloating)
+    if now is None or not now.size or not any(jnp.issubdtype(now.dtype, f) for f in floats):
+        return piece
+    if not jnp.issubdtype(piece.dtype, jnp.floating):
+        return piece
+    element = lax.squeeze(lax.slice(now, (0,) * now.ndim, (1,) * now.ndim), range(now.ndim))
+    return jnp.where(element != element, jnp.full_like(piece, jnp.nan), piece)

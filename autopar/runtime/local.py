@@ -142,7 +142,7 @@ def load_local(traced: Traced, program: Program, donated: Sequence[int] = ()) ->
     with warnings.catch_warnings():
         # Of a donated batch, or a leaf that another layout replaces; it is deleted all the same.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        executable = program.function.lower(*shapes).compile()
+        executable = program.function.lower(*shapes).compile(dict(program.compiler_options))
     count = len(avals) - len(traced.closed_over)
     constants = tuple(
         jax.device_put(c, s) for c, s in zip(traced.closed_over, program.input_shardings[count:], strict=True)

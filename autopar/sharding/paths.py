@@ -153,7 +153,9 @@ class LayoutGraph:
         sources: node that each edge leaves.
         targets: node that each edge enters.
         first_in: first edge into each node, and at the end the number of edges.
-        prices: (kind, axes in mesh order, number of pieces before) that edges are priced by, each once.
+        prices: (kind, axes in mesh order, number of pieces before, whether pieces interleave) that edges are
+            priced by, each once. Pieces interleave in what a collective gathers or scatters along another
+            dim than the first: devices have to rearrange it.
         price_of: of each edge, which of ``prices``.
     """
 
@@ -163,7 +165,7 @@ class LayoutGraph:
     sources: Indices
     targets: Indices
     first_in: Indices
-    prices: tuple[tuple[str, tuple[str, ...], int], ...]
+    prices: tuple[tuple[str, tuple[str, ...], int, bool], ...]
     price_of: Indices
 
 
@@ -188,10 +190,11 @@ def layout_graph(axes: Axes, allowed: Divisors, reductions: tuple[str, ...]) -> 
     # Stable: of the steps between the same two layouts the order of `_moves` stays.
     found.sort(key=lambda e: e[:2])
     pieces = [layout.shards(sizes) for layout in layouts]
-    numbers: dict[tuple[str, tuple[str, ...], int], int] = {}
+    numbers: dict[tuple[str, tuple[str, ...], int, bool], int] = {}
     price_of = []
     for _, i, step in found:
-        price = (step.kind, tuple(a for a in names if a in step.axes), pieces[i])
+        interleaved = step.dim > 0 and step.kind in ("all-gather", "reduce-scatter")
+        price = (step.kind, tuple(a for a in names if a in step.axes), pieces[i], interleaved)
         price_of.append(numbers.setdefault(price, len(numbers)))
     targets = np.array([j for j, _, _ in found], np.int64)
     return LayoutGraph(

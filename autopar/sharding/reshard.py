@@ -50,6 +50,11 @@ _UNREACHED = 1 << 61
 _BLOCK = 1 << 15
 
 
+def _nothing(bytes: float) -> float:
+    """Rearranging is free unless the user of the tables says what it costs."""
+    return 0.0
+
+
 def _nanosecond(bytes: float) -> float:
     """A local step is fused into its neighbours: nearly free, but not to be taken without need."""
     return 1e-9
@@ -134,11 +139,13 @@ class PathTables:
         mesh: the logical mesh.
         cost: seconds of a collective.
         local: seconds of a step that sends nothing.
+        rearrange: seconds in which a device rearranges bytes that pieces interleave in.
     """
 
     mesh: LogicalMesh
     cost: CollectiveCost
     local: LocalCost = _nanosecond
+    rearrange: LocalCost = _nothing
     graphs: dict[tuple[Divisors, tuple[str, ...]], LayoutGraph] = field(default_factory=dict)
     tables: dict[tuple[Divisors, tuple[str, ...], int], PathTable] = field(default_factory=dict)
 
@@ -164,17 +171,21 @@ class PathTables:
         return found
 
     def _priced(self, graph: LayoutGraph, type: TensorType) -> PathTable:
-        prices = [self._price(kind, math.ceil(type.nbytes / pieces), axes) for kind, axes, pieces in graph.prices]
+        prices = [
+            self._price(kind, math.ceil(type.nbytes / pieces), axes, interleaved)
+            for kind, axes, pieces, interleaved in graph.prices
+        ]
         dearest = max((p for p in prices if p < math.inf), default=0.0)
         unit_s = math.ldexp(1.0, math.frexp(dearest)[1] - _BITS) if dearest else 1.0
         lengths = [_UNREACHED if p == math.inf else round(p / unit_s) * _STEPS + 1 for p in prices]
         return PathTable(graph, np.array(lengths, np.int64)[graph.price_of] if lengths else graph.price_of, unit_s)
 
-    def _price(self, kind: str, local_bytes: int, axes: tuple[str, ...]) -> float:
+    def _price(self, kind: str, local_bytes: int, axes: tuple[str, ...], interleaved: bool) -> float:
         if kind in ("slice", "mask"):
             seconds = self.local(local_bytes)
         else:
-            seconds = self.cost(kind, full_bytes(kind, local_bytes, self.mesh.group_size(axes)), axes)
+            full = full_bytes(kind, local_bytes, self.mesh.group_size(axes))
+            seconds = self.cost(kind, full, axes) + (self.rearrange(full) if interleaved else 0.0)
         if not seconds >= 0:
             raise ValueError(f"the cost of {kind} over {'+'.join(axes)} is {seconds!r} s; it must be 0 or more")
         return seconds

@@ -21,6 +21,7 @@ from autopar.solver.wide_memory import price_wide
 
 _OPEN = 300  # strategies beyond one a node that the first restricted problem keeps
 _WIDEN = 4
+_PROVABLE = 3000  # strategies of a wide problem with memory rows up to which the engine is asked for the proof
 
 
 def solve_bounded(
@@ -37,7 +38,8 @@ def solve_bounded(
     Without usages one elimination is exact. With them, multipliers give a bound, a first choice and min-marginals.
     The engine then gets the problem restricted to strategies whose min-marginal is within d of the bound: every
     other choice costs more than bound + d, so an answer that costs no more is the optimum. If it costs more, d grows.
-    Where tables would be too large for elimination, messages give the same, if not as sharp (see `wide`).
+    Where tables would be too large for elimination, messages give the same, if not as sharp (see `wide`); large
+    problems of that kind with memory rows end with what `wide_memory` finds, a choice and a bound, unless it finds none.
 
     Args:
         problem: reduced.
@@ -49,8 +51,10 @@ def solve_bounded(
     deadline = math.inf if time_limit_s is None else began + time_limit_s
     elimination = plan_elimination(problem, most_entries)
     if elimination is None:
-        search = price_wide if problem.usages else climb
-        prices = search(problem, deadline, start, most_entries)
+        if problem.usages:
+            prices = price_wide(problem, engine, deadline, start, seed, most_entries)
+        else:
+            prices = climb(problem, deadline, start, most_entries)
     else:
         prices = price_memory(problem, elimination, deadline)
     best, cost = prices.choice, prices.cost
@@ -62,11 +66,14 @@ def solve_bounded(
         choice = () if best is None else best
         return Solution(status, choice, cost, min(bound, cost), time.monotonic() - began, engine.name)
 
-    if math.isinf(bound):
+    if bound == math.inf:
         return done(Status.INFEASIBLE)
     if elimination is not None and not problem.usages:
         bound = cost
         return done(Status.OPTIMAL)
+    wide = elimination is None and problem.usages and sum(node.costs.size for node in problem.nodes) > _PROVABLE
+    if wide and best is not None and cost > bound:
+        return done(Status.FEASIBLE)
     excess = tuple(marginal - prices.bound for marginal in prices.marginals)
     keep = _OPEN
     while cost > bound:

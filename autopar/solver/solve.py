@@ -8,7 +8,8 @@ from importlib.metadata import entry_points
 
 from autopar.solver.base import Solver, SolverError
 from autopar.solver.bounded import solve_bounded
-from autopar.solver.evaluate import is_feasible, objective
+from autopar.solver.elimination import plan_elimination
+from autopar.solver.evaluate import is_feasible, maximal_times, objective
 from autopar.solver.exhaustive import ExhaustiveSolver
 from autopar.solver.highs import HighsSolver
 from autopar.solver.memory import broken_times
@@ -48,7 +49,7 @@ def solve(
     """The cheapest choice.
 
     The memory limit is first left out; times at which the answer breaks it are then imposed, and so on until
-    it holds. Every round's optimum is a lower bound, so the last is the optimum.
+    it holds (all times where the problem is wide). Every round's optimum is a lower bound, so the last is the optimum.
 
     Args:
         problem: what to solve.
@@ -70,6 +71,10 @@ def solve(
     status = Status.UNKNOWN
     while True:
         reduction = reduce_problem(problem, times)
+        if times and reduction.problem is not None and plan_elimination(reduction.problem) is None:
+            # A wide problem is solved with multipliers on all rows at once; few rows would only make it narrower.
+            times = maximal_times(problem.usages)
+            reduction = reduce_problem(problem, times)
         if reduction.problem is None:
             return Solution(Status.INFEASIBLE, (), math.inf, math.inf, time.monotonic() - began, engine.name)
         if reduction.problem.nodes:

@@ -3,7 +3,8 @@
 For multipliers y the problem with memory priced has no memory rows: presolve and `wide` solve it, so L(y) of
 `multipliers` comes with a choice that attains it, or nearly. Each choice is a plane over all y; the next y lies between
 the best so far and the highest point under all planes (in-out separation: Wentges, Int. Trans. Opl. Res. 4, 1997). The
-two bounds of max L meet. Choices on the way that fit are answers.
+two bounds of max L meet. Choices on the way that fit are answers, and so is the best mixture of all of them, which the
+engine finds: the problem of the strategies that some choice took, and of those that messages say cost little more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from autopar.solver.base import Solver
 from autopar.solver.cutting_planes import Planes
 from autopar.solver.evaluate import is_feasible, objective, within
 from autopar.solver.elimination import MOST_ENTRIES
@@ -22,12 +24,14 @@ from autopar.solver.messages import Messages
 from autopar.solver.multipliers import Prices
 from autopar.solver.presolve import reduce_problem
 from autopar.solver.problem import Array, ChoiceProblem
-from autopar.solver.restricted import eliminated
+from autopar.solver.restricted import eliminated, lowest, restricted
 from autopar.solver.wide import climb
 
 _SWEEPS = 48  # for the min-marginals at the best y
 _TRIES = 25  # values of y
-_NEAR = 1e-5  # relative gap to which the problem of one y is solved
+_MORE = (0, 300)  # strategies beyond one a node, and those that some choice took, in the problems of mixtures
+_PATIENCE_S = 8.0  # for one mixture
+_NEAR, _FAR, _PART = 1e-5, 1e-3, 0.1  # relative gap to which the problem of one y is solved: least, most, part of what is open
 _STEP = 0.7  # of the way from the best y to the highest point under the planes; with one row all of it
 _BOX, _GROWTH = 0.05, 4.0
 _MET = 5e-5  # relative distance of the two bounds of max L at which to stop
@@ -77,15 +81,15 @@ class _Search:
             self.choice, self.cost = choice, cost
         return cost
 
-    def look(self, y: Array, deadline: float) -> float:
-        """A lower bound of L(y), which is L(y) or nearly so; notes the choice that attains it."""
+    def look(self, y: Array, near: float, deadline: float) -> float:
+        """A lower bound of L(y), to a relative ``near`` where that is reached; notes the choice that attains it."""
         nodes = tuple(replace(n, costs=c) for n, c in zip(self.bare.nodes, self.priced(y), strict=True))
         reduction = reduce_problem(replace(self.bare, nodes=nodes))
         if reduction.problem is None:
             return math.inf
         inner = eliminated(reduction, self.most_entries)
         if inner is None:
-            prices = climb(reduction.problem, deadline, None, self.most_entries, _NEAR)
+            prices = climb(reduction.problem, deadline, None, self.most_entries, near)
             inner, bound = prices.choice, prices.bound + reduction.offset
         else:
             bound = objective(reduction.problem, inner) + reduction.offset
@@ -96,15 +100,21 @@ class _Search:
 
 
 def price_wide(
-    problem: ChoiceProblem, deadline: float = math.inf, start: tuple[int, ...] | None = None,
+    problem: ChoiceProblem,
+    engine: Solver,
+    deadline: float = math.inf,
+    start: tuple[int, ...] | None = None,
+    seed: int = 0,
     most_entries: int = MOST_ENTRIES,
-) -> Prices:  # fmt: skip
+) -> Prices:
     """What `price_memory` gives, for problems too wide for elimination; its bounds are not as sharp.
 
     Args:
         problem: as `reduce_problem` makes it, with a limit.
         deadline: of `time.monotonic`, after which to go with what there is.
+        engine: obeys memory.
         start: a choice, or None.
+        seed: for the engine.
         most_entries: see `plan_elimination`.
     """
     limit = math.inf if problem.limit_bytes is None else problem.limit_bytes
@@ -113,7 +123,7 @@ def price_wide(
     planes = Planes(max(limit, 1.0), 1.0, _BOX)
     search = _Search(problem, bare, limit, rows, most_entries, planes)
     best_y = np.zeros(rows)
-    bound = search.look(best_y, deadline)
+    bound = search.look(best_y, _FAR, deadline)
     if math.isinf(bound) and bound > 0:
         return Prices(math.inf, None, math.inf, ())
     if start is not None and is_feasible(problem, start):
@@ -128,19 +138,49 @@ def price_wide(
         y = best_y + (1.0 if len(planes.rows) == 1 else _STEP) * (top[1] - best_y)
         if planes.at_the_box(top[1]):
             planes.box *= _GROWTH
-        low = search.look(y, deadline)
+        known = len(search.seen)
+        near = min(_FAR, max(_NEAR, _PART * (top[0] - bound) / planes.scale))
+        low = search.look(y, near, deadline)
+        if low <= bound and len(search.seen) == known:
+            break
         if low > bound:
             bound, best_y = low, y
-    return Prices(bound, search.choice, search.cost, _marginals(search, best_y, deadline))
+    messages = _messages(search, best_y, deadline)
+    for more in _MORE:
+        if search.cost - bound > _MET * planes.scale and time.monotonic() < deadline:
+            _mix(search, messages.excess, more, engine, deadline, seed)
+    constant = limit * float(best_y.sum())
+    slack = constant + _ROUNDING * abs(constant)
+    return Prices(bound, search.choice, search.cost, tuple(np.asarray(own - slack) for own in messages.marginals))
 
 
-def _marginals(search: _Search, y: Array, deadline: float) -> tuple[Array, ...]:
-    """Lower bounds of the min-marginals of L(y)."""
+def _messages(search: _Search, y: Array, deadline: float) -> Messages:
+    """Messages at ``y``, for the min-marginals of L(y)."""
     messages = Messages.of(search.bare)
     messages.reprice(search.priced(y))
     for _ in range(_SWEEPS):
         if time.monotonic() > deadline and messages.sweeps > 2:
             break
         messages.sweep()
-    constant = search.limit * float(y.sum())
-    return tuple(np.asarray(own - constant - _ROUNDING * abs(constant)) for own in messages.marginals)
+    return messages
+
+
+def _mix(
+    search: _Search, excess: Sequence[Array], more: int, engine: Solver, deadline: float, seed: int
+) -> None:  # fmt: skip
+    """Note the cheapest choice of strategies that some choice seen took, or of the ``more`` of least ``excess``."""
+    keep = lowest(excess, more)
+    for choice in search.seen:
+        for marks, k in zip(keep, choice, strict=True):
+            marks[k] = True
+    reduction = restricted(search.problem, keep)
+    if reduction.problem is None:
+        return
+    left = min(_PATIENCE_S, deadline - time.monotonic())
+    begin = None if search.choice is None else reduction.project(search.choice)
+    if not reduction.problem.nodes:
+        search.take(reduction.lift(()))
+        return
+    answer = engine.solve(reduction.problem, time_limit_s=max(left, 0.0), start=begin, seed=seed)
+    if answer.choice:
+        search.take(reduction.lift(answer.choice))

@@ -21,6 +21,7 @@ WeightRule = Callable[[str, Shape], P]
 
 AXES = ("x", "y")
 
+
 @dataclass(frozen=True)
 class Expert:
     """A sharding written by hand.
@@ -136,7 +137,5 @@ def _evaluate(jaxpr: Any, consts: Any, args: Sequence[Any], mesh: Mesh, activati
             results = bind(eqn.primitive, eqn.params, values)
         for var, value in zip(eqn.outvars, results, strict=True):
             spec = activations.get(getattr(value, "shape", ()))
-            known[var] = (
-                value if spec is None else jax.lax.with_sharding_constraint(value, NamedSharding(mesh, spec))
-            )
+            known[var] = value if spec is None else jax.lax.with_sharding_constraint(value, NamedSharding(mesh, spec))
     return [read(v) for v in jaxpr.outvars]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.experts.base import Expert, WeightRule, by_pattern, fully_sharded, replicated
+from benchmarks.experts.base import Expert, Shape, WeightRule, by_pattern, fully_sharded, replicated
 
 
 def megatron(axis: str) -> WeightRule:
@@ -20,7 +22,8 @@ def megatron(axis: str) -> WeightRule:
 
 def experts(batch: int, hidden: int) -> tuple[Expert, ...]:
     """All experts, for 8 devices."""
-    rows, pairs = {(batch, hidden): P("x", None)}, {(batch, hidden): P(("x", "y"), None)}
+    rows: Mapping[Shape, P] = {(batch, hidden): P("x", None)}
+    pairs: Mapping[Shape, P] = {(batch, hidden): P(("x", "y"), None)}
     return (
         Expert("data parallel", (8,), replicated, P("x"), rows),
         Expert("data parallel, left to XLA", (8,), replicated, P("x")),

@@ -24,7 +24,15 @@ def type_of(aval: Any) -> Type:
     """The `Type` of an abstract value; Rejected where programs have none of its dtype."""
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return Type("key", tuple(aval.shape))
-    kinds = {"float64": "float", "int32": "int", "bool": "bool", "complex128": "complex", "uint32": "word", "int64": "long", "float32": "single"}
+    kinds = {
+        "float64": "float",
+        "int32": "int",
+        "bool": "bool",
+        "complex128": "complex",
+        "uint32": "word",
+        "int64": "long",
+        "float32": "single",
+    }
     if aval.dtype.name not in kinds:
         raise Rejected(aval.dtype.name)
     return Type(kinds[aval.dtype.name], tuple(aval.shape))
@@ -33,7 +41,9 @@ def type_of(aval: Any) -> Type:
 def abstract(type: Type) -> Any:
     """The abstract value of a type."""
     if type.kind == "key":
-        return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), type.shape) if type.shape else jax.random.key(0))
+        return jax.eval_shape(
+            lambda: jax.random.split(jax.random.key(0), type.shape) if type.shape else jax.random.key(0)
+        )
     if type.kind == "rawkey":
         return jax.ShapeDtypeStruct((2,), jnp.uint32)
     names = {"float": "float64", "int": "int32", "bool": "bool", "complex": "complex128", "word": "uint32"}
@@ -136,9 +146,7 @@ class Draw:
 
     def broadcastable(self, shape: tuple[int, ...]) -> str:
         """A float that broadcasts to ``shape``."""
-        found = [
-            n for n in self.visible() if self.types[n].kind == "float" and _broadcasts(self.types[n].shape, shape)
-        ]
+        found = [n for n in self.visible() if self.types[n].kind == "float" and _broadcasts(self.types[n].shape, shape)]
         if found and self.chance(0.6):
             return self.choice(found)
         given = [1 if self.chance(0.3) else n for n in shape]
@@ -173,9 +181,7 @@ class Draw:
         self.scopes[-1].extend(names)
         return names
 
-    def body(
-        self, parameters: Sequence[Type], fill: Callable[[list[str]], str], closed: bool = False
-    ) -> Body:
+    def body(self, parameters: Sequence[Type], fill: Callable[[list[str]], str], closed: bool = False) -> Body:
         """A function; ``fill`` adds its statements, given the names of its parameters, and returns its result's text.
 
         Args:

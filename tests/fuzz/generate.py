@@ -34,4 +34,8 @@ def generate(seed: int, index: int) -> Program:
     more = [n for n in values if n in read and rng.random() < 0.15]
     mode = str(rng.choice(MODES, p=np.array(_MODE_WEIGHTS) / sum(_MODE_WEIGHTS)))
     program = Program(tuple(draw.inputs), tuple(draw.statements[0]), tuple(ends + more), mode, index % 1000).pruned()
-    return program if program.params else Program(program.inputs, program.statements, program.results, "forward", index % 1000)
+    return (
+        program
+        if program.params
+        else Program(program.inputs, program.statements, program.results, "forward", index % 1000)
+    )

@@ -30,9 +30,9 @@ class Outcome:
     """What comparing a case showed.
 
     Args:
-        apart: largest difference of a leaf, relative to its norm.
-        allowed: how large it may be.
-        where: path of that leaf.
+        apart: difference of a leaf relative to its norm: of the one that is furthest beyond, or nearest to, its limit.
+        allowed: how large it may be for that leaf.
+        where: path of the leaf.
         split: operators that the plan splits, of all.
         notes: those of the plan: operators without a rule, sizes that nothing divides.
     """
@@ -109,19 +109,20 @@ def by_hand(case: Case, args: Arguments) -> Arguments:
     return tuple(jax.tree.map(lambda x, i=i: place(x, i in case.batch), a) for i, a in enumerate(args))
 
 
-def furthest(got: Any, want: Any) -> tuple[float, str]:
-    """The largest relative difference among the leaves, and where it is."""
+def apart(got: Any, want: Any) -> list[tuple[str, float]]:
+    """Path of every array leaf and its difference, relative to the norm of the leaf of ``want``."""
     got_leaves, got_tree = jax.tree_util.tree_flatten_with_path(got)
     want_leaves, want_tree = jax.tree_util.tree_flatten_with_path(want)
     assert got_tree == want_tree, f"structure {got_tree} instead of {want_tree}"
-    worst = (0.0, "")
+    found = []
     for (path, g), (_, w) in zip(got_leaves, want_leaves, strict=True):
+        where = jax.tree_util.keystr(path)
         if isinstance(w, jax.Array):
-            assert isinstance(g, jax.Array), f"{jax.tree_util.keystr(path)} is {type(g)}"
-            worst = max(worst, (difference(host(g), host(w)), jax.tree_util.keystr(path)))
+            assert isinstance(g, jax.Array), f"{where} is {type(g)}"
+            found.append((where, difference(host(g), host(w))))
         else:
-            assert g is w or bool(np.all(g == w)), f"{jax.tree_util.keystr(path)}: {g} instead of {w}"
-    return worst
+            assert g is w or bool(np.all(g == w)), f"{where}: {g} instead of {w}"
+    return found
 
 
 def outcome(case: Case, mesh_shape: tuple[int, ...]) -> Outcome:
@@ -136,17 +137,21 @@ def outcome(case: Case, mesh_shape: tuple[int, ...]) -> Outcome:
         if not case.single:
             args = widened(args)
         want = trajectory(case, plain_jit(case, step), copied(args))
-        allowed = DOUBLE_RTOL
+        limits = None
         if case.single:
             hand = trajectory(case, plain_jit(case, step), by_hand(case, copied(args)))
-            allowed = max(SINGLE_FLOOR, 10 * furthest(hand, want)[0])
+            limits = [max(SINGLE_FLOOR, 10 * by) for _, by in apart(hand, want)]
         parallel = autopar.parallelize(step, cluster=CLUSTER, mesh_shape=mesh_shape, **dict(case.options))
         got = trajectory(case, parallel, copied(args))
-        apart, where = furthest(got, want)
+        leaves = apart(got, want)
         plan = parallel.plan(*copied(args))
     operators = plan.content.operators
+    found = [
+        (by, limit, where) for (where, by), limit in zip(leaves, limits or [DOUBLE_RTOL] * len(leaves), strict=True)
+    ]
+    worst = max(found, key=lambda leaf: leaf[0] / leaf[1])
     split = sum(any(not _is_whole(text) for text in r.results) for r in operators)
-    return Outcome(apart, allowed, where, (split, len(operators)), plan.content.notes)
+    return Outcome(*worst, (split, len(operators)), plan.content.notes)
 
 
 def _is_whole(layout: str) -> bool:

@@ -36,7 +36,7 @@ def resnet18():
     def forward(x, labels):
         small = {"channels_per_group": (8, 8, 16, 16)}
         return cross_entropy(
-            hk.nets.ResNet((1, 1, 1, 1), 10, bottleneck=False, use_projection=(False, True, True, True), **small)(
+            hk.nets.ResNet((1, 1, 1, 1), 10, bottleneck=False, use_projection=(True, True, True, True), **small)(
                 x, is_training=True
             ),
             labels,

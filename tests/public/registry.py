@@ -69,6 +69,7 @@ NNX = (
         "MultiHeadAttention, LoRA, DiffState",
         mutates=True,
         jit=NNX_JIT,
+        single=True,
     ),
     Case(
         "nnx_steps",
@@ -80,7 +81,9 @@ NNX = (
         jit=NNX_JIT,
     ),
     Case("nnx_steps", "scanned_layers", "flax", "0.12.8", "nnx.vmap, nnx.scan, nnx.remat", mutates=True, jit=NNX_JIT),
-    Case("nnx_steps", "functional_split", "flax", "0.12.8", "nnx.split and nnx.merge in jax.value_and_grad"),
+    Case(
+        "nnx_steps", "functional_split", "flax", "0.12.8", "nnx.split and nnx.merge in jax.value_and_grad", single=True
+    ),
 )
 
 EQUINOX = (
@@ -224,8 +227,8 @@ DIFFRAX = (
 TRANSFORMERS = (
     Case("transformers_steps", "bert", "transformers", "4.53.3", "FlaxBertForMaskedLM"),
     Case("transformers_steps", "gpt2", "transformers", "4.53.3", "FlaxGPT2LMHeadModel"),
-    Case("transformers_steps", "llama", "transformers", "4.53.3", "FlaxLlamaForCausalLM"),
-    Case("transformers_steps", "t5", "transformers", "4.53.3", "FlaxT5ForConditionalGeneration"),
+    Case("transformers_steps", "gpt_neo", "transformers", "4.53.3", "FlaxGPTNeoForCausalLM"),
+    Case("transformers_steps", "bart", "transformers", "4.53.3", "FlaxBartForConditionalGeneration"),
     Case("transformers_steps", "vit", "transformers", "4.53.3", "FlaxViTForImageClassification"),
 )
 

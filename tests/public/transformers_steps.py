@@ -45,7 +45,7 @@ def next_token(logits, tokens):
 
 def bert():
     model = transformers.FlaxBertForMaskedLM(
-        transformers.BertConfig(**TEXT, max_position_embeddings=8), input_shape=(1, 8)
+        transformers.BertConfig(**TEXT, max_position_embeddings=8), input_shape=(1, 8), dtype=jnp.result_type(float)
     )
 
     def loss(apply, batch):
@@ -60,7 +60,7 @@ def bert():
 
 def gpt2():
     config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32, n_positions=8)
-    model = transformers.FlaxGPT2LMHeadModel(config, input_shape=(1, 8))
+    model = transformers.FlaxGPT2LMHeadModel(config, input_shape=(1, 8), dtype=jnp.result_type(float))
 
     def loss(apply, tokens):
         return next_token(apply(input_ids=tokens).logits, tokens)
@@ -69,22 +69,39 @@ def gpt2():
     return step, (state, integers(32, 8, 8))
 
 
-def llama():
-    config = transformers.LlamaConfig(**TEXT, max_position_embeddings=8)
-    model = transformers.FlaxLlamaForCausalLM(config, input_shape=(1, 8))
-
-    def loss(apply, tokens):
-        return next_token(apply(input_ids=tokens).logits, tokens)
-
-    step, state = trained(model, loss)
-    return step, (state, integers(32, 8, 8))
-
-
-def t5():
-    config = transformers.T5Config(
-        vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, relative_attention_num_buckets=8
+def gpt_neo():
+    """Global and local attention."""
+    config = transformers.GPTNeoConfig(
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        vocab_size=32,
+        max_position_embeddings=8,
+        attention_types=[[["global", "local"], 1]],
+        window_size=4,
     )
-    model = transformers.FlaxT5ForConditionalGeneration(config, input_shape=(1, 8))
+    model = transformers.FlaxGPTNeoForCausalLM(config, input_shape=(1, 8), dtype=jnp.result_type(float))
+
+    def loss(apply, tokens):
+        return next_token(apply(input_ids=tokens).logits, tokens)
+
+    step, state = trained(model, loss)
+    return step, (state, integers(32, 8, 8))
+
+
+def bart():
+    config = transformers.BartConfig(
+        vocab_size=32,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_position_embeddings=8,
+    )
+    model = transformers.FlaxBartForConditionalGeneration(config, input_shape=(1, 8), dtype=jnp.result_type(float))
 
     def loss(apply, batch):
         tokens, labels = batch
@@ -99,7 +116,7 @@ def t5():
 def vit():
     sizes = {k: v for k, v in TEXT.items() if k != "vocab_size"}
     config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=4)
-    model = transformers.FlaxViTForImageClassification(config)
+    model = transformers.FlaxViTForImageClassification(config, dtype=jnp.result_type(float))
 
     def loss(apply, batch):
         images, labels = batch

@@ -27,6 +27,7 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel, operator_bytes, operator_flops
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.search.intra.fusion import is_light
+from autopar.search.intra.layouts import path_tables
 from autopar.sharding import Strategy, rule_for, strategies
 from autopar.sharding.generators import is_generator, is_zero
 from autopar.sharding.reshard import PathTables
@@ -78,7 +79,7 @@ class Paths:
     @staticmethod
     @lru_cache(maxsize=8)
     def of(mesh: LogicalMesh, cost: CostModel) -> Paths:
-        return Paths(PathTables(mesh, lambda kind, size, axes: cost.collective_s(kind, size, axes, mesh)))
+        return Paths(path_tables(mesh, cost))
 
     def seconds(self, type: TensorType, source: Layout, target: Layout) -> float:
         key = (type, source, target)
@@ -110,6 +111,7 @@ class Held:
     fused: bool = False
     zero: bool = False
     copies: Layouts = ()  # of an argument: the layout of its copy by its choice
+    takers: int = 0  # operators that take it, and whether it is returned
     readers: list[Reader] = field(default_factory=list)
 
 
@@ -203,8 +205,12 @@ class Meaning:
                 if isinstance(o, str):
                     readers.setdefault(o, []).append(op)
         returned = {o.operand for o in graph.outputs}
+        takers = {name: len({op.id for op in ops}) + (name in returned) for name, ops in readers.items()}
         for op in graph.operators:
             self.time += 1
+            for o in op.operands:
+                if isinstance(o, str):
+                    env[o].takers = takers[o]
             if op.primitive == "scan":
                 self.scan(op, env, prefix, weight)
             elif op.primitive == "cond":
@@ -276,7 +282,8 @@ class Meaning:
         if not self.follow or not made:
             return name, allowed
         n, leader = max(made, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
-        if any(s.choice != leader.choice for _, s in held) and any(k.partial for k in leader.layouts):
+        alone = all(s.choice == leader.choice for _, s in held) and leader.takers == 1
+        if not alone and any(k.partial for k in leader.layouts):
             return name, allowed
         same = [i for i, s in held if s is leader]
         fitting = [[s for s in allowed if all(s.operand_layouts[i] == k for i in same)] for k in leader.layouts]

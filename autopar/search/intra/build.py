@@ -139,6 +139,7 @@ class Builder:
         consumer: str,
         phase: str,
         stacked: bool = False,
+        heavy: bool = False,
     ) -> None:
         """Notes that a value is taken."""
         self.values[key].uses.append(
@@ -150,6 +151,7 @@ class Builder:
                 consumer,
                 phase,
                 stacked,
+                heavy,
             )
         )
 
@@ -163,11 +165,14 @@ class Builder:
     def graph(self, graph: Graph, prefix: str, weight: float) -> None:
         """Adds all operators of a graph whose inputs are there already."""
         light_readers: dict[str, list[bool]] = {}
+        readers: dict[str, set[str]] = {}
         for op in graph.operators:
             for operand in op.operands:
                 if isinstance(operand, str):
                     light_readers.setdefault(operand, []).append(is_light(op))
+                    readers.setdefault(operand, set()).add(op.id)
         returned = {o.operand for o in graph.outputs}
+        shared = frozenset(name for name, ids in readers.items() if len(ids) + (name in returned) > 1)
         enclosing = self.phase
         for op in graph.operators:
             self.time += 1
@@ -184,7 +189,7 @@ class Builder:
                 fusable = is_light(op) and all(
                     light_readers.get(v.name) == [True] and v.name not in returned for v in op.results
                 )
-                self._operator(graph, op, prefix, weight, fusable)
+                self._operator(graph, op, prefix, weight, fusable, shared)
         self.phase = enclosing
 
     def _barrier(self, op: Operator, prefix: str, weight: float) -> None:
@@ -196,7 +201,9 @@ class Builder:
             if source.node is not None:
                 self.use(source.key, source.node, source.layouts, weight, prefix + op.id, self.phase)
 
-    def _operator(self, graph: Graph, op: Operator, prefix: str, weight: float, fusable: bool) -> None:
+    def _operator(
+        self, graph: Graph, op: Operator, prefix: str, weight: float, fusable: bool, shared: frozenset[str]
+    ) -> None:
         types = graph.operand_types(op)
         sources = [None if isinstance(o, Literal) else self.values[prefix + o] for o in op.operands]
         made = tuple(s is None or s.node is None for s in sources)
@@ -228,7 +235,7 @@ class Builder:
             and any(k.partial for s in sources if s is not None for k in s.layouts)
         ):
             options = self.operators.scalar_sums(options)
-        followed = self._followed(op, sources, options)
+        followed = self._followed(op, sources, options, shared)
         if followed is not None:
             options = followed[1]
         chosen = options.strategies
@@ -241,7 +248,9 @@ class Builder:
             self.nodes[node].members.append(prefix + op.id)
         for i, source in enumerate(sources):
             if source is not None and source.node is not None:
-                self.use(source.key, node, options.operands[i], weight, prefix + op.id, self.phase)
+                self.use(
+                    source.key, node, options.operands[i], weight, prefix + op.id, self.phase, heavy=not is_light(op)
+                )
         for j, result in enumerate(op.results):
             self.value(prefix + result.name, result.type, node, options.results[j], weight, transient=fusable)
         self.sites.append(SiteDraft(prefix + op.id, op, node, chosen, busy, weight, self.time))
@@ -256,13 +265,13 @@ class Builder:
         return self.busy[key][1]
 
     def _followed(
-        self, op: Operator, sources: Sequence[ValueDraft | None], options: Options
+        self, op: Operator, sources: Sequence[ValueDraft | None], options: Options, shared: frozenset[str]
     ) -> tuple[int, Options] | None:
         """The node that ``op`` follows and its strategy for each of that node's choices; None if it has its own.
 
         Only the latest operand that is no input is followed, only if each of its layouts leaves one
-        strategy; operators of several operands do not follow one that may be a partial sum (the sum
-        may then be finished before them).
+        strategy. One that may be a partial sum is followed only by an operator that takes nothing else, if
+        nothing else takes it: otherwise it may be better to finish the sum before, once for all who take it.
         """
         if op.effects:
             return None
@@ -272,7 +281,7 @@ class Builder:
             return None
         i, source = max(made, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
         several = any(s.node != source.node for _, s in held)
-        if several and any(k.partial for k in source.layouts):
+        if (several or op.operands[i] in shared) and any(k.partial for k in source.layouts):
             return None
         alike = tuple(j for j, s in held if s is source)
         matched = self.operators.followed(options, i, alike, source.layouts)

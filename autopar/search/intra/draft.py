@@ -25,6 +25,7 @@ class Use:
         time: when.
         consumer: name of the operator (or output) for messages and records.
         phase: "forward", "backward" or "update".
+        heavy: whether the consumer needs the value in memory as it takes it (it is no elementwise operator).
         stacked: whether the consumer is a loop that takes slices of it; a loop never gathers a whole stack
             of parameters unless the copy is accounted for.
     """
@@ -36,6 +37,7 @@ class Use:
     consumer: str
     phase: str
     stacked: bool = False
+    heavy: bool = False
 
 
 @dataclass

@@ -75,4 +75,7 @@ def path_tables(mesh: LogicalMesh, cost: CostModel) -> PathTables:
     def collective(kind: str, full_bytes: float, axes: tuple[str, ...]) -> float:
         return cost.collective_s(kind, full_bytes, axes, mesh)
 
-    return PathTables(mesh, collective)
+    def rearrange(bytes: float) -> float:
+        return cost.operator_s(0.0, 2 * bytes, "f32")
+
+    return PathTables(mesh, collective, rearrange=rearrange)

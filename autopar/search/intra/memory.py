@@ -3,7 +3,8 @@
 Times are positions in the running order, bodies of loops in place. A value lives from the operator
 that makes it to its last reader; a result to the end of the step; an input for the whole step, or to
 its last reader where its buffer is donated. What an elementwise operator makes for its only reader,
-elementwise too, is never stored: compilers fuse the two. A value that is read through a shared copy
+elementwise too, is never stored: compilers fuse the two, and its operands live as long as that reader. While
+an operator that is not elementwise runs, each operand is counted once more in the layout that it takes. A value that is read through a shared copy
 is given up once the copy is made.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autopar.ir import Layout, TensorType
-from autopar.search.intra.draft import Array, CopyDraft, UsageDraft, ValueDraft
+from autopar.search.intra.draft import Array, CopyDraft, Use, UsageDraft, ValueDraft
 from autopar.search.problem import Problem
 
 _ROLE_KINDS = {"parameter": "parameters", "optimizer": "optimizer", "batch": "batch"}
@@ -37,13 +38,14 @@ def usages(
         by_value[c.key].append(c)
     found: list[UsageDraft] = []
     sized = Sizes(sizes)
+    until = _until(values)
     for v in values.values():
         if v.node is None or not v.layouts or v.alias:
             continue
         if v.source:
             found += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sized, stop)
         else:
-            found += _made(v, v.key in returned, by_value[v.key], sized, stop)
+            found += _made(v, v.key in returned, by_value[v.key], sized, stop, until)
     return [u for u in found if u.stop > u.start and np.any(u.bytes)]
 
 
@@ -87,30 +89,51 @@ def _input(
     return found
 
 
-def _made(v: ValueDraft, returned: bool, copies: Sequence[CopyDraft], sized: Sizes, stop: int) -> list[UsageDraft]:
+def _made(
+    v: ValueDraft, returned: bool, copies: Sequence[CopyDraft], sized: Sizes, stop: int, until: Mapping[str, int]
+) -> list[UsageDraft]:
     assert v.node is not None
     if v.transient and not returned:
         return []
     kind = _kind(v)
-    own = sized.of(v.type, v.layouts)
-    inside = [u.time for u in v.uses if u.node == v.node]
+    inside = [u for u in v.uses if u.node == v.node]
     outside = [u for u in v.uses if u.node != v.node]
-    end = v.time + 1
     found: list[UsageDraft] = []
+    end = max([v.time + 1, *(_end(u, until) for u in inside)])
     for c in copies:
-        readers = [u.time for u in outside if c.phases in (("",), (u.phase,))]
-        found.append(UsageDraft(c.node, min(readers), max(readers) + 1, sized.of(v.type, c.layouts), kind, v.key))
-        end = max(end, min(readers))
-    if not copies and len(outside) == 1 and not outside[0].consumer.startswith("result"):
-        (u,) = outside
-        found.append(UsageDraft(u.node, u.time, u.time + 1, sized.of(v.type, u.required), kind, v.key))
-        end = max(end, u.time)
-    elif not copies:
-        end = max([end, *(u.time + 1 for u in outside)])
-    end = max([end, *(t + 1 for t in inside)])
-    if returned:
-        end = stop
-    found.append(UsageDraft(v.node, v.time, end, own, kind, v.key))
+        readers = [u for u in outside if c.phases in (("",), (u.phase,))]
+        first, last = min(u.time for u in readers), max(_end(u, until) for u in readers)
+        found.append(UsageDraft(c.node, first, last, sized.of(v.type, c.layouts), kind, v.key))
+        end = max(end, first)
+    if not copies:
+        end = max([end, *(_end(u, until) for u in outside)])
+    found.append(UsageDraft(v.node, v.time, stop if returned else end, sized.of(v.type, v.layouts), kind, v.key))
+    return found + _operands(v, outside, sized)
+
+
+def _operands(v: ValueDraft, readers: Sequence[Use], sized: Sizes) -> list[UsageDraft]:
+    """What heavy operators take of a value, in the layout that they take it in, while they run."""
+    return [
+        UsageDraft(u.node, u.time, u.time + 1, sized.of(v.type, u.required), "temporaries", v.key)
+        for u in readers
+        if u.heavy
+    ]
+
+
+def _end(use: Use, until: Mapping[str, int]) -> int:
+    """When a reader has no more need of the value: before it runs if it takes a piece of its own, counted apart."""
+    return max(use.time + (0 if use.heavy else 1), until.get(use.consumer, 0))
+
+
+def _until(values: Mapping[str, ValueDraft]) -> dict[str, int]:
+    """By operator whose result is never stored: when the last reader of that result, stored or not, is done.
+
+    It is computed anew where it is read, so that its operands have to be there.
+    """
+    by_time = sorted((v for v in values.values() if v.transient), key=lambda v: -v.time)
+    found: dict[str, int] = {}
+    for v in by_time:
+        found[v.key] = max((max(u.time + 1, found.get(u.consumer, 0)) for u in v.uses), default=0)
     return found
 
 

@@ -117,6 +117,31 @@ def split(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
     return _kept(op, operand_types, frozenset({op.integer("axis")}), _linear(operand_types[0]))
 
 
+def stack(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """All dims but the new one; linear in all operands together."""
+    type, axis = operand_types[0], op.integer("axis")
+    labels: Dims = tuple(range(type.rank))
+    return Rule(
+        factors=tuple(Factor(n) for n in type.shape),
+        operands=(labels,) * len(operand_types),
+        results=((*labels[:axis], None, *labels[axis:]),),
+        linear=_linear(type, *range(len(operand_types))),
+    )
+
+
+def unstack(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
+    """All dims but the one that is taken apart."""
+    (type,), axis = operand_types, op.integer("axis")
+    sizes = type.shape[:axis] + type.shape[axis + 1 :]
+    labels: Dims = tuple(range(len(sizes)))
+    return Rule(
+        factors=tuple(Factor(n) for n in sizes),
+        operands=((*labels[:axis], None, *labels[axis:]),),
+        results=(labels,) * len(op.results),
+        linear=_linear(type),
+    )
+
+
 def tile(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
     """Dims that are not repeated: pieces of a repeated one would not lie as pieces of the whole do."""
     repeated = frozenset(d for d, n in enumerate(op.ints("reps")) if n != 1)
@@ -133,7 +158,9 @@ RULES: Mapping[str, RuleFunction] = MappingProxyType(
         "slice": slice_,
         "split": split,
         "squeeze": squeeze,
+        "stack": stack,
         "tile": tile,
         "transpose": transpose,
+        "unstack": unstack,
     }
 )

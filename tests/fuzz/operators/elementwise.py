@@ -19,7 +19,8 @@ _UNARY = (
     "jax.lax.erf_inv(0.9 * jnp.tanh({x}))", "jax.scipy.special.i0e({x})", "jnp.where(steps({x}) > 0, {x}, 0)",
     "jax.nn.standardize({x}, axis=0, epsilon=0.1)", "steps({x})", "jnp.fmod({x}, 5.0)", "jax.nn.hard_tanh({x})",
     "jax.nn.glu(jnp.concatenate([{x}, {x} * 2], -1))", "jnp.polyval(jnp.array([0.1, 1.0, 2.0]), {x})",
-    "jax.ad_checkpoint.checkpoint_name({x} * 1.5, 'x')", "jnp.modf({x} * 0.1)[0]", "jnp.interp({x}, jnp.arange(3.0), jnp.array([1.0, 3.0, 2.0]))",
+    "jax.ad_checkpoint.checkpoint_name({x} * 1.5, 'x')", "jnp.modf({x} * 0.1)[0]",
+    "jnp.interp({x}, jnp.arange(3.0), jnp.array([1.0, 3.0, 2.0]))",
 )  # fmt: skip
 _BINARY = (
     "{x} + {y}", "{x} * {y}", "{x} - {y}", "{x} / (1.5 + jnp.cos({y}))", "jnp.maximum({x}, {y})", "{y} * 2 + {x}",

@@ -29,7 +29,11 @@ def take_two(d: Draw) -> None:
     shape = d.shape_of(x)
     n = d.choice((1, 4, 8))
     i, j = d.input("int", (n,)), d.input("int", (n,))
-    texts = [f"{x}[{i} % {shape[0]}, {j} % {shape[1]}]", f"{x}[:, {j} % {shape[1]}]", f"{x}[jnp.arange({shape[0]}), {i}[0] % {shape[1]}]"]
+    texts = [
+        f"{x}[{i} % {shape[0]}, {j} % {shape[1]}]",
+        f"{x}[:, {j} % {shape[1]}]",
+        f"{x}[jnp.arange({shape[0]}), {i}[0] % {shape[1]}]",
+    ]
     if len(shape) > 2:
         texts.append(f"{x}[{i} % {shape[0]}, :, {j} % {shape[2]}]")
     d.add("take_two", d.choice(texts))
@@ -71,7 +75,8 @@ def segments(d: Draw) -> None:
     i = d.input("int", (n,))
     texts = (
         f"jax.ops.segment_sum({x}, {i} % {count}, {count})", f"jnp.bincount({i}, length={count}).astype(jnp.int32)",
-        f"jax.nn.one_hot({i}, {count})", f"jax.nn.one_hot({i} % {count}, {count}).T @ {x}" if len(d.shape_of(x)) < 3 else f"{x}[0]",
+        f"jax.nn.one_hot({i}, {count})",
+        f"jax.nn.one_hot({i} % {count}, {count}).T @ {x}" if len(d.shape_of(x)) < 3 else f"{x}[0]",
         f"jnp.zeros(({count}, *{d.shape_of(x)[1:]})).at[{i} % {count}].add({x})",
         f"jnp.histogram(steps({x}), bins=4, range=(-20.0, 20.0))[0] * 1.0",
     )  # fmt: skip

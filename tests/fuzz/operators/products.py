@@ -56,7 +56,11 @@ def conv(d: Draw) -> None:
     letters = "HW"[:dims]
     channels_last = d.chance(0.6)
     shape = (batch, *space, features) if channels_last else (batch, features, *space)
-    spec = (f"N{letters}C", f"{letters}IO", f"N{letters}C") if channels_last else (f"NC{letters}", f"OI{letters}", f"NC{letters}")
+    spec = (
+        (f"N{letters}C", f"{letters}IO", f"N{letters}C")
+        if channels_last
+        else (f"NC{letters}", f"OI{letters}", f"NC{letters}")
+    )
     kernel = (*window, features // groups, out) if channels_last else (out, features // groups, *window)
     same = [n for n in d.visible() if d.types[n].kind == "float" and d.shape_of(n) == shape]
     flat = [n for n in d.visible() if d.types[n].kind == "float" and d.types[n].size == math.prod(shape)]
@@ -95,7 +99,8 @@ def linalg(d: Draw) -> None:
         f"jnp.linalg.solve({square}, {x})", f"jnp.linalg.eigvalsh({square} + jnp.diag(jnp.arange({n}) * 9.0))",
         f"jnp.linalg.norm({x} + 0.1)", f"jax.scipy.linalg.solve_triangular({square}, {x}, lower=True)",
         f"jnp.linalg.qr({square})[1] * jnp.sign(jnp.linalg.qr({square})[1])", f"jnp.linalg.det({square}) * 1e-3",
-        f"jnp.linalg.matrix_power({x} @ jnp.swapaxes({x}, -1, -2) * 0.1, 3)", f"jnp.trace({square}, axis1=-1, axis2=-2)",
+        f"jnp.linalg.matrix_power({x} @ jnp.swapaxes({x}, -1, -2) * 0.1, 3)",
+        f"jnp.trace({square}, axis1=-1, axis2=-2)",
     )  # fmt: skip
     d.add("linalg", d.choice(texts))
 

@@ -68,7 +68,8 @@ def running(d: Draw) -> None:
     texts = (
         f"jnp.cumsum({x}, axis={axis}) * {scale}", f"jnp.cumprod(1 + 0.1 * jnp.tanh({x}), axis={axis})",
         f"jax.lax.cummax({x}, axis={axis})", f"jax.lax.cumlogsumexp({x}, axis={axis})", f"jnp.diff({x}, axis={axis})",
-        f"jax.lax.cumsum({x}, axis={axis}, reverse=True) * {scale}", f"jnp.cumsum(steps({x}) > 0, axis={axis}).astype(jnp.int32)",
+        f"jax.lax.cumsum({x}, axis={axis}, reverse=True) * {scale}",
+        f"jnp.cumsum(steps({x}) > 0, axis={axis}).astype(jnp.int32)",
         f"jax.lax.associative_scan(jnp.add, {x}, axis={axis}) * {scale}",
         f"jax.lax.associative_scan(lambda p, q: p + q + 0.01 * p * q, 0.1 * {x}, axis={axis})",
         f"jax.lax.cummin({x}, axis={axis})", f"jnp.trapezoid({x}, axis={axis})",

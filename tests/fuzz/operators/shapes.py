@@ -81,7 +81,9 @@ def pad(d: Draw) -> None:
     x = d.pick()
     config = []
     for n in d.shape_of(x):
-        low, high, inner = d.choice(((0, 0, 0), (0, 0, 0), (1, 0, 0), (0, 3, 0), (1, 2, 0), (-1, 2, 0), (2, -1, 1), (0, 0, 1)))
+        low, high, inner = d.choice(
+            ((0, 0, 0), (0, 0, 0), (1, 0, 0), (0, 3, 0), (1, 2, 0), (-1, 2, 0), (2, -1, 1), (0, 0, 1))
+        )
         config.append((low, high, inner) if n > 1 else (0, 0, 0))
     value = d.choice(("0.0", "1.5", f"jnp.max({d.pick()})"))
     texts = (f"jax.lax.pad({x}, {value}, {tuple(config)})",

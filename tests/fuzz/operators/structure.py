@@ -153,7 +153,8 @@ def wrapped(d: Draw) -> None:
     texts = (
         f"jax.checkpoint({f})({x})", f"jax.jit({f})({x})", f"jax.checkpoint({f}, prevent_cse=False)({x})",
         f"jax.checkpoint({f}, policy=jax.checkpoint_policies.dots_saveable)({x})",
-        f"jax.checkpoint({f}, policy=jax.checkpoint_policies.nothing_saveable)({x})", f"jax.named_call({f}, name='g')({x})",
+        f"jax.checkpoint({f}, policy=jax.checkpoint_policies.nothing_saveable)({x})",
+        f"jax.named_call({f}, name='g')({x})",
         f"jax.linearize({f}, {x})[1]({x})", f"jax.jvp({f}, ({x},), ({x},))[1]", f"jax.vjp({f}, {x})[1]({x} * 0.5)[0]",
         f"jax.grad(lambda r: jnp.sum({f}(r)))({x})",
     )  # fmt: skip

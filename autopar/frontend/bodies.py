@@ -1,0 +1,77 @@
+"""Bodies of call-like primitives: the program that an equation stands for, where jax or its package says it.
+
+An opened equation is planned operator by operator. One that is not opened runs whole on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Any
+
+import jax
+from jax.extend.core import JaxprEqn
+
+# Primitives that are opened, with the parameter that holds their body.
+_PARAMETER = MappingProxyType(
+    {
+        "jit": "jaxpr",
+        "pjit": "jaxpr",
+        "closed_call": "call_jaxpr",
+        "core_call": "call_jaxpr",
+        "custom_jvp_call": "call_jaxpr",
+        "custom_vjp_call": "call_jaxpr",
+        "custom_vjp_call_jaxpr": "fun_jaxpr",
+        "remat2": "jaxpr",
+        "checkpoint": "jaxpr",
+    }
+)
+# Primitives of equinox and lineax whose parameters hold functions: what they compute is what their implementation
+# does when it is traced. lineax's refuses to be traced inside a `jax.shard_map`, so it has to be opened.
+_BY_IMPLEMENTATION = frozenset({"linear_solve", "maybe_set", "vprim"})
+
+
+def body_of(eqn: JaxprEqn) -> tuple[Any, Sequence[int]] | None:
+    """The jaxpr that an equation stands for and the positions of the operands that it takes; None: it is no call.
+
+    Args:
+        eqn: an equation.
+    """
+    name, everything = eqn.primitive.name, range(len(eqn.invars))
+    parameter = _PARAMETER.get(name)
+    if parameter in eqn.params:
+        return eqn.params[parameter], everything
+    if name == "custom_linear_solve":
+        return _solve(eqn)
+    if name in _BY_IMPLEMENTATION:
+        traced = _implementation(eqn)
+        return None if traced is None else (traced, everything)
+    return None
+
+
+def _solve(eqn: JaxprEqn) -> tuple[Any, Sequence[int]]:
+    """The solving program of `jax.lax.custom_linear_solve`: its constants lie third among those of four programs."""
+    lengths = tuple(eqn.params["const_lengths"])
+    starts = [0, *accumulate(lengths)]
+    constants = range(starts[2], starts[3])
+    return eqn.params["jaxprs"].solve, [*constants, *range(starts[-1], len(eqn.invars))]
+
+
+def _implementation(eqn: JaxprEqn) -> Any:
+    """What a primitive's Python implementation does, as a jaxpr; None where it wants concrete values."""
+    implementation: Any = eqn.primitive.impl
+
+    def run(*operands: Any) -> Any:
+        return implementation(*operands, **eqn.params)
+
+    shapes = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))  # type: ignore[attr-defined]
+        for v in eqn.invars
+    ]
+    try:
+        traced = jax.make_jaxpr(run)(*shapes)
+    except (jax.errors.JAXTypeError, TypeError):
+        return None
+    wanted = [(v.aval.shape, v.aval.dtype) for v in eqn.outvars]  # type: ignore[attr-defined]
+    return traced if [(a.shape, a.dtype) for a in traced.out_avals] == wanted else None

@@ -1,0 +1,62 @@
+"""The order of a step's operators: each parameter is updated as soon as its gradient is there.
+
+Optimizers are written tree by tree: all first moments, then all second moments, then all parameters. Run in
+that order every gradient lives until the last of them. Here operators of the update run parameter by
+parameter, each as soon as what it needs of the backward pass exists, and those that need nothing of it
+(decaying a moment) not before they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from autopar.ir import Graph, Operator
+from autopar.ir.phases import phase_of
+
+
+def order(graph: Graph) -> Graph:
+    """``graph`` with the operators of its update moved; other operators keep their order among themselves."""
+    core = {op.id for op in graph.operators if op.effects or phase_of(op.scope) != "update"}
+    if not any("transpose(" in op.scope for op in graph.operators):
+        return graph
+    producers = graph.producers
+    readers: dict[str, list[Operator]] = defaultdict(list)
+    waits: dict[str, set[str]] = {}  # of an update operator: operators that it waits for and that wait for the core
+    for op in graph.operators:
+        sources = {producers[o].id for o in op.operands if isinstance(o, str) and o in producers}
+        waits[op.id] = {s for s in sources if s in core or waits[s]}
+        for s in sorted(waits[op.id]):
+            readers[s].append(op)
+    placed: dict[str, Operator] = {}
+
+    def place(first: Operator) -> None:
+        """Places an operator after whatever it still needs."""
+        stack = [first]
+        while stack:
+            op = stack[-1]
+            missing = [
+                producers[o]
+                for o in op.operands
+                if isinstance(o, str) and o in producers and producers[o].id not in placed
+            ]
+            if missing:
+                stack.extend(missing)
+            else:
+                stack.pop()
+                placed.setdefault(op.id, op)
+
+    for op in graph.operators:
+        if op.id not in core or op.id in placed:
+            continue
+        place(op)
+        fresh = [op]
+        while fresh:
+            done = fresh.pop()
+            for reader in reversed(readers[done.id]):
+                if reader.id not in core and reader.id not in placed and all(w in placed for w in waits[reader.id]):
+                    place(reader)
+                    fresh.append(reader)
+    for op in graph.operators:
+        place(op)
+    return replace(graph, operators=tuple(placed.values()))

@@ -1,0 +1,52 @@
+"""``python -m benchmarks [NAME ...] [--json FILE] [--quick]``: tables go to standard output, progress to stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import click
+import jax
+from rich.console import Console
+
+from benchmarks import memory_limit, predicted
+from benchmarks.clusters import DEVICES
+from benchmarks.experts import cases as experts
+from benchmarks.machine import facts
+from benchmarks.report import Report, Say, table
+
+BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
+    {"experts": experts.run, "predicted": predicted.run, "memory_limit": memory_limit.run}
+)
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(sorted(BENCHMARKS)))
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results there.")
+@click.option("--quick", is_flag=True, help="Tiny sizes, to see that it works.")
+def main(names: tuple[str, ...], file: Path | None, quick: bool) -> None:
+    """Runs benchmarks (all of them unless NAMES are given); exits with 1 if a target is missed."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    reports = []
+    for name in names or tuple(BENCHMARKS):
+        report = BENCHMARKS[name](quick, lambda line: click.echo(line, err=True))
+        reports.append(report)
+        for title, rows in (*report.details, (report.name, report.rows)):
+            console.print(table(title, rows))
+        console.print(f"target: {report.target}: {'met' if report.passed else 'MISSED'}")
+        for note in report.notes:
+            console.print(note)
+    if file is not None:
+        data = {"machine": facts(), "quick": quick, "reports": [r.to_dict() for r in reports]}
+        file.write_text(json.dumps(data, indent=1, default=float) + "\n", encoding="utf-8")
+    raise SystemExit(0 if all(r.passed for r in reports) else 1)
+
+
+if __name__ == "__main__":
+    main()

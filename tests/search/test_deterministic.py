@@ -1,0 +1,49 @@
+"""The same input gives the same plan, byte for byte, in one process and in others."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autopar import parallelize
+from examples import gpt, llama, mlp
+from tests.search.problems import toy
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BUILDS = {"gpt": gpt.build, "llama": llama.build, "mlp": mlp.build}
+
+
+def plan_text(name: str) -> str:
+    """The plan of an example of the tiny preset, as JSON."""
+    fn, args = BUILDS[name](abstract=True)
+    text: str = parallelize(fn, cluster=toy(4), mesh_shape=(4,)).plan(*args).to_json()
+    return text
+
+
+def digests() -> dict[str, str]:
+    """Hash of each example's plan."""
+    return {name: hashlib.sha256(plan_text(name).encode()).hexdigest() for name in sorted(BUILDS)}
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, str]:
+    return digests()
+
+
+def test_twice_in_one_process():
+    assert plan_text("llama") == plan_text("llama")
+    assert plan_text("mlp") == plan_text("mlp")
+
+
+@pytest.mark.parametrize("seed", ["1", "4242"])
+def test_in_another_process(here, seed):
+    code = "from tests.search.test_deterministic import digests; print(*digests().items(), sep='\\n')"
+    env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:-1] == [str(item) for item in here.items()]

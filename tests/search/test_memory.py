@@ -1,0 +1,152 @@
+"""Memory: predictions add up, limits are kept, less memory never is faster, ZeRO falls out."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from autopar import parallelize
+from autopar.errors import InfeasiblePlanError
+from autopar.ir import Layout
+from autopar.search import Problem
+from autopar.search.intra import build, extract
+from autopar.solver import peak_bytes, solve
+from examples import mlp
+from tests.search.problems import f32, problem_of, toy
+
+
+def adam(layers=2, **overrides):
+    return mlp.build(abstract=True, layers=layers, optimizer="adam", **overrides)
+
+
+def planned(fn, args, **options):
+    return parallelize(fn, cluster=toy(4), mesh_shape=(4,), donate_argnums=0, **options).plan(*args)
+
+
+def shards(text):
+    return Layout.parse(text).shards({"x": 4, "y": 2})
+
+
+def test_kinds_add_up_to_the_peak():
+    fn, args = adam()
+    problem: Problem = problem_of(fn, args, toy(4))
+    for shape in ((4,), (2, 2)):
+        (mesh,) = problem.cluster.logical_meshes(shape)
+        stated = build(problem, mesh)
+        choice = solve(stated.problem).choice
+        memory = extract(problem, stated, choice).memory
+        assert memory.total == pytest.approx(peak_bytes(stated.problem, choice))
+    plan = planned(fn, args)
+    (stage,) = plan.stages
+    assert stage.memory.total == plan.peak_memory
+    parts = [getattr(stage.memory, k) for k in stage.memory.__struct_fields__]
+    assert sum(parts) == plan.peak_memory
+    assert min(parts) >= 0
+
+
+def test_arguments_are_counted_as_they_lie():
+    """At the fullest time all arguments are there, each with the bytes of its layout."""
+    fn, args = mlp.build(abstract=True, layers=2)
+    problem = problem_of(fn, args, toy(4))
+    plan = parallelize(fn, cluster=toy(4), mesh_shape=(4,)).plan(*args)
+    types = {i.name: i.type for i in problem.graph.inputs}
+    held = {"parameter": 0, "optimizer": 0}
+    for i in plan.content.inputs:
+        if i.role in held:
+            held[i.role] += Layout.parse(i.layout).local_bytes(types[i.path], {"x": 4})
+    memory = plan.stages[0].memory
+    # A new value that replaces an argument is a result, which is counted as a temporary or gradient.
+    assert memory.parameters == held["parameter"]
+    assert memory.optimizer == held["optimizer"]
+
+
+def test_less_memory_is_never_faster():
+    fn, args = adam(hidden=64, batch=64)
+    most = planned(fn, args)
+    with pytest.raises(InfeasiblePlanError) as caught:
+        planned(fn, args, memory_limit=1000)
+    fewest = caught.value.least_bytes
+    assert 1000 < fewest <= most.peak_memory
+    times = [planned(fn, args, memory_limit=most.peak_memory)]
+    for share in (0.75, 0.5, 0.25, 0.0):
+        limit = math.ceil(fewest + share * (most.peak_memory - fewest))
+        times.append(planned(fn, args, memory_limit=limit))
+        assert times[-1].peak_memory <= limit
+        assert times[-1].content.memory_limit == limit
+    found = [p.search.objective for p in times]
+    assert found == sorted(found)
+    assert found[-1] > found[0]
+    assert all(p.search.lower_bound <= p.search.objective for p in times)
+
+
+@pytest.mark.parametrize("mesh_shape", [(4,), (2, 2), None])
+def test_the_least_that_would_do_does(mesh_shape):
+    fn, args = adam(layers=1)
+    options = {"cluster": toy(4), "mesh_shape": mesh_shape, "donate_argnums": 0}
+    with pytest.raises(InfeasiblePlanError, match="the least that would do") as caught:
+        parallelize(fn, memory_limit=100, **options).plan(*args)
+    least = caught.value.least_bytes
+    assert f"({least} bytes)" in str(caught.value)
+    plan = parallelize(fn, memory_limit=least, **options).plan(*args)
+    assert plan.peak_memory <= least
+    with pytest.raises(InfeasiblePlanError):
+        parallelize(fn, memory_limit=least - 1, **options).plan(*args)
+
+
+def test_a_limit_that_does_not_bind_changes_nothing():
+    fn, args = adam()
+    free = planned(fn, args)
+    same = planned(fn, args, memory_limit=free.peak_memory)
+    assert same.content.inputs == free.content.inputs
+    assert same.step_time == free.step_time
+
+
+def step(params, moments, batch):
+    """A train step by hand, with Adam-like moments; ``batch`` is large beside the weights."""
+
+    def loss(params):
+        return jnp.mean((jnp.tanh(batch @ params["w"]) @ params["v"]) ** 2)
+
+    grads = jax.grad(loss)(params)
+    moments = jax.tree.map(lambda m, g: (0.9 * m[0] + 0.1 * g, 0.99 * m[1] + 0.01 * g * g), moments, grads,
+                           is_leaf=lambda m: isinstance(m, tuple))  # fmt: skip
+    params = jax.tree.map(lambda p, m: p - m[0] / (jnp.sqrt(m[1]) + 1e-8), params, moments)
+    return params, moments
+
+
+def zero_case(batch):
+    weights = {"w": f32(64, 64), "v": f32(64, 64)}
+    return weights, {k: (w, w) for k, w in weights.items()}, f32(batch, 64)
+
+
+def test_zero_3_where_memory_is_short():
+    """Little memory and a large batch: parameters and moments are split over all devices, the batch too."""
+    args = zero_case(256)
+    cluster = toy(4, flops=1e8)
+    options = {"cluster": cluster, "mesh_shape": (4,), "donate_argnums": (0, 1)}
+    with pytest.raises(InfeasiblePlanError) as caught:
+        parallelize(step, memory_limit=1, **options).plan(*args)
+    plan = parallelize(step, memory_limit=math.ceil(caught.value.least_bytes * 1.05), **options).plan(*args)
+    for i in plan.content.inputs:
+        if i.role in ("parameter", "optimizer"):
+            assert shards(i.layout) == 4, i
+    gathered = sum(c.count for c in plan.communication if c.kind in ("all-gather", "all-reduce", "reduce-scatter"))
+    assert gathered > 0
+    assert plan.stages[0].memory.optimizer == 2 * 2 * 64 * 64 * 4 / 4
+
+
+def test_with_memory_to_spare_the_batch_is_split():
+    """Much memory and a large batch: examples are split, products of weights and activations need no traffic.
+
+    Moments may still be split (ZeRO-1): a reduce-scatter and an all-gather cost what an all-reduce does.
+    """
+    args = zero_case(4096)
+    plan = parallelize(step, cluster=toy(4, flops=1e8), mesh_shape=(4,), donate_argnums=(0, 1)).plan(*args)
+    layouts = {i.path: i.layout for i in plan.content.inputs}
+    assert layouts["batch"] == "[x,.]"
+    weights = 2 * 64 * 64 * 4
+    sent = sum(c.count * c.bytes * (2 if c.kind == "all-reduce" else 1) for c in plan.communication)
+    assert sent <= 2 * weights * 1.05  # no activation, and weights once there and once back

@@ -12,6 +12,7 @@ PYTEST_ARGS ?= -n 2
 
 VENV := .venv
 NEWEST := .venv-newest
+PUBLIC := .venv-public
 LOCKS := $(wildcard requirements/*.txt)
 RUN_EXTRAS := examples,checkpoint
 DEV_EXTRAS := $(RUN_EXTRAS),dev
@@ -80,6 +81,18 @@ test: lint  ## static checks and all tests but the slow ones
 test-slow: $(VENV)/.dev-stamp  ## the slow tests
 	$(VENV)/bin/python -m pytest -m slow
 
+$(PUBLIC)/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No usable Python of 3.11 or newer was found." >&2; exit 1; }
+	@"$(PYTHON)" -m venv --clear $(PUBLIC)
+	@$(PUBLIC)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[public]' \
+	  hypothesis pytest pytest-benchmark pytest-randomly pytest-timeout
+	@touch $@
+
+# An environment of its own: these packages want other versions of things than the development tools do.
+.PHONY: test-public
+test-public: $(PUBLIC)/.stamp  ## train steps of released packages (docs/public-steps.md); an hour on two cores
+	$(PUBLIC)/bin/python -m pytest -m "slow or not slow" tests/public
+
 # Resolves again on every call: what is newest changes without a change here.
 .PHONY: test-newest
 test-newest:  ## the tests with the newest Python and jax
@@ -108,6 +121,6 @@ bench: $(VENV)/.dev-stamp  ## run the benchmarks
 
 .PHONY: clean
 clean:  ## remove the environments and all caches
-	rm -rf $(VENV) $(NEWEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	rm -rf $(VENV) $(NEWEST) $(PUBLIC) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 	  .benchmarks
 	find autopar benchmarks examples requirements tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -29,12 +29,13 @@ Env: TypeAlias = dict[str, "Held | Made"]
 
 @dataclass(frozen=True)
 class Sharded:
-    """The plan's decisions, parsed: layouts of operands (None: any) and results, and shared copies."""
+    """The plan's decisions, parsed: layouts of operands (None: any) and results, and shared copies; ``tight`` as in `Routes`."""
 
     operands: Mapping[str, tuple[Layout | None, ...]]
     results: Mapping[str, tuple[Layout, ...]]
     copies: Mapping[str, Mapping[str, Layout]]
     tables: PathTables
+    tight: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -74,7 +75,7 @@ class Interpreter:
     def held(self, name: str, type: TensorType, layout: Layout, array: Any) -> Held:
         """The value ``name`` of this graph, made in ``layout``."""
         copies = dict(self.sharded.copies.get(self.prefix + name, {}))
-        return Held.of(self.sharded.tables, type, layout, array, copies)
+        return Held.of(self.sharded.tables, type, layout, array, copies, self.sharded.tight)
 
     def run(
         self, bound: BoundGraph, arrays: Sequence[Any], layouts: Sequence[Layout], wanted: Sequence[Layout]
@@ -114,9 +115,12 @@ class Interpreter:
     def _operands(
         self, env: Env, op: Operator, types: Sequence[TensorType], wanted: Sequence[Layout | None]
     ) -> list[Any]:
-        """What ``op`` takes. Copies that belong to one phase are made last, not before the other operands are there."""
+        """What ``op`` takes. Where memory is short, copies are made last, not before the other operands are there."""
         sources = [env.get(o) if isinstance(o, str) else None for o in op.operands]
-        late = [isinstance(s, Held) and any(s.routes.copies) for s in sources]
+        late = [
+            isinstance(s, Held) and s.routes.tight and k is not None and bool(s.routes.pending(k, self.phase))
+            for s, k in zip(sources, wanted, strict=True)
+        ]
         found: dict[int, Any] = {}
         now = None
         for i in sorted(range(len(sources)), key=lambda i: late[i]):

@@ -67,6 +67,7 @@ def sharded(plan: Plan) -> Sharded:
         {r.id: tuple(map(Layout.parse, r.results)) for r in content.operators},
         copies,
         plan_tables(plan),
+        content.tight,
     )
 
 
@@ -124,6 +125,6 @@ def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> Program:
     program = whole if any(traced.weak) else body
     function = jax.jit(program, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
     # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
-    short = devices[0].platform == "cpu" and any(c.phase for c in plan.content.copies)
+    short = devices[0].platform == "cpu" and plan.content.tight
     told = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if short else {}
     return Program(function, mesh, in_shardings, out_shardings, donated, told)

@@ -28,9 +28,11 @@ class Held:
     arrays: dict[tuple[str, Layout], Any]
 
     @staticmethod
-    def of(tables: PathTables, type: TensorType, layout: Layout, array: Any, copies: dict[str, Layout]) -> Held:
+    def of(
+        tables: PathTables, type: TensorType, layout: Layout, array: Any, copies: dict[str, Layout], tight: bool = False
+    ) -> Held:
         """The value ``array``, made in ``layout``."""
-        return Held(Routes(tables, type, layout, copies), {("", layout): array})
+        return Held(Routes(tables, type, layout, copies, tight), {("", layout): array})
 
     @property
     def type(self) -> TensorType:
@@ -48,13 +50,13 @@ class Held:
         Args:
             required: layout that is wanted.
             phase: of the reader.
-            now: a piece of another value that the reader takes, if there is one: a copy that belongs to one
-                phase is not made before it is there.
+            now: a piece of another value that the reader takes, if there is one: where memory is short a copy is
+                not made before it is there.
         """
         for source, target in self.routes.take(required, phase):
             steps = self.routes.tables.path(self.type, source[1], target[1])
             piece = self.arrays[source]
-            if target[0] and source == ("", self.made):
+            if self.routes.tight and source == ("", self.made):
                 piece = not_before(piece, now)
             self.arrays[target] = apply_steps(steps, piece, self.routes.tables.mesh)
         return self.arrays[self.routes.place(required, phase)]

@@ -45,6 +45,7 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         search: see `SearchContent`.
         notes: lines worth reading: operators without a rule, sizes that nothing divides.
         memory_limit: bytes a device that the plan had to keep within.
+        tight: the memory limit decided something: programs keep no copy longer than they need it.
         donated: paths of the argument leaves whose buffers are reused.
     """
 
@@ -65,4 +66,5 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     search: SearchContent
     notes: tuple[str, ...] = ()
     memory_limit: int = 0
+    tight: bool = False
     donated: tuple[str, ...] = ()

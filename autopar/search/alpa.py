@@ -54,8 +54,10 @@ def _on_mesh(problem: Problem, mesh: LogicalMesh, clock: Clock) -> list[_Answer]
     split = _stated(problem, mesh, clock, split_phases=True)
     with clock.phase("solve"):
         return [
-            _Answer(stated, _solve(problem, stated.problem), "memory binds"),
-            _Answer(split, _solve(problem, split.problem), "memory binds, each phase gathers anew"),
+            _Answer(replace(stated, tight=True), _solve(problem, stated.problem), "memory binds"),
+            _Answer(
+                replace(split, tight=True), _solve(problem, split.problem), "memory binds, each phase gathers anew"
+            ),
         ]
 
 

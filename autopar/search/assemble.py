@@ -71,6 +71,7 @@ def assemble(
         choices=sharding.choices,
         search=SearchContent(strategy, objective, lower_bound, tuple(considered)),
         notes=(*stated.notes, *_batch_notes(problem, sharding)),
+        tight=stated.tight,
         memory_limit=problem.memory_limit_bytes,
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
     )

@@ -17,12 +17,14 @@ class Routes:
         type: type of the value.
         made: layout that it is made in.
         copies: by phase ("" for all) the layout of its shared copy.
+        tight: memory is short: what one phase made for itself is not kept for another.
     """
 
     tables: PathTables
     type: TensorType
     made: Layout
     copies: dict[str, Layout]
+    tight: bool = False
     known: set[tuple[str, Layout]] = field(default_factory=set)
 
     def take(self, required: Layout, phase: str) -> list[tuple[tuple[str, Layout], tuple[str, Layout]]]:
@@ -51,8 +53,15 @@ class Routes:
             self.known.add(target)
         return steps
 
+    def pending(self, required: Layout, phase: str) -> bool:
+        """Whether a reader would have to wait for a conversion."""
+        place = self.place(required, phase)
+        return place != ("", self.made) and place not in self.known
+
     def place(self, required: Layout, phase: str) -> tuple[str, Layout]:
         """Where a reader in ``phase`` finds the value in ``required``."""
         if required == self.made:
             return ("", self.made)
-        return (phase if phase in self.copies else "", required)
+        if required == self.copies.get(""):
+            return ("", required)
+        return (phase if self.tight or phase in self.copies else "", required)

@@ -29,7 +29,7 @@ from autopar.solver.wide import climb
 
 _SWEEPS = 48  # for the min-marginals at the best y
 _TRIES = 25  # values of y
-_MORE = (0, 300)  # strategies beyond one a node, and those that some choice took, in the problems of mixtures
+_MORE = (0, 300, 1200)  # strategies beyond one a node, and those that some choice took, until a choice fits
 _PATIENCE_S = 8.0  # for one mixture
 _NEAR, _FAR, _PART = 1e-5, 1e-3, 0.1  # relative gap to which the problem of one y is solved: least, most, part of what is open
 _STEP = 0.7  # of the way from the best y to the highest point under the planes; with one row all of it
@@ -147,8 +147,11 @@ def price_wide(
             bound, best_y = low, y
     messages = _messages(search, best_y, deadline)
     for more in _MORE:
-        if search.cost - bound > _MET * planes.scale and time.monotonic() < deadline:
-            _mix(search, messages.excess, more, engine, deadline, seed)
+        if search.cost <= bound or time.monotonic() > deadline:
+            break
+        _mix(search, messages.excess, more, engine, deadline, seed)
+        if search.choice is not None:
+            break
     constant = limit * float(best_y.sum())
     slack = constant + _ROUNDING * abs(constant)
     return Prices(bound, search.choice, search.cost, tuple(np.asarray(own - slack) for own in messages.marginals))

@@ -175,6 +175,8 @@ class Draw:
         types = [type_of(leaf) for leaf in jax.tree.leaves(made)]
         if not types or any(t.size > LARGEST for t in types):
             raise Rejected("too large")
+        if len(types) == 1 and not hasattr(made, "shape"):
+            text = f"jax.tree.leaves({text})[0]"
         names = [self.fresh() for _ in types]
         self.types.update(zip(names, types, strict=True))
         self.statements[-1].append(Statement(operator, tuple(zip(names, types, strict=True)), text, tuple(bodies)))

@@ -254,4 +254,34 @@ RESEARCH = (
     Case("research_steps", "blackjax_mala", "blackjax", "1.7.1", "mala"),
 )
 
-CASES = (*OPTAX, *LINEN, *NNX, *EQUINOX, *HAIKU, *NUMPYRO, *DISTRAX, *DIFFRAX, *TRANSFORMERS, *SOLVERS, *RESEARCH)
+SCIENCE = (
+    Case("science_steps", "equivariant", "e3nn-jax", "0.21.0", "tensor_product, spherical_harmonics, scatter_sum"),
+    Case("science_steps", "gaussian_process", "tinygp", "0.3.1", "marginal likelihood (Cholesky)"),
+    Case("science_steps", "expectation_maximization", "dynamax", "1.0.3", "GaussianHMM.e_step and m_step"),
+    Case("science_steps", "evolution", "evosax", "0.3.2", "CMA_ES ask and tell (eigh)"),
+    Case(
+        "science_steps",
+        "rollouts",
+        "gymnax",
+        "1.0.1",
+        "CartPole rollouts in a vmapped `scan`, policy gradient",
+        batch=(),
+    ),
+    Case("science_steps", "replay", "flashbax", "0.1.3", "item buffer: add and sample inside the step"),
+    Case("science_steps", "molecular_dynamics", "jax-md", "0.2.29", "simulate.nve with soft_sphere_pair", batch=()),
+)
+
+CASES = (
+    *OPTAX,
+    *LINEN,
+    *NNX,
+    *EQUINOX,
+    *HAIKU,
+    *NUMPYRO,
+    *DISTRAX,
+    *DIFFRAX,
+    *TRANSFORMERS,
+    *SOLVERS,
+    *RESEARCH,
+    *SCIENCE,
+)

@@ -137,7 +137,7 @@ def test_it_runs_and_gives_the_values(planned):
 
 
 def test_none_is_better_than_the_search():
-    fn, args = mlp.build(abstract=True, layers=2, batch=64)
+    fn, args = mlp.build(abstract=True, layers=2, batch=2048)
     problem = problem_of(fn, args, toy(8))
     best = {name: strategy_named(name)(problem).search.objective for name in NAMES}
     assert best["alpa"] <= min(best.values()) * (1 + 1e-9)

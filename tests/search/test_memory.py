@@ -82,9 +82,9 @@ def test_less_memory_is_never_faster():
     assert all(p.search.lower_bound <= p.search.objective for p in times)
 
 
-@pytest.mark.parametrize("mesh_shape", [(4,), (2, 2), None])
+@pytest.mark.parametrize("mesh_shape", [(4,), None])
 def test_the_least_that_would_do_does(mesh_shape):
-    fn, args = adam(layers=1)
+    fn, args = adam(layers=1, hidden=8, batch=8)
     options = {"cluster": toy(4), "mesh_shape": mesh_shape, "donate_argnums": 0}
     with pytest.raises(InfeasiblePlanError, match="the least that would do") as caught:
         parallelize(fn, memory_limit=100, **options).plan(*args)

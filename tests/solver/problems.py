@@ -91,3 +91,55 @@ def ladder(rungs: int, strategies: int, *, seed: int = 0, skip: int = 0) -> Choi
 def with_limit(problem: ChoiceProblem, limit_bytes: float | None) -> ChoiceProblem:
     """The same problem under another limit."""
     return replace(problem, limit_bytes=limit_bytes)
+
+
+def dense_problem(seed: int) -> ChoiceProblem:
+    """5 to 7 nodes, nearly all joined, of 3 to 5 strategies: presolve leaves them, and the relaxation has gaps."""
+    r = np.random.default_rng(seed)
+    n = int(r.integers(5, 8))
+    sizes = r.integers(3, 6, n)
+    forbid, whole = r.random() < 0.4, r.random() < 0.5
+
+    def costs(*shape: int) -> np.ndarray:
+        drawn = r.integers(0, 9, shape).astype(float) if whole else r.random(shape)
+        return np.where(r.random(shape) < 0.15, math.inf, drawn) if forbid else drawn
+
+    nodes = tuple(Node(f"n{i}", costs(k) * 0.5) for i, k in enumerate(sizes))
+    edges = tuple(
+        Edge(i, j, costs(sizes[i], sizes[j])) for i in range(n) for j in range(i) if r.random() < 0.8
+    )  # fmt: skip
+    return ChoiceProblem(nodes, edges)
+
+
+def with_usages(problem: ChoiceProblem, seed: int, part: float) -> ChoiceProblem:
+    """Each node holds memory for some time; the limit is ``part`` of the way from the least to the most peak."""
+    r = np.random.default_rng(seed)
+    usages = []
+    for v, node in enumerate(problem.nodes):
+        start = int(r.integers(0, 6))
+        usages.append(Usage(v, start, start + int(r.integers(1, 6)), r.integers(0, 20, node.costs.size).astype(float)))
+    peaks = [
+        max(sum(float(take(u.bytes)) for u in usages if u.start <= t < u.stop) for t in range(12)) for take in (min, max)
+    ]
+    return replace(problem, usages=tuple(usages), limit_bytes=peaks[0] + part * (peaks[1] - peaks[0]))
+
+
+def grid(width: int, length: int, strategies: int, *, seed: int = 0) -> ChoiceProblem:
+    """Chains side by side with rungs between neighbours: ``width`` nodes must be known to cut it.
+
+    Costs between nodes are those of moving between 6 layouts, as in `ladder`.
+    """
+    r = np.random.default_rng(seed)
+    count = width * length
+    made, wanted = r.integers(0, 6, (count, strategies)), r.integers(0, 6, (count, strategies))
+    nodes = tuple(Node(f"n{i}", r.random(strategies) * 1e-3) for i in range(count))
+    edges, usages = [], []
+    for v in range(count):
+        for u in (v + 1 if (v + 1) % width else count, v + width):
+            if u < count:
+                table = r.random((6, 6)) * 1e-3
+                np.fill_diagonal(table, 0.0)
+                edges.append(Edge(v, u, table[np.ix_(made[v], wanted[u])]))
+        row = v // width
+        usages.append(Usage(v, row, row + length // 2, np.round(1e6 / 2.0 ** r.integers(0, 4, strategies))))
+    return ChoiceProblem(nodes, tuple(edges), tuple(usages))

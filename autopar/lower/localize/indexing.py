@@ -7,6 +7,7 @@ whole: the mode says what happens there, so that is settled before the move.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -139,6 +140,9 @@ def scatter(primitive: Primitive, params: Mapping[str, Any], operands: list[Any]
     if params["mode"] == lax.GatherScatterMode.CLIP:
         indices = clamp_index(indices, [whole[d] - windows[d] for d in dims])
     moved = move_index(indices, dims, windows, routed, context)
+    if math.prod(indices.shape[:-1]) == 1:
+        # XLA makes a slice of a piece one slice of the whole, and forgets to clamp a start outside of the piece.
+        operand = lax.optimization_barrier(operand)
     dropping = {**params, "mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
     return bind(primitive, dropping, [operand, moved.indices, updates])
 

@@ -55,6 +55,7 @@ class ShardingProblem:
         usages: what the problem's usages are of, in the same order.
         outputs: (node, layouts by strategy) of each top-level output; None for literals.
         notes: lines for the user.
+        tight: the memory limit binds, as in `autopar.plan.PlanContent`.
     """
 
     problem: ChoiceProblem
@@ -67,6 +68,7 @@ class ShardingProblem:
     usages: tuple[UsageDraft, ...]
     outputs: tuple[tuple[int, tuple[Layout, ...]] | None, ...]
     notes: tuple[str, ...]
+    tight: bool = False
 
 
 _SUMS = frozenset({"add", "add_any", "sub"})

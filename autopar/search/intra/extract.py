@@ -120,7 +120,7 @@ def _communication(
     for v in stated.values.values():
         if v.key not in made:
             continue
-        routes = Routes(tables, v.type, made[v.key], dict(copies.get(v.key, {})))
+        routes = Routes(tables, v.type, made[v.key], dict(copies.get(v.key, {})), stated.tight)
         for use in sorted(v.uses, key=lambda u: u.time):
             required = use.required[choice[use.node]]
             for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):

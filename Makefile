@@ -119,6 +119,16 @@ lock:  ## write requirements/pyXY.txt again from pyproject.toml
 bench: $(VENV)/.dev-stamp  ## run the benchmarks
 	$(VENV)/bin/python -m benchmarks
 
+# Goes on where it stopped. FUZZ_ARGS="--seconds 600", "--plans 4", "--seed 1"; `python -m tests.fuzz --help`.
+FUZZ_PROGRAMS ?= 5000
+.PHONY: fuzz
+fuzz: $(VENV)/.dev-stamp  ## run random programs planned and plain, and compare; hours, goes on where it stopped
+	$(VENV)/bin/python -m tests.fuzz --programs $(FUZZ_PROGRAMS) --out .fuzz --resume $(FUZZ_ARGS)
+
+.PHONY: coverage-page
+coverage-page: $(VENV)/.dev-stamp  ## write docs/coverage.md again
+	$(VENV)/bin/python -m docs.coverage
+
 .PHONY: clean
 clean:  ## remove the environments and all caches
 	rm -rf $(VENV) $(NEWEST) $(PUBLIC) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \

@@ -54,6 +54,6 @@ def build_within(
             best = (local.footprint_bytes, content, local)
     needed, content, local = best
     if needed > limit_bytes:
-        note = f"the compiled program needs {bytes_text(needed)} a device, more than the limit of {bytes_text(limit_bytes)}"
+        note = f"the compiled program needs {bytes_text(needed)} a device, above the limit of {bytes_text(limit_bytes)}"
         content = replace(content, notes=(*content.notes, note))
     return content, local

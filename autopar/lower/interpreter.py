@@ -29,7 +29,10 @@ Env: TypeAlias = dict[str, "Held | Made"]
 
 @dataclass(frozen=True)
 class Sharded:
-    """The plan's decisions, parsed: layouts of operands (None: any) and results, and shared copies; ``tight`` as in `Routes`."""
+    """The plan's decisions, parsed: layouts of operands (None: any) and results, shared copies.
+
+    ``tight`` is as in `autopar.sharding.routes.Routes`.
+    """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
     results: Mapping[str, tuple[Layout, ...]]

@@ -73,10 +73,10 @@ class RuleRegistry:
 
 
 def _built_in(op: Operator, operand_types: tuple[TensorType, ...]) -> tuple[Rule | None, bool]:
-    """The built-in rule, or None, and whether the operator is one that the rules know."""
+    """The built-in rule, or None, and whether no rule is missing: there is one, or there is no dim to split."""
     function = BUILT_IN.get(op.primitive)
     if function is None:
-        return None, False
+        return None, not any(t.rank for t in (*operand_types, *(v.type for v in op.results)))
     try:
         rule = function(op, operand_types)
     except (LookupError, TypeError, ValueError):

@@ -13,15 +13,15 @@ from autopar.solver.base import Solver
 from autopar.solver.elimination import MOST_ENTRIES, plan_elimination
 from autopar.solver.evaluate import is_feasible, objective
 from autopar.solver.multipliers import price_memory
-from autopar.solver.restricted import eliminated, restricted
 from autopar.solver.problem import Array, ChoiceProblem
+from autopar.solver.restricted import eliminated, restricted
 from autopar.solver.solution import Solution, Status
 from autopar.solver.wide import climb
 from autopar.solver.wide_memory import price_wide
 
 _OPEN = 300  # strategies beyond one a node that the first restricted problem keeps
 _WIDEN = 4
-_PROVABLE = 3000  # strategies of a wide problem with memory rows up to which the engine is asked for the proof
+_PROVABLE = 400  # strategies of a wide problem with memory rows up to which the engine is asked for the proof
 
 
 def solve_bounded(
@@ -38,8 +38,8 @@ def solve_bounded(
     Without usages one elimination is exact. With them, multipliers give a bound, a first choice and min-marginals.
     The engine then gets the problem restricted to strategies whose min-marginal is within d of the bound: every
     other choice costs more than bound + d, so an answer that costs no more is the optimum. If it costs more, d grows.
-    Where tables would be too large for elimination, messages give the same, if not as sharp (see `wide`); large
-    problems of that kind with memory rows end with what `wide_memory` finds, a choice and a bound, unless it finds none.
+    Where tables would be too large for elimination, messages give the same, if not as sharp (see `wide`). Large
+    problems of that kind with memory rows end with the choice and the bound of `wide_memory`, unless it has no choice.
 
     Args:
         problem: reduced.

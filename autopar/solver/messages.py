@@ -146,7 +146,7 @@ class Messages:
         self.size = size
 
     def decode(self) -> tuple[int, ...]:
-        """A choice: in order, each node's cheapest strategy given those before it and the messages from those behind."""
+        """A choice: in order, each node's cheapest given the choices before it and the messages from those behind."""
         chosen: list[int] = []
         for v, costs in enumerate(self.costs):
             total = costs
@@ -183,7 +183,7 @@ class Messages:
             if not left[v].any():
                 return None
             for u, _, _, costs in self.tables[v]:
-                allowed = np.isfinite(costs[left[v]]).any(axis=0)
+                allowed = np.asarray(np.isfinite(costs[left[v]]).any(axis=0))
                 if not allowed[left[u]].all():
                     left[u] &= allowed
                     queue.append(u)

@@ -54,7 +54,8 @@ def solve(
     Args:
         problem: what to solve.
         solver: name of a solver, or one; it gets what presolve and bounds leave open (see `bounded`).
-        time_limit_s: wall-clock seconds for all rounds; None waits for the proof.
+        time_limit_s: wall-clock seconds for all rounds; None waits for the proof, except that large problems too wide
+            for elimination whose memory limit binds end with a choice, a bound and what is between them.
         start: a choice to begin from; the answer is never worse than a feasible one.
         seed: for solvers that draw numbers.
 

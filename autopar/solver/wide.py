@@ -35,9 +35,12 @@ _CLOSED = 1e-11  # relative gap that is rounding only
 
 
 def climb(
-    problem: ChoiceProblem, deadline: float = math.inf, start: tuple[int, ...] | None = None, most_entries: int = MOST_ENTRIES,
+    problem: ChoiceProblem,
+    deadline: float = math.inf,
+    start: tuple[int, ...] | None = None,
+    most_entries: int = MOST_ENTRIES,
     gap: float = 0.0,
-) -> Prices:  # fmt: skip
+) -> Prices:
     """Bound, choice and bounds of min-marginals; the bound equals the cost where that is proven.
 
     Args:

@@ -18,8 +18,8 @@ import numpy as np
 
 from autopar.solver.base import Solver
 from autopar.solver.cutting_planes import Planes
-from autopar.solver.evaluate import is_feasible, objective, within
 from autopar.solver.elimination import MOST_ENTRIES
+from autopar.solver.evaluate import is_feasible, objective, within
 from autopar.solver.messages import Messages
 from autopar.solver.multipliers import Prices
 from autopar.solver.presolve import reduce_problem
@@ -29,9 +29,11 @@ from autopar.solver.wide import climb
 
 _SWEEPS = 48  # for the min-marginals at the best y
 _TRIES = 25  # values of y
-_MORE = (0, 300, 1200)  # strategies beyond one a node, and those that some choice took, until a choice fits
+_MORE = (0, 300, 1200)  # strategies beyond one a node, and those that some choice took, one after the other
+_ENOUGH = 5e-3  # relative gap at which no further mixture is tried
 _PATIENCE_S = 8.0  # for one mixture
-_NEAR, _FAR, _PART = 1e-5, 1e-3, 0.1  # relative gap to which the problem of one y is solved: least, most, part of what is open
+# Relative gap to which the problem of one y is solved: least, most, and as part of what is open.
+_NEAR, _FAR, _PART = 1e-5, 1e-3, 0.1
 _STEP = 0.7  # of the way from the best y to the highest point under the planes; with one row all of it
 _BOX, _GROWTH = 0.05, 4.0
 _MET = 5e-5  # relative distance of the two bounds of max L at which to stop
@@ -150,7 +152,7 @@ def price_wide(
         if search.cost <= bound or time.monotonic() > deadline:
             break
         _mix(search, messages.excess, more, engine, deadline, seed)
-        if search.choice is not None:
+        if search.cost - bound <= _ENOUGH * abs(search.cost):
             break
     constant = limit * float(best_y.sum())
     slack = constant + _ROUNDING * abs(constant)

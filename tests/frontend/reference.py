@@ -74,8 +74,10 @@ def _while(bound: Bound, values: list[Any]) -> list[Any]:
     def step(state: list[Any]) -> list[Any]:
         flag = more(state)  # under vmap one decision a row: rows that are done keep what they have
         made = evaluate(bound.regions["body"], [*values[at:end], *state])
-        return [jnp.where(flag.reshape(flag.shape + (1,) * (new.ndim - flag.ndim)), new, old)
-                for new, old in zip(made, state, strict=True)]
+        return [
+            jnp.where(flag.reshape(flag.shape + (1,) * (new.ndim - flag.ndim)), new, old)
+            for new, old in zip(made, state, strict=True)
+        ]
 
     return list(lax.while_loop(lambda state: more(state).any(), step, values[end:]))
 
@@ -87,8 +89,9 @@ def _cond(bound: Bound, values: list[Any]) -> list[Any]:
     return list(made)
 
 
-def traced(fn: Callable[..., Any], *args: Any, options: SignatureOptions | None = None, batch_argnums=None,
-           **kwargs: Any) -> Traced:
+def traced(
+    fn: Callable[..., Any], *args: Any, options: SignatureOptions | None = None, batch_argnums=None, **kwargs: Any
+) -> Traced:
     """The traced call, whose graph is well formed, deterministic, and survives being printed."""
     options = options or SignatureOptions()
     signature, _ = flatten_call(fn, args, kwargs, options)

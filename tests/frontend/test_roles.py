@@ -166,8 +166,14 @@ def test_batch_argnums_decide() -> None:
 
 
 def test_keys_and_scalars_are_no_batch() -> None:
-    found = traced(lambda k, r, s, n, x: x * s + n + jax.random.uniform(k) + jax.random.uniform(r), jax.random.key(0),
-                   jax.random.PRNGKey(0), 0.1, 3, jnp.ones((2, 5), jnp.bfloat16))
+    found = traced(
+        lambda k, r, s, n, x: x * s + n + jax.random.uniform(k) + jax.random.uniform(r),
+        jax.random.key(0),
+        jax.random.PRNGKey(0),
+        0.1,
+        3,
+        jnp.ones((2, 5), jnp.bfloat16),
+    )
     assert roles(found) == {"k": "other", "r": "other", "s": "other", "n": "other", "x": "batch"}
 
 

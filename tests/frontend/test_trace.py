@@ -67,7 +67,8 @@ def test_arrays_that_the_function_closes_over_are_inputs() -> None:
     table = jnp.arange(9.0).reshape(3, 3)
     found = traced(lambda x: x @ table + np.ones((3, 3), np.float32), X)
     assert [(i.name, i.role) for i in found.graph.inputs][1:] == [
-        ("closed_over.0", "constant"), ("closed_over.1", "constant")
+        ("closed_over.0", "constant"),
+        ("closed_over.1", "constant"),
     ]
     assert [c.shape for c in found.closed_over] == [(3, 3), (3, 3)]
 
@@ -261,8 +262,16 @@ def concrete_static(x: Any) -> Any:
     return jax.jit(lambda n: jnp.zeros(n), static_argnums=0)(x)  # here
 
 
-ERRORS = [concrete_if, concrete_int, concrete_numpy, concrete_shape, concrete_slice, concrete_nonzero, concrete_mask,
-          concrete_static]
+ERRORS = [
+    concrete_if,
+    concrete_int,
+    concrete_numpy,
+    concrete_shape,
+    concrete_slice,
+    concrete_nonzero,
+    concrete_mask,
+    concrete_static,
+]
 
 
 @pytest.mark.parametrize("fn", ERRORS, ids=lambda f: f.__name__)

@@ -26,7 +26,7 @@ def generate(seed: int, index: int) -> Program:
             break
         try:
             OPERATORS[str(rng.choice(names, p=weights / weights.sum()))][1](draw)
-        except Rejected:
+        except (Rejected, ValueError, ZeroDivisionError):  # the latter of dims of size 0
             continue
     values = [n for s in draw.statements[0] for n, t in s.targets]
     read = {n for s in draw.statements[0] for n in s.reads()}

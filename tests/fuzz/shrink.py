@@ -1,4 +1,4 @@
-"""Makes a failing program small: cuts results, turns statements into inputs, simplifies what is done with the function."""
+"""Makes a failing program small: cuts results, turns statements into inputs, simplifies the mode."""
 
 from __future__ import annotations
 

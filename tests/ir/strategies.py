@@ -79,8 +79,17 @@ class _Maker:
         text = st.sampled_from(["", "", "jvp(layer0)/attention", 'file.py:12 (f) "'])
         effects = self.draw(st.sampled_from([(), (), ("DebugEffect",), ("A", "B")]))
         self.operators.append(
-            Operator(id, primitive, operands, results, tuple(attributes), tuple(regions), self.draw(text),
-                     self.draw(text), effects)
+            Operator(
+                id,
+                primitive,
+                operands,
+                results,
+                tuple(attributes),
+                tuple(regions),
+                self.draw(text),
+                self.draw(text),
+                effects,
+            )
         )
         self.types.update((v.name, v.type) for v in results)
 
@@ -90,8 +99,10 @@ class _Maker:
 
     def step(self, depth: int) -> None:
         kind = self.draw(
-            st.sampled_from(["add", "literal", "compare", "transpose", "reduce", "reshape", "opaque", "constant"]
-                            + ["scan", "while", "cond"] * (depth > 0))
+            st.sampled_from(
+                ["add", "literal", "compare", "transpose", "reduce", "reshape", "opaque", "constant"]
+                + ["scan", "while", "cond"] * (depth > 0)
+            )
         )
         getattr(self, f"make_{kind}")(*([depth] if kind in ("scan", "while", "cond") else []))
 
@@ -112,8 +123,12 @@ class _Maker:
     def make_transpose(self) -> None:
         name, type = self.any()
         order = tuple(self.draw(st.permutations(range(type.rank))))
-        self.add("transpose", (name,), (TensorType(tuple(type.shape[d] for d in order), type.dtype),),
-                 [("permutation", order)])
+        self.add(
+            "transpose",
+            (name,),
+            (TensorType(tuple(type.shape[d] for d in order), type.dtype),),
+            [("permutation", order)],
+        )
 
     def make_reduce(self) -> None:
         name, type = self.any()
@@ -123,8 +138,12 @@ class _Maker:
 
     def make_reshape(self) -> None:
         name, type = self.any()
-        self.add("reshape", (name,), (TensorType((type.size, 1), type.dtype),),
-                 [("dimensions", None), ("new_sizes", (type.size, 1))])
+        self.add(
+            "reshape",
+            (name,),
+            (TensorType((type.size, 1), type.dtype),),
+            [("dimensions", None), ("new_sizes", (type.size, 1))],
+        )
 
     def make_opaque(self) -> None:
         operands = tuple(self.any()[0] for _ in range(self.draw(st.integers(0, 3))))
@@ -142,8 +161,13 @@ class _Maker:
         row = tuple(TensorType(t.shape[1:], t.dtype) for _, t in xs)
         body = self.body("body", (const[1], carry[1], *row), (carry[1],), depth)
         ys = tuple(TensorType((length, *o.type.shape), o.type.dtype) for o in body.outputs[1:])
-        self.add("scan", (const[0], carry[0], *(n for n, _ in xs)), (carry[1], *ys),
-                 [("length", length), ("num_carry", 1), ("num_consts", 1)], [("body", body)])
+        self.add(
+            "scan",
+            (const[0], carry[0], *(n for n, _ in xs)),
+            (carry[1], *ys),
+            [("length", length), ("num_carry", 1), ("num_consts", 1)],
+            [("body", body)],
+        )
 
     def make_while(self, depth: int) -> None:
         const, carry = self.any(), self.any()
@@ -151,8 +175,13 @@ class _Maker:
         test = Operator("p.0", "predicate", ("in.0",), (Value("p.0", flag),))
         cond = Graph("cond", (Input("in.0", carry[1]),), (test,), (Output("p.0", "out.0", flag),))
         body = self.body("body", (const[1], carry[1]), (carry[1],), depth, more=False)
-        self.add("while", (const[0], carry[0]), (carry[1],), [("body_nconsts", 1), ("cond_nconsts", 0)],
-                 [("cond", cond), ("body", body)])
+        self.add(
+            "while",
+            (const[0], carry[0]),
+            (carry[1],),
+            [("body_nconsts", 1), ("cond_nconsts", 0)],
+            [("cond", cond), ("body", body)],
+        )
 
     def make_cond(self, depth: int) -> None:
         name, type = self.any()

@@ -86,8 +86,11 @@ def changes(graph: Graph) -> list[Graph]:
                 for o in op.operands[:1]
             ),
             *(replace(op, results=(Value(v.name, TensorType((99,), "u8")), *op.results[1:])) for v in op.results[:1]),
-            *(replace(op, regions=((name, body), *op.regions[1:]))
-              for name, region in op.regions[:1] for body in changes(region)[2:3]),
+            *(
+                replace(op, regions=((name, body), *op.regions[1:]))
+                for name, region in op.regions[:1]
+                for body in changes(region)[2:3]
+            ),
             *(replace(op, regions=(("other name", region), *op.regions[1:])) for _, region in op.regions[:1]),
         ]
         found += [replace(graph, operators=(*graph.operators[:at], o, *graph.operators[at + 1 :])) for o in others]

@@ -39,16 +39,27 @@ def test_the_text_reads_back_to_an_equal_graph(graph: Graph) -> None:
 @FEW
 @given(graphs(depth=1), st.randoms(use_true_random=False))
 def test_blanks_and_comments_between_lines_do_not_count(graph: Graph, random) -> None:
-    lines = [" " * random.randrange(4) + line.strip() + random.choice(["", "  ", " # a comment"])
-             for line in graph_text(graph).split("\n")]
+    lines = [
+        " " * random.randrange(4) + line.strip() + random.choice(["", "  ", " # a comment"])
+        for line in graph_text(graph).split("\n")
+    ]
     assert parse_graph("\n".join(lines)) == graph
 
 
 @given(names, names, attrs(), st.text(max_size=4), st.text(max_size=4), st.lists(st.text(max_size=3), max_size=2))
 def test_any_strings_survive(name: str, other: str, attributes, role: str, dtype: str, effects: list[str]) -> None:
     type = TensorType((2, -1), dtype)
-    op = Operator(other, role, (name, Literal(dtype, type)), (Value(other, type), Value(name, F32)), attributes,
-                  ((role, Graph(name, (), ())), (name, Graph("", (), ()))), role, name, tuple(effects))
+    op = Operator(
+        other,
+        role,
+        (name, Literal(dtype, type)),
+        (Value(other, type), Value(name, F32)),
+        attributes,
+        ((role, Graph(name, (), ())), (name, Graph("", (), ()))),
+        role,
+        name,
+        tuple(effects),
+    )
     graph = Graph(role, (Input(name, type, role),), (op,), (Output(Literal(role, type), role, F32, name),))
     assert parse_graph(graph_text(graph)) == graph
 
@@ -72,10 +83,18 @@ def test_example_of_the_documentation() -> None:
 
 
 def test_an_operator_is_one_readable_line() -> None:
-    op = Operator("jvp()/mul.0", "mul", ("b['x']", Literal("2.0", F32)), (Value("jvp()/mul.0", F32),),
-                  (("out_dtype", None),), (), "f.py:3 (g)", "jvp()")
+    op = Operator(
+        "jvp()/mul.0",
+        "mul",
+        ("b['x']", Literal("2.0", F32)),
+        (Value("jvp()/mul.0", F32),),
+        (("out_dtype", None),),
+        (),
+        "f.py:3 (g)",
+        "jvp()",
+    )
     assert operator_text(op) == (
-        "%jvp()/mul.0: f32[] = mul(%b['x'], 2.0: f32[]) {out_dtype=None} scope \"jvp()\" source \"f.py:3 (g)\""
+        '%jvp()/mul.0: f32[] = mul(%b[\'x\'], 2.0: f32[]) {out_dtype=None} scope "jvp()" source "f.py:3 (g)"'
     )
 
 

@@ -140,9 +140,7 @@ class Meaning:
         axes = [(a, n) for a, n in self.mesh.axes if n > 1]
         found = []
         for places in itertools.product(range(-1, type.rank + partial), repeat=len(axes)):
-            dims = tuple(
-                tuple(a for (a, _), p in zip(axes, places, strict=True) if p == d) for d in range(type.rank)
-            )
+            dims = tuple(tuple(a for (a, _), p in zip(axes, places, strict=True) if p == d) for d in range(type.rank))
             layout = Layout(dims, tuple(a for (a, _), p in zip(axes, places, strict=True) if p == type.rank))
             if layout.fits(type.shape, self.mesh.sizes):
                 found.append(layout)
@@ -248,9 +246,7 @@ class Meaning:
         for n, v in enumerate(op.results):
             env[v.name] = self.value(v.type, choice, [s.result_layouts[n] for s in allowed], weight, fused=fused)
 
-    def strategies(
-        self, op: Operator, types: tuple[TensorType, ...], sources: Sequence[Held | None]
-    ) -> list[Strategy]:
+    def strategies(self, op: Operator, types: tuple[TensorType, ...], sources: Sequence[Held | None]) -> list[Strategy]:
         """Those of the rule that make sense: no number and nothing made on demand is a term of a sum unless it is 0."""
         rule, _ = rule_for(op, types)
         every = strategies(rule, types, tuple(v.type for v in op.results), self.mesh)
@@ -281,7 +277,7 @@ class Meaning:
         made = [(n, s) for n, s in held if not s.argument]
         if not self.follow or not made:
             return name, allowed
-        n, leader = max(made, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
+        _, leader = max(made, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
         alone = all(s.choice == leader.choice for _, s in held) and leader.takers == 1
         if not alone and any(k.partial for k in leader.layouts):
             return name, allowed

@@ -197,4 +197,3 @@ def primitives(graph: Graph) -> set[str]:
     """Primitives of a graph, those in regions too."""
     found = {op.primitive for op in graph.operators}
     return found.union(*(primitives(r) for op in graph.operators for _, r in op.regions))
-

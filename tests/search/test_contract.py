@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from autopar import Plan, parallelize
+from autopar import Plan
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Layout, Literal
 from autopar.ir.fingerprint import fingerprint
-from autopar.plan import Plan as PlanType
 from autopar.search import strategies, strategy_named
 from examples import mlp
 from tests.end_to_end.compare import assert_same, assert_trees_same
@@ -66,7 +65,7 @@ def planned(request):
 
 def test_it_returns_a_plan_of_the_program(planned):
     name, _, _, problem, plan = planned
-    assert isinstance(plan, PlanType)
+    assert isinstance(plan, Plan)
     assert plan.search.strategy == name
     assert plan.content.fingerprint == fingerprint(problem.graph)
     assert plan.stages[0].devices == tuple(range(8))

@@ -40,7 +40,7 @@ def test_twice_in_one_process():
     assert plan_text("mlp") == plan_text("mlp")
 
 
-@pytest.mark.parametrize("seed", ["1", "4242"])
+@pytest.mark.parametrize("seed", ["1", pytest.param("4242", marks=pytest.mark.slow)])
 def test_in_another_process(here, seed):
     code = "from tests.search.test_deterministic import digests; print(*digests().items(), sep='\\n')"
     env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}

@@ -1,6 +1,6 @@
 """Plans of small models, kept in ``tests/golden``: a change of any is read in review.
 
-    AUTOPAR_UPDATE_GOLDEN=1 python -m pytest tests/search/test_golden.py
+AUTOPAR_UPDATE_GOLDEN=1 python -m pytest tests/search/test_golden.py
 """
 
 from __future__ import annotations

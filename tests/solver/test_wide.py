@@ -127,7 +127,7 @@ def test_dense_problems(block: int) -> None:
 
 @pytest.mark.parametrize("block", range(3))
 def test_dense_problems_with_memory(block: int) -> None:
-    for seed in range(15 * block, 15 * block + 15):
+    for seed in range(12 * block, 12 * block + 12):
         problem = reduce_problem(with_usages(dense_problem(seed), seed, 0.1 + 0.1 * (seed % 7))).problem
         if problem is None or not problem.usages:
             continue
@@ -144,7 +144,7 @@ def test_dense_problems_with_memory(block: int) -> None:
 
 
 def test_a_grid_of_middle_size_like_highs() -> None:
-    problem = with_limit(grid(8, 12, 6, seed=5), None)
+    problem = with_limit(grid(8, 12, 6, seed=5, coupling=0.3), None)
     assert plan_elimination(problem) is None
     found, wanted = solve(problem), HighsSolver().solve(problem)
     assert found.status is Status.OPTIMAL
@@ -152,21 +152,21 @@ def test_a_grid_of_middle_size_like_highs() -> None:
 
 
 def test_fifteen_hundred_nodes_of_width_ten() -> None:
-    problem = with_limit(grid(10, 150, 16, seed=2), None)
+    problem = with_limit(grid(10, 150, 16, seed=2, coupling=0.1), None)
     assert plan_elimination(problem) is None
     found = solve(problem, time_limit_s=60)
     assert found.status is Status.OPTIMAL
     assert found.objective == objective(problem, found.choice)
-    assert found.choice == solve(problem, time_limit_s=60).choice
 
 
 def test_wide_with_memory_is_feasible_and_near() -> None:
-    problem = grid(8, 20, 6, seed=1)
+    problem = grid(8, 24, 6, seed=1, coupling=0.3)
     free = solve(with_limit(problem, None))
     assert free.status is Status.OPTIMAL
     tight = with_limit(problem, 0.85 * peak_bytes(problem, free.choice))
-    found = solve(tight, time_limit_s=60)
+    found = solve(tight)
     assert is_feasible(tight, found.choice)
     assert free.objective <= found.objective + 1e-12
     assert found.lower_bound <= found.objective
     assert found.gap < 0.02
+    assert found.choice == solve(tight).choice

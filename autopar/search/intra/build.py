@@ -391,7 +391,9 @@ class Builder:
 
 
 def _firsts(uses: Sequence[Use], by_phase: bool) -> list[tuple[Use, NDArray[np.bool_]]]:
-    """Each use with the choices of its node for which no use before it wants the same layout: one conversion serves both.
+    """Each use with the choices of its node for which no use before it wants the same layout.
+
+    One conversion serves both where they do.
 
     Args:
         uses: of one value.

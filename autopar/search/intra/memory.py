@@ -4,8 +4,8 @@ Times are positions in the running order, bodies of loops in place. A value live
 that makes it to its last reader; a result to the end of the step; an input for the whole step, or to
 its last reader where its buffer is donated. What an elementwise operator makes for its only reader,
 elementwise too, is never stored: compilers fuse the two, and its operands live as long as that reader. While
-an operator that is not elementwise runs, each operand is counted once more in the layout that it takes. A value that is read through a shared copy
-is given up once the copy is made.
+an operator that is not elementwise runs, each operand is counted once more in the layout that it takes. A
+value that is read through a shared copy is given up once the copy is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autopar.ir import Layout, TensorType
-from autopar.search.intra.draft import Array, CopyDraft, Use, UsageDraft, ValueDraft
+from autopar.search.intra.draft import Array, CopyDraft, UsageDraft, Use, ValueDraft
 from autopar.search.problem import Problem
 
 _ROLE_KINDS = {"parameter": "parameters", "optimizer": "optimizer", "batch": "batch"}

@@ -1,4 +1,4 @@
-"""Makers of statements by name. Each takes a `Draw`, adds what it needs, and raises `Rejected` where it does not fit."""
+"""Makers of statements by name. Each takes a `Draw`, adds what it needs, raises `Rejected` if it does not fit."""
 
 from __future__ import annotations
 

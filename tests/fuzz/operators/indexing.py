@@ -20,7 +20,8 @@ def take(d: Draw) -> None:
     fill = ", fill_value=0" if mode == "fill" else ""
     d.add("take", d.choice((f"jnp.take({x}, {i}, axis={axis}, mode={mode!r}{fill})", f"{x}[{i} % {d.shape_of(x)[0]}]",
                             f"jnp.take({x}, {i}, axis={axis}, mode='fill', fill_value=1)",
-                            f"{x}.at[{i}].get(mode='promise_in_bounds')" if "%" in i and axis == 0 else f"{x}[{i}]")))  # fmt: skip
+                            f"{x}.at[{i}].get(mode='promise_in_bounds')" if "%" in i and axis == 0
+                            else f"{x}[{i}]")))  # fmt: skip
 
 
 def take_two(d: Draw) -> None:
@@ -63,7 +64,8 @@ def write(d: Draw) -> None:
         f"{x}.at[{i}].max({u}{mode})", f"{x}.at[{i}].min({u}{mode})", f"{x}.at[{one}].set({u}{mode})",
         f"{x}.at[{one}].set({spread})", f"{x}.at[:{max(1, n // 2)}].set({u})", f"{x}.at[::2].add({u})",
         f"{x}.at[jnp.argsort({d.pick('int', rank=1)} % 7)[:1] % {n}].set({u}, unique_indices=True)",
-        f"{x}.at[{one}].add({u})", f"{x}.at[{i}].apply(jnp.tanh)", f"{x}.at[..., 0].set({x}[..., -1] * 2)",
+        f"{x}.at[{one}].add({u})", f"jax.lax.stop_gradient({x}).at[{i}].apply(jnp.tanh)",
+        f"{x}.at[..., 0].set({x}[..., -1] * 2)",
         f"{x}.at[jnp.array([0, {n - 1}])].add({u})", f"{x}.at[{i}].subtract({u}{mode})",
     )  # fmt: skip
     d.add("write", d.choice(texts))

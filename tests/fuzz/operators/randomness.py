@@ -17,11 +17,14 @@ def draws(d: Draw) -> None:
         f"jax.random.truncated_normal({k}, -1.0, 1.0, {shape}, jnp.float64)",
         f"jax.random.permutation({k}, {d.choice((4, 7, 8))}).astype(jnp.int32)",
         f"jax.random.exponential({k}, {shape}, jnp.float64) * 0.3",
-        f"jax.random.categorical({k}, jnp.zeros({shape})).astype(jnp.int32)", f"jax.random.rademacher({k}, {shape}, jnp.int32)",
+        f"jax.random.categorical({k}, jnp.zeros({shape})).astype(jnp.int32)",
+        f"jax.random.rademacher({k}, {shape}, jnp.int32)",
         f"jax.vmap(lambda q: jax.random.normal(q, (4,), jnp.float64))(jax.random.split({k}, 8))",
         f"jax.random.split({k}, 2)[0]" if d.types[k].kind == "key" else f"jax.random.bits({k}, {shape}) % 7 > 2",
-        f"jax.random.choice({k}, 5, {shape}).astype(jnp.int32)", f"jax.random.bits({k}, {shape}, 'uint8').astype(jnp.int32)",
-        f"jax.random.normal({k}, {shape}, jnp.float32).astype(jnp.float64) * 0.1", f"jax.random.laplace({k}, {shape}, jnp.float64) * 0.3",
+        f"jax.random.choice({k}, 5, {shape}).astype(jnp.int32)",
+        f"jax.random.bits({k}, {shape}, 'uint8').astype(jnp.int32)",
+        f"jax.random.normal({k}, {shape}, jnp.float32).astype(jnp.float64) * 0.1",
+        f"jax.random.laplace({k}, {shape}, jnp.float64) * 0.3",
     )  # fmt: skip
     d.add("draws", d.choice(texts))
 

@@ -45,7 +45,8 @@ def place(d: Draw) -> None:
     axis = d.integer(0, len(d.shape_of(x)) - 1)
     end = f"axis={axis}).astype(jnp.int32)"
     texts = (f"jnp.argmax(steps({x}), {end}", f"jnp.argmin(steps({x}), {end}", f"jnp.argsort(steps({x}), {end}",
-             f"jnp.argmax(steps({x})).astype(jnp.int32)", f"jnp.searchsorted(jnp.arange(9.0), steps({x})).astype(jnp.int32)")  # fmt: skip
+             f"jnp.argmax(steps({x})).astype(jnp.int32)",
+             f"jnp.searchsorted(jnp.arange(9.0), steps({x})).astype(jnp.int32)")  # fmt: skip
     d.add("place", d.choice(texts))
 
 

@@ -86,8 +86,8 @@ def pad(d: Draw) -> None:
         )
         config.append((low, high, inner) if n > 1 else (0, 0, 0))
     value = d.choice(("0.0", "1.5", f"jnp.max({d.pick()})"))
-    texts = (f"jax.lax.pad({x}, {value}, {tuple(config)})",
-             f"jnp.pad({x}, {d.choice((1, 2))}, mode={d.choice(('constant', 'edge', 'reflect', 'wrap'))!r})")  # fmt: skip
+    mode = d.choice(("constant", "edge", "reflect", "wrap"))
+    texts = (f"jax.lax.pad({x}, {value}, {tuple(config)})", f"jnp.pad({x}, {d.choice((1, 2))}, mode={mode!r})")
     d.add("pad", texts[0] if d.chance(0.7) else texts[1])
 
 

@@ -23,7 +23,7 @@ def _fill(d: Draw, count: int) -> None:
             return
         try:
             maker(d)
-        except Rejected:
+        except (Rejected, ValueError, ZeroDivisionError):  # the latter of dims of size 0
             continue
         made += 1
 

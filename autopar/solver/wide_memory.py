@@ -29,7 +29,7 @@ from autopar.solver.wide import climb
 
 _SWEEPS = 48  # for the min-marginals at the best y
 _TRIES = 25  # values of y
-_MORE = (0, 300, 1200)  # strategies beyond one a node, and those that some choice took, one after the other
+_MORE = (0, 300, 1200)  # strategies beyond one a node and those that some choice took; the last if no choice fits yet
 _ENOUGH = 5e-3  # relative gap at which no further mixture is tried
 _PATIENCE_S = 8.0  # for one mixture
 # Relative gap to which the problem of one y is solved: least, most, and as part of what is open.
@@ -152,7 +152,7 @@ def price_wide(
         if search.cost <= bound or time.monotonic() > deadline:
             break
         _mix(search, messages.excess, more, engine, deadline, seed)
-        if search.cost - bound <= _ENOUGH * abs(search.cost):
+        if search.choice is not None and (more > 0 or search.cost - bound <= _ENOUGH * abs(search.cost)):
             break
     constant = limit * float(best_y.sum())
     slack = constant + _ROUNDING * abs(constant)

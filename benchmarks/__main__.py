@@ -11,14 +11,20 @@ import click
 import jax
 from rich.console import Console
 
-from benchmarks import memory_limit, predicted
+from benchmarks import memory_limit, overhead, planning, predicted
 from benchmarks.clusters import DEVICES
 from benchmarks.experts import cases as experts
 from benchmarks.machine import facts
 from benchmarks.report import Report, Say, table
 
 BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
-    {"experts": experts.run, "predicted": predicted.run, "memory_limit": memory_limit.run}
+    {
+        "experts": experts.run,
+        "predicted": predicted.run,
+        "memory_limit": memory_limit.run,
+        "overhead": overhead.run,
+        "planning": planning.run,
+    }
 )
 
 

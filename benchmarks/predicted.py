@@ -16,7 +16,6 @@ from autopar.cost import wire_bytes
 from autopar.lower.hlo import Collective, collectives
 from benchmarks.clusters import bytes_cluster
 from benchmarks.footprint import footprint_bytes
-from benchmarks.replica_groups import listed_groups
 from benchmarks.report import Report, Row, Say
 from examples import gpt, llama, mlp, moe, wide_resnet
 
@@ -54,7 +53,7 @@ def measure(name: str, module: Any, mesh: tuple[int, ...], preset: str = "tiny")
     step, args = module.build(preset, abstract=True)
     compiled = autopar.parallelize(step, cluster=bytes_cluster(), mesh_shape=mesh, donate_argnums=0).compile(*args)
     said = predicted_totals(compiled.plan)
-    found = compiled_totals(collectives(listed_groups(compiled.as_text())))
+    found = compiled_totals(collectives(compiled.as_text()))
     label = {"example": name, "mesh": "x".join(map(str, mesh))}
     nothing = (0.0, 0.0)
     details = tuple(

@@ -97,6 +97,8 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
     """(group, primitive, what is done, how) of every primitive, sorted."""
     known = set(_names())
     for name, rule in BUILT_IN.items():
+        if name in LOCALIZERS and LOCALIZERS[name].__module__.endswith("callbacks"):
+            continue  # listed under effects
         group = inspect.getmodule(rule).__name__.rpartition(".")[2]  # type: ignore[union-attr]
         if rule.__name__ == "whole":
             yield _TITLES.get(group, group), name, "whole", "keys are small"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.cost.collectives import KINDS, wire_bytes
+from autopar.lower.replica_groups import listed_groups
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -104,7 +105,7 @@ def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, .
     Raises:
         ValueError: the text is not an HLO module, or uses a form of groups that is not known here.
     """
-    module = _parse(text)
+    module = _parse(listed_groups(text))
     runs = _runs(module, unknown_trips)
     found: list[Collective] = []
     for name, instructions in module.computations.items():

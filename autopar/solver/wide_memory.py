@@ -23,7 +23,7 @@ from autopar.solver.evaluate import is_feasible, objective, within
 from autopar.solver.messages import Messages
 from autopar.solver.multipliers import Prices
 from autopar.solver.presolve import reduce_problem
-from autopar.solver.problem import Array, ChoiceProblem
+from autopar.solver.problem import Array, ChoiceProblem, Usage
 from autopar.solver.restricted import eliminated, lowest, restricted
 from autopar.solver.wide import climb
 
@@ -64,12 +64,7 @@ class _Search:
 
     def used(self, choice: Sequence[int]) -> Array:
         """Bytes by row."""
-        change = np.zeros(self.rows + 1)
-        for use in self.problem.usages:
-            held = use.bytes[choice[use.node]]
-            change[use.start] += held
-            change[use.stop] -= held
-        return np.cumsum(change)[: self.rows]
+        return _profile([(use, float(use.bytes[choice[use.node]])) for use in self.problem.usages], self.rows)
 
     def take(self, choice: tuple[int, ...]) -> float:
         """Note a choice; returns its cost."""
@@ -101,6 +96,15 @@ class _Search:
         return bound - constant - _ROUNDING * (abs(bound) + abs(constant))
 
 
+def _profile(held: Sequence[tuple[Usage, float]], rows: int) -> Array:
+    """Bytes by row of usages that hold so much."""
+    change = np.zeros(rows + 1)
+    for use, size in held:
+        change[use.start] += size
+        change[use.stop] -= size
+    return np.cumsum(change)[:rows]
+
+
 def price_wide(
     problem: ChoiceProblem,
     engine: Solver,
@@ -124,6 +128,8 @@ def price_wide(
     rows = max(use.stop for use in problem.usages)
     planes = Planes(max(limit, 1.0), 1.0, _BOX)
     search = _Search(problem, bare, limit, rows, most_entries, planes)
+    if not within(float(_profile([(u, float(u.bytes.min())) for u in problem.usages], rows).max()), limit):
+        return Prices(math.inf, None, math.inf, ())  # even every node's least at once is too much
     best_y = np.zeros(rows)
     bound = search.look(best_y, _FAR, deadline)
     if math.isinf(bound) and bound > 0:

@@ -12,7 +12,6 @@ from autopar.lower.hlo import Collective, collectives, total_wire_bytes
 from benchmarks.clusters import bytes_cluster
 from benchmarks.experts.base import Expert, compile_expert
 from benchmarks.footprint import footprint_bytes
-from benchmarks.replica_groups import listed_groups
 from benchmarks.report import Row
 
 
@@ -50,7 +49,7 @@ def kinds(found: Iterable[Collective]) -> str:
 def measure_expert(case: Case, expert: Expert) -> Row:
     """The row of an expert."""
     compiled = compile_expert(expert, case.step, case.args)
-    found = collectives(listed_groups(compiled.as_text()))
+    found = collectives(compiled.as_text())
     used = footprint_bytes(compiled.memory_analysis())
     return {
         "case": case.name,
@@ -69,7 +68,7 @@ def measure_autopar(case: Case, mesh: tuple[int, ...] | None, whole_s: float) ->
     )
     compiled = function.compile(*case.args)
     (stage,) = compiled.plan.stages
-    found = collectives(listed_groups(compiled.as_text()))
+    found = collectives(compiled.as_text())
     return {
         "case": case.name,
         "who": "autopar" if mesh is not None else "autopar, any mesh",

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from jax.example_libraries import stax
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import HMC, MCMC, NUTS, SVI, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import (
@@ -83,7 +84,6 @@ def enumerated_mixture():
 
 def amortized():
     """A variational autoencoder with stax networks, minibatches and a mean-field ELBO."""
-    from jax.example_libraries import stax
 
     def encoder():
         return stax.serial(

@@ -159,6 +159,12 @@ def test_fifteen_hundred_nodes_of_width_ten() -> None:
     assert found.objective == objective(problem, found.choice)
 
 
+def test_wide_with_too_little_memory_is_infeasible() -> None:
+    problem = grid(8, 12, 6, seed=1, coupling=0.3)
+    least = peak_bytes(problem, tuple(0 for _ in problem.nodes)) / 100
+    assert solve(with_limit(problem, least)).status is Status.INFEASIBLE
+
+
 def test_wide_with_memory_is_feasible_and_near() -> None:
     problem = grid(8, 24, 6, seed=1, coupling=0.3)
     free = solve(with_limit(problem, None))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def _listed(match: re.Match[str]) -> str:
     return "replica_groups={" + ",".join("{" + ",".join(map(str, g)) + "}" for g in groups.tolist()) + "}"
 
 
-def _devices(match: re.Match[str], count: int) -> np.ndarray:
+def _devices(match: re.Match[str], count: int) -> np.ndarray[Any, Any]:
     """Numbers of a mesh's devices, in its order."""
     if match["ids"]:
         return np.array([int(n) for n in match["ids"].split(",")])

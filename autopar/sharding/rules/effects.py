@@ -1,0 +1,19 @@
+"""Rules of operators that call the host: they run once, on whole values, so nothing of them can be split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from autopar.ir import Operator, TensorType
+from autopar.sharding.factors import Rule, RuleFunction
+
+
+def whole(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
+    """Nothing is split."""
+    return None
+
+
+RULES: Mapping[str, RuleFunction] = MappingProxyType(
+    dict.fromkeys(("debug_callback", "debug_print", "io_callback", "pure_callback"), whole)
+)

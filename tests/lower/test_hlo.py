@@ -45,7 +45,7 @@ def test_without_groups_all_devices_are_one():
 
 def test_groups_in_an_unknown_form_are_refused():
     with pytest.raises(ValueError, match="the groups of r are written in a form"):
-        one("  ROOT %r = f32[16,32] all-reduce(%a), replica_groups=mesh['x'=2]{'x'}, to_apply=%add")
+        one("  ROOT %r = f32[16,32] all-reduce(%a), replica_groups=other['x'=2]{'x'}, to_apply=%add")
 
 
 @pytest.mark.parametrize(

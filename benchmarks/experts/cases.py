@@ -81,10 +81,9 @@ CASES: Mapping[str, Callable[[], Case]] = MappingProxyType(
 )
 
 
-def run(quick: bool, say: Say, names: tuple[str, ...] = ()) -> Report:
-    """The benchmark; ``quick`` takes one tiny perceptron, ``names`` only the cases whose names contain one of them."""
-    chosen = tuple(make for name, make in CASES.items() if not names or any(n in name for n in names))
-    made = (lambda: mlp_case("mlp, tiny", 2, 32, 64, (None,)),) if quick else chosen
+def run(quick: bool, say: Say) -> Report:
+    """The benchmark; ``quick`` takes one tiny perceptron."""
+    made = (lambda: mlp_case("mlp, tiny", 2, 32, 64, (None,)),) if quick else tuple(CASES.values())
     verdicts: list[Row] = []
     details: list[tuple[str, tuple[Row, ...]]] = []
     for make in made:
@@ -100,5 +99,6 @@ def run(quick: bool, say: Say, names: tuple[str, ...] = ()) -> Report:
         "autopar's compiled program moves at most the bytes of the best expert's",
         tuple(verdicts),
         all(v["holds"] for v in verdicts),
+        ("corrected: an all-reduce of gradients that are split at once counts as a reduce-scatter, half the bytes",),
         details=tuple(details),
     )

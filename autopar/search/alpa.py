@@ -81,21 +81,23 @@ def best_plan(problem: Problem, answers: Sequence[_Answer], name: str, clock: Cl
         raise infeasible(problem, [a.stated for a in answers])
     best = min(feasible, key=lambda a: (a.solution.objective, str(a.stated.mesh)))
     with clock.phase("extract"):
-        sharding = extract(problem, best.stated, best.solution.choice)
+        shardings = [extract(problem, a.stated, a.solution.choice) if a.solution.choice else None for a in answers]
         considered = tuple(
             Considered(
                 f"mesh {a.stated.mesh}" + (f", {a.note}" if a.note else ""),
                 a.solution.objective if a.solution.choice else None,
-                extract(problem, a.stated, a.solution.choice).memory.total if a.solution.choice else None,
+                None if sharding is None else sharding.memory.total,
                 "chosen" if a is best else a.solution.status.value,
             )
-            for a in answers
+            for a, sharding in zip(answers, shardings, strict=True)
         )
+        chosen = next(s for a, s in zip(answers, shardings, strict=True) if a is best)
+        assert chosen is not None
         bound = min(a.solution.lower_bound for a in answers)
     return assemble(
         problem,
         best.stated,
-        sharding,
+        chosen,
         name,
         best.solution.objective,
         None if math.isinf(bound) else float(bound),

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "plan": "Plan a function for a cluster.",
         "explain": "Say why a plan splits something as it does.",
         "diff": "Compare two plans.",
+        "solve": "Solve a problem of the contest's format.",
         "clusters": "List the clusters that come with autopar.",
         "strategies": "List the search strategies.",
     }

@@ -1,6 +1,7 @@
 """Choice problems (integer programs of one strategy for each node) and what solves them."""
 
 from autopar.solver.base import Capabilities, Solver, SolverError
+from autopar.solver.contest import decode_contest, encode_contest, read_contest, write_contest
 from autopar.solver.evaluate import fits, is_feasible, objective, peak_bytes, usage_profile
 from autopar.solver.exhaustive import ExhaustiveSolver
 from autopar.solver.highs import HighsSolver
@@ -24,13 +25,17 @@ __all__ = [
     "SolverError",
     "Status",
     "Usage",
+    "decode_contest",
+    "encode_contest",
     "fits",
     "is_feasible",
     "least_memory",
     "objective",
     "peak_bytes",
+    "read_contest",
     "reduce_problem",
     "solve",
     "solver_named",
     "usage_profile",
+    "write_contest",
 ]

@@ -26,6 +26,7 @@ class Solution:
         lower_bound: no choice costs less than this (-inf where nothing was proven).
         seconds: time that the solver took.
         solver: name of the solver.
+        phases: seconds by phase, in order, where the solver tells them.
     """
 
     status: Status
@@ -34,6 +35,7 @@ class Solution:
     lower_bound: float
     seconds: float
     solver: str
+    phases: tuple[tuple[str, float], ...] = ()
 
     @property
     def gap(self) -> float:

@@ -31,7 +31,7 @@ def plans(tmp_path: Path) -> tuple[str, str]:
 def test_no_light_command_loads_a_device_library(plans: tuple[str, str]) -> None:
     a, b = plans
     commands = [["--version"], ["--help"], ["plan", "--help"], ["clusters"], ["explain", a], ["diff", a, b],
-                ["strategies"]]  # fmt: skip
+                ["strategies"], ["solve", "--help"]]  # fmt: skip
     program = (
         "import sys\nfrom autopar.cli import main\n"
         f"for args in {commands!r}:\n"

@@ -1,0 +1,96 @@
+"""``autopar solve``."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autopar.cli.group import Command
+from autopar.cli.output import print_json, print_section, progress, write_file
+from autopar.report.sections import Section
+from autopar.solver import Solution, SolverError, Status, read_contest, solve
+
+
+@click.command(cls=Command, name="solve")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE")
+@click.option(
+    "--time-limit",
+    "time_limit_s",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds in all, reading included.  [default: until the solver ends of itself]",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random numbers.")
+@click.option("--solver", default="highs", show_default=True, metavar="NAME", help="What solves it.")
+@click.option("-o", "--output", metavar="FILE", help="Write the choice to FILE, as JSON.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+def command(
+    file: Path, time_limit_s: float | None, seed: int, solver: str, output: str | None, form: str, quiet: bool
+) -> None:
+    """Solve a problem of the contest's format.
+
+    FILE is a problem in the format of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism, plain or
+    compressed by gzip: a strategy for each node, at the least cost, under a limit on memory over time. Prints the
+    cost, a lower bound, the gap between them and seconds by phase. Exit code 1 where no choice was found that obeys
+    the limit.
+    """
+    began = time.monotonic()
+    with progress(quiet) as say:
+        say(f"reading {file}")
+        problem = read_contest(file)
+        read_s = time.monotonic() - began
+        say(f"solving {len(problem.nodes):,} nodes, {len(problem.edges):,} edges")
+        left = None if time_limit_s is None else max(0.0, time_limit_s - read_s)
+        answer = solve(problem, solver, time_limit_s=left, seed=seed)
+    phases = (("read", read_s), *(answer.phases or (("solve", answer.seconds),)))
+    data = _data(answer, phases, seed)
+    if output is not None:
+        write_file(output, json.dumps({**data, "solution": list(answer.choice)}) + "\n")
+    if form == "json":
+        print_json(data)
+    else:
+        print_section(_section(file.name, data))
+    if not answer.choice and problem.nodes:
+        raise SolverError(f"no choice was found within the limits: {answer.status.value}")
+
+
+def _data(answer: Solution, phases: tuple[tuple[str, float], ...], seed: int) -> dict[str, Any]:
+    return {
+        "status": answer.status.name.lower(),
+        "cost": _number(answer.objective),
+        "bound": _number(answer.lower_bound),
+        "gap": _number(answer.gap),
+        "solver": answer.solver,
+        "seed": seed,
+        "seconds": {name: round(seconds, 3) for name, seconds in phases},
+    }
+
+
+def _number(value: float) -> float | None:
+    """For JSON: None where not finite, whole numbers without a fraction."""
+    if not math.isfinite(value):
+        return None
+    return int(value) if value == int(value) else value
+
+
+def _section(title: str, data: dict[str, Any]) -> Section:
+    seconds: dict[str, float] = data["seconds"]
+    rows = [
+        ("status", Status[data["status"].upper()].value),
+        ("cost", _text(data["cost"])),
+        ("bound", _text(data["bound"])),
+        ("gap", "unknown" if data["gap"] is None else f"{data['gap']:.4%}"),
+        ("solver", data["solver"]),
+        *((name, f"{value:.2f} s") for name, value in seconds.items()),
+    ]
+    return Section(title, ("figure", "value"), tuple(rows))
+
+
+def _text(value: float | None) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,46 @@
+"""``autopar solve``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from autopar.solver import ChoiceProblem, Node, Usage, is_feasible, write_contest
+from tests.cli.conftest import Run
+from tests.solver.problems import grid, with_usages
+
+
+def test_cost_bound_gap_and_choice(run: Run, tmp_path: Path) -> None:
+    problem = with_usages(grid(2, 6, 4), 1, 0.4)
+    path, output = tmp_path / "p.json.gz", tmp_path / "solution.json"
+    write_contest(problem, path)
+    done = run("solve", str(path), "--time-limit", "20", "--seed", "3", "-o", str(output), "--format", "json")
+    assert done.exit_code == 0
+    shown, written = json.loads(done.stdout), json.loads(output.read_text())
+    solution = written.pop("solution")
+    assert is_feasible(problem, solution)
+    assert shown == written
+    assert shown["status"] in ("optimal", "feasible")
+    assert shown["bound"] <= shown["cost"]
+    assert shown["gap"] >= 0
+    assert "read" in shown["seconds"]
+    text = run("solve", str(path), "-q").stdout
+    for word in ("cost", "bound", "gap", "status", "read"):
+        assert word in text
+
+
+def test_nothing_feasible_is_exit_code_1(run: Run, tmp_path: Path) -> None:
+    problem = ChoiceProblem((Node("a", [1.0]),), (), (Usage(0, 0, 1, [5.0]),), 4.0)
+    write_contest(problem, tmp_path / "p.json")
+    done = run("solve", str(tmp_path / "p.json"))
+    assert done.exit_code == 1
+    assert "infeasible" in done.stdout
+    assert "no choice was found" in done.stderr
+
+
+def test_mistakes(run: Run, tmp_path: Path) -> None:
+    assert run("solve", str(tmp_path / "absent.json")).exit_code == 2
+    (tmp_path / "p.json").write_text("{}")
+    done = run("solve", str(tmp_path / "p.json"))
+    assert done.exit_code == 1
+    assert "contest's format" in done.stderr

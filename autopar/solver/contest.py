@@ -162,7 +162,7 @@ def encode_contest(problem: ChoiceProblem, *, name: str = "", cost_unit: float |
     """
     single = _one_usage_each(problem)
     intervals = [(0, 0)] * len(single.nodes)
-    usages = [[0] * node.costs.size for node in single.nodes]
+    usages: list[list[float]] = [[0] * node.costs.size for node in single.nodes]
     for use in single.usages:
         intervals[use.node], usages[use.node] = (use.start, use.stop), _whole(use.bytes)
     limit = single.limit_bytes

@@ -21,6 +21,7 @@ from autopar.errors import (
 if TYPE_CHECKING:
     from autopar import search, sharding
     from autopar.api import Compiled, ParallelFunction, check, parallelize
+    from autopar.api.verify import verify
     from autopar.cluster import Cluster
     from autopar.plan import Plan
 
@@ -35,6 +36,7 @@ _HOMES = {
     "parallelize": "autopar.api",
     "search": "",
     "sharding": "",
+    "verify": "autopar.api.verify",
 }
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "parallelize",
     "search",
     "sharding",
+    "verify",
 ]
 
 

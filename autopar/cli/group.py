@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "explain": "Say why a plan splits something as it does.",
         "diff": "Compare two plans.",
         "solve": "Solve a problem of the contest's format.",
+        "verify": "Compile a plan with the XLA compiler of its devices and compare.",
         "clusters": "List the clusters that come with autopar.",
         "strategies": "List the search strategies.",
     }

@@ -29,6 +29,8 @@ _KINDS = {kind: kind for kind in KINDS if kind != "send"} | {
 }
 _COMMENT = re.compile(r"/\*.*?\*/")
 _METADATA = re.compile(r',? *metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
+_SCOPE = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*\)\s*->.*)?\{\s*$")
 _NAME = re.compile(r"\s+(?:ROOT\s+)?%?([\w.\-]+)\s*=\s*")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
@@ -59,6 +61,7 @@ class Collective:
         times: runs of it in one run of the program.
         exact: whether ``times`` is certain: not in a branch, nor in a loop whose trips the text does not tell.
         name: name of the instruction.
+        scope: jax's name stack of the operation that it came from; "" where the text does not tell.
     """
 
     kind: str
@@ -70,6 +73,7 @@ class Collective:
     times: float
     exact: bool
     name: str
+    scope: str = ""
 
     @property
     def wire_bytes(self) -> float:
@@ -84,6 +88,7 @@ class _Instruction:
     opcode: str
     operands: str
     attributes: str
+    scope: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,38 @@ def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, .
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a program is made of besides its collectives.
+
+    Args:
+        fusions: fusion instructions in the text.
+        cycles: estimated cycles of one run of the program; None where the compiler says none (only TPU's does).
+    """
+
+    fusions: int
+    cycles: float | None
+
+
+def work(text: str, *, unknown_trips: float = 1.0) -> Work:
+    """Fusions, and cycles that the compiler estimates, loops counted by their trips.
+
+    Args:
+        text: optimized HLO.
+        unknown_trips: as in `collectives`.
+    """
+    module = _parse(text)
+    runs = _runs(module, unknown_trips)
+    fusions, cycles, said = 0, 0.0, False
+    for name, instructions in module.computations.items():
+        for i in instructions:
+            fusions += i.opcode == "fusion"
+            estimate = _CYCLES.search(i.attributes)
+            if estimate and name in runs:
+                cycles, said = cycles + runs[name][0] * int(estimate[1]), True
+    return Work(fusions, cycles if said else None)
+
+
 def total_wire_bytes(found: Iterable[Collective]) -> float:
     """Bytes that one device sends in all of ``found``."""
     return math.fsum(c.wire_bytes for c in found)
@@ -126,11 +163,12 @@ def _parse(text: str) -> _Module:
     computations: dict[str, list[_Instruction]] = {}
     entry, current, devices = "", "", 1
     for raw in text.splitlines():
-        line = _METADATA.sub("", _COMMENT.sub("", raw))
+        bare = _COMMENT.sub("", raw)
+        line = _METADATA.sub("", bare)
         if line.startswith("HloModule"):
             devices = math.prod(map(int, _DEVICES.findall(line)))
         elif line[:1].isspace() and current:
-            instruction = _instruction(line)
+            instruction = _instruction(line, bare)
             if instruction is not None:
                 computations[current].append(instruction)
         elif header := _HEADER.match(line):
@@ -144,7 +182,7 @@ def _parse(text: str) -> _Module:
     return _Module(entry, {name: tuple(body) for name, body in computations.items()}, devices)
 
 
-def _instruction(line: str) -> _Instruction | None:
+def _instruction(line: str, with_metadata: str) -> _Instruction | None:
     named = _NAME.match(line)
     if not named:
         return None
@@ -154,7 +192,10 @@ def _instruction(line: str) -> _Instruction | None:
     if not opcode:
         return None
     close = _closing(line, opcode.end() - 1)
-    return _Instruction(named[1], line[start:end], opcode[1], line[opcode.end() : close - 1], line[close:])
+    scope = _SCOPE.search(with_metadata)
+    return _Instruction(
+        named[1], line[start:end], opcode[1], line[opcode.end() : close - 1], line[close:], scope[1] if scope else ""
+    )
 
 
 def _closing(line: str, start: int) -> int:
@@ -237,7 +278,7 @@ def _read(i: _Instruction, shapes: Mapping[str, str], devices: int, times: float
     for tensors in operands:
         given = math.ceil(sum(n for _, n in tensors))
         dtype = tensors[0][0] if tensors else "token"
-        yield Collective(kind, dtype, given, given * scale, size, groups, times, exact, i.name)
+        yield Collective(kind, dtype, given, given * scale, size, groups, times, exact, i.name, i.scope)
 
 
 def _split(operands: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from autopar._compat.primitives import weakly_typed
 from autopar._compat.trees import partition_spec
@@ -33,7 +33,7 @@ class Program:
 
     Args:
         function: takes the graph's inputs as flat global arrays, returns its outputs as a tuple; jitted.
-        mesh: the devices.
+        mesh: the devices, or their numbers alone where the program is compiled for devices that are not here.
         input_shardings: one a graph input.
         output_shardings: one a graph output.
         donated: indices of donated inputs.
@@ -41,11 +41,19 @@ class Program:
     """
 
     function: Any
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     input_shardings: tuple[NamedSharding, ...]
     output_shardings: tuple[NamedSharding, ...]
     donated: tuple[int, ...]
     compiler_options: Mapping[str, str]
+
+    def shapes(self, traced: Traced) -> list[jax.ShapeDtypeStruct]:
+        """What the function is lowered for: the shape, dtype and sharding of each input of ``traced``."""
+        avals = [*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
+        return [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s, weak_type=getattr(a, "weak_type", False))
+            for a, s in zip(avals, self.input_shardings, strict=True)
+        ]
 
 
 def plan_tables(plan: Plan) -> PathTables:
@@ -91,6 +99,12 @@ def device_mesh(plan: Plan, devices: Sequence[Any]) -> Mesh:
     return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
 
+def abstract_mesh(plan: Plan) -> AbstractMesh:
+    """The plan's logical mesh without devices: for programs that another process compiles."""
+    axes = plan.stages[0].mesh_axes
+    return AbstractMesh(tuple(n for _, n in axes), tuple(a for a, _ in axes), (AxisType.Auto,) * len(axes))
+
+
 def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> Program:
     """The program that runs ``plan`` on ``devices``.
 
@@ -99,7 +113,18 @@ def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> Program:
         plan: a plan with one stage.
         devices: jax devices, in the order of the cluster.
     """
-    mesh = device_mesh(plan, devices)
+    return lower_on(traced, plan, device_mesh(plan, devices), devices[0].platform)
+
+
+def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: str) -> Program:
+    """The program that runs ``plan`` on ``mesh``.
+
+    Args:
+        traced: the function that the plan was made for.
+        plan: a plan with one stage.
+        mesh: its logical mesh, from `device_mesh` or `abstract_mesh`.
+        platform: jax's name of the kind of devices: "cpu", "tpu", "cuda".
+    """
     decisions = sharded(plan)
     graph = traced.graph
     inputs = [Layout.parse(r.layout) for r in plan.content.inputs]
@@ -125,6 +150,6 @@ def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> Program:
     program = whole if any(traced.weak) else body
     function = jax.jit(program, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
     # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
-    short = devices[0].platform == "cpu" and plan.content.tight
+    short = platform == "cpu" and plan.content.tight
     told = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if short else {}
     return Program(function, mesh, in_shardings, out_shardings, donated, told)

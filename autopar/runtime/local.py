@@ -134,16 +134,11 @@ def load_local(traced: Traced, program: Program, donated: Sequence[int] = ()) ->
         donated: indices of the inputs that the caller gives up (those of ``program`` where the plan has them).
     """
     graph, signature = traced.graph, traced.signature
-    avals = [*signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
-    shapes = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s, weak_type=getattr(a, "weak_type", False))
-        for a, s in zip(avals, program.input_shardings, strict=True)
-    ]
     with warnings.catch_warnings():
         # Of a donated batch, or a leaf that another layout replaces; it is deleted all the same.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        executable = program.function.lower(*shapes).compile(dict(program.compiler_options))
-    count = len(avals) - len(traced.closed_over)
+        executable = program.function.lower(*program.shapes(traced)).compile(dict(program.compiler_options))
+    count = len(signature.traced)
     constants = tuple(
         jax.device_put(c, s) for c, s in zip(traced.closed_over, program.input_shardings[count:], strict=True)
     )

@@ -1,0 +1,71 @@
+"""`verify`: a plan's predictions against XLA's compiler of the devices that it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autopar.api.effects import check_effects
+from autopar.api.modules import split_arguments, without_modules
+from autopar.api.options import ParallelOptions
+from autopar.api.parallel_function import ParallelFunction
+from autopar.api.pure import PureFunction
+from autopar.cluster import Cluster
+from autopar.errors import AutoparError, PlanMismatchError
+from autopar.lower.aot import Target, Verification, compare, compile_for, parse_target, target_of
+from autopar.plan import Plan
+
+
+def verify(
+    plan: Plan, fn: Callable[..., Any], *args: Any, target: str | None = None, timeout_s: float = 1800.0, **kwargs: Any
+) -> Verification:
+    """Compiles a plan's program with the XLA compiler of a target, which need not be here, and compares.
+
+    Args:
+        plan: the plan, of one stage.
+        fn: the function that it was made for, plain or decorated.
+        args: its arguments, arrays or `jax.ShapeDtypeStruct`.
+        target: "cpu", "tpu:v5p:4x4x4" (chip and topology) or "cuda:h100:8x8" (nodes x devices); None takes the
+            devices of the plan's cluster.
+        timeout_s: seconds after which compiling is given up.
+        kwargs: further arguments of ``fn``.
+
+    Returns:
+        Predicted against compiled: collectives by kind, count, bytes and mesh axis, and memory.
+
+    Raises:
+        PlanMismatchError: the plan was made for another program, or for another number of devices.
+        AutoparError: there is no such target, or its compiler is not installed or fails.
+    """
+    chosen = target_of(Cluster.from_json(plan.content.cluster)) if target is None else parse_target(target)
+    check_size(plan, chosen)
+    options = fn.options if isinstance(fn, ParallelFunction) else ParallelOptions()
+    function = fn.function if isinstance(fn, ParallelFunction) else fn
+    args, kwargs, modules = split_arguments(args, kwargs)
+    signatures = ParallelOptions(
+        plan=plan,
+        batch_argnums=options.batch_argnums,
+        static_argnums=options.static_argnums,
+        static_argnames=options.static_argnames,
+    )
+    pure = PureFunction(without_modules(function) if modules else function, signatures)
+    traced, plan = pure.plan(pure.resolve(args, kwargs)[0])
+    check_effects(traced.graph)
+    compiled, hlo = compile_for(chosen, traced, plan, timeout_s)
+    return compare(plan, chosen, compiled, hlo)
+
+
+def check_size(plan: Plan, target: Target) -> None:
+    """Raises unless the plan has one stage, of as many devices as the target has."""
+    if len(plan.stages) != 1:
+        raise AutoparError(
+            f"the plan has {len(plan.stages)} stages; verify compiles plans of one stage so far",
+            remedy="plan with num_stages=1",
+        )
+    devices = len(plan.stages[0].devices)
+    if target.num_devices is not None and target.num_devices != devices:
+        raise PlanMismatchError(
+            f"the plan is for {devices} devices of {plan.content.cluster_name}; {target.text} has {target.num_devices}",
+            cause="the plan was made for another cluster",
+            remedy="plan for the target's cluster, or name a target of that many devices",
+        )

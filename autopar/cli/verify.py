@@ -1,0 +1,96 @@
+"""``autopar verify``."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+import click
+
+from autopar.cli.group import Command
+from autopar.cli.output import print_json, progress
+from autopar.cli.target import load, parse_target, user_code
+from autopar.cli.values import mesh_sizes, overrides, positions
+from autopar.plan import Plan
+
+
+@click.command(cls=Command, name="verify")
+@click.argument("function", metavar="FILE.py:FUNC")
+@click.option(
+    "--target",
+    "device",
+    metavar="T",
+    required=True,
+    help="What to compile for: cpu, cpu:N, tpu:v5p:4x4x4, or cuda:h100:8x8 (nodes x devices).",
+)
+@click.option("--plan", "plan_file", metavar="plan.json", help="A plan to verify.  [default: plan for the target]")
+@click.option(
+    "--args",
+    "arguments",
+    default="example_args",
+    show_default=True,
+    metavar="ATTR",
+    help="Attribute of the file that is, or returns, the tuple of arguments (arrays or shapes).",
+)
+@click.option("--preset", metavar="NAME", help="Preset of the file's build, where no FUNC is named.")
+@click.option(
+    "--set", "set_", metavar="NAME=VALUE", callback=overrides, multiple=True,
+    help="A further argument of build. May be given several times.",
+)  # fmt: skip
+@click.option("--search", metavar="NAME", help="Search strategy; see `autopar strategies`.  [default: alpa]")
+@click.option("--memory-limit", metavar="SIZE", help="Memory a device.  [default: that of the device]")
+@click.option("--mesh", metavar="SIZES", callback=mesh_sizes, help="The only logical mesh to consider, as 2x4.")
+@click.option("--donate", metavar="N[,N]", callback=positions, help="Arguments whose memory the step may reuse, as 0.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json", "html"]), default="text", show_default=True,
+    help="What is printed.",
+)  # fmt: skip
+@click.option("--strict", is_flag=True, help="Exit with 1 where compiled and predicted differ.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    function: str,
+    device: str,
+    plan_file: str | None,
+    arguments: str,
+    preset: str | None,
+    set_: dict[str, Any],
+    search: str | None,
+    memory_limit: str | None,
+    mesh: tuple[int, ...] | None,
+    donate: tuple[int, ...] | None,
+    form: str,
+    strict: bool,
+    quiet: bool,
+) -> None:
+    """Compile a plan with the XLA compiler of its devices and compare.
+
+    The devices need not be there; the compiler has to be installed (pip install 'autopar[tpu]' or
+    'autopar[cuda12-aot]'; cpu needs nothing). Shown are the collectives, the memory and the fusions of the compiled
+    program against what the plan predicts.
+    """
+    wanted = parse_target(function)
+    plan = None if plan_file is None else Plan.load(plan_file)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with progress(quiet) as say, user_code(wanted):
+        say("loading jax")
+        planning, aot = import_module("autopar.cli.planning"), import_module("autopar.lower.aot")
+        target = aot.parse_target(device)
+        target.check_installed()
+        request = planning.Request(
+            arguments, preset, set_, target.cluster(), search, None, None, memory_limit, mesh, donate, None
+        )
+        say(f"loading {wanted.place}")
+        fn, values = planning.function_and_arguments(load(wanted), wanted, request)
+        if plan is None:
+            plan = planning.make_plan(fn, values, request, say)
+        say(f"compiling for {target.text}")
+        found = import_module("autopar.api.verify").verify(plan, fn, *values, target=target.text)
+    if form == "json":
+        print_json(found.to_dict())
+    else:
+        click.echo(found._repr_html_() if form == "html" else str(found))
+    if strict and not found.ok:
+        ctx.exit(1)

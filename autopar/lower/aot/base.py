@@ -1,0 +1,100 @@
+"""`Target`: a kind of devices that XLA's compiler for them can be asked about without having them."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from autopar.cluster import Cluster
+from autopar.errors import AutoparError
+
+
+@dataclass(frozen=True)
+class Target(ABC):
+    """Devices to compile for.
+
+    Args:
+        text: how a user writes it, as ``tpu:v5p:4x4x4``.
+    """
+
+    text: str
+
+    @property
+    @abstractmethod
+    def platform(self) -> str:
+        """jax's name of the platform, for lowering: "cpu", "tpu" or "cuda"."""
+
+    @property
+    @abstractmethod
+    def num_devices(self) -> int | None:
+        """How many devices it has; None where any number will do."""
+
+    @property
+    @abstractmethod
+    def needs(self) -> tuple[str, ...]:
+        """Names of modules that have to be installed."""
+
+    @property
+    @abstractmethod
+    def extra(self) -> str:
+        """The extra of autopar that installs them; "" where none is needed."""
+
+    @abstractmethod
+    def cluster(self) -> Cluster:
+        """The cluster of autopar that these devices are, to plan for."""
+
+    @abstractmethod
+    def environment(self, num_devices: int) -> dict[str, str]:
+        """Variables of the process that compiles.
+
+        Args:
+            num_devices: how many devices the plan has.
+        """
+
+    @abstractmethod
+    def device_grid(self, shape: tuple[int, ...]) -> Any:
+        """The devices as a numpy array of ``shape``, in that process: those of the last axis the nearest."""
+
+    @property
+    def compiler_options(self) -> Mapping[str, str]:
+        """What XLA is told besides what a run of the program tells it."""
+        return {}
+
+    def check_installed(self) -> None:
+        """Raises AutoparError where a module is missing; it has the command that installs it."""
+        missing = [name for name in ("flatbuffers", *self.needs) if not _found(name)]
+        if missing:
+            wanted = f"autopar[{self.extra}]" if self.extra else "autopar"
+            raise AutoparError(
+                f"compiling for {self.text} needs {', '.join(missing)}, which this Python does not have",
+                cause=f"the compiler for {self.platform} comes in packages of its own"
+                if self.extra
+                else "autopar's own dependencies are not all installed",
+                remedy=f"pip install '{wanted}'",
+            )
+
+
+def resized(cluster: Cluster, num_devices: int, devices_per_node: int | None = None) -> Cluster:
+    """A cluster of one group with another number of devices.
+
+    Args:
+        cluster: where the devices are from.
+        num_devices: how many; a multiple of ``devices_per_node``.
+        devices_per_node: of each node; None takes the cluster's own where it divides, else one node.
+    """
+    (group,) = cluster.groups
+    own = group.devices_per_node
+    each = devices_per_node or (own if num_devices % own == 0 else num_devices)
+    return Cluster(cluster.name, (dataclasses.replace(group, count=num_devices // each, devices_per_node=each),))
+
+
+def _found(module: str) -> bool:
+    """Whether a module can be imported; packages above it that are missing mean that it cannot."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,52 @@
+"""``cpu``: virtual devices of this machine's processor, as many as the plan wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from autopar.cluster import Cluster
+from autopar.lower.aot.base import Target, resized
+
+
+@dataclass(frozen=True)
+class CpuTarget(Target):
+    """``cpu``, or ``cpu:N`` for N devices."""
+
+    count: int | None = None
+
+    @property
+    def platform(self) -> str:
+        """See `Target.platform`."""
+        return "cpu"
+
+    @property
+    def num_devices(self) -> int | None:
+        """See `Target.num_devices`."""
+        return self.count
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """See `Target.needs`."""
+        return ()
+
+    @property
+    def extra(self) -> str:
+        """See `Target.extra`."""
+        return ""
+
+    def cluster(self) -> Cluster:
+        """``local-cpu``: 8 devices, or ``count`` of them."""
+        cluster = Cluster.load("local-cpu")
+        return cluster if self.count is None else resized(cluster, self.count)
+
+    def environment(self, num_devices: int) -> dict[str, str]:
+        """See `Target.environment`."""
+        return {"JAX_NUM_CPU_DEVICES": str(num_devices)}
+
+    def device_grid(self, shape: tuple[int, ...]) -> Any:
+        """See `Target.device_grid`."""
+        return np.array(jax.devices("cpu"), dtype=object).reshape(shape)

@@ -1,0 +1,92 @@
+"""What goes to the process that compiles, and what comes back, as plain data."""
+
+from __future__ import annotations
+
+import msgspec
+
+#: Files of the folder that the two processes share.
+REQUEST, PROGRAM, ANSWER, TEXT = "request.json", "program.bin", "answer.json", "program.hlo"
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Request(_Message, frozen=True):
+    """What is to be compiled; the program itself, ``jax.export`` bytes, lies beside it.
+
+    Args:
+        target: text of the target.
+        mesh_axes: (axis, size) of the logical mesh.
+        input_dims: for each input the mesh axes of each dim.
+        output_dims: likewise.
+        donated: indices of donated inputs.
+        compiler_options: what XLA is told.
+    """
+
+    target: str
+    mesh_axes: tuple[tuple[str, int], ...]
+    input_dims: tuple[tuple[tuple[str, ...], ...], ...]
+    output_dims: tuple[tuple[tuple[str, ...], ...], ...]
+    donated: tuple[int, ...]
+    compiler_options: dict[str, str]
+
+
+class CompiledCollective(_Message, frozen=True):
+    """Collectives of the optimized HLO that are alike.
+
+    Args:
+        kind: as in a plan's records.
+        axis: mesh axes that the groups lie along, joined by ``+`` in the order of the mesh; else what they are.
+        bytes: bytes of the full tensor, as seen by one group.
+        wire_bytes: bytes that a device sends in all ``count`` of them.
+        count: runs of one a step; operands of one instruction count each.
+        instructions: instructions that they are in.
+        exact: whether ``count`` is certain.
+        dtypes: what is sent.
+        scopes: where they came from, in jax's name stack, at most a few.
+    """
+
+    kind: str
+    axis: str
+    bytes: int
+    wire_bytes: float
+    count: float
+    instructions: int
+    exact: bool
+    dtypes: tuple[str, ...]
+    scopes: tuple[str, ...]
+
+
+class CompiledMemory(_Message, frozen=True):
+    """Bytes a device that the compiler's buffer assignment has; ``alias`` is of outputs that reuse arguments."""
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    alias: int
+
+    @property
+    def total(self) -> int:
+        """What the program needs at once: arguments, outputs that reuse none of them, temporaries."""
+        return self.arguments + self.outputs + self.temporaries - self.alias
+
+
+class CompiledProgram(_Message, frozen=True):
+    """What is read of a compiled program.
+
+    Args:
+        device_kind: the compiler's name of the devices.
+        collectives: in order of kind, axis and bytes.
+        memory: bytes a device.
+        fusions: number of fusions.
+        cycles: cycles of a step as the compiler estimates them; None where it does not.
+        compile_s: seconds that compiling took.
+    """
+
+    device_kind: str
+    collectives: tuple[CompiledCollective, ...]
+    memory: CompiledMemory
+    fusions: int
+    cycles: float | None
+    compile_s: float

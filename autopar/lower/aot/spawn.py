@@ -1,0 +1,94 @@
+"""Sends a lowered program to a process of its own, which compiles it for a target."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+from jax import export
+
+import autopar
+from autopar.errors import AutoparError
+from autopar.frontend import Traced
+from autopar.lower.aot.base import Target
+from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledProgram, Request
+from autopar.lower.program import Program, abstract_mesh, lower_on
+from autopar.plan import Plan
+
+_LAST_LINES = 12
+
+
+def compile_for(target: Target, traced: Traced, plan: Plan, timeout_s: float = 1800.0) -> tuple[CompiledProgram, str]:
+    """Compiles a plan's program for a target; returns what was read of it, and its optimized HLO.
+
+    Args:
+        target: what to compile for.
+        traced: the function that the plan was made for.
+        plan: a plan of one stage, with as many devices as the target has.
+        timeout_s: seconds after which compiling is given up.
+
+    Raises:
+        AutoparError: the target's compiler is not installed, or fails.
+    """
+    target.check_installed()
+    program = lower_on(traced, plan, abstract_mesh(plan), target.platform)
+    exported = export.export(program.function, platforms=[target.platform])(*program.shapes(traced))
+    with tempfile.TemporaryDirectory(prefix="autopar-") as name:
+        folder = Path(name)
+        (folder / PROGRAM).write_bytes(exported.serialize())
+        (folder / REQUEST).write_bytes(msgspec.json.encode(_request(target, plan, program)))
+        _run(target, plan, folder, timeout_s)
+        answer = msgspec.json.decode((folder / ANSWER).read_bytes(), type=CompiledProgram)
+        return answer, (folder / TEXT).read_text(encoding="utf-8")
+
+
+def _request(target: Target, plan: Plan, program: Program) -> Request:
+    def dims(shardings: Any) -> tuple[tuple[tuple[str, ...], ...], ...]:
+        return tuple(tuple(_names(entry) for entry in s.spec) for s in shardings)
+
+    return Request(
+        target.text,
+        plan.stages[0].mesh_axes,
+        dims(program.input_shardings),
+        dims(program.output_shardings),
+        program.donated,
+        dict(program.compiler_options),
+    )
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _run(target: Target, plan: Plan, folder: Path, timeout_s: float) -> None:
+    devices = sum(len(s.devices) for s in plan.stages)
+    home = str(Path(autopar.__file__).resolve().parents[1])
+    flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
+    config: Any = jax.config
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": flags,
+        "PYTHONPATH": os.pathsep.join(p for p in (home, os.environ.get("PYTHONPATH", "")) if p),
+        # Devices of this machine, if it has any, are not touched.
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": str(bool(config.jax_enable_x64)),
+        **target.environment(devices),
+    }
+    command = [sys.executable, "-m", "autopar.lower.aot.worker", str(folder)]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise AutoparError(f"compiling for {target.text} took more than {timeout_s:g} s and was stopped") from error
+    if done.returncode != 0:
+        last = "\n".join(done.stderr.strip().splitlines()[-_LAST_LINES:])
+        raise AutoparError(
+            f"compiling {plan.content.program} for {target.text} failed with exit code {done.returncode}:\n{last}",
+            cause="the compiler refuses the program or the topology, or has a bug",
+        )

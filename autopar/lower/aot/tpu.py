@@ -1,0 +1,83 @@
+"""``tpu:KIND:TOPOLOGY``, as ``tpu:v5p:4x4x4``: a slice of chips joined by their own links.
+
+libtpu compiles for any topology that it knows the name of; jax reaches it by
+``jax.experimental.topologies.get_topology_desc``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from jax.experimental import mesh_utils, topologies
+
+from autopar.cluster import Cluster
+from autopar.errors import AutoparError
+from autopar.lower.aot.base import Target, resized
+
+#: Kind of chip: (cluster file, dims of its torus). v4 and v5p are reached as one device a chip (megacore).
+KINDS: Mapping[str, tuple[str, int]] = MappingProxyType(
+    {"v4": ("tpu-v4", 3), "v5e": ("tpu-v5e", 2), "v5p": ("tpu-v5p", 3), "v6e": ("tpu-v6e", 2)}
+)
+
+
+@dataclass(frozen=True)
+class TpuTarget(Target):
+    """A slice.
+
+    Args:
+        kind: a key of `KINDS`.
+        dims: chips along each dim of the torus.
+    """
+
+    kind: str
+    dims: tuple[int, ...]
+
+    @property
+    def platform(self) -> str:
+        """See `Target.platform`."""
+        return "tpu"
+
+    @property
+    def num_devices(self) -> int:
+        """See `Target.num_devices`."""
+        return math.prod(self.dims)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """See `Target.needs`."""
+        return ("libtpu",)
+
+    @property
+    def extra(self) -> str:
+        """See `Target.extra`."""
+        return "tpu"
+
+    def cluster(self) -> Cluster:
+        """The kind's cluster with as many hosts as the slice has."""
+        return resized(Cluster.load(KINDS[self.kind][0]), self.num_devices)
+
+    def environment(self, num_devices: int) -> dict[str, str]:
+        """No look for a real TPU, and no lock that keeps others from theirs."""
+        return {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+
+    def device_grid(self, shape: tuple[int, ...]) -> Any:
+        """The chips so that each axis of ``shape`` is a ring of neighbours where the torus allows it."""
+        name = f"{self.kind}:{'x'.join(map(str, self.dims))}"
+        devices = topologies.get_topology_desc(name, platform="tpu").devices
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+
+
+def parse_tpu(text: str) -> TpuTarget:
+    """The target of ``tpu:v5p:4x4x4``; AutoparError for another form, kind or number of dims."""
+    match = re.fullmatch(r"tpu:(\w+):(\d+(?:x\d+)*)", text)
+    kind = match[1] if match else ""
+    dims = tuple(int(n) for n in match[2].split("x")) if match else ()
+    if not match or kind not in KINDS or len(dims) != KINDS[kind][1] or not all(dims):
+        forms = ", ".join(f"tpu:{k}:{'x'.join('4' * n)}" for k, (_, n) in KINDS.items())
+        raise AutoparError(f"{text!r} is no TPU target", remedy=f"write the chip and its topology: {forms}")
+    return TpuTarget(text, kind, dims)

@@ -1,0 +1,113 @@
+"""``python -m autopar.lower.aot.worker FOLDER``: compiles a program for a target, in a process of its own.
+
+One process holds one accelerator plugin, and the options of the CPU's virtual devices are read once.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+from jax import export
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from autopar._compat.trees import partition_spec
+from autopar.lower.aot.groups import GroupNames
+from autopar.lower.aot.messages import (
+    ANSWER,
+    PROGRAM,
+    REQUEST,
+    TEXT,
+    CompiledCollective,
+    CompiledMemory,
+    CompiledProgram,
+    Request,
+)
+from autopar.lower.aot.registry import parse_target
+from autopar.lower.hlo import Collective, collectives, work
+
+_SCOPES = 4
+
+
+def compile_program(request: Request, program: bytes) -> tuple[CompiledProgram, str]:
+    """Compiles; returns what is read of the result and its optimized HLO.
+
+    Args:
+        request: what to compile for.
+        program: ``jax.export`` bytes.
+    """
+    target = parse_target(request.target)
+    jax.devices()  # plugins register on the first look
+    names = tuple(a for a, _ in request.mesh_axes)
+    grid = target.device_grid(tuple(n for _, n in request.mesh_axes))
+    mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+    exported = export.deserialize(bytearray(program))
+    function = jax.jit(
+        exported.call,
+        in_shardings=tuple(NamedSharding(mesh, partition_spec(dims)) for dims in request.input_dims),
+        out_shardings=tuple(NamedSharding(mesh, partition_spec(dims)) for dims in request.output_dims),
+        donate_argnums=request.donated,
+    )
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        lowered = function.lower(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals))
+        options: dict[str, Any] = {**request.compiler_options, **target.compiler_options}
+        compiled = lowered.compile(options)
+    compile_s = time.perf_counter() - start
+    text = str(compiled.as_text())
+    memory: Any = compiled.memory_analysis()
+    done = work(text)
+    return CompiledProgram(
+        str(grid.flat[0].device_kind),
+        summarized(collectives(text), GroupNames(request.mesh_axes)),
+        CompiledMemory(
+            int(memory.argument_size_in_bytes),
+            int(memory.output_size_in_bytes),
+            int(memory.temp_size_in_bytes),
+            int(memory.alias_size_in_bytes),
+        ),
+        done.fusions,
+        done.cycles,
+        compile_s,
+    ), text
+
+
+def summarized(found: tuple[Collective, ...], names: GroupNames) -> tuple[CompiledCollective, ...]:
+    """Collectives that are alike taken together; those of one device a group, which send nothing, left out."""
+    alike: dict[tuple[str, str, int], list[Collective]] = defaultdict(list)
+    for c in found:
+        if c.group_size > 1:
+            alike[c.kind, names.of(c.kind, c.groups), c.full_bytes].append(c)
+    return tuple(
+        CompiledCollective(
+            kind,
+            axis,
+            full_bytes,
+            sum(c.wire_bytes for c in group),
+            sum(c.times for c in group),
+            len({c.name for c in group}),
+            all(c.exact for c in group),
+            tuple(sorted({c.dtype for c in group})),
+            tuple(sorted({c.scope for c in group if c.scope}))[:_SCOPES],
+        )
+        for (kind, axis, full_bytes), group in sorted(alike.items())
+    )
+
+
+def main(folder: Path) -> None:
+    """Reads the request in ``folder``, writes the answer there."""
+    request = msgspec.json.decode((folder / REQUEST).read_bytes(), type=Request)
+    answer, text = compile_program(request, (folder / PROGRAM).read_bytes())
+    (folder / TEXT).write_text(text, encoding="utf-8")
+    (folder / ANSWER).write_bytes(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

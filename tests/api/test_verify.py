@@ -1,0 +1,55 @@
+"""`autopar.verify`: plans compiled in a process of its own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import autopar
+from autopar import AutoparError, PlanMismatchError
+from autopar.lower.aot import parse_target
+
+SHAPES = {"w": (64, 64), "x": (4096, 64)}
+
+
+def step(w, x):
+    loss, grad = jax.value_and_grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+    return w - 0.1 * grad, loss
+
+
+def arguments():
+    return tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in SHAPES.values())
+
+
+def planned(target: str) -> autopar.Plan:
+    return autopar.parallelize(step, cluster=parse_target(target).cluster(), donate_argnums=0).plan(*arguments())
+
+
+def installed(target: str) -> None:
+    try:
+        parse_target(target).check_installed()
+    except AutoparError as error:
+        pytest.skip(error.fact)
+
+
+@pytest.mark.parametrize("target", ["cpu:4", "tpu:v5e:2x4", "cuda:h100:1x8"])
+def test_compiled_collectives_are_the_predicted_ones(target: str) -> None:
+    installed(target)
+    plan = planned(target)
+    found = autopar.verify(plan, step, *arguments(), target=target)
+    assert plan.communication
+    assert found.collectives_ok, str(found)
+    assert found.totals and found.fusions > 0 and found.compiled_memory.total > 0
+    assert (found.cycles is not None) == target.startswith("tpu")
+    assert found.hlo.startswith("HloModule")
+
+
+def test_mistakes_are_said_before_anything_is_compiled() -> None:
+    plan = planned("cpu:4")
+    with pytest.raises(PlanMismatchError, match="the plan is for 4 devices"):
+        autopar.verify(plan, step, *arguments(), target="tpu:v5p:4x4x4")
+    with pytest.raises(AutoparError, match="no target is called 'gpu'"):
+        autopar.verify(plan, step, *arguments(), target="gpu")
+    with pytest.raises(PlanMismatchError, match="made for step"):
+        autopar.verify(plan, lambda w, x: w, *arguments(), target="cpu:4")

@@ -1,0 +1,97 @@
+"""Names of groups of devices, and predictions joined with what was compiled."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.cost import wire_bytes
+from autopar.lower.aot.compare import join
+from autopar.lower.aot.groups import GroupNames, groups_along, pairs_along
+from autopar.lower.aot.messages import CompiledCollective, CompiledMemory
+from autopar.lower.aot.verification import Verification
+from autopar.plan import Communication
+from autopar.plan.types import Memory
+
+AXES = (("x", 2), ("y", 4))
+
+
+def test_groups_along_axes() -> None:
+    assert groups_along(AXES, ("y",)) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert groups_along(AXES, ("x",)) == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert groups_along(AXES, ("y", "x")) == ((0, 4, 1, 5, 2, 6, 3, 7),)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
+def test_groups_are_named_by_their_axes_in_any_order(sizes: list[int], data: st.DataObject) -> None:
+    axes = tuple(zip("xyz", sizes, strict=False))
+    wide = [a for a, n in axes if n > 1]
+    chosen = data.draw(st.permutations(wide)) if wide else []
+    some = tuple(chosen[: data.draw(st.integers(0, len(chosen)))])
+    names = GroupNames(axes)
+    groups = tuple(tuple(reversed(g)) for g in groups_along(axes, some))
+    assert sorted(d for g in groups for d in g) == list(range(sum(map(len, groups))))
+    if some:
+        assert names.of("all-reduce", groups) == names.ordered(some)
+
+
+def test_other_groups_are_counted() -> None:
+    names = GroupNames(AXES)
+    assert names.of("all-reduce", ((0, 1), (2, 3), (4, 5), (6, 7))) == "4 groups of 2"
+    assert names.of("collective-permute", pairs_along(AXES, ("y", "x"))) == "x+y"
+    assert names.of("collective-permute", ((0, 1), (1, 0))) == "2 pairs"
+
+
+def said(kind: str, size: int, axis: str, count: float) -> Communication:
+    return Communication(kind, size, axis, count, 0, 0.0, ("add.1",))  # type: ignore[arg-type]
+
+
+def compiled(kind: str, size: int, axis: str, count: float, n: int, instructions: int = 1) -> CompiledCollective:
+    sent = count * wire_bytes(kind, size, n)
+    return CompiledCollective(kind, axis, size, sent, count, instructions, True, ("f32",), ("jit(f)/shard_map/psum",))
+
+
+def verification(rows) -> Verification:
+    memory = CompiledMemory(60, 50, 30, 40)
+    return Verification("f", "c", "cpu", "cpu", AXES, rows, Memory(parameters=95), memory, 1e-3, 3, None, 0.1)
+
+
+def test_equal_collectives_are_joined_and_near_sizes_too() -> None:
+    rows = join(
+        (said("all-reduce", 1000, "y+x", 2), said("all-gather", 4000, "y", 1)),
+        (compiled("all-reduce", 1010, "x+y", 2, 8), compiled("all-gather", 4000, "y", 1, 4)),
+        AXES,
+    )
+    assert [(r.kind, r.axis, r.bytes, r.predicted, r.compiled) for r in rows] == [
+        ("all-gather", "y", 4000, 1, 1),
+        ("all-reduce", "x+y", 1000, 2, 2),
+    ]
+    found = verification(rows)
+    assert found.ok and found.memory_ratio == 0.95
+    assert "as predicted" in str(found) and "differ" not in str(found)
+
+
+def test_what_differs_comes_first_and_says_where_it_is_from() -> None:
+    rows = join(
+        (said("all-reduce", 1000, "x", 2), said("all-gather", 4000, "y", 3)),
+        (compiled("all-reduce", 1000, "x", 2, 2), compiled("all-gather", 4000, "y", 2, 4)),
+        AXES,
+    )
+    assert [(r.kind, r.ok) for r in rows] == [("all-gather", False), ("all-reduce", True)]
+    found = verification(rows)
+    assert not found.ok and not found.collectives_ok and found.memory_ok
+    assert "add.1" in str(found) and "psum" in str(found)
+    assert [t.kind for t in found.totals if not t.ok] == ["all-gather"]
+    assert found.to_dict()["collectives"][0]["predicted"] == 3
+    assert "<table>" in found._repr_html_()
+
+
+def test_collectives_that_xla_joined_count_each() -> None:
+    rows = join((said("all-reduce", 4, "x", 2),), (compiled("all-reduce", 4, "x", 2, 2, instructions=1),), AXES)
+    assert verification(rows).collectives_ok
+    assert "several in one instruction" in str(verification(rows))
+
+
+def test_a_collective_along_no_axes_stands_alone() -> None:
+    rows = join((), (compiled("all-reduce", 4, "4 groups of 2", 1, 2),), AXES)
+    assert [(r.axis, r.predicted, r.compiled) for r in rows] == [("4 groups of 2", 0.0, 1)]

@@ -14,12 +14,13 @@ from autopar.errors import (
     InfeasiblePlanError,
     MicrobatchError,
     PlanMismatchError,
+    ScheduleError,
     TraceError,
     WorkerLostError,
 )
 
 if TYPE_CHECKING:
-    from autopar import search, sharding
+    from autopar import schedule, search, sharding
     from autopar.api import Compiled, ParallelFunction, check, parallelize
     from autopar.api.verify import verify
     from autopar.cluster import Cluster
@@ -34,6 +35,7 @@ _HOMES = {
     "Plan": "autopar.plan",
     "check": "autopar.api",
     "parallelize": "autopar.api",
+    "schedule": "",
     "search": "",
     "sharding": "",
     "verify": "autopar.api.verify",
@@ -49,10 +51,12 @@ __all__ = [
     "ParallelFunction",
     "Plan",
     "PlanMismatchError",
+    "ScheduleError",
     "TraceError",
     "WorkerLostError",
     "check",
     "parallelize",
+    "schedule",
     "search",
     "sharding",
     "verify",

@@ -9,6 +9,7 @@ from autopar.errors.base import (
     InfeasiblePlanError,
     MicrobatchError,
     PlanMismatchError,
+    ScheduleError,
     TraceError,
     WorkerLostError,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "InfeasiblePlanError",
     "MicrobatchError",
     "PlanMismatchError",
+    "ScheduleError",
     "TraceError",
     "WorkerLostError",
 ]

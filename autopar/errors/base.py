@@ -72,3 +72,27 @@ class PlanMismatchError(AutoparError):
 
 class WorkerLostError(AutoparError):
     """A worker died or stopped answering during a step."""
+
+
+class ScheduleError(AutoparError):
+    """A pipeline schedule cannot be made, or a schedule or its instructions cannot run.
+
+    Args:
+        table: the schedule table as text, with the cell that failed between ``>`` and ``<``; None where none was made.
+    """
+
+    def __init__(
+        self,
+        fact: str,
+        *,
+        cause: str | None = None,
+        remedy: str | None = None,
+        source: str | None = None,
+        table: str | None = None,
+    ) -> None:
+        self.table = table
+        super().__init__(fact, cause=cause, remedy=remedy, source=source)
+
+    def text(self) -> str:
+        """The whole message, the table last."""
+        return super().text() + (f"\n{self.table.rstrip()}" if self.table else "")

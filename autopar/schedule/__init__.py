@@ -1,0 +1,91 @@
+"""Pipeline schedules: who computes what when, as tables, and the instruction lists that carry them out.
+
+    table = autopar.schedule.get("1f1b").table(num_stages=4, num_microbatches=8)
+    program = autopar.schedule.build(table, dataflow)
+
+`build` runs the passes: `place` (sends and receives), `free_early` (donation, FREE) and `verify`.
+"""
+
+from autopar.schedule.base import Schedule
+from autopar.schedule.build import build
+from autopar.schedule.chain import chain
+from autopar.schedule.check import check_table
+from autopar.schedule.dataflow import Dataflow, ValueSpec, Work, WorkSpec, work_of
+from autopar.schedule.flow_check import check_dataflow
+from autopar.schedule.forms import parse_table, to_csv, to_json, to_text
+from autopar.schedule.instructions import (
+    NONE,
+    Accumulate,
+    Apply,
+    Buffer,
+    Fetch,
+    Free,
+    Instruction,
+    Offload,
+    Program,
+    Recv,
+    Reshard,
+    Run,
+    Send,
+    Stash,
+    WorkerProgram,
+    instruction_text,
+    made_by,
+    used_by,
+)
+from autopar.schedule.liveness import free_early
+from autopar.schedule.memory import Usage, starting_buffers, usage
+from autopar.schedule.place import place
+from autopar.schedule.registry import ENTRY_POINTS, get, register, schedules
+from autopar.schedule.table import Kind, Table, Task, table_text
+from autopar.schedule.verify import Verified, verify
+
+__all__ = [
+    "ENTRY_POINTS",
+    "NONE",
+    "Accumulate",
+    "Apply",
+    "Buffer",
+    "Dataflow",
+    "Fetch",
+    "Free",
+    "Instruction",
+    "Kind",
+    "Offload",
+    "Program",
+    "Recv",
+    "Reshard",
+    "Run",
+    "Schedule",
+    "Send",
+    "Stash",
+    "Table",
+    "Task",
+    "Usage",
+    "ValueSpec",
+    "Verified",
+    "Work",
+    "WorkSpec",
+    "WorkerProgram",
+    "build",
+    "chain",
+    "check_dataflow",
+    "check_table",
+    "free_early",
+    "get",
+    "instruction_text",
+    "made_by",
+    "parse_table",
+    "place",
+    "register",
+    "schedules",
+    "starting_buffers",
+    "table_text",
+    "to_csv",
+    "to_json",
+    "to_text",
+    "usage",
+    "used_by",
+    "verify",
+    "work_of",
+]

@@ -1,0 +1,104 @@
+"""Whether a table can run: every task once, on one worker, after what it needs."""
+
+from __future__ import annotations
+
+from autopar.errors import ScheduleError
+from autopar.schedule.table import KINDS, UNITS, Kind, Table, Task, start_times, table_text
+
+
+def check_table(table: Table) -> Table:
+    """``table`` itself, if it can run.
+
+    Raises:
+        ScheduleError: a task is missing, doubled or out of range, a microbatch changes the worker inside a stage, or
+            workers wait for each other. The table is shown with the cell marked.
+    """
+    if table.num_stages < 1 or table.num_microbatches < 1 or not table.rows:
+        raise ScheduleError(
+            f"schedule {table.name} has {table.num_stages} stages, {table.num_microbatches} microbatches and "
+            f"{len(table.rows)} workers",
+            remedy="use at least one of each",
+        )
+    _check_range_and_doubles(table)
+    _check_complete(table)
+    _check_one_worker(table)
+    _check_order(table)
+    return table
+
+
+def _check_range_and_doubles(table: Table) -> None:
+    seen: dict[Task, int] = {}
+    for worker, row in enumerate(table.rows):
+        for position, task in enumerate(row):
+            if not (0 <= task.stage < table.num_stages and 0 <= task.microbatch < table.num_microbatches):
+                raise ScheduleError(
+                    f"schedule {table.name}: {task} of worker {worker} is out of range",
+                    cause=f"there are {table.num_stages} stages and {table.num_microbatches} microbatches, from 0",
+                    table=table_text(table, (worker, position)),
+                )
+            if task in seen:
+                raise ScheduleError(
+                    f"schedule {table.name}: {task} occurs twice, on workers {seen[task]} and {worker}",
+                    remedy="leave one of the two out",
+                    table=table_text(table, (worker, position)),
+                )
+            seen[task] = worker
+
+
+def expected_kinds(table: Table) -> tuple[Kind, ...]:
+    """The kinds that every stage and microbatch must have: a kind that occurs once must occur everywhere."""
+    return KINDS if "weight" in table.kinds else KINDS[:2] if "backward" in table.kinds else KINDS[:1]
+
+
+def _check_complete(table: Table) -> None:
+    present = {t for row in table.rows for t in row}
+    for kind in expected_kinds(table):
+        for stage in range(table.num_stages):
+            for microbatch in range(table.num_microbatches):
+                task = Task(kind, stage, microbatch)
+                if task in present:
+                    continue
+                near = next((Task(k, stage, microbatch) for k in KINDS if Task(k, stage, microbatch) in present), None)
+                raise ScheduleError(
+                    f"schedule {table.name}: {task} is missing: no worker does the {kind} of stage {stage} for "
+                    f"microbatch {microbatch}",
+                    remedy=f"add {task} to the row of the worker of stage {stage}",
+                    table=table_text(table, near),
+                )
+
+
+def _check_one_worker(table: Table) -> None:
+    kinds = expected_kinds(table)
+    for stage in range(table.num_stages):
+        for microbatch in range(table.num_microbatches):
+            home = table.worker_of(Task("forward", stage, microbatch))
+            for kind in kinds[1:]:
+                task = Task(kind, stage, microbatch)
+                if table.worker_of(task) != home:
+                    raise ScheduleError(
+                        f"schedule {table.name}: {task} is on worker {table.worker_of(task)}, but its forward is on "
+                        f"worker {home}",
+                        cause="what forward keeps for backward lies on the worker of forward",
+                        remedy=f"put both on worker {home}",
+                        table=table_text(table, task),
+                    )
+
+
+def _check_order(table: Table) -> None:
+    starts = start_times(table, UNITS)
+    stuck = [(w, next((t for t in row if t not in starts), None)) for w, row in enumerate(table.rows)]
+    waiting = [(w, t) for w, t in stuck if t is not None]
+    if not waiting:
+        return
+    lines = []
+    for worker, task in waiting:
+        missing = [n for n in table.needs(task) if n not in starts]
+        lines.append(f"worker {worker} at {task} waits for {', '.join(map(str, missing))}")
+    # The first in the order of the model: the others mostly wait because of it.
+    worker, task = waiting[0]
+    raise ScheduleError(
+        f"schedule {table.name} never ends: {'; '.join(lines)}",
+        cause="a row has a task before one that it needs, directly or by way of other workers",
+        remedy=f"move {task} of worker {worker} behind what it waits for",
+        table=table_text(table, task),
+    )

@@ -1,0 +1,130 @@
+"""`Dataflow`: what the works of a pipeline read and write, in names and bytes; supplied by the lowering or a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from autopar.schedule.table import Task
+
+#: "before" runs once a stage before the first microbatch, "update" once after the last; the others once a microbatch.
+WorkKind: TypeAlias = Literal["before", "forward", "backward", "weight", "update"]
+Lifetime: TypeAlias = Literal["step", "microbatch", "accumulator"]
+Reduce: TypeAlias = Literal["sum", "max", "min", "concatenate"]
+
+
+@dataclass(frozen=True, order=True)
+class Work:
+    """One compiled program of a stage.
+
+    Args:
+        kind: when it runs.
+        stage: the stage whose devices run it.
+        part: counts up inside "before" and "update" where values cross stages: a part reads what lower parts of any
+            stage wrote (global norm: part 0 sums up locally, part 1 reads all sums). 0 for the other kinds.
+    """
+
+    kind: WorkKind
+    stage: int
+    part: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.stage}" + (f" part {self.part}" if self.part else "")
+
+
+@dataclass(frozen=True)
+class WorkSpec:
+    """What one work reads and writes.
+
+    Args:
+        work: the work.
+        reads: names of values, in the order of the program's arguments.
+        writes: names of values, in the order of the program's results.
+        accumulates: names of accumulators; the program has one more result for each, behind ``writes``: what this
+            microbatch contributes.
+        temporaries_bytes: bytes a device that it needs besides what it reads and writes.
+        aliases: (read, write) pairs that share a buffer wherever the one that is read is donated.
+    """
+
+    work: Work
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    accumulates: tuple[str, ...] = ()
+    temporaries_bytes: int = 0
+    aliases: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """A value that works pass on.
+
+    Args:
+        name: unique in the dataflow.
+        bytes: bytes a device of one buffer: for "microbatch" of one microbatch's copy, for "accumulator" of what one
+            microbatch contributes (one that is concatenated grows by this much a microbatch).
+        lifetime: "step": one buffer (parameters, constants, results of "before" and "update"); "microbatch": one
+            buffer a microbatch; "accumulator": contributions of all microbatches, joined.
+        reduce: how contributions are joined; None for all but accumulators.
+        stages: stages on whose workers an input lies when the step begins. Empty for what works write. A tied
+            parameter has two. A microbatch input lies on the worker that runs the forward of its stage.
+        donated: of an input: the program may give the buffer up. Others belong to the caller and stay.
+        result: the caller gets it: it stays on the workers that wrote or accumulated it.
+    """
+
+    name: str
+    bytes: int
+    lifetime: Lifetime
+    reduce: Reduce | None = None
+    stages: tuple[int, ...] = ()
+    donated: bool = False
+    result: bool = False
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it is there when the step begins."""
+        return bool(self.stages)
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """All works and values of a pipeline. `autopar.schedule.check_dataflow` says whether they fit a table.
+
+    Args:
+        works: one for each kind and stage, several for "before" and "update" with parts.
+        values: all that they name.
+    """
+
+    works: tuple[WorkSpec, ...]
+    values: tuple[ValueSpec, ...]
+
+    @cached_property
+    def by_work(self) -> Mapping[Work, WorkSpec]:
+        """Specification of each work."""
+        return MappingProxyType({w.work: w for w in self.works})
+
+    @cached_property
+    def by_name(self) -> Mapping[str, ValueSpec]:
+        """Specification of each value."""
+        return MappingProxyType({v.name: v for v in self.values})
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[Work, ...]]:
+        """Works that read each value; values that nobody reads are left out."""
+        found: dict[str, list[Work]] = {}
+        for spec in self.works:
+            for name in dict.fromkeys(spec.reads):
+                found.setdefault(name, []).append(spec.work)
+        return MappingProxyType({name: tuple(works) for name, works in found.items()})
+
+    @cached_property
+    def writers(self) -> Mapping[str, Work]:
+        """The work that writes each value or accumulates into it; inputs are left out."""
+        return MappingProxyType({n: s.work for s in self.works for n in (*s.writes, *s.accumulates)})
+
+
+def work_of(task: Task) -> Work:
+    """The work that a task runs."""
+    return Work(task.kind, task.stage)

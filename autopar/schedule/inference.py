@@ -1,0 +1,24 @@
+"""Inference: forwards alone."""
+
+from __future__ import annotations
+
+from typing import final
+
+from autopar.schedule.base import Schedule, check_counts
+from autopar.schedule.table import Table, Task
+
+
+@final
+class Inference(Schedule):
+    """Microbatches one behind the other, forward only. Bubble (p-1)/(m+p-1); one microbatch on a stage at a time."""
+
+    @property
+    def name(self) -> str:
+        """``inference``."""
+        return "inference"
+
+    def table(self, num_stages: int, num_microbatches: int) -> Table:
+        """See `Schedule.table`; exists for all positive numbers."""
+        check_counts(self.name, num_stages, num_microbatches)
+        rows = tuple(tuple(Task("forward", s, k) for k in range(num_microbatches)) for s in range(num_stages))
+        return Table(self.name, num_stages, num_microbatches, rows)

@@ -1,0 +1,121 @@
+"""Bytes on each worker along its instruction list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.schedule.instructions import (
+    Accumulate,
+    Apply,
+    Buffer,
+    Fetch,
+    Free,
+    Instruction,
+    Offload,
+    Program,
+    Recv,
+    Reshard,
+    Run,
+    Stash,
+)
+from autopar.schedule.table import Task
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes a device while an instruction runs, and after it."""
+
+    during_bytes: int
+    after_bytes: int
+
+
+def starting_buffers(program: Program) -> tuple[tuple[Buffer, ...], ...]:
+    """For each worker the inputs that lie there when the step begins."""
+    table = program.table
+    found: list[list[Buffer]] = [[] for _ in table.rows]
+    for value in program.dataflow.values:
+        if value.lifetime == "step":
+            for worker in sorted({w for s in value.stages for w in table.workers_of_stage(s)}):
+                found[worker].append(Buffer(value.name))
+        elif value.is_input:
+            for microbatch in range(table.num_microbatches):
+                for worker in sorted({table.worker_of(Task("forward", s, microbatch)) for s in value.stages}):
+                    found[worker].append(Buffer(value.name, microbatch))
+    return tuple(map(tuple, found))
+
+
+def usage(program: Program) -> tuple[tuple[Usage, ...], ...]:
+    """For each worker the bytes before its first instruction, then those of each instruction.
+
+    What depends on the order of a list alone: a buffer counts from the instruction that makes it to the one that gives
+    it up, whatever the times are. A value on its way between workers counts on both.
+
+    Args:
+        program: a program that `verify` accepts.
+    """
+    starts = starting_buffers(program)
+    return tuple(_worker_usage(program, starts[w.worker], w.instructions) for w in program.workers)
+
+
+def _worker_usage(program: Program, start: tuple[Buffer, ...], lines: tuple[Instruction, ...]) -> tuple[Usage, ...]:
+    held = {b: program.dataflow.by_name[b.value].bytes for b in start}
+    offloaded: dict[Buffer, int] = {}
+    total = sum(held.values())
+    found = [Usage(total, total)]
+    for i in lines:
+        extra = _apply(program, i, held, offloaded)
+        after = sum(held.values())
+        found.append(Usage(max(total, after) + extra, after))
+        total = after
+    return tuple(found)
+
+
+def _apply(program: Program, i: Instruction, held: dict[Buffer, int], offloaded: dict[Buffer, int]) -> int:
+    """Changes ``held`` as the instruction does; what it needs while it runs beyond the larger of before and after."""
+    before = sum(held.values())
+    extra = 0
+    match i:
+        case Run() | Apply():
+            spec = program.dataflow.by_work[i.work]
+            names = (*spec.writes, *spec.accumulates)
+            for buffer, name in zip(i.writes, names, strict=True):
+                held[buffer] = program.dataflow.by_name[name].bytes
+            gone = {b: held.pop(b) for b in i.donate}
+            made = sum(held[b] for b in i.writes)
+            donated = dict(zip(spec.reads, i.reads, strict=True))
+            shared = sum(
+                min(gone[donated[r]], program.dataflow.by_name[w].bytes) for r, w in spec.aliases if donated[r] in gone
+            )
+            during = before + made - shared + spec.temporaries_bytes
+            extra = during - max(before, before + made - sum(gone.values()))
+        case Accumulate():
+            size = held[i.value]
+            if i.first:
+                held[i.into] = size
+            elif i.reduce == "concatenate":
+                held[i.into] += size
+            if i.donate:
+                del held[i.value]
+        case Recv():
+            held[i.value] = _bytes(program, i.value)
+        case Reshard():
+            held[i.target] = _bytes(program, i.target) or held[i.source]
+            if i.donate:
+                extra = min(held[i.target], held.pop(i.source))
+        case Stash():
+            held[i.target] = held[i.source]
+        case Free():
+            for buffer in i.values:
+                (held if buffer in held else offloaded).pop(buffer)
+        case Offload():
+            offloaded[i.value] = held.pop(i.value)
+        case Fetch():
+            held[i.value] = offloaded.pop(i.value)
+        case _:
+            pass
+    return extra
+
+
+def _bytes(program: Program, buffer: Buffer) -> int:
+    value = program.dataflow.by_name.get(buffer.value)
+    return 0 if value is None else value.bytes

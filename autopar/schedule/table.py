@@ -1,0 +1,188 @@
+"""`Table`: what each worker computes, in order. No communication, no memory, no times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal, TypeAlias, get_args
+
+#: Where a schedule splits backward, "backward" is the gradient of the inputs and "weight" that of the weights;
+#: otherwise "backward" is both.
+Kind: TypeAlias = Literal["forward", "backward", "weight"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_LETTERS: Mapping[str, str] = MappingProxyType({"forward": "F", "backward": "B", "weight": "W"})
+_KINDS: Mapping[str, Kind] = MappingProxyType({"F": "forward", "B": "backward", "W": "weight"})
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """One pass of one microbatch through one stage.
+
+    Args:
+        kind: forward, backward or weight.
+        stage: the stage, from 0; stages of interleaved schedules are counted along the model, not by worker.
+        microbatch: the microbatch, from 0.
+    """
+
+    kind: Kind
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{_LETTERS[self.kind]}{self.stage}.{self.microbatch}"
+
+    @staticmethod
+    def parse(text: str) -> Task | None:
+        """The task in ``F0.3`` (forward), ``B0.3`` or ``W0.3`` of stage 0, microbatch 3; None where it is none."""
+        kind = _KINDS.get(text[:1].upper())
+        stage, dot, microbatch = text[1:].partition(".")
+        numbers = (stage + microbatch).isascii() and stage.isdecimal() and microbatch.isdecimal()
+        return Task(kind, int(stage), int(microbatch)) if kind and dot and numbers else None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A compute-only schedule. `autopar.schedule.check_table` says whether it can run.
+
+    Args:
+        name: name of the schedule.
+        num_stages: stages of the model; with several stages a worker there are fewer workers.
+        num_microbatches: parts of the batch.
+        rows: for each worker its tasks, in the order in which it takes them.
+    """
+
+    name: str
+    num_stages: int
+    num_microbatches: int
+    rows: tuple[tuple[Task, ...], ...]
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers: devices, or groups of devices that hold a stage together."""
+        return len(self.rows)
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds that occur: forward; forward and backward; or all three."""
+        found = {t.kind for row in self.rows for t in row}
+        return tuple(k for k in KINDS if k in found)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are tasks of their own."""
+        return "weight" in self.kinds
+
+    @cached_property
+    def _workers(self) -> Mapping[Task, int]:
+        return MappingProxyType({t: w for w, row in enumerate(self.rows) for t in row})
+
+    @cached_property
+    def _stage_workers(self) -> Mapping[int, tuple[int, ...]]:
+        found: dict[int, set[int]] = {}
+        for task, worker in self._workers.items():
+            found.setdefault(task.stage, set()).add(worker)
+        return MappingProxyType({s: tuple(sorted(workers)) for s, workers in sorted(found.items())})
+
+    def worker_of(self, task: Task) -> int:
+        """The worker that computes ``task``. KeyError where none does."""
+        return self._workers[task]
+
+    def workers_of_stage(self, stage: int) -> tuple[int, ...]:
+        """Workers that hold ``stage``, ascending: one, or two in Chimera, where a microbatch takes one of them."""
+        return self._stage_workers.get(stage, ())
+
+    def stages_of_worker(self, worker: int) -> tuple[int, ...]:
+        """Stages that ``worker`` holds, ascending."""
+        return tuple(sorted({t.stage for t in self.rows[worker]}))
+
+    def needs(self, task: Task) -> tuple[Task, ...]:
+        """Tasks that must be over before ``task``: those of the neighbour stages and of its own forward."""
+        kind, stage, microbatch = task.kind, task.stage, task.microbatch
+        if kind == "forward":
+            return (Task("forward", stage - 1, microbatch),) if stage > 0 else ()
+        if kind == "weight":
+            return (Task("backward", stage, microbatch),)
+        own = Task("forward", stage, microbatch)
+        return (own, Task("backward", stage + 1, microbatch)) if stage + 1 < self.num_stages else (own,)
+
+    def __str__(self) -> str:
+        return table_text(self)
+
+
+def start_times(table: Table, lengths: Mapping[str, int]) -> dict[Task, int]:
+    """When each task starts if a task of a kind takes ``lengths[kind]`` units and sending takes none.
+
+    Tasks that wait for each other in a circle, or for a task that no worker has, are left out, with all that
+    come after them.
+    """
+    starts: dict[Task, int] = {}
+    ends: dict[Task, int] = {}
+    reached = [0] * table.num_workers
+    free = [0] * table.num_workers
+    moved = True
+    while moved:
+        moved = False
+        for worker, row in enumerate(table.rows):
+            while reached[worker] < len(row):
+                task = row[reached[worker]]
+                needs = table.needs(task)
+                if any(n not in ends for n in needs):
+                    break
+                starts[task] = max([free[worker], *(ends[n] for n in needs)])
+                ends[task] = free[worker] = starts[task] + lengths[task.kind]
+                reached[worker] += 1
+                moved = True
+    return starts
+
+
+UNITS: Mapping[str, int] = MappingProxyType({kind: 1 for kind in KINDS})
+
+
+def grid(table: Table) -> tuple[tuple[Task | None, ...], ...]:
+    """For each worker one cell a unit of time (all tasks take one), None where it waits.
+
+    A table that cannot run has its tasks without the waiting between them.
+    """
+    starts = start_times(table, UNITS)
+    if any(t not in starts for row in table.rows for t in row) or len(starts) != sum(map(len, table.rows)):
+        return table.rows
+    length = max(starts.values(), default=-1) + 1
+    lines = []
+    for row in table.rows:
+        line: list[Task | None] = [None] * length
+        for task in row:
+            line[starts[task]] = task
+        while line and line[-1] is None:
+            line.pop()
+        lines.append(tuple(line))
+    return tuple(lines)
+
+
+def table_text(table: Table, mark: Task | tuple[int, int] | None = None) -> str:
+    """The table as text: a line a worker, a column a unit of time; `autopar.schedule.from_text` reads it.
+
+    Args:
+        table: what to write.
+        mark: a task, or (worker, position in its row), to put between ``>`` and ``<``.
+    """
+    cells: list[list[str]] = []
+    for worker, line in enumerate(grid(table)):
+        position = -1
+        texts = []
+        for cell in line:
+            position += cell is not None
+            marked = cell is not None and (cell == mark or (worker, position) == mark)
+            texts.append("." if cell is None else f">{cell}<" if marked else str(cell))
+        cells.append(texts)
+    length = max(map(len, cells), default=0)
+    widths = [max([len(texts[i]) for texts in cells if i < len(texts)], default=0) for i in range(length)]
+    workers = len(str(max(0, table.num_workers - 1)))
+    head = f"schedule {table.name}, {table.num_stages} stages, {table.num_microbatches} microbatches"
+    lines = [
+        f"{worker:>{workers}} | " + " ".join(t.ljust(w) for t, w in zip(texts, widths, strict=False))
+        for worker, texts in enumerate(cells)
+    ]
+    return "\n".join(line.rstrip() for line in (head, *lines)) + "\n"

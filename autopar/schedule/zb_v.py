@@ -1,0 +1,66 @@
+"""ZB-V: two stages a worker, laid out as a V; no bubble with the memory of 1F1B."""
+
+from __future__ import annotations
+
+from typing import final
+
+from autopar.schedule.base import Schedule, check_counts
+from autopar.schedule.table import Kind, Table, Task
+
+
+@final
+class ZbV(Schedule):
+    """Worker w holds the stages w and 2p-1-w, so that the first worker has the loss and backward starts early.
+
+    Qi et al., Zero Bubble Pipeline Parallelism (2024), section 6. From its first task to its last no worker idles if
+    F, B and W take the same time and m >= 2p-1; min(2m, 2p) stage activations in flight, the bytes of p whole stages.
+    """
+
+    @property
+    def name(self) -> str:
+        """``zb-v``."""
+        return "zb-v"
+
+    @property
+    def chunks(self) -> int:
+        """Two stages a worker."""
+        return 2
+
+    def table(self, num_stages: int, num_microbatches: int) -> Table:
+        """See `Schedule.table`; exists for even numbers of stages."""
+        check_counts(self.name, num_stages, num_microbatches, 2)
+        workers = num_stages // 2
+        rows = tuple(_row(w, workers, num_microbatches) for w in range(workers))
+        return Table(self.name, num_stages, num_microbatches, rows)
+
+
+def _row(worker: int, workers: int, num_microbatches: int) -> tuple[Task, ...]:
+    # Made for as many microbatches as fill the pipeline; those that are not there are left out at the end.
+    filled = max(num_microbatches, 2 * workers - 1)
+    down, up = worker, 2 * workers - 1 - worker
+    counts: dict[tuple[Kind, int], int] = {}
+    row: list[Task] = []
+
+    def add(times: int, *passes: tuple[Kind, int]) -> None:
+        for _ in range(times):
+            for kind, stage in passes:
+                microbatch = counts.get((kind, stage), 0)
+                if microbatch < filled:
+                    counts[kind, stage] = microbatch + 1
+                    row.append(Task(kind, stage, microbatch))
+
+    on_down: tuple[tuple[Kind, int], ...] = (("forward", down), ("backward", down), ("weight", down))
+    on_up: tuple[tuple[Kind, int], ...] = (("forward", up), ("backward", up), ("weight", up))
+    # Until the first microbatch has come down and up again.
+    add(2 * (workers - worker) - 1, on_down[0])
+    add(worker, on_up[0], on_down[0])
+    # Until its gradient has come down and up again.
+    add(workers - worker, *on_up)
+    # Full: every pass of six takes one microbatch through each kind of work.
+    add(filled - counts["forward", up], *on_down, *on_up)
+    # Gradients first, as the worker below waits for them.
+    add(worker, on_down[1], on_up[1])
+    add(workers - worker, on_down[1], on_down[2])
+    add(filled - counts["weight", up], on_up[2])
+    add(filled - counts["weight", down], on_down[2])
+    return tuple(t for t in row if t.microbatch < num_microbatches)

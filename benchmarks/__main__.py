@@ -15,6 +15,7 @@ from benchmarks import memory_limit, overhead, planning, predicted
 from benchmarks.clusters import DEVICES
 from benchmarks.experts import cases as experts
 from benchmarks.machine import facts
+from benchmarks.published import table as published
 from benchmarks.report import Report, Say, table
 
 BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
@@ -24,6 +25,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "memory_limit": memory_limit.run,
         "overhead": overhead.run,
         "planning": planning.run,
+        "published": published.run,
     }
 )
 

@@ -11,7 +11,7 @@ from typing import Any
 from autopar.errors import ClusterError
 
 
-def _folder() -> Path:
+def folder() -> Path:
     """A wheel carries the files inside the package; an editable install has them beside it."""
     package = Path(__file__).resolve().parents[1]
     packaged = package / "_cost_models"
@@ -20,7 +20,7 @@ def _folder() -> Path:
 
 def available() -> tuple[str, ...]:
     """Names that `Cluster.load` knows, sorted."""
-    return tuple(sorted(path.stem for path in _folder().glob("*.toml")))
+    return tuple(sorted(path.stem for path in folder().glob("*.toml")))
 
 
 def find(name_or_path: str | os.PathLike[str]) -> Path:
@@ -40,7 +40,7 @@ def find(name_or_path: str | os.PathLike[str]) -> Path:
         return path
     names = available()
     if text in names:
-        return _folder() / f"{text}.toml"
+        return folder() / f"{text}.toml"
     close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.4)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise ClusterError(

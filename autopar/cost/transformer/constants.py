@@ -1,0 +1,127 @@
+"""The constants of the transformer model, read from ``cost_models/training/constants.toml``."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from autopar.cluster.catalog import folder
+from autopar.errors import AutoparError
+
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+_Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Kernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How fast kernels run, on any device.
+
+    Args:
+        product_share: fraction of the device's best matrix-product rate that large products of a training step
+            reach.
+        half_waves: waves of output tiles (of 128 x 128 on every core) at which a product reaches half of that.
+        half_depth: size of the contracted dim at which a product reaches half.
+        misaligned_share: what is left of the rate where a head's width is no multiple of 8 elements, which
+            tensor cores need.
+        memory_share: fraction of the memory bandwidth that operators reach that memory limits.
+    """
+
+    product_share: _Fraction
+    half_waves: _NotNegative
+    half_depth: _NotNegative
+    misaligned_share: _Fraction
+    memory_share: _Fraction
+
+
+class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a training program does beyond the arithmetic.
+
+    Args:
+        fused_attention: attention never writes its s x s values.
+        layer_forward_s: host seconds to start the kernels of one layer's forward pass: the layer takes no less.
+        layer_backward_s: the same for its backward pass, without recomputation.
+        collective_s: host seconds to start one collective.
+        wait_s: seconds that devices of a tensor-parallel group wait for the slowest of them, each time that they
+            meet: twice a layer and pass.
+        link_share: fraction of a link's rate that collectives between kernels of a layer reach.
+        microbatch_s: seconds of each microbatch on each stage outside of layers.
+        step_s: seconds of each step outside of microbatches.
+        gradient_bytes: bytes of an element of the gradients that replicas reduce.
+        accumulate_bytes: bytes that adding a microbatch's gradients to those of the others reads and writes, an
+            element.
+        optimizer_bytes: bytes that the update reads and writes, an element.
+        tp_overlap: fraction of tensor-parallel collectives that compute hides.
+        dp_overlap: fraction of gradient and parameter collectives that compute may hide.
+        pp_overlap: fraction of the sends between stages that compute hides.
+        scatter_sends: devices of a tensor-parallel group each send a part of what goes to the next stage
+            (SC21, section 4.1).
+        fused_loss: the loss keeps no copy of the logits in f32.
+        reserved_bytes: bytes of a device that its runtime and libraries take.
+        fragmentation: fraction of the planned bytes that an allocator wastes.
+    """
+
+    fused_attention: bool
+    layer_forward_s: _NotNegative
+    layer_backward_s: _NotNegative
+    collective_s: _NotNegative
+    wait_s: _NotNegative
+    link_share: _Fraction
+    microbatch_s: _NotNegative
+    step_s: _NotNegative
+    gradient_bytes: _Positive
+    accumulate_bytes: _NotNegative
+    optimizer_bytes: _Positive
+    tp_overlap: _Fraction
+    dp_overlap: _Fraction
+    pp_overlap: _Fraction
+    scatter_sends: bool
+    fused_loss: bool
+    reserved_bytes: _NotNegative
+    fragmentation: _NotNegative
+
+
+class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All constants of the model.
+
+    Args:
+        kernels: how fast kernels run.
+        stacks: training programs by name.
+        cores: units that run tiles of matrix products at the same time, by start of a device's kind.
+    """
+
+    kernels: Kernels
+    stacks: Mapping[str, Stack]
+    cores: Mapping[str, int]
+
+    def stack(self, name: str) -> Stack:
+        """The training program called ``name``; AutoparError if there is none."""
+        if name not in self.stacks:
+            raise AutoparError(f"no stack is called {name!r}", remedy=f"one of {', '.join(sorted(self.stacks))}")
+        return self.stacks[name]
+
+    def cores_of(self, kind: str) -> int:
+        """Cores of a device by its kind; 1, a device that is filled by any product, where it is not known."""
+        found = [n for start, n in sorted(self.cores.items()) if kind.startswith(start)]
+        return found[-1] if found else 1
+
+
+def constants_file() -> Path:
+    """Where the constants are kept."""
+    return folder() / "training" / "constants.toml"
+
+
+def load_constants() -> Constants:
+    """Reads the constants that come with autopar.
+
+    Raises:
+        AutoparError: a key is unknown or missing or its value impossible.
+    """
+    path = constants_file()
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Constants)
+    except (msgspec.ValidationError, tomllib.TOMLDecodeError) as error:
+        raise AutoparError(f"{path.name}: {error}", remedy="mend the file") from error

@@ -1,0 +1,96 @@
+"""Collectives of ranks that are spread evenly over nodes, with the links that they share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from autopar.cluster import Cluster, Link, LinkSpec
+from autopar.cost.collectives import collective_on_link_s, wire_bytes
+
+
+@dataclass(frozen=True)
+class Network:
+    """Seconds of collectives and sends on equal nodes.
+
+    Args:
+        devices_per_node: devices of each node.
+        intra: the link inside a node.
+        inter: the link between nodes.
+    """
+
+    devices_per_node: int
+    intra: LinkSpec
+    inter: LinkSpec
+
+    @staticmethod
+    def of(cluster: Cluster) -> Network:
+        """The network of a cluster's first group."""
+        group = cluster.groups[0]
+        if isinstance(group.inter, LinkSpec):
+            return Network(group.devices_per_node, group.intra, group.inter)
+        return Network(group.size, group.intra, group.intra)
+
+    def ranks_in_node(self, ranks: int, stride: int) -> int:
+        """How many of ``ranks`` devices, ``stride`` apart, are in one node."""
+        return min(ranks, max(1, self.devices_per_node // stride))
+
+    def collective_s(self, kind: str, full_bytes: float, ranks: int, stride: int) -> float:
+        """Seconds of a collective that all groups of ``ranks`` devices, ``stride`` apart, run at once.
+
+        Inside a node: the ring of `autopar.cost.collectives`. Across nodes: the bytes of a ring over the link
+        between nodes, which the groups of a node share, with the latency of the ring or, for an all-reduce, of
+        a tree over nodes, whichever is less; or two levels, where each node first reduces inside.
+
+        Args:
+            kind: one of `autopar.cost.collectives.KINDS`.
+            full_bytes: bytes of the full tensor.
+            ranks: devices of a group; 1 costs nothing.
+            stride: distance between neighbours of a group, in device numbers.
+        """
+        if ranks == 1 or full_bytes == 0:
+            return 0.0
+        inside = self.ranks_in_node(ranks, stride)
+        if inside == ranks:
+            return collective_on_link_s(kind, full_bytes, ranks, _link(self.intra))
+        nodes = math.ceil(ranks / inside)
+        bandwidth = min(self._bandwidth_between(inside), self.intra.bandwidth * self.intra.efficiency)
+        rounds = 2 if kind == "all-reduce" else 1
+        ring_latency_s = rounds * ((nodes - 1) * self.inter.latency_s + (ranks - nodes) * self.intra.latency_s)
+        tree_latency_s = rounds * (math.log2(nodes) * self.inter.latency_s + (inside - 1) * self.intra.latency_s)
+        latency_s = min(ring_latency_s, tree_latency_s) if kind == "all-reduce" else ring_latency_s
+        flat = latency_s + wire_bytes(kind, full_bytes, ranks) / bandwidth
+        if inside == 1 or kind in ("all-to-all", "collective-permute", "send"):
+            return flat
+        one = _link(self.intra)
+        between = Link(self._bandwidth_between(1) * 1.0, self.inter.latency_s)
+        levels = collective_on_link_s(kind, full_bytes, inside, one)
+        levels += collective_on_link_s(kind, full_bytes / inside, nodes, between)
+        return min(flat, levels)
+
+    def send_s(self, bytes: float, stride: int, senders: int) -> float:
+        """Seconds to send ``bytes`` from each device to one ``stride`` away.
+
+        Args:
+            bytes: bytes of each sender.
+            stride: distance in device numbers; a node or more crosses the link between nodes.
+            senders: devices of a node that send at the same time.
+        """
+        if stride < self.devices_per_node:
+            return self.intra.latency_s + bytes / (self.intra.bandwidth * self.intra.efficiency)
+        return self.inter.latency_s + bytes / self._bandwidth(senders)
+
+    def _bandwidth(self, senders: int) -> float:
+        """Bytes/s of each of ``senders`` devices of a node that send to other nodes at once."""
+        shared = self.inter.bandwidth
+        if self.inter.node_bandwidth is not None:
+            shared = min(shared, self.inter.node_bandwidth / senders)
+        return shared * self.inter.efficiency
+
+    def _bandwidth_between(self, inside: int) -> float:
+        """Bytes/s of a ring that has ``inside`` devices in each node: it enters and leaves by all their cards."""
+        return inside * self._bandwidth(self.devices_per_node)
+
+
+def _link(spec: LinkSpec) -> Link:
+    return Link(spec.bandwidth * spec.efficiency, spec.latency_s)

@@ -1,0 +1,1 @@
+"""Published training runs against the transformer model: errors, ranking, regret, memory."""

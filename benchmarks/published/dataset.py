@@ -1,0 +1,193 @@
+"""Rows of ``data/measured_training_points.csv`` as models, plans and clusters."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autopar.cluster import Cluster, LinkSpec
+from autopar.cost.transformer import TrainingPlan, TransformerSpec
+
+DATA = Path(__file__).resolve().parent / "data"
+POINTS = DATA / "measured_training_points.csv"
+
+#: Which training program made a dataset's runs.
+STACKS = {
+    "vTrain single-node": "megatron-deepspeed",
+    "vTrain multi-node": "megatron-deepspeed",
+    "BLOOM sweep": "megatron-deepspeed",
+    "Alpa contributor logs (uniform)": "xla",
+    "Alpa intra-op weak scaling": "xla",
+    "NVIDIA Megatron-Bridge H100": "megatron-core",
+}
+#: Datasets of which nothing is fitted.
+HELD_OUT = frozenset(
+    {
+        "SC21 Table 1",
+        "Korthikanti 6.3",
+        "Megatron-LM 2020 README",
+        "TeraPipe Table 1 (w/o TeraPipe)",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One published run.
+
+    Args:
+        point: its number in the file.
+        dataset: where it is from.
+        spec: the model.
+        plans: the plan; several where the source does not say how the devices were split: the best counts.
+        cluster: where it ran.
+        stack: name of the training program.
+        measured_s: seconds of a step, or None where it did not run or was not timed.
+        out_of_memory: it did not fit.
+        group: runs of one model on one cluster, which are ranked among each other.
+        fitted: it belongs to the part that constants are fitted to.
+    """
+
+    point: int
+    dataset: str
+    spec: TransformerSpec
+    plans: tuple[TrainingPlan, ...]
+    cluster: Cluster
+    stack: str
+    measured_s: float | None
+    out_of_memory: bool
+    group: str
+    fitted: bool
+
+
+def load(file: Path = POINTS) -> tuple[Run, ...]:
+    """All runs of ``file``, in its order."""
+    with file.open(newline="", encoding="utf-8") as lines:
+        return tuple(_run(row) for row in csv.DictReader(lines))
+
+
+def _run(row: dict[str, str]) -> Run:
+    spec = _spec(row)
+    out_of_memory = row["status"] == "OOM" or "printed OOM" in row["note"]
+    measured = (
+        None if out_of_memory or not re.fullmatch(r"[\d.eE+-]+", row["iteration_s"]) else float(row["iteration_s"])
+    )
+    point = int(row["point_id"])
+    cluster = _cluster(row)
+    dataset = row["dataset"]
+    return Run(
+        point,
+        dataset,
+        spec,
+        tuple(_plans(row, spec)),
+        cluster,
+        STACKS.get(dataset, "megatron"),
+        measured,
+        out_of_memory,
+        "/".join((dataset, row["hardware"], row["inter_node_GBps_per_node"], row["devices"], *_model(row))),
+        dataset not in HELD_OUT and zlib.crc32(row["point_id"].encode()) % 2 == 0,
+    )
+
+
+def _model(row: dict[str, str]) -> list[str]:
+    return [row[c] for c in ("layers", "hidden", "ffn", "heads", "seq", "global_batch")]
+
+
+def _number(row: dict[str, str], column: str, default: int) -> int:
+    return int(row[column]) if row[column].strip() else default
+
+
+def _spec(row: dict[str, str]) -> TransformerSpec:
+    llama = row["family"] == "llama"
+    hidden = int(row["hidden"])
+    # Where the source does not say: heads of about 128, in a multiple of 8 so that tp may divide them.
+    heads = _number(row, "heads", max(8, next(n for n in range(hidden // 128 // 8 * 8, 0, -8) if hidden % n == 0)))
+    return TransformerSpec(
+        layers=int(row["layers"]),
+        hidden=hidden,
+        heads=heads,
+        seq=int(row["seq"]),
+        vocab=int(row["vocab"]),
+        ffn=_number(row, "ffn", 4 * hidden),
+        kv_heads=_number(row, "kv_heads", heads),
+        gated=llama,
+        tied=not llama,
+        learned_positions=not llama and "BLOOM" not in row["dataset"],
+        dropout=not llama,
+        dtype="f8_e4m3fn" if row["dtype"].startswith("FP8") else "f16",
+    )
+
+
+def _recompute(text: str) -> str:
+    if text.startswith("selective"):
+        return "selective"
+    # vTrain's column tells what its simulator was set to. Its runs did not recompute: with the FLOPs of full
+    # recomputation those of microbatches of 8 would have run above the peak of the device.
+    if text in ("none", "not published", "full (per simulation config)"):
+        return "none"
+    return "full"
+
+
+def _plans(row: dict[str, str], spec: TransformerSpec) -> Iterator[TrainingPlan]:
+    batch, devices = int(row["global_batch"]), int(row["devices"])
+    zero_text = row["fsdp_or_zero"]
+    zero = int(zero_text[-1]) if zero_text.startswith("ZeRO-") else (1 if "distributed" in zero_text else 0)
+    chunks = _number(row, "vpp_chunks", 1)
+    schedule = "interleaved" if chunks > 1 else "gpipe" if "GPipe" in row["schedule"] else "1f1b"
+    pp, cp = _number(row, "pp", 1), _number(row, "cp", 1)
+    splits = [(_number(row, "tp", 1), _number(row, "dp", 1))]
+    if not row["tp"]:
+        splits = [
+            (t, devices // pp // t) for t in range(1, devices + 1) if devices // pp % t == 0 and spec.heads % t == 0
+        ]
+    for tp, dp in splits:
+        if batch % dp:
+            continue
+        default = batch // dp if pp == 1 else 1
+        yield TrainingPlan(
+            global_batch=batch,
+            microbatch=_number(row, "micro_batch", default)
+            if row["tp"]
+            else min(default, _number(row, "micro_batch", default)),
+            tp=tp,
+            pp=pp,
+            dp=dp,
+            cp=cp,
+            zero=zero,
+            sequence_parallel=row["sequence_parallel"] == "yes",
+            recompute=_recompute(row["recompute"]),
+            chunks=chunks,
+            schedule=schedule,
+        )
+
+
+def _cluster(row: dict[str, str]) -> Cluster:
+    """The cluster file of the row's device, with the row's nodes, memory and network."""
+    hardware = row["hardware"]
+    name = "dgx-a100" if "A100" in hardware else "dgx-h100" if "H100" in hardware else "p3.16xlarge"
+    per_node, devices = int(row["devices_per_node"]), int(row["devices"])
+    cluster = Cluster.load(name)
+    group = cluster.groups[0]
+    device = dataclasses.replace(group.device, memory_bytes=_memory(row, group.device.memory_bytes))
+    inter = group.inter
+    assert isinstance(inter, LinkSpec)
+    if row["inter_node_GBps_per_node"]:
+        node = float(row["inter_node_GBps_per_node"]) * 1e9
+        inter = dataclasses.replace(inter, bandwidth=min(inter.bandwidth, node), node_bandwidth=node)
+    delay = re.search(r"delay (\d+)ms", row["case"])
+    if delay:
+        inter = dataclasses.replace(inter, latency_s=float(delay.group(1)) / 1e3)
+    nodes = max(1, -(-devices // per_node))
+    group = dataclasses.replace(group, count=nodes, devices_per_node=per_node, device=device, inter=inter)
+    return Cluster(name, (group,))
+
+
+def _memory(row: dict[str, str], default: int) -> int:
+    if row["mem_gb_per_device"]:
+        return int(float(row["mem_gb_per_device"]) * 1e9)
+    return 32_000_000_000 if "DGX-2" in row["hardware"] else default

@@ -1,0 +1,72 @@
+"""Predictions of runs, and how far they are from what was measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import spearmanr
+
+from autopar.cost.transformer import Constants, StepPrediction, predict
+from benchmarks.published.dataset import Run
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A run with its prediction."""
+
+    run: Run
+    prediction: StepPrediction
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        assert self.run.measured_s is not None
+        return self.prediction.step_s / self.run.measured_s - 1
+
+
+def score(runs: Iterable[Run], constants: Constants) -> tuple[Scored, ...]:
+    """Each run with the prediction of its plan, or of the best of its plans."""
+    return tuple(Scored(run, _best(run, constants)) for run in runs)
+
+
+def _best(run: Run, constants: Constants) -> StepPrediction:
+    made = [predict(run.spec, plan, run.cluster, constants, run.stack) for plan in run.plans]
+    return min(made, key=lambda p: (not p.fits, p.step_s))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How well plans of one model on one cluster are told apart.
+
+    Args:
+        correlation: Spearman's, the mean over groups weighted by their runs.
+        regret: how much slower the plan predicted fastest was measured than the fastest, the mean over groups.
+        groups: number of groups.
+    """
+
+    correlation: float
+    regret: float
+    groups: int
+
+
+def ranking(scored: Sequence[Scored], least: int = 4) -> Ranking | None:
+    """The ranking inside groups of ``least`` runs or more; None where there is no such group."""
+    groups: dict[str, list[Scored]] = {}
+    for s in scored:
+        if s.run.measured_s is not None:
+            groups.setdefault(s.run.group, []).append(s)
+    ranked = [g for _, g in sorted(groups.items()) if len(g) >= least]
+    if not ranked:
+        return None
+    correlations, weights, regrets = [], [], []
+    for group in ranked:
+        measured = [s.run.measured_s or 0.0 for s in group]
+        found = spearmanr([s.prediction.step_s for s in group], measured).statistic
+        correlations.append(0.0 if found != found else float(found))
+        weights.append(len(group))
+        chosen = min(group, key=lambda s: s.prediction.step_s)
+        regrets.append((chosen.run.measured_s or 0.0) / min(measured) - 1)
+    mean = sum(c * w for c, w in zip(correlations, weights, strict=True)) / sum(weights)
+    return Ranking(mean, statistics.mean(regrets), len(ranked))

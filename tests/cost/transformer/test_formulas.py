@@ -1,0 +1,54 @@
+"""The model against the formulas and tables that it stands on."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from autopar.cost.transformer import TrainingPlan, TransformerSpec, layer_activation_bytes, model_state
+
+DATA = Path(__file__).resolve().parents[3] / "benchmarks" / "published" / "data"
+STAGES = {"P_os": 1, "P_os+g": 2, "P_os+g+p": 3}
+SIZES = {"7.5B": 7.5e9, "128B": 128e9, "1T": 1e12}
+
+
+def gpt(layers=24, hidden=2048, heads=16, seq=1024, vocab=51200):
+    return TransformerSpec(layers, hidden, heads, seq, vocab)
+
+
+@pytest.mark.parametrize(("layers", "hidden", "heads"), [(2, 64, 4), (24, 2304, 24), (105, 20480, 128)])
+def test_parameters_are_those_of_the_formula(layers, hidden, heads):
+    seq, vocab = 2048, 51200
+    formula = 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (vocab + seq) / (12 * layers * hidden))
+    assert gpt(layers, hidden, heads, seq, vocab).parameters == pytest.approx(formula + 2 * hidden, rel=1e-12)
+
+
+def test_flops_are_those_of_the_formula():
+    spec, batch = gpt(), 512
+    s, h, n, v = spec.seq, spec.hidden, spec.layers, spec.vocab
+    formula = 72 * batch * s * n * h**2 * (1 + s / (6 * h) + v / (12 * n * h))
+    assert spec.model_flops(batch) == pytest.approx(formula, rel=1e-12)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_activations_are_those_of_the_recomputation_paper(tp, recompute, sequence_parallel):
+    spec = gpt(hidden=6144, heads=64, seq=2048)
+    plan = TrainingPlan(4, 4, tp=tp, recompute=recompute, sequence_parallel=sequence_parallel)
+    s, b, h, a, t = spec.seq, 4, spec.hidden, spec.heads, tp
+    scores = 5 * a * s / h if recompute == "none" else 0
+    split = t if sequence_parallel else 1
+    formula = 2 * s * b * h / split if recompute == "full" else s * b * h * (10 / split + 24 / t + scores / t)
+    assert layer_activation_bytes(spec, plan) == pytest.approx(formula, rel=1e-12)
+
+
+def test_model_state_is_that_of_the_zero_paper():
+    with (DATA / "zero_table1_memory_gb.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == 54
+    for row in rows:
+        state = model_state(SIZES[row["model"]], int(row["dp_degree"]), STAGES[row["stage"]])
+        printed = float(row["gb_per_device"])
+        # The table rounds or cuts to about three digits.
+        assert state.total_bytes / 1e9 == pytest.approx(printed, rel=0.012, abs=0.006), row

@@ -55,6 +55,7 @@ _ELEMENTWISE = frozenset(
         "lgamma",
         "log",
         "log1p",
+        "log2",
         "logistic",
         "lt",
         "max",
@@ -64,6 +65,7 @@ _ELEMENTWISE = frozenset(
         "neg",
         "nextafter",
         "not",
+        "one_minus_square",
         "or",
         "polygamma",
         "population_count",
@@ -153,7 +155,8 @@ def operator_flops(op: Operator, operand_types: Sequence[TensorType]) -> float:
     A matrix product does 2 x batch x contracting x free sizes; a convolution 2 x output size x kernel spatial
     size x in-features a group; elementwise operators one an element of the result; reductions and cumulative
     ones an element of the operand (windowed ones the window's size an element of the result); scatters that
-    combine one an element of the update; the rest none.
+    combine one an element of the update; a polynomial a product and a sum for each coefficient but the last; the
+    rest none.
 
     Args:
         op: the operator; ``dot_general`` has the attribute ``dimension_numbers``, ``conv_general_dilated``
@@ -169,6 +172,8 @@ def operator_flops(op: Operator, operand_types: Sequence[TensorType]) -> float:
         return _conv_flops(op, operand_types[1])
     if name in _ELEMENTWISE:
         return float(op.results[0].type.size)
+    if name == "polynomial":  # of the first operand; the others are the coefficients
+        return 2.0 * op.results[0].type.size * max(0, len(operand_types) - 2)
     if name.startswith("reduce_window"):
         return float(op.results[0].type.size * math.prod(op.ints("window_dimensions")))
     if name in _REDUCTIONS:

@@ -118,6 +118,12 @@ def test_flops_written_out(function, flops):
     assert operator_flops(op, types) == flops
 
 
+@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="this jax writes polynomials out")
+def test_a_polynomial_counts_a_product_and_a_sum_for_each_power():
+    op, types = _operator(lambda x, y: lax.polynomial(x, [1.0, y, 3.0]), (4, 5), (4, 5))
+    assert operator_flops(op, types) == 2 * 2 * 20
+
+
 def test_ragged_dot_counts_each_row_once():
     groups = jnp.array([1, 2, 3], jnp.int32)
     op, types = _operator(lambda x, w: lax.ragged_dot(x, w, groups), (6, 4), (3, 4, 5))

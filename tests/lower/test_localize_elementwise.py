@@ -82,6 +82,8 @@ UNARY: tuple[tuple[str, Callable[..., Any], str], ...] = (
     ("convert_element_type", lambda x: lax.convert_element_type(x, jnp.float32), B),
     ("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, jnp.int32), F),
     ("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, jnp.int16), F),
+    # Older jax writes these with other primitives.
+    *((name, getattr(lax, name), F) for name in ("log2", "one_minus_square") if hasattr(lax, name)),
 )
 
 BINARY: tuple[tuple[str, Callable[..., Any], str], ...] = (
@@ -132,6 +134,14 @@ def test_unary(name: str, function: Callable[..., Any], kind: str) -> None:
 def test_binary(name: str, function: Callable[..., Any], kind: str) -> None:
     operands = array(kind), array(kind, seed=1)
     check_localized(function, *operands, primitive=name, meshes=MESHES[1:2], limit=limit(name))
+
+
+@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="this jax writes polynomials out")
+def test_polynomial_of_coefficients_that_are_scalars_arrays_and_rows() -> None:
+    coefficients = [array(F, (), 1), array(F, (8, 4), 2), array(F, (1, 4), 3)]
+    check_localized(
+        lambda x, *c: lax.polynomial(x, c), array(F), *coefficients, primitive="polynomial", meshes=MESHES[1:2], limit=4
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (8, 4), (3, 5)])

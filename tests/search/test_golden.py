@@ -19,6 +19,8 @@ from tests.search.problems import toy
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 BUILDS = {"gpt": gpt.build, "mlp": mlp.build, "moe": moe.build}
+# Differentiating tanh makes fewer operators in newer jax (one_minus_square is one), which the time of a step shows.
+TIME_TOLERANCE = {"gpt": 0.005}
 CLUSTERS = {"dgx-a100": (lambda: Cluster.load("dgx-a100", nodes=1), None), "toy": (lambda: toy(4), (4,))}
 
 
@@ -45,4 +47,5 @@ def test_plan(name, cluster):
     if os.environ.get("AUTOPAR_UPDATE_GOLDEN") == "1":
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     kept = json.loads(path.read_text(encoding="utf-8"))
+    kept["step_time_s"] = pytest.approx(kept["step_time_s"], rel=TIME_TOLERANCE.get(name, 1e-9))
     assert found == kept, "if the change is meant: AUTOPAR_UPDATE_GOLDEN=1, and review the difference"

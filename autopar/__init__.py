@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from autopar.api.verify import verify
     from autopar.cluster import Cluster
     from autopar.plan import Plan
+    from autopar.simulate import Timeline, simulate
 
 __version__ = "0.1.0"
 
@@ -33,11 +34,13 @@ _HOMES = {
     "Compiled": "autopar.api",
     "ParallelFunction": "autopar.api",
     "Plan": "autopar.plan",
+    "Timeline": "autopar.simulate",
     "check": "autopar.api",
     "parallelize": "autopar.api",
     "schedule": "",
     "search": "",
     "sharding": "",
+    "simulate": "",
     "verify": "autopar.api.verify",
 }
 
@@ -52,6 +55,7 @@ __all__ = [
     "Plan",
     "PlanMismatchError",
     "ScheduleError",
+    "Timeline",
     "TraceError",
     "WorkerLostError",
     "check",
@@ -59,6 +63,7 @@ __all__ = [
     "schedule",
     "search",
     "sharding",
+    "simulate",
     "verify",
 ]
 

@@ -2,6 +2,7 @@
 
 from autopar.plan.codec import FORMAT_VERSION, write_whole
 from autopar.plan.content import PlanContent, SearchContent
+from autopar.plan.pipeline import Pipeline, PipelineTransfer, PipelineValue, PipelineWork
 from autopar.plan.plan import Plan, SearchRecord
 from autopar.plan.types import (
     Choice,
@@ -27,6 +28,10 @@ __all__ = [
     "Memory",
     "OperatorRecord",
     "OutputRecord",
+    "Pipeline",
+    "PipelineTransfer",
+    "PipelineValue",
+    "PipelineWork",
     "Plan",
     "PlanContent",
     "SearchContent",

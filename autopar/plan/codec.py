@@ -23,7 +23,10 @@ def encode(content: PlanContent) -> str:
     """``content`` as JSON text, two spaces an indent, always the same for the same content."""
     raw = msgspec.json.encode(_Document(FORMAT_VERSION, content))
     # Once around: a whole number in a field of floats is written as 1.0, as it will be after it was loaded.
-    raw = msgspec.json.encode(msgspec.json.decode(raw, type=_Document))
+    document = msgspec.to_builtins(msgspec.json.decode(raw, type=_Document))
+    if document["plan"]["pipeline"] is None:
+        del document["plan"]["pipeline"]
+    raw = msgspec.json.encode(document)
     return msgspec.json.format(raw, indent=1).decode() + "\n"
 
 

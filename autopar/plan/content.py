@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from autopar.plan.pipeline import Pipeline
 from autopar.plan.types import (
     Choice,
     Considered,
@@ -47,6 +48,7 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         memory_limit: bytes a device that the plan had to keep within.
         tight: the memory limit decided something: programs keep no copy longer than they need it.
         donated: paths of the argument leaves whose buffers are reused.
+        pipeline: schedule, works and values of several stages; None without a pipeline, and then not in the file.
     """
 
     program: str
@@ -68,3 +70,4 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_limit: int = 0
     tight: bool = False
     donated: tuple[str, ...] = ()
+    pipeline: Pipeline | None = None

@@ -1,0 +1,88 @@
+"""The pipeline of a plan as plain data: schedule table, works, values, transfers."""
+
+from __future__ import annotations
+
+from typing import Literal as OneOf
+
+import msgspec
+
+WorkKind = OneOf["before", "forward", "backward", "weight", "update"]
+Lifetime = OneOf["step", "microbatch", "accumulator"]
+Reduce = OneOf["sum", "max", "min", "concatenate"]
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base: frozen, compared by value, unknown fields refused."""
+
+
+class PipelineWork(_Record, frozen=True):
+    """A program of a stage: what it reads and writes, and how long it takes once.
+
+    Args:
+        kind: forward, backward and weight run once a microbatch, before and update once a step.
+        stage: the stage.
+        seconds: predicted seconds of one run.
+        part: counts up inside before and update where values cross stages.
+        reads: names of values.
+        writes: names of values.
+        accumulates: names of accumulators that each run contributes to.
+        aliases: (read, write) that share a buffer.
+        temporaries_bytes: bytes a device besides what it reads and writes.
+    """
+
+    kind: WorkKind
+    stage: int
+    seconds: float
+    part: int = 0
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    accumulates: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    temporaries_bytes: int = 0
+
+
+class PipelineValue(_Record, frozen=True):
+    """A value that works pass on.
+
+    Args:
+        name: its name.
+        bytes: bytes a device of one buffer.
+        lifetime: one buffer a step, one a microbatch, or contributions of all microbatches joined.
+        reduce: how contributions are joined.
+        stages: stages where an input lies when the step begins.
+        donated: whether an input's buffer may be reused.
+        result: whether the caller gets it.
+    """
+
+    name: str
+    bytes: int
+    lifetime: Lifetime
+    reduce: Reduce | None = None
+    stages: tuple[int, ...] = ()
+    donated: bool = False
+    result: bool = False
+
+
+class PipelineTransfer(_Record, frozen=True):
+    """Predicted seconds of sending one buffer of ``value`` from a worker to another."""
+
+    value: str
+    source: int
+    target: int
+    seconds: float
+
+
+class Pipeline(_Record, frozen=True):
+    """What the simulator needs of a plan with several stages.
+
+    Args:
+        table: the schedule table as text, as `autopar.schedule.to_text` writes it.
+        works: all programs of all stages.
+        values: all that they name.
+        transfers: those that take time; others take none.
+    """
+
+    table: str
+    works: tuple[PipelineWork, ...]
+    values: tuple[PipelineValue, ...]
+    transfers: tuple[PipelineTransfer, ...] = ()

@@ -1,0 +1,146 @@
+"""The simulator: a discrete-event run of the instruction lists.
+
+A worker takes its list in order. RUN and APPLY keep its compute lane busy and wait for what they read; all else takes
+no time on that lane. A transfer begins when its value is there, the worker came to the SEND, and earlier transfers
+between the same two workers are over; it runs beside computing. RECV provides the buffer at once; who reads it waits
+until it arrived. This is how the runtimes dispatch: a list is only an order, not a time.
+"""
+
+from __future__ import annotations
+
+from autopar.errors import ScheduleError
+from autopar.schedule import (
+    NONE,
+    Accumulate,
+    Apply,
+    Buffer,
+    Instruction,
+    Program,
+    Recv,
+    Reshard,
+    Run,
+    Send,
+    Stash,
+    instruction_text,
+    starting_buffers,
+    table_text,
+    usage,
+    verify,
+)
+from autopar.simulate.durations import Durations
+from autopar.simulate.event import Event
+from autopar.simulate.timeline import Timeline
+
+
+def run(program: Program, durations: Durations, depth: int | None = None) -> Timeline:
+    """The timeline of one step.
+
+    Args:
+        program: a program that `autopar.schedule.verify` accepts.
+        durations: seconds of works and transfers.
+        depth: values between two workers that were sent and not yet received, before a SEND stops its worker;
+            None for any number.
+
+    Raises:
+        ScheduleError: the program cannot run, or a work has no duration.
+    """
+    # With queues as long as the whole program only what is wrong whatever their length is found here.
+    verify(program, depth or 1 + max(len(w.instructions) for w in program.workers))
+    engine = _Engine(program, durations, depth)
+    engine.run()
+    memory = tuple(tuple(line) for line in engine.memory)
+    return Timeline(program.table.num_workers, tuple(sorted(engine.events)), memory)
+
+
+class _Engine:
+    """Times so far: of lanes, of buffers, of transfers."""
+
+    def __init__(self, program: Program, durations: Durations, depth: int | None) -> None:
+        self.program = program
+        self.durations = durations
+        self.depth = depth
+        self.lists = tuple(w.instructions for w in program.workers)
+        self.at = [0] * len(self.lists)
+        self.lane: list[float] = [0] * len(self.lists)
+        self.ready: list[dict[Buffer, float]] = [dict.fromkeys(buffers, 0) for buffers in starting_buffers(program)]
+        self.link: dict[tuple[int, int], float] = {}
+        self.sent: dict[tuple[int, int], int] = {}
+        self.arrival: dict[int, float] = {}
+        self.taken: dict[tuple[int, int], list[float]] = {}
+        self.events: list[Event] = []
+        self.usage = usage(program)
+        self.memory: list[list[tuple[float, int]]] = [[(0, u[0].after_bytes)] for u in self.usage]
+
+    def run(self) -> None:
+        """Takes workers in turn, each as far as it comes; times do not depend on the order."""
+        moved = True
+        while moved:
+            moved = False
+            for worker, lines in enumerate(self.lists):
+                while self.at[worker] < len(lines) and self._step(worker, lines[self.at[worker]]):
+                    self.at[worker] += 1
+                    moved = True
+        stuck = [w for w, lines in enumerate(self.lists) if self.at[w] < len(lines)]
+        if stuck:
+            reasons = "; ".join(f"worker {w} at {instruction_text(self.lists[w][self.at[w]])}" for w in stuck)
+            raise ScheduleError(
+                f"deadlock with queues of {self.depth}: {reasons}", table=table_text(self.program.table)
+            )
+
+    def _step(self, worker: int, i: Instruction) -> bool:
+        """Sets the times of an instruction; False where one that it needs is not known yet."""
+        ready = self.ready[worker]
+        begins: float | None = None
+        match i:
+            case Run() | Apply():
+                begins = self._compute(worker, i)
+            case Accumulate():
+                ready[i.into] = max(ready[i.value], ready[i.value] if i.first else ready[i.into])
+            case Send():
+                if not self._send(worker, i):
+                    return False
+            case Recv():
+                if i.tag not in self.arrival:
+                    return False
+                ready[i.value] = max(self.lane[worker], self.arrival[i.tag])
+                self.taken.setdefault((i.source, worker), []).append(ready[i.value])
+            case Reshard() | Stash():
+                ready[i.target] = ready[i.source]
+            case _:
+                pass
+        self._remember(worker, self.lane[worker] if begins is None else begins)
+        return True
+
+    def _compute(self, worker: int, i: Run | Apply) -> float:
+        ready = self.ready[worker]
+        start = max([self.lane[worker], *(ready[b] for b in i.reads)])
+        end = start + self.durations.of_work(i.work)
+        self.lane[worker] = end
+        ready.update(dict.fromkeys(i.writes, end))
+        microbatch = i.microbatch if isinstance(i, Run) else NONE
+        name = str(i.work) + (f", microbatch {microbatch}" if microbatch != NONE else "")
+        self.events.append(Event(start, end, worker, i.work.kind, i.work.stage, microbatch, name))
+        return start
+
+    def _send(self, worker: int, i: Send) -> bool:
+        pair = (worker, i.to)
+        count = self.sent.get(pair, 0)
+        if self.depth is not None and count >= self.depth:
+            taken = self.taken.get(pair, [])
+            if len(taken) <= count - self.depth:
+                return False
+            self.lane[worker] = max(self.lane[worker], taken[count - self.depth])
+        start = max(self.lane[worker], self.ready[worker][i.value], self.link.get(pair, 0))
+        end = start + self.durations.of_transfer(i.value.value, worker, i.to)
+        self.sent[pair] = count + 1
+        self.link[pair] = self.arrival[i.tag] = end
+        value = self.program.dataflow.by_name[i.value.value]
+        self.events.append(Event(start, end, worker, "send", NONE, i.value.microbatch, str(i.value), i.to, value.bytes))
+        return True
+
+    def _remember(self, worker: int, begins: float) -> None:
+        used = self.usage[worker][self.at[worker] + 1]
+        line = self.memory[worker]
+        for time, size in ((begins, used.during_bytes), (self.lane[worker], used.after_bytes)):
+            if line[-1][1] != size:
+                line.append((time, size))

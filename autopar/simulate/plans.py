@@ -1,0 +1,126 @@
+"""Simulated steps of plans, and the record of a pipeline that a plan carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autopar.errors import PlanMismatchError
+from autopar.plan import Pipeline, PipelineTransfer, PipelineValue, PipelineWork, Plan
+from autopar.schedule import (
+    Dataflow,
+    Program,
+    Send,
+    Table,
+    ValueSpec,
+    Work,
+    WorkSpec,
+    build,
+    get,
+    parse_table,
+    to_text,
+)
+from autopar.simulate.durations import Durations
+from autopar.simulate.engine import run
+from autopar.simulate.timeline import Timeline
+
+
+def simulate(plan: Plan, depth: int | None = None) -> Timeline:
+    """What a step of ``plan`` will look like: who computes and sends when, and memory over time.
+
+    A plan with one stage is one worker that runs its microbatches one behind the other.
+
+    Args:
+        plan: a plan; those with several stages carry a record of their pipeline.
+        depth: values between two workers that were sent and not yet received; None for any number.
+
+    Raises:
+        PlanMismatchError: the plan has several stages and no such record.
+        ScheduleError: its schedule cannot run.
+    """
+    program, durations = program_of(plan)
+    return run(program, durations, depth)
+
+
+def program_of(plan: Plan) -> tuple[Program, Durations]:
+    """The instruction lists of a plan with the predicted durations of what they do.
+
+    Raises:
+        PlanMismatchError: the plan has several stages and no record of its pipeline.
+        ScheduleError: its schedule cannot run.
+    """
+    table, dataflow, durations = parts_of(plan)
+    return build(table, dataflow), durations
+
+
+def parts_of(plan: Plan) -> tuple[Table, Dataflow, Durations]:
+    """Schedule table, dataflow and durations of a plan. PlanMismatchError where it has no record of its pipeline."""
+    record = plan.content.pipeline
+    if record is not None:
+        return _from_record(record)
+    if plan.num_stages != 1:
+        raise PlanMismatchError(
+            f"the plan has {plan.num_stages} stages and no record of its pipeline",
+            cause="it was made by a search or a version of autopar that writes none",
+            remedy="plan again with this version",
+        )
+    return _one_stage(plan)
+
+
+def _one_stage(plan: Plan) -> tuple[Table, Dataflow, Durations]:
+    """The whole step as forwards of one stage."""
+    count = max(1, plan.num_microbatches)
+    memory = plan.stages[0].memory
+    lasting = memory.parameters + memory.optimizer + memory.batch
+    state = ValueSpec("state", lasting, "step", stages=(0,))
+    step = WorkSpec(Work("forward", 0), ("state",), temporaries_bytes=memory.total - lasting)
+    durations = Durations({step.work: plan.stages[0].step_time / count})
+    return get("inference").table(1, count), Dataflow((step,), (state,)), durations
+
+
+def _from_record(record: Pipeline) -> tuple[Table, Dataflow, Durations]:
+    works = tuple(
+        WorkSpec(Work(w.kind, w.stage, w.part), w.reads, w.writes, w.accumulates, w.temporaries_bytes, w.aliases)
+        for w in record.works
+    )
+    values = tuple(
+        ValueSpec(v.name, v.bytes, v.lifetime, v.reduce, v.stages, v.donated, v.result) for v in record.values
+    )
+    durations = Durations(
+        {Work(w.kind, w.stage, w.part): w.seconds for w in record.works},
+        {(t.value, t.source, t.target): t.seconds for t in record.transfers},
+    )
+    return parse_table(record.table), Dataflow(works, values), durations
+
+
+def pipeline_record(table: Table, dataflow: Dataflow, durations: Durations) -> Pipeline:
+    """The record that a plan carries of its pipeline; `parts_of` reads it back.
+
+    Args:
+        table: what each worker computes.
+        dataflow: what the works read and write.
+        durations: seconds of works and transfers.
+
+    Raises:
+        ScheduleError: the three do not fit each other.
+    """
+    works = tuple(
+        PipelineWork(
+            s.work.kind, s.work.stage, float(durations.of_work(s.work)), s.work.part, s.reads, s.writes,
+            s.accumulates, s.aliases, s.temporaries_bytes,
+        )
+        for s in dataflow.works
+    )  # fmt: skip
+    values = tuple(
+        PipelineValue(v.name, v.bytes, v.lifetime, v.reduce, v.stages, v.donated, v.result) for v in dataflow.values
+    )
+    return Pipeline(to_text(table), works, values, tuple(_transfers(build(table, dataflow), durations)))
+
+
+def _transfers(program: Program, durations: Durations) -> Iterable[PipelineTransfer]:
+    pairs = sorted(
+        {(i.value.value, w.worker, i.to) for w in program.workers for i in w.instructions if isinstance(i, Send)}
+    )
+    for value, source, target in pairs:
+        seconds = float(durations.of_transfer(value, source, target))
+        if seconds:
+            yield PipelineTransfer(value, source, target, seconds)

@@ -13,6 +13,8 @@ PYTEST_ARGS ?= -n 2
 VENV := .venv
 NEWEST := .venv-newest
 PUBLIC := .venv-public
+AOT := .venv-aot
+comma := ,
 LOCKS := $(wildcard requirements/*.txt)
 RUN_EXTRAS := examples,checkpoint
 DEV_EXTRAS := $(RUN_EXTRAS),dev
@@ -119,6 +121,17 @@ lock:  ## write requirements/pyXY.txt again from pyproject.toml
 bench: $(VENV)/.dev-stamp  ## run the benchmarks
 	$(VENV)/bin/python -m benchmarks
 
+$(AOT)/.stamp: pyproject.toml $(LOCKS)
+	@test -n "$(PYTHON)" || { echo "No usable Python of 3.11 or newer was found." >&2; exit 1; }
+	@"$(PYTHON)" -m venv --clear $(AOT)
+	@$(call install,$(AOT),examples$(comma)tpu$(comma)cuda12-aot)
+	@touch $@
+
+# An environment of its own, with XLA's compilers for TPU and GPU: jax looks for such devices where they are installed.
+.PHONY: verify
+verify: $(AOT)/.stamp  ## predicted collectives and memory against XLA's compilers for TPU and GPU
+	TPU_SKIP_MDS_QUERY=1 JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 JAX_PLATFORMS=cpu $(AOT)/bin/python -m benchmarks verified
+
 # Goes on where it stopped. FUZZ_ARGS="--seconds 600", "--plans 4", "--seed 1"; `python -m tests.fuzz --help`.
 FUZZ_PROGRAMS ?= 5000
 .PHONY: fuzz
@@ -131,6 +144,6 @@ coverage-page: $(VENV)/.dev-stamp  ## write docs/coverage.md again
 
 .PHONY: clean
 clean:  ## remove the environments and all caches
-	rm -rf $(VENV) $(NEWEST) $(PUBLIC) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	rm -rf $(VENV) $(NEWEST) $(PUBLIC) $(AOT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 	  .benchmarks
 	find autopar benchmarks examples requirements tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,7 +11,7 @@ import click
 import jax
 from rich.console import Console
 
-from benchmarks import memory_limit, overhead, planning, predicted
+from benchmarks import memory_limit, overhead, planning, predicted, verified
 from benchmarks.clusters import DEVICES
 from benchmarks.experts import cases as experts
 from benchmarks.machine import facts
@@ -26,6 +26,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "overhead": overhead.run,
         "planning": planning.run,
         "published": published.run,
+        "verified": verified.run,
     }
 )
 

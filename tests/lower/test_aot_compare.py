@@ -53,7 +53,7 @@ def compiled(kind: str, size: int, axis: str, count: float, n: int, instructions
 
 def verification(rows) -> Verification:
     memory = CompiledMemory(60, 50, 30, 40)
-    return Verification("f", "c", "cpu", "cpu", AXES, rows, Memory(parameters=95), memory, 1e-3, 3, None, 0.1)
+    return Verification("f", "c", "cpu", "cpu", AXES, rows, Memory(parameters=95), memory, 0.0, 1e-3, 3, None, 0.1)
 
 
 def test_equal_collectives_are_joined_and_near_sizes_too() -> None:
@@ -95,3 +95,40 @@ def test_collectives_that_xla_joined_count_each() -> None:
 def test_a_collective_along_no_axes_stands_alone() -> None:
     rows = join((), (compiled("all-reduce", 4, "4 groups of 2", 1, 2),), AXES)
     assert [(r.axis, r.predicted, r.compiled) for r in rows] == [("4 groups of 2", 0.0, 1)]
+
+
+def test_what_xla_does_in_another_way_is_counted_and_said() -> None:
+    rows = join(
+        (
+            said("reduce-scatter", 4096, "x", 3),
+            said("all-gather", 4096, "y", 2),
+            said("all-gather", 8192, "x", 1),
+            said("all-gather", 64000, "x+y", 1),
+            said("all-reduce", 4, "x", 2),
+            said("all-reduce", 4, "y", 2),
+        ),
+        (
+            compiled("all-reduce", 4096, "x", 3, 2),
+            compiled("all-reduce", 2048, "y", 2, 4),
+            compiled("all-gather", 4096, "x", 1, 2),
+            compiled("all-gather", 64000, "x", 1, 2),
+            compiled("all-gather", 32000, "y", 1, 4),
+            compiled("all-reduce", 8, "x+y", 1, 8),
+        ),
+        AXES,
+    )
+    assert all(r.ok for r in rows)
+    assert {(r.kind, r.axis, r.bytes): r.rewritten for r in rows} == {
+        ("reduce-scatter", "x", 4096): ("3 as all-reduce",),
+        ("all-gather", "y", 4096): ("2 as all-reduce, other width",),
+        ("all-gather", "x", 8192): ("1 other width",),
+        ("all-gather", "x+y", 64000): ("1 axis by axis",),
+        ("all-reduce", "x", 4): ("2 along x+y at once, joined",),
+        ("all-reduce", "y", 4): ("2 along x+y at once, joined",),
+    }
+    assert "rewritten by XLA" in str(verification(rows))
+
+
+def test_a_collective_that_nothing_replaces_is_missing() -> None:
+    rows = join((said("all-gather", 4096, "y", 2),), (compiled("all-reduce", 4000, "x", 2, 2),), AXES)
+    assert not any(r.ok for r in rows) and not any(r.rewritten for r in rows)

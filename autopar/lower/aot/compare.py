@@ -11,6 +11,7 @@ from autopar.cost import wire_bytes
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.groups import GroupNames
 from autopar.lower.aot.messages import CompiledCollective, CompiledProgram
+from autopar.lower.aot.rewrites import rewrites, sent
 from autopar.lower.aot.verification import BYTES_TOLERANCE, CollectiveRow, Verification
 from autopar.plan import Communication, Plan
 
@@ -45,6 +46,7 @@ def compare(plan: Plan, target: Target, compiled: CompiledProgram, hlo: str = ""
         rows,
         stage.memory,
         compiled.memory,
+        sum(c.wire_bytes for c in compiled.collectives),
         plan.step_time,
         compiled.fusions,
         compiled.cycles,
@@ -58,29 +60,43 @@ def join(
 ) -> tuple[CollectiveRow, ...]:
     """Rows of collectives, those that differ first, then by kind, axis and falling bytes.
 
-    What is compiled counts for a prediction of the same kind and axes whose bytes are the same, or near enough.
+    What is compiled counts for a prediction of the same kind and axes whose bytes are the same, or near enough; what
+    is left over on both sides is paired by `autopar.lower.aot.rewrites`.
     """
-    said = _by_place(predicted, axes)
+    said, sizes = _by_place(predicted, axes), dict(axes)
     found: dict[_Place, dict[int, CompiledCollective]] = defaultdict(dict)
     for c in compiled:
-        sizes = said.get((c.kind, c.axis), {})
-        size = min((s for s in sizes if _near(s, c.bytes)), key=lambda s: (abs(s - c.bytes), s), default=c.bytes)
+        known = said.get((c.kind, c.axis), {})
+        size = min((s for s in known if _near(s, c.bytes)), key=lambda s: (abs(s - c.bytes), s), default=c.bytes)
         before = found[c.kind, c.axis].get(size)
         found[c.kind, c.axis][size] = c if before is None else _together(before, c)
+    pairs = {(*place, size): (p.count, 0.0) for place, by_size in said.items() for size, p in by_size.items()}
+    for place, by_bytes in found.items():
+        for size, c in by_bytes.items():
+            pairs[(*place, size)] = (pairs.get((*place, size), (0.0, 0.0))[0], c.count)
+    missing = {key: p - c for key, (p, c) in pairs.items() if p > c}
+    surplus = {key: c - p for key, (p, c) in pairs.items() if c > p}
+    done = rewrites(missing, surplus, sizes)
     rows = []
-    for place in sorted({*said, *found}):
-        for size in sorted({*said.get(place, {}), *found.get(place, {})}, reverse=True):
-            p = said.get(place, {}).get(size, _Predicted())
-            c_ = found.get(place, {}).get(size)
+    for key, (count, direct) in pairs.items():
+        kind, axis, size = key
+        p = said.get((kind, axis), {}).get(size, _Predicted())
+        c_ = found.get((kind, axis), {}).get(size)
+        mine = [r for r in done if r.key == key]
+        kept = min(count, direct) + surplus.get(key, 0.0)
+        if kept or count:
+            each = c_.wire_bytes / c_.count if c_ else 0.0
             rows.append(
                 CollectiveRow(
-                    *place,
+                    kind,
+                    axis,
                     size,
-                    p.count,
-                    c_.count if c_ else 0.0,
+                    count,
+                    kept + sum(r.count for r in mine),
                     p.wire_bytes,
-                    c_.wire_bytes if c_ else 0.0,
-                    c_.instructions if c_ else 0,
+                    kept * each + sum(r.count * sent(kind, r.bytes, axis, sizes) for r in mine),
+                    c_.instructions if c_ and not mine else 0,
+                    tuple(f"{r.count:g} {r.note}" for r in mine),
                     tuple(p.operators)[:_OPERATORS],
                     c_.scopes if c_ else (),
                     c_.exact if c_ else True,

@@ -31,7 +31,10 @@ class CollectiveRow:
         compiled: how many the compiled program runs.
         predicted_wire_bytes: bytes that a device sends in all of the predicted ones.
         compiled_wire_bytes: likewise, of the compiled ones.
-        instructions: instructions that the compiled ones are in; XLA joins several in one.
+        instructions: instructions that the compiled ones are in, as XLA joins several in one; 0 where some were
+            rewritten.
+        rewritten: what XLA did of them in another way, and how: see `autopar.lower.aot.rewrites`. These count as
+            compiled, with the bytes that such a collective of the compiled width would send.
         operators: ids of operators that need the predicted ones, at most a few.
         scopes: jax's name stack of compiled ones, at most a few.
         exact: whether ``compiled`` is certain: not in a branch or a loop of unknown length.
@@ -45,6 +48,7 @@ class CollectiveRow:
     predicted_wire_bytes: float
     compiled_wire_bytes: float
     instructions: int
+    rewritten: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     scopes: tuple[str, ...] = ()
     exact: bool = True
@@ -93,6 +97,7 @@ class Verification:
         rows: collectives, those that differ first.
         predicted_memory: bytes a device by kind, as the plan says.
         compiled_memory: bytes a device, as the compiler's buffer assignment has them.
+        sent_bytes: bytes that a device sends a step in the collectives of the compiled program as they are.
         predicted_step_s: seconds a step that the plan predicts.
         fusions: fusions of the compiled program.
         cycles: cycles of a step as the compiler estimates them; None where it says none.
@@ -108,6 +113,7 @@ class Verification:
     rows: tuple[CollectiveRow, ...]
     predicted_memory: Memory
     compiled_memory: CompiledMemory
+    sent_bytes: float
     predicted_step_s: float
     fusions: int
     cycles: float | None
@@ -127,6 +133,11 @@ class Verification:
             )
             for kind in sorted({r.kind for r in self.rows})
         )
+
+    @property
+    def predicted_sent_bytes(self) -> float:
+        """Bytes that a device sends a step, as the plan says."""
+        return sum(r.predicted_wire_bytes for r in self.rows)
 
     @property
     def memory_ratio(self) -> float:
@@ -164,6 +175,8 @@ class Verification:
             "totals": [{name: getattr(t, name) for name in KindTotal.__dataclass_fields__} for t in self.totals],
             "predicted_memory": {k: getattr(p, k) for k in p.__struct_fields__} | {"total": p.total},
             "compiled_memory": {k: getattr(c, k) for k in c.__struct_fields__} | {"total": c.total},
+            "predicted_sent_bytes": self.predicted_sent_bytes,
+            "compiled_sent_bytes": self.sent_bytes,
             "predicted_step_s": self.predicted_step_s,
             "fusions": self.fusions,
             "cycles": self.cycles,
@@ -191,11 +204,14 @@ class Verification:
         mesh = " x ".join(f"{n}@{a}" for a, n in self.mesh_axes)
         cycles = "" if self.cycles is None else f", {self.cycles:.4g} estimated cycles"
         verdict = "as predicted" if self.collectives_ok else "not as predicted"
+        if any(r.rewritten for r in self.rows):
+            verdict += ", some rewritten by XLA"
+        said, done = bytes_text(self.predicted_sent_bytes), bytes_text(self.sent_bytes)
         memory = "within" if self.memory_ok else "not within"
         return (
             ("program", f"{self.program}, planned for {self.cluster}, mesh {mesh}"),
             ("target", f"{self.target} ({self.device_kind}), compiled in {seconds_text(self.compile_s)}"),
-            ("collectives", verdict),
+            ("collectives", f"{verdict}; a device sends {said} predicted, {done} compiled"),
             ("memory", f"{memory} {MEMORY_TOLERANCE:.0%}: predicted/compiled {self.memory_ratio:.3f}"),
             ("step time", f"{seconds_text(self.predicted_step_s)} predicted{cycles}"),
             ("fusions", str(self.fusions)),
@@ -218,10 +234,15 @@ class Verification:
             for r in self.rows
             if not r.ok
         ]  # fmt: skip
+        rewritten = [
+            (r.kind, r.axis, bytes_text(r.bytes), f"{r.predicted:g}", "; ".join(r.rewritten))
+            for r in self.rows
+            if r.rewritten
+        ]
         joined = [
             (r.kind, r.axis, bytes_text(r.bytes), f"{r.compiled:g}", str(r.instructions))
             for r in self.rows
-            if r.ok and r.instructions < r.compiled and r.exact
+            if r.ok and 0 < r.instructions < r.compiled and r.exact
         ]
         p, c = self.predicted_memory, self.compiled_memory
         parts = {"arguments": c.arguments, "outputs": c.outputs, "temporaries": c.temporaries, "alias": -c.alias}
@@ -233,6 +254,8 @@ class Verification:
         if different:
             header = ("kind", "axis", "bytes", *both, "for operators", "from")
             found.append(("collectives that differ", header, different))
+        if rewritten:
+            found.append(("rewritten by XLA", ("kind", "axis", "bytes", "count", "done"), rewritten))
         if joined:
             found.append(("several in one instruction", ("kind", "axis", "bytes", "count", "instructions"), joined))
         found.append(("memory a device", ("", "peak", "of which"), memory))

@@ -1,0 +1,136 @@
+"""Collectives that XLA replaced by others of the same effect, told from what is left over on both sides.
+
+Compilers rewrite collectives where that is faster on their devices. What was predicted and not found, and what was
+found and not predicted, is paired by these rules, in this order; each needs the same mesh axes and fitting bytes:
+
+    halved                a conversion to a dtype of half the width (or twice) was moved to the other side
+    as all-reduce         reduce-scatter done as all-reduce and slice; all-gather as all-reduce of padded pieces
+    folded                all-reduce along one axis and then along another, done at once along both
+    joined                several small ones concatenated into one
+    axis by axis          one along several axes, done along one after the other
+
+The pairing is by figures alone, as the text of a compiled program does not name what an instruction replaced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+
+from autopar.cost import wire_bytes
+
+#: Kind, axes in mesh order joined by ``+``, bytes of the full tensor.
+Key = tuple[str, str, int]
+Counts = MutableMapping[Key, float]
+
+_NONE = 1e-9
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Predicted collectives that XLA did in another way.
+
+    Args:
+        key: what was predicted.
+        count: how many of them.
+        bytes: bytes of the full tensor as compiled.
+        note: in which way.
+    """
+
+    key: Key
+    count: float
+    bytes: int
+    note: str
+
+
+def rewrites(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> list[Rewrite]:
+    """Pairs what is left over and takes it out of both.
+
+    Args:
+        predicted: counts of predicted collectives that were not found.
+        compiled: counts of compiled collectives that were not predicted.
+        sizes: size of each mesh axis.
+    """
+    found: list[Rewrite] = []
+    for rule in (_one_for_one, _folded, _joined, _axis_by_axis):
+        found += rule(predicted, compiled, sizes)
+    return found
+
+
+def _left(counts: Counts) -> list[Key]:
+    return sorted(key for key, n in counts.items() if n > _NONE)
+
+
+def _one_for_one(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> Iterator[Rewrite]:
+    """Same axes: another width, another kind, or both; the nearest form first."""
+    for other_kind in (False, True):
+        for halves in (1.0, 0.5, 2.0):
+            for key in _left(predicted):
+                kind, axis, size = key
+                target = (kind, axis, round(size * halves))
+                if other_kind:
+                    if kind not in ("reduce-scatter", "all-gather"):
+                        continue
+                    target = ("all-reduce", *target[1:])
+                count = min(predicted[key], compiled.get(target, 0.0))
+                if count > _NONE:
+                    predicted[key] -= count
+                    compiled[target] -= count
+                    notes = [*(["as all-reduce"] if other_kind else []), *(["other width"] if halves != 1 else [])]
+                    yield Rewrite(key, count, target[2], ", ".join(notes))
+
+
+def _folded(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> Iterator[Rewrite]:
+    """All-reduces of the same bytes along several axes, one after the other, done at once."""
+    for kind, axis, size in _left(compiled):
+        parts = axis.split("+")
+        if kind != "all-reduce" or len(parts) < 2 or not all(a in sizes for a in parts):
+            continue
+        apart = [k for k in _left(predicted) if k[0] == kind and k[1] in parts]
+        by_size = {n: [predicted.get((kind, a, n), 0.0) for a in parts] for n in sorted({k[2] for k in apart})}
+        even = {n: c[0] for n, c in by_size.items() if c[0] > _NONE and max(c) - min(c) < _NONE}
+        alone = even.get(size, 0.0) == compiled[kind, axis, size]
+        chosen = {size: even[size]} if alone else even
+        if chosen and math.isclose(sum(n * c for n, c in chosen.items()), size * compiled[kind, axis, size]):
+            compiled[kind, axis, size] = 0.0
+            for n, count in chosen.items():
+                for a in parts:
+                    predicted[kind, a, n] -= count
+                    yield Rewrite((kind, a, n), count, n, f"along {axis} at once" + ("" if alone else ", joined"))
+
+
+def _joined(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> Iterator[Rewrite]:
+    """All that is left of a kind along an axis, concatenated."""
+    for kind, axis in sorted({k[:2] for k in _left(compiled)}):
+        said = [k for k in _left(predicted) if k[:2] == (kind, axis)]
+        done = [k for k in _left(compiled) if k[:2] == (kind, axis)]
+        fewer = sum(compiled[k] for k in done) < sum(predicted[k] for k in said)
+        if fewer and math.isclose(sum(k[2] * compiled[k] for k in done), sum(k[2] * predicted[k] for k in said)):
+            for k in done:
+                compiled[k] = 0.0
+            for k in said:
+                yield Rewrite(k, predicted[k], k[2], "joined")
+                predicted[k] = 0.0
+
+
+def _axis_by_axis(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> Iterator[Rewrite]:
+    """One gather or scatter along several axes, done along one after the other."""
+    for key in _left(predicted):
+        kind, axis, size = key
+        parts = axis.split("+")
+        if kind not in ("all-gather", "reduce-scatter") or len(parts) < 2:
+            continue
+        # The last axis is gathered first, and is the last to be scattered.
+        phases = [(kind, a, size // math.prod(sizes[b] for b in parts[:i])) for i, a in enumerate(parts)]
+        count = min(predicted[key], *(compiled.get(p, 0.0) for p in phases))
+        if count > _NONE:
+            predicted[key] -= count
+            for p in phases:
+                compiled[p] -= count
+            yield Rewrite(key, count, size, "axis by axis")
+
+
+def sent(kind: str, size: int, axis: str, sizes: Mapping[str, int]) -> float:
+    """Bytes that a device sends in one collective along named axes."""
+    return wire_bytes(kind, size, math.prod(sizes[a] for a in axis.split("+")))

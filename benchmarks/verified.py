@@ -1,0 +1,105 @@
+"""Predicted collectives and memory beside those of XLA's compilers for TPU and GPU, which need no such device.
+
+Needs the extras ``tpu`` and ``cuda12-aot``; `make verify` installs them into an environment of its own. Targets whose
+compiler is missing are left out and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import autopar
+from autopar import AutoparError
+from autopar.lower.aot import Verification, parse_target
+from benchmarks.report import Report, Row, Say
+from examples import gpt, llama, mlp, moe, wide_resnet
+
+TARGETS = ("tpu:v5p:4x4x4", "tpu:v5e:16x16", "cuda:h100:1x8", "cuda:h100:8x8")
+_TRANSFORMER = {"layers": 2, "hidden": 512, "heads": 8, "vocab": 4096, "seq": 256, "batch": 512, "dtype": "bfloat16"}
+#: Large enough that splitting pays on hundreds of devices, small enough to compile here.
+EXAMPLES: Mapping[str, tuple[Any, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "mlp": (mlp, {"layers": 4, "hidden": 2048, "batch": 16384, "dtype": "bfloat16"}),
+        "gpt": (gpt, _TRANSFORMER),
+        "llama": (llama, {**_TRANSFORMER, "ffn": 1024}),
+        "moe": (moe, {**_TRANSFORMER, "ffn": 1024, "experts": 16, "group": 256}),
+        "wide_resnet": (wide_resnet, {"stages": (1, 1), "base_channels": 64, "classes": 128, "batch": 1024}),
+    }
+)
+
+
+def verified(name: str, target: str, overrides: Mapping[str, Any] | None = None) -> Verification:
+    """An example, planned for a target's cluster and compiled for it.
+
+    Args:
+        name: of the example.
+        target: what to compile for.
+        overrides: its sizes; None takes those of `EXAMPLES`.
+    """
+    module, sizes = EXAMPLES[name]
+    step, args = module.build(abstract=True, **(sizes if overrides is None else overrides))
+    cluster = parse_target(target).cluster()
+    plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0).plan(*args)
+    return autopar.verify(plan, step, *args, target=target)
+
+
+def row(name: str, found: Verification) -> tuple[Row, tuple[Row, ...]]:
+    """The row of an example on a target, and its rows by kind of collective."""
+    label = {"example": name, "target": found.target, "mesh": "x".join(str(n) for _, n in found.mesh_axes)}
+    details = tuple(
+        {
+            **label,
+            "kind": t.kind,
+            "predicted": t.predicted,
+            "compiled": t.compiled,
+            "predicted_bytes": t.predicted_wire_bytes,
+            "compiled_bytes": t.compiled_wire_bytes,
+            "as predicted": t.ok,
+            "rewritten": sum(len(r.rewritten) for r in found.rows if r.kind == t.kind),
+        }
+        for t in found.totals
+    )
+    return {
+        **label,
+        "collectives": sum(t.compiled for t in found.totals),
+        "as predicted": found.collectives_ok,
+        "predicted_bytes": found.predicted_sent_bytes,
+        "sent_bytes": found.sent_bytes,
+        "memory predicted": found.predicted_memory.total / 1e6,
+        "memory compiled": found.compiled_memory.total / 1e6,
+        "predicted/compiled": found.memory_ratio,
+        "predicted_s": found.predicted_step_s,
+        "cycles": found.cycles,
+        "compile_s": found.compile_s,
+    }, details
+
+
+def run(quick: bool, say: Say) -> Report:
+    """The benchmark; ``quick`` takes the perceptron on few virtual CPU devices alone."""
+    rows: list[Row] = []
+    details: list[Row] = []
+    notes = ["memory in MB"]
+    shown: list[Verification] = []
+    for target in ("cpu:4",) if quick else TARGETS:
+        try:
+            parse_target(target).check_installed()
+        except AutoparError as error:
+            notes.append(f"{target} left out: {error.fact}")
+            continue
+        for name in ("mlp",) if quick else EXAMPLES:
+            say(f"verified: {name} on {target}")
+            found = verified(name, target, {} if quick else None)
+            first, more = row(name, found)
+            rows.append(first)
+            details.extend(more)
+            shown.append(found)
+    return Report(
+        "verified",
+        "compiled collectives as predicted in kind and count, bytes within 2%, memory within 10%",
+        tuple(rows),
+        bool(shown) and all(v.ok for v in shown),
+        notes=tuple(notes),
+        details=(("collectives by kind", tuple(details)),),
+    )

@@ -54,12 +54,15 @@ class ParallelOptions:
                     f"{name}={getattr(self, name)!r} has entries that are not {kind.__name__}",
                     remedy="positions go to ..._argnums, names to ..._argnames",
                 )
-        for name, alone in (("num_microbatches", 1), ("num_stages", 1)):
-            if getattr(self, name) not in ("auto", alone):
-                raise AutoparError(
-                    f"{name}={getattr(self, name)!r} is not available: this version plans one stage and one microbatch",
-                    remedy=f"leave {name} out",
-                )
+        for name in ("num_microbatches", "num_stages"):
+            value = getattr(self, name)
+            if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise AutoparError(f"{name}={value!r} is no count", remedy=f'{name}="auto", or 1, 2, 4...')
+        if self.num_stages not in ("auto", 1):
+            raise AutoparError(
+                f"num_stages={self.num_stages!r} is not available: this version plans one stage",
+                remedy="leave num_stages out",
+            )
         if self.schedule not in ("auto", "none"):
             raise AutoparError(
                 f"schedule={self.schedule!r} is not available: this version plans one stage", remedy="leave it out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,14 @@ from autopar.api.fitting import build_within
 from autopar.api.options import ParallelOptions
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
-from autopar.errors import PlanMismatchError
+from autopar.errors import InfeasiblePlanError, MicrobatchError, PlanMismatchError
 from autopar.frontend import CallSignature, SignatureOptions, Traced, flatten_call, trace
 from autopar.frontend.signature import NUMBERS, positional_names, resolve, x64_enabled
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
+from autopar.lower.microbatch import microbatched
 from autopar.lower.program import lower
+from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.runtime import LocalProgram, load_local
 from autopar.search import Options, Problem, strategy_named
@@ -114,27 +117,55 @@ class PureFunction:
         if found is not None:
             return found
         clock = Clock()
-        traced = self._traced[signature]
         with clock.phase("graph"):
-            verify(traced.graph)
+            verify(self._traced[signature].graph)
         plan = self.options.plan
         if plan is not None:
+            traced = self._microbatched(signature, plan.num_microbatches)
             names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
             plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         else:
-            plan = self._search(traced, self.options.memory_limit_bytes)
+            traced, plan = self._planned(signature)
         plan = Plan(plan.content, (*traced.phases, *clock.phases(), *plan.phases), _tree_of(traced))
         self.planned[signature] = traced, plan
         return traced, plan
 
-    def _search(self, traced: Traced, memory_limit_bytes: int | None) -> Plan:
-        problem = self.problem(traced, memory_limit_bytes)
+    def _microbatched(self, signature: CallSignature, count: int) -> Traced:
+        """The function in ``count`` microbatches. Raises MicrobatchError where that cannot be."""
+        found = microbatched(self._traced[signature], count)
+        if count > 1:
+            verify(found.graph)
+        return found
+
+    def _planned(self, signature: CallSignature) -> tuple[Traced, Plan]:
+        """The function in the number of microbatches asked for, and its plan.
+
+        "auto" takes one microbatch, and where no plan fits the memory then, the fewest of 2, 4.. with which one does.
+        """
+        asked = self.options.num_microbatches
+        limit = self.options.memory_limit_bytes
+        if isinstance(asked, int):
+            traced = self._microbatched(signature, asked)
+            return traced, self._search(traced, limit, asked)
+        traced = self._traced[signature]
+        try:
+            return traced, self._search(traced, limit, 1)
+        except InfeasiblePlanError:
+            size = batch_size(traced.graph) or 1
+            for count in (2**k for k in range(1, size.bit_length())):
+                with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
+                    traced = self._microbatched(signature, count)
+                    return traced, self._search(traced, limit, count)
+            raise
+
+    def _search(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int) -> Plan:
+        problem = self.problem(traced, memory_limit_bytes, microbatches)
         search = self.options.search
         strategy = strategy_named(search) if isinstance(search, str) else search
         self._say(f"planning {len(traced.graph.operators)} operators for {problem.cluster}")
         return strategy(problem)
 
-    def problem(self, traced: Traced, memory_limit_bytes: int | None) -> Problem:
+    def problem(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int = 1) -> Problem:
         """What the search is given."""
         o = self.options
         cluster = o.cluster or Cluster.local()
@@ -143,7 +174,12 @@ class PureFunction:
             traced.graph,
             cluster,
             CostModel(cluster),
-            Options(mesh_shape=o.mesh_shape, memory_limit_bytes=memory_limit_bytes, donated=donated),
+            Options(
+                mesh_shape=o.mesh_shape,
+                memory_limit_bytes=memory_limit_bytes,
+                donated=donated,
+                num_microbatches=microbatches,
+            ),
         )
 
     def donated(self, traced: Traced) -> tuple[int, ...]:
@@ -179,7 +215,7 @@ class PureFunction:
 
         def search(memory_limit_bytes: int) -> Plan:
             with clock.phase("plan again"):
-                return self._search(traced, memory_limit_bytes)
+                return self._search(traced, memory_limit_bytes, plan.num_microbatches)
 
         limit = None if self.options.plan is not None else self.options.memory_limit_bytes
         content, local = build_within(plan.content, limit, lambda c: build(Plan(c)), lambda n: search(n).content)

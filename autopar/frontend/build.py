@@ -23,6 +23,7 @@ from autopar._compat.primitives import optimization_barrier_p
 from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of
 from autopar.frontend.bodies import body_of
+from autopar.frontend.labels import Labels
 from autopar.ir import Graph, Input, Literal, Operand, Operator, Output, TensorType, Value
 
 _REMAT = ("remat2", "checkpoint")
@@ -55,7 +56,8 @@ def tensor_type(aval: Any) -> TensorType:
 class _Builder:
     """Walks a jaxpr once, collecting operators. Used by `build_graph` alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Labels | None = None) -> None:
+        self.labels = labels
         self.operators: list[Operator] = []
         self.bounds: dict[str, Bound] = {}
         self.constants: dict[str, Any] = {}
@@ -96,6 +98,9 @@ class _Builder:
             # jax keeps one jaxpr of a jitted function, so that what is in it may not know who calls.
             outside = self.source
             self.source = source_line(eqn.source_info) or outside
+            origin = None if self.labels is None else self.labels.origin(where)
+            if origin is not None:
+                where, self.source = origin
             results = self.equation(eqn, inputs, where)
             self.source = outside
             env.update(zip(eqn.outvars, results, strict=True))
@@ -117,7 +122,7 @@ class _Builder:
             if name in _REMAT and eqn.params.get("prevent_cse", True) and eqn.params.get("differentiated", True):
                 inputs = self.barrier(inputs, [tensor_type(v.aval) for v in eqn.invars], scope, eqn)
             return self.closed(body, [inputs[i] for i in taken], scope)
-        regions = region_graphs(eqn)
+        regions = region_graphs(eqn, self.labels)
         types = [tensor_type(v.aval) for v in eqn.outvars]
         return self.operator(
             eqn.primitive,
@@ -216,18 +221,18 @@ def _may_merge(
     return all(isinstance(v, _PLAIN) for v in params.values())
 
 
-def region_graphs(eqn: JaxprEqn) -> dict[str, BoundGraph]:
+def region_graphs(eqn: JaxprEqn, labels: Labels | None = None) -> dict[str, BoundGraph]:
     """Bodies of a scan, while or cond equation by name; empty for any other."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
-        return {"body": build_graph(params["jaxpr"], "body")}
+        return {"body": build_graph(params["jaxpr"], "body", labels=labels)}
     if name == "while":
         return {
-            "cond": build_graph(params["cond_jaxpr"], "cond"),
-            "body": build_graph(params["body_jaxpr"], "body"),
+            "cond": build_graph(params["cond_jaxpr"], "cond", labels=labels),
+            "body": build_graph(params["body_jaxpr"], "body", labels=labels),
         }
     if name == "cond":
-        return {str(i): build_graph(b, str(i)) for i, b in enumerate(params["branches"])}
+        return {str(i): build_graph(b, str(i), labels=labels) for i, b in enumerate(params["branches"])}
     return {}
 
 
@@ -236,6 +241,7 @@ def build_graph(
     name: str,
     inputs: Sequence[tuple[str, str]] | None = None,
     out_paths: Sequence[str] | None = None,
+    labels: Labels | None = None,
 ) -> BoundGraph:
     """The graph of a closed jaxpr.
 
@@ -245,9 +251,10 @@ def build_graph(
         name: name of the graph.
         inputs: name and role of each input; ``in.0``, ``in.1``.. of role "other" where None.
         out_paths: text path of each output; ``out.0``.. where None.
+        labels: what marks in the name stacks stand for, where the function interprets another graph.
     """
     jaxpr = closed.jaxpr
-    builder = _Builder()
+    builder = _Builder(labels)
     variables = list(jaxpr.invars)
     if inputs is None:
         named = [(f"in.{i}", "other") for i in range(len(variables))]

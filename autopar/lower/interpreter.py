@@ -6,7 +6,8 @@ plan wants. Loops and branches run jax's own, with bodies interpreted here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,11 +19,12 @@ from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend import Bound, BoundGraph
 from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.phases import phase_of
-from autopar.lower.localize.base import LocalContext, bind
+from autopar.lower.localize.base import AxisIndex, LocalContext, bind
 from autopar.lower.localize.registry import localize
 from autopar.lower.values import Held, Made
 from autopar.sharding.generators import is_generator
 from autopar.sharding.reshard import PathTables
+from autopar.sharding.routes import Routes
 
 Env: TypeAlias = dict[str, "Held | Made"]
 
@@ -31,7 +33,8 @@ Env: TypeAlias = dict[str, "Held | Made"]
 class Sharded:
     """The plan's decisions, parsed: layouts of operands (None: any) and results, shared copies.
 
-    ``tight`` is as in `autopar.sharding.routes.Routes`.
+    ``tight`` is as in `autopar.sharding.routes.Routes`; ``index`` says which piece the interpreted one is; ``around``
+    is entered while an operator is applied.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -39,6 +42,8 @@ class Sharded:
     copies: Mapping[str, Mapping[str, Layout]]
     tables: PathTables
     tight: bool = False
+    index: AxisIndex = lax.axis_index
+    around: Callable[[Operator], AbstractContextManager[Any]] = nullcontext
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -78,7 +83,11 @@ class Interpreter:
     def held(self, name: str, type: TensorType, layout: Layout, array: Any) -> Held:
         """The value ``name`` of this graph, made in ``layout``."""
         copies = dict(self.sharded.copies.get(self.prefix + name, {}))
-        return Held.of(self.sharded.tables, type, layout, array, copies, self.sharded.tight)
+        return self._held(type, layout, array, copies)
+
+    def _held(self, type: TensorType, layout: Layout, array: Any, copies: dict[str, Layout]) -> Held:
+        s = self.sharded
+        return Held(Routes(s.tables, type, layout, copies, s.tight), {("", layout): array}, s.index)
 
     def run(
         self, bound: BoundGraph, arrays: Sequence[Any], layouts: Sequence[Layout], wanted: Sequence[Layout]
@@ -99,7 +108,8 @@ class Interpreter:
         phase = self.phase
         for op in graph.operators:
             self.phase = phase_of(op.scope, phase)
-            self._operator(bound, op, env)
+            with self.sharded.around(op):
+                self._operator(bound, op, env)
         self.phase = phase
         return [
             self.read(env, o.operand, o.type, layout, "update" if not self.prefix else phase)
@@ -112,7 +122,10 @@ class Interpreter:
         """An operand's local piece in ``layout`` (None: a literal, or whatever there is); ``now`` as in `Held.take`."""
         if isinstance(operand, Literal):
             value = scalar(operand)
-            return value if layout is None or layout.is_replicated else _spread(value, layout)
+            if layout is None or layout.is_replicated:
+                return value
+            first = self.sharded.index(layout.partial) == 0  # a scalar as a partial sum: one device has it
+            return jnp.where(first, value, jnp.zeros_like(value))
         return env[operand].take(layout or Layout.replicated(type.rank), phase, now)
 
     def _operands(
@@ -135,7 +148,7 @@ class Interpreter:
     def _operator(self, bound: BoundGraph, op: Operator, env: Env) -> None:
         if is_generator(op):
             (result,) = op.results
-            env[result.name] = Made(result.type, self._maker(bound, op, result.type))
+            env[result.name] = Made(result.type, self._maker(bound, op, result.type), self.sharded.index)
         elif op.primitive == "optimization_barrier":
             self._barrier(bound.bounds[op.id], op, env)
         elif op.regions and op.primitive in ("scan", "while", "cond"):
@@ -155,6 +168,7 @@ class Interpreter:
             tuple(v.type for v in op.results),
             tuple(k or Layout.replicated(t.rank) for k, t in zip(wanted, types, strict=True)),
             results,
+            self.sharded.index,
         )
         made = localize(bound.primitive, bound.params, operands, context)
         for v, layout, array in zip(op.results, results, made, strict=True):
@@ -164,17 +178,17 @@ class Interpreter:
         def make(layout: Layout) -> Any:
             if op.primitive == "constant":
                 whole = jnp.asarray(bound.constants[op.id])
-                path = self.sharded.tables.path(type, Layout.replicated(type.rank), layout)
-                return (
-                    Held.of(self.sharded.tables, type, Layout.replicated(type.rank), whole, {}).take(layout, "")
-                    if path
-                    else whole
-                )
+                return self._held(type, Layout.replicated(type.rank), whole, {}).take(layout, "")
             b = bound.bounds[op.id]
             operands = [scalar(o) for o in op.operands if isinstance(o, Literal)]
             scalars = tuple(o.type for o in op.operands if isinstance(o, Literal))
             context = LocalContext(
-                self.sharded.sizes, scalars, (type,), tuple(Layout.replicated(0) for _ in scalars), (layout,)
+                self.sharded.sizes,
+                scalars,
+                (type,),
+                tuple(Layout.replicated(0) for _ in scalars),
+                (layout,),
+                self.sharded.index,
             )
             return localize(b.primitive, b.params, operands, context)[0]
 
@@ -295,9 +309,3 @@ def slice_layout(layout: Layout) -> Layout:
 def _typed(array: Any, type: TensorType) -> Any:
     """Numpy scalars of literals as jax arrays; a loop's carry has to be one."""
     return jnp.asarray(array) if isinstance(array, np.ndarray | np.generic) else array
-
-
-def _spread(value: Any, layout: Layout) -> Any:
-    """A scalar as a partial sum: on the first device of each partial axis the value, elsewhere zero."""
-    first = lax.axis_index(layout.partial) == 0
-    return jnp.where(first, value, jnp.zeros_like(value))

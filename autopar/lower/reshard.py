@@ -15,30 +15,32 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.cluster import LogicalMesh
+from autopar.lower.localize.base import AxisIndex
 from autopar.sharding.reshard import Step
 
 
-def apply_steps(steps: Sequence[Step], array: Any, mesh: LogicalMesh) -> Any:
+def apply_steps(steps: Sequence[Step], array: Any, mesh: LogicalMesh, index: AxisIndex = lax.axis_index) -> Any:
     """The piece after ``steps``.
 
     Args:
         steps: from `autopar.sharding.reshard.PathTables.path`.
         array: this device's piece, in the layout that the steps start from.
         mesh: the logical mesh; its axes are those of the enclosing ``shard_map``.
+        index: which piece this is.
     """
     if not steps:
         return array
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         # Keys as the numbers that they are: one more dim, behind those that the steps name.
-        data = apply_steps(steps, jax.random.key_data(array), mesh)
+        data = apply_steps(steps, jax.random.key_data(array), mesh, index)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     for step in steps:
         sizes = tuple(mesh.sizes[a] for a in step.axes)
-        array = _empty(step, array, sizes) if array.size == 0 else _apply(step, array, sizes)
+        array = _empty(step, array, sizes) if array.size == 0 else _apply(step, array, sizes, index)
     return array
 
 
-def _apply(step: Step, array: Any, sizes: tuple[int, ...]) -> Any:
+def _apply(step: Step, array: Any, sizes: tuple[int, ...], index: AxisIndex) -> Any:
     match step.kind:
         case "all-reduce":
             return _all_reduce(array, step.axes, step.reduce)
@@ -52,11 +54,11 @@ def _apply(step: Step, array: Any, sizes: tuple[int, ...]) -> Any:
             return lax.ppermute(array, step.axes, exchange(*sizes))
         case "slice":
             size = array.shape[step.dim] // math.prod(sizes)
-            return lax.dynamic_slice_in_dim(array, lax.axis_index(step.axes) * size, size, step.dim)
+            return lax.dynamic_slice_in_dim(array, index(step.axes) * size, size, step.dim)
         case "mask":
             if step.reduce != "sum":
                 return array
-            return jnp.where(lax.axis_index(step.axes) == 0, array, jnp.zeros_like(array))
+            return jnp.where(index(step.axes) == 0, array, jnp.zeros_like(array))
         case _:
             raise ValueError(f"no step is called {step.kind!r}")
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.ir import Layout, TensorType
+from autopar.lower.localize.base import AxisIndex
 from autopar.lower.reshard import apply_steps
-from autopar.sharding.reshard import PathTables
 from autopar.sharding.routes import Routes
 
 
@@ -22,17 +22,12 @@ class Held:
     Args:
         routes: says from which copy a reader takes it.
         arrays: local pieces by (phase, layout).
+        index: which piece this is.
     """
 
     routes: Routes
     arrays: dict[tuple[str, Layout], Any]
-
-    @staticmethod
-    def of(
-        tables: PathTables, type: TensorType, layout: Layout, array: Any, copies: dict[str, Layout], tight: bool = False
-    ) -> Held:
-        """The value ``array``, made in ``layout``."""
-        return Held(Routes(tables, type, layout, copies, tight), {("", layout): array})
+    index: AxisIndex = lax.axis_index
 
     @property
     def type(self) -> TensorType:
@@ -58,7 +53,7 @@ class Held:
             piece = self.arrays[source]
             if self.routes.tight and source == ("", self.made):
                 piece = not_before(piece, now)
-            self.arrays[target] = apply_steps(steps, piece, self.routes.tables.mesh)
+            self.arrays[target] = apply_steps(steps, piece, self.routes.tables.mesh, self.index)
         return self.arrays[self.routes.place(required, phase)]
 
 
@@ -68,6 +63,7 @@ class Made:
 
     type: TensorType
     make: Callable[[Layout], Any]
+    index: AxisIndex = lax.axis_index
     arrays: dict[Layout, Any] = field(default_factory=dict)
 
     def take(self, required: Layout, phase: str, now: Any = None) -> Any:
@@ -75,7 +71,7 @@ class Made:
         if required not in self.arrays:
             whole = self.make(Layout(required.dims))
             if required.partial and required.reduce == "sum":
-                whole = jnp.where(lax.axis_index(required.partial) == 0, whole, jnp.zeros_like(whole))
+                whole = jnp.where(self.index(required.partial) == 0, whole, jnp.zeros_like(whole))
             self.arrays[required] = whole
         return self.arrays[required]
 

@@ -58,7 +58,7 @@ def assemble(
         cluster_name=str(cluster),
         step_time=stage.step_time,
         peak_memory=sharding.memory.total,
-        num_microbatches=1,
+        num_microbatches=problem.options.num_microbatches,
         schedule="none",
         stages=(stage,),
         inputs=tuple(InputRecord(i.name, str(i.type), i.role, str(sharding.inputs[i.name])) for i in graph.inputs),

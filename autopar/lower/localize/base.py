@@ -18,6 +18,9 @@ from jax.extend.core import Primitive
 
 from autopar.ir import Layout, TensorType
 
+#: Mesh axes, major first -> number of this piece among those that the axes make together: an int32 scalar.
+AxisIndex: TypeAlias = Callable[[tuple[str, ...]], Any]
+
 
 @dataclass(frozen=True)
 class LocalContext:
@@ -29,6 +32,7 @@ class LocalContext:
         result_types: types of the whole results (global shapes).
         operand_layouts: layout of each operand; the arrays given are pieces in it.
         result_layouts: layout that each result must get.
+        index: which piece this is; inside ``jax.shard_map`` that of the device.
     """
 
     sizes: Mapping[str, int]
@@ -36,6 +40,7 @@ class LocalContext:
     result_types: tuple[TensorType, ...]
     operand_layouts: tuple[Layout, ...]
     result_layouts: tuple[Layout, ...]
+    index: AxisIndex = lax.axis_index
 
     def operand_shape(self, index: int) -> tuple[int, ...]:
         """Local shape of an operand."""
@@ -54,7 +59,7 @@ class LocalContext:
         """
         if not dim_axes:
             return jnp.zeros((), jnp.int32)
-        index: jax.Array = lax.axis_index(dim_axes)
+        index: jax.Array = self.index(dim_axes)
         return lax.mul(index, jnp.asarray(local_size, jnp.int32))
 
     def operand_start(self, index: int, dim: int) -> jax.Array:

@@ -116,7 +116,7 @@ def gather(primitive: Primitive, params: Mapping[str, Any], operands: list[Any],
     if not fills:
         return [value]
     axes = tuple(axis for d in routed for axis in split[d])
-    first = lax.broadcast_in_dim(lax.axis_index(axes) == 0, rows.shape, ())
+    first = lax.broadcast_in_dim(context.index(axes) == 0, rows.shape, ())
     outside = lax.select(first, jnp.full_like(rows, params["fill_value"]), jnp.zeros_like(rows))
     return [lax.select(by_row(_all_equal(given, clamped)), value, outside)]
 

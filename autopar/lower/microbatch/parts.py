@@ -1,0 +1,123 @@
+"""The parts of a bound graph, run as functions while jax traces: on whole values, or on one microbatch's pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from autopar.frontend import BoundGraph
+from autopar.frontend.labels import Labels
+from autopar.ir import Graph, Input, Layout, Literal, Operator, Output
+from autopar.lower.interpreter import Interpreter, Sharded, scalar
+from autopar.lower.localize.base import bind
+from autopar.microbatch import AXIS, Microbatching, pseudo_mesh
+from autopar.sharding.reshard import PathTables
+
+
+@dataclass
+class Recorder:
+    """Hands out the scopes under which operators are traced again, and what each stands for."""
+
+    labels: Labels = field(default_factory=Labels)
+
+    @contextmanager
+    def around(self, op: Operator) -> Iterator[None]:
+        """While ``op`` is applied; what jax records then is taken for it by `autopar.frontend.build_graph`."""
+        with jax.named_scope(self.labels.mark(op.scope, op.source)):
+            yield
+
+
+def part_of(bound: BoundGraph, ids: Sequence[str], inputs: Sequence[Input], outputs: Sequence[str]) -> BoundGraph:
+    """The operators ``ids`` of a graph as a graph of its own.
+
+    Args:
+        bound: the whole graph.
+        ids: operators, in running order.
+        inputs: values that they take from outside.
+        outputs: values that are asked for.
+    """
+    graph = bound.graph
+    kept = set(ids)
+    operators = tuple(op for op in graph.operators if op.id in kept)
+    wanted = tuple(Output(name, name, graph.types[name]) for name in outputs)
+    return BoundGraph(Graph(graph.name, tuple(inputs), operators, wanted), bound.bounds, bound.constants)
+
+
+def run_whole(part: BoundGraph, values: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
+    """Every value of ``part``, computed with jax's own primitives from the ``values`` of its inputs."""
+    env = dict(values)
+
+    def read(operand: Any) -> Any:
+        return scalar(operand) if isinstance(operand, Literal) else env[operand]
+
+    for op in part.graph.operators:
+        if op.primitive == "constant" and op.id in part.constants:
+            env[op.results[0].name] = jnp.asarray(part.constants[op.id])
+            continue
+        bound = part.bounds[op.id]
+        with recorder.around(op):
+            made = bind(bound.primitive, bound.params, [read(o) for o in op.operands])
+        env.update(zip((v.name for v in op.results), made, strict=True))
+    return env
+
+
+def turn_function(
+    bound: BoundGraph, found: Microbatching, recorder: Recorder
+) -> Callable[[Any, Sequence[Any]], list[Any]]:
+    """What one microbatch computes: (its number, pieces of the body's inputs) -> pieces of the joined values.
+
+    Args:
+        bound: the whole step.
+        found: the analysis.
+        recorder: see there.
+    """
+    graph = bound.graph
+    mesh = pseudo_mesh(found.count)
+    inputs = [Input(n, graph.types[n]) for n in found.body_inputs]
+    part = part_of(bound, found.body, inputs, [j.name for j in found.joined])
+    layouts = [body_layout(graph, found, n) for n in found.body_inputs]
+    tables = PathTables(mesh, _never)
+
+    def turn(number: Any, pieces: Sequence[Any]) -> list[Any]:
+        decisions = Sharded(
+            found.operands,
+            found.results,
+            {},
+            tables,
+            index=lambda axes: number,
+            around=recorder.around,
+        )
+        return Interpreter(decisions).run(part, pieces, layouts, [j.layout for j in found.joined])
+
+    return turn
+
+
+def body_layout(graph: Graph, found: Microbatching, name: str) -> Layout:
+    """Layout over the axis of microbatches in which the loop is given a value from outside."""
+    type = graph.types[name]
+    if name not in found.batch:
+        return Layout.replicated(type.rank)
+    return Layout(tuple((AXIS,) if d == found.batch[name] else () for d in range(type.rank)))
+
+
+def _never(kind: str, bytes: float, axes: tuple[str, ...]) -> float:
+    """Between microbatches nothing can be sent."""
+    return 1e9
+
+
+def pieces_of(array: Any, count: int, dim: int) -> Any:
+    """``array`` as a stack of ``count`` consecutive pieces along ``dim``; the stack's dim comes first."""
+    shape = (*array.shape[:dim], count, array.shape[dim] // count, *array.shape[dim + 1 :])
+    return jnp.moveaxis(lax.reshape(array, shape), dim, 0) if dim else lax.reshape(array, shape)
+
+
+def concatenated(stack: Any, dim: int) -> Any:
+    """The pieces of a stack, side by side along ``dim``: what `pieces_of` undoes."""
+    moved = jnp.moveaxis(stack, 0, dim) if dim else stack
+    return lax.reshape(moved, (*moved.shape[:dim], moved.shape[dim] * moved.shape[dim + 1], *moved.shape[dim + 2 :]))

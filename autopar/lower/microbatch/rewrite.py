@@ -1,0 +1,96 @@
+"""Gradient accumulation as a rewriting of the step: before, ``lax.scan`` over microbatches, after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from autopar._compat.dtypes import numpy_dtype
+from autopar.frontend import BoundGraph, Traced
+from autopar.frontend.build import build_graph
+from autopar.frontend.order import order
+from autopar.ir import Graph, Input, Literal
+from autopar.lower.interpreter import scalar
+from autopar.lower.microbatch.join import add_term, neutral
+from autopar.lower.microbatch.parts import Recorder, concatenated, part_of, pieces_of, run_whole, turn_function
+from autopar.microbatch import Microbatching, analyze
+
+
+def microbatched(traced: Traced, count: int) -> Traced:
+    """The step that computes the same in ``count`` microbatches, one after another.
+
+    Args:
+        traced: a step.
+        count: number of microbatches; 1 gives ``traced`` itself.
+
+    Raises:
+        MicrobatchError: as `autopar.microbatch.analyze`.
+    """
+    if count == 1:
+        return traced
+    graph = traced.graph
+    found = analyze(graph, count)
+    recorder = Recorder()
+    shapes = [*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
+    closed = jax.make_jaxpr(lambda *arrays: _step(traced.program, found, recorder, arrays))(*shapes)
+    program = build_graph(
+        closed,
+        graph.name,
+        [(i.name, i.role) for i in graph.inputs],
+        [o.path for o in graph.outputs],
+        recorder.labels,
+    )
+    made = program.graph
+    outputs = tuple(replace(new, updates=old.updates) for new, old in zip(made.outputs, graph.outputs, strict=True))
+    ordered = order(Graph(graph.name, made.inputs[: len(graph.inputs)], made.operators, outputs))
+    return replace(traced, program=BoundGraph(ordered, program.bounds, program.constants))
+
+
+def _step(bound: BoundGraph, found: Microbatching, recorder: Recorder, arrays: Sequence[Any]) -> list[Any]:
+    graph = bound.graph
+    env = dict(zip((i.name for i in graph.inputs), arrays, strict=True))
+    env = run_whole(part_of(bound, found.before, graph.inputs, ()), env, recorder)
+    env.update(loop(bound, found, recorder, env))
+    late = part_of(bound, found.after, [Input(n, graph.types[n]) for n in env], ())
+    env = run_whole(late, env, recorder)
+    return [jnp.asarray(scalar(o.operand)) if isinstance(o.operand, Literal) else env[o.operand] for o in graph.outputs]
+
+
+def loop(bound: BoundGraph, found: Microbatching, recorder: Recorder, env: dict[str, Any]) -> dict[str, Any]:
+    """The joined values, from a scan over microbatches."""
+    types = bound.graph.types
+    turn = turn_function(bound, found, recorder)
+    terms = [j for j in found.joined if j.layout.partial]
+    rows = [n for n in found.body_inputs if n in found.batch]
+    stacks = [pieces_of(env[n], found.count, found.batch[n]) for n in rows]
+
+    def body(totals: list[Any], turned: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
+        number, pieces = turned
+        given = {**{n: env[n] for n in found.body_inputs}, **dict(zip(rows, pieces, strict=True))}
+        made = turn(number, [given[n] for n in found.body_inputs])
+        summed = iter(totals)
+        new, out = [], []
+        for j, piece in zip(found.joined, made, strict=True):
+            if j.layout.partial:
+                new.append(add_term(next(summed), jnp.asarray(piece), j.layout))
+            else:
+                out.append(jnp.asarray(piece))
+        return new, out
+
+    start = [neutral(types[j.name], j.layout.reduce) for j in terms]
+    numbers = jnp.arange(found.count, dtype=jnp.int32)
+    totals, stacked = lax.scan(body, start, (numbers, stacks))
+    joined: dict[str, Any] = {}
+    sums, rows_out = iter(totals), iter(stacked)
+    for j in found.joined:
+        if j.layout.partial:
+            joined[j.name] = lax.convert_element_type(next(sums), numpy_dtype(types[j.name].dtype))
+        else:
+            (dim,) = (d for d, axes in enumerate(j.layout.dims) if axes)
+            joined[j.name] = concatenated(next(rows_out), dim)
+    return joined

@@ -1,0 +1,11 @@
+"""Which parts of a train step run once for each microbatch, found from the sharding rules.
+
+Running a step in microbatches is splitting it over an axis of time: what a rule says of dims that may be
+split over devices holds for dims that may be split over turns. So the analysis needs no marker and no second
+trace: a value is whole, split along a dim, or a term of a reduction, exactly as on a mesh axis.
+"""
+
+from autopar.microbatch.analyze import analyze, batch_size
+from autopar.microbatch.base import AXIS, Joined, Microbatching, pseudo_mesh
+
+__all__ = ["AXIS", "Joined", "Microbatching", "analyze", "batch_size", "pseudo_mesh"]

@@ -1,0 +1,306 @@
+"""`analyze`: what of a train step runs in each microbatch, and what once before and after.
+
+Forward over the operators every value gets a state: the same in every turn (whole), split along a dim, a term of
+a reduction (partial), or late: known after the last turn only. An operator runs in the loop if one of
+the strategies of its rule takes its operands in their states (`autopar.microbatch.match`). One that cannot
+waits for the loop to end, unless it depends on data alone (the count of unmasked tokens): then it runs before
+the loop, on the whole batch. Where an operator of the backward pass would have to wait with examples in hand,
+examples are mixed through parameters (batch norm, contrastive losses): `MicrobatchError`.
+
+Then, backward over the operators, what the loop needs from outside is found; what is the same in every turn but
+only read in pieces (random bits of dropout, a broadcast cotangent) is made in pieces in the loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from autopar.cluster.mesh import LogicalMesh
+from autopar.cost import operator_flops
+from autopar.errors import MicrobatchError
+from autopar.ir import Graph, Layout, Literal, Operator
+from autopar.ir.phases import phase_of
+from autopar.microbatch.base import Joined, Microbatching, pseudo_mesh, split
+from autopar.microbatch.inside import Decisions, is_whole, only_piece, region_states, states_of, zeros_of
+from autopar.microbatch.match import Match, local_match, match, whole
+from autopar.sharding.generators import is_generator
+
+_MODEL_ROLES = ("parameter", "optimizer")
+
+
+@dataclass
+class _States:
+    """What the forward pass finds; ``late`` holds names of values that are known after the loop only."""
+
+    values: dict[str, Layout] = field(default_factory=dict)
+    late: set[str] = field(default_factory=set)
+    matches: dict[str, Match] = field(default_factory=dict)
+    mixing: list[Operator] = field(default_factory=list)
+
+
+def batch_size(graph: Graph, dim: int = 0) -> int | None:
+    """Size of ``dim`` of most batch inputs, the largest of several; None if no batch input has that dim."""
+    sizes = Counter(i.type.shape[dim] for i in graph.inputs if i.role == "batch" and i.type.rank > dim)
+    return max(sizes, key=lambda n: (sizes[n], n)) if sizes else None
+
+
+def analyze(graph: Graph, count: int) -> Microbatching:
+    """How ``graph`` runs in ``count`` microbatches.
+
+    Args:
+        graph: a traced train step with roles.
+        count: number of equal microbatches, 2 or more.
+
+    Raises:
+        MicrobatchError: there is no batch, ``count`` does not divide it, or examples are mixed. The message of the
+            last names the operator that would need all microbatches, with the user's line.
+    """
+    errors = []
+    for dim in (0, 1):
+        size = batch_size(graph, dim)
+        if size is None or size % count or size < count:
+            errors.append(_uneven(graph, size, count))
+            continue
+        batch = {
+            i.name: dim for i in graph.inputs if i.role == "batch" and i.type.rank > dim and i.type.shape[dim] == size
+        }
+        try:
+            return _analyze(graph, count, batch)
+        except MicrobatchError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _uneven(graph: Graph, size: int | None, count: int) -> MicrobatchError:
+    if size is None:
+        return MicrobatchError(
+            f"{graph.name} has no batch argument to split into {count} microbatches",
+            cause="every array argument is state that comes back, or a key, or a scalar",
+            remedy="name the batch in batch_argnums, or use num_microbatches=1",
+        )
+    possible = [n for n in range(2, size + 1) if size % n == 0]
+    return MicrobatchError(
+        f"{count} microbatches do not divide the batch of {size} of {graph.name}",
+        remedy=f"num_microbatches={', '.join(map(str, possible[:8])) or 1}" + (" ..." if len(possible) > 8 else ""),
+    )
+
+
+def _analyze(graph: Graph, count: int, batch: Mapping[str, int]) -> Microbatching:
+    mesh = pseudo_mesh(count)
+    states = _forward(graph, batch, mesh)
+    _check_mixing(graph, states)
+    return _collect(graph, count, batch, states, mesh)
+
+
+def _forward(graph: Graph, batch: Mapping[str, int], mesh: LogicalMesh) -> _States:
+    s = _States()
+    of_data: set[str] = {i.name for i in graph.inputs if i.role not in _MODEL_ROLES}
+    for i in graph.inputs:
+        s.values[i.name] = split(i.type.rank, batch[i.name]) if i.name in batch else whole(i.type)
+    for op in graph.operators:
+        names = [o for o in op.operands if isinstance(o, str)]
+        results = [v.name for v in op.results]
+        data = all(n in of_data for n in names)
+        if data:
+            of_data.update(results)
+        if any(n in s.late for n in names):
+            _wait(op, s)
+            continue
+        found = states_of(op.operands, s.values)
+        made = _made(graph, op, found, s, mesh)
+        if made is None and data:
+            made = tuple(whole(v.type) for v in op.results)
+        if made is None:
+            _wait(op, s)
+        else:
+            s.values.update(zip(results, made, strict=True))
+    return s
+
+
+def _made(
+    graph: Graph, op: Operator, found: list[Layout | None], s: _States, mesh: LogicalMesh
+) -> tuple[Layout, ...] | None:
+    """States of what ``op`` makes in the loop or before it; None where it has to wait."""
+    if is_whole(found):
+        return tuple(whole(v.type) for v in op.results)
+    if op.primitive == "optimization_barrier":
+        return tuple(k for k in found if k is not None)
+    terms_only = all(k is None or not k.axes for k in found)
+    if terms_only and phase_of(op.scope) == "update":
+        return None  # what is done to gradients once need not be done to each of their terms
+    if op.regions:
+        matched = region_states(graph, op, found, op.id, mesh, Decisions())
+    else:
+        matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), mesh)
+    if matched is None:
+        return None
+    s.matches[op.id] = matched
+    return matched.results
+
+
+def _wait(op: Operator, s: _States) -> None:
+    s.late.update(v.name for v in op.results)
+    if any(s.values[o].axes for o in op.operands if isinstance(o, str) and o not in s.late):
+        s.mixing.append(op)
+
+
+def _check_mixing(graph: Graph, s: _States) -> None:
+    """Raises MicrobatchError where work on examples would have to wait for the end of the loop."""
+    if not s.mixing:
+        return
+    backward = any(phase_of(op.scope) == "backward" for op in s.mixing)
+    if not backward:
+        # Metrics over the whole batch may wait; a model that does must not.
+        flops = {op.id: _flops(graph, op) for op in graph.operators}
+        late = sum(flops[op.id] for op in graph.operators if any(v.name in s.late for v in op.results))
+        if late <= 0.5 * sum(flops.values()) or not any(phase_of(op.scope) != "update" for op in s.mixing):
+            return
+    first = s.mixing[0]
+    culprit = next(
+        (
+            graph.producers[o]
+            for o in first.operands
+            if isinstance(o, str) and o in s.late and o in graph.producers and graph.producers[o].source
+        ),
+        first,
+    )
+    root = _root(graph, culprit, s)
+    raise MicrobatchError(
+        f"{root.primitive} needs the examples of all microbatches, and what follows needs its result for each example",
+        cause="a statistic over the batch that depends on parameters (batch norm, a contrastive loss, a loss that is "
+        "balanced over all tokens)",
+        remedy="num_microbatches=1, or a statistic over a part of the batch (group norm, groups of tokens)",
+        source=root.source or first.source or None,
+    )
+
+
+def _root(graph: Graph, op: Operator, s: _States) -> Operator:
+    """Where the examples of different microbatches first meet on the way to ``op``.
+
+    That is the first operator that had to wait, or the reduction over the batch that it waits for.
+    """
+    while True:
+        before = [
+            graph.producers[o] for o in op.operands if isinstance(o, str) and o in s.late and o in graph.producers
+        ]
+        if not before:
+            break
+        op = before[0]
+    while True:
+        terms = [
+            graph.producers[o]
+            for o in op.operands
+            if isinstance(o, str) and o not in s.late and s.values[o].partial and o in graph.producers
+        ]
+        if not terms:
+            return op
+        op = terms[0]
+
+
+def _flops(graph: Graph, op: Operator) -> float:
+    inner = sum(sum(_flops(region, o) for o in region.operators) for _, region in op.regions)
+    return inner if op.regions else operator_flops(op, graph.operand_types(op))
+
+
+def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, mesh: LogicalMesh) -> Microbatching:
+    """The three parts, from what the outputs and late operators read."""
+    after = [op for op in graph.operators if any(v.name in s.late for v in op.results)]
+    read_late = _reads(after) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
+    inputs = {i.name for i in graph.inputs}
+    joined = [
+        Joined(v.name, s.values[v.name])
+        for op in graph.operators
+        for v in op.results
+        if v.name in read_late and v.name not in s.late and not s.values[v.name].is_replicated
+    ]
+    demand: dict[str, set[Layout]] = {j.name: {j.layout} for j in joined}
+    decisions, body = Decisions(), list[str]()
+    outside: dict[str, None] = {}
+    for op in reversed(graph.operators):
+        results = [v.name for v in op.results]
+        if not any(n in demand for n in results) or any(n in s.late for n in results):
+            continue
+        used = _in_loop(graph, op, s, demand, mesh, decisions)
+        if used is None:
+            outside.update(dict.fromkeys(n for n in results if n in demand))
+            continue
+        body.append(op.id)
+        for operand, type, k in zip(op.operands, graph.operand_types(op), used, strict=True):
+            if isinstance(operand, str):
+                demand.setdefault(operand, set()).add(k or whole(type))
+    before = _closure(graph, outside)
+    ready = {v.name for op in before for v in op.results}
+    needed = _reads(after) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
+    needed -= {j.name for j in joined}
+    late_ids = {op.id for op in after}
+    late_only = _closure(graph, needed - s.late, ready | {j.name for j in joined})
+    order = {op.id: n for n, op in enumerate(graph.operators)}
+    return Microbatching(
+        count,
+        dict(batch),
+        decisions.operands,
+        decisions.results,
+        tuple(op.id for op in before),
+        tuple(reversed(body)),
+        tuple(sorted([*late_ids, *(op.id for op in late_only)], key=lambda id: order[id])),
+        tuple(joined),
+        tuple(
+            n
+            for n in [*(i.name for i in graph.inputs), *ready_in_order(before)]
+            if n in demand and (n in inputs or n in outside)
+        ),
+    )
+
+
+def ready_in_order(operators: Iterable[Operator]) -> list[str]:
+    """Names of what ``operators`` make, in order."""
+    return [v.name for op in operators for v in op.results]
+
+
+def _reads(operators: Iterable[Operator]) -> set[str]:
+    return {o for op in operators for o in op.operands if isinstance(o, str)}
+
+
+def _in_loop(
+    graph: Graph,
+    op: Operator,
+    s: _States,
+    demand: dict[str, set[Layout]],
+    mesh: LogicalMesh,
+    out: Decisions,
+) -> tuple[Layout | None, ...] | None:
+    """Layouts of the operands of ``op`` if it runs in the loop (recorded in ``out``); None if it runs before it."""
+    if is_generator(op):
+        return tuple(None for _ in op.operands)
+    found = [None if isinstance(o, Literal) else s.values[o] for o in op.operands]
+    mixed = any(not s.values[v.name].is_replicated for v in op.results)
+    if op.primitive == "optimization_barrier":
+        return tuple(found) if mixed else None
+    if mixed or op.id in s.matches:
+        chosen = s.matches[op.id]
+        if op.regions:
+            again = region_states(graph, op, found, op.id, mesh, out)
+            assert again is not None
+        out.add(op.id, chosen)
+        return chosen.operands
+    piece = only_piece(op, demand)
+    local = None if piece is None else local_match(op, graph.operand_types(op), piece, mesh)
+    if local is None or not all(
+        k is None or k.is_replicated or k == wanted for k, wanted in zip(found, local.operands, strict=True)
+    ):
+        return None
+    out.add(op.id, local)
+    return local.operands
+
+
+def _closure(graph: Graph, wanted: Iterable[str], ready: Iterable[str] = ()) -> list[Operator]:
+    """Operators that make ``wanted`` from inputs and what is ``ready``, in running order."""
+    needed, there = set(wanted), set(ready)
+    found = []
+    for op in reversed(graph.operators):
+        if any(v.name in needed and v.name not in there for v in op.results):
+            found.append(op)
+            needed.update(o for o in op.operands if isinstance(o, str))
+    return found[::-1]

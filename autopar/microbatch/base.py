@@ -1,0 +1,74 @@
+"""`Microbatching`: what the analysis says of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.cluster.mesh import Link, LogicalMesh
+from autopar.ir import Layout
+
+#: The axis of time that microbatches split. No mesh axis has this name.
+AXIS = "microbatch"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A value that leaves the loop over microbatches.
+
+    Args:
+        name: the value.
+        layout: its state in the loop. Partial over `AXIS`: turns are reduced by ``layout.reduce``. Split: pieces
+            are concatenated along that dim.
+    """
+
+    name: str
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Microbatching:
+    """A graph cut in three: operators before, in and after the loop over microbatches.
+
+    Args:
+        count: number of microbatches.
+        batch: inputs that are split, with the dim; microbatch k is the k-th of ``count`` equal consecutive pieces.
+        operands: for each operator of the loop (ids of enclosing operators and regions before it, as in a plan)
+            the layout over `AXIS` in which each operand is used; None for literals.
+        results: likewise the layouts of its results.
+        before: ids of operators that run once, on whole values, before the loop, in running order.
+        body: ids of operators of the loop, in running order.
+        after: ids of operators that run once after it.
+        joined: values that leave the loop.
+        body_inputs: values from outside that the loop takes: inputs of the graph and results of ``before``.
+    """
+
+    count: int
+    batch: Mapping[str, int]
+    operands: Mapping[str, tuple[Layout | None, ...]]
+    results: Mapping[str, tuple[Layout, ...]]
+    before: tuple[str, ...]
+    body: tuple[str, ...]
+    after: tuple[str, ...]
+    joined: tuple[Joined, ...]
+    body_inputs: tuple[str, ...]
+
+
+def pseudo_mesh(count: int) -> LogicalMesh:
+    """A mesh of `AXIS` alone, over which nothing can be sent: its pieces exist one after another."""
+    return LogicalMesh(((AXIS, count),), (Link(1.0, 1e9),))
+
+
+def split(rank: int, dim: int) -> Layout:
+    """Split along ``dim``."""
+    return Layout(tuple((AXIS,) if d == dim else () for d in range(rank)))
+
+
+def sliced(layout: Layout) -> Layout:
+    """Layout of the slices of a stack along its first dim."""
+    return Layout(layout.dims[1:], layout.partial, layout.reduce)
+
+
+def stacked(layout: Layout) -> Layout:
+    """Layout of a stack of slices."""
+    return Layout(((), *layout.dims), layout.partial, layout.reduce)

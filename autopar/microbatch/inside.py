@@ -1,0 +1,225 @@
+"""States of values inside loops and branches that run within one microbatch.
+
+Nothing in a region can wait for other microbatches: where an operator would have to, the region as a whole mixes
+them, and `region_states` answers None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autopar.cluster.mesh import LogicalMesh
+from autopar.ir import Graph, Layout, Literal, Operand, Operator
+from autopar.microbatch.base import sliced, stacked
+from autopar.microbatch.match import Match, local_match, match, whole
+from autopar.sharding.generators import is_generator, is_zero
+
+
+@dataclass
+class Decisions:
+    """Layouts of operators by id, as in `autopar.microbatch.Microbatching`."""
+
+    operands: dict[str, tuple[Layout | None, ...]] = field(default_factory=dict)
+    results: dict[str, tuple[Layout, ...]] = field(default_factory=dict)
+
+    def add(self, id: str, found: Match) -> None:
+        """Records ``found`` for the operator ``id``."""
+        self.operands[id], self.results[id] = found.operands, found.results
+
+
+def states_of(operands: Sequence[Operand], states: dict[str, Layout]) -> list[Layout | None]:
+    """State of each operand; None for literals."""
+    return [None if isinstance(o, Literal) else states[o] for o in operands]
+
+
+def is_whole(states: Sequence[Layout | None]) -> bool:
+    """Whether none of them is split or partial."""
+    return all(k is None or k.is_replicated for k in states)
+
+
+def zeros_of(graph: Graph, op: Operator) -> list[bool]:
+    """Whether each operand is a zero, written or made."""
+    found = []
+    for o in op.operands:
+        made = None if isinstance(o, Literal) else graph.producers.get(o)
+        found.append(o.is_zero if isinstance(o, Literal) else made is not None and is_generator(made) and is_zero(made))
+    return found
+
+
+def region_states(
+    graph: Graph, op: Operator, states: Sequence[Layout | None], id: str, mesh: LogicalMesh, out: Decisions
+) -> Match | None:
+    """How ``op``, a scan, while or cond, runs within one turn; None where it mixes microbatches.
+
+    Args:
+        graph: the graph that ``op`` is in.
+        op: the operator.
+        states: state of each operand.
+        id: its id with those of enclosing operators and regions.
+        mesh: the pseudo mesh.
+        out: gets the layouts of the operators inside.
+    """
+    handler = {"scan": _scan, "while": _while, "cond": _cond}.get(op.primitive)
+    if handler is None or op.effects:
+        return None
+    types = graph.operand_types(op)
+    return handler(op, [whole(t) if k is None else k for k, t in zip(states, types, strict=True)], id, mesh, out)
+
+
+def _forward(graph: Graph, inputs: Sequence[Layout], prefix: str, mesh: LogicalMesh) -> dict[str, Layout] | None:
+    """State of every value of a region's graph; None where an operator mixes."""
+    states = dict(zip((i.name for i in graph.inputs), inputs, strict=True))
+    for op in graph.operators:
+        found = states_of(op.operands, states)
+        if op.primitive == "optimization_barrier":
+            made: Sequence[Layout] = [
+                whole(t) if k is None else k for k, t in zip(found, graph.operand_types(op), strict=True)
+            ]
+        elif is_whole(found):
+            made = [whole(v.type) for v in op.results]
+        elif op.regions:
+            inner = region_states(graph, op, found, f"{prefix}{op.id}", mesh, Decisions())
+            if inner is None:
+                return None
+            made = inner.results
+        else:
+            matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), mesh, terms=True)
+            if matched is None:
+                return None
+            made = matched.results
+        states.update(zip((v.name for v in op.results), made, strict=True))
+    return states
+
+
+def _outputs(graph: Graph, states: dict[str, Layout]) -> list[Layout]:
+    return [whole(o.type) if isinstance(o.operand, Literal) else states[o.operand] for o in graph.outputs]
+
+
+def _decide(
+    graph: Graph, states: dict[str, Layout], wanted: Sequence[Layout], prefix: str, mesh: LogicalMesh, out: Decisions
+) -> None:
+    """Records the layouts of a region's operators, readers first.
+
+    What is the same in every turn, but only read in pieces, is made in pieces.
+    """
+    demand: dict[str, set[Layout]] = {}
+    for o, k in zip(graph.outputs, wanted, strict=True):
+        if isinstance(o.operand, str):
+            demand.setdefault(o.operand, set()).add(k)
+    for op in reversed(graph.operators):
+        if is_generator(op):
+            continue
+        found, types = states_of(op.operands, states), graph.operand_types(op)
+        used: Sequence[Layout | None]
+        if op.primitive == "optimization_barrier":
+            used = found
+        else:
+            chosen = _choose(graph, op, found, demand, prefix, mesh, out)
+            out.add(f"{prefix}{op.id}", chosen)
+            used = chosen.operands
+        for operand, type, taken in zip(op.operands, types, used, strict=True):
+            if isinstance(operand, str):
+                demand.setdefault(operand, set()).add(taken or whole(type))
+
+
+def _choose(
+    graph: Graph,
+    op: Operator,
+    found: Sequence[Layout | None],
+    demand: dict[str, set[Layout]],
+    prefix: str,
+    mesh: LogicalMesh,
+    out: Decisions,
+) -> Match:
+    types = graph.operand_types(op)
+    if op.regions:
+        inner = region_states(graph, op, found, f"{prefix}{op.id}", mesh, out)
+        assert inner is not None, f"{op.id} was found to run within a microbatch"
+        return inner
+    if not is_whole(found):
+        matched = match(op, types, found, zeros_of(graph, op), mesh, terms=True)
+        assert matched is not None, f"{op.id} was found to run within a microbatch"
+        return matched
+    piece = only_piece(op, demand)
+    local = None if piece is None else local_match(op, types, piece, mesh)
+    return local or Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))
+
+
+def only_piece(op: Operator, demand: dict[str, set[Layout]]) -> Layout | None:
+    """The one piece in which all readers take the only result of ``op``, if it is one."""
+    wanted = set().union(*(demand.get(v.name, set()) for v in op.results))
+    piece = next(iter(wanted)) if len(wanted) == 1 else None
+    return None if piece is None or piece.partial or piece.is_replicated else piece
+
+
+def _joined(a: Layout, b: Layout) -> Layout | None:
+    """The state that values in ``a`` and ``b`` can both be brought to; None if there is none."""
+    if a == b or b.is_replicated:
+        return a
+    return b if a.is_replicated and (not b.partial or b.reduce == "sum") else None
+
+
+def _scan(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: Decisions) -> Match | None:
+    body = op.region("body")
+    consts, carries = op.integer("num_consts"), op.integer("num_carry")
+    first = consts + carries
+    if any(k.dims[0] for k in states[first:]):
+        return None  # the loop goes over the batch itself
+    carry = states[consts:first]
+    while True:
+        inputs = [*states[:consts], *carry, *map(sliced, states[first:])]
+        found = _forward(body, inputs, f"{id}/body/", mesh)
+        if found is None:
+            return None
+        made = _outputs(body, found)
+        joined = [_joined(a, b) for a, b in zip(carry, made, strict=False)]
+        if any(k is None for k in joined):
+            return None
+        if joined == carry:
+            break
+        carry = [k for k in joined if k is not None]
+    wanted = [*carry, *made[carries:]]
+    _decide(body, found, wanted, f"{id}/body/", mesh, out)
+    return Match((*states[:consts], *carry, *states[first:]), (*carry, *map(stacked, made[carries:])))
+
+
+def _while(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: Decisions) -> Match | None:
+    cond, body = op.region("cond"), op.region("body")
+    in_cond, in_body = op.integer("cond_nconsts"), op.integer("body_nconsts")
+    first = in_cond + in_body
+    carry = states[first:]
+    while True:
+        inside = _forward(body, [*states[in_cond:first], *carry], f"{id}/body/", mesh)
+        decided = _forward(cond, [*states[:in_cond], *carry], f"{id}/cond/", mesh)
+        if inside is None or decided is None or not is_whole(_outputs(cond, decided)):
+            return None
+        joined = [_joined(a, b) for a, b in zip(carry, _outputs(body, inside), strict=True)]
+        if any(k is None for k in joined):
+            return None
+        if joined == carry:
+            break
+        carry = [k for k in joined if k is not None]
+    _decide(body, inside, carry, f"{id}/body/", mesh, out)
+    _decide(cond, decided, _outputs(cond, decided), f"{id}/cond/", mesh, out)
+    return Match((*states[:first], *carry), tuple(carry))
+
+
+def _cond(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: Decisions) -> Match | None:
+    if not states[0].is_replicated:
+        return None
+    found = {name: _forward(branch, states[1:], f"{id}/{name}/", mesh) for name, branch in op.regions}
+    results = [whole(v.type) for v in op.results]
+    for name, branch in op.regions:
+        inside = found[name]
+        if inside is None:
+            return None
+        joined = [_joined(a, b) for a, b in zip(results, _outputs(branch, inside), strict=True)]
+        if any(k is None for k in joined):
+            return None
+        results = [k for k in joined if k is not None]
+    for name, branch in op.regions:
+        inside = found[name]
+        assert inside is not None
+        _decide(branch, inside, results, f"{id}/{name}/", mesh, out)
+    return Match(tuple(states), tuple(results))

@@ -1,0 +1,186 @@
+"""A step in microbatches returns what the step returns."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from autopar.microbatch import analyze
+from examples import gpt, llama, mlp, moe, wide_resnet
+from tests.microbatch.running import assert_same_in_microbatches, traced
+
+TEXT = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 8, "batch": 8}
+EXAMPLES = {
+    "mlp": (mlp.build, {}),
+    "gpt": (gpt.build, TEXT),
+    "gpt dropout masked": (gpt.build, {**TEXT, "layers": 1, "dropout": 0.1, "masked": True}),
+    "llama": (llama.build, {**TEXT, "kv_heads": 2}),
+    "moe": (moe.build, {"gate": "gshard"}),
+    "resnet": (wide_resnet.build, {"stages": (1,), "base_channels": 8, "groups": 2, "image": 8}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_examples(name):
+    build, overrides = EXAMPLES[name]
+    step, args = build(dtype="float64", **overrides)
+    assert_same_in_microbatches(step, args, (2, 8), rtol=1e-11)
+
+
+def data(rows=8, width=4, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "x": rng.normal(size=(rows, width)),
+        "y": rng.normal(size=rows),
+        "mask": (rng.random(rows) < 0.6).astype(float),
+        "group": rng.integers(0, 3, rows),
+    }
+
+
+def weights(width=4):
+    return {"w": np.linspace(-1, 1, width * 3).reshape(width, 3), "v": np.linspace(0.5, 1, 3)}
+
+
+def predict(params, x):
+    return jnp.tanh(x @ params["w"]) @ params["v"]
+
+
+def sgd(params, grads):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+
+def step_of(loss_fn):
+    def step(params, batch):
+        (loss, aux), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, batch)
+        return sgd(params, grads), {"loss": loss, **aux}
+
+    return step
+
+
+def mean_loss(params, b):
+    return jnp.mean((predict(params, b["x"]) - b["y"]) ** 2), {}
+
+
+def sum_loss(params, b):
+    return jnp.sum((predict(params, b["x"]) - b["y"]) ** 2), {}
+
+
+def masked_loss(params, b):
+    errors = (predict(params, b["x"]) - b["y"]) ** 2
+    count = jnp.maximum(b["mask"].sum(), 1.0)
+    return (errors * b["mask"]).sum() / count, {"tokens": count}
+
+
+def centred_inputs(params, b):
+    """Statistics of data alone may mix examples: they are taken before the loop."""
+    x = (b["x"] - b["x"].mean(0)) / b["x"].std(0)
+    return jnp.mean((predict(params, x) - b["y"]) ** 2), {}
+
+
+def many_outputs(params, b):
+    p = predict(params, b["x"])
+    errors = (p - b["y"]) ** 2
+    return errors.mean(), {
+        "predictions": p,
+        "worst": errors.max(),
+        "least": errors.min(),
+        "any": (errors > 1.0).any(),
+        "all": (errors > 0.0).all(),
+        "rows": jnp.stack([p, errors], axis=0),
+        "correct": (jnp.round(p) == b["group"]).sum(),
+        "by_group": jax.ops.segment_sum(errors, b["group"], 3),
+        "sorted": jnp.sort(p),
+        "norm": jnp.sqrt(jnp.sum(p**2)),
+    }
+
+
+def scanned_over_time(params, b):
+    def cell(carry, x):
+        return jnp.tanh(carry + x[:, None] * params["v"]), carry.sum(-1)
+
+    last, trail = lax.scan(cell, jnp.zeros((b["x"].shape[0], 3)), b["x"].T)
+    return jnp.mean((last.sum(-1) - b["y"]) ** 2), {"trail": trail}
+
+
+def with_branches(params, b):
+    p = lax.cond(params["v"][0] > 0, predict, lambda q, x: 2.0 * predict(q, x), params, b["x"])
+    p = lax.fori_loop(0, 3, lambda i, p: jnp.sin(p) + i, p)
+    return jnp.mean((p - b["y"]) ** 2), {}
+
+
+def remated(params, b):
+    p = jax.checkpoint(predict)(params, b["x"])
+    return jnp.mean((p - b["y"]) ** 2), {}
+
+
+def broadcast_weights(params, b):
+    """What is made of shapes alone has the batch's size, but is the same in every turn."""
+    weights_ = jnp.broadcast_to(params["v"][0], b["y"].shape) + jnp.arange(b["y"].shape[0])
+    return jnp.mean(weights_ * (predict(params, b["x"]) - b["y"]) ** 2), {}
+
+
+LOSSES = [
+    mean_loss, sum_loss, masked_loss, centred_inputs, many_outputs, scanned_over_time, with_branches, remated,
+    broadcast_weights,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loss_fn", LOSSES, ids=lambda f: f.__name__)
+def test_losses(loss_fn):
+    assert_same_in_microbatches(step_of(loss_fn), (weights(), data()), (2, 4, 8))
+
+
+def test_dropout_draws_the_same_bits():
+    def step(params, key, batch):
+        def loss_fn(p):
+            keep = jax.random.bernoulli(key, 0.5, batch["x"].shape)
+            return jnp.mean((predict(p, jnp.where(keep, batch["x"], 0)) - batch["y"]) ** 2), keep
+
+        grads, keep = jax.grad(loss_fn, has_aux=True)(params)
+        return sgd(params, grads), keep
+
+    plain = assert_same_in_microbatches(step, (weights(), jax.random.key(3), data()), (2, 4))
+    found = analyze(plain.graph, 4)
+    drawn = [id for id in found.body if "random_bits" in id]
+    assert drawn, "the bits of a microbatch are drawn in its turn"
+
+
+def test_a_batch_on_the_second_dim():
+    def step(params, batch):
+        grads = jax.grad(lambda p: jnp.mean(predict(p, batch["x"].transpose(1, 2, 0)) ** 2))(params)
+        return sgd(params, grads)
+
+    x = np.random.default_rng(0).normal(size=(4, 6, 5))
+    plain = assert_same_in_microbatches(step, (weights(), {"x": x}), (2, 3), rtol=1e-11)
+    assert analyze(plain.graph, 3).batch == {"batch['x']": 1}
+
+
+def test_half_precision_gradients_add_up_in_float32():
+    """2,048 equal gradients of 1/2048: their sum is 1, which terms of bfloat16 added in bfloat16 do not reach."""
+
+    def step(params, batch):
+        grads = jax.grad(lambda p: jnp.sum(p["w"] * batch["x"]))(params)
+        return jax.tree.map(lambda p, g: g, params, grads)
+
+    x = {"x": jnp.full((2048,), 1.0 / 2048, jnp.bfloat16)}
+    assert_same_in_microbatches(step, ({"w": jnp.ones((), jnp.bfloat16)}, x), (1024,), rtol=1e-3)
+
+
+def test_the_update_runs_once():
+    step, args = gpt.build(dtype="float64", **TEXT)
+    plain, _ = traced(step, args)
+    found = analyze(plain.graph, 4)
+    in_loop = [op for op in plain.graph.operators if op.id in set(found.body)]
+    assert not [op.id for op in in_loop if op.primitive == "sqrt"]
+    assert sum(op.primitive == "dot_general" for op in in_loop) == sum(
+        op.primitive == "dot_general" for op in plain.graph.operators
+    )

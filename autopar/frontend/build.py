@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.dtypes import dtype_name
+from autopar._compat.loops import plain_params
 from autopar._compat.primitives import optimization_barrier_p
 from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of
@@ -107,7 +108,7 @@ class _Builder:
         return [self.read(env, v) for v in jaxpr.outvars]
 
     def closed(self, jaxpr: Any, operands: Sequence[Operand], scope: str) -> list[Operand]:
-        if isinstance(jaxpr, Jaxpr):
+        if not isinstance(jaxpr, ClosedJaxpr):
             return self.jaxpr(jaxpr, operands, scope)
         constants = [
             self.literal(c, tensor_type(v.aval)) for c, v in zip(jaxpr.consts, jaxpr.jaxpr.constvars, strict=True)
@@ -169,7 +170,7 @@ class _Builder:
             known = self.types.get(str(operands[0]))
             if known == types[0]:
                 return [operands[0]]
-        attrs = attrs_of(params)
+        attrs = attrs_of(plain_params(primitive.name, params))
         key = (primitive.name, repr(attrs), tuple(operands), tuple(types))  # by text: 1, 1.0 and True are equal
         if _may_merge(primitive, params, regions, effects) and key in self.seen:
             return self.seen[key]

@@ -35,6 +35,9 @@ def apply_steps(steps: Sequence[Step], array: Any, mesh: LogicalMesh, index: Axi
         data = apply_steps(steps, jax.random.key_data(array), mesh, index)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     for step in steps:
+        if step.kind == "collective-permute" and array.size:
+            array = _permute(array, step.axes, mesh)
+            continue
         sizes = tuple(mesh.sizes[a] for a in step.axes)
         array = _empty(step, array, sizes) if array.size == 0 else _apply(step, array, sizes, index)
     return array
@@ -50,8 +53,6 @@ def _apply(step: Step, array: Any, sizes: tuple[int, ...], index: AxisIndex) -> 
             return lax.all_gather(array, step.axes, axis=step.dim, tiled=True)
         case "all-to-all":
             return lax.all_to_all(array, step.axes, split_axis=step.to_dim, concat_axis=step.dim, tiled=True)
-        case "collective-permute":
-            return lax.ppermute(array, step.axes, exchange(*sizes))
         case "slice":
             size = array.shape[step.dim] // math.prod(sizes)
             return lax.dynamic_slice_in_dim(array, index(step.axes) * size, size, step.dim)
@@ -63,12 +64,28 @@ def _apply(step: Step, array: Any, sizes: tuple[int, ...], index: AxisIndex) -> 
             raise ValueError(f"no step is called {step.kind!r}")
 
 
-def exchange(a: int, b: int) -> tuple[tuple[int, int], ...]:
+def _permute(array: Any, axes: tuple[str, ...], mesh: LogicalMesh) -> Any:
+    ordered = tuple(sorted(axes, key=mesh.names.index))
+    sizes = (mesh.sizes[a] for a in axes)
+    return lax.ppermute(array, ordered, exchange(*sizes, transposed=ordered != axes))
+
+
+def exchange(a: int, b: int, *, transposed: bool = False) -> tuple[tuple[int, int], ...]:
     """(from, to) of a permutation over two axes of sizes ``a`` (major) and ``b``, after which b is major.
 
     Piece number p lies on device p before; afterwards on the device (i, j) whose j * a + i is p.
+
+    Args:
+        a: size of the axis that is major before.
+        b: size of the other.
+        transposed: whether the numbers in the pairs count devices with b major. jax wants the axes of a permutation
+            in the order of the mesh, whichever is major in the layout.
     """
-    return tuple((j * a + i, i * b + j) for i in range(a) for j in range(b))
+
+    def number(device: int) -> int:
+        return device % b * a + device // b if transposed else device
+
+    return tuple((number(j * a + i), number(i * b + j)) for i in range(a) for j in range(b))
 
 
 def _all_reduce(array: Any, axes: tuple[str, ...], reduce: str) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from autopar._compat.dtypes import numpy_dtype
+from autopar._compat.loops import plain_params
 from autopar.frontend import Bound, BoundGraph, SignatureOptions, Traced, flatten_call, trace
 from autopar.ir import Literal, graph_text, parse_graph, verify
 
@@ -52,7 +53,7 @@ def _plain(bound: Bound, values: list[Any]) -> list[Any]:
 
 
 def _scan(bound: Bound, values: list[Any]) -> list[Any]:
-    p, body = bound.params, bound.regions["body"]
+    p, body = plain_params("scan", bound.params), bound.regions["body"]
     consts, carry = p["num_consts"], p["num_consts"] + p["num_carry"]
 
     def step(state: Any, row: Any) -> tuple[Any, Any]:

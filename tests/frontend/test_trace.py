@@ -42,7 +42,7 @@ def test_loops_and_branches_keep_regions() -> None:
     found = traced(lambda x: lax.scan(lambda c, r: (c + r, c), x[0], x), X)
     (scan,) = (op for op in found.graph.operators if op.primitive == "scan")
     assert [name for name, _ in scan.regions] == ["body"]
-    assert (scan.integer("num_carry"), scan.integer("length")) == (1, 3)
+    assert scan.attrs == (("length", 3), ("num_carry", 1), ("num_consts", 0), ("reverse", False))
     found = traced(lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (0, x)), X)
     (loop,) = found.graph.operators
     assert [name for name, _ in loop.regions] == ["cond", "body"]

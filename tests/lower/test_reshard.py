@@ -136,6 +136,15 @@ def test_exchange_is_a_permutation_that_makes_the_second_axis_major(sizes):
         assert number(order[target], ("y", "x"), mesh) == source
 
 
+@pytest.mark.parametrize("sizes", [(2, 4), (3, 2), (2, 2)])
+def test_an_exchange_moves_the_same_whichever_axis_devices_are_counted_by(sizes):
+    a, b = sizes
+    with_a_major, with_b_major = list(np.ndindex(a, b)), [(i, j) for j in range(b) for i in range(a)]
+    moves = {(with_a_major[source], with_a_major[target]) for source, target in exchange(a, b)}
+    turned = exchange(a, b, transposed=True)
+    assert {(with_b_major[source], with_b_major[target]) for source, target in turned} == moves
+
+
 def test_keys_are_moved_as_they_are():
     mesh = logical_mesh(2, 4)
     keys = jax.random.split(jax.random.key(3), 8)

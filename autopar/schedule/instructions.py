@@ -74,7 +74,7 @@ class Accumulate(_Instruction, frozen=True, tag="ACCUMULATE"):
     Args:
         into: the accumulator.
         value: what is joined.
-        reduce: how.
+        reduce: how; "concatenate" puts it at the place of the microbatch of ``value``.
         first: there is no accumulator yet: it becomes ``value``.
         donate: ``value`` is gone afterwards.
     """

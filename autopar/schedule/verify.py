@@ -251,8 +251,16 @@ class _Machine:
                 cause="values are received in another order than they were sent",
             )  # fmt: skip
         queue.popleft()
+        if content.value != i.value.value or not self._is_named(i.value, content):
+            raise self.fail(worker, f"{content.value} of microbatch {sorted(content.microbatches)} arrives there")
         self._make(worker, i.value, content)
         return True
+
+    def _is_named(self, buffer: Buffer, content: Content) -> bool:
+        """Whether the microbatch in the buffer's name is the one in it; an accumulator under way has none."""
+        if buffer.microbatch != NONE:
+            return content.microbatches == {buffer.microbatch}
+        return not content.microbatches or self.dataflow.by_name[content.value].lifetime == "accumulator"
 
     def _program(self, worker: int, i: Run | Apply) -> None:
         spec = self.dataflow.by_work.get(i.work)
@@ -274,6 +282,8 @@ class _Machine:
             self._give_up(worker, buffer, "donated")
         own = frozenset() if microbatch == NONE else frozenset({microbatch})
         for name, buffer in zip((*spec.writes, *spec.accumulates), i.writes, strict=True):
+            if buffer != Buffer(name, microbatch):
+                raise self.fail(worker, f"{buffer} is written where {Buffer(name, microbatch)} is due")
             self._make(worker, buffer, Content(name, own))
 
     def _check_place(self, worker: int, work: Work, microbatch: int) -> None:
@@ -309,6 +319,10 @@ class _Machine:
         value = self.dataflow.by_name.get(joined.value)
         if value is None or value.reduce != i.reduce:
             raise self.fail(worker, f"{joined.value} is not accumulated by {i.reduce}")
+        if i.reduce == "concatenate" and joined.microbatches != {i.value.microbatch}:
+            raise self.fail(
+                worker, f"{i.value} holds microbatch {sorted(joined.microbatches)}, so its place is not known"
+            )
         if i.into == i.value:
             raise self.fail(worker, f"{i.into} is accumulated into itself")
         if i.first:

@@ -36,7 +36,7 @@ def make(name: str, workers: int, microbatches: int) -> Table | None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(workers=st.integers(1, 8), microbatches=st.integers(1, 16), norm=st.booleans(), depth=st.integers(1, 2))
 def test_a_schedule_keeps_the_contract(name, workers, microbatches, norm, depth):
     table = make(name, workers, microbatches)
@@ -57,7 +57,7 @@ def test_a_schedule_keeps_the_contract(name, workers, microbatches, norm, depth)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(workers=st.integers(1, 5), microbatches=st.integers(1, 9))
 def test_all_forms_load_again(name, workers, microbatches):
     table = make(name, workers, microbatches)

@@ -21,7 +21,7 @@ def share(idle, timeline):
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b"])
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(p=WORKERS, m=st.integers(1, 16), forward=TIMES)
 def test_flushing_schedules(name, p, m, forward):
     timeline = simulated(name, p, m, forward, 2 * forward)
@@ -41,7 +41,7 @@ def test_inference(p, m, forward):
     assert simulated("inference", p, m, forward).bubble_fraction == Fraction(p - 1, m + p - 1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(p=st.integers(1, 6), groups=st.integers(1, 4), v=st.integers(2, 4), forward=TIMES)
 def test_interleaved(p, groups, v, forward):
     m = p * groups
@@ -49,7 +49,7 @@ def test_interleaved(p, groups, v, forward):
     assert timeline.bubble_fraction == Fraction(p - 1, v * m + p - 1)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(p=WORKERS, more=st.integers(0, 10), weight=TIMES, data=st.data())
 def test_zb_h1_idles_on_every_worker(p, more, weight, data):
     forward, backward = (weight + data.draw(TIMES) - Fraction(1, 3) for _ in range(2))
@@ -59,7 +59,7 @@ def test_zb_h1_idles_on_every_worker(p, more, weight, data):
     assert [timeline.idle_s(w) for w in range(p)] == [(p - 1) * (forward + backward - weight)] * p
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(p=WORKERS, more=st.integers(0, 10), weight=TIMES, data=st.data())
 def test_zb_h2_waits_on_the_worst_worker(p, more, weight, data):
     forward, backward = (weight + data.draw(TIMES) - Fraction(1, 3) for _ in range(2))

@@ -31,7 +31,7 @@ def runs(draw):
     return build(table, dataflow), Durations(work_s, {}, draw(st.integers(0, 3)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(runs(), st.sampled_from([None, 1, 2]))
 def test_a_simulated_step_keeps_the_rules(found, depth):
     program, durations = found

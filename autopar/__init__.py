@@ -22,6 +22,7 @@ from autopar.errors import (
 if TYPE_CHECKING:
     from autopar import schedule, search, sharding
     from autopar.api import Compiled, ParallelFunction, check, parallelize
+    from autopar.api.calibrate import calibrate
     from autopar.api.verify import verify
     from autopar.cluster import Cluster
     from autopar.plan import Plan
@@ -35,6 +36,7 @@ _HOMES = {
     "ParallelFunction": "autopar.api",
     "Plan": "autopar.plan",
     "Timeline": "autopar.simulate",
+    "calibrate": "autopar.api.calibrate",
     "check": "autopar.api",
     "parallelize": "autopar.api",
     "schedule": "",
@@ -58,6 +60,7 @@ __all__ = [
     "Timeline",
     "TraceError",
     "WorkerLostError",
+    "calibrate",
     "check",
     "parallelize",
     "schedule",

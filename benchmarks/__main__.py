@@ -11,7 +11,7 @@ import click
 import jax
 from rich.console import Console
 
-from benchmarks import memory_limit, overhead, planning, predicted, verified
+from benchmarks import calibrated, memory_limit, overhead, planning, predicted, verified
 from benchmarks.clusters import DEVICES
 from benchmarks.experts import cases as experts
 from benchmarks.machine import facts
@@ -20,6 +20,7 @@ from benchmarks.report import Report, Say, table
 
 BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
     {
+        "calibrated": calibrated.run,
         "experts": experts.run,
         "predicted": predicted.run,
         "memory_limit": memory_limit.run,

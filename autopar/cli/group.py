@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "simulate": "Show what a step of a plan will look like.",
         "solve": "Solve a problem of the contest's format.",
         "verify": "Compile a plan with the XLA compiler of its devices and compare.",
+        "calibrate": "Measure the devices at hand and write a cluster file.",
         "clusters": "List the clusters that come with autopar.",
         "strategies": "List the search strategies.",
     }

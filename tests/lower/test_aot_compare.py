@@ -132,3 +132,17 @@ def test_what_xla_does_in_another_way_is_counted_and_said() -> None:
 def test_a_collective_that_nothing_replaces_is_missing() -> None:
     rows = join((said("all-gather", 4096, "y", 2),), (compiled("all-reduce", 4000, "x", 2, 2),), AXES)
     assert not any(r.ok for r in rows) and not any(r.rewritten for r in rows)
+
+
+def test_small_ones_of_several_sizes_are_concatenated() -> None:
+    rows = join(
+        (said("all-reduce", 4, "y", 4), said("all-reduce", 2048, "y", 18), said("all-reduce", 8192, "y", 2)),
+        (
+            compiled("all-reduce", 4, "y", 2, 4),
+            compiled("all-reduce", 8, "y", 1, 4),
+            compiled("all-reduce", 53248, "y", 1, 4),
+        ),
+        AXES,
+    )
+    assert all(r.ok for r in rows)
+    assert {r.bytes: r.rewritten for r in rows} == {4: ("2 joined",), 2048: ("18 joined",), 8192: ("2 joined",)}

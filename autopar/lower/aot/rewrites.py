@@ -1,12 +1,12 @@
 """Collectives that XLA replaced by others of the same effect, told from what is left over on both sides.
 
 Compilers rewrite collectives where that is faster on their devices. What was predicted and not found, and what was
-found and not predicted, is paired by these rules, in this order; each needs the same mesh axes and fitting bytes:
+found and not predicted, is paired by these rules; each needs the same mesh axes and fitting bytes:
 
-    halved                a conversion to a dtype of half the width (or twice) was moved to the other side
-    as all-reduce         reduce-scatter done as all-reduce and slice; all-gather as all-reduce of padded pieces
-    folded                all-reduce along one axis and then along another, done at once along both
+    along ... at once     all-reduce along one axis and then along another, done at once along both
     joined                several small ones concatenated into one
+    other width           a conversion to a dtype of half the width (or twice) was moved to the other side
+    as all-reduce         reduce-scatter done as all-reduce and slice; all-gather as all-reduce of padded pieces
     axis by axis          one along several axes, done along one after the other
 
 The pairing is by figures alone, as the text of a compiled program does not name what an instruction replaced.
@@ -53,7 +53,8 @@ def rewrites(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> l
         sizes: size of each mesh axis.
     """
     found: list[Rewrite] = []
-    for rule in (_one_for_one, _folded, _joined, _axis_by_axis):
+    # What explains all that is left along an axis goes first, and once more when others have taken their part.
+    for rule in (_folded, _joined, _one_for_one, _folded, _joined, _axis_by_axis):
         found += rule(predicted, compiled, sizes)
     return found
 

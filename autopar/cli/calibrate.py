@@ -1,0 +1,41 @@
+"""``autopar calibrate``."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from autopar.cli.group import Command
+from autopar.cli.output import progress, stdout_to_stderr, write_file
+
+
+@click.command(cls=Command, name="calibrate")
+@click.option("-o", "--output", metavar="FILE", required=True, help="Cluster file to write, as mine.toml.")
+@click.option(
+    "--cpu-devices", type=click.IntRange(min=1), metavar="N", help="Measure N virtual CPU devices of this machine."
+)
+@click.option("--name", metavar="NAME", help="Name of the cluster.  [default: that of the file]")
+@click.option("--quick", is_flag=True, help="Few sizes and repetitions: seconds instead of a minute, and rough.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+def command(output: str, cpu_devices: int | None, name: str | None, quick: bool, quiet: bool) -> None:
+    """Measure the devices at hand and write a cluster file.
+
+    Matrix products, memory, what starting an operator costs, and collectives are timed on all devices of this process
+    at once. The file holds what was fitted, with the date and the spread; plan with --cluster FILE.
+    """
+    if not Path(output).absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="-o")
+    if not output.endswith(".toml"):
+        raise click.BadParameter("cluster files end in .toml", param_hint="-o")
+    if cpu_devices is not None:
+        # jax reads both when it is imported.
+        os.environ["JAX_PLATFORMS"], os.environ["JAX_NUM_CPU_DEVICES"] = "cpu", str(cpu_devices)
+    with progress(quiet) as say, stdout_to_stderr():
+        say("loading jax")
+        effort = import_module("autopar.runtime.measuring").QUICK if quick else None
+        found = import_module("autopar.api.calibrate").calibrate(name or Path(output).stem, effort=effort, progress=say)
+    write_file(output, found.text)
+    click.echo(found.text, nl=False)

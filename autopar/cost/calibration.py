@@ -1,0 +1,195 @@
+"""From measured times to the figures of a cluster file: peaks, efficiency curves, launch, links.
+
+What is fitted, each by medians of repeated measurements:
+
+    call           seconds of a program that does next to nothing; taken off all other measurements
+    launch         slope of the seconds of a chain of tiny operators over its length
+    products       the curve is the geometric mean of the rates of the shapes of one size; its best is the peak
+    memory         likewise, of elementwise operators, cheap and dear, and of sums
+    links          alpha and beta of `autopar.cost.collectives`, least squares of relative errors over all
+                   collectives and sizes
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from autopar.cluster import Curve, Link
+from autopar.cost.collectives import collective_on_link_s
+from autopar.errors import AutoparError
+
+#: What is taken off a measurement leaves this share of it, and no efficiency is below.
+_LEAST_SHARE, _LEAST_EFFICIENCY = 0.5, 1e-3
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One thing measured several times.
+
+    Args:
+        what: a "call" of next to nothing, a "chain" of tiny operators, a matrix "product", a "copy" (an elementwise
+            operator or a sum), or a "collective".
+        name: dtype of products and copies; kind of the collective; "" for others.
+        amount: operators of a chain, FLOPs of a product, bytes read and written by a copy, bytes of the full
+            tensor of a collective; of one of ``runs``.
+        runs: how often the program does it.
+        group: devices that a collective runs over.
+        seconds: of the whole program, one for each repetition.
+    """
+
+    what: Literal["call", "chain", "product", "copy", "collective"]
+    name: str
+    amount: float
+    runs: int
+    group: int
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """Median of the repetitions."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Distance of the quartiles over the median."""
+        low, _, high = statistics.quantiles(self.seconds, n=4) if len(self.seconds) > 1 else (0.0, 0.0, 0.0)
+        return (high - low) / self.median_s
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A peak and how much of it is reached.
+
+    Args:
+        peak: FLOP/s or bytes/s, the best that was measured.
+        efficiency: share reached by amount.
+        spread: median spread of the measurements.
+    """
+
+    peak: float
+    efficiency: Curve
+    spread: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Figures of the devices that were measured.
+
+    Args:
+        call_s: seconds that a call of a program costs.
+        launch_s: seconds that starting an operator costs.
+        products: by dtype.
+        memory: of memory, read and written.
+        link: between devices; None where there is one device.
+        link_error: median relative error of the fitted link.
+        link_spread: median spread of the collectives' measurements.
+        chain_spread: likewise of the chains.
+    """
+
+    call_s: float
+    launch_s: float
+    products: tuple[tuple[str, Rate], ...]
+    memory: Rate
+    link: Link | None
+    link_error: float
+    link_spread: float
+    chain_spread: float
+
+
+def fit(samples: Sequence[Sample]) -> Calibration:
+    """The figures that samples of all kinds give.
+
+    Raises:
+        AutoparError: there are no chains of two lengths, no copies, or no products in f32.
+    """
+    by_what: dict[str, list[Sample]] = defaultdict(list)
+    for s in samples:
+        by_what[s.what].append(s)
+    chains, products = by_what["chain"], by_what["product"]
+    names = sorted({s.name for s in products})
+    if len({s.amount for s in chains}) < 2 or not by_what["copy"] or "f32" not in names:
+        raise AutoparError(
+            f"a calibration needs chains of two lengths, copies and products in f32, not {sorted(by_what)} of {names}"
+        )
+    call_s = statistics.median(s.median_s for s in by_what["call"]) if by_what["call"] else 0.0
+    launch_s = _slope(chains, call_s)
+
+    def busy_s(s: Sample) -> float:
+        return max((s.median_s - call_s) / s.runs - launch_s, _LEAST_SHARE * s.median_s / s.runs)
+
+    link = fit_link(by_what["collective"], call_s) if by_what["collective"] else None
+    return Calibration(
+        call_s,
+        launch_s,
+        tuple((name, _rate([s for s in products if s.name == name], busy_s)) for name in names),
+        _rate(by_what["copy"], busy_s),
+        link,
+        link_error(by_what["collective"], call_s, link) if link else 0.0,
+        _spread(by_what["collective"]),
+        _spread(chains),
+    )
+
+
+def _slope(chains: Sequence[Sample], call_s: float) -> float:
+    """Median of the slopes of all pairs (Theil and Sen)."""
+    once = [(s.amount, (s.median_s - call_s) / s.runs) for s in chains]
+    pairs = itertools.combinations(once, 2)
+    return max(0.0, statistics.median((t1 - t0) / (n1 - n0) for (n0, t0), (n1, t1) in pairs if n0 != n1))
+
+
+def _rate(samples: Sequence[Sample], busy_s: Callable[[Sample], float]) -> Rate:
+    by_size: dict[float, list[float]] = defaultdict(list)
+    for s in samples:
+        # Sums read an array once more than other operators, and are counted with those of about the same bytes.
+        by_size[2.0 ** round(math.log2(s.amount))].append(s.amount / busy_s(s))
+    rates = {amount: statistics.geometric_mean(found) for amount, found in sorted(by_size.items())}
+    peak = max(rates.values())
+    curve = Curve(tuple((amount, max(_LEAST_EFFICIENCY, rate / peak)) for amount, rate in rates.items()))
+    return Rate(peak, curve, _spread(samples))
+
+
+def _spread(samples: Sequence[Sample]) -> float:
+    return statistics.median(s.spread for s in samples) if samples else 0.0
+
+
+def fit_link(collectives: Sequence[Sample], call_s: float) -> Link:
+    """Latency and bandwidth for which the formulas of collectives come nearest to what was measured.
+
+    Args:
+        collectives: samples of several kinds and sizes.
+        call_s: seconds of a call, taken off each.
+    """
+    rows, ones = [], []
+    for s in collectives:
+        measured = _collective_s(s, call_s)
+        hops = collective_on_link_s(s.name, 0.0, s.group, Link(1.0, 1.0))
+        sent = collective_on_link_s(s.name, s.amount, s.group, Link(1.0, 0.0))
+        rows.append((hops / measured, sent / measured))
+        ones.append(1.0)
+    from_scratch, *_ = np.linalg.lstsq(np.array(rows), np.array(ones), rcond=None)
+    latency_s, per_byte_s = (float(v) for v in from_scratch)
+    # Where noise makes one of them negative the other explains all.
+    if latency_s < 0:
+        latency_s, per_byte_s = 0.0, float(np.median([1 / b for _, b in rows if b > 0]))
+    if per_byte_s <= 0:
+        per_byte_s = min(1 / b for _, b in rows if b > 0)
+    return Link(1 / per_byte_s, latency_s)
+
+
+def link_error(collectives: Sequence[Sample], call_s: float, link: Link) -> float:
+    """Median relative error of the formulas with a link."""
+    return statistics.median(
+        abs(collective_on_link_s(s.name, s.amount, s.group, link) / _collective_s(s, call_s) - 1) for s in collectives
+    )
+
+
+def _collective_s(s: Sample, call_s: float) -> float:
+    return max((s.median_s - call_s) / s.runs, _LEAST_SHARE * s.median_s / s.runs)

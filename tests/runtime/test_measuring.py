@@ -1,0 +1,35 @@
+"""Measuring the devices at hand: everything that a calibration needs comes back, and the command writes a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import autopar
+from autopar import Cluster
+from autopar.runtime.measuring import Effort
+
+LEAST = Effort((16, 64), (1 << 12, 1 << 14), (1 << 10, 1 << 14), 1e-5, 2)
+
+
+def test_one_device_and_several() -> None:
+    found = autopar.calibrate("here", devices=jax.devices()[:1], effort=LEAST)
+    assert {s.what for s in found.samples} == {"call", "chain", "product", "copy"}
+    assert all(len(s.seconds) == LEAST.repeats and min(s.seconds) > 0 and s.runs >= 1 for s in found.samples)
+    assert found.figures.link is None and "measured by" in found.text
+
+
+@pytest.mark.slow
+def test_the_command_measures_virtual_devices(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    command = [sys.executable, "-m", "autopar.cli", "calibrate", "--quick", "--cpu-devices", "4", "-o", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    cluster = Cluster.load(file)
+    assert (cluster.name, cluster.num_devices) == ("mine", 4)
+    assert done.stdout == file.read_text(encoding="utf-8")
+    assert "Fitted to collectives" in done.stdout

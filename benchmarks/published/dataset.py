@@ -16,24 +16,39 @@ from autopar.cost.transformer import TrainingPlan, TransformerSpec
 DATA = Path(__file__).resolve().parent / "data"
 POINTS = DATA / "measured_training_points.csv"
 
-#: Which training program made a dataset's runs.
+#: Which training program made the runs of a dataset, by the start of its name; see `_stack` for others.
 STACKS = {
-    "vTrain single-node": "megatron-deepspeed",
-    "vTrain multi-node": "megatron-deepspeed",
-    "BLOOM sweep": "megatron-deepspeed",
-    "Alpa contributor logs (uniform)": "xla",
-    "Alpa intra-op weak scaling": "xla",
-    "NVIDIA Megatron-Bridge H100": "megatron-core",
+    "Alpa": "xla",
+    "vTrain": "megatron-deepspeed",
+    "BLOOM": "megatron-deepspeed",
+}
+#: Cluster file by what a row's hardware has in its text; the first that is found.
+CLUSTERS = {
+    "A100": "dgx-a100",
+    "GH200": "h200",
+    "H200": "h200",
+    "H100": "dgx-h100",
+    "B200": "b200",
+    "V100": "p3.16xlarge",
+    "v4": "tpu-v4",
+    "v5e": "tpu-v5e",
+    "v5p": "tpu-v5p",
+    "v6e": "tpu-v6e",
 }
 #: Datasets of which nothing is fitted.
 HELD_OUT = frozenset(
     {
+        "DS3Lab V100 Megatron",
         "SC21 Table 1",
         "Korthikanti 6.3",
+        "Korthikanti Table 5",
+        "NVIDIA Megatron-Bridge H100",
         "Megatron-LM 2020 README",
         "TeraPipe Table 1 (w/o TeraPipe)",
     }
 )
+#: Datasets that are split by model, batch and cluster.
+BY_GROUP = frozenset({"vTrain single-node", "BLOOM sweep"})
 
 
 @dataclass(frozen=True)
@@ -80,18 +95,35 @@ def _run(row: dict[str, str]) -> Run:
     point = int(row["point_id"])
     cluster = _cluster(row)
     dataset = row["dataset"]
+    group = "/".join((dataset, row["hardware"], row["inter_node_GBps_per_node"], row["devices"], *_model(row)))
     return Run(
         point,
         dataset,
         spec,
         tuple(_plans(row, spec)),
         cluster,
-        STACKS.get(dataset, "megatron"),
+        _stack(row),
         measured,
         out_of_memory,
-        "/".join((dataset, row["hardware"], row["inter_node_GBps_per_node"], row["devices"], *_model(row))),
-        dataset not in HELD_OUT and zlib.crc32(row["point_id"].encode()) % 2 == 0,
+        group,
+        _fitted(dataset, group, row["point_id"]),
     )
+
+
+def _stack(row: dict[str, str]) -> str:
+    for start, stack in STACKS.items():
+        if row["dataset"].startswith(start):
+            return stack
+    if "TPU" in row["hardware"]:
+        return "xla"
+    return "megatron" if "V100" in row["hardware"] or "A100" in row["hardware"] else "megatron-core"
+
+
+def _fitted(dataset: str, group: str, point: str) -> bool:
+    """Whole groups are held out, so that ranking is judged on models never seen; single runs of small datasets."""
+    if dataset in HELD_OUT:
+        return False
+    return zlib.crc32((group if dataset in BY_GROUP else point).encode()) % 2 == 0
 
 
 def _model(row: dict[str, str]) -> list[str]:
@@ -112,31 +144,48 @@ def _spec(row: dict[str, str]) -> TransformerSpec:
         hidden=hidden,
         heads=heads,
         seq=int(row["seq"]),
-        vocab=int(row["vocab"]),
+        vocab=_vocab(row),
         ffn=_number(row, "ffn", 4 * hidden),
         kv_heads=_number(row, "kv_heads", heads),
         gated=llama,
         tied=not llama,
         learned_positions=not llama and "BLOOM" not in row["dataset"],
-        dropout=not llama,
-        dtype="f8_e4m3fn" if row["dtype"].startswith("FP8") else "f16",
+        dropout=not llama and not row["dataset"].startswith("Alpa"),
+        dtype=_dtype(row),
     )
 
 
-def _recompute(text: str) -> str:
+def _vocab(row: dict[str, str]) -> int:
+    """Where the source assumes the size of the vocabulary, that size padded to 128 as Megatron-LM does."""
+    size = int(row["vocab"])
+    return -(-size // 128) * 128 if "vocab assumed" in row["note"] else size
+
+
+def _dtype(row: dict[str, str]) -> str:
+    if row["dtype"].startswith("FP8"):
+        return "f8_e4m3fn"
+    # The sweep went over from f16 to bf16 with f32 gradients: the memory printed in this round is 4 bytes and more a
+    # parameter above that of the same plans before.
+    return "bf16" if row["case"].startswith("Rebalancing layers") or row["dtype"] == "bf16" else "f16"
+
+
+def _recompute(row: dict[str, str]) -> str:
+    text = row["recompute"]
     if text.startswith("selective"):
         return "selective"
     # vTrain's column tells what its simulator was set to. Its runs did not recompute: with the FLOPs of full
     # recomputation those of microbatches of 8 would have run above the peak of the device.
     if text in ("none", "not published", "full (per simulation config)"):
         return "none"
-    return "full"
+    # Not stated: TeraPipe keeps the values of its slices; the other runs would not fit without recomputation.
+    return "none" if text == "not stated" and row["dataset"].startswith("TeraPipe") else "full"
 
 
 def _plans(row: dict[str, str], spec: TransformerSpec) -> Iterator[TrainingPlan]:
     batch, devices = int(row["global_batch"]), int(row["devices"])
     zero_text = row["fsdp_or_zero"]
-    zero = int(zero_text[-1]) if zero_text.startswith("ZeRO-") else (1 if "distributed" in zero_text else 0)
+    zero = int(zero_text[-1]) if zero_text.startswith("ZeRO-") else 1 if "distributed" in zero_text else 0
+    zero = 3 if "FSDP" in zero_text else zero
     chunks = _number(row, "vpp_chunks", 1)
     schedule = "interleaved" if chunks > 1 else "gpipe" if "GPipe" in row["schedule"] else "1f1b"
     pp, cp = _number(row, "pp", 1), _number(row, "cp", 1)
@@ -160,28 +209,28 @@ def _plans(row: dict[str, str], spec: TransformerSpec) -> Iterator[TrainingPlan]
             cp=cp,
             zero=zero,
             sequence_parallel=row["sequence_parallel"] == "yes",
-            recompute=_recompute(row["recompute"]),
+            recompute=_recompute(row),
             chunks=chunks,
             schedule=schedule,
+            stages_together=row["dataset"].startswith("TeraPipe"),
         )
 
 
 def _cluster(row: dict[str, str]) -> Cluster:
     """The cluster file of the row's device, with the row's nodes, memory and network."""
     hardware = row["hardware"]
-    name = "dgx-a100" if "A100" in hardware else "dgx-h100" if "H100" in hardware else "p3.16xlarge"
+    name = next(file for text, file in CLUSTERS.items() if text in hardware)
     per_node, devices = int(row["devices_per_node"]), int(row["devices"])
     cluster = Cluster.load(name)
     group = cluster.groups[0]
     device = dataclasses.replace(group.device, memory_bytes=_memory(row, group.device.memory_bytes))
     inter = group.inter
-    assert isinstance(inter, LinkSpec)
-    if row["inter_node_GBps_per_node"]:
-        node = float(row["inter_node_GBps_per_node"]) * 1e9
-        inter = dataclasses.replace(inter, bandwidth=min(inter.bandwidth, node), node_bandwidth=node)
-    delay = re.search(r"delay (\d+)ms", row["case"])
-    if delay:
-        inter = dataclasses.replace(inter, latency_s=float(delay.group(1)) / 1e3)
+    if isinstance(inter, LinkSpec):
+        if row["inter_node_GBps_per_node"]:
+            node = float(row["inter_node_GBps_per_node"]) * 1e9
+            inter = dataclasses.replace(inter, bandwidth=min(inter.bandwidth, node), node_bandwidth=node)
+        if delay := re.search(r"delay (\d+)ms", row["case"]):
+            inter = dataclasses.replace(inter, latency_s=float(delay.group(1)) / 1e3)
     nodes = max(1, -(-devices // per_node))
     group = dataclasses.replace(group, count=nodes, devices_per_node=per_node, device=device, inter=inter)
     return Cluster(name, (group,))

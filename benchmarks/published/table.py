@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autopar.cost.transformer import load_constants
+import click
+from rich.console import Console
+
+from autopar.cost.transformer import Constants, load_constants
 from benchmarks.published.dataset import HELD_OUT, POINTS, load
+from benchmarks.published.layers import layer_rows
 from benchmarks.published.score import Scored, ranking, score
-from benchmarks.report import Report, Row, Say
+from benchmarks.report import Report, Row, Say, table
 
 #: Hardware of the datasets whose error must be at most 8%; 12% holds for the others.
 _A100 = 0.08
@@ -24,7 +28,8 @@ def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
     """Errors of all runs by dataset, on the fitted and on the held-out part."""
     runs = load(file)
     say(f"published: {len(runs)} runs")
-    scored = score(runs[::10] if quick else runs, load_constants())
+    constants = load_constants()
+    scored = score(runs[::10] if quick else runs, constants)
     rows = []
     for dataset in dict.fromkeys(s.run.dataset for s in scored):
         of_it = [s for s in scored if s.run.dataset == dataset]
@@ -37,13 +42,29 @@ def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
         target="held out: mean error at most 8% on A100 datasets and 12% on others, rank correlation 0.95, regret 3%, "
         "memory told right 95%",
         rows=(*rows, whole),
+        details=(("published, layer times of the 22B model (fitted)", _layers(constants)),),
         passed=all(r["met"] for r in (*rows, whole) if r["part"] == "held out"),
         notes=(
-            f"held out: all of {', '.join(sorted(HELD_OUT))}; of the others each run whose number has an odd CRC-32.",
+            f"held out: all of {', '.join(sorted(HELD_OUT))};",
+            "of vTrain and BLOOM each group of runs, of the others each run, whose name has an odd CRC-32.",
             "errors are of predicted over measured step time; rank: Spearman among runs of one model, batch and",
             "cluster, weighted by runs, in groups of 4 or more; regret: how much slower the run predicted fastest was",
             "measured than the fastest of its group; memory: runs of which it is told right whether they fit.",
         ),
+    )
+
+
+def _layers(constants: Constants) -> tuple[Row, ...]:
+    return tuple(
+        {
+            "experiment": r.experiment,
+            "forward_s": r.forward_s,
+            "measured forward_s": r.measured_forward_s,
+            "backward_s": r.backward_s,
+            "measured backward_s": r.measured_backward_s,
+            "error": (r.forward_s + r.backward_s) / (r.measured_forward_s + r.measured_backward_s) - 1,
+        }
+        for r in layer_rows(constants)
     )
 
 
@@ -66,3 +87,17 @@ def _row(dataset: str, part: str, scored: Sequence[Scored]) -> Row:
 
 def _is_a100(scored: Sequence[Scored]) -> bool:
     return all("a100" in s.run.cluster.name for s in scored)
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=POINTS)
+def main(file: Path) -> None:
+    """Prints the tables for FILE, which has the columns of ``data/measured_training_points.csv``."""
+    report = run(False, lambda line: click.echo(line, err=True), file)
+    console = Console(width=160)
+    for title, rows in (*report.details, (report.name, report.rows)):
+        console.print(table(title, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -42,6 +42,9 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         fused_attention: attention never writes its s x s values.
+        traffic: what its memory-bound operators read and write, over what `layer_operators` lists: more where a
+            kernel is not fused.
+        core_traffic: the same for softmax and dropout of the attention core.
         layer_forward_s: host seconds to start the kernels of one layer's forward pass: the layer takes no less.
         layer_backward_s: the same for its backward pass, without recomputation.
         collective_s: host seconds to start one collective.
@@ -51,6 +54,8 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         microbatch_s: seconds of each microbatch on each stage outside of layers.
         step_s: seconds of each step outside of microbatches.
         gradient_bytes: bytes of an element of the gradients that replicas reduce.
+        bf16_gradient_bytes: bytes that are kept for an element of the gradients where products are in bf16, which
+            is summed in f32.
         accumulate_bytes: bytes that adding a microbatch's gradients to those of the others reads and writes, an
             element.
         optimizer_bytes: bytes that the update reads and writes, an element.
@@ -65,6 +70,8 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     fused_attention: bool
+    traffic: _Positive
+    core_traffic: _Positive
     layer_forward_s: _NotNegative
     layer_backward_s: _NotNegative
     collective_s: _NotNegative
@@ -73,6 +80,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     microbatch_s: _NotNegative
     step_s: _NotNegative
     gradient_bytes: _Positive
+    bf16_gradient_bytes: _Positive
     accumulate_bytes: _NotNegative
     optimizer_bytes: _Positive
     tp_overlap: _Fraction

@@ -79,12 +79,15 @@ def layer_activation_bytes(
     if recompute == "full":
         return _ELEMENT * tokens * spec.hidden / split
     mask = 1 if spec.dropout else 0
+    saved = 1 if spec.dtype.startswith("f8") else _ELEMENT  # operands of products with parameters
     expert_tokens = tokens * spec.experts_per_token
-    whole = tokens * spec.hidden * (4 * _ELEMENT + 2 * mask)  # inputs of two norms, attention, feed-forward network
+    whole = (
+        tokens * spec.hidden * (2 * _ELEMENT + 2 * saved + 2 * mask)
+    )  # inputs of two norms, attention, feed-forward network
     if spec.experts > 1:
         whole += _ELEMENT * expert_tokens * spec.hidden
     parts = _ELEMENT * tokens * (2 * spec.query_width + spec.key_value_width)
-    parts += _ELEMENT * expert_tokens * spec.ffn * (3 if spec.gated else 2)
+    parts += expert_tokens * spec.ffn * ((2 if spec.gated else 1) * _ELEMENT + saved)
     if not fused_attention and recompute == "none":
         parts += (2 * _ELEMENT if mask else _ELEMENT) * spec.heads * spec.seq * tokens
         parts += mask * spec.heads * spec.seq * tokens
@@ -114,8 +117,9 @@ def stage_memory(spec: TransformerSpec, plan: TrainingPlan, stack: Stack, stage:
     replicas = plan.dp * plan.cp
     dense = dense_parameters(spec, plan, stage)
     experts = expert_parameters(spec, plan, stage)
-    state = model_state(dense, replicas, plan.zero, stack.gradient_bytes)
-    expert_state = model_state(experts, max(1, replicas // plan.ep), plan.zero, stack.gradient_bytes)
+    gradient_bytes = stack.bf16_gradient_bytes if spec.dtype == "bf16" else stack.gradient_bytes
+    state = model_state(dense, replicas, plan.zero, gradient_bytes)
+    expert_state = model_state(experts, max(1, replicas // plan.ep), plan.zero, gradient_bytes)
     layer = layer_activation_bytes(spec, plan, fused_attention=stack.fused_attention)
     whole = layer_activation_bytes(spec, plan, fused_attention=stack.fused_attention, recompute="none")
     activations = layers_in_flight(plan, stage) * layer

@@ -89,13 +89,22 @@ class Operators:
     sweeps: tuple[Sweep, ...]
 
 
-def layer_operators(spec: TransformerSpec, plan: TrainingPlan, *, fused_attention: bool) -> Operators:
+def layer_operators(
+    spec: TransformerSpec,
+    plan: TrainingPlan,
+    *,
+    fused_attention: bool,
+    traffic: float = 1.0,
+    core_traffic: float = 1.0,
+) -> Operators:
     """One layer's operators for one microbatch on one device.
 
     Args:
         spec: the model.
         plan: its degrees of parallelism and microbatch size.
         fused_attention: attention is one kernel that keeps its s x s values on the chip.
+        traffic: bytes of memory-bound operators over those listed above.
+        core_traffic: the same for those of the attention core.
     """
     t, c, b = plan.tp, plan.cp, plan.microbatch
     s, h, f = spec.seq, spec.hidden, spec.ffn
@@ -133,7 +142,11 @@ def layer_operators(spec: TransformerSpec, plan: TrainingPlan, *, fused_attentio
         sweeps.append(Sweep("softmax", 4 * scores, 6 * scores, "core"))
         if spec.dropout:
             sweeps.append(Sweep("attention dropout", 5 * scores, 5 * scores, "core"))
-    return Operators(products, tuple(sweeps))
+    return Operators(products, tuple(_scaled(o, core_traffic if o.region == "core" else traffic) for o in sweeps))
+
+
+def _scaled(sweep: Sweep, factor: float) -> Sweep:
+    return replace(sweep, forward_bytes=factor * sweep.forward_bytes, backward_bytes=factor * sweep.backward_bytes)
 
 
 def output_operators(spec: TransformerSpec, plan: TrainingPlan) -> Operators:

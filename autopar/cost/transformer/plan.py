@@ -18,7 +18,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
 class TrainingPlan:
     """How a transformer is spread over tp x cp x dp x pp devices.
 
-    Ranks are numbered with tp changing fastest, then cp, dp and pp, as Megatron-LM numbers them.
+    Devices are numbered with tp changing fastest, then cp, dp and pp, as Megatron-LM numbers them.
 
     Args:
         global_batch: examples of one step (B).
@@ -33,6 +33,7 @@ class TrainingPlan:
         recompute: what the backward pass computes again.
         chunks: chunks of layers of each stage (v), for the interleaved schedule.
         schedule: one of `SCHEDULES`.
+        stages_together: pp changes before dp, so that stages are neighbours and replicas far apart.
 
     Raises:
         InfeasiblePlanError: the numbers do not fit each other.
@@ -50,6 +51,7 @@ class TrainingPlan:
     recompute: Recompute = "none"
     chunks: int = 1
     schedule: str = "1f1b"
+    stages_together: bool = False
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "microbatch", "tp", "pp", "dp", "cp", "ep", "chunks"):
@@ -76,6 +78,11 @@ class TrainingPlan:
     def devices(self) -> int:
         """Number of devices."""
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def stage_stride(self) -> int:
+        """Distance between devices of neighbouring stages, in device numbers."""
+        return self.tp * self.cp * (1 if self.stages_together else self.dp)
 
     @property
     def num_microbatches(self) -> int:

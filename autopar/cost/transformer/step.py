@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
@@ -131,7 +132,13 @@ class StepModel:
     def layer(self) -> LayerTime:
         """One layer of one microbatch: what kernels and collectives take, or the host to start them if that is more."""
         spec, plan, stack, timer = self.spec, self.plan, self.stack, self.timer
-        operators = layer_operators(spec, plan, fused_attention=stack.fused_attention)
+        operators = layer_operators(
+            spec,
+            plan,
+            fused_attention=stack.fused_attention,
+            traffic=stack.traffic,
+            core_traffic=stack.core_traffic,
+        )
         core_s = timer.core_forward_s(operators)
         compute_s = timer.forward_s(operators)
         back_s = timer.backward_s(operators)
@@ -140,8 +147,9 @@ class StepModel:
         wait_s = 2 * stack.wait_s if plan.tp > 1 else 0.0
         moved_s = tp_s + wait_s + self.expert_collectives_s()
         collectives = (2 if plan.tp > 1 else 0) * (2 if plan.sequence_parallel else 1)
-        host_s = stack.layer_forward_s + collectives * stack.collective_s
-        host_back_s = stack.layer_backward_s + collectives * stack.collective_s
+        straggle_s = collectives * math.log2(plan.tp) * stack.collective_s
+        host_s = stack.layer_forward_s + straggle_s
+        host_back_s = stack.layer_backward_s + straggle_s
         forward_s = _together(compute_s + moved_s + max(0.0, ring_s - core_s), host_s)
         backward_s = _together(back_s + moved_s + max(0.0, 2 * (ring_s - core_s)), host_back_s)
         if plan.recompute == "full":
@@ -172,13 +180,14 @@ class StepModel:
         bytes = _ELEMENT * plan.microbatch * spec.seq / plan.cp * spec.hidden
         if plan.sequence_parallel or self.stack.scatter_sends:
             bytes /= plan.tp
-        one_s = network.send_s(bytes, self.plan.devices // plan.pp, network.devices_per_node)
+        one_s = network.send_s(bytes, plan.stage_stride, network.devices_per_node)
         return 2 * plan.chunks * one_s * (1 - self.stack.pp_overlap)
 
     def data_parallel_s(self, stage: StageShape, time: StageTime) -> float:
         """Seconds of the step's gradient and parameter collectives of one stage that compute does not hide."""
         plan, stack, network = self.plan, self.stack, self.network
-        replicas, stride = plan.dp * plan.cp, plan.tp
+        replicas = plan.dp * plan.cp
+        stride = plan.tp * (plan.pp if plan.stages_together else 1)
         dense = dense_parameters(self.spec, plan, stage)
         experts = expert_parameters(self.spec, plan, stage)
         groups = ((dense, replicas, stride), (experts, replicas // plan.ep, stride * plan.ep))
@@ -243,7 +252,7 @@ class StepModel:
         if plan.pp == 1 or not spec.tied:
             return 0.0
         full = self.stack.gradient_bytes * spec.vocab * spec.hidden / plan.tp
-        return self.network.collective_s("all-reduce", full, 2, plan.devices // plan.pp)
+        return self.network.collective_s("all-reduce", full, 2, plan.stage_stride)
 
 
 def predict(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from autopar import schedule, search, sharding
     from autopar.api import Compiled, ParallelFunction, check, parallelize
     from autopar.api.calibrate import calibrate
+    from autopar.api.measure import measure
     from autopar.api.verify import verify
     from autopar.cluster import Cluster
     from autopar.plan import Plan
@@ -38,6 +39,7 @@ _HOMES = {
     "Timeline": "autopar.simulate",
     "calibrate": "autopar.api.calibrate",
     "check": "autopar.api",
+    "measure": "autopar.api.measure",
     "parallelize": "autopar.api",
     "schedule": "",
     "search": "",
@@ -62,6 +64,7 @@ __all__ = [
     "WorkerLostError",
     "calibrate",
     "check",
+    "measure",
     "parallelize",
     "schedule",
     "search",

@@ -93,7 +93,7 @@ class LocalProgram:
             x = placed[i]
             if count[id(x)] > 1:
                 count[id(x)] -= 1
-                placed[i] = _copied(x)
+                placed[i] = copied(x)
 
     def _place(self, index: int, leaf: Any) -> Any:
         wanted = self.program.input_shardings[index]
@@ -118,7 +118,8 @@ class LocalProgram:
         return jax.device_put(array, wanted)
 
 
-def _copied(array: Any) -> Any:
+def copied(array: Any) -> Any:
+    """A copy of an array that lies as it does, in buffers of its own; typed keys are taken too."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(array)
         return jax.random.wrap_key_data(jax.device_put(jnp.copy(data), data.sharding), impl=jax.random.key_impl(array))

@@ -1,0 +1,153 @@
+"""`measure`: steps that ran, laid beside what their plan predicted."""
+
+from __future__ import annotations
+
+import html
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from autopar.api.compiled import Compiled
+from autopar.api.modules import split_arguments
+from autopar.api.parallel_function import ParallelFunction
+from autopar.api.parallelize import parallelize
+from autopar.errors import AutoparError
+from autopar.plan import Plan
+from autopar.plan.text import bytes_text, seconds_text, table
+from autopar.runtime.local import copied
+
+_HEADER = ("", "predicted", "measured", "predicted/measured")
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """One figure.
+
+    Args:
+        name: what it is of.
+        predicted: seconds or bytes a device that the plan says.
+        measured: likewise, of the steps that ran.
+    """
+
+    name: str
+    predicted: float
+    measured: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Predicted over measured; None where nothing was measured."""
+        return self.predicted / self.measured if self.measured else None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What `measure` found; prints as a table.
+
+    Args:
+        program: name of the function.
+        plan: what ran.
+        seconds: of each step.
+        memory: bytes a device by kind: those of arguments as they lie, the rest as the compiler has it.
+    """
+
+    program: str
+    plan: Plan
+    seconds: tuple[float, ...]
+    memory: tuple[MeasuredRow, ...]
+
+    @property
+    def step_time(self) -> float:
+        """Median seconds of a step."""
+        return statistics.median(self.seconds)
+
+    @property
+    def rows(self) -> tuple[MeasuredRow, ...]:
+        """Step time, then memory by kind, then its peak."""
+        return (MeasuredRow("step time", self.plan.step_time, self.step_time), *self.memory)
+
+    def table(self) -> str:
+        """The rows as aligned text."""
+        return table(_HEADER, self._texts())
+
+    def __str__(self) -> str:
+        return f"{self._title()}\n{self.table()}"
+
+    def _repr_html_(self) -> str:
+        lines = [_HEADER, *self._texts()]
+        body = "".join(
+            "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in line) + "</tr>"
+            for tag, line in zip(["th"] + ["td"] * (len(lines) - 1), lines, strict=True)
+        )
+        return f"<p>{html.escape(self._title())}</p><table>{body}</table>"
+
+    def _title(self) -> str:
+        mesh = "x".join(str(n) for _, n in self.plan.stages[0].mesh_axes)
+        fastest, slowest = seconds_text(min(self.seconds)), seconds_text(max(self.seconds))
+        return f"{self.program} on a mesh of {mesh}: {len(self.seconds)} steps of {fastest} to {slowest}"
+
+    def _texts(self) -> list[tuple[str, str, str, str]]:
+        return [
+            (
+                r.name,
+                (bytes_text if i else seconds_text)(r.predicted),
+                (bytes_text if i else seconds_text)(r.measured),
+                "-" if r.ratio is None else f"{r.ratio:.3f}",
+            )
+            for i, r in enumerate(self.rows)
+        ]
+
+
+def measure(step: Callable[..., Any], *args: Any, repeats: int = 5, **kwargs: Any) -> Measured:
+    """Runs a step several times and lays it beside its prediction.
+
+    Args:
+        step: a decorated function; a plain one is parallelized for the devices of this process.
+        args: its arguments, as arrays. They are left as they are: what the step donates are copies.
+        repeats: timed steps, after one that is not timed.
+        kwargs: further arguments of the function.
+
+    Raises:
+        AutoparError: ``repeats`` is no positive number, or the function cannot be planned or run.
+    """
+    if repeats < 1:
+        raise AutoparError(f"repeats={repeats} is not a number of steps", remedy="give 1 or more")
+    function = step if isinstance(step, ParallelFunction) else parallelize(step)
+    compiled = function.compile(*args, **kwargs)
+    plain_args, plain_kwargs, _ = split_arguments(args, kwargs)
+    _, leaves = compiled.resolve(plain_args, plain_kwargs)
+    seconds = [_once(compiled, leaves) for _ in range(repeats + 1)][1:]
+    return Measured(compiled.traced.graph.name, compiled.plan, tuple(seconds), _memory(compiled, leaves))
+
+
+def _once(compiled: Compiled, leaves: list[Any]) -> float:
+    """Seconds of a step on arguments that lie as the plan wants them; its results are dropped."""
+    local = compiled.local
+    placed = local.place_all(leaves)
+    for i in local.donated:
+        placed[i] = copied(placed[i])
+    jax.block_until_ready(placed)
+    start = time.perf_counter()
+    jax.block_until_ready(local.run(placed, placed))
+    return time.perf_counter() - start
+
+
+def _memory(compiled: Compiled, leaves: list[Any]) -> tuple[MeasuredRow, ...]:
+    plan, local = compiled.plan, compiled.local
+    (stage,) = plan.stages
+    lying: dict[str, int] = {"parameter": 0, "optimizer": 0, "batch": 0}
+    for record, array in zip(plan.content.inputs, local.place_all(leaves), strict=False):
+        if record.role in lying:
+            lying[record.role] += array.addressable_shards[0].data.nbytes
+    said = stage.memory
+    rest = said.gradients + said.activations + said.temporaries
+    return (
+        MeasuredRow("parameters", said.parameters, lying["parameter"]),
+        MeasuredRow("optimizer", said.optimizer, lying["optimizer"]),
+        MeasuredRow("batch", said.batch, lying["batch"]),
+        MeasuredRow("everything else", rest, local.footprint_bytes - sum(lying.values())),
+        MeasuredRow("peak memory", plan.peak_memory, local.footprint_bytes),
+    )

@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "verify": "Compile a plan with the XLA compiler of its devices and compare.",
         "calibrate": "Measure the devices at hand and write a cluster file.",
         "clusters": "List the clusters that come with autopar.",
+        "schedules": "List pipeline schedules, or show one.",
         "strategies": "List the search strategies.",
     }
 )

@@ -13,6 +13,7 @@ from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
 from autopar.plan.codec import decode, encode, write_whole
 from autopar.plan.content import PlanContent
+from autopar.plan.pipeline import Pipeline
 from autopar.plan.text import explain_text, html_summary, plan_text
 from autopar.plan.types import Communication, Considered, Stage
 
@@ -91,6 +92,11 @@ class Plan:
     def stages(self) -> tuple[Stage, ...]:
         """Stages in order."""
         return self.content.stages
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """Schedule table, works, values and transfers of several stages; None without a pipeline."""
+        return self.content.pipeline
 
     @property
     def communication(self) -> tuple[Communication, ...]:

@@ -36,7 +36,7 @@ from autopar.schedule.instructions import (
 from autopar.schedule.liveness import free_early
 from autopar.schedule.memory import Usage, starting_buffers, usage
 from autopar.schedule.place import place
-from autopar.schedule.registry import ENTRY_POINTS, get, register, schedules
+from autopar.schedule.registry import ENTRY_POINTS, factory_named, get, register, schedules
 from autopar.schedule.table import Kind, Table, Task, table_text
 from autopar.schedule.verify import Verified, verify
 
@@ -71,6 +71,7 @@ __all__ = [
     "chain",
     "check_dataflow",
     "check_table",
+    "factory_named",
     "free_early",
     "get",
     "instruction_text",

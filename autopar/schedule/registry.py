@@ -89,6 +89,15 @@ def get(name: str, **options: Any) -> Schedule:
     Raises:
         ScheduleError: there is none of that name, or it does not take the options; the message lists near names.
     """
+    factory = factory_named(name)
+    try:
+        return factory(**options)
+    except TypeError as error:
+        raise ScheduleError(f"schedule {name} does not take {options}: {error}") from error
+
+
+def factory_named(name: str) -> Factory:
+    """What makes the schedule called ``name``: its class, mostly. ScheduleError, with near names, if there is none."""
     found = _REGISTRY.table()
     wanted = name if name in found else name.lower().replace("_", "-")
     if wanted not in found:
@@ -98,7 +107,4 @@ def get(name: str, **options: Any) -> Schedule:
     if factory is None:
         (point,) = (p for p in entry_points(group=ENTRY_POINTS) if p.name == wanted)
         factory = point.load()
-    try:
-        return factory(**options)
-    except TypeError as error:
-        raise ScheduleError(f"schedule {wanted} does not take {options}: {error}") from error
+    return factory

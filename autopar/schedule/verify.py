@@ -99,6 +99,7 @@ class _Machine:
         self.table = program.table
         self.dataflow = program.dataflow
         self.depth = depth
+        self.whole = frozenset(range(self.table.num_microbatches))
         self.lists = tuple(w.instructions for w in program.workers)
         self.at = [0] * len(self.lists)
         self.held: list[dict[Buffer, Content]] = [{} for _ in self.lists]
@@ -300,9 +301,8 @@ class _Machine:
 
     def _check_read(self, worker: int, spec: WorkSpec, name: str, microbatch: int, found: Content) -> None:
         value = self.dataflow.by_name[name]
-        wanted = {"step": frozenset[int](), "microbatch": frozenset({microbatch})}.get(
-            value.lifetime, frozenset(range(self.table.num_microbatches))
-        )
+        own = frozenset[int]() if value.lifetime == "step" else frozenset({microbatch})
+        wanted = self.whole if value.lifetime == "accumulator" else own
         if found.value != name:
             raise self.fail(worker, f"{spec.work} is given {found.value} for {name}")
         if found.microbatches != wanted:
@@ -356,8 +356,7 @@ class _Machine:
                 self._check_result(value.name)
 
     def _check_result(self, name: str) -> None:
-        whole = frozenset(range(self.table.num_microbatches))
-        wanted = whole if self.dataflow.by_name[name].lifetime == "accumulator" else frozenset[int]()
+        wanted = self.whole if self.dataflow.by_name[name].lifetime == "accumulator" else frozenset[int]()
         for worker in self.table.workers_of_stage(self.dataflow.writers[name].stage):
             found = self.held[worker].get(Buffer(name))
             end = len(self.lists[worker])

@@ -8,12 +8,16 @@ from autopar.plan import Plan
 from autopar.plan.text import bytes_text, seconds_text
 from autopar.report.bars import device_memory_bytes, memory_bars, time_bars
 from autopar.report.sections import head, sections
+from autopar.simulate import simulate
 
 #: Rows of a table at most: a page of a program with thousands of inputs stays under 1 MB.
 MAX_ROWS = 1000
 
 #: Most expensive choices on the page.
 MAX_CHOICES = 50
+
+#: Boxes of a timeline at most.
+MAX_EVENTS = 3000
 
 #: Characters of a cell at most; what is longer ends in dots.
 MAX_CELL = 200
@@ -40,7 +44,16 @@ def plan_page(plan: Plan) -> str:
         bars=(*memory_bars(c), *time_bars(c)),
         sections=sections(plan, rows=MAX_ROWS, choices=MAX_CHOICES),
         notes=c.notes[:MAX_ROWS],
+        timeline=timeline_picture(plan),
     )
+
+
+def timeline_picture(plan: Plan) -> str:
+    """The simulated step as SVG; empty without a pipeline, and where it would make the page too large."""
+    if plan.pipeline is None:
+        return ""
+    timeline = simulate(plan)
+    return timeline.to_svg() if len(timeline.events) <= MAX_EVENTS else ""
 
 
 def short(text: str) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 
 from autopar.plan import Plan
 from autopar.report.bars import memory_bars, time_bars
 from autopar.report.page import MAX_ROWS, plan_page
+from autopar.schedule import chain, get
+from autopar.simulate import equal_stages, pipeline_record
 from tests.report.plans import make_plan
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -117,3 +120,15 @@ def test_bars_fill_their_width(parameters: int) -> None:
     for bar in (*memory_bars(plan.content), *time_bars(plan.content)):
         for left, right in zip(bar.parts, bar.parts[1:], strict=False):
             assert right.start == pytest.approx(left.start + left.width, abs=0.01)
+
+
+def test_a_pipeline_is_drawn() -> None:
+    table = get("1f1b").table(2, 3)
+    dataflow = chain(table)
+    durations = equal_stages(table, dataflow, {"forward": 1e-3, "backward": 2e-3})
+    content = msgspec.structs.replace(make_plan().content, pipeline=pipeline_record(table, dataflow, durations))
+    page = Page(plan_page(Plan(content)))
+    assert "Timeline" in page.words
+    assert "forward 0, microbatch 2: 2 ms to 3 ms" not in page.words  # it waits for the first backward
+    assert "forward 0, microbatch 0: 0 s to 1 ms" in page.words
+    assert "Timeline" not in Page(plan_page(make_plan())).words

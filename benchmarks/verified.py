@@ -64,7 +64,8 @@ def row(name: str, found: Verification) -> tuple[Row, tuple[Row, ...]]:
     return {
         **label,
         "collectives": sum(t.compiled for t in found.totals),
-        "as predicted": found.collectives_ok,
+        "lowered as predicted": found.lowered_ok,
+        "compiled as predicted": found.collectives_ok,
         "predicted_bytes": found.predicted_sent_bytes,
         "sent_bytes": found.sent_bytes,
         "memory predicted": found.predicted_memory.total / 1e6,

@@ -51,8 +51,7 @@ def verify(
     pure = PureFunction(without_modules(function) if modules else function, signatures)
     traced, plan = pure.plan(pure.resolve(args, kwargs)[0])
     check_effects(traced.graph)
-    compiled, hlo = compile_for(chosen, traced, plan, timeout_s)
-    return compare(plan, chosen, compiled, hlo)
+    return compare(plan, chosen, compile_for(chosen, traced, plan, timeout_s))
 
 
 def check_size(plan: Plan, target: Target) -> None:

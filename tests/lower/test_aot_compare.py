@@ -68,7 +68,7 @@ def test_equal_collectives_are_joined_and_near_sizes_too() -> None:
     ]
     found = verification(rows)
     assert found.ok and found.memory_ratio == 0.95
-    assert "as predicted" in str(found) and "differ" not in str(found)
+    assert "compiled as predicted" in str(found) and "differ" not in str(found)
 
 
 def test_what_differs_comes_first_and_says_where_it_is_from() -> None:
@@ -146,3 +146,16 @@ def test_small_ones_of_several_sizes_are_concatenated() -> None:
     )
     assert all(r.ok for r in rows)
     assert {r.bytes: r.rewritten for r in rows} == {4: ("2 joined",), 2048: ("18 joined",), 8192: ("2 joined",)}
+
+
+def test_a_lowering_that_differs_from_the_plan_is_told_from_a_compiler_that_does() -> None:
+    records = (said("all-reduce", 4, "x", 2),)
+    made = (compiled("all-reduce", 4, "x", 1, 2),)
+    compilers = verification(join(records, made, AXES, {("all-reduce", "x", 4): 2.0}))
+    ours = verification(join(records, made, AXES, {("all-reduce", "x", 4): 1.0, ("all-gather", "y", 8): 1.0}))
+    assert (compilers.lowered_ok, ours.lowered_ok) == (True, False)
+    assert not compilers.collectives_ok and not ours.collectives_ok
+    assert [(r.kind, r.predicted, r.lowered, r.compiled) for r in ours.rows] == [
+        ("all-gather", 0, 1.0, 0),
+        ("all-reduce", 2, 1.0, 1),
+    ]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cost import wire_bytes
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.groups import GroupNames
-from autopar.lower.aot.messages import CompiledCollective, CompiledProgram
-from autopar.lower.aot.rewrites import rewrites, sent
+from autopar.lower.aot.messages import CompiledCollective
+from autopar.lower.aot.rewrites import Key, rewrites, sent
+from autopar.lower.aot.spawn import Compilation
 from autopar.lower.aot.verification import BYTES_TOLERANCE, CollectiveRow, Verification
 from autopar.plan import Communication, Plan
 
@@ -26,24 +27,23 @@ class _Predicted:
     operators: dict[str, None] = field(default_factory=dict)
 
 
-def compare(plan: Plan, target: Target, compiled: CompiledProgram, hlo: str = "") -> Verification:
+def compare(plan: Plan, target: Target, done: Compilation) -> Verification:
     """What `Verification` shows.
 
     Args:
         plan: a plan of one stage.
         target: what was compiled for.
-        compiled: what was read of the result.
-        hlo: its text.
+        done: what became of it.
     """
     (stage,) = plan.stages
-    rows = join(stage.collectives, compiled.collectives, stage.mesh_axes)
+    compiled = done.compiled
     return Verification(
         plan.content.program,
         plan.content.cluster_name,
         target.text,
         compiled.device_kind,
         stage.mesh_axes,
-        rows,
+        join(stage.collectives, compiled.collectives, stage.mesh_axes, done.lowered),
         stage.memory,
         compiled.memory,
         sum(c.wire_bytes for c in compiled.collectives),
@@ -51,17 +51,26 @@ def compare(plan: Plan, target: Target, compiled: CompiledProgram, hlo: str = ""
         compiled.fusions,
         compiled.cycles,
         compiled.compile_s,
-        hlo,
+        done.hlo,
     )
 
 
 def join(
-    predicted: Sequence[Communication], compiled: Sequence[CompiledCollective], axes: Sequence[tuple[str, int]]
+    predicted: Sequence[Communication],
+    compiled: Sequence[CompiledCollective],
+    axes: Sequence[tuple[str, int]],
+    lowered: Mapping[Key, float] | None = None,
 ) -> tuple[CollectiveRow, ...]:
     """Rows of collectives, those that differ first, then by kind, axis and falling bytes.
 
     What is compiled counts for a prediction of the same kind and axes whose bytes are the same, or near enough; what
     is left over on both sides is paired by `autopar.lower.aot.rewrites`.
+
+    Args:
+        predicted: the plan's records.
+        compiled: what was read of the compiled program.
+        axes: (axis, size) of the mesh.
+        lowered: what the lowered program runs; None takes it to be what was predicted.
     """
     said, sizes = _by_place(predicted, axes), dict(axes)
     found: dict[_Place, dict[int, CompiledCollective]] = defaultdict(dict)
@@ -74,6 +83,8 @@ def join(
     for place, by_bytes in found.items():
         for size, c in by_bytes.items():
             pairs[(*place, size)] = (pairs.get((*place, size), (0.0, 0.0))[0], c.count)
+    if lowered is not None:
+        pairs = {**dict.fromkeys(lowered, (0.0, 0.0)), **pairs}
     missing = {key: p - c for key, (p, c) in pairs.items() if p > c}
     surplus = {key: c - p for key, (p, c) in pairs.items() if c > p}
     done = rewrites(missing, surplus, sizes)
@@ -84,7 +95,8 @@ def join(
         c_ = found.get((kind, axis), {}).get(size)
         mine = [r for r in done if r.key == key]
         kept = min(count, direct) + surplus.get(key, 0.0)
-        if kept or count:
+        given = count if lowered is None else lowered.get(key, 0.0)
+        if kept or count or given:
             each = c_.wire_bytes / c_.count if c_ else 0.0
             rows.append(
                 CollectiveRow(
@@ -92,6 +104,7 @@ def join(
                     axis,
                     size,
                     count,
+                    given,
                     kept + sum(r.count for r in mine),
                     p.wire_bytes,
                     kept * each + sum(r.count * sent(kind, r.bytes, axis, sizes) for r in mine),

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,32 @@ import autopar
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target
+from autopar.lower.aot.lowered import lowered_collectives
 from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledProgram, Request
+from autopar.lower.aot.rewrites import Key
 from autopar.lower.program import Program, abstract_mesh, lower_on
 from autopar.plan import Plan
 
 _LAST_LINES = 12
 
 
-def compile_for(target: Target, traced: Traced, plan: Plan, timeout_s: float = 1800.0) -> tuple[CompiledProgram, str]:
-    """Compiles a plan's program for a target; returns what was read of it, and its optimized HLO.
+@dataclass(frozen=True)
+class Compilation:
+    """A program on its way through the compiler.
+
+    Args:
+        lowered: runs a step of each collective before compiling, by kind, axes and bytes.
+        compiled: what was read of the result.
+        hlo: its text.
+    """
+
+    lowered: Mapping[Key, float]
+    compiled: CompiledProgram
+    hlo: str
+
+
+def compile_for(target: Target, traced: Traced, plan: Plan, timeout_s: float = 1800.0) -> Compilation:
+    """Compiles a plan's program for a target.
 
     Args:
         target: what to compile for.
@@ -46,7 +65,8 @@ def compile_for(target: Target, traced: Traced, plan: Plan, timeout_s: float = 1
         (folder / REQUEST).write_bytes(msgspec.json.encode(_request(target, plan, program)))
         _run(target, plan, folder, timeout_s)
         answer = msgspec.json.decode((folder / ANSWER).read_bytes(), type=CompiledProgram)
-        return answer, (folder / TEXT).read_text(encoding="utf-8")
+        lowered = lowered_collectives(program, traced, plan.stages[0].mesh_axes)
+        return Compilation(lowered, answer, (folder / TEXT).read_text(encoding="utf-8"))
 
 
 def _request(target: Target, plan: Plan, program: Program) -> Request:

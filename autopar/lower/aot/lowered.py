@@ -1,0 +1,90 @@
+"""Collectives of a lowered program, before any compiler saw it: counted in its jaxpr.
+
+They tell two causes of a difference apart: where lowered and predicted differ, the plan or the lowering is wrong;
+where compiled and lowered differ, the compiler rewrote something.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from autopar.frontend import Traced
+from autopar.lower.aot.groups import GroupNames
+from autopar.lower.aot.rewrites import Key
+from autopar.lower.program import Program
+from autopar.search.intra.regions import WHILE_TRIPS
+
+#: jax's primitives: what they are counted as, and whether bytes are those of the result rather than of the operand.
+_PRIMITIVES: Mapping[str, tuple[str, bool]] = MappingProxyType(
+    {
+        "psum": ("all-reduce", False),
+        "psum2": ("all-reduce", False),
+        "psum_invariant": ("all-reduce", False),
+        "pmax": ("all-reduce", False),
+        "pmin": ("all-reduce", False),
+        "all_gather": ("all-gather", True),
+        "all_gather_invariant": ("all-gather", True),
+        "reduce_scatter": ("reduce-scatter", False),
+        "all_to_all": ("all-to-all", False),
+        "ppermute": ("collective-permute", False),
+    }
+)
+
+
+def lowered_collectives(program: Program, traced: Traced, axes: tuple[tuple[str, int], ...]) -> dict[Key, float]:
+    """Runs a step of each collective of a program, by kind, axes and bytes of the full tensor.
+
+    Args:
+        program: from `autopar.lower.program.lower_on`.
+        traced: the function that it was made from.
+        axes: (axis, size) of the plan's mesh.
+
+    Bodies of loops count once a trip (`WHILE_TRIPS` where that is decided while they run), each of k branches 1/k.
+    """
+    names, sizes = GroupNames(axes), dict(axes)
+    found: dict[Key, float] = {}
+    closed = jax.make_jaxpr(program.function)(*program.shapes(traced))
+    for eqn, times in _equations(closed.jaxpr, 1.0):
+        kind, of_result = _PRIMITIVES[eqn.primitive.name]
+        given = eqn.params.get("axes", eqn.params.get("axis_name"))
+        along = tuple(a for a in (given if isinstance(given, tuple | list) else (given,)) if isinstance(a, str))
+        n = math.prod(sizes[a] for a in along)
+        if n == 1:
+            continue
+        for var in eqn.outvars if of_result else eqn.invars:
+            size = var.aval.size * var.aval.dtype.itemsize * (n if kind == "all-to-all" else 1)
+            key = (kind, names.ordered(along), size)
+            found[key] = found.get(key, 0.0) + times
+    return found
+
+
+def _equations(jaxpr: Any, times: float) -> Iterator[tuple[Any, float]]:
+    """Collectives of a jaxpr and of those inside it, and how often each runs."""
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in _PRIMITIVES:
+            yield eqn, times
+            continue
+        inner = [sub for value in eqn.params.values() for sub in _jaxprs(value)]
+        factor = {
+            "scan": float(eqn.params.get("length", 1)),
+            "while": WHILE_TRIPS,
+            "cond": 1.0 / max(1, len(inner)),
+        }.get(name, 1.0)
+        for sub in inner:
+            yield from _equations(sub, times * factor)
+
+
+def _jaxprs(value: Any) -> Iterator[Any]:
+    if hasattr(value, "eqns"):
+        yield value
+    elif hasattr(value, "jaxpr"):
+        yield value.jaxpr
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _jaxprs(item)

@@ -1,0 +1,61 @@
+"""Collectives of lowered programs, counted in their jaxprs: exactly those of the plan, loops and branches included."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import autopar
+from autopar.api.options import ParallelOptions
+from autopar.api.pure import PureFunction
+from autopar.lower.aot.lowered import lowered_collectives
+from autopar.lower.program import abstract_mesh, lower_on
+from benchmarks.clusters import bytes_cluster
+from examples import gpt, llama, mlp, moe, wide_resnet
+
+
+def both(step, args, mesh=(2, 4)):
+    plan = autopar.parallelize(step, cluster=bytes_cluster(), mesh_shape=mesh, donate_argnums=0).plan(*args)
+    pure = PureFunction(step, ParallelOptions(plan=plan))
+    traced, plan = pure.plan(pure.resolve(args, {})[0])
+    axes = plan.stages[0].mesh_axes
+    lowered = lowered_collectives(lower_on(traced, plan, abstract_mesh(plan), "cpu"), traced, axes)
+    said: Counter[tuple[str, str, int]] = Counter()
+    for r in plan.communication:
+        said[r.kind, "+".join(a for a, _ in axes if a in r.axis.split("+")), r.bytes] += r.count
+    return dict(said), lowered
+
+
+def looped(w, x):
+    def loss(w):
+        def layer(h, w):
+            return jnp.tanh(h @ w), None
+
+        h, _ = jax.lax.scan(layer, x, w)
+        return jnp.sum(h**2)
+
+    value, grad = jax.value_and_grad(loss)(w)
+    return w - 0.1 * grad, value
+
+
+def test_a_scan_counts_its_trips() -> None:
+    said, lowered = both(
+        looped, (jax.ShapeDtypeStruct((6, 64, 64), "float32"), jax.ShapeDtypeStruct((32, 64), "float32"))
+    )
+    assert said == lowered
+    assert any(n >= 6 for n in lowered.values())
+
+
+EXAMPLES = [
+    pytest.param(m, id=m.__name__, marks=() if m in (mlp, gpt) else pytest.mark.slow)
+    for m in (mlp, gpt, llama, moe, wide_resnet)
+]
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_examples_are_lowered_to_the_predicted_collectives(module) -> None:
+    said, lowered = both(*module.build("tiny", abstract=True))
+    assert said and said == lowered

@@ -96,6 +96,28 @@ class Cluster:
             raise ClusterError(f"nodes={nodes!r} is not a number of nodes", remedy="give 1 or more")
         return Cluster(self.name, (dataclasses.replace(self.groups[0], count=nodes),))
 
+    def part(self, first: int, count: int) -> Cluster:
+        """The cluster of ``count`` consecutive devices from number ``first`` on: some of a node, or whole nodes.
+
+        Raises:
+            ClusterError: the devices are neither inside one node nor whole nodes of one group.
+        """
+        start = 0
+        for g in self.groups:
+            offset = first - start
+            if offset >= 0 and offset + count <= g.size and count >= 1:
+                inside = offset // g.devices_per_node == (offset + count - 1) // g.devices_per_node
+                if inside or g.inter == "intra":
+                    group = dataclasses.replace(g, count=1, devices_per_node=count)
+                    return Cluster(self.name, (group,))
+                if offset % g.devices_per_node == 0 and count % g.devices_per_node == 0:
+                    return Cluster(self.name, (dataclasses.replace(g, count=count // g.devices_per_node),))
+            start += g.size
+        raise ClusterError(
+            f"devices {first} to {first + count - 1} of {self.name!r} are neither part of one node nor whole nodes",
+            remedy="give submeshes inside nodes, or of whole nodes",
+        )
+
     @property
     def num_nodes(self) -> int:
         """Number of nodes."""

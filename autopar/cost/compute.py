@@ -114,7 +114,15 @@ _REDUCTIONS = frozenset(
 )
 # A new name for the same bytes.
 _VIEWS = frozenset(
-    {"bitcast_convert_type", "expand_dims", "optimization_barrier", "reshape", "squeeze", "stop_gradient"}
+    {
+        "bitcast_convert_type",
+        "expand_dims",
+        "optimization_barrier",
+        "reshape",
+        "squeeze",
+        "stage_boundary",
+        "stop_gradient",
+    }
 )
 # Read only what they return, however large the operand is.
 _SLICES = frozenset({"dynamic_slice", "gather", "slice"})

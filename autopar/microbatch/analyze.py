@@ -46,17 +46,21 @@ def batch_size(graph: Graph, dim: int = 0) -> int | None:
     return max(sizes, key=lambda n: (sizes[n], n)) if sizes else None
 
 
-def analyze(graph: Graph, count: int) -> Microbatching:
+def analyze(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Microbatching:
     """How ``graph`` runs in ``count`` microbatches.
 
     Args:
         graph: a traced train step with roles.
-        count: number of equal microbatches, 2 or more.
+        count: number of equal microbatches. With 1 the loop holds the forward and the backward pass, and what is
+            joined is whole.
+        late: ids of operators that are to run after the loop though they could run in it.
 
     Raises:
         MicrobatchError: there is no batch, ``count`` does not divide it, or examples are mixed. The message of the
             last names the operator that would need all microbatches, with the user's line.
     """
+    if count == 1:
+        return _once(graph, late)
     errors = []
     for dim in (0, 1):
         size = batch_size(graph, dim)
@@ -67,7 +71,7 @@ def analyze(graph: Graph, count: int) -> Microbatching:
             i.name: dim for i in graph.inputs if i.role == "batch" and i.type.rank > dim and i.type.shape[dim] == size
         }
         try:
-            return _analyze(graph, count, batch)
+            return _analyze(graph, count, batch, late)
         except MicrobatchError as error:
             errors.append(error)
     raise errors[0]
@@ -87,14 +91,57 @@ def _uneven(graph: Graph, size: int | None, count: int) -> MicrobatchError:
     )
 
 
-def _analyze(graph: Graph, count: int, batch: Mapping[str, int]) -> Microbatching:
+def _analyze(graph: Graph, count: int, batch: Mapping[str, int], late: frozenset[str]) -> Microbatching:
     mesh = pseudo_mesh(count)
-    states = _forward(graph, batch, mesh)
+    states = _forward(graph, batch, mesh, late)
     _check_mixing(graph, states)
     return _collect(graph, count, batch, states, mesh)
 
 
-def _forward(graph: Graph, batch: Mapping[str, int], mesh: LogicalMesh) -> _States:
+def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
+    """The parts of a step that runs at once: the loop has what depends on the batch, up to the update."""
+    of_batch = {i.name for i in graph.inputs if i.role == "batch"}
+    after: set[str] = set()
+    inside: dict[str, Operator] = {}
+    trains = any(phase_of(op.scope) != "update" for op in graph.operators)
+    for op in graph.operators:
+        names = {o for o in op.operands if isinstance(o, str)}
+        results = [v.name for v in op.results]
+        waits = op.id in late or (trains and phase_of(op.scope) == "update")
+        if names & after or (names & of_batch and waits):
+            after.update(results)
+        elif names & of_batch:
+            of_batch.update(results)
+            inside[op.id] = op
+    late_ops = [op for op in graph.operators if any(v.name in after for v in op.results)]
+    outputs = {o.operand for o in graph.outputs if isinstance(o.operand, str)}
+    read = _reads(late_ops) | outputs
+    joined = [Joined(v.name, whole(v.type)) for op in inside.values() for v in op.results if v.name in read]
+    made = {v.name for op in inside.values() for v in op.results}
+    body = [op for op in _closure(graph, [j.name for j in joined]) if op.id in inside]
+    inputs = {i.name for i in graph.inputs}
+    outside = _reads(body) - made
+    before = _closure(graph, outside - inputs)
+    ready = set(ready_in_order(before)) | {j.name for j in joined}
+    rest = _closure(graph, read - {j.name for j in joined} - after, ready)
+    late_ids = {op.id for op in (*rest, *late_ops)}
+    local = {op.id: op.results[0].name for op in before if is_generator(op) and op.results[0].name in outside}
+    in_body = {op.id for op in body} | local.keys()
+    taken = [n for n in [*(i.name for i in graph.inputs), *ready_in_order(before)] if n in outside]
+    return Microbatching(
+        1,
+        {i.name: 0 for i in graph.inputs if i.role == "batch" and i.name in outside},
+        {},
+        {},
+        tuple(op.id for op in before),
+        tuple(op.id for op in graph.operators if op.id in in_body),
+        tuple(op.id for op in graph.operators if op.id in late_ids),
+        tuple(joined),
+        tuple(n for n in taken if n not in local.values()),
+    )
+
+
+def _forward(graph: Graph, batch: Mapping[str, int], mesh: LogicalMesh, late: frozenset[str]) -> _States:
     s = _States()
     of_data: set[str] = {i.name for i in graph.inputs if i.role not in _MODEL_ROLES}
     for i in graph.inputs:
@@ -105,7 +152,7 @@ def _forward(graph: Graph, batch: Mapping[str, int], mesh: LogicalMesh) -> _Stat
         data = all(n in of_data for n in names)
         if data:
             of_data.update(results)
-        if any(n in s.late for n in names):
+        if op.id in late or any(n in s.late for n in names):
             _wait(op, s)
             continue
         found = states_of(op.operands, s.values)

@@ -16,4 +16,6 @@ def pass_on(primitive: Primitive, params: Mapping[str, Any], operands: list[Any]
     return list(operands)
 
 
-LOCALIZERS: Mapping[str, Localizer] = MappingProxyType({"device_put": pass_on, "sharding_constraint": pass_on})
+LOCALIZERS: Mapping[str, Localizer] = MappingProxyType(
+    {"device_put": pass_on, "sharding_constraint": pass_on, "stage_boundary": pass_on}
+)

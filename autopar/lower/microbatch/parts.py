@@ -68,21 +68,36 @@ def run_whole(part: BoundGraph, values: Mapping[str, Any], recorder: Recorder) -
 
 
 def turn_function(
-    bound: BoundGraph, found: Microbatching, recorder: Recorder
+    bound: BoundGraph,
+    found: Microbatching,
+    recorder: Recorder,
+    ids: Sequence[str],
+    taken: Sequence[str],
+    wanted: Sequence[tuple[str, Layout | None]],
 ) -> Callable[[Any, Sequence[Any]], list[Any]]:
-    """What one microbatch computes: (its number, pieces of the body's inputs) -> pieces of the joined values.
+    """What one microbatch computes: (its number, pieces of ``taken``) -> pieces of ``wanted``.
 
     Args:
         bound: the whole step.
         found: the analysis.
         recorder: see there.
+        ids: operators of the loop to run, in running order.
+        taken: values that they take from elsewhere.
+        wanted: values asked for, each with its layout over the axis of microbatches; None for the one it has.
     """
     graph = bound.graph
-    mesh = pseudo_mesh(found.count)
-    inputs = [Input(n, graph.types[n]) for n in found.body_inputs]
-    part = part_of(bound, found.body, inputs, [j.name for j in found.joined])
-    layouts = [body_layout(graph, found, n) for n in found.body_inputs]
-    tables = PathTables(mesh, _never)
+    part = part_of(bound, ids, [Input(n, graph.types[n]) for n in taken], [n for n, _ in wanted])
+    if found.count == 1:
+
+        def at_once(number: Any, pieces: Sequence[Any]) -> list[Any]:
+            env = run_whole(part, dict(zip(taken, pieces, strict=True)), recorder)
+            return [env[n] for n, _ in wanted]
+
+        return at_once
+    states = value_layouts(graph, found)
+    layouts = [states[n] for n in taken]
+    targets = [states[n] if k is None else k for n, k in wanted]
+    tables = PathTables(pseudo_mesh(found.count), _never)
 
     def turn(number: Any, pieces: Sequence[Any]) -> list[Any]:
         decisions = Sharded(
@@ -93,9 +108,25 @@ def turn_function(
             index=lambda axes: number,
             around=recorder.around,
         )
-        return Interpreter(decisions).run(part, pieces, layouts, [j.layout for j in found.joined])
+        return Interpreter(decisions).run(part, pieces, layouts, targets)
 
     return turn
+
+
+def value_layouts(graph: Graph, found: Microbatching) -> dict[str, Layout]:
+    """Layout over the axis of microbatches of everything that the loop reads or makes."""
+    layouts: dict[str, Layout] = {}
+    inside = set(found.body)
+    for i in graph.inputs:
+        layouts[i.name] = body_layout(graph, found, i.name)
+    for op in graph.operators:
+        for n, v in enumerate(op.results):
+            layouts[v.name] = Layout.replicated(v.type.rank)
+            if op.id in inside and op.id in found.results:
+                layouts[v.name] = found.results[op.id][n]
+            elif op.id in inside and op.primitive == "optimization_barrier":
+                layouts[v.name] = layouts[str(op.operands[n])]
+    return layouts
 
 
 def body_layout(graph: Graph, found: Microbatching, name: str) -> Layout:

@@ -64,7 +64,9 @@ def _step(bound: BoundGraph, found: Microbatching, recorder: Recorder, arrays: S
 def loop(bound: BoundGraph, found: Microbatching, recorder: Recorder, env: dict[str, Any]) -> dict[str, Any]:
     """The joined values, from a scan over microbatches."""
     types = bound.graph.types
-    turn = turn_function(bound, found, recorder)
+    turn = turn_function(
+        bound, found, recorder, found.body, found.body_inputs, [(j.name, j.layout) for j in found.joined]
+    )
     terms = [j for j in found.joined if j.layout.partial]
     rows = [n for n in found.body_inputs if n in found.batch]
     stacks = [pieces_of(env[n], found.count, found.batch[n]) for n in rows]

@@ -34,4 +34,6 @@ def passed_on(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | Non
     return Rule(tuple(factors), labels, labels)
 
 
-RULES: Mapping[str, RuleFunction] = MappingProxyType({"device_put": passed_on, "optimization_barrier": passed_on})
+RULES: Mapping[str, RuleFunction] = MappingProxyType(
+    {"device_put": passed_on, "optimization_barrier": passed_on, "stage_boundary": passed_on}
+)

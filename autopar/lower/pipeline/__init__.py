@@ -1,0 +1,1 @@
+"""From a pipeline plan to stage programs and instruction lists."""

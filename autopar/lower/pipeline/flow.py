@@ -1,0 +1,66 @@
+"""The dataflow of a pipeline from the programs of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.programs import StageProgram
+from autopar.lower.pipeline.stage_graph import FROM
+from autopar.schedule import Dataflow, ValueSpec, Work, WorkSpec
+from autopar.schedule.dataflow import Lifetime, Reduce
+
+_REDUCES: Mapping[str, Reduce] = {
+    "sum": "sum", "max": "max", "min": "min", "concatenate": "concatenate", "and": "min", "or": "max",
+}  # fmt: skip
+
+
+def dataflow_of(
+    programs: Sequence[StageProgram], sizes: Sequence[Mapping[str, int]], kinds: Mapping[int, Sequence[str]]
+) -> Dataflow:
+    """What the programs of all stages read and write.
+
+    Args:
+        programs: of all stages.
+        sizes: by stage the sizes of its mesh axes.
+        kinds: by stage the kinds of work that its tasks run; programs that are not there are empty.
+    """
+    values: dict[str, ValueSpec] = {}
+    works: dict[Work, WorkSpec] = {
+        Work(kind, stage): WorkSpec(Work(kind, stage))  # type: ignore[arg-type]
+        for stage, some in kinds.items()
+        for kind in some
+    }
+    read: set[str] = set()
+    for program in programs:
+        read.update(p.name for p in program.reads)
+    for program in programs:
+        stage = program.work.stage
+        for port in program.writes:
+            values[port.name] = _value(port, sizes[stage], _lifetime(port.name))
+        for port, reduce in program.accumulates:
+            values[port.name] = ValueSpec(
+                port.name, port.local_bytes(sizes[stage]), "accumulator", reduce=_REDUCES[reduce]
+            )
+        works[program.work] = WorkSpec(
+            program.work,
+            tuple(dict.fromkeys(p.name for p in program.reads)),
+            tuple(p.name for p in program.writes),
+            tuple(p.name for p, _ in program.accumulates),
+        )
+    for program in programs:
+        stage = program.work.stage
+        for port in program.reads:
+            if port.name not in values:
+                values[port.name] = ValueSpec(
+                    port.name, port.local_bytes(sizes[stage]), _lifetime(port.name), stages=(stage,)
+                )
+    return Dataflow(tuple(works[w] for w in sorted(works)), tuple(values.values()))
+
+
+def _lifetime(name: str) -> Lifetime:
+    return "microbatch" if name.startswith((FROM, "batch/", "held/")) else "step"
+
+
+def _value(port: Port, sizes: Mapping[str, int], lifetime: Lifetime) -> ValueSpec:
+    return ValueSpec(port.name, port.local_bytes(sizes), lifetime, result=port.name.startswith("out/"))

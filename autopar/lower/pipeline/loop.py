@@ -1,0 +1,135 @@
+"""The loop of a stage's graph, read back: what goes in, what is made where, what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autopar.frontend import BoundGraph
+from autopar.ir import Graph, Layout, Literal, Operand, Operator
+from autopar.ir.phases import phase_of
+from autopar.lower.interpreter import Sharded, slice_layout
+from autopar.lower.pipeline.stage_graph import FROM, LOOP, StageGraph
+from autopar.sharding.generators import is_generator
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A value of the body that leaves it: contribution to a joined value, row of a stack, or what is sent.
+
+    Args:
+        name: the joined or sent value.
+        operand: the body's value.
+        layout: in which it leaves.
+        reduce: how contributions are joined; "concatenate" for rows; None for what is sent.
+    """
+
+    name: str
+    operand: Operand
+    layout: Layout
+    reduce: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """The loop over microbatches of one stage.
+
+    Args:
+        op: the scan.
+        body: its body.
+        prefix: of ids and names in the body.
+        entering: body inputs with the operand of the scan that they are and their layout; carries are left out.
+        number: the body's input that is the number of the microbatch.
+        leaving: see `Leaving`.
+        backward: ids of the body's operators that belong to the backward pass.
+    """
+
+    op: Operator
+    body: BoundGraph
+    prefix: str
+    entering: tuple[tuple[str, Operand, Layout], ...]
+    number: str
+    leaving: tuple[Leaving, ...]
+    backward: frozenset[str]
+
+    @property
+    def graph(self) -> Graph:
+        """The body's graph."""
+        return self.body.graph
+
+
+def find_loop(stage: StageGraph, decisions: Sharded) -> Loop | None:
+    """The loop of a stage; None where the stage has none."""
+    op = next((o for o in stage.graph.operators if o.primitive == "scan" and o.id.startswith(f"{LOOP}/")), None)
+    if op is None:
+        return None
+    body = stage.program.bounds[op.id].regions["body"]
+    operands, results = decisions.operands[op.id], decisions.results[op.id]
+    consts, carries = op.integer("num_consts"), op.integer("num_carry")
+    types = [i.type for i in body.graph.inputs]
+    layouts = [k or Layout.replicated(t.rank) for k, t in zip(operands, types, strict=True)]
+    inputs = body.graph.inputs
+    prefix = f"{op.id}/body/"
+    entering = tuple((inputs[i].name, op.operands[i], layouts[i]) for i in range(consts))
+    leaving = []
+    sums = [n for n in stage.carried if n not in set(stage.parts.sent)]
+    reduces = {j.name: j.layout.reduce for j in stage.parts.joined}
+    partial = {j.name for j in stage.parts.joined if j.layout.partial}
+    for j, name in enumerate([*sums, *stage.parts.sent]):
+        operand, layout = body.graph.outputs[j].operand, layouts[consts + j]
+        if j < len(sums) and name in partial:
+            operand, layout = _term(body.graph, operand, inputs[consts + j].name, layout, decisions, prefix)
+        leaving.append(Leaving(name, operand, layout, reduces[name] if j < len(sums) else None))
+    for r, name in enumerate(stage.stacked):
+        at = carries + r
+        leaving.append(Leaving(name, body.graph.outputs[at].operand, slice_layout(results[at]), "concatenate"))
+    backward = _backward(stage, body.graph, entering)
+    return Loop(op, body, prefix, entering, inputs[consts + carries].name, tuple(leaving), backward)
+
+
+def _term(
+    graph: Graph, total: Operand, carried: str, layout: Layout, decisions: Sharded, prefix: str
+) -> tuple[Operand, Layout]:
+    """What the loop adds to a carried total, and the layout in which it does."""
+    op = graph.producers.get(total) if isinstance(total, str) else None
+    if op is None or carried not in op.operands:
+        return total, layout
+    (at,) = (i for i, o in enumerate(op.operands) if o != carried) if op.operands[0] != op.operands[1] else (1,)
+    return op.operands[at], decisions.operands[prefix + op.id][at] or layout
+
+
+def _backward(stage: StageGraph, graph: Graph, entering: Iterable[tuple[str, Operand, Layout]]) -> frozenset[str]:
+    cotangents = {FROM + r.name for r in stage.parts.received if r.backward}
+    late = {name for name, operand, _ in entering if operand in cotangents}
+    found = set()
+    for op in graph.operators:
+        reads = any(isinstance(o, str) and o in late for o in op.operands)
+        if not is_generator(op) and (reads or phase_of(op.scope) == "backward"):
+            found.add(op.id)
+            late.update(v.name for v in op.results)
+    return frozenset(found)
+
+
+def layouts_of(graph: Graph, inputs: dict[str, Layout], decisions: Sharded, prefix: str) -> dict[str, Layout]:
+    """The layout in which each value of a graph is made; generators are left out, they hold no data."""
+    layouts = dict(inputs)
+    for op in graph.operators:
+        if is_generator(op):
+            continue
+        if op.primitive == "optimization_barrier":
+            made = [layouts.get(str(o)) for o in op.operands]
+            layouts.update((v.name, k) for v, k in zip(op.results, made, strict=True) if k is not None)
+        else:
+            layouts.update(zip((v.name for v in op.results), decisions.results[prefix + op.id], strict=True))
+    return layouts
+
+
+def closure(graph: Graph, wanted: Iterable[Operand], allowed: set[str]) -> list[Operator]:
+    """Operators among ``allowed`` (ids) that make ``wanted``, and generators, in running order."""
+    needed = {o for o in wanted if not isinstance(o, Literal)}
+    found = []
+    for op in reversed(graph.operators):
+        if (op.id in allowed or is_generator(op)) and any(v.name in needed for v in op.results):
+            found.append(op)
+            needed.update(o for o in op.operands if isinstance(o, str))
+    return found[::-1]

@@ -1,0 +1,59 @@
+"""`Port`: an array that programs pass on, with the layout in which it lies between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from autopar._compat.trees import partition_spec
+from autopar.ir import Layout, TensorType
+
+
+@dataclass(frozen=True)
+class Port:
+    """One argument or result of a stage program.
+
+    Args:
+        name: name of the value in the dataflow.
+        type: its type, whole on the stage's mesh (of one microbatch where it is one's).
+        layout: how it lies. A partial value is an array with one more dim in front: the terms, one a device.
+    """
+
+    name: str
+    type: TensorType
+    layout: Layout
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The array's partition."""
+        spec: PartitionSpec = partition_spec(self.layout.dims)
+        if not self.layout.partial:
+            return spec
+        padded = (*spec, *(None,) * (self.type.rank - len(spec)))
+        return PartitionSpec(self.layout.partial, *padded)
+
+    def sharding(self, mesh: Mesh) -> NamedSharding:
+        """The array's sharding on ``mesh``."""
+        return NamedSharding(mesh, self.spec)
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of the array, with the terms' dim."""
+        if not self.layout.partial:
+            return self.type.shape
+        return (math.prod(sizes[a] for a in self.layout.partial), *self.type.shape)
+
+    def local_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Bytes of one device's piece."""
+        return self.layout.local_bytes(self.type, sizes)
+
+    def enter(self, array: Any) -> Any:
+        """The device's piece inside a program, of what `leave` made."""
+        return array[0] if self.layout.partial else array
+
+    def leave(self, array: Any) -> Any:
+        """A device's piece as it leaves a program."""
+        return array[None] if self.layout.partial else array

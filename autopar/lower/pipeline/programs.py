@@ -1,0 +1,381 @@
+"""Programs of one stage, cut from its graph: before, forward, backward, weight, and the parts of the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from autopar.frontend import BoundGraph
+from autopar.ir import Graph, Input, Layout, Literal, Operand, Operator, Output, TensorType
+from autopar.lower.interpreter import Interpreter, Sharded, scalar
+from autopar.lower.pipeline.loop import Leaving, Loop, closure, find_loop, layouts_of
+from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.stage_graph import FROM, LATE, PIECE, SEND, StageGraph
+from autopar.schedule import Work
+from autopar.sharding.generators import is_generator
+
+
+@dataclass(frozen=True, eq=False)
+class StageProgram:
+    """One program of a stage, for any mesh of its shape.
+
+    Args:
+        work: what it is.
+        reads: its arguments.
+        writes: its results.
+        accumulates: further results: what this microbatch contributes, with how contributions are joined.
+        on_device: (number of the microbatch, local pieces of ``reads``) -> local pieces of the results.
+    """
+
+    work: Work
+    reads: tuple[Port, ...]
+    writes: tuple[Port, ...]
+    accumulates: tuple[tuple[Port, str], ...]
+    on_device: Callable[[Any, Sequence[Any]], list[Any]]
+
+    @property
+    def results(self) -> tuple[Port, ...]:
+        """All that it returns, in order."""
+        return (*self.writes, *(p for p, _ in self.accumulates))
+
+    def jitted(self, mesh: Mesh) -> Any:
+        """The program on a mesh: takes the microbatch's number and the arrays of ``reads``, returns a tuple."""
+
+        def body(number: Any, *arrays: Any) -> tuple[Any, ...]:
+            pieces = [p.enter(a) for p, a in zip(self.reads, arrays, strict=True)]
+            made = self.on_device(number, pieces)
+            return tuple(p.leave(_array(m)) for p, m in zip(self.results, made, strict=True))
+
+        body.__name__ = str(self.work).replace(" ", "_")
+        mapped = jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=(jax.sharding.PartitionSpec(), *(p.spec for p in self.reads)),
+            out_specs=tuple(p.spec for p in self.results),
+            check_vma=False,
+        )
+        return jax.jit(
+            mapped,
+            in_shardings=(
+                jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),
+                *(p.sharding(mesh) for p in self.reads),
+            ),
+            out_shardings=tuple(p.sharding(mesh) for p in self.results),
+        )
+
+
+def _array(x: Any) -> Any:
+    return jnp.asarray(x) if isinstance(x, np.ndarray | np.generic) else x
+
+
+def stage_programs(
+    stage: StageGraph, decisions: Sharded, inputs: Sequence[Layout], outputs: Sequence[Layout], *, split: bool
+) -> tuple[StageProgram, ...]:
+    """The programs of a stage.
+
+    Args:
+        stage: its graph.
+        decisions: its plan's decisions.
+        inputs: layout of each input of the graph.
+        outputs: layout of each output.
+        split: whether the weight gradients get a program of their own (zero-bubble schedules).
+    """
+    return _Cutter(stage, decisions, inputs, outputs).programs(split)
+
+
+class _Cutter:
+    """Cuts the graph of one stage."""
+
+    def __init__(
+        self, stage: StageGraph, decisions: Sharded, inputs: Sequence[Layout], outputs: Sequence[Layout]
+    ) -> None:
+        self.stage, self.decisions = stage, decisions
+        self.s = stage.parts.stage
+        self.graph = stage.graph
+        self.input_layouts = dict(zip((i.name for i in self.graph.inputs), inputs, strict=True))
+        self.output_layouts = tuple(outputs)
+        self.loop = find_loop(stage, decisions)
+        self.layouts = layouts_of(self.graph, self.input_layouts, decisions, "")
+        self.types = self.graph.types
+
+    def programs(self, split: bool) -> tuple[StageProgram, ...]:
+        found = []
+        loop = self.loop
+        if loop is not None:
+            before = self._before(loop)
+            found += [] if before is None else [before]
+            found += self._turns(loop, split)
+        return (*found, *self._updates())
+
+    # -- names ---------------------------------------------------------------------------------
+
+    def _own(self, kind: str, name: str) -> str:
+        """Name in the dataflow of a value that only this stage has."""
+        return f"{kind}/{name}@{self.s}"
+
+    def _input(self, name: str) -> Port:
+        """The port of an input of the stage's graph, as it lies between programs."""
+        layout, type = self.input_layouts[name], self.types[name]
+        if name.startswith((FROM, LATE)):
+            return Port(name, type, layout)
+        return Port(self._own("in" if not name.startswith(PIECE) else "batch", name.removeprefix(PIECE)), type, layout)
+
+    # -- before the loop -----------------------------------------------------------------------
+
+    def _entering(self, loop: Loop) -> list[tuple[str, Port, bool]]:
+        """(body input, port, made by the before program) of all that the loop takes; literals are left out."""
+        found = []
+        for inner, operand, layout in loop.entering:
+            if isinstance(operand, Literal):
+                continue
+            turned = operand.startswith((FROM, PIECE))
+            direct = operand in self.input_layouts and (turned or self.input_layouts[operand] == layout)
+            if direct:
+                port = self._input(operand)
+                found.append((inner, Port(port.name, port.type, layout), False))
+            else:
+                found.append((inner, Port(self._own("loop", f"{operand}{layout}"), self.types[operand], layout), True))
+        return found
+
+    def _before(self, loop: Loop) -> StageProgram | None:
+        made = [
+            (operand, p) for (_, operand, _), (_, p, m) in zip(self._real(loop), self._entering(loop), strict=True) if m
+        ]
+        early = self._early_values(loop)
+        if not made and not early:
+            return None
+        unique = list({p.name: (operand, p) for operand, p in made}.values())
+        wanted = [*unique, *((n, Port(self._own("early", n), self.types[n], self.layouts[n])) for n in early)]
+        ops = closure(self.graph, [o for o, _ in wanted], self._early_ids(loop))
+        return self._program(
+            Work("before", self.s), "", self.stage.program, ops, wanted, [], self._top_ports(ops, wanted)
+        )
+
+    def _real(self, loop: Loop) -> list[tuple[str, Operand, Layout]]:
+        return [e for e in loop.entering if not isinstance(e[1], Literal)]
+
+    def _early_ids(self, loop: Loop | None) -> set[str]:
+        """Operators before the loop: those that the loop needs."""
+        if loop is None:
+            return set()
+        everything = {op.id for op in self.graph.operators if op.id != loop.op.id}
+        return {op.id for op in closure(self.graph, loop.op.operands, everything)}
+
+    def _early_values(self, loop: Loop) -> list[str]:
+        """Values made before the loop that the update reads."""
+        ids = self._early_ids(loop)
+        early = {v.name for op in self.graph.operators if op.id in ids and not is_generator(op) for v in op.results}
+        read: dict[str, None] = {}
+        for op in self.graph.operators:
+            if op.id not in ids and op.id != loop.op.id:
+                read.update(dict.fromkeys(o for o in op.operands if isinstance(o, str) and o in early))
+        for o in self._late_outputs():
+            if isinstance(o.operand, str) and o.operand in early:
+                read[o.operand] = None
+        return list(read)
+
+    def _late_outputs(self) -> list[Output]:
+        return [o for o in self.graph.outputs if not o.path.startswith(SEND)]
+
+    def _top_ports(self, ops: Sequence[Operator], wanted: Sequence[tuple[Operand, Port]]) -> dict[str, Port]:
+        """Ports of the graph's inputs that ``ops`` and ``wanted`` read."""
+        names = {o for op in ops for o in op.operands if isinstance(o, str)} | {
+            o for o, _ in wanted if isinstance(o, str)
+        }
+        return {i.name: self._input(i.name) for i in self.graph.inputs if i.name in names}
+
+    # -- one microbatch ------------------------------------------------------------------------
+
+    def _turns(self, loop: Loop, split: bool) -> list[StageProgram]:
+        graph = loop.graph
+        entering = {inner: port for inner, port, _ in self._entering(loop)}
+        literal = {inner: o for inner, o, _ in loop.entering if isinstance(o, Literal)}
+        inner_layouts = {inner: layout for inner, _, layout in loop.entering}
+        layouts = layouts_of(graph, inner_layouts, self.decisions, loop.prefix)
+        own = {op.id for op in graph.operators if not is_generator(op)}
+        totals = self._total_ids(loop)
+        forward, backward = own - loop.backward - totals, set(loop.backward) - totals
+        groups: list[tuple[str, set[str]]] = [("forward", forward), ("backward", backward)]
+        if split:
+            sent = [x.operand for x in loop.leaving if x.reduce is None]
+            inputs = {op.id for op in closure(graph, sent, backward)} & backward
+            groups = [("forward", forward), ("backward", inputs), ("weight", backward - inputs)]
+        maker = {v.name: kind for op in graph.operators for kind, ids in groups if op.id in ids for v in op.results}
+        leaves = {kind: [x for x in loop.leaving if self._made_in(x, maker) == kind] for kind, _ in groups}
+        programs = []
+        passed: dict[str, Port] = {}
+        for n, (kind, ids) in enumerate(groups):
+            later = {v for _, others in groups[n + 1 :] for v in self._reads(graph, others)}
+            later |= {x.operand for k, _ in groups[n + 1 :] for x in leaves[k] if isinstance(x.operand, str)}
+            held = [v.name for op in graph.operators if op.id in ids for v in op.results if v.name in later]
+            residuals: list[tuple[Operand, Port]] = [
+                (v, Port(self._own("held", v), graph.types[v], layouts[v])) for v in held if v in layouts
+            ]
+            wanted: list[tuple[Operand, Port]] = []
+            sums: list[tuple[Operand, Port, str]] = []
+            for x in leaves[kind]:
+                type = graph.type_of(x.operand)
+                if x.reduce is None:
+                    wanted.append((x.operand, Port(FROM + x.name, type, x.layout)))
+                else:
+                    sums.append((x.operand, Port(self._own("sum", x.name), type, x.layout), x.reduce))
+            asked = [o for o, _ in (*wanted, *residuals)] + [o for o, _, _ in sums]
+            ops = closure(graph, asked, ids)
+            ports = {**entering, **passed}
+            programs.append(
+                self._program(
+                    Work(kind, self.s),  # type: ignore[arg-type]
+                    loop.prefix,
+                    loop.body,
+                    ops,
+                    [*wanted, *residuals],
+                    sums,
+                    ports,
+                    literal,
+                    loop.number,
+                )
+            )
+            passed.update((str(v), p) for v, p in residuals)
+        return programs
+
+    @staticmethod
+    def _reads(graph: Graph, ids: set[str]) -> set[str]:
+        return {o for op in graph.operators if op.id in ids for o in op.operands if isinstance(o, str)}
+
+    @staticmethod
+    def _made_in(x: Leaving, maker: dict[str, str]) -> str:
+        return maker.get(x.operand, "forward") if isinstance(x.operand, str) else "forward"
+
+    def _total_ids(self, loop: Loop) -> set[str]:
+        """Operators that only add a contribution to a total: accumulating is the schedule's."""
+        terms = {x.name: x.operand for x in loop.leaving}
+        found = set()
+        for o, x in zip(loop.graph.outputs, loop.leaving, strict=False):
+            if x.reduce is not None and isinstance(o.operand, str) and o.operand != terms[x.name]:
+                found.add(loop.graph.producers[o.operand].id)
+        return found
+
+    # -- the update ----------------------------------------------------------------------------
+
+    def _updates(self) -> list[StageProgram]:
+        graph, loop = self.graph, self.loop
+        early = self._early_ids(loop)
+        loop_id = "" if loop is None else loop.op.id
+        late = [op for op in graph.operators if op.id not in early and op.id != loop_id and not is_generator(op)]
+        outputs = [
+            (o, k) for o, k in zip(graph.outputs, self.output_layouts, strict=True) if not o.path.startswith(SEND)
+        ]
+        if not outputs:
+            return []
+        ports, part = self._late_sources(early)
+        part_of_op: dict[str, int] = {}
+        for op in late:
+            number = max((part.get(o, 0) for o in op.operands if isinstance(o, str)), default=0)
+            part_of_op[op.id] = number
+            part.update((v.name, number) for v in op.results)
+        parts = sorted({*part_of_op.values(), *(part.get(str(o.operand), 0) for o, _ in outputs)})
+        programs = []
+        for number in parts:
+            ids = {id for id, n in part_of_op.items() if n == number}
+            later = {id for id, n in part_of_op.items() if n > number}
+            wanted: list[tuple[Operand, Port]] = []
+            for index, (o, layout) in enumerate(outputs):
+                if part.get(str(o.operand), 0) == number:
+                    wanted.append((o.operand, Port(self._output_name(index, o), o.type, layout)))
+            read_later = self._reads(graph, later)
+            read_later |= {str(o.operand) for o, _ in outputs if part.get(str(o.operand), 0) > number}
+            for op in late:
+                if op.id in ids:
+                    for v in op.results:
+                        if v.name in read_later and v.name in self.layouts:
+                            port = Port(self._own("mid", v.name), v.type, self.layouts[v.name])
+                            wanted.append((v.name, port))
+                            ports[v.name] = port
+            ops = closure(graph, [o for o, _ in wanted], ids)
+            own = {v.name for op in ops for v in op.results}
+            program = self._program(
+                Work("update", self.s, number), "", self.stage.program, ops, wanted, [],
+                {n: p for n, p in ports.items() if n not in own},
+            )  # fmt: skip
+            programs.append(program)
+        return programs
+
+    def _output_name(self, index: int, o: Output) -> str:
+        """Name in the dataflow of an output of the stage's graph."""
+        outputs = self.stage.parts.outputs
+        return f"out/{outputs[index]}" if index < len(outputs) else o.path
+
+    def _late_sources(self, early: set[str]) -> tuple[dict[str, Port], dict[str, int]]:
+        """Ports of what the update takes from elsewhere, and the part from which on each is there."""
+        ports = {i.name: self._input(i.name) for i in self.graph.inputs}
+        part = {LATE + r.name: r.part for r in self.stage.parts.received_late}
+        for op in self.graph.operators:
+            if op.id in early and not is_generator(op):
+                for v in op.results:
+                    ports[v.name] = Port(self._own("early", v.name), v.type, self.layouts[v.name])
+        if self.loop is not None:
+            for v, x in self._loop_results(self.loop):
+                if x.reduce is not None:
+                    # Between programs the total lies as its contributions do.
+                    layout = x.layout if x.reduce != "concatenate" else Layout(((), *x.layout.dims))
+                    ports[v.name] = Port(self._own("sum", x.name), v.type, layout)
+        return ports, part
+
+    @staticmethod
+    def _loop_results(loop: Loop) -> list[tuple[Any, Leaving]]:
+        return list(zip(loop.op.results, loop.leaving, strict=True))
+
+    # -- programs ------------------------------------------------------------------------------
+
+    def _program(
+        self,
+        work: Work,
+        prefix: str,
+        bound: BoundGraph,
+        ops: Sequence[Operator],
+        wanted: Sequence[tuple[Operand, Port]],
+        sums: Sequence[tuple[Operand, Port, str]],
+        ports: dict[str, Port],
+        literals: dict[str, Literal] | None = None,
+        number: str = "",
+    ) -> StageProgram:
+        own = {v.name for op in ops for v in op.results}
+        asked: list[tuple[Operand, Port]] = [*wanted, *((o, p) for o, p, _ in sums)]
+        read = {o for op in ops for o in op.operands if isinstance(o, str)} | {
+            o for o, _ in asked if isinstance(o, str)
+        }
+        taken = {n: p for n, p in ports.items() if n in read and n not in own}
+        fixed = {n: v for n, v in (literals or {}).items() if n in read}
+        counted = [number] if number in read else []
+        inputs = [
+            *(Input(n, TensorType((), "i32")) for n in counted),
+            *(Input(n, v.type) for n, v in fixed.items()),
+            *(Input(n, p.type) for n, p in taken.items()),
+        ]
+        layouts = [
+            *(Layout.replicated(0) for _ in counted),
+            *(Layout.replicated(0) for _ in fixed),
+            *(p.layout for p in taken.values()),
+        ]
+        outputs = tuple(Output(o, p.name, p.type) for o, p in asked)
+        part = BoundGraph(Graph(str(work), tuple(inputs), tuple(ops), outputs), bound.bounds, bound.constants)
+        decisions = self.decisions
+        constants = [scalar(v) for v in fixed.values()]
+
+        def on_device(turn: Any, pieces: Sequence[Any]) -> list[Any]:
+            given = [*([turn] if counted else []), *constants, *pieces]
+            return Interpreter(decisions, prefix).run(part, given, layouts, [p.layout for _, p in asked])
+
+        return StageProgram(
+            work,
+            tuple(taken.values()),
+            tuple(p for _, p in wanted),
+            tuple((p, reduce) for _, p, reduce in sums),
+            on_device,
+        )

@@ -1,0 +1,224 @@
+"""One stage of a pipeline as a step of its own: a graph that planning treats like any other.
+
+Its loop runs the stage's forward and backward operators for each microbatch. What other stages send is an input of one
+microbatch's shape, the same in every turn (only what it costs to use it matters here); what it sends is carried
+through the loop, past `autopar.frontend.boundary`. After the loop comes the stage's update. Programs for the
+runtime are cut from this very graph by `autopar.lower.pipeline.programs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from autopar._compat.dtypes import numpy_dtype
+from autopar.frontend import BoundGraph, Traced
+from autopar.frontend.boundary import boundary
+from autopar.frontend.build import build_graph
+from autopar.ir import Graph, Input, Literal
+from autopar.lower.interpreter import scalar
+from autopar.lower.microbatch.join import add_term, neutral
+from autopar.lower.microbatch.parts import Recorder, concatenated, part_of, run_whole, turn_function, value_layouts
+from autopar.microbatch import AXIS, Joined, Microbatching
+from autopar.stages import StageParts
+
+PIECE, FROM, LATE, SEND = "piece/", "from/", "late/", "send/"
+#: Scope of the loop over microbatches.
+LOOP = "microbatches"
+
+
+@dataclass(frozen=True, eq=False)
+class StageGraph:
+    """A stage's graph.
+
+    Args:
+        parts: what the stage does.
+        program: its graph. Inputs: the step's inputs by their own names; pieces of the batch (`PIECE`), received values
+            (`FROM`), values received after the loop (`LATE`), each behind its prefix. Outputs: the step's by
+            their paths, then what it sends after the loop (`LATE`), then in the loop (`SEND`).
+        found: the microbatches of the whole step.
+        carried: for each value that the loop carries its name: joined terms, then what is sent.
+        stacked: joined values that are concatenated.
+    """
+
+    parts: StageParts
+    program: BoundGraph
+    found: Microbatching
+    carried: tuple[str, ...]
+    stacked: tuple[str, ...]
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, without jax."""
+        return self.program.graph
+
+
+def stage_graph(traced: Traced, found: Microbatching, parts: StageParts) -> StageGraph:
+    """The graph of one stage.
+
+    Args:
+        traced: the whole step.
+        found: its microbatches, as in the `autopar.stages.StageMap`.
+        parts: from `autopar.stages.stage_parts`.
+    """
+    graph = traced.graph
+    avals = dict(
+        zip(
+            (i.name for i in graph.inputs),
+            (*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)),
+            strict=True,
+        )
+    )
+    roles = {i.name: i.role for i in graph.inputs}
+    pieces = _piece_shapes(traced.program, found, parts, avals)
+    shapes = [
+        *((n, avals[n], roles[n]) for n in parts.inputs),
+        *((PIECE + n, pieces[n], "batch") for n in parts.pieces),
+        *((FROM + r.name, pieces[r.name], "batch") for r in parts.received),
+        *((LATE + r.name, pieces[r.name], "other") for r in parts.received_late),
+    ]
+    recorder = Recorder()
+    work = _Stage(traced.program, found, parts, recorder)
+    closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
+    paths = [
+        *(graph.outputs[i].path for i in parts.outputs),
+        *(LATE + n for n in parts.sent_late),
+        *(SEND + n for n in parts.sent),
+    ]
+    program = build_graph(
+        closed, f"{graph.name}/stage {parts.stage}", [(n, role) for n, _, role in shapes], paths, recorder.labels
+    )
+    made = program.graph
+    names = set(parts.inputs)
+    updates = {graph.outputs[i].path: graph.outputs[i].updates for i in parts.outputs}
+    outputs = tuple(
+        replace(o, updates=u if (u := updates.get(o.path)) in names else None) if n < len(parts.outputs) else o
+        for n, o in enumerate(made.outputs)
+    )
+    whole = Graph(made.name, made.inputs[: len(shapes)], made.operators, outputs)
+    carried = (*(j.name for j in parts.joined if not _is_stacked(j)), *parts.sent)
+    return StageGraph(
+        parts,
+        BoundGraph(whole, program.bounds, program.constants),
+        found,
+        carried,
+        tuple(j.name for j in parts.joined if _is_stacked(j)),
+    )
+
+
+def _is_stacked(j: Joined) -> bool:
+    return not j.layout.partial and any(j.layout.dims)
+
+
+def _piece_shapes(bound: BoundGraph, found: Microbatching, parts: StageParts, avals: dict[str, Any]) -> dict[str, Any]:
+    """Shapes of what comes from elsewhere: pieces for the loop, whole values after it."""
+    types = bound.graph.types
+    shapes: dict[str, Any] = {}
+    for n in parts.pieces:
+        shape = list(types[n].shape)
+        shape[found.batch[n]] //= found.count
+        shapes[n] = jax.ShapeDtypeStruct(tuple(shape), avals[n].dtype)
+    every = {**shape_of_values(bound, found, avals)}
+    for r in parts.received:
+        shapes[r.name] = every[r.name]
+    for late in parts.received_late:
+        shapes[late.name] = jax.ShapeDtypeStruct(types[late.name].shape, every[late.name].dtype)
+    return shapes
+
+
+def shape_of_values(bound: BoundGraph, found: Microbatching, avals: dict[str, Any]) -> dict[str, Any]:
+    """Shape and dtype of every value of a step: of the loop's values one microbatch's, of others the whole."""
+    graph = bound.graph
+    layouts = value_layouts(graph, found)
+    shapes: dict[str, Any] = dict(avals)
+    for op in graph.operators:
+        for v in op.results:
+            shape = layouts[v.name].local_shape(v.type.shape, {AXIS: found.count})
+            shapes[v.name] = jax.ShapeDtypeStruct(shape, numpy_dtype(v.type.dtype))
+    return shapes
+
+
+class _Stage:
+    """The stage as a function of flat arrays."""
+
+    def __init__(self, bound: BoundGraph, found: Microbatching, parts: StageParts, recorder: Recorder) -> None:
+        self.bound, self.found, self.parts, self.recorder = bound, found, parts, recorder
+
+    def step(self, *arrays: Any) -> list[Any]:
+        p, graph = self.parts, self.bound.graph
+        given = iter(arrays)
+        env = {n: next(given) for n in p.inputs}
+        pieces = {n: next(given) for n in p.pieces}
+        received = {r.name: next(given) for r in p.received}
+        late = {r.name: next(given) for r in p.received_late}
+        inputs = [i for i in graph.inputs if i.name in env]
+        env = run_whole(part_of(self.bound, p.before, inputs, ()), env, self.recorder)
+        joined, sent = self._loop({**env, **pieces, **received})
+        env.update(joined)
+        env.update(late)
+        env = run_whole(
+            part_of(self.bound, p.late, [Input(n, graph.types[n]) for n in env if n in graph.types], ()),
+            env,
+            self.recorder,
+        )
+        outputs = []
+        for i in p.outputs:
+            operand = graph.outputs[i].operand
+            outputs.append(jnp.asarray(scalar(operand)) if isinstance(operand, Literal) else env[operand])
+        return [*outputs, *(env[n] for n in p.sent_late), *sent]
+
+    def _loop(self, env: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        """The joined values and the last of each value that is sent."""
+        p, types = self.parts, self.bound.graph.types
+        if not p.body:
+            return {}, []
+        taken = [n for n in env if self._is_taken(n)]
+        turn = turn_function(
+            self.bound,
+            self.found,
+            self.recorder,
+            p.body,
+            taken,
+            [*((j.name, j.layout) for j in p.joined), *((n, None) for n in p.sent)],
+        )
+        sums = [j for j in p.joined if not _is_stacked(j)]
+        rows = [j for j in p.joined if _is_stacked(j)]
+        shapes = jax.eval_shape(turn, jnp.int32(0), [env[n] for n in taken])
+        made_shapes = dict(zip([*(j.name for j in p.joined), *p.sent], shapes, strict=True))
+
+        def body(carry: list[Any], number: Any) -> tuple[list[Any], list[Any]]:
+            made = dict(zip([*(j.name for j in p.joined), *p.sent], turn(number, [env[n] for n in taken]), strict=True))
+            new = [
+                add_term(total, jnp.asarray(made[j.name]), j.layout) if j.layout.partial else jnp.asarray(made[j.name])
+                for j, total in zip(sums, carry, strict=False)
+            ]
+            return [*new, *(boundary(jnp.asarray(made[n])) for n in p.sent)], [jnp.asarray(made[j.name]) for j in rows]
+
+        start = [
+            neutral(types[j.name], j.layout.reduce) if j.layout.partial else _empty(made_shapes[j.name]) for j in sums
+        ]
+        start += [_empty(made_shapes[n]) for n in p.sent]
+        with jax.named_scope(LOOP):
+            carry, stacks = lax.scan(body, start, jnp.arange(self.found.count, dtype=jnp.int32))
+        joined = {
+            j.name: lax.convert_element_type(total, numpy_dtype(types[j.name].dtype)) if j.layout.partial else total
+            for j, total in zip(sums, carry, strict=False)
+        }
+        for j, stack in zip(rows, stacks, strict=True):
+            (dim,) = (d for d, axes in enumerate(j.layout.dims) if axes)
+            joined[j.name] = concatenated(stack, dim)
+        return joined, list(carry[len(sums) :])
+
+    def _is_taken(self, name: str) -> bool:
+        p = self.parts
+        if name in p.pieces or any(r.name == name for r in p.received):
+            return True
+        return name in self.found.body_inputs and name not in self.found.batch
+
+
+def _empty(shape: Any) -> Any:
+    return jnp.zeros(shape.shape, shape.dtype)

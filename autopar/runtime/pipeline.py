@@ -1,0 +1,182 @@
+"""Instruction lists interpreted in one process: each stage on its own devices, transfers by `jax.device_put`.
+
+The lists of all workers are walked in turn: each worker goes on until it waits for a value that was not sent yet.
+Programs are dispatched asynchronously, so devices of different stages compute at the same time where the platform
+allows it (XLA's CPU client does not).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from autopar.errors import ScheduleError
+from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.programs import StageProgram
+from autopar.schedule import (
+    Accumulate,
+    Apply,
+    Buffer,
+    Free,
+    Instruction,
+    Program,
+    Recv,
+    Run,
+    Send,
+    Work,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A program on a worker's devices.
+
+    Args:
+        program: what it is.
+        mesh: the devices.
+        function: jitted: (number of the microbatch, arrays) -> tuple of arrays.
+    """
+
+    program: StageProgram
+    mesh: Mesh
+    function: Any
+
+
+@dataclass(frozen=True, eq=False)
+class LocalPipeline:
+    """A pipeline on the devices of this process.
+
+    Args:
+        program: the instruction lists.
+        loaded: programs by (worker, work).
+        meshes: devices of each (worker, stage).
+    """
+
+    program: Program
+    loaded: Mapping[tuple[int, Work], Loaded]
+
+    def port(self, worker: int, name: str) -> tuple[Port, Mesh] | None:
+        """How a worker's programs take a value; None where none of them reads it."""
+        return self._ports.get((worker, name))
+
+    @property
+    def _ports(self) -> Mapping[tuple[int, str], tuple[Port, Mesh]]:
+        found: dict[tuple[int, str], tuple[Port, Mesh]] = {}
+        for (worker, _), loaded in sorted(self.loaded.items(), key=lambda e: e[0]):
+            for port in loaded.program.reads:
+                found.setdefault((worker, port.name), (port, loaded.mesh))
+        return found
+
+    def run(self, start: Mapping[tuple[int, Buffer], Any], observe: Callable[[int, int], None] | None = None) -> Store:
+        """Runs a step.
+
+        Args:
+            start: what lies on each worker when the step begins.
+            observe: called after each instruction with the worker and the number of buffers that it holds.
+
+        Returns what lies on each worker when it ends.
+
+        Raises:
+            ScheduleError: the lists wait for each other.
+        """
+        store = Store(self, dict(start))
+        lists = [deque(w.instructions) for w in self.program.workers]
+        while any(lists):
+            moved = False
+            for worker, line in enumerate(lists):
+                while line and store.ready(worker, line[0]):
+                    store.do(worker, line.popleft())
+                    moved = True
+                    if observe is not None:
+                        observe(worker, store.count(worker))
+            if not moved:
+                waiting = {w: str(line[0]) for w, line in enumerate(lists) if line}
+                raise ScheduleError(f"the instruction lists wait for each other: {waiting}")
+        return store
+
+
+@dataclass
+class Store:
+    """Arrays by (worker, buffer) during a step."""
+
+    pipeline: LocalPipeline
+    arrays: dict[tuple[int, Buffer], Any]
+    queues: dict[tuple[int, int], deque[Any]] = field(default_factory=dict)
+    rows: dict[tuple[int, Buffer], dict[int, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ports = self.pipeline._ports
+
+    def count(self, worker: int) -> int:
+        """Number of buffers on a worker."""
+        return sum(w == worker for w, _ in self.arrays)
+
+    def ready(self, worker: int, instruction: Instruction) -> bool:
+        """Whether the instruction need not wait."""
+        return not isinstance(instruction, Recv) or bool(self.queues.get((instruction.source, worker)))
+
+    def do(self, worker: int, instruction: Instruction) -> None:
+        """Carries out one instruction."""
+        match instruction:
+            case Run(work=work, microbatch=number, reads=reads, writes=writes):
+                self._run(worker, work, max(number, 0), reads, writes)
+            case Apply(work=work, reads=reads, writes=writes):
+                self._run(worker, work, 0, reads, writes)
+            case Send(value=value, to=to):
+                self.queues.setdefault((worker, to), deque()).append(self.read(worker, value))
+            case Recv(value=value, source=source):
+                array = self.queues[source, worker].popleft()
+                self.arrays[worker, value] = self._placed(worker, value.value, array)
+            case Accumulate(into=into, value=value, reduce=reduce, first=first):
+                self._accumulate(worker, into, value, reduce, first)
+            case Free(values=values):
+                for value in values:
+                    self.arrays.pop((worker, value), None)
+                    self.rows.pop((worker, value), None)
+            case _:
+                raise ScheduleError(f"{type(instruction).__name__} is not carried out by this runtime")
+
+    def read(self, worker: int, buffer: Buffer) -> Any:
+        """The array of a buffer; rows of a concatenated one are stacked in the order of the microbatches."""
+        rows = self.rows.get((worker, buffer))
+        if rows is not None:
+            return jnp.stack([rows[k] for k in sorted(rows)])
+        return self.arrays[worker, buffer]
+
+    def _run(self, worker: int, work: Work, number: int, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:
+        loaded = self.pipeline.loaded.get((worker, work))
+        if loaded is None:
+            return
+        given = []
+        by_name = {b.value: b for b in reads}
+        for port in loaded.program.reads:
+            array = self.read(worker, by_name[port.name])
+            wanted = port.sharding(loaded.mesh)
+            given.append(array if array.sharding == wanted else jax.device_put(array, wanted))
+        made = loaded.function(jnp.int32(number), *given)
+        for buffer, array in zip(writes, made, strict=True):
+            self.arrays[worker, buffer] = array
+
+    def _placed(self, worker: int, name: str, array: Any) -> Any:
+        found = self.ports.get((worker, name))
+        if found is None:
+            return array
+        port, mesh = found
+        return jax.device_put(array, port.sharding(mesh))
+
+    def _accumulate(self, worker: int, into: Buffer, value: Buffer, reduce: str, first: bool) -> None:
+        term = self.arrays[worker, value]
+        if reduce == "concatenate":
+            self.rows.setdefault((worker, into), {})[value.microbatch] = term
+        elif first:
+            self.arrays[worker, into] = term
+        else:
+            total = self.arrays[worker, into]
+            join = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}[reduce]
+            self.arrays[worker, into] = join(total, jax.device_put(term, total.sharding))

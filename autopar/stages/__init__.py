@@ -1,0 +1,16 @@
+"""Layers and stages: which part of a train step runs on which stage of a pipeline."""
+
+from autopar.stages.assign import StageMap, assign
+from autopar.stages.layers import Layers, cluster
+from autopar.stages.parts import Received, ReceivedLate, StageParts, stage_parts
+
+__all__ = [
+    "Layers",
+    "Received",
+    "ReceivedLate",
+    "StageMap",
+    "StageParts",
+    "assign",
+    "cluster",
+    "stage_parts",
+]

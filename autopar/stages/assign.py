@@ -1,0 +1,246 @@
+"""Every operator of a train step on its stages, given the cuts of the forward pass.
+
+Forward: the operators of a stage's layers. Backward: a backward operator runs where what it differentiates was
+computed. Cotangents travel from the last stage to the first; an operator goes to the highest stage, not above
+those of the cotangents that it reads, on which everything that it reads of the forward pass is there (a weight is on
+the stages that use it, an activation where it is made and where it is read). Update: where its largest known operand
+is; what depends on nothing of one stage (step counts, schedules of the learning rate) runs wherever it is read.
+
+Sums of gradients of one parameter from several stages (tied embeddings) wait for the end of the loop: each stage adds
+up its own term, and one exchange a step joins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.ir import Graph, Operator
+from autopar.ir.phases import phase_of
+from autopar.microbatch import Microbatching, analyze
+from autopar.stages.layers import Layers
+
+#: An operator that may run on several stages is repeated there only if it reads no more than this.
+REPEATED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class StageMap:
+    """Where things run.
+
+    Args:
+        count: number of stages.
+        found: the microbatches, with operators that join stages after the loop.
+        body: stages of each operator of the loop; several where it only makes what is the same everywhere.
+        update: likewise of the operators after the loop.
+        inputs: stages that read each input of the graph.
+        backward: ids of operators of the loop that belong to the backward pass.
+    """
+
+    count: int
+    found: Microbatching
+    body: Mapping[str, tuple[int, ...]]
+    update: Mapping[str, tuple[int, ...]]
+    inputs: Mapping[str, tuple[int, ...]]
+    backward: frozenset[str]
+
+
+def assign(graph: Graph, found: Microbatching, layers: Layers, ends: Sequence[int]) -> StageMap:
+    """Stages of all operators.
+
+    Args:
+        graph: a train step.
+        found: its microbatches.
+        layers: its layers.
+        ends: by stage the number of its first layer that is not in it; the last is the number of layers.
+    """
+    starts = [0, *ends[:-1]]
+    forward = {
+        id: stage
+        for stage, (a, b) in enumerate(zip(starts, ends, strict=True))
+        for layer in layers.members[a:b]
+        for id in layer
+    }
+    body, backward = _loop_stages(graph, found, forward, len(ends))
+    joins = _joins(graph, found, body)
+    if joins:
+        found = analyze(graph, found.count, joins)
+        body, backward = _loop_stages(graph, found, forward, len(ends))
+    body = _spread(graph, found, body, len(ends))
+    update = _update_stages(graph, found, body, len(ends))
+    inputs = _input_stages(graph, found, body, update)
+    return StageMap(len(ends), found, body, update, inputs, frozenset(backward))
+
+
+def _names(op: Operator) -> list[str]:
+    return [o for o in op.operands if isinstance(o, str)]
+
+
+def _loop_stages(
+    graph: Graph, found: Microbatching, forward: Mapping[str, int], count: int
+) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """Stage of every operator of the loop that depends on the batch, and the ids of those of the backward pass."""
+    inside = set(found.body)
+    stages: dict[str, tuple[int, ...]] = {}
+    available: dict[str, set[int]] = {}
+    for op in graph.operators:  # where values of the forward pass are
+        if op.id in forward and op.id in inside:
+            stages[op.id] = (forward[op.id],)
+            for n in _names(op):
+                available.setdefault(n, set()).add(forward[op.id])
+            for v in op.results:
+                available.setdefault(v.name, set()).add(forward[op.id])
+    of_batch = set(found.batch)
+    cotangent: dict[str, int] = {}
+    backward: set[str] = set()
+    for op in graph.operators:
+        if op.id not in inside:
+            continue
+        names = _names(op)
+        if op.id in forward:
+            of_batch.update(v.name for v in op.results)
+            continue
+        if not any(n in of_batch for n in names):
+            continue  # the same in every turn: runs wherever it is read
+        highest = min((cotangent[n] for n in names if n in cotangent), default=count - 1)
+        held = [available[n] for n in names if n not in cotangent and n not in found.batch and n in available]
+        stage = _highest(held, highest)
+        stages[op.id] = (stage,)
+        backward.add(op.id)
+        for v in op.results:
+            cotangent[v.name] = stage
+            of_batch.add(v.name)
+    return stages, backward
+
+
+def _highest(held: Iterable[set[int]], highest: int) -> int:
+    """The highest stage up to ``highest`` in all of ``held``; where there is none, in as many as can be."""
+    sets = list(held)
+    common = set.intersection(*sets) if sets else {highest}
+    fitting = [s for s in common if s <= highest]
+    if fitting:
+        return max(fitting)
+    return min([highest, *(max(s) for s in sets)])
+
+
+def _joins(graph: Graph, found: Microbatching, body: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    """Operators of the loop that only add up terms of several stages."""
+    terms: dict[str, set[int]] = {}
+    joins: set[str] = set()
+    for op in graph.operators:
+        if op.id not in body:
+            continue
+        results = found.results.get(op.id, ())
+        partial = bool(results) and all(k.partial for k in results)
+        if found.count == 1:
+            partial = op.primitive in ("add_any", "add") and phase_of(op.scope) == "backward"
+        names = [n for n in _names(op) if n in terms or n not in graph.types]
+        own = set(body[op.id])
+        stages = set().union(own, *(terms[n] for n in names)) if names else own
+        reads_terms = bool(_names(op)) and all(n in terms for n in _names(op))
+        if partial and reads_terms and len(stages) > 1 and _ends_outside(graph, found, op):
+            joins.add(op.id)
+        if partial:
+            for v in op.results:
+                terms[v.name] = stages if reads_terms else own
+    return frozenset(joins)
+
+
+def _ends_outside(graph: Graph, found: Microbatching, op: Operator) -> bool:
+    """Whether what ``op`` makes only leaves the loop."""
+    inside = set(found.body)
+    made = {v.name for v in op.results}
+    return not any(o.id in inside and made & set(_names(o)) for o in graph.operators)
+
+
+def _spread(
+    graph: Graph, found: Microbatching, body: Mapping[str, tuple[int, ...]], count: int
+) -> dict[str, tuple[int, ...]]:
+    """Adds the operators that are the same in every turn: on all stages that read them."""
+    inside = set(found.body)
+    wanted: dict[str, set[int]] = {}
+    spread = dict(body)
+    for op in reversed(graph.operators):
+        if op.id not in inside:
+            continue
+        if op.id not in spread:
+            stages = set().union(*(wanted.get(v.name, set()) for v in op.results))
+            spread[op.id] = tuple(sorted(stages)) or (count - 1,)
+        for n in _names(op):
+            wanted.setdefault(n, set()).update(spread[op.id])
+    return {op.id: spread[op.id] for op in graph.operators if op.id in spread}
+
+
+def _update_stages(
+    graph: Graph, found: Microbatching, body: Mapping[str, tuple[int, ...]], count: int
+) -> dict[str, tuple[int, ...]]:
+    """Stages of the operators after the loop."""
+    home: dict[str, tuple[int, ...]] = {}
+    for op in graph.operators:
+        if op.id in body:
+            home.update((v.name, body[op.id][-1:]) for v in op.results)
+    for op in graph.operators:
+        if op.id in body:
+            for n in _names(op):
+                if n not in found.batch and n not in graph.producers:
+                    home.setdefault(n, (min(body[op.id]),))
+    ids = set(found.after)
+    late = [op for op in graph.operators if op.id in ids]
+    aims = _aims(graph, late, home)
+    stages: dict[str, tuple[int, ...]] = {}
+    for op in late:
+        aimed = [aims[v.name] for v in op.results if v.name in aims]
+        known = [n for n in _names(op) if n in home]
+        if aimed or known:
+            largest = max(known, key=lambda n: graph.types[n].nbytes, default="")
+            stages[op.id] = aimed[0] if aimed else home[largest][:1]
+            home.update((v.name, stages[op.id]) for v in op.results)
+    readers: dict[str, set[int]] = {}
+    for op in reversed(late):
+        if op.id not in stages:
+            wanted = set().union(*(readers.get(v.name, set()) for v in op.results))
+            several = sum(graph.types[n].nbytes for n in _names(op)) <= REPEATED_BYTES
+            chosen = tuple(sorted(wanted)) or (0,)
+            stages[op.id] = chosen if several and not op.effects else chosen[:1]
+        for n in _names(op):
+            readers.setdefault(n, set()).update(stages[op.id])
+    return {op.id: stages[op.id] for op in late}
+
+
+def _aims(graph: Graph, late: Sequence[Operator], home: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """For values that become a new parameter, by operators that keep the shape, the stage of that parameter."""
+    aims = {
+        o.operand: home[o.updates][:1]
+        for o in graph.outputs
+        if isinstance(o.operand, str) and o.updates is not None and o.updates in home and o.type.rank
+    }
+    for op in reversed(late):
+        for v in op.results:
+            if v.name in aims:
+                for n in _names(op):
+                    if graph.types[n].shape == v.type.shape:
+                        aims.setdefault(n, aims[v.name])
+    return aims
+
+
+def _input_stages(
+    graph: Graph,
+    found: Microbatching,
+    body: Mapping[str, tuple[int, ...]],
+    update: Mapping[str, tuple[int, ...]],
+) -> dict[str, tuple[int, ...]]:
+    """Stages that read each input, itself or through operators that run before the loop."""
+    readers: dict[str, set[int]] = {}
+    for op in graph.operators:
+        for n in _names(op):
+            if op.id in body:
+                readers.setdefault(n, set()).update(body[op.id])
+            if op.id in update:
+                readers.setdefault(n, set()).update(update[op.id])
+    before = set(found.before)
+    for op in reversed(graph.operators):
+        if op.id in before:
+            wanted = set().union(*(readers.get(v.name, set()) for v in op.results))
+            for n in _names(op):
+                readers.setdefault(n, set()).update(wanted)
+    return {i.name: tuple(sorted(readers.get(i.name, set()))) or (0,) for i in graph.inputs}

@@ -1,0 +1,127 @@
+"""Operators of the forward pass clustered into layers: balanced FLOPs, least bytes cut (Alpa, OSDI'22, section 5.2).
+
+Layers are runs of consecutive operators, in the order in which the user's function computes them. The dynamic program
+is Alpa's: of all ways to cut the forward pass into a number of runs, each with at most (1 + slack) times the mean
+FLOPs, the one whose cuts let the fewest bytes through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.cost import operator_flops
+from autopar.ir import Graph, Literal, Operator
+from autopar.ir.phases import phase_of
+from autopar.microbatch import Microbatching
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The forward pass in runs.
+
+    Args:
+        members: by layer the ids of its operators, in running order.
+        flops: by layer, of one microbatch and forward alone.
+        cut_bytes: bytes of one microbatch that cross from layer i to i + 1 and beyond.
+    """
+
+    members: tuple[tuple[str, ...], ...]
+    flops: tuple[float, ...]
+    cut_bytes: tuple[int, ...]
+
+
+def forward_operators(graph: Graph, found: Microbatching) -> list[Operator]:
+    """Operators of the loop that depend on the batch and are no part of the backward pass, in running order."""
+    of_batch = set(found.batch)
+    backward: set[str] = set()
+    kept = []
+    inside = set(found.body)
+    for op in graph.operators:
+        if op.id not in inside:
+            continue
+        names = {o for o in op.operands if isinstance(o, str)}
+        results = [v.name for v in op.results]
+        if phase_of(op.scope) == "backward" or names & backward:
+            backward.update(results)
+        elif names & of_batch:
+            of_batch.update(results)
+            kept.append(op)
+    return kept
+
+
+def flops_of(graph: Graph, op: Operator) -> float:
+    """FLOPs of an operator with what is inside its regions; loops count each trip."""
+    trips = op.integer("length") if op.primitive == "scan" else 1
+    inner = sum(trips * sum(flops_of(region, o) for o in region.operators) for _, region in op.regions)
+    return inner if op.regions else operator_flops(op, graph.operand_types(op))
+
+
+def cluster(graph: Graph, found: Microbatching, count: int, slack: float = 0.2) -> Layers:
+    """The forward pass in at most ``count`` layers.
+
+    Args:
+        graph: a train step.
+        found: its microbatches.
+        count: number of layers; fewer where there are fewer heavy operators.
+        slack: by how much a layer may exceed the mean FLOPs.
+    """
+    operators = forward_operators(graph, found)
+    flops = np.array([flops_of(graph, op) for op in operators])
+    cuts = _cut_bytes(graph, found, operators)
+    heavy = [i for i, f in enumerate(flops) if f > 0.01 * flops.max()] if len(flops) and flops.max() > 0 else []
+    count = max(1, min(count, len(heavy) or 1))
+    ends = _best_ends(flops, cuts, count, slack)
+    starts = [0, *ends[:-1]]
+    return Layers(
+        tuple(tuple(op.id for op in operators[a:b]) for a, b in zip(starts, ends, strict=True)),
+        tuple(float(flops[a:b].sum()) for a, b in zip(starts, ends, strict=True)),
+        tuple(int(cuts[e - 1]) for e in ends[:-1]),
+    )
+
+
+def _cut_bytes(graph: Graph, found: Microbatching, operators: list[Operator]) -> np.ndarray:
+    """Bytes of one microbatch alive between operator i and i + 1: made at or before i, read in forward after it."""
+    last: dict[str, int] = {}
+    made: dict[str, int] = {}
+    for i, op in enumerate(operators):
+        for o in op.operands:
+            if not isinstance(o, Literal) and o in made:
+                last[o] = i
+        made.update((v.name, i) for v in op.results)
+    change = np.zeros(len(operators) + 1)
+    for name, end in last.items():
+        nbytes = graph.types[name].nbytes / found.count
+        change[made[name]] += nbytes
+        change[end] -= nbytes
+    return np.cumsum(change)[: len(operators)]
+
+
+def _best_ends(flops: np.ndarray, cuts: np.ndarray, count: int, slack: float) -> list[int]:
+    """Ends (exclusive) of the runs: least bytes cut with balanced FLOPs; the slack grows until there is an answer."""
+    n = len(flops)
+    if count <= 1:
+        return [n]
+    prefix = np.concatenate([[0.0], np.cumsum(flops)])
+    while True:
+        limit = (1 + slack) * prefix[-1] / count
+        best = np.full((count + 1, n + 1), np.inf)
+        back = np.zeros((count + 1, n + 1), np.int64)
+        best[0, 0] = 0.0
+        for k in range(1, count + 1):
+            for end in range(k, n + 1):
+                first = int(np.searchsorted(prefix, prefix[end] - limit - 1e-9 * limit))
+                if first >= end:
+                    continue
+                cost = best[k - 1, first:end] + np.where(np.arange(first, end) > 0, cuts[np.arange(first, end) - 1], 0)
+                # Of equal costs the one with the most even runs.
+                even = np.abs(prefix[end] - prefix[first:end] - prefix[-1] / count) / max(prefix[-1], 1.0)
+                at = int(np.argmin(cost * (1 + 1e-3 * even) + 1e-6 * even))
+                best[k, end], back[k, end] = cost[at], first + at
+        if np.isfinite(best[count, n]):
+            ends = [n]
+            for k in range(count, 1, -1):
+                ends.append(int(back[k, ends[-1]]))
+            return ends[::-1]
+        slack = slack * 2 + 0.1

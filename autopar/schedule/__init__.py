@@ -37,7 +37,7 @@ from autopar.schedule.liveness import free_early
 from autopar.schedule.memory import Usage, starting_buffers, usage
 from autopar.schedule.place import place
 from autopar.schedule.registry import ENTRY_POINTS, factory_named, get, register, schedules
-from autopar.schedule.table import Kind, Table, Task, table_text
+from autopar.schedule.table import Kind, Table, Task, marked_text, table_text
 from autopar.schedule.verify import Verified, verify
 
 __all__ = [
@@ -76,6 +76,7 @@ __all__ = [
     "get",
     "instruction_text",
     "made_by",
+    "marked_text",
     "parse_table",
     "place",
     "register",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopar.errors import ScheduleError
-from autopar.schedule.table import KINDS, UNITS, Kind, Table, Task, start_times, table_text
+from autopar.schedule.table import KINDS, UNITS, Kind, Table, Task, marked_text, start_times
 
 
 def check_table(table: Table) -> Table:
@@ -34,13 +34,13 @@ def _check_range_and_doubles(table: Table) -> None:
                 raise ScheduleError(
                     f"schedule {table.name}: {task} of worker {worker} is out of range",
                     cause=f"there are {table.num_stages} stages and {table.num_microbatches} microbatches, from 0",
-                    table=table_text(table, (worker, position)),
+                    table=marked_text(table, (worker, position)),
                 )
             if task in seen:
                 raise ScheduleError(
                     f"schedule {table.name}: {task} occurs twice, on workers {seen[task]} and {worker}",
                     remedy="leave one of the two out",
-                    table=table_text(table, (worker, position)),
+                    table=marked_text(table, (worker, position)),
                 )
             seen[task] = worker
 
@@ -63,7 +63,7 @@ def _check_complete(table: Table) -> None:
                     f"schedule {table.name}: {task} is missing: no worker does the {kind} of stage {stage} for "
                     f"microbatch {microbatch}",
                     remedy=f"add {task} to the row of the worker of stage {stage}",
-                    table=table_text(table, near),
+                    table=marked_text(table, near),
                 )
 
 
@@ -80,7 +80,7 @@ def _check_one_worker(table: Table) -> None:
                         f"worker {home}",
                         cause="what forward keeps for backward lies on the worker of forward",
                         remedy=f"put both on worker {home}",
-                        table=table_text(table, task),
+                        table=marked_text(table, task),
                     )
 
 
@@ -100,5 +100,5 @@ def _check_order(table: Table) -> None:
         f"schedule {table.name} never ends: {'; '.join(lines)}",
         cause="a row has a task before one that it needs, directly or by way of other workers",
         remedy=f"move {task} of worker {worker} behind what it waits for",
-        table=table_text(table, task),
+        table=marked_text(table, task),
     )

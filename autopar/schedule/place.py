@@ -25,7 +25,7 @@ from autopar.schedule.instructions import (
     Send,
     WorkerProgram,
 )
-from autopar.schedule.table import Table, Task, start_times, table_text
+from autopar.schedule.table import Table, Task, marked_text, start_times
 
 #: Backward takes about twice as long as forward where it is not split.
 _WHOLE: Mapping[str, int] = MappingProxyType({"forward": 1, "backward": 2})
@@ -123,7 +123,7 @@ class _Walk:
                     f"{task} reads {buffer}, which {made} makes only later",
                     cause="the dataflow leads against the order of the stages",
                     remedy="number stages so that values go from lower to higher ones in forward, and back in backward",
-                    table=table_text(self.table, task),
+                    table=marked_text(self.table, task),
                 )
             self._send(buffer, (worker,))
         writes = tuple(Buffer(n, task.microbatch) for n in (*spec.writes, *spec.accumulates))

@@ -44,6 +44,18 @@ _BUILT_IN: Mapping[str, Factory] = MappingProxyType(
     }
 )
 
+#: Other names of the same schedules.
+_ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "dapple": "1f1b",
+        "interleaved-1f1b": "interleaved",
+        "pipedream-flush": "1f1b",
+        "zbh1": "zb-h1",
+        "zbh2": "zb-h2",
+        "zbv": "zb-v",
+    }
+)
+
 
 class ScheduleRegistry:
     """Schedules that users add; they hide built-in ones of the same name."""
@@ -83,7 +95,8 @@ def get(name: str, **options: Any) -> Schedule:
     """The schedule called ``name``.
 
     Args:
-        name: a name of `schedules`; underscores are taken for hyphens.
+        name: a name of `schedules`; underscores are taken for hyphens, and other common names are known
+            ("pipedream-flush", "dapple").
         options: of that schedule: ``chunks`` of "interleaved", ``text`` of "table".
 
     Raises:
@@ -100,6 +113,7 @@ def factory_named(name: str) -> Factory:
     """What makes the schedule called ``name``: its class, mostly. ScheduleError, with near names, if there is none."""
     found = _REGISTRY.table()
     wanted = name if name in found else name.lower().replace("_", "-")
+    wanted = wanted if wanted in found else _ALIASES.get(wanted, wanted)
     if wanted not in found:
         near = difflib.get_close_matches(wanted, found, 3, 0.3)
         raise ScheduleError(f"no schedule is called {name!r}", remedy="one of: " + ", ".join(near or found))

@@ -161,28 +161,73 @@ def grid(table: Table) -> tuple[tuple[Task | None, ...], ...]:
     return tuple(lines)
 
 
-def table_text(table: Table, mark: Task | tuple[int, int] | None = None) -> str:
-    """The table as text: a line a worker, a column a unit of time; `autopar.schedule.from_text` reads it.
+def table_text(table: Table) -> str:
+    """The table as text: a line a worker, a column a unit of time; `autopar.schedule.parse_table` reads it."""
+    cells, _ = _cells(table, None)
+    return _head(table) + _lines(cells, range(table.num_workers), range(max(map(len, cells), default=0)))
+
+
+#: A table in an error message has at most so many lines and columns around the marked cell.
+_MOST_WORKERS, _MOST_COLUMNS = 16, 32
+
+
+def marked_text(table: Table, mark: Task | tuple[int, int] | None) -> str:
+    """The table for an error message: one cell between ``>`` and ``<``, and of a large table what is around it.
 
     Args:
-        table: what to write.
-        mark: a task, or (worker, position in its row), to put between ``>`` and ``<``.
+        table: what to show.
+        mark: a task, or (worker, position in its row); None marks nothing.
     """
+    cells, (worker, column) = _cells(table, mark)
+    workers = _around(worker, table.num_workers, _MOST_WORKERS)
+    length = max(map(len, cells), default=0)
+    columns = _around(column, length, _MOST_COLUMNS)
+    cut = (
+        ""
+        if len(workers) == table.num_workers and len(columns) == length
+        else (
+            f"workers {workers.start} to {workers.stop - 1} of {table.num_workers}, "
+            f"columns {columns.start} to {columns.stop - 1} of {length}\n"
+        )
+    )
+    return _head(table) + cut + _lines(cells, workers, columns)
+
+
+def _around(place: int, length: int, most: int) -> range:
+    start = min(max(0, place - most // 2), max(0, length - most))
+    return range(start, min(length, start + most))
+
+
+def _head(table: Table) -> str:
+    return f"schedule {table.name}, {table.num_stages} stages, {table.num_microbatches} microbatches\n"
+
+
+def _cells(table: Table, mark: Task | tuple[int, int] | None) -> tuple[list[list[str]], tuple[int, int]]:
+    """The text of all cells, and (worker, column) of the marked one."""
     cells: list[list[str]] = []
+    place = (0, 0)
     for worker, line in enumerate(grid(table)):
         position = -1
-        texts = []
+        texts: list[str] = []
         for cell in line:
             position += cell is not None
-            marked = cell is not None and (cell == mark or (worker, position) == mark)
-            texts.append("." if cell is None else f">{cell}<" if marked else str(cell))
+            if cell is not None and (cell == mark or (worker, position) == mark):
+                place = (worker, len(texts))
+                texts.append(f">{cell}<")
+            else:
+                texts.append("." if cell is None else str(cell))
         cells.append(texts)
-    length = max(map(len, cells), default=0)
-    widths = [max([len(texts[i]) for texts in cells if i < len(texts)], default=0) for i in range(length)]
-    workers = len(str(max(0, table.num_workers - 1)))
-    head = f"schedule {table.name}, {table.num_stages} stages, {table.num_microbatches} microbatches"
-    lines = [
-        f"{worker:>{workers}} | " + " ".join(t.ljust(w) for t, w in zip(texts, widths, strict=False))
-        for worker, texts in enumerate(cells)
+    return cells, place
+
+
+def _lines(cells: list[list[str]], workers: range, columns: range) -> str:
+    shown = {w: cells[w][columns.start : columns.stop] for w in workers}
+    widths = [
+        max([len(texts[i]) for texts in shown.values() if i < len(texts)], default=0) for i in range(len(columns))
     ]
-    return "\n".join(line.rstrip() for line in (head, *lines)) + "\n"
+    label = len(str(max(0, len(cells) - 1)))
+    lines = (
+        f"{worker:>{label}} | " + " ".join(t.ljust(w) for t, w in zip(texts, widths, strict=False))
+        for worker, texts in shown.items()
+    )
+    return "".join(line.rstrip() + "\n" for line in lines)

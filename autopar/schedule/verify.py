@@ -34,7 +34,7 @@ from autopar.schedule.instructions import (
 )
 from autopar.schedule.liveness import stays
 from autopar.schedule.memory import starting_buffers, usage
-from autopar.schedule.table import KINDS, Task, table_text
+from autopar.schedule.table import KINDS, Task, marked_text
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def verify(program: Program, depth: int = 1) -> Verified:
         raise ScheduleError(
             f"the program has lists for workers {[w.worker for w in program.workers]}, "
             f"the table has {program.table.num_workers} workers",
-            table=table_text(program.table),
+            table=marked_text(program.table, None),
         )
     machine = _Machine(program, depth)
     machine.check_tags()
@@ -122,7 +122,7 @@ class _Machine:
         return ScheduleError(
             f"schedule {self.table.name}, worker {worker}, instruction {number} ({text}): {fact}",
             cause=cause,
-            table=table_text(self.table, self._cell(worker, number)),
+            table=marked_text(self.table, self._cell(worker, number)),
         )
 
     def _cell(self, worker: int, number: int) -> Task | None:
@@ -345,7 +345,7 @@ class _Machine:
                 if (worker, Work(task.kind, task.stage), task.microbatch) not in self.ran:
                     raise ScheduleError(
                         f"schedule {self.table.name}: worker {worker} never runs {task}",
-                        table=table_text(self.table, task),
+                        table=marked_text(self.table, task),
                     )
         for spec in self.dataflow.works:
             for worker in () if spec.work.kind in KINDS else self.table.workers_of_stage(spec.work.stage):

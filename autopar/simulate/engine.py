@@ -22,8 +22,8 @@ from autopar.schedule import (
     Send,
     Stash,
     instruction_text,
+    marked_text,
     starting_buffers,
-    table_text,
     usage,
     verify,
 )
@@ -84,7 +84,7 @@ class _Engine:
         if stuck:
             reasons = "; ".join(f"worker {w} at {instruction_text(self.lists[w][self.at[w]])}" for w in stuck)
             raise ScheduleError(
-                f"deadlock with queues of {self.depth}: {reasons}", table=table_text(self.program.table)
+                f"deadlock with queues of {self.depth}: {reasons}", table=marked_text(self.program.table, None)
             )
 
     def _step(self, worker: int, i: Instruction) -> bool:

@@ -102,7 +102,7 @@ def test_names():
         "inference",
         "table",
     } <= set(schedules())
-    assert get("ZB_H1").name == "zb-h1"
+    assert [get(n).name for n in ("ZB_H1", "zbv", "pipedream-flush", "DAPPLE")] == ["zb-h1", "zb-v", "1f1b", "1f1b"]
     with pytest.raises(ScheduleError, match="no schedule is called '1f2b'") as caught:
         get("1f2b")
     assert "1f1b" in str(caught.value)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
-import numpy as np
+from collections.abc import Sequence
 
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Input, Layout
-from autopar.plan import Plan
-from autopar.search.assemble import assemble
+from autopar.plan import Considered, Plan
 from autopar.search.clock import Clock
-from autopar.search.intra import build, extract
+from autopar.search.manual import Manual, check_batch
 from autopar.search.problem import Problem
-from autopar.solver import Node, solve
-
-#: input, its layout -> whether a plan may give it that layout
-Allowed = Callable[[Input, Layout], bool]
+from autopar.search.restrict import Allowed, restricted_plan, solve_restricted
 
 
 def data_parallel(problem: Problem) -> Plan:
@@ -26,47 +19,68 @@ def data_parallel(problem: Problem) -> Plan:
     Raises:
         InfeasiblePlanError: the number of devices does not divide the first dim of a batch argument.
     """
-    n = problem.cluster.num_devices
-    for i in problem.graph.inputs:
-        if i.role == "batch" and i.type.rank and i.type.shape[0] % n:
-            sizes = f"{i.type.shape[0] // n * n} or {(i.type.shape[0] // n + 1) * n}"
-            raise InfeasiblePlanError(
-                f"{i.name} {i.type} has a first dim of {i.type.shape[0]}, which {n} devices do not divide",
-                cause="data parallelism gives each device the same number of examples",
-                remedy=f"a batch of {sizes}, another number of devices, or search='alpa'",
-            )
+    check_batch(problem, problem.cluster.num_devices)
 
-    def allowed(i: Input, layout: Layout) -> bool:
+    def allowed(i: Input, layouts: Sequence[Layout]) -> list[bool]:
         if i.role != "batch":
-            return layout.is_replicated
-        return not any(layout.dims[1:]) and len(layout.dims[:1] and layout.dims[0]) == 1
+            return [k.is_replicated for k in layouts]
+        return [not any(k.dims[1:]) and len(k.dims[:1] and k.dims[0]) == 1 for k in layouts]
 
-    return _restricted(problem, "data-parallel", allowed)
+    return _on_one_axis(problem, "data-parallel", allowed)
 
 
 def replicated(problem: Problem) -> Plan:
     """Everything whole on every device: the plan that always exists."""
-    return _restricted(problem, "replicated", lambda _, layout: layout.is_replicated)
+    return _on_one_axis(problem, "replicated", lambda _, layouts: [k.is_replicated for k in layouts])
 
 
-def _restricted(problem: Problem, name: str, allowed: Allowed) -> Plan:
-    """The cheapest plan on the one-axis mesh whose inputs have allowed layouts."""
+def zero1(problem: Problem) -> Plan:
+    """ZeRO stage 1 over all devices: data parallelism with the optimizer state split (Rajbhandari et al., 2020)."""
+    return Manual(dp=problem.cluster.num_devices, zero=1).plan(problem, "zero1")
+
+
+def zero2(problem: Problem) -> Plan:
+    """ZeRO stage 2 over all devices: gradients are split too, as they are made."""
+    return Manual(dp=problem.cluster.num_devices, zero=2).plan(problem, "zero2")
+
+
+def zero3(problem: Problem) -> Plan:
+    """ZeRO stage 3 over all devices: parameters are split too (FSDP)."""
+    return Manual(dp=problem.cluster.num_devices, zero=3).plan(problem, "zero3")
+
+
+def megatron(problem: Problem) -> Plan:
+    """The fastest of all tensor-parallel times data-parallel grids, tensor parallelism inside a node.
+
+    Raises:
+        InfeasiblePlanError: none of them fits.
+    """
+    clock = Clock()
+    n = problem.cluster.num_devices
+    node = min(g.devices_per_node if g.inter != "intra" else g.size for g in problem.cluster.groups)
+    tried = []
+    for tp in (t for t in range(1, min(n, node) + 1) if n % t == 0):
+        grid = Manual(tp=tp, dp=n // tp)
+        try:
+            tried.append((grid, grid.solve(problem, clock)))
+        except InfeasiblePlanError as error:
+            if tp == min(n, node) and not tried:
+                raise error
+    fitting = [(g, r) for g, r in tried if r.solution.choice]
+    best, found = min(fitting or tried, key=lambda t: (t[1].solution.objective, t[0].tp))
+    considered = tuple(
+        Considered(
+            f"tp={g.tp}, dp={g.dp}",
+            r.solution.objective if r.solution.choice else None,
+            None,
+            "chosen" if g is best else r.solution.status.value,
+        )
+        for g, r in tried
+    )
+    return restricted_plan(problem, found, "megatron", clock, best.notes(), considered)
+
+
+def _on_one_axis(problem: Problem, name: str, allowed: Allowed) -> Plan:
     clock = Clock()
     (mesh,) = problem.cluster.logical_meshes((problem.cluster.num_devices,))
-    with clock.phase("program"):
-        stated = build(problem, mesh)
-        roles = {i.name: i for i in problem.graph.inputs}
-        nodes = list(stated.problem.nodes)
-        for v in stated.values.values():
-            if v.source and v.node is not None:
-                ok = np.array([allowed(roles[v.key], k) for k in v.layouts])
-                nodes[v.node] = Node(nodes[v.node].name, np.where(ok, nodes[v.node].costs, np.inf))
-    with clock.phase("solve"):
-        solution = solve(replace(stated.problem, nodes=tuple(nodes)), time_limit_s=problem.options.time_limit_s)
-    if not solution.choice:
-        raise InfeasiblePlanError(
-            f"{name} does not fit {problem.memory_limit_bytes} bytes a device", remedy="search='alpa', or more memory"
-        )
-    with clock.phase("extract"):
-        sharding = extract(problem, stated, solution.choice)
-    return assemble(problem, stated, sharding, name, solution.objective, solution.lower_bound, (), clock)
+    return restricted_plan(problem, solve_restricted(problem, mesh, allowed, clock), name, clock)

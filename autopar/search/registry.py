@@ -11,7 +11,8 @@ from typing import TypeAlias
 from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
-from autopar.search.baselines import data_parallel, replicated
+from autopar.search.baselines import data_parallel, megatron, replicated, zero1, zero2, zero3
+from autopar.search.manual import manual
 from autopar.search.problem import Problem
 
 #: A search: what is to be planned -> the plan. Raises InfeasiblePlanError where nothing fits.
@@ -21,7 +22,16 @@ Strategy: TypeAlias = Callable[[Problem], Plan]
 ENTRY_POINTS = "autopar.strategies"
 
 _BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
-    {"alpa": alpa, "data-parallel": data_parallel, "replicated": replicated}
+    {
+        "alpa": alpa,
+        "data-parallel": data_parallel,
+        "manual": manual,
+        "megatron": megatron,
+        "replicated": replicated,
+        "zero1": zero1,
+        "zero2": zero2,
+        "zero3": zero3,
+    }
 )
 
 

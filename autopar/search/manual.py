@@ -1,0 +1,185 @@
+"""`Manual`: prices the plan that a person names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.cluster import LogicalMesh
+from autopar.errors import InfeasiblePlanError
+from autopar.ir import Input, Layout
+from autopar.plan import Plan
+from autopar.search.clock import Clock
+from autopar.search.problem import Problem
+from autopar.search.restrict import Restricted, restricted_plan, solve_restricted
+
+#: State of less than this fraction of all parameters may stay whole under tensor parallelism: biases, scales.
+_SMALL = 1e-3
+
+
+@dataclass(frozen=True)
+class Manual:
+    """A strategy with one plan: the one that is named. ``autopar.parallelize(fn, search=Manual(tp=4, dp=2))``.
+
+    The mesh has an axis for dp and one for tp, tp the nearer devices. Batch arguments are split over dp on their
+    first dim; parameters and their optimizer state over tp on a dim that the integer program chooses, with
+    everything between them: it splits activations over tp, which is sequence parallelism, wherever that is
+    cheaper. From their ZeRO stage on, optimizer state (1) and parameters (3) are split over dp on a dim that it
+    chooses. From stage 1 on gradients are reduced into the layout of the state, so stages 1 and 2 are one plan.
+
+    Args:
+        tp: devices that share the matrices of a layer.
+        pp: pipeline stages.
+        dp: replicas that share the batch.
+        cp: devices that share the tokens of an example.
+        ep: devices, of those of dp, that share experts.
+        zero: ZeRO stage, 0 to 3.
+        sequence_parallel: of no effect on a graph, see above.
+        recompute: "none": what the function states with `jax.checkpoint` and no more; "selective", "full".
+        chunks: chunks of each pipeline stage.
+
+    Raises:
+        InfeasiblePlanError: a number is impossible.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    zero: int = 0
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "dp", "cp", "ep", "chunks"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InfeasiblePlanError(f"Manual({name}={value!r}) is no count", remedy="give 1 or more")
+        if self.zero not in (0, 1, 2, 3):
+            raise InfeasiblePlanError(f"Manual(zero={self.zero!r})", remedy="ZeRO has the stages 0, 1, 2 and 3")
+        if self.recompute not in ("none", "selective", "full"):
+            raise InfeasiblePlanError(
+                f"Manual(recompute={self.recompute!r})", remedy="one of 'none', 'selective', 'full'"
+            )
+
+    def __call__(self, problem: Problem) -> Plan:
+        """The plan; see `plan`."""
+        return self.plan(problem, "manual")
+
+    def plan(self, problem: Problem, name: str) -> Plan:
+        """The plan, under the name of a strategy.
+
+        Raises:
+            InfeasiblePlanError: the plan does not suit the cluster or the program, does not fit its memory, or
+                has something that a graph cannot be given yet; `autopar.cost.transformer` prices that for
+                transformers.
+        """
+        clock = Clock()
+        return restricted_plan(problem, self.solve(problem, clock), name, clock, self.notes())
+
+    def solve(self, problem: Problem, clock: Clock) -> Restricted:
+        """The restricted problem and its solution. Raises InfeasiblePlanError as `plan` does, but for memory."""
+        self._check(problem)
+        check_batch(problem, self.dp)
+        return solve_restricted(problem, self.mesh(problem), _Rules(self, problem).allowed, clock)
+
+    def mesh(self, problem: Problem) -> LogicalMesh:
+        """The logical mesh: axes of dp and tp, those of one device left out."""
+        sizes = tuple(n for n in (self.dp, self.tp) if n > 1) or (1,)
+        (mesh,) = problem.cluster.logical_meshes(sizes)
+        return mesh
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the plan should know."""
+        grid = [f"{k}={getattr(self, k)}" for k in ("tp", "dp", "zero") if getattr(self, k) > (k != "zero")]
+        return (f"named by hand: {', '.join(grid) or 'one device'}",)
+
+    def _check(self, problem: Problem) -> None:
+        asked = {"pp": self.pp, "cp": self.cp, "ep": self.ep, "chunks": self.chunks}
+        beyond = [f"{k}={n}" for k, n in asked.items() if n > 1]
+        if beyond:
+            raise InfeasiblePlanError(
+                f"Manual({', '.join(beyond)}) is not available for a function: this version plans one stage, on a mesh "
+                "of tp and dp",
+                remedy="leave it out, or price a transformer with autopar.cost.transformer.predict",
+            )
+        if self.recompute != "none":
+            raise InfeasiblePlanError(
+                f"Manual(recompute={self.recompute!r}) is not available for a function: autopar keeps the "
+                "recomputation that the function states",
+                remedy="use jax.checkpoint in the function",
+            )
+        n = problem.cluster.num_devices
+        if self.tp * self.dp != n:
+            raise InfeasiblePlanError(
+                f"tp={self.tp} times dp={self.dp} are {self.tp * self.dp} devices; {problem.cluster.name} has {n}",
+                remedy=f"numbers whose product is {n}, or another cluster",
+            )
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """Which layouts a named plan allows.
+
+    Args:
+        manual: the plan.
+        problem: what it is for.
+    """
+
+    manual: Manual
+    problem: Problem
+
+    @property
+    def dp_axis(self) -> str | None:
+        """The mesh axis of dp, None where dp is 1."""
+        return self.manual.mesh(self.problem).names[0] if self.manual.dp > 1 else None
+
+    @property
+    def tp_axis(self) -> str | None:
+        """The mesh axis of tp, None where tp is 1."""
+        return self.manual.mesh(self.problem).names[-1] if self.manual.tp > 1 else None
+
+    def allowed(self, i: Input, layouts: Sequence[Layout]) -> list[bool]:
+        """For each layout whether input ``i`` may have it; one or more are true."""
+        dp, tp = self.dp_axis, self.tp_axis
+        if i.role == "batch":
+            split = ((dp,) if dp else (),) if i.type.rank else ()
+            return [k.dims[:1] == split and not any(k.dims[1:]) for k in layouts]
+        if i.role not in ("parameter", "optimizer"):
+            return [k.is_replicated for k in layouts]
+        over_dp = self.manual.zero >= (3 if i.role == "parameter" else 1)
+        ok = self._split(layouts, [True] * len(layouts), dp, must=over_dp, may=over_dp)
+        large = i.type.nbytes >= _SMALL * self._parameter_bytes
+        return self._split(layouts, ok, tp, must=i.type.rank > 1 and large, may=True)
+
+    @staticmethod
+    def _split(layouts: Sequence[Layout], ok: Sequence[bool], axis: str | None, *, must: bool, may: bool) -> list[bool]:
+        """``ok`` where also ``axis`` splits the layout if it must (and some can), and does not unless it may."""
+        has = [axis in k.axes for k in layouts]
+        if must and any(a and b for a, b in zip(ok, has, strict=True)):
+            return [a and b for a, b in zip(ok, has, strict=True)]
+        return [a and (may or not b) for a, b in zip(ok, has, strict=True)]
+
+    @property
+    def _parameter_bytes(self) -> int:
+        return sum(i.type.nbytes for i in self.problem.graph.inputs if i.role == "parameter")
+
+
+def manual(problem: Problem) -> Plan:
+    """`Manual` without arguments of its own: data parallelism over all devices, state whole."""
+    return Manual(dp=problem.cluster.num_devices)(problem)
+
+
+def check_batch(problem: Problem, parts: int) -> None:
+    """Raises InfeasiblePlanError unless ``parts`` devices divide the first dim of every batch argument."""
+    for i in problem.graph.inputs:
+        if i.role == "batch" and i.type.rank and i.type.shape[0] % parts:
+            size = i.type.shape[0]
+            raise InfeasiblePlanError(
+                f"{i.name} {i.type} has a first dim of {size}, which {parts} devices do not divide",
+                cause="data parallelism gives each device the same number of examples",
+                remedy=f"a batch of {size // parts * parts} or {(size // parts + 1) * parts}, another number of "
+                "devices, or search='alpa'",
+            )

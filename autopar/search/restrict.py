@@ -1,0 +1,80 @@
+"""The integer program with some layouts of inputs ruled out: how plans that people name are priced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from autopar.cluster import LogicalMesh
+from autopar.errors import InfeasiblePlanError
+from autopar.ir import Input, Layout
+from autopar.plan import Considered, Plan
+from autopar.search.assemble import assemble
+from autopar.search.clock import Clock
+from autopar.search.intra import ShardingProblem, build, extract
+from autopar.search.problem import Problem
+from autopar.solver import Node, Solution, solve
+
+#: input, its layouts -> for each of them whether a plan may give it that layout
+Allowed: TypeAlias = Callable[[Input, Sequence[Layout]], Sequence[bool]]
+
+
+@dataclass(frozen=True)
+class Restricted:
+    """A restricted problem with its solution; ``solution.choice`` is empty where nothing fits the memory."""
+
+    stated: ShardingProblem
+    solution: Solution
+
+
+def solve_restricted(problem: Problem, mesh: LogicalMesh, allowed: Allowed, clock: Clock) -> Restricted:
+    """The cheapest sharding on ``mesh`` whose inputs have allowed layouts.
+
+    Args:
+        problem: what is planned.
+        mesh: where.
+        allowed: which layouts an input may have; it must allow one or more.
+        clock: takes the time.
+    """
+    with clock.phase("program"):
+        stated = build(problem, mesh)
+        roles = {i.name: i for i in problem.graph.inputs}
+        nodes = list(stated.problem.nodes)
+        for v in stated.values.values():
+            if v.source and v.node is not None:
+                ok = np.array(allowed(roles[v.key], v.layouts), dtype=bool)
+                nodes[v.node] = Node(nodes[v.node].name, np.where(ok, nodes[v.node].costs, np.inf))
+    with clock.phase("solve"):
+        solution = solve(
+            replace(stated.problem, nodes=tuple(nodes)),
+            time_limit_s=problem.options.time_limit_s,
+            seed=problem.options.seed,
+        )
+    return Restricted(stated, solution)
+
+
+def restricted_plan(
+    problem: Problem,
+    found: Restricted,
+    name: str,
+    clock: Clock,
+    notes: Sequence[str] = (),
+    considered: Sequence[Considered] = (),
+) -> Plan:
+    """The plan of a restricted solution.
+
+    Raises:
+        InfeasiblePlanError: nothing fits the memory.
+    """
+    if not found.solution.choice:
+        raise InfeasiblePlanError(
+            f"{name} does not fit {problem.memory_limit_bytes} bytes a device", remedy="search='alpa', or more memory"
+        )
+    stated = replace(found.stated, notes=(*found.stated.notes, *notes))
+    with clock.phase("extract"):
+        sharding = extract(problem, stated, found.solution.choice)
+    objective, bound = found.solution.objective, found.solution.lower_bound
+    return assemble(problem, stated, sharding, name, objective, bound, tuple(considered), clock)

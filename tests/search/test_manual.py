@@ -1,0 +1,95 @@
+"""Plans that a person names: where state lies, what it costs, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+import autopar
+from autopar.errors import AutoparError, InfeasiblePlanError
+from autopar.ir import Layout
+from autopar.search import Manual, strategy_named
+from examples import gpt, mlp
+from tests.search.problems import problem_of, toy
+
+
+@pytest.fixture(scope="module")
+def problem():
+    fn, args = gpt.build(abstract=True, layers=1)
+    return problem_of(fn, args, toy(8))
+
+
+def layouts(plan, role):
+    return [Layout.parse(i.layout) for i in plan.content.inputs if i.role == role]
+
+
+def test_tensor_parallelism_splits_matrices_and_data_parallelism_the_batch(problem):
+    plan = Manual(tp=2, dp=4)(problem)
+    assert plan.stages[0].mesh_shape == {"x": 4, "y": 2}
+    assert all(k.dims[0] == ("x",) and k.axes == ("x",) for k in layouts(plan, "batch"))
+    assert not any("x" in k.axes for role in ("parameter", "optimizer") for k in layouts(plan, role))
+    whole = sum(i.type.nbytes for i in problem.graph.inputs if i.role == "parameter")
+    assert plan.stages[0].memory.parameters == pytest.approx(whole / 2, rel=0.05)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_zero_stages_divide_the_state(problem, tp):
+    dp = 8 // tp
+    zero = [Manual(tp=tp, dp=dp, zero=z)(problem).stages[0].memory for z in range(4)]
+    assert zero[1].optimizer == pytest.approx(zero[0].optimizer / dp, rel=0.05)
+    assert zero[1].parameters == pytest.approx(zero[0].parameters, rel=0.05)  # small ones may lie otherwise
+    assert zero[2] == zero[1]
+    assert zero[3].optimizer == pytest.approx(zero[0].optimizer / dp, rel=0.05)
+    assert zero[3].parameters == pytest.approx(zero[0].parameters / dp, rel=0.05)
+
+
+def test_registered_zero_stages_are_manual_ones(problem):
+    for stage in (1, 2, 3):
+        plan = strategy_named(f"zero{stage}")(problem)
+        named = Manual(dp=8, zero=stage)(problem)
+        assert (plan.stages, plan.content.inputs) == (named.stages, named.content.inputs)
+        assert plan.search.strategy == f"zero{stage}"
+    assert strategy_named("manual")(problem).search.objective == Manual(dp=8)(problem).search.objective
+
+
+def test_megatron_is_the_best_of_its_grids():
+    fn, args = mlp.build(abstract=True, layers=2)
+    problem = problem_of(fn, args, toy(8))
+    plan = strategy_named("megatron")(problem)
+    by_hand = [Manual(tp=tp, dp=8 // tp)(problem).search.objective for tp in (1, 2, 4, 8)]
+    assert plan.search.objective == min(by_hand)
+    assert [c.step_time for c in plan.search.considered] == pytest.approx(by_hand)
+    assert sum(c.note == "chosen" for c in plan.search.considered) == 1
+
+
+def test_tensor_parallelism_stays_inside_a_node():
+    fn, args = mlp.build(abstract=True, layers=1)
+    plan = strategy_named("megatron")(problem_of(fn, args, toy(8, nodes=4)))
+    assert [c.name for c in plan.search.considered] == ["tp=1, dp=8", "tp=2, dp=4"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"tp": 2}, "2 devices; toy has 8"),
+        ({"dp": 8, "pp": 2}, "plans one stage"),
+        ({"dp": 8, "cp": 2, "ep": 2}, "cp=2, ep=2"),
+        ({"dp": 8, "recompute": "full"}, "jax.checkpoint"),
+    ],
+)
+def test_what_cannot_be_priced_is_refused(problem, fields, text):
+    with pytest.raises(InfeasiblePlanError, match=text):
+        Manual(**fields)(problem)
+
+
+@pytest.mark.parametrize("fields", [{"tp": 0}, {"dp": True}, {"zero": 4}, {"recompute": "some"}, {"chunks": 1.5}])
+def test_impossible_numbers_are_refused(fields):
+    with pytest.raises(AutoparError, match=next(iter(fields))):
+        Manual(**fields)
+
+
+def test_it_is_given_to_parallelize():
+    fn, args = mlp.build(abstract=True, layers=1)
+    plan = autopar.parallelize(fn, cluster=toy(8), search=Manual(tp=4, dp=2, zero=1)).plan(*args)
+    assert plan.search.strategy == "manual"
+    assert plan.stages[0].mesh_shape == {"x": 2, "y": 4}
+    assert any("tp=4, dp=2, zero=1" in note for note in plan.content.notes)

@@ -11,7 +11,7 @@ import click
 import jax
 from rich.console import Console
 
-from benchmarks import calibrated, memory_limit, overhead, planning, predicted, verified
+from benchmarks import calibrated, memory_limit, overhead, planning, predicted, schedules, verified
 from benchmarks.clusters import DEVICES
 from benchmarks.experts import cases as experts
 from benchmarks.machine import facts
@@ -27,6 +27,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "overhead": overhead.run,
         "planning": planning.run,
         "published": published.run,
+        "schedules": schedules.run_all,
         "verified": verified.run,
     }
 )

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import memory_limit, overhead, planning, predicted
+from benchmarks import memory_limit, overhead, planning, predicted, schedules
 from benchmarks.experts import cases, llama
 from benchmarks.experts.compare import measure_expert
 
@@ -62,3 +62,10 @@ def test_layers_of_a_scan_are_gathered_alone() -> None:
     rule = llama.fsdp(("x",), 8)
     assert rule("['params']['layers']['wq']", (16, 64, 32)) == P(None, ("x",))
     assert rule("['params']['head']", (64, 128)) == P(None, ("x",))
+
+
+def test_schedules_order_as_their_papers_say() -> None:
+    rows = {row["schedule"]: row for row in schedules.run_all(True, print).rows}
+    assert rows["zb-v"]["bubble"] < rows["zb-h1"]["bubble"] < rows["1f1b"]["bubble"] == rows["gpipe"]["bubble"]
+    assert rows["1f1b"]["activations of a whole stage"] < rows["gpipe"]["activations of a whole stage"]
+    assert all(row["instructions"] > row["transfers"] > 0 for row in rows.values())

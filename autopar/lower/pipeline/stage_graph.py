@@ -122,23 +122,12 @@ def _piece_shapes(bound: BoundGraph, found: Microbatching, parts: StageParts, av
         shape = list(types[n].shape)
         shape[found.batch[n]] //= found.count
         shapes[n] = jax.ShapeDtypeStruct(tuple(shape), avals[n].dtype)
-    every = {**shape_of_values(bound, found, avals)}
+    layouts = value_layouts(bound.graph, found)
     for r in parts.received:
-        shapes[r.name] = every[r.name]
+        local = layouts[r.name].local_shape(types[r.name].shape, {AXIS: found.count})
+        shapes[r.name] = jax.ShapeDtypeStruct(local, numpy_dtype(types[r.name].dtype))
     for late in parts.received_late:
-        shapes[late.name] = jax.ShapeDtypeStruct(types[late.name].shape, every[late.name].dtype)
-    return shapes
-
-
-def shape_of_values(bound: BoundGraph, found: Microbatching, avals: dict[str, Any]) -> dict[str, Any]:
-    """Shape and dtype of every value of a step: of the loop's values one microbatch's, of others the whole."""
-    graph = bound.graph
-    layouts = value_layouts(graph, found)
-    shapes: dict[str, Any] = dict(avals)
-    for op in graph.operators:
-        for v in op.results:
-            shape = layouts[v.name].local_shape(v.type.shape, {AXIS: found.count})
-            shapes[v.name] = jax.ShapeDtypeStruct(shape, numpy_dtype(v.type.dtype))
+        shapes[late.name] = jax.ShapeDtypeStruct(types[late.name].shape, numpy_dtype(types[late.name].dtype))
     return shapes
 
 

@@ -43,6 +43,7 @@ class _LinkFile(_Strict, frozen=True):
     efficiency: _Fraction = 1.0
     node_bandwidth: _Positive | None = None
     torus_dims: _Count = 1
+    switch_share: _Fraction | None = None
 
 
 class _GroupFile(_Strict, frozen=True):
@@ -102,7 +103,14 @@ def _curve(where: str, value: float | list[tuple[float, float]]) -> Curve:
 
 
 def _link(table: _LinkFile) -> LinkSpec:
-    return LinkSpec(table.bandwidth, table.latency_s, table.efficiency, table.node_bandwidth, table.torus_dims)
+    return LinkSpec(
+        table.bandwidth,
+        table.latency_s,
+        table.efficiency,
+        table.node_bandwidth,
+        table.torus_dims,
+        table.switch_share,
+    )
 
 
 def _device(where: str, table: _DeviceFile) -> Device:
@@ -164,7 +172,14 @@ def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
         return value.points[0][1] if len(value.points) == 1 else [list(p) for p in value.points]
 
     def link(value: LinkSpec) -> _LinkFile:
-        return _LinkFile(value.bandwidth, value.latency_s, value.efficiency, value.node_bandwidth, value.torus_dims)
+        return _LinkFile(
+            value.bandwidth,
+            value.latency_s,
+            value.efficiency,
+            value.node_bandwidth,
+            value.torus_dims,
+            value.switch_share,
+        )
 
     tables = [
         _GroupFile(

@@ -22,6 +22,8 @@ class LinkSpec:
             each of them has its own ``bandwidth``. Only for links between nodes.
         torus_dims: dims of the torus that the devices form, each with ``bandwidth`` of its own; 1 where they
             are connected by a switch. Only for links inside a node.
+        switch_share: fraction of ``bandwidth`` at which the switch itself sums: an all-reduce of M bytes takes
+            M / (bandwidth x switch_share). None where the switch cannot. Only for links inside a node.
 
     Raises:
         ClusterError: a value is impossible; it names the field.
@@ -32,6 +34,7 @@ class LinkSpec:
     efficiency: float = 1.0
     node_bandwidth: float | None = None
     torus_dims: int = 1
+    switch_share: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bandwidth", positive("LinkSpec.bandwidth", self.bandwidth))
@@ -40,6 +43,8 @@ class LinkSpec:
         if self.node_bandwidth is not None:
             object.__setattr__(self, "node_bandwidth", positive("LinkSpec.node_bandwidth", self.node_bandwidth))
         object.__setattr__(self, "torus_dims", whole("LinkSpec.torus_dims", self.torus_dims))
+        if self.switch_share is not None:
+            object.__setattr__(self, "switch_share", fraction("LinkSpec.switch_share", self.switch_share))
 
 
 @dataclass(frozen=True, slots=True)

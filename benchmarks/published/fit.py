@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from scipy.optimize import least_squares
 
 from autopar.cost.transformer import Constants, load_constants
 from autopar.cost.transformer.constants import constants_file
+from benchmarks.published.collectives import reductions
 from benchmarks.published.dataset import Run, load
 from benchmarks.published.layers import layer_rows
 from benchmarks.published.score import score
@@ -102,6 +103,20 @@ def value_of(constants: Constants, free: Free) -> float:
     return float(found)
 
 
+NETWORK = (Free("network", "level_s", 1e-6, 2e-4), Free("network", "ramp", 0.01, 3.0))
+
+
+def fit_network(constants: Constants, free: Sequence[Free]) -> Constants:
+    """The constants that are nearest to the measured all-reduces."""
+    rows = [r for r in reductions() if r.fitted]
+
+    def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        changed = with_values(constants, free, np.exp(x).tolist())
+        return np.array([math.log(1 + r.error(changed)) for r in rows])
+
+    return _least(residuals, constants, free)
+
+
 def fit(constants: Constants, runs: Sequence[Run], free: Sequence[Free]) -> Constants:
     """The constants that are nearest to the runs and to the layer times of the recomputation paper's table 4."""
     sizes = {d: sum(r.dataset == d for r in runs) for d in sorted({r.dataset for r in runs})}
@@ -115,6 +130,13 @@ def fit(constants: Constants, runs: Sequence[Run], free: Sequence[Free]) -> Cons
         off = [(r.forward_s / r.measured_forward_s, r.backward_s / r.measured_backward_s) for r in layers]
         return np.concatenate([runs_off, _LAYERS * np.log(np.array(off).ravel())])
 
+    return _least(residuals, constants, free)
+
+
+def _least(
+    residuals: Callable[[NDArray[np.float64]], NDArray[np.float64]], constants: Constants, free: Sequence[Free]
+) -> Constants:
+    """The constants of least residuals, which are functions of their logarithms."""
     low, high = np.log([f.low for f in free]), np.log([f.high for f in free])
     start = np.clip(np.log([value_of(constants, f) for f in free]), low + 1e-6, high - 1e-6)
     found = least_squares(
@@ -142,11 +164,11 @@ def write(constants: Constants, free: Sequence[Free]) -> None:
 @click.option("--dry", is_flag=True, help="Print the constants, do not write them.")
 def main(dry: bool) -> None:
     """Fits and writes the constants."""
-    constants = fit(load_constants(), fitted_runs(), FREE)
-    for f in FREE:
+    constants = fit(fit_network(load_constants(), NETWORK), fitted_runs(), FREE)
+    for f in (*NETWORK, *FREE):
         click.echo(f"{f.table}.{f.key} = {value_of(constants, f):.4g}")
     if not dry:
-        write(constants, FREE)
+        write(constants, (*NETWORK, *FREE))
 
 
 if __name__ == "__main__":

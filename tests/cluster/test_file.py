@@ -120,6 +120,7 @@ NUMBERS = [
     *((*link, k) for link in (INTRA, INTER) for k in ("bandwidth", "latency_s", "efficiency")),
     (*INTER, "node_bandwidth"),
     (*INTRA, "torus_dims"),
+    (*INTRA, "switch_share"),
 ]
 
 
@@ -128,7 +129,8 @@ NUMBERS = [
 def test_an_impossible_number_is_named(path, value):
     data = _data()
     _table(data, path[:-1])[path[-1]] = value
-    allowed_none = path[-1] in ("host_memory_bytes", "host_bandwidth", "node_bandwidth") and value is None
+    optional = ("host_memory_bytes", "host_bandwidth", "node_bandwidth", "switch_share")
+    allowed_none = path[-1] in optional and value is None
     if allowed_none or (value == 0 and value is not False and path[-1] in ("launch_s", "latency_s")):
         assert Cluster.from_dict(data).num_devices == 8
         return
@@ -223,6 +225,7 @@ links = st.builds(
     efficiency=fractions,
     node_bandwidth=st.none() | numbers,
     torus_dims=st.integers(1, 3),
+    switch_share=st.none() | st.floats(0.1, 1.0),
 )
 curves = st.dictionaries(numbers, fractions, min_size=1, max_size=4).map(lambda d: Curve(tuple(sorted(d.items()))))
 devices = st.builds(

@@ -37,6 +37,18 @@ class Kernels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_share: _Fraction
 
 
+class NetworkConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How collectives behave on any network.
+
+    Args:
+        level_s: seconds that each level of a tree over nodes adds, once up and once down, to the link's latency.
+        ramp: what is lost where latency and transfer are alike, as a fraction of the lesser.
+    """
+
+    level_s: _NotNegative
+    ramp: _NotNegative
+
+
 class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a training program does beyond the arithmetic.
 
@@ -97,11 +109,13 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         kernels: how fast kernels run.
+        network: how collectives behave.
         stacks: training programs by name.
         cores: units that run tiles of matrix products at the same time, by start of a device's kind.
     """
 
     kernels: Kernels
+    network: NetworkConstants
     stacks: Mapping[str, Stack]
     cores: Mapping[str, int]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autopar.cluster import Cluster, Link, LinkSpec
 from autopar.cost.collectives import collective_on_link_s, wire_bytes
+from autopar.cost.transformer.constants import NetworkConstants
 
 
 @dataclass(frozen=True)
@@ -17,19 +18,21 @@ class Network:
         devices_per_node: devices of each node.
         intra: the link inside a node.
         inter: the link between nodes.
+        constants: what holds for all networks.
     """
 
     devices_per_node: int
     intra: LinkSpec
     inter: LinkSpec
+    constants: NetworkConstants
 
     @staticmethod
-    def of(cluster: Cluster) -> Network:
+    def of(cluster: Cluster, constants: NetworkConstants) -> Network:
         """The network of a cluster's first group."""
         group = cluster.groups[0]
         if isinstance(group.inter, LinkSpec):
-            return Network(group.devices_per_node, group.intra, group.inter)
-        return Network(group.size, group.intra, group.intra)
+            return Network(group.devices_per_node, group.intra, group.inter, constants)
+        return Network(group.size, group.intra, group.intra, constants)
 
     def ranks_in_node(self, ranks: int, stride: int) -> int:
         """How many of ``ranks`` devices, ``stride`` apart, are in one node."""
@@ -38,9 +41,10 @@ class Network:
     def collective_s(self, kind: str, full_bytes: float, ranks: int, stride: int) -> float:
         """Seconds of a collective that all groups of ``ranks`` devices, ``stride`` apart, run at once.
 
-        Inside a node: the ring of `autopar.cost.collectives`. Across nodes: the bytes of a ring over the link
-        between nodes, which the groups of a node share, with the latency of the ring or, for an all-reduce, of
-        a tree over nodes, whichever is less; or two levels, where each node first reduces inside.
+        Inside a node: the ring of `autopar.cost.collectives`, or the switch for an all-reduce of the whole node.
+        Across nodes: the bytes of a ring over the link between nodes, which the groups of a node share, with the
+        latency of the ring or, for an all-reduce, of a tree over nodes, whichever is less; or two levels, where
+        each node first reduces inside.
 
         Args:
             kind: one of `autopar.cost.collectives.KINDS`.
@@ -52,21 +56,38 @@ class Network:
             return 0.0
         inside = self.ranks_in_node(ranks, stride)
         if inside == ranks:
-            return collective_on_link_s(kind, full_bytes, ranks, _link(self.intra))
+            return self._inside_s(kind, full_bytes, ranks)
         nodes = math.ceil(ranks / inside)
         bandwidth = min(self._bandwidth_between(inside), self.intra.bandwidth * self.intra.efficiency)
         rounds = 2 if kind == "all-reduce" else 1
-        ring_latency_s = rounds * ((nodes - 1) * self.inter.latency_s + (ranks - nodes) * self.intra.latency_s)
-        tree_latency_s = rounds * (math.log2(nodes) * self.inter.latency_s + (inside - 1) * self.intra.latency_s)
-        latency_s = min(ring_latency_s, tree_latency_s) if kind == "all-reduce" else ring_latency_s
-        flat = latency_s + wire_bytes(kind, full_bytes, ranks) / bandwidth
+        latency_s = rounds * ((nodes - 1) * self.inter.latency_s + (ranks - nodes) * self.intra.latency_s)
+        if kind == "all-reduce":
+            level_s = self.inter.latency_s + self.constants.level_s
+            latency_s = min(latency_s, rounds * (math.log2(nodes) * level_s + (inside - 1) * self.intra.latency_s))
+        flat_s = self._both_s(latency_s, wire_bytes(kind, full_bytes, ranks) / bandwidth)
         if inside == 1 or kind in ("all-to-all", "collective-permute", "send"):
-            return flat
-        one = _link(self.intra)
-        between = Link(self._bandwidth_between(1) * 1.0, self.inter.latency_s)
-        levels = collective_on_link_s(kind, full_bytes, inside, one)
-        levels += collective_on_link_s(kind, full_bytes / inside, nodes, between)
-        return min(flat, levels)
+            return flat_s
+        across_s = wire_bytes(kind, full_bytes / inside, nodes) / self._bandwidth_between(1) + wire_bytes(
+            kind, full_bytes, inside
+        ) / (self.intra.bandwidth * self.intra.efficiency)
+        return min(flat_s, self._both_s(latency_s, across_s))
+
+    def _inside_s(self, kind: str, full_bytes: float, ranks: int) -> float:
+        """Seconds of a collective inside a node."""
+        link = _link(self.intra)
+        latency_s = collective_on_link_s(kind, 0.0, ranks, link)
+        ring_s = self._both_s(latency_s, collective_on_link_s(kind, full_bytes, ranks, link) - latency_s)
+        if kind != "all-reduce" or self.intra.switch_share is None or ranks < self.devices_per_node:
+            return ring_s
+        return min(ring_s, self._both_s(latency_s, full_bytes / (self.intra.bandwidth * self.intra.switch_share)))
+
+    def _both_s(self, latency_s: float, transfer_s: float) -> float:
+        """Seconds of a collective with this latency and transfer.
+
+        They add up for very small and very large messages, whose protocols have the least latency and the most
+        bandwidth; between them ``ramp`` times the lesser is lost.
+        """
+        return latency_s + transfer_s + self.constants.ramp * min(latency_s, transfer_s)
 
     def send_s(self, bytes: float, stride: int, senders: int) -> float:
         """Seconds to send ``bytes`` from each device to one ``stride`` away.

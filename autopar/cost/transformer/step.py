@@ -101,7 +101,7 @@ class StepModel:
     @property
     def network(self) -> Network:
         """Seconds of collectives."""
-        return Network.of(self.cluster)
+        return Network.of(self.cluster, self.constants.network)
 
     def tensor_collectives_s(self) -> float:
         """Seconds of one pass's tensor-parallel collectives of one layer, before compute hides any.

@@ -34,7 +34,7 @@ from autopar.schedule.instructions import (
     used_by,
 )
 from autopar.schedule.liveness import free_early
-from autopar.schedule.memory import Usage, starting_buffers, usage
+from autopar.schedule.memory import Usage, buffer_bytes, starting_buffers, transit_bytes, usage
 from autopar.schedule.place import place
 from autopar.schedule.registry import ENTRY_POINTS, factory_named, get, register, schedules
 from autopar.schedule.table import Kind, Table, Task, marked_text, table_text
@@ -67,6 +67,7 @@ __all__ = [
     "Work",
     "WorkSpec",
     "WorkerProgram",
+    "buffer_bytes",
     "build",
     "chain",
     "check_dataflow",
@@ -86,6 +87,7 @@ __all__ = [
     "to_csv",
     "to_json",
     "to_text",
+    "transit_bytes",
     "usage",
     "used_by",
     "verify",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.schedule.instructions import (
+    NONE,
     Accumulate,
     Apply,
     Buffer,
@@ -16,6 +17,7 @@ from autopar.schedule.instructions import (
     Recv,
     Reshard,
     Run,
+    Send,
     Stash,
 )
 from autopar.schedule.table import Task
@@ -55,6 +57,26 @@ def usage(program: Program) -> tuple[tuple[Usage, ...], ...]:
     """
     starts = starting_buffers(program)
     return tuple(_worker_usage(program, starts[w.worker], w.instructions) for w in program.workers)
+
+
+def transit_bytes(program: Program, depth: int) -> tuple[int, ...]:
+    """For each worker the most bytes a device in queues of ``depth`` values from it and to it.
+
+    Args:
+        program: a program that `verify` accepts.
+        depth: values between two workers that were sent and not yet received.
+    """
+    sent: dict[tuple[int, int], list[int]] = {}
+    for w in program.workers:
+        for i in w.instructions:
+            if isinstance(i, Send):
+                sent.setdefault((w.worker, i.to), []).append(buffer_bytes(program, i.value))
+    found = [0] * len(program.workers)
+    for (source, target), sizes in sorted(sent.items()):
+        most = max(sum(sizes[k : k + depth]) for k in range(len(sizes)))
+        found[source] += most
+        found[target] += most
+    return tuple(found)
 
 
 def _worker_usage(program: Program, start: tuple[Buffer, ...], lines: tuple[Instruction, ...]) -> tuple[Usage, ...]:
@@ -97,9 +119,9 @@ def _apply(program: Program, i: Instruction, held: dict[Buffer, int], offloaded:
             if i.donate:
                 del held[i.value]
         case Recv():
-            held[i.value] = _bytes(program, i.value)
+            held[i.value] = buffer_bytes(program, i.value)
         case Reshard():
-            held[i.target] = _bytes(program, i.target) or held[i.source]
+            held[i.target] = buffer_bytes(program, i.target) or held[i.source]
             if i.donate:
                 extra = min(held[i.target], held.pop(i.source))
         case Stash():
@@ -116,6 +138,11 @@ def _apply(program: Program, i: Instruction, held: dict[Buffer, int], offloaded:
     return extra
 
 
-def _bytes(program: Program, buffer: Buffer) -> int:
+def buffer_bytes(program: Program, buffer: Buffer) -> int:
+    """Bytes a device of a buffer that is whole; 0 where its name is no value of the dataflow."""
     value = program.dataflow.by_name.get(buffer.value)
-    return 0 if value is None else value.bytes
+    if value is None:
+        return 0
+    # Accumulators are sent when they are complete.
+    whole = value.reduce == "concatenate" and buffer.microbatch == NONE
+    return value.bytes * (program.table.num_microbatches if whole else 1)

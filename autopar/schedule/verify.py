@@ -33,7 +33,7 @@ from autopar.schedule.instructions import (
     made_by,
 )
 from autopar.schedule.liveness import stays
-from autopar.schedule.memory import starting_buffers, usage
+from autopar.schedule.memory import starting_buffers, transit_bytes, usage
 from autopar.schedule.table import KINDS, Task, marked_text
 
 
@@ -50,11 +50,14 @@ class Verified:
     """What `verify` found out.
 
     Args:
-        peak_bytes: for each worker the most bytes a device at any time.
+        peak_bytes: for each worker the most bytes a device at any time, in the buffers of its list.
+        transit_bytes: for each worker the most bytes a device that values on their way can hold besides: those that
+            were sent and freed here and did not arrive, and those that arrived and were not received here.
         num_transfers: values sent in a step.
     """
 
     peak_bytes: tuple[int, ...]
+    transit_bytes: tuple[int, ...]
     num_transfers: int
 
 
@@ -88,7 +91,7 @@ def verify(program: Program, depth: int = 1) -> Verified:
     machine.run()
     machine.check_end()
     peaks = tuple(max(u.during_bytes for u in line) for line in usage(program))
-    return Verified(peaks, machine.transfers)
+    return Verified(peaks, transit_bytes(program, depth), machine.transfers)
 
 
 class _Machine:

@@ -21,6 +21,7 @@ from autopar.schedule import (
     Run,
     Send,
     Stash,
+    buffer_bytes,
     instruction_text,
     marked_text,
     starting_buffers,
@@ -134,8 +135,8 @@ class _Engine:
         end = start + self.durations.of_transfer(i.value.value, worker, i.to)
         self.sent[pair] = count + 1
         self.link[pair] = self.arrival[i.tag] = end
-        value = self.program.dataflow.by_name[i.value.value]
-        self.events.append(Event(start, end, worker, "send", NONE, i.value.microbatch, str(i.value), i.to, value.bytes))
+        size = buffer_bytes(self.program, i.value)
+        self.events.append(Event(start, end, worker, "send", NONE, i.value.microbatch, str(i.value), i.to, size))
         return True
 
     def _remember(self, worker: int, begins: float) -> None:

@@ -380,3 +380,33 @@ def test_lists_for_other_workers():
     refused(msgspec.structs.replace(p, workers=p.workers[:1]), "the table has 2 workers")
     with pytest.raises(ScheduleError, match="no program of instructions"):
         Program.from_json("{}")
+
+
+def test_bytes_on_their_way():
+    """The first of three workers sends activations and takes gradients; the second does so on both sides."""
+    table = get("1f1b").table(3, 4)
+    p = build(table, chain(table, boundary_bytes=10))
+    assert verify(p, depth=1).transit_bytes == (20, 40, 20)
+    assert verify(p, depth=2).transit_bytes == (40, 80, 40)
+    # A pair sends four values a step, no more.
+    assert verify(p, depth=99).transit_bytes == (80, 160, 80)
+    assert verify(build(table, chain(table))).transit_bytes == (0, 0, 0)
+
+
+def test_concatenated_values_are_whole_where_they_are_sent():
+    """Stage 0 reads in its update what stage 1 has concatenated: four pieces of three bytes."""
+    table = get("inference").table(2, 4)
+    values = (
+        ValueSpec("x", 0, "microbatch", stages=(0,)),
+        ValueSpec("y", 0, "microbatch"),
+        ValueSpec("rows", 3, "accumulator", reduce="concatenate"),
+        ValueSpec("mean", 1, "step", result=True),
+    )
+    works = (
+        WorkSpec(Work("forward", 0), ("x",), ("y",)),
+        WorkSpec(Work("forward", 1), ("y",), (), ("rows",)),
+        WorkSpec(Work("update", 0), ("rows",), ("mean",)),
+    )
+    p = build(table, Dataflow(works, values))
+    assert verify(p).peak_bytes == (13, 12)
+    assert verify(p).transit_bytes == (12, 12)

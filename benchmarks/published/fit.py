@@ -66,7 +66,9 @@ FREE = (
     Free("stacks.megatron-deepspeed", "wait_s", 1e-6, 1e-3),
     Free("stacks.megatron-deepspeed", "link_share", 0.1, 1.0),
     Free("stacks.megatron-deepspeed", "core_traffic", 0.7, 3.0),
+    Free("stacks.megatron-deepspeed", "partition_bytes", 2.0, 100.0),
     Free("stacks.megatron", "wait_s", 1e-6, 1e-3),
+    Free("stacks.megatron", "core_traffic", 0.7, 3.0),
     Free("stacks.xla", "core_traffic", 0.7, 6.0),
 )
 

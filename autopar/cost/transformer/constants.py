@@ -5,13 +5,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from autopar.cluster.catalog import folder
 from autopar.errors import AutoparError
 
+_Number = TypeVar("_Number", int, float)
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -70,6 +71,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             is summed in f32.
         accumulate_bytes: bytes that adding a microbatch's gradients to those of the others reads and writes, an
             element.
+        partition_bytes: the same where gradients or optimizer state are partitioned (ZeRO).
         optimizer_bytes: bytes that the update reads and writes, an element.
         tp_overlap: fraction of tensor-parallel collectives that compute hides.
         dp_overlap: fraction of gradient and parameter collectives that compute may hide.
@@ -94,6 +96,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gradient_bytes: _Positive
     bf16_gradient_bytes: _Positive
     accumulate_bytes: _NotNegative
+    partition_bytes: _NotNegative
     optimizer_bytes: _Positive
     tp_overlap: _Fraction
     dp_overlap: _Fraction
@@ -112,12 +115,14 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         network: how collectives behave.
         stacks: training programs by name.
         cores: units that run tiles of matrix products at the same time, by start of a device's kind.
+        best_f8: fraction of the peak that the best matrix product in f8 reaches, by start of a device's kind.
     """
 
     kernels: Kernels
     network: NetworkConstants
     stacks: Mapping[str, Stack]
     cores: Mapping[str, int]
+    best_f8: Mapping[str, _Fraction]
 
     def stack(self, name: str) -> Stack:
         """The training program called ``name``; AutoparError if there is none."""
@@ -127,8 +132,16 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def cores_of(self, kind: str) -> int:
         """Cores of a device by its kind; 1, a device that is filled by any product, where it is not known."""
-        found = [n for start, n in sorted(self.cores.items()) if kind.startswith(start)]
-        return found[-1] if found else 1
+        return _by_start(self.cores, kind, 1)
+
+    def best_f8_of(self, kind: str) -> float:
+        """Fraction of the f8 peak that a device reaches, by its kind; 0.75 where it is not known."""
+        return _by_start(self.best_f8, kind, 0.75)
+
+
+def _by_start(table: Mapping[str, _Number], kind: str, default: _Number) -> _Number:
+    found = [n for start, n in sorted(table.items()) if kind.startswith(start)]
+    return found[-1] if found else default
 
 
 def constants_file() -> Path:

@@ -25,17 +25,29 @@ class KernelTimer:
         kernels: how products and sweeps approach them.
         cores: units that run tiles at the same time.
         dtype: jaxpr name of the dtype of products.
+        best_f8_share: fraction of the peak that the best matrix product in f8 reaches.
     """
 
     device: Device
     kernels: Kernels
     cores: int
     dtype: str
+    best_f8_share: float
+
+    def best_flops(self, product: Product) -> float:
+        """FLOP/s of the best matrix product seen on the device, in the dtype that ``product`` runs in.
+
+        In training with f8 the attention core stays in bf16.
+        """
+        narrow = self.dtype.startswith("f8")
+        if narrow and product.region == "core":
+            return self.device.flops("bf16") * self.best_share
+        return self.device.flops(self.dtype) * (self.best_f8_share if narrow else self.best_share)
 
     @property
-    def best_flops(self) -> float:
-        """FLOP/s of the best matrix product seen on the device."""
-        return self.device.flops(self.dtype) * self.device.compute_efficiency.points[-1][1]
+    def best_share(self) -> float:
+        """Fraction of the peak that the best matrix product seen on the device reaches."""
+        return self.device.compute_efficiency.points[-1][1]
 
     def product_s(self, product: Product) -> float:
         """Seconds of one product."""
@@ -45,7 +57,7 @@ class KernelTimer:
         if product.misaligned:
             share *= k.misaligned_share
         moved = product.m * product.k + product.k * product.n + (0 if product.reads_once else product.m * product.n)
-        return max(product.flops / (self.best_flops * share), self.bytes_s(_BYTES * product.batch * moved))
+        return max(product.flops / (self.best_flops(product) * share), self.bytes_s(_BYTES * product.batch * moved))
 
     def bytes_s(self, bytes: float) -> float:
         """Seconds to read and write ``bytes``."""

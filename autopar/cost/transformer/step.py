@@ -96,7 +96,10 @@ class StepModel:
     def timer(self) -> KernelTimer:
         """Seconds of kernels."""
         device = self.cluster.groups[0].device
-        return KernelTimer(device, self.constants.kernels, self.constants.cores_of(device.kind), self.spec.dtype)
+        constants, kind = self.constants, device.kind
+        return KernelTimer(
+            device, constants.kernels, constants.cores_of(kind), self.spec.dtype, constants.best_f8_of(kind)
+        )
 
     @property
     def network(self) -> Network:
@@ -169,7 +172,7 @@ class StepModel:
                 forward_s += timer.forward_s(ends(spec, plan))
                 backward_s += timer.backward_s(ends(spec, plan))
         elements = dense_parameters(spec, plan, stage) + expert_parameters(spec, plan, stage)
-        backward_s += timer.bytes_s(stack.accumulate_bytes * elements)
+        backward_s += timer.bytes_s((stack.partition_bytes if plan.zero else stack.accumulate_bytes) * elements)
         return StageTime(forward_s, backward_s, stage.layers * layer.weights_s, self.sends_s())
 
     def sends_s(self) -> float:

@@ -6,12 +6,13 @@ import csv
 import dataclasses
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.cluster import Cluster, LinkSpec
-from autopar.cost.transformer import TrainingPlan, TransformerSpec
+from autopar.cost.transformer import Constants, Stack, TrainingPlan, TransformerSpec, load_constants, peak_memory
+from autopar.errors import InfeasiblePlanError
 
 DATA = Path(__file__).resolve().parent / "data"
 POINTS = DATA / "measured_training_points.csv"
@@ -81,41 +82,67 @@ class Run:
 
 
 def load(file: Path = POINTS) -> tuple[Run, ...]:
-    """All runs of ``file``, in its order."""
+    """All runs of ``file`` that can be predicted, in its order: on known hardware, with plans that are possible."""
+    constants = load_constants()
     with file.open(newline="", encoding="utf-8") as lines:
-        return tuple(_run(row) for row in csv.DictReader(lines))
+        runs = [_run(row, constants) for row in csv.DictReader(lines)]
+    return tuple(r for r in runs if r is not None)
 
 
-def _run(row: dict[str, str]) -> Run:
+def _run(row: dict[str, str], constants: Constants) -> Run | None:
+    if not any(text in row["hardware"] for text in CLUSTERS):
+        return None
     spec = _spec(row)
-    out_of_memory = row["status"] == "OOM" or "printed OOM" in row["note"]
-    measured = (
-        None if out_of_memory or not re.fullmatch(r"[\d.eE+-]+", row["iteration_s"]) else float(row["iteration_s"])
-    )
+    out_of_memory = "OOM" in row["status"] or "printed OOM" in row["note"]
+    timed = not out_of_memory and re.fullmatch(r"[\d.eE+-]+", row["iteration_s"])
     point = int(row["point_id"])
     cluster = _cluster(row)
     dataset = row["dataset"]
     group = "/".join((dataset, row["hardware"], row["inter_node_GBps_per_node"], row["devices"], *_model(row)))
+    stack = _stack(row)
+    plans = tuple(_possible(_plans(row, spec), spec))
+    if row["recompute"] in _UNCERTAIN:
+        plans = tuple(_kept_where_it_fits(plans, spec, cluster, constants.stack(stack)))
+    if not plans:
+        return None
     return Run(
         point,
         dataset,
         spec,
-        tuple(_plans(row, spec)),
+        plans,
         cluster,
-        _stack(row),
-        measured,
+        stack,
+        float(row["iteration_s"]) if timed else None,
         out_of_memory,
         group,
         _fitted(dataset, group, row["point_id"]),
     )
 
 
+def _possible(plans: Iterator[TrainingPlan], spec: TransformerSpec) -> Iterator[TrainingPlan]:
+    """Those that suit the model."""
+    for plan in plans:
+        try:
+            plan.check(spec)
+        except InfeasiblePlanError:
+            continue
+        yield plan
+
+
+def _kept_where_it_fits(
+    plans: Sequence[TrainingPlan], spec: TransformerSpec, cluster: Cluster, stack: Stack
+) -> Iterator[TrainingPlan]:
+    """Plans that keep their activations, or recompute layers where those do not fit."""
+    limit = cluster.groups[0].device.memory_bytes
+    for plan in plans:
+        kept = peak_memory(spec, plan, stack).total_bytes
+        yield plan if kept <= limit else dataclasses.replace(plan, recompute="full")
+
+
 def _stack(row: dict[str, str]) -> str:
     for start, stack in STACKS.items():
         if row["dataset"].startswith(start):
             return stack
-    if "TPU" in row["hardware"]:
-        return "xla"
     return "megatron" if "V100" in row["hardware"] or "A100" in row["hardware"] else "megatron-core"
 
 
@@ -164,18 +191,21 @@ def _vocab(row: dict[str, str]) -> int:
 def _dtype(row: dict[str, str]) -> str:
     if row["dtype"].startswith("FP8"):
         return "f8_e4m3fn"
-    # The sweep went over from f16 to bf16 with f32 gradients: the memory printed in this round is 4 bytes and more a
-    # parameter above that of the same plans before.
-    return "bf16" if row["case"].startswith("Rebalancing layers") or row["dtype"] == "bf16" else "f16"
+    # The BLOOM sweep went over from f16 to bf16 with f32 gradients: the memory printed in this round is 4 bytes and
+    # more a parameter above that of the same plans before.
+    return "bf16" if row["case"].startswith("Rebalancing layers") or row["dtype"].lower() == "bf16" else "f16"
+
+
+#: Texts that do not tell what ran. vTrain's column tells what its simulator was set to; its runs on one node did not
+#: recompute: with the FLOPs of full recomputation those of microbatches of 8 would have run above the device's peak.
+_UNCERTAIN = ("not published", "full (per simulation config)")
 
 
 def _recompute(row: dict[str, str]) -> str:
     text = row["recompute"]
     if text.startswith("selective"):
         return "selective"
-    # vTrain's column tells what its simulator was set to. Its runs did not recompute: with the FLOPs of full
-    # recomputation those of microbatches of 8 would have run above the peak of the device.
-    if text in ("none", "not published", "full (per simulation config)"):
+    if text == "none" or text in _UNCERTAIN:
         return "none"
     # Not stated: TeraPipe keeps the values of its slices; the other runs would not fit without recomputation.
     return "none" if text == "not stated" and row["dataset"].startswith("TeraPipe") else "full"
@@ -195,14 +225,13 @@ def _plans(row: dict[str, str], spec: TransformerSpec) -> Iterator[TrainingPlan]
             (t, devices // pp // t) for t in range(1, devices + 1) if devices // pp % t == 0 and spec.heads % t == 0
         ]
     for tp, dp in splits:
-        if batch % dp:
-            continue
         default = batch // dp if pp == 1 else 1
+        microbatch = min(_number(row, "micro_batch", default), max(1, batch // dp))
+        if batch % (dp * microbatch):
+            continue
         yield TrainingPlan(
             global_batch=batch,
-            microbatch=_number(row, "micro_batch", default)
-            if row["tp"]
-            else min(default, _number(row, "micro_batch", default)),
+            microbatch=microbatch,
             tp=tp,
             pp=pp,
             dp=dp,
@@ -220,8 +249,9 @@ def _cluster(row: dict[str, str]) -> Cluster:
     """The cluster file of the row's device, with the row's nodes, memory and network."""
     hardware = row["hardware"]
     name = next(file for text, file in CLUSTERS.items() if text in hardware)
-    per_node, devices = int(row["devices_per_node"]), int(row["devices"])
     cluster = Cluster.load(name)
+    devices = int(row["devices"])
+    per_node = min(devices, _number(row, "devices_per_node", cluster.groups[0].devices_per_node))
     group = cluster.groups[0]
     device = dataclasses.replace(group.device, memory_bytes=_memory(row, group.device.memory_bytes))
     inter = group.inter
@@ -237,6 +267,6 @@ def _cluster(row: dict[str, str]) -> Cluster:
 
 
 def _memory(row: dict[str, str], default: int) -> int:
-    if row["mem_gb_per_device"]:
+    if row["mem_gb_per_device"].strip():
         return int(float(row["mem_gb_per_device"]) * 1e9)
     return 32_000_000_000 if "DGX-2" in row["hardware"] else default

@@ -28,7 +28,7 @@ _MEMORY = 0.95
 def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
     """Errors of all runs by dataset, on the fitted and on the held-out part."""
     runs = load(file)
-    say(f"published: {len(runs)} runs")
+    say(f"published: {len(runs)} runs that can be predicted")
     constants = load_constants()
     scored = score(runs[::10] if quick else runs, constants)
     rows = []

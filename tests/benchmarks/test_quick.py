@@ -6,6 +6,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks import memory_limit, overhead, planning, predicted, schedules
 from benchmarks.experts import cases, llama
 from benchmarks.experts.compare import measure_expert
+from benchmarks.published import table as published
 
 
 def test_experts_move_no_fewer_bytes() -> None:
@@ -69,3 +70,11 @@ def test_schedules_order_as_their_papers_say() -> None:
     assert rows["zb-v"]["bubble"] < rows["zb-h1"]["bubble"] < rows["1f1b"]["bubble"] == rows["gpipe"]["bubble"]
     assert rows["1f1b"]["activations of a whole stage"] < rows["gpipe"]["activations of a whole stage"]
     assert all(row["instructions"] > row["transfers"] > 0 for row in rows.values())
+
+
+def test_published_runs_are_predicted() -> None:
+    report = published.run(True, print)
+    by_part = {(row["dataset"], row["part"]): row for row in report.rows}
+    assert by_part["all", "held out"]["median"] < 0.06
+    assert all(0 <= row["memory"] <= 1 for row in report.rows)
+    assert next(title for title, _ in report.details) == "published, all-reduces"

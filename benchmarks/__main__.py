@@ -1,9 +1,13 @@
-"""``python -m benchmarks [NAME ...] [--json FILE] [--quick]``: tables go to standard output, progress to stderr."""
+"""``python -m benchmarks [NAME ...] [--json FILE] [--quick]``: tables go to standard output, progress to stderr.
+
+``contest`` takes ``--data DIR`` and ``--instances A,B``.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,7 +15,7 @@ import click
 import jax
 from rich.console import Console
 
-from benchmarks import calibrated, memory_limit, overhead, planning, predicted, schedules, verified
+from benchmarks import calibrated, contest, memory_limit, overhead, planning, predicted, schedules, verified
 from benchmarks.clusters import DEVICES
 from benchmarks.experts import cases as experts
 from benchmarks.machine import facts
@@ -21,6 +25,7 @@ from benchmarks.report import Report, Say, table
 BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
     {
         "calibrated": calibrated.run,
+        "contest": contest.run,
         "experts": experts.run,
         "predicted": predicted.run,
         "memory_limit": memory_limit.run,
@@ -37,16 +42,23 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
 @click.argument("names", nargs=-1, type=click.Choice(sorted(BENCHMARKS)))
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results there.")
 @click.option("--quick", is_flag=True, help="Tiny sizes, to see that it works.")
-def main(names: tuple[str, ...], file: Path | None, quick: bool) -> None:
+@click.option(
+    "--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the contest's instances."
+)
+@click.option("--instances", default="", metavar="A,B", help="Letters of instances of the contest; all unless given.")
+@click.option("--seed", default=0, help="Of the contest's solver.")
+def main(names: tuple[str, ...], file: Path | None, quick: bool, data: Path | None, instances: str, seed: int) -> None:
     """Runs benchmarks (all of them unless NAMES are given); exits with 1 if a target is missed."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)
+    letters = instances.replace(",", "")
+    runs = {**BENCHMARKS, "contest": partial(contest.run, data=data, letters=letters, seed=seed)}
     reports = []
     for name in names or tuple(BENCHMARKS):
-        report = BENCHMARKS[name](quick, lambda line: click.echo(line, err=True))
+        report = runs[name](quick, lambda line: click.echo(line, err=True))
         reports.append(report)
         for title, rows in (*report.details, (report.name, report.rows)):
             console.print(table(title, rows))
@@ -54,8 +66,8 @@ def main(names: tuple[str, ...], file: Path | None, quick: bool) -> None:
         for note in report.notes:
             console.print(note)
     if file is not None:
-        data = {"machine": facts(), "quick": quick, "reports": [r.to_dict() for r in reports]}
-        file.write_text(json.dumps(data, indent=1, default=float) + "\n", encoding="utf-8")
+        written = {"machine": facts(), "quick": quick, "reports": [r.to_dict() for r in reports]}
+        file.write_text(json.dumps(written, indent=1, default=float) + "\n", encoding="utf-8")
     raise SystemExit(0 if all(r.passed for r in reports) else 1)
 
 

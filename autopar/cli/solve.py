@@ -13,7 +13,9 @@ import click
 from autopar.cli.group import Command
 from autopar.cli.output import print_json, print_section, progress, write_file
 from autopar.report.sections import Section
-from autopar.solver import Solution, SolverError, Status, read_contest, solve
+from autopar.solver import Solution, SolverError, Status, read_contest, solve, solver_named
+
+_AROUND_S = 0.5  # of a time limit: the interpreter's start, printing and its end
 
 
 @click.command(cls=Command, name="solve")
@@ -26,7 +28,13 @@ from autopar.solver import Solution, SolverError, Status, read_contest, solve
     help="Seconds in all, reading included.  [default: until the solver ends of itself]",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random numbers.")
-@click.option("--solver", default="highs", show_default=True, metavar="NAME", help="What solves it.")
+@click.option(
+    "--solver",
+    default="lagrange",
+    show_default=True,
+    metavar="NAME",
+    help="What solves it: lagrange, highs, exhaustive.",
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the choice to FILE, as JSON.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
@@ -46,8 +54,9 @@ def command(
         problem = read_contest(file)
         read_s = time.monotonic() - began
         say(f"solving {len(problem.nodes):,} nodes, {len(problem.edges):,} edges")
-        left = None if time_limit_s is None else max(0.0, time_limit_s - read_s)
-        answer = solve(problem, solver, time_limit_s=left, seed=seed)
+        engine = solver_named(solver)  # may take seconds to load
+        left = None if time_limit_s is None else time_limit_s - _AROUND_S - (time.monotonic() - began)
+        answer = solve(problem, engine, time_limit_s=None if left is None else max(0.0, left), seed=seed)
     phases = (("read", read_s), *(answer.phases or (("solve", answer.seconds),)))
     data = _data(answer, phases, seed)
     if output is not None:

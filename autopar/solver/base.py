@@ -23,6 +23,7 @@ class Capabilities:
         memory: it obeys the limit on usages; one that does not refuses problems that have a limit and usages.
         anytime: it has an answer, if a worse one, when the time limit strikes.
         seeded: its answer may depend on ``seed``.
+        presolves: it wants the whole problem; `solve` then neither reduces it nor leaves memory out at first.
         max_nodes: most nodes that it takes, or None.
         max_combinations: most combinations of strategies that it takes, or None.
     """
@@ -31,6 +32,7 @@ class Capabilities:
     memory: bool
     anytime: bool
     seeded: bool
+    presolves: bool = False
     max_nodes: int | None = None
     max_combinations: int | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from importlib import import_module
 from importlib.metadata import entry_points
 
 from autopar.solver.base import Solver, SolverError
@@ -22,7 +23,7 @@ ENTRY_POINTS = "autopar.solvers"
 
 
 def solver_named(name: str) -> Solver:
-    """The solver called ``name``: ``highs``, ``exhaustive``, or one of the entry points `ENTRY_POINTS`.
+    """The solver called ``name``: ``highs``, ``exhaustive``, ``lagrange``, or one of the entry points `ENTRY_POINTS`.
 
     Raises:
         SolverError: where there is none of that name.
@@ -30,11 +31,15 @@ def solver_named(name: str) -> Solver:
     built_in: dict[str, Solver] = {"exhaustive": ExhaustiveSolver(), "highs": HighsSolver()}
     if name in built_in:
         return built_in[name]
+    if name == "lagrange":
+        # It loads numba, where that is installed, which takes longer than most problems.
+        large: Solver = import_module("autopar.solver.lagrange.solver").LagrangeSolver()
+        return large
     others = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in others:
         found: Solver = others[name].load()()
         return found
-    known = ", ".join(sorted({*built_in, *others}))
+    known = ", ".join(sorted({*built_in, "lagrange", *others}))
     raise SolverError(f"no solver is called {name!r}", remedy=f"use one of: {known}")
 
 
@@ -65,6 +70,8 @@ def solve(
     """
     began = time.monotonic()
     engine = solver_named(solver) if isinstance(solver, str) else solver
+    if engine.capabilities.presolves:
+        return engine.solve(problem, time_limit_s=time_limit_s, start=start, seed=seed)
     best = start if start is not None and is_feasible(problem, start) else ()
     best_cost = objective(problem, best) if best else math.inf  # an empty problem gets its () below
     bound = -math.inf

@@ -1,0 +1,67 @@
+"""Inner loops compiled by numba where it is installed (the extra ``fast``); the same functions in numpy where not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.solver.problem import Array
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+#: Whether numba is there.
+COMPILED = find_spec("numba") is not None
+
+
+def compiled(function: Function) -> Function:
+    """``function`` as machine code that runs without the interpreter's lock; itself without numba."""
+    if not COMPILED:
+        return function
+    return cast(Function, import_module("numba").njit(cache=True, nogil=True)(function))
+
+
+def _least_sums(own: Array, table: Array, out: Array) -> None:
+    size = out.size
+    out[:] = np.inf
+    for i in range(own.size):
+        add = own[i]
+        at = i * size
+        for j in range(size):
+            out[j] = min(out[j], add + table[at + j])
+
+
+def _least_sums_numpy(own: Array, table: Array, out: Array) -> None:
+    np.min(own[:, None] + table.reshape(own.size, out.size), axis=0, out=out)
+
+
+def _least_of_rows(own: Array, table: Array, add_to: Array, found: NDArray[np.int64]) -> None:
+    size = own.size
+    for j in range(add_to.size):
+        at = j * size
+        least, best = np.inf, 0
+        for i in range(size):
+            total = own[i] + table[at + i]
+            if total < least:
+                least, best = total, i
+        add_to[j] += least
+        found[j] = best
+
+
+def _least_of_rows_numpy(own: Array, table: Array, add_to: Array, found: NDArray[np.int64]) -> None:
+    total = table.reshape(add_to.size, own.size) + own
+    found[:] = total.argmin(axis=1)
+    add_to += total.min(axis=1)
+
+
+#: ``out[j] = min_i (own[i] + table[i, j])`` for a table laid out row by row.
+least_sums: Callable[[Array, Array, Array], None] = compiled(_least_sums) if COMPILED else _least_sums_numpy
+
+#: ``add_to[j] += min_i (own[i] + table[j, i])``, and in ``found`` the first i that attains it.
+least_of_rows: Callable[[Array, Array, Array, NDArray[np.int64]], None] = (
+    compiled(_least_of_rows) if COMPILED else _least_of_rows_numpy
+)

@@ -1,0 +1,115 @@
+"""Inner loops over a `Graph`: messages, decoding, cost; and over its `Memory`: prices and bytes by row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autopar.solver.lagrange.compiled import compiled, least_sums
+from autopar.solver.lagrange.packed import Graph, Ints, Memory
+from autopar.solver.problem import Array
+
+
+@compiled
+def sweep(graph: Graph, costs: Array, messages: Array, forward: bool) -> float:
+    """One sweep of TRW-S over all nodes (see `autopar.solver.messages`); a lower bound of the least cost."""
+    count = graph.first.size - 1
+    bound = 0.0
+    for step in range(count):
+        v = step if forward else count - 1 - step
+        total = costs[graph.first[v] : graph.first[v + 1]].copy()
+        size = total.size
+        for e in range(graph.edges[v], graph.edges[v + 1]):
+            total += messages[graph.gets[e] : graph.gets[e] + size]
+        least = total.min()
+        bound += least
+        total -= least
+        total *= graph.share[v]
+        for e in range(graph.edges[v], graph.edges[v + 1]):
+            u = graph.other[e]
+            if (u > v) == forward:
+                wide = graph.first[u + 1] - graph.first[u]
+                message = messages[graph.sends[e] : graph.sends[e] + wide]
+                table = graph.tables[graph.own_rows[e] : graph.own_rows[e] + size * wide]
+                least_sums(total - messages[graph.gets[e] : graph.gets[e] + size], table, message)
+                low = message.min()
+                message -= low
+                bound += low
+    return bound
+
+
+@compiled
+def decode(graph: Graph, costs: Array, messages: Array, forward: bool) -> Ints:
+    """In order, each node's cheapest strategy given those before it and the messages from those behind."""
+    count = graph.first.size - 1
+    choice = np.zeros(count, dtype=np.int64)
+    for step in range(count):
+        v = step if forward else count - 1 - step
+        total = costs[graph.first[v] : graph.first[v + 1]].copy()
+        size = total.size
+        for e in range(graph.edges[v], graph.edges[v + 1]):
+            u = graph.other[e]
+            if (u < v) == forward:
+                at = graph.own_columns[e] + choice[u] * size
+                total += graph.tables[at : at + size]
+            else:
+                total += messages[graph.gets[e] : graph.gets[e] + size]
+        choice[v] = total.argmin()
+    return choice
+
+
+@compiled
+def descend(graph: Graph, costs: Array, choice: Ints, rounds: int) -> None:
+    """Each node in order to its cheapest strategy given all others, while anything changes (ICM: Besag, 1986)."""
+    for _ in range(rounds):
+        changed = False
+        for v in range(graph.first.size - 1):
+            total = costs[graph.first[v] : graph.first[v + 1]].copy()
+            size = total.size
+            for e in range(graph.edges[v], graph.edges[v + 1]):
+                at = graph.own_columns[e] + choice[graph.other[e]] * size
+                total += graph.tables[at : at + size]
+            best = total.argmin()
+            if total[best] < total[choice[v]]:
+                choice[v] = best
+                changed = True
+        if not changed:
+            break
+
+
+@compiled
+def cost_of(graph: Graph, costs: Array, choice: Ints) -> float:
+    """Cost of a choice."""
+    total = 0.0
+    for v in range(graph.first.size - 1):
+        total += costs[graph.first[v] + choice[v]]
+        for e in range(graph.edges[v], graph.edges[v + 1]):
+            u = graph.other[e]
+            if u > v:
+                total += graph.tables[graph.own_rows[e] + choice[v] * (graph.first[u + 1] - graph.first[u]) + choice[u]]
+    return total
+
+
+@compiled
+def priced(memory: Memory, first: Ints, costs: Array, prices: Array) -> Array:
+    """Costs with each row's bytes at its price; ``first`` is the graph's."""
+    sums = np.zeros(prices.size + 1)
+    sums[1:] = np.cumsum(prices)
+    found = costs.copy()
+    for run in range(memory.node.size):
+        price = sums[memory.stop[run]] - sums[memory.start[run]]
+        if price > 0.0:
+            at = first[memory.node[run]]
+            held = memory.bytes[memory.first[run] : memory.first[run + 1]]
+            found[at : at + held.size] += price * held
+    return found
+
+
+@compiled
+def held_by(memory: Memory, choice: Ints) -> Array:
+    """Bytes by row."""
+    change = np.zeros(memory.base.size + 1)
+    for run in range(memory.node.size):
+        held = memory.bytes[memory.first[run] + choice[memory.node[run]]]
+        change[memory.start[run]] += held
+        change[memory.stop[run]] -= held
+    return memory.base + np.cumsum(change)[: memory.base.size]

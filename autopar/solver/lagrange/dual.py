@@ -165,7 +165,6 @@ class Dual:
 
 def ascend(dual: Dual, deadline: float, most_steps: int) -> None:
     """Steps until the ``deadline`` of `time.monotonic`, ``most_steps`` or the proof."""
-    dual.press(deadline)
     settled_at = math.inf
     for step in range(most_steps):
         dual.step()

@@ -1,15 +1,20 @@
-"""Rounds of `walk` from the best choice so far, on two threads, with changing prices and noise."""
+"""Search from the best choice so far on two threads: trees re-decided under changing prices and noise, and kicks.
+
+A kick disturbs all prices and costs at random, sweeps, decodes and descends by trees: another valley of the priced
+costs, which trees do not reach. Small problems take hundreds of them a second, large ones mostly the trees.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from autopar.solver.lagrange.compiled import COMPILED
-from autopar.solver.lagrange.kernels import cost_of, held_by, priced
+from autopar.solver.lagrange.kernels import cost_of, decode, held_by, priced, sweep
 from autopar.solver.lagrange.packed import Ints, Packed
 from autopar.solver.lagrange.peaks import make_peaks
 from autopar.solver.lagrange.trees import Draws, State, walk
@@ -17,63 +22,115 @@ from autopar.solver.problem import Array
 
 _THREADS = 2
 _MOVES = 2000 if COMPILED else 50  # in a round
+_MOVES_A_NODE = 20
 _NODES = 30  # of a tree at most
 _WEIGHTS = (1.0, 0.9, 0.5, 1.0, 1.1, 0.0, 0.7)  # of the dual's prices, in turn
 _NOISE = 0.02  # of the cost a node, at first
 _TOGETHER = 10  # rounds after which all threads go on from the best choice
 _DRAWS = 1 << 16
+_KICKS_EACH = 3  # rounds of a thread, of which one is kicks
+_KICKED_ENTRIES = 5e6 if COMPILED else 1.0  # of tables, in the kicks of a round
+_MOST_KICKS = 64  # in a round
+_DESCENT = (1.0, 0.5, 0.0)  # weights of prices after a kick
 
 
-def improve(
-    packed: Packed, prices: Array, start: Ints, deadline: float, rounds: int, seed: int, bound: float
-) -> tuple[float, Ints]:
-    """The cheapest choice found that obeys the limit, and its cost (inf where there is none).
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What the rounds share.
 
     Args:
         packed: the problem.
         prices: multipliers by row.
-        start: a choice; it need not obey the limit.
-        deadline: of `time.monotonic`.
-        rounds: at most.
+        messages: of the sweeps at them.
         seed: of random numbers.
-        bound: cost at which to stop.
     """
-    levels = {w: priced(packed.memory, packed.graph.first, packed.costs, w * prices) for w in sorted(set(_WEIGHTS))}
-    states = [_state(packed, start) for _ in range(_THREADS)]
-    best, cost = start, _allowed_cost(packed, start)
-    began = time.monotonic()
 
-    def run(thread: int, turn: int, part: float) -> None:
-        random = np.random.default_rng((seed, thread, turn))
+    packed: Packed
+    prices: Array
+    messages: Array
+    seed: int
+    _levels: dict[float, Array] = field(default_factory=dict)
+
+    def run(self, start: Ints, deadline: float, rounds: int, bound: float) -> tuple[float, Ints]:
+        """The cheapest choice found that obeys the limit, and its cost (inf where there is none).
+
+        Args:
+            start: a choice; it need not obey the limit.
+            deadline: of `time.monotonic`.
+            rounds: at most.
+            bound: cost at which to stop.
+        """
+        for weight in sorted({*_WEIGHTS, *_DESCENT}):
+            self._levels[weight] = self._priced(weight * self.prices)
+        states = [self._state(start) for _ in range(_THREADS)]
+        best, cost = start, float(states[0].figures[1])
+        began = time.monotonic()
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for turn in range(rounds):
+                now = time.monotonic()
+                if now > deadline or cost <= bound:
+                    break
+                part = (now - began) / (deadline - began) if math.isfinite(deadline) else turn / rounds
+                left = 1.0 - min(part, 1.0)
+                states = list(threads.map(self._round, range(_THREADS), [turn] * _THREADS, [left] * _THREADS, states))
+                for state in states:
+                    if state.figures[1] < cost:
+                        best, cost = state.best.copy(), float(state.figures[1])
+                if turn % _TOGETHER == _TOGETHER - 1 and cost < math.inf:
+                    states = [self._state(best) for _ in range(_THREADS)]
+        return self.allowed_cost(best), best
+
+    def _round(self, thread: int, turn: int, left: float, state: State) -> State:
+        """One round of a thread, with the part of the time that is left; returns where it is then."""
+        packed = self.packed
+        random = np.random.default_rng((self.seed, thread, turn))
         draws = Draws(random.random(_DRAWS), random.exponential(size=_DRAWS), np.zeros(1, dtype=np.int64))
+        if (turn + thread) % _KICKS_EACH == 1:
+            return self._kicks(random, draws, state)
         weight = _WEIGHTS[(turn + 3 * thread) % len(_WEIGHTS)]
-        level = abs(states[thread].figures[0]) / max(packed.graph.first.size - 1, 1)
-        noise = _NOISE * level * (1.0 - part) ** 2 if (turn + thread) % 3 else 0.0
-        walk(packed.graph, packed.memory, packed.costs, levels[weight], states[thread], draws, _MOVES, _NODES, noise)
+        noise = _NOISE * self._level(state) * left * left if (turn + thread) % 3 else 0.0
+        moves = min(_MOVES, _MOVES_A_NODE * len(packed.nodes))
+        walk(packed.graph, packed.memory, packed.costs, self._levels[weight], state, draws, moves, _NODES, noise)
+        return state
 
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for turn in range(rounds):
-            now = time.monotonic()
-            if now > deadline or cost <= bound:
-                break
-            part = (now - began) / (deadline - began) if math.isfinite(deadline) else turn / rounds
-            list(threads.map(run, range(_THREADS), [turn] * _THREADS, [min(part, 1.0)] * _THREADS))
-            for state in states:
-                if state.figures[1] < cost:
-                    best, cost = state.best.copy(), float(state.figures[1])
-            if turn % _TOGETHER == _TOGETHER - 1 and cost < math.inf:
-                states = [_state(packed, best) for _ in range(_THREADS)]
-    return _allowed_cost(packed, best), best
+    def _kicks(self, random: np.random.Generator, draws: Draws, state: State) -> State:
+        """``state``, or what a kick led to where that is cheaper."""
+        packed = self.packed
+        graph, memory = packed.graph, packed.memory
+        nodes = graph.first.size - 1
+        kicks = min(_MOST_KICKS, nodes, 1 + int(_KICKED_ENTRIES / max(graph.tables.size, 1)))
+        for _ in range(kicks):
+            factors = math.exp(random.normal(0.0, 0.5)) * np.exp(random.normal(0.0, 0.3, self.prices.size))
+            noise = 10.0 ** random.uniform(-3.0, 0.0) * self._level(state)
+            costs = self._priced(factors * self.prices) + noise * random.exponential(size=packed.costs.size)
+            messages = self.messages.copy() if random.random() < 0.5 else np.zeros(self.messages.size)
+            for _ in range(int(random.integers(1, 12))):
+                sweep(graph, costs, messages, True)
+                sweep(graph, costs, messages, False)
+            found = self._state(decode(graph, costs, messages, bool(random.integers(2))))
+            for weight in _DESCENT:
+                moves = max(50, nodes // 4)
+                walk(graph, memory, packed.costs, self._levels[weight], found, draws, moves, _NODES, 0.0)
+            if found.figures[1] < state.figures[1]:
+                state = found
+        return state
 
+    def _level(self, state: State) -> float:
+        """Cost a node."""
+        return abs(float(state.figures[0])) / max(self.packed.graph.first.size - 1, 1)
 
-def _state(packed: Packed, choice: Ints) -> State:
-    largest, added = make_peaks(held_by(packed.memory, choice))
-    figures = np.array([cost_of(packed.graph, packed.costs, choice), _allowed_cost(packed, choice), 0.0, 0.0])
-    return State(choice.copy(), largest, added, choice.copy(), figures)
+    def _priced(self, prices: Array) -> Array:
+        return priced(self.packed.memory, self.packed.graph.first, self.packed.costs, prices)
 
+    def _state(self, choice: Ints) -> State:
+        largest, added = make_peaks(held_by(self.packed.memory, choice))
+        cost = cost_of(self.packed.graph, self.packed.costs, choice)
+        figures = np.array([cost, self.allowed_cost(choice), 0.0, 0.0])
+        return State(choice.copy(), largest, added, choice.copy(), figures)
 
-def _allowed_cost(packed: Packed, choice: Ints) -> float:
-    """Its cost; inf where it exceeds the limit or takes what is forbidden."""
-    cost = float(cost_of(packed.graph, packed.costs, choice))
-    fits = held_by(packed.memory, choice).max(initial=0.0) <= packed.memory.limit
-    return cost if fits and cost < packed.forbidden else math.inf
+    def allowed_cost(self, choice: Ints) -> float:
+        """Its cost; inf where it exceeds the limit or takes what is forbidden."""
+        packed = self.packed
+        cost = float(cost_of(packed.graph, packed.costs, choice))
+        fits = held_by(packed.memory, choice).max(initial=0.0) <= packed.memory.limit
+        return cost if fits and cost < packed.forbidden else math.inf

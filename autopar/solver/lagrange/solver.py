@@ -14,7 +14,7 @@ from autopar.solver.evaluate import is_feasible, objective, within
 from autopar.solver.lagrange.contract import Contracted, contract
 from autopar.solver.lagrange.dual import Dual, ascend
 from autopar.solver.lagrange.packed import Ints, Packed, pack
-from autopar.solver.lagrange.search import improve
+from autopar.solver.lagrange.search import Search
 from autopar.solver.problem import ChoiceProblem
 from autopar.solver.solution import Solution, Status
 
@@ -95,12 +95,14 @@ class LagrangeSolver:
             dual.note(given)
         now = time.monotonic()
         until = now + _DUAL_PART * (deadline - now)
+        dual.press(deadline)
         ascend(dual, until, self.steps if math.isinf(deadline) else _NO_END)
         clock.lap("bound")
         begin = dual.choice if dual.choice is not None else dual.nearest
         assert begin is not None
         rounds = self.rounds if math.isinf(deadline) else _NO_END
-        _, choice = improve(packed, dual.best_prices, begin, deadline, rounds, seed, dual.bound)
+        search = Search(packed, dual.best_prices, dual.messages, seed)
+        _, choice = search.run(begin, deadline, rounds, dual.bound)
         clock.lap("search")
         return choice, dual.bound
 

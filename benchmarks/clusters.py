@@ -19,6 +19,6 @@ def bytes_cluster(memory_bytes: int = 10**12, devices: int = DEVICES) -> Cluster
         memory_bytes: bytes a device.
         devices: how many.
     """
-    device = Device("bytes", memory_bytes, 1e15, (("f32", 1e8),))
+    device = Device("bytes", memory_bytes, 1e15, (("f32", 1e8),), jax_kinds=("cpu",))
     link = LinkSpec(1e9, 0.0)
     return Cluster("bytes", (NodeGroup(1, devices, device, link, link),))

@@ -42,7 +42,7 @@ class Effort:
     products: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)
     copies: tuple[int, ...] = tuple(4**k for k in range(6, 13))
     collectives: tuple[int, ...] = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
-    least_s: float = 5e-3
+    least_s: float = 5e-2
     repeats: int = 9
 
 

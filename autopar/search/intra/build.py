@@ -28,7 +28,7 @@ from autopar.cost import CostModel
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.ir.phases import phase_of
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
-from autopar.search.intra.fusion import is_light
+from autopar.search.intra.fusion import growth_of, is_light, is_recomputed, takes_on_the_fly
 from autopar.search.intra.layouts import LayoutTable
 from autopar.search.intra.memory import usages
 from autopar.search.intra.operators import OperatorTable, Options
@@ -81,6 +81,7 @@ class Builder:
         self.mesh = mesh
         self.cost = cost
         self.split_phases = split_phases
+        self.growth = growth_of(cost.cluster)
         self.layouts = LayoutTable(mesh, cost)
         self.operators = OperatorTable(mesh)
         self.nodes: list[NodeDraft] = []
@@ -167,11 +168,13 @@ class Builder:
     def graph(self, graph: Graph, prefix: str, weight: float) -> None:
         """Adds all operators of a graph whose inputs are there already."""
         light_readers: dict[str, list[bool]] = {}
+        fusing_readers: dict[str, bool] = {}
         readers: dict[str, set[str]] = {}
         for op in graph.operators:
             for operand in op.operands:
                 if isinstance(operand, str):
                     light_readers.setdefault(operand, []).append(is_light(op))
+                    fusing_readers[operand] = fusing_readers.get(operand, True) and takes_on_the_fly(op)
                     readers.setdefault(operand, set()).add(op.id)
         returned = {o.operand for o in graph.outputs}
         shared = frozenset(name for name, ids in readers.items() if len(ids) + (name in returned) > 1)
@@ -188,11 +191,16 @@ class Builder:
                 (result,) = op.results
                 self.value(prefix + result.name, result.type, None, (), weight, zero=is_zero(op))
             else:
-                fusable = is_light(op) and all(
-                    light_readers.get(v.name) == [True] and v.name not in returned for v in op.results
-                )
-                self._operator(graph, op, prefix, weight, fusable, shared)
+                kept = any(v.name in returned for v in op.results)
+                fusable = not kept and is_light(op) and all(light_readers.get(v.name) == [True] for v in op.results)
+                anew = not kept and all(fusing_readers.get(v.name, False) for v in op.results)
+                self._operator(graph, op, prefix, weight, fusable, shared, anew)
         self.phase = enclosing
+
+    def _basis(self, op: Operator, prefix: str) -> float:
+        """Bytes of the stored values that an operator's results are computed from."""
+        sources = {o: self.values[prefix + o] for o in op.operands if isinstance(o, str)}
+        return sum(v.basis if v.transient else 0.0 if v.node is None else v.type.nbytes for v in sources.values())
 
     def _barrier(self, op: Operator, prefix: str, weight: float) -> None:
         for operand, result in zip(op.operands, op.results, strict=True):
@@ -204,7 +212,14 @@ class Builder:
                 self.use(source.key, source.node, source.layouts, weight, prefix + op.id, self.phase)
 
     def _operator(
-        self, graph: Graph, op: Operator, prefix: str, weight: float, fusable: bool, shared: frozenset[str]
+        self,
+        graph: Graph,
+        op: Operator,
+        prefix: str,
+        weight: float,
+        fusable: bool,
+        shared: frozenset[str],
+        anew: bool,
     ) -> None:
         types = graph.operand_types(op)
         sources = [None if isinstance(o, Literal) else self.values[prefix + o] for o in op.operands]
@@ -225,7 +240,7 @@ class Builder:
                 sum(
                     t.nbytes
                     for t, s in zip(types, sources, strict=True)
-                    if s is not None and s.node is not None and not s.transient
+                    if s is not None and s.node is not None and not s.fused
                 )
                 + (0 if fusable else sum(v.type.nbytes for v in op.results))
             )
@@ -251,10 +266,21 @@ class Builder:
         for i, source in enumerate(sources):
             if source is not None and source.node is not None:
                 self.use(
-                    source.key, node, options.operands[i], weight, prefix + op.id, self.phase, heavy=not is_light(op)
+                    source.key,
+                    node,
+                    options.operands[i],
+                    weight,
+                    prefix + op.id,
+                    self.phase,
+                    heavy=not takes_on_the_fly(op),
                 )
+        basis = self._basis(op, prefix)
+        transient = fusable or (anew and is_recomputed(op, basis, self.growth))
         for j, result in enumerate(op.results):
-            self.value(prefix + result.name, result.type, node, options.results[j], weight, transient=fusable)
+            self.value(
+                prefix + result.name, result.type, node, options.results[j], weight,
+                fused=fusable, transient=transient, basis=basis,
+            )  # fmt: skip
         self.sites.append(SiteDraft(prefix + op.id, op, node, chosen, busy, weight, self.time))
 
     def _seconds(self, flops: float, moved: float, dtype: str, chosen: tuple[Strategy, ...]) -> Array:

@@ -53,7 +53,9 @@ class ValueDraft:
         weight: how often a step.
         zero: made on demand and all zeros, so that it may stand for a partial sum.
         source: name of the input that it is, or "".
-        transient: made by an elementwise operator, so that its only reader can take it on the fly.
+        fused: made by an elementwise operator for an only reader that is elementwise too: costs no time to pass on.
+        transient: made by an elementwise operator, and taken on the fly by its readers: needs no memory.
+        basis: bytes of the stored values that it is computed from, if it is transient.
         alias: another name of a value that is accounted for elsewhere.
         phase: part of the step in which it is made.
     """
@@ -66,7 +68,9 @@ class ValueDraft:
     weight: float
     zero: bool = False
     source: str = ""
+    fused: bool = False
     transient: bool = False
+    basis: float = 0.0
     alias: bool = False
     phase: str = ""
     uses: list[Use] = field(default_factory=list)

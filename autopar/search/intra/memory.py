@@ -3,8 +3,10 @@
 Times are positions in the running order, bodies of loops in place. A value lives from the operator
 that makes it to its last reader; a result to the end of the step; an input for the whole step, or to
 its last reader where its buffer is donated. What an elementwise operator makes for its only reader,
-elementwise too, is never stored: compilers fuse the two, and its operands live as long as that reader. While
-an operator that is not elementwise runs, each operand is counted once more in the layout that it takes. A
+elementwise too, is never stored: compilers fuse the two, and its operands live as long as that reader. Nor is what
+is no smaller than the values that it is computed from, where all its readers are elementwise or sums (on CPU: what is
+about twice as large; see `fusion`). While
+an operator that is neither runs, each operand is counted once more in the layout that it takes. A
 value that is read through a shared copy is given up once the copy is made.
 """
 

@@ -189,7 +189,7 @@ def _vocab(row: dict[str, str]) -> int:
 
 
 def _dtype(row: dict[str, str]) -> str:
-    if row["dtype"].startswith("FP8"):
+    if re.search("fp8|float8", row["dtype"], re.IGNORECASE):
         return "f8_e4m3fn"
     # The BLOOM sweep went over from f16 to bf16 with f32 gradients: the memory printed in this round is 4 bytes and
     # more a parameter above that of the same plans before.

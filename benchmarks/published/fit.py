@@ -140,9 +140,9 @@ def _least(
 ) -> Constants:
     """The constants of least residuals, which are functions of their logarithms."""
     low, high = np.log([f.low for f in free]), np.log([f.high for f in free])
-    start = np.clip(np.log([value_of(constants, f) for f in free]), low + 1e-6, high - 1e-6)
+    start = (low + high) / 2  # whatever the file says now: the result does not depend on what was fitted before
     found = least_squares(
-        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.03, diff_step=1e-3, max_nfev=40, xtol=1e-5
+        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.03, diff_step=1e-3, max_nfev=80, xtol=1e-6
     )
     return with_values(constants, free, [float(f"{v:.3g}") for v in np.exp(found.x)])
 

@@ -25,6 +25,8 @@ Key = tuple[str, str, int]
 Counts = MutableMapping[Key, float]
 
 _NONE = 1e-9
+#: Pieces that are concatenated may be padded by this share.
+_PADDING = 0.005
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ def _joined(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> It
         said = [k for k in _left(predicted) if k[:2] == (kind, axis)]
         done = [k for k in _left(compiled) if k[:2] == (kind, axis)]
         fewer = sum(compiled[k] for k in done) < sum(predicted[k] for k in said)
-        if fewer and math.isclose(sum(k[2] * compiled[k] for k in done), sum(k[2] * predicted[k] for k in said)):
+        said_bytes, done_bytes = (sum(k[2] * c[k] for k in keys) for c, keys in ((predicted, said), (compiled, done)))
+        if fewer and math.isclose(said_bytes, done_bytes, rel_tol=_PADDING):
             for k in done:
                 compiled[k] = 0.0
             for k in said:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -30,3 +31,11 @@ def numpy_dtype(name: str) -> Any:
     if name == "bool":
         return np.dtype(np.bool_)
     raise ValueError(f"{name} is not a numpy dtype")
+
+
+def jax_dtype(name: str) -> Any:
+    """The dtype called ``name``, that of typed random keys too."""
+    if name.startswith("key<"):
+        named = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+        return jax.eval_shape(lambda: jax.random.key(0, impl=named[name])).dtype
+    return numpy_dtype(name)

@@ -11,7 +11,7 @@ from autopar.api.modules import join_result, split_arguments
 from autopar.errors import AutoparError
 from autopar.frontend import CallSignature, SignatureOptions, Traced
 from autopar.plan import Plan
-from autopar.runtime import LocalProgram
+from autopar.runtime import LocalProgram, PipelineProgram
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Compiled:
 
     plan: Plan
     traced: Traced
-    local: LocalProgram
+    local: LocalProgram | PipelineProgram
     function: Any
     signature_options: SignatureOptions
     resolve: Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[CallSignature, list[Any]]]

@@ -11,6 +11,7 @@ from typing import Any
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import Plan
+from autopar.schedule import Schedule, get
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
@@ -58,20 +59,24 @@ class ParallelOptions:
             value = getattr(self, name)
             if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise AutoparError(f"{name}={value!r} is no count", remedy=f'{name}="auto", or 1, 2, 4...')
-        if self.num_stages not in ("auto", 1):
-            raise AutoparError(
-                f"num_stages={self.num_stages!r} is not available: this version plans one stage",
-                remedy="leave num_stages out",
-            )
-        if self.schedule not in ("auto", "none"):
-            raise AutoparError(
-                f"schedule={self.schedule!r} is not available: this version plans one stage", remedy="leave it out"
-            )
+        check_schedule(self.schedule)
         if self.remat not in ("auto", "none", False):
             raise AutoparError(
                 f"remat={self.remat!r} is not available: autopar keeps the recomputation that the function states",
                 remedy="use jax.checkpoint in the function",
             )
+
+
+def check_schedule(schedule: Any) -> None:
+    """Raises AutoparError unless ``schedule`` is "auto", "none", a registered name or a `Schedule`."""
+    if schedule in ("auto", "none") or isinstance(schedule, Schedule):
+        return
+    if not isinstance(schedule, str):
+        raise AutoparError(
+            f"schedule={schedule!r} is no schedule",
+            remedy='schedule="1f1b", another registered name, or an autopar.schedule.Schedule',
+        )
+    get(schedule)
 
 
 def check_names(fn: Callable[..., Any], options: ParallelOptions) -> None:

@@ -16,7 +16,7 @@ from autopar.frontend import SignatureOptions, flatten_call
 from autopar.frontend.build import tensor_type
 from autopar.frontend.signature import NUMBERS
 from autopar.ir import Layout
-from autopar.lower.program import device_mesh
+from autopar.lower.program import stage_devices
 from autopar.plan import Plan
 
 
@@ -54,10 +54,25 @@ def run_sharded(
     with_paths, treedef = seen[-1]
     paths = [jax.tree_util.keystr(path[1:]) for path, leaf in with_paths if _is_array(leaf)]
     shardings = next((s for p in plans if (s := placement_of(p, paths, shapes, devices)) is not None), None)
-    arrays = iter(jax.jit(flat, out_shardings=shardings or default_placement(shapes, devices))(*leaves))
+    arrays = iter(_made(flat, leaves, shardings or default_placement(shapes, devices)))
     result = jax.tree.unflatten(treedef, [next(arrays) if _is_array(leaf) else leaf for _, leaf in with_paths])
     (made,) = new_modules(result)
     return made
+
+
+def _made(flat: Callable[..., list[Any]], leaves: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
+    """Results of ``flat``, each where it is to lie: one program for each mesh, which makes what lies there."""
+    found: dict[int, Any] = {}
+    for mesh in dict.fromkeys(s.mesh for s in shardings):
+        here = [i for i, s in enumerate(shardings) if s.mesh == mesh]
+
+        def some(*arrays: Any, here: list[int] = here) -> list[Any]:
+            results = flat(*arrays)
+            return [results[i] for i in here]
+
+        made = jax.jit(some, out_shardings=[shardings[i] for i in here])(*leaves)
+        found.update(zip(here, made, strict=True))
+    return [found[i] for i in range(len(shardings))]
 
 
 def _is_array(leaf: Any) -> bool:
@@ -73,8 +88,8 @@ def placement_of(
     for start in range(len(records) - len(wanted) + 1):
         window = records[start : start + len(wanted)]
         if all(r.type == t and r.path.endswith(p) for r, (p, t) in zip(window, wanted, strict=True)):
-            mesh = device_mesh(plan, devices)
-            return [NamedSharding(mesh, partition_spec(Layout.parse(r.layout).dims)) for r in window]
+            meshes = [stage_devices(plan, s, devices) for s in range(plan.num_stages)]
+            return [NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in window]
     return None
 
 

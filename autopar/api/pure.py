@@ -21,12 +21,15 @@ from autopar.frontend.signature import NUMBERS, positional_names, resolve, x64_e
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.microbatch import microbatched
+from autopar.lower.pipeline.build import lower_pipeline
+from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.program import lower
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
-from autopar.runtime import LocalProgram, load_local
+from autopar.runtime import LocalProgram, PipelineProgram, load_local, load_pipeline
 from autopar.search import Options, Problem, strategy_named
 from autopar.search.clock import Clock
+from autopar.search.inter import pipeline
 
 
 class PureFunction:
@@ -121,7 +124,9 @@ class PureFunction:
             verify(self._traced[signature].graph)
         plan = self.options.plan
         if plan is not None:
-            traced = self._microbatched(signature, plan.num_microbatches)
+            traced = self._traced[signature]
+            if plan.num_stages == 1:
+                traced = self._microbatched(signature, plan.num_microbatches)
             names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
             plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         else:
@@ -138,7 +143,31 @@ class PureFunction:
         return found
 
     def _planned(self, signature: CallSignature) -> tuple[Traced, Plan]:
-        """The function in the number of microbatches asked for, and its plan.
+        """The function in the number of microbatches that was chosen, and its plan.
+
+        One stage is tried first. Where the number of stages is free, several are tried where one does not fit, or where
+        the cluster has several nodes; the plan that is predicted faster is taken.
+        """
+        asked = self.options.num_stages
+        if isinstance(asked, int) and asked > 1:
+            return self._traced[signature], self._pipeline(signature)
+        several = asked == "auto" and isinstance(self.options.search, str)
+        try:
+            traced, plan = self._one_stage(signature)
+        except InfeasiblePlanError:
+            if several:
+                with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
+                    return self._traced[signature], self._pipeline(signature)
+            raise
+        if several and self.options.schedule not in ("auto", "none"):
+            with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
+                other = self._pipeline(signature)
+                if other.step_time < plan.step_time:
+                    return self._traced[signature], other
+        return traced, plan
+
+    def _one_stage(self, signature: CallSignature) -> tuple[Traced, Plan]:
+        """The plan of one stage.
 
         "auto" takes one microbatch, and where no plan fits the memory then, the fewest of 2, 4.. with which one does.
         """
@@ -157,6 +186,22 @@ class PureFunction:
                     traced = self._microbatched(signature, count)
                     return traced, self._search(traced, limit, count)
             raise
+
+    def _pipeline(self, signature: CallSignature) -> Plan:
+        """The best plan with several stages."""
+        traced = self._traced[signature]
+        o = self.options
+        problem = self.problem(traced, o.memory_limit_bytes)
+        options = replace(
+            problem.options,
+            num_microbatches=None if o.num_microbatches == "auto" else int(o.num_microbatches),
+            num_stages=None if o.num_stages == "auto" else int(o.num_stages),
+            schedule=o.schedule,
+        )
+        search = o.search
+        strategy = strategy_named(search) if isinstance(search, str) else search
+        self._say(f"slicing {len(traced.graph.operators)} operators into stages for {problem.cluster}")
+        return pipeline(replace(problem, options=options, source=TracedStages(traced)), strategy)
 
     def _search(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int) -> Plan:
         problem = self.problem(traced, memory_limit_bytes, microbatches)
@@ -196,7 +241,7 @@ class PureFunction:
             return found
         traced, plan = self.plan(signature)
         devices = jax.devices()
-        wanted = sum(len(s.devices) for s in plan.stages)
+        wanted = len({d for s in plan.stages for d in s.devices})
         if self.options.plan is not None and wanted != len(devices):
             raise PlanMismatchError(
                 f"the plan is for {wanted} devices of {plan.content.cluster_name}; this process has {len(devices)}",
@@ -205,6 +250,14 @@ class PureFunction:
             )
         check_effects(traced.graph)
         clock = Clock()
+
+        if plan.num_stages > 1:
+            with clock.phase("lower"):
+                lowered = lower_pipeline(traced, plan)
+            self._say("compiling")
+            with clock.phase("compile"):
+                pipelined = load_pipeline(traced, lowered, devices, self.donated(traced))
+            return self._keep(signature, traced, plan, clock, pipelined)
 
         def build(plan: Plan) -> LocalProgram:
             self._say("compiling")
@@ -219,7 +272,13 @@ class PureFunction:
 
         limit = None if self.options.plan is not None else self.options.memory_limit_bytes
         content, local = build_within(plan.content, limit, lambda c: build(Plan(c)), lambda n: search(n).content)
-        plan = Plan(content, (*plan.phases, *clock.phases()), plan.input_tree)
+        return self._keep(signature, traced, Plan(content, plan.phases, plan.input_tree), clock, local)
+
+    def _keep(
+        self, signature: CallSignature, traced: Traced, plan: Plan, clock: Clock, local: LocalProgram | PipelineProgram
+    ) -> Compiled:
+        """Remembers a compiled signature."""
+        plan = Plan(plan.content, (*plan.phases, *clock.phases()), plan.input_tree)
         self.planned[signature] = traced, plan
         compiled = Compiled(plan, traced, local, self.fn, self.signature_options, self.resolve)
         self.compiled[signature] = compiled

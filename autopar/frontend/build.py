@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -42,11 +42,19 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class BoundGraph:
-    """A graph with what running it needs. ``constants`` holds arrays by the id of ``constant`` operators."""
+    """A graph with what running it needs.
+
+    Args:
+        graph: the graph.
+        bounds: by operator id.
+        constants: arrays by the id of ``constant`` operators.
+        origins: for operators of a function that interprets another graph the id of the operator there.
+    """
 
     graph: Graph
     bounds: Mapping[str, Bound]
     constants: Mapping[str, Any]
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
 def tensor_type(aval: Any) -> TensorType:
@@ -59,6 +67,8 @@ class _Builder:
 
     def __init__(self, labels: Labels | None = None) -> None:
         self.labels = labels
+        self.origin: str | None = None
+        self.origins: dict[str, str] = {}
         self.operators: list[Operator] = []
         self.bounds: dict[str, Bound] = {}
         self.constants: dict[str, Any] = {}
@@ -101,9 +111,9 @@ class _Builder:
             self.source = source_line(eqn.source_info) or outside
             origin = None if self.labels is None else self.labels.origin(where)
             if origin is not None:
-                where, self.source = origin
+                where, self.source, self.origin = origin
             results = self.equation(eqn, inputs, where)
-            self.source = outside
+            self.source, self.origin = outside, None
             env.update(zip(eqn.outvars, results, strict=True))
         return [self.read(env, v) for v in jaxpr.outvars]
 
@@ -175,6 +185,8 @@ class _Builder:
         if _may_merge(primitive, params, regions, effects) and key in self.seen:
             return self.seen[key]
         id = self.fresh(scope, primitive.name)
+        if self.origin is not None:
+            self.origins[id] = self.origin
         names = [id] if len(types) == 1 else [f"{id}:{i}" for i in range(len(types))]
         self.operators.append(
             Operator(
@@ -280,6 +292,7 @@ def build_graph(
         Graph(name, arguments, operators, outputs),
         MappingProxyType({k: b for k, b in builder.bounds.items() if k in alive}),
         MappingProxyType({k: c for k, c in builder.constants.items() if k in alive}),
+        MappingProxyType({k: o for k, o in builder.origins.items() if k in alive}),
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: Scope of the loop over microbatches in the graph of a pipeline stage.
+LOOP = "microbatches"
+
 
 def phase_of(scope: str, enclosing: str = "update") -> str:
     """ "forward", "backward" or "update", from the name stack that differentiation leaves.

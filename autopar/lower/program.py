@@ -79,6 +79,26 @@ def sharded(plan: Plan) -> Sharded:
     )
 
 
+def stage_devices(plan: Plan, stage: int, devices: Sequence[Any]) -> Mesh:
+    """The mesh of one stage over its part of real devices.
+
+    Raises:
+        ClusterError: there are not as many devices as the plan wants.
+    """
+    if plan.num_stages == 1:
+        return device_mesh(plan, devices)
+    wanted = len({d for s in plan.stages for d in s.devices})
+    if wanted != len(devices):
+        raise ClusterError(
+            f"the plan is for {wanted} devices of {plan.content.cluster_name}; this process has {len(devices)}",
+            cause="the plan was made for another cluster",
+            remedy="plan for Cluster.local(), or run where there are as many devices",
+        )
+    own = plan.stages[stage]
+    grid = np.array([devices[i] for i in own.devices], dtype=object).reshape([n for _, n in own.mesh_axes])
+    return Mesh(grid, tuple(a for a, _ in own.mesh_axes), axis_types=(AxisType.Auto,) * len(own.mesh_axes))
+
+
 def device_mesh(plan: Plan, devices: Sequence[Any]) -> Mesh:
     """The plan's logical mesh over real devices.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,10 +25,18 @@ def encode(content: PlanContent) -> str:
     raw = msgspec.json.encode(_Document(FORMAT_VERSION, content))
     # Once around: a whole number in a field of floats is written as 1.0, as it will be after it was loaded.
     document = msgspec.to_builtins(msgspec.json.decode(raw, type=_Document))
-    if document["plan"]["pipeline"] is None:
-        del document["plan"]["pipeline"]
+    _leave_out_defaults(document["plan"])
     raw = msgspec.json.encode(document)
     return msgspec.json.format(raw, indent=1).decode() + "\n"
+
+
+def _leave_out_defaults(plan: dict[str, Any]) -> None:
+    """Drops what only plans with several stages have from the others."""
+    for name in ("pipeline", "cuts", "parts"):
+        if not plan[name]:
+            del plan[name]
+    for part in plan.get("parts", ()):
+        _leave_out_defaults(part)
 
 
 def decode(text: str | bytes, origin: str = "the text") -> PlanContent:

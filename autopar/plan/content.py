@@ -49,6 +49,8 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tight: the memory limit decided something: programs keep no copy longer than they need it.
         donated: paths of the argument leaves whose buffers are reused.
         pipeline: schedule, works and values of several stages; None without a pipeline, and then not in the file.
+        cuts: ids of the last forward operator of every stage but the last.
+        parts: the plan of each stage's own graph; empty without a pipeline.
     """
 
     program: str
@@ -71,3 +73,5 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tight: bool = False
     donated: tuple[str, ...] = ()
     pipeline: Pipeline | None = None
+    cuts: tuple[str, ...] = ()
+    parts: tuple[PlanContent, ...] = ()

@@ -52,7 +52,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
             gap = max(0.0, 1 - c.search.lower_bound / c.search.objective)
         bound = "proven optimal for its problem" if gap < 1e-6 else f"at most {gap:.2%} from the optimum"
     rows = [
-        ("program", f"{c.program} ({len(c.operators)} operators, {len(c.inputs)} inputs, {len(c.outputs)} outputs)"),
+        ("program", f"{c.program} ({_operators(c)} operators, {len(c.inputs)} inputs, {len(c.outputs)} outputs)"),
         ("cluster", c.cluster_name),
         ("mesh", mesh),
         ("step time", f"{seconds_text(c.step_time)} predicted"),
@@ -64,6 +64,11 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     if phases:
         rows.append(("planned in", ", ".join(f"{name} {seconds_text(s)}" for name, s in phases)))
     return rows
+
+
+def _operators(c: PlanContent) -> int:
+    """Number of operators of the program."""
+    return len(c.operators) or sum(len(s.operators) for s in c.stages)
 
 
 def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:

@@ -62,6 +62,9 @@ class Stage(_Record, frozen=True):
         compute_time: of which computing.
         memory: bytes a device by kind.
         collectives: what it communicates inside, dearest first.
+        work_times: (kind of work, seconds a step) of a stage with a loop over microbatches: "forward", "backward",
+            "update".
+        held_bytes: bytes a device that each microbatch in flight keeps for its backward pass.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -71,6 +74,8 @@ class Stage(_Record, frozen=True):
     compute_time: float
     memory: Memory
     collectives: tuple[Communication, ...] = ()
+    work_times: tuple[tuple[str, float], ...] = ()
+    held_bytes: int = 0
 
     @property
     def mesh_shape(self) -> dict[str, int]:

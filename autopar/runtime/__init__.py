@@ -1,5 +1,6 @@
-"""Running lowered programs: on this process's devices."""
+"""Runs lowered programs."""
 
 from autopar.runtime.local import LocalProgram, load_local
+from autopar.runtime.local_pipeline import PipelineProgram, load_pipeline
 
-__all__ = ["LocalProgram", "load_local"]
+__all__ = ["LocalProgram", "PipelineProgram", "load_local", "load_pipeline"]

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
+from autopar._compat.dtypes import jax_dtype
 from autopar.errors import ScheduleError
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.programs import StageProgram
@@ -40,12 +43,27 @@ class Loaded:
     Args:
         program: what it is.
         mesh: the devices.
-        function: jitted: (number of the microbatch, arrays) -> tuple of arrays.
+        compiled: jax's compiled object: (number of the microbatch, arrays) -> tuple of arrays.
+        shardings: of the arrays that it takes.
     """
 
     program: StageProgram
     mesh: Mesh
-    function: Any
+    compiled: Any
+    shardings: tuple[NamedSharding, ...]
+
+    @staticmethod
+    def compile(program: StageProgram, mesh: Mesh) -> Loaded:
+        """Compiles ``program`` for ``mesh``."""
+        shardings = tuple(p.sharding(mesh) for p in program.reads)
+        sizes = {str(a): int(n) for a, n in mesh.shape.items()}
+        shapes = [
+            jax.ShapeDtypeStruct(p.shape(sizes), jax_dtype(p.type.dtype), sharding=s)
+            for p, s in zip(program.reads, shardings, strict=True)
+        ]
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        compiled = program.jitted(mesh).lower(number, *shapes).compile() if program.results else None
+        return Loaded(program, mesh, compiled, shardings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,18 +73,14 @@ class LocalPipeline:
     Args:
         program: the instruction lists.
         loaded: programs by (worker, work).
-        meshes: devices of each (worker, stage).
     """
 
     program: Program
     loaded: Mapping[tuple[int, Work], Loaded]
 
-    def port(self, worker: int, name: str) -> tuple[Port, Mesh] | None:
-        """How a worker's programs take a value; None where none of them reads it."""
-        return self._ports.get((worker, name))
-
-    @property
-    def _ports(self) -> Mapping[tuple[int, str], tuple[Port, Mesh]]:
+    @cached_property
+    def ports(self) -> Mapping[tuple[int, str], tuple[Port, Mesh]]:
+        """How the programs of a worker take a value, by (worker, value): those of the first that reads it."""
         found: dict[tuple[int, str], tuple[Port, Mesh]] = {}
         for (worker, _), loaded in sorted(self.loaded.items(), key=lambda e: e[0]):
             for port in loaded.program.reads:
@@ -110,9 +124,6 @@ class Store:
     queues: dict[tuple[int, int], deque[Any]] = field(default_factory=dict)
     rows: dict[tuple[int, Buffer], dict[int, Any]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.ports = self.pipeline._ports
-
     def count(self, worker: int) -> int:
         """Number of buffers on a worker."""
         return sum(w == worker for w, _ in self.arrays)
@@ -151,20 +162,19 @@ class Store:
 
     def _run(self, worker: int, work: Work, number: int, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:
         loaded = self.pipeline.loaded.get((worker, work))
-        if loaded is None:
+        if loaded is None or loaded.compiled is None:
             return
         given = []
         by_name = {b.value: b for b in reads}
-        for port in loaded.program.reads:
+        for port, wanted in zip(loaded.program.reads, loaded.shardings, strict=True):
             array = self.read(worker, by_name[port.name])
-            wanted = port.sharding(loaded.mesh)
             given.append(array if array.sharding == wanted else jax.device_put(array, wanted))
-        made = loaded.function(jnp.int32(number), *given)
+        made = loaded.compiled(np.int32(number), *given)
         for buffer, array in zip(writes, made, strict=True):
             self.arrays[worker, buffer] = array
 
     def _placed(self, worker: int, name: str, array: Any) -> Any:
-        found = self.ports.get((worker, name))
+        found = self.pipeline.ports.get((worker, name))
         if found is None:
             return array
         port, mesh = found

@@ -50,6 +50,8 @@ def assemble(
         compute_time=sharding.compute_s,
         memory=sharding.memory,
         collectives=sharding.communication,
+        work_times=sharding.work_times,
+        held_bytes=sharding.held_bytes,
     )
     content = PlanContent(
         program=graph.name,
@@ -58,7 +60,7 @@ def assemble(
         cluster_name=str(cluster),
         step_time=stage.step_time,
         peak_memory=sharding.memory.total,
-        num_microbatches=problem.options.num_microbatches,
+        num_microbatches=problem.options.num_microbatches or 1,
         schedule="none",
         stages=(stage,),
         inputs=tuple(InputRecord(i.name, str(i.type), i.role, str(sharding.inputs[i.name])) for i in graph.inputs),

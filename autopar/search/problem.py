@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Graph
+from autopar.search.source import StageSource
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,9 @@ class Options:
         mesh_shape: sizes of the only logical mesh to consider; None considers all.
         memory_limit_bytes: bytes a device; None takes the memory of the smallest device.
         donated: names of the inputs whose buffers the program may reuse.
-        num_microbatches: parts of the batch; 1 unless asked.
-        schedule: pipeline schedule, or "auto".
+        num_microbatches: parts of the batch; None for any number.
+        num_stages: pipeline stages; None for any number.
+        schedule: name of the pipeline schedule, a `autopar.schedule.Schedule`, or "auto".
         time_limit_s: seconds that the solver may take for one mesh; None waits for the proof.
         seed: for strategies that draw numbers.
     """
@@ -26,8 +29,9 @@ class Options:
     mesh_shape: tuple[int, ...] | None = None
     memory_limit_bytes: int | None = None
     donated: frozenset[str] = frozenset()
-    num_microbatches: int = 1
-    schedule: str = "auto"
+    num_microbatches: int | None = 1
+    num_stages: int | None = 1
+    schedule: Any = "auto"
     time_limit_s: float | None = 60.0
     seed: int = 0
 
@@ -41,12 +45,14 @@ class Problem:
         cluster: where it is to run.
         cost_model: what things cost there.
         options: what the user asked for.
+        source: cuts the step into stages; None where only one stage can be planned.
     """
 
     graph: Graph
     cluster: Cluster
     cost_model: CostModel
     options: Options = Options()
+    source: StageSource | None = None
 
     @property
     def memory_limit_bytes(self) -> int:

@@ -77,7 +77,7 @@ def test_unknown_search():
     [
         {"static_argnames": "nothing"}, {"donate_argnames": "nothing"}, {"static_argnums": 7}, {"donate_argnums": -9},
         {"static_argnums": 1, "donate_argnums": 1}, {"memory_limit": "much"}, {"memory_limit": 0},
-        {"num_stages": 3}, {"schedule": "1f1b"}, {"batch_argnums": "x"}, {"plan": "plan.json"},
+        {"num_stages": 0}, {"schedule": "2f2b"}, {"batch_argnums": "x"}, {"plan": "plan.json"},
     ],
     ids=str,
 )  # fmt: skip

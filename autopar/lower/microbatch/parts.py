@@ -29,7 +29,7 @@ class Recorder:
     @contextmanager
     def around(self, op: Operator) -> Iterator[None]:
         """While ``op`` is applied; what jax records then is taken for it by `autopar.frontend.build_graph`."""
-        with jax.named_scope(self.labels.mark(op.scope, op.source)):
+        with jax.named_scope(self.labels.mark(op.scope, op.source, op.id)):
             yield
 
 

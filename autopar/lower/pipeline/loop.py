@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Layout, Literal, Operand, Operator
-from autopar.ir.phases import phase_of
+from autopar.ir.phases import LOOP, phase_of
 from autopar.lower.interpreter import Sharded, slice_layout
-from autopar.lower.pipeline.stage_graph import FROM, LOOP, StageGraph
+from autopar.lower.pipeline.stage_graph import FROM, StageGraph
 from autopar.sharding.generators import is_generator
 
 

@@ -20,6 +20,7 @@ from autopar.frontend import BoundGraph, Traced
 from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Literal
+from autopar.ir.phases import LOOP
 from autopar.lower.interpreter import scalar
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import Recorder, concatenated, part_of, run_whole, turn_function, value_layouts
@@ -27,8 +28,6 @@ from autopar.microbatch import AXIS, Joined, Microbatching
 from autopar.stages import StageParts
 
 PIECE, FROM, LATE, SEND = "piece/", "from/", "late/", "send/"
-#: Scope of the loop over microbatches.
-LOOP = "microbatches"
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +102,7 @@ def stage_graph(traced: Traced, found: Microbatching, parts: StageParts) -> Stag
     carried = (*(j.name for j in parts.joined if not _is_stacked(j)), *parts.sent)
     return StageGraph(
         parts,
-        BoundGraph(whole, program.bounds, program.constants),
+        BoundGraph(whole, program.bounds, program.constants, program.origins),
         found,
         carried,
         tuple(j.name for j in parts.joined if _is_stacked(j)),

@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 
 from autopar.ir import Layout, Literal
+from autopar.ir.phases import LOOP, phase_of
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.layouts import path_tables
@@ -34,6 +35,8 @@ class Sharding:
         communication_s: seconds of collectives a step.
         memory: bytes a device at the fullest time, by kind.
         choices: reasons, in the order of the operators.
+        work_times: seconds a step by kind of work, where there is a loop over microbatches.
+        held_bytes: bytes a device that the forward pass of one microbatch leaves for the backward pass.
     """
 
     inputs: Mapping[str, Layout]
@@ -45,6 +48,8 @@ class Sharding:
     communication_s: float
     memory: Memory
     choices: tuple[Choice, ...]
+    work_times: tuple[tuple[str, float], ...] = ()
+    held_bytes: int = 0
 
 
 def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) -> Sharding:
@@ -57,7 +62,10 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
     """
     made = {v.key: v.layouts[choice[v.node]] for v in stated.values.values() if v.node is not None and v.layouts}
     copies = _copies(stated, choice, made)
-    communication = _communication(problem, stated, choice, made, copies)
+    by_work = _Works(stated)
+    communication = _communication(problem, stated, choice, made, copies, by_work)
+    for s in stated.sites:
+        by_work.add(s.id, phase_of(s.op.scope), float(s.seconds[choice[s.node]]))
     outputs = tuple(
         Layout.replicated(o.type.rank) if port is None else port[1][choice[port[0]]]
         for o, port in zip(problem.graph.outputs, stated.outputs, strict=True)
@@ -72,7 +80,39 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
         communication_s=sum(c.seconds for c in communication),
         memory=_memory(stated, choice),
         choices=_choices(stated, choice),
+        work_times=by_work.times(),
+        held_bytes=_held_bytes(stated, made),
     )
+
+
+class _Works:
+    """Adds up seconds by kind of work, for graphs with a loop over microbatches."""
+
+    def __init__(self, stated: ShardingProblem) -> None:
+        self.loops = any(r.id.startswith(LOOP) for r in stated.region_sites)
+        self.seconds: dict[str, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0}
+
+    def add(self, id: str, phase: str, seconds: float) -> None:
+        """``seconds`` of the operator ``id``."""
+        inside = id.startswith(LOOP) and "/body/" in id
+        self.seconds[("backward" if phase == "backward" else "forward") if inside else "update"] += seconds
+
+    def times(self) -> tuple[tuple[str, float], ...]:
+        """(kind, seconds); empty where there is no such loop."""
+        return tuple(self.seconds.items()) if self.loops else ()
+
+
+def _held_bytes(stated: ShardingProblem, made: Mapping[str, Layout]) -> int:
+    """Bytes of what the loop over microbatches makes in the forward pass and reads in the backward pass."""
+    sizes = stated.mesh.sizes
+    total = 0
+    for v in stated.values.values():
+        inside = v.key.startswith(LOOP) and v.key.count("/body/") == 1
+        if inside and v.key in made and not v.alias and v.phase != "backward":
+            entering = v.key.rpartition("/body/")[2].startswith("in.")
+            if not entering and any(u.phase == "backward" for u in v.uses):
+                total += made[v.key].local_bytes(v.type, sizes)
+    return total
 
 
 def _copies(stated: ShardingProblem, choice: Sequence[int], made: Mapping[str, Layout]) -> dict[str, dict[str, Layout]]:
@@ -113,6 +153,7 @@ def _communication(
     choice: Sequence[int],
     made: Mapping[str, Layout],
     copies: Mapping[str, Mapping[str, Layout]],
+    by_work: _Works,
 ) -> tuple[Communication, ...]:
     mesh, tables = stated.mesh, path_tables(stated.mesh, problem.cost_model)
     total: dict[tuple[str, int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -128,7 +169,9 @@ def _communication(
                 for kind, full_bytes, axes in tables.communication(v.type, before, after):
                     key = (kind, full_bytes, "+".join(axes))
                     total[key][0] += weight
-                    total[key][1] += weight * problem.cost_model.collective_s(kind, full_bytes, axes, mesh)
+                    seconds = weight * problem.cost_model.collective_s(kind, full_bytes, axes, mesh)
+                    total[key][1] += seconds
+                    by_work.add(use.consumer, use.phase, seconds)
                     users[key][use.consumer] = None
     records = [
         Communication(

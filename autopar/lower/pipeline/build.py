@@ -1,0 +1,112 @@
+"""`lower_pipeline`: from a traced step and a plan with several stages to programs and instruction lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.errors import PlanMismatchError
+from autopar.frontend import Traced
+from autopar.ir import Layout
+from autopar.lower.pipeline.flow import dataflow_of
+from autopar.lower.pipeline.programs import StageProgram, stage_programs
+from autopar.lower.pipeline.source import TracedStages
+from autopar.lower.program import sharded
+from autopar.plan import Plan
+from autopar.schedule import Program, Table, Task, build, parse_table
+from autopar.stages import StageMap
+from autopar.stages.layers import forward_operators
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredPipeline:
+    """A pipeline, ready to be loaded on devices.
+
+    Args:
+        plan: what it carries out.
+        map: stages of all operators.
+        programs: of all stages.
+        instructions: the lists of all workers.
+    """
+
+    plan: Plan
+    map: StageMap
+    programs: tuple[StageProgram, ...]
+    instructions: Program
+
+    @property
+    def table(self) -> Table:
+        """The schedule."""
+        return self.instructions.table
+
+    def mesh_axes(self, stage: int) -> tuple[tuple[str, int], ...]:
+        """Axes of a stage's mesh."""
+        return self.plan.stages[stage].mesh_axes
+
+    def devices(self, worker: int, stage: int) -> tuple[int, ...]:
+        """Indices of the devices on which a worker runs a stage.
+
+        A stage with two workers (Chimera) runs on each worker's own devices: those of the stage that is at home there.
+        """
+        if self.home(stage) == worker:
+            return self.plan.stages[stage].devices
+        own = next(s for s in range(self.table.num_stages) if self.home(s) == worker)
+        return self.plan.stages[own].devices
+
+    def home(self, stage: int) -> int:
+        """The worker of a stage; of two the one that runs its first microbatch."""
+        return self.table.worker_of(Task("forward", stage, 0))
+
+
+def lower_pipeline(traced: Traced, plan: Plan) -> LoweredPipeline:
+    """Programs and instruction lists of ``plan``.
+
+    Args:
+        traced: the step that it was made for, not in microbatches.
+        plan: a plan with several stages.
+
+    Raises:
+        PlanMismatchError: the plan's cuts are not operators of the step.
+    """
+    content = plan.content
+    source = TracedStages(traced)
+    found = source.microbatches(plan.num_microbatches)
+    members = members_of([op.id for op in forward_operators(traced.graph, found)], content.cuts)
+    if content.pipeline is None:
+        raise PlanMismatchError("the plan has several stages and no record of its pipeline")
+    table = parse_table(content.pipeline.table)
+    stages = source.stage_graphs(plan.num_microbatches, members)
+    programs: list[StageProgram] = []
+    sizes: list[Mapping[str, int]] = []
+    for stage, part in zip(stages, content.parts, strict=True):
+        inputs = [Layout.parse(r.layout) for r in part.inputs]
+        outputs = [Layout.parse(r.layout) for r in part.outputs]
+        programs += stage_programs(stage, sharded(Plan(part)), inputs, outputs, split=table.splits_backward)
+        sizes.append(part.stages[0].mesh_shape)
+    kinds: dict[int, set[str]] = {}
+    for row in table.rows:
+        for task in row:
+            kinds.setdefault(task.stage, set()).add(task.kind)
+    wanted = tuple(p for p in programs if p.work.kind in ("before", "update") or p.work.kind in kinds[p.work.stage])
+    flow = dataflow_of(wanted, sizes, {s: sorted(k) for s, k in kinds.items()})
+    map = source.slice(plan.num_microbatches, members).map
+    return LoweredPipeline(plan, map, wanted, build(table, flow))
+
+
+def members_of(forward: Sequence[str], cuts: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """By stage the ids of its forward operators: runs of ``forward`` that end with each of ``cuts``.
+
+    Raises:
+        PlanMismatchError: a cut is not among them.
+    """
+    at = {id: n for n, id in enumerate(forward)}
+    missing = [c for c in cuts if c not in at]
+    if missing:
+        raise PlanMismatchError(
+            f"the plan cuts the step after {missing[0]}, which the step does not have",
+            cause="the function, its shapes, or the version of a library changed since",
+            remedy="plan again, and save the new plan",
+        )
+    ends = [at[c] + 1 for c in cuts]
+    starts = [0, *ends]
+    return tuple(tuple(forward[a:b]) for a, b in zip(starts, [*ends, len(forward)], strict=True))

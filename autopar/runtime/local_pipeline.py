@@ -1,0 +1,235 @@
+"""A compiled pipeline on this process's devices, with the face of `autopar.runtime.LocalProgram`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from autopar._compat.trees import partition_spec
+from autopar.errors import AutoparError, ClusterError
+from autopar.frontend import Traced
+from autopar.frontend.signature import leaf_entry
+from autopar.ir import Layout
+from autopar.lower.pipeline.build import LoweredPipeline
+from autopar.runtime.pipeline import Loaded, LocalPipeline
+from autopar.schedule import Buffer, Task, ValueSpec, Work
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineShardings:
+    """Where inputs and outputs lie; what `Compiled` asks of a program."""
+
+    input_shardings: tuple[NamedSharding, ...]
+    output_shardings: tuple[NamedSharding, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineProgram:
+    """A pipeline, loaded.
+
+    Args:
+        lowered: what it runs.
+        runtime: interprets its instructions.
+        program: where inputs and outputs lie.
+        entries: (shape, dtype, weak type) of each input.
+        names: path of each input.
+        donated: indices of inputs that the caller gives up.
+        constants: arrays that the function closes over.
+    """
+
+    lowered: LoweredPipeline
+    runtime: LocalPipeline
+    program: PipelineShardings
+    entries: tuple[Any, ...]
+    names: tuple[str, ...]
+    donated: tuple[int, ...]
+    constants: tuple[Any, ...]
+
+    def match(self, leaves: Sequence[Any]) -> list[Any] | None:
+        """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
+        for leaf, entry in zip(leaves, self.entries, strict=True):
+            if isinstance(leaf, jax.core.Tracer) or leaf_entry(leaf, False) != entry:
+                return None
+        return self.place_all(leaves)
+
+    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """The traced leaves of a call, each on the stage that has it first.
+
+        Raises:
+            AutoparError: a leaf was donated to an earlier call, or has no data.
+        """
+        return [self._place(i, leaf) for i, leaf in enumerate(leaves)]
+
+    def _place(self, index: int, leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise AutoparError(
+                f"{self.names[index]} is a ShapeDtypeStruct, which has no data to run on",
+                remedy="pass arrays; .plan() and .compile() take shapes",
+            )
+        if isinstance(leaf, jax.Array):
+            if leaf.is_deleted():
+                raise AutoparError(
+                    f"{self.names[index]} was donated to an earlier call; its buffer is gone",
+                    cause="donate_argnums lets a step reuse the memory of its argument",
+                    remedy="use the state that the step returned, or leave donate_argnums empty",
+                )
+            wanted = self.program.input_shardings[index]
+            return leaf if leaf.sharding == wanted else jax.device_put(leaf, wanted)
+        return jax.device_put(np.array(leaf, self.entries[index][1]), self.program.input_shardings[index])
+
+    def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
+        """Runs a step.
+
+        Args:
+            placed: inputs as `match` or `place_all` made them.
+            leaves: what they were made from; donated ones are deleted.
+        """
+        store = self.runtime.run(self._start([*placed, *self.constants]))
+        found: dict[int, Any] = {}
+        for (_, buffer), array in store.arrays.items():
+            if buffer.value.startswith("out/"):
+                found.setdefault(int(buffer.value.removeprefix("out/")), array)
+        for i in self.donated:
+            leaf = leaves[i]
+            if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+                leaf.delete()
+        return [found[i] for i in range(len(self.program.output_shardings))]
+
+    def _start(self, inputs: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:
+        """What lies on each worker when the step begins."""
+        by_name = dict(zip(self.names, inputs, strict=True))
+        start: dict[tuple[int, Buffer], Any] = {}
+        table = self.lowered.table
+        for value in self.lowered.instructions.dataflow.values:
+            if not value.is_input:
+                continue
+            kind, name = input_name(value)
+            array = by_name[name]
+            if kind == "in":
+                for worker in sorted({w for s in value.stages for w in table.workers_of_stage(s)}):
+                    start[worker, Buffer(value.name)] = self._put(worker, value.name, array)
+            else:
+                self._put_pieces(start, value, name, array)
+        return start
+
+    def _put_pieces(self, start: dict[tuple[int, Buffer], Any], value: ValueSpec, name: str, array: Any) -> None:
+        table = self.lowered.table
+        dim = self.lowered.map.found.batch[name]
+        size = array.shape[dim] // table.num_microbatches
+        for k in range(table.num_microbatches):
+            piece = jax.lax.slice_in_dim(array, k * size, (k + 1) * size, axis=dim)
+            for stage in value.stages:
+                worker = table.worker_of(Task("forward", stage, k))
+                start[worker, Buffer(value.name, k)] = self._put(worker, value.name, piece)
+
+    def _put(self, worker: int, name: str, array: Any) -> Any:
+        port, mesh = self.runtime.ports[worker, name]
+        wanted = port.sharding(mesh)
+        return array if array.sharding == wanted else jax.device_put(array, wanted)
+
+    @property
+    def footprint_bytes(self) -> int:
+        """Bytes a device that the program with the largest arguments, results and temporaries needs."""
+        sizes = []
+        for loaded in self.runtime.loaded.values():
+            if loaded.compiled is not None:
+                m = loaded.compiled.memory_analysis()
+                sizes.append(m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes)
+        return int(max(sizes, default=0))
+
+    @property
+    def executable(self) -> _Executables:
+        """Texts and memory of all programs."""
+        return _Executables(self)
+
+
+@dataclass(frozen=True, eq=False)
+class _Executables:
+    """What `Compiled` asks of jax's compiled object, for all programs of a pipeline together."""
+
+    pipeline: PipelineProgram
+
+    def as_text(self) -> str:
+        """Optimized HLO of every stage program, one behind the other."""
+        texts = []
+        for (worker, work), loaded in sorted(self.pipeline.runtime.loaded.items(), key=lambda e: e[0]):
+            if loaded.program.results:
+                texts.append(f"// {work} on worker {worker}\n{loaded.compiled.as_text()}")
+        return "\n".join(texts)
+
+    def memory_analysis(self) -> dict[str, Any]:
+        """jax's memory statistics (bytes a device) by program."""
+        return {
+            f"{work} on worker {worker}": loaded.compiled.memory_analysis()
+            for (worker, work), loaded in sorted(self.pipeline.runtime.loaded.items(), key=lambda e: e[0])
+            if loaded.program.results
+        }
+
+
+def input_name(value: ValueSpec) -> tuple[str, str]:
+    """("in" or "batch", name of the step's input) of an input of the dataflow."""
+    kind, _, rest = value.name.partition("/")
+    return kind, rest.rpartition("@")[0]
+
+
+def load_pipeline(
+    traced: Traced, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
+) -> PipelineProgram:
+    """Compiles a pipeline for this process's devices.
+
+    Args:
+        traced: the function.
+        lowered: its pipeline.
+        devices: jax devices, in the order of the cluster.
+        donated: indices of the inputs that the caller gives up.
+
+    Raises:
+        ClusterError: there are not as many devices as the plan wants.
+    """
+    wanted = sum(len(s.devices) for s in {s.devices: s for s in lowered.plan.stages}.values())
+    if wanted != len(devices):
+        raise ClusterError(
+            f"the plan is for {wanted} devices of {lowered.plan.content.cluster_name}; this process has {len(devices)}",
+            cause="the plan was made for another cluster",
+            remedy="plan for Cluster.local(), or run where there are as many devices",
+        )
+    loaded: dict[tuple[int, Work], Loaded] = {}
+    for program in lowered.programs:
+        stage = program.work.stage
+        for worker in lowered.table.workers_of_stage(stage):
+            mesh = stage_mesh(lowered, worker, stage, devices)
+            loaded[worker, program.work] = Loaded.compile(program, mesh)
+    runtime = LocalPipeline(lowered.instructions, loaded)
+    graph, signature = traced.graph, traced.signature
+    content = lowered.plan.content
+    meshes = [stage_mesh(lowered, lowered.home(s), s, devices) for s in range(len(content.stages))]
+    shardings = PipelineShardings(
+        tuple(NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in content.inputs),
+        tuple(NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in content.outputs),
+    )
+    count = len(signature.traced)
+    constants = tuple(
+        jax.device_put(c, s) for c, s in zip(traced.closed_over, shardings.input_shardings[count:], strict=True)
+    )
+    return PipelineProgram(
+        lowered,
+        runtime,
+        shardings,
+        tuple(signature.entries[i] for i in signature.traced),
+        tuple(i.name for i in graph.inputs),
+        tuple(sorted(donated)),
+        constants,
+    )
+
+
+def stage_mesh(lowered: LoweredPipeline, worker: int, stage: int, devices: Sequence[Any]) -> Mesh:
+    """The mesh on which a worker runs a stage."""
+    axes = lowered.mesh_axes(stage)
+    chosen = [devices[i] for i in lowered.devices(worker, stage)]
+    grid = np.array(chosen, dtype=object).reshape([n for _, n in axes])
+    return Mesh(grid, tuple(a for a, _ in axes), axis_types=(AxisType.Auto,) * len(axes))

@@ -1,0 +1,142 @@
+"""Slicing layers into stages on submeshes: the dynamic program of Alpa (OSDI'22, section 5.2), with memory.
+
+    minimize   sum_i t_i + (m - 1) * max_i t_i
+    over       cuts of the layers 0..L-1 into consecutive stages, and a submesh for each, which together
+               use all devices
+    subject to fixed_i + min(m, stages from i to the last) * held_i <= limit   for every stage i
+
+t_i is the time of one microbatch on stage i: forward, backward, what it sends, and its share 1/m of what is done
+once a step. For every bound t_max on max t_i, in rising order, F(s, k, d), the least sum of t with layers k..L-1 on d
+devices in s stages, is found from the last stage backward:
+
+    F(s, k, d; t_max) = min over i, submesh of t(k..i) + F(s - 1, i + 1, d - |submesh|; t_max),  F(0, L, 0) = 0
+
+and the search stops where (m - 1) * t_max alone reaches the best objective found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Costs of every run of layers on every submesh.
+
+    Args:
+        sizes: devices of each kind of submesh.
+        seconds: [kind, first, last] seconds of one microbatch on a stage of layers first..last; inf where it cannot be.
+        fixed_bytes: likewise bytes a device that do not depend on the schedule.
+        held_bytes: likewise bytes a device of each microbatch in flight.
+    """
+
+    sizes: tuple[int, ...]
+    seconds: Array
+    fixed_bytes: Array
+    held_bytes: Array
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return int(self.seconds.shape[1])
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A stage: layers ``first`` to ``last`` (inclusive) on a submesh of kind ``kind``."""
+
+    first: int
+    last: int
+    kind: int
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """An answer of `slice_layers`: its stages, and the objective in seconds."""
+
+    stages: tuple[Slice, ...]
+    objective: float
+
+
+def slice_layers(
+    costs: StageCosts, devices: int, microbatches: int, limit_bytes: float, num_stages: int | None = None
+) -> Slicing | None:
+    """The best slicing; None where nothing fits.
+
+    Args:
+        costs: see `StageCosts`.
+        devices: number of devices, all of which are used.
+        microbatches: m.
+        limit_bytes: bytes a device.
+        num_stages: the only number of stages to consider, or None for any.
+    """
+    n, most = costs.num_layers, min(costs.num_layers, devices)
+    if num_stages is not None and num_stages > most:
+        return None
+    bounds = np.unique(costs.seconds[np.isfinite(costs.seconds)])
+    best: Slicing | None = None
+    for bound in bounds:
+        if best is not None and (microbatches - 1) * bound >= best.objective:
+            break
+        if best is not None and bound * microbatches >= best.objective:
+            break
+        found = _within(costs, devices, microbatches, limit_bytes, float(bound), n, most, num_stages)
+        if found is not None and (best is None or found.objective < best.objective * (1 - 1e-12)):
+            best = found
+    return best
+
+
+def _within(
+    costs: StageCosts,
+    devices: int,
+    microbatches: int,
+    limit_bytes: float,
+    bound: float,
+    n: int,
+    most: int,
+    num_stages: int | None,
+) -> Slicing | None:
+    """The least sum of stage times with no stage above ``bound``, and its objective."""
+    allowed = costs.seconds <= bound
+    total = np.full((most + 1, n + 1, devices + 1), np.inf)
+    total[0, n, 0] = 0.0
+    back: dict[tuple[int, int, int], tuple[int, int]] = {}
+    for s in range(1, most + 1):
+        in_flight = min(microbatches, s)
+        fits = allowed & (costs.fixed_bytes + in_flight * costs.held_bytes <= limit_bytes)
+        for k in range(n):
+            for kind, size in enumerate(costs.sizes):
+                lasts = np.flatnonzero(fits[kind, k, k:]) + k
+                if not len(lasts) or size > devices:
+                    continue
+                # [last, devices left] -> sum
+                rest = total[s - 1, lasts + 1, : devices + 1 - size] + costs.seconds[kind, k, lasts][:, None]
+                at = np.argmin(rest, axis=0)
+                value = rest[at, np.arange(rest.shape[1])]
+                better = value < total[s, k, size:]
+                for d in map(int, np.flatnonzero(better)):
+                    total[s, k, size + d] = value[d]
+                    back[s, k, size + d] = (int(lasts[at[d]]), kind)
+    choices = [num_stages] if num_stages is not None else range(1, most + 1)
+    best = min(((float(total[s, 0, devices]), s) for s in choices), default=(np.inf, 0))
+    if not np.isfinite(best[0]):
+        return None
+    stages = []
+    s, k, d = best[1], 0, devices
+    while s:
+        last, kind = back[s, k, d]
+        stages.append(Slice(k, last, kind))
+        s, k, d = s - 1, last + 1, d - costs.sizes[kind]
+    times = [costs.seconds[x.kind, x.first, x.last] for x in stages]
+    return Slicing(tuple(stages), objective(times, microbatches))
+
+
+def objective(seconds: Sequence[float], microbatches: int) -> float:
+    """Seconds of a step of a pipeline whose stages take ``seconds`` a microbatch."""
+    return float(sum(seconds) + (microbatches - 1) * max(seconds))

@@ -1,0 +1,390 @@
+"""The search of pipelines: microbatches, stages, submeshes and the sharding inside each stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
+from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
+from autopar.ir.fingerprint import fingerprint
+from autopar.microbatch import batch_size
+from autopar.plan import (
+    Communication,
+    Considered,
+    InputRecord,
+    OutputRecord,
+    Pipeline,
+    Plan,
+    PlanContent,
+    SearchContent,
+)
+from autopar.schedule import Schedule, Table, Task, get
+from autopar.search.clock import Clock
+from autopar.search.inter.costs import stage_costs
+from autopar.search.inter.dp import Slice, slice_layers
+from autopar.search.inter.record import record_of
+from autopar.search.problem import Problem
+from autopar.search.source import Sliced, StageSource
+from autopar.simulate.plans import simulate
+from autopar.stages import Layers, cluster
+
+#: Layers that the model is clustered into: so many a stage, and at most so many in all.
+_LAYERS_PER_STAGE, _MOST_LAYERS = 4, 32
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to slice the step: by stage the ids of its forward operators and its devices (first, number)."""
+
+    count: int
+    members: tuple[tuple[str, ...], ...]
+    devices: tuple[tuple[int, int], ...]
+    estimate_s: float
+
+
+def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
+    """The best plan with several stages.
+
+    Args:
+        problem: what is planned; it has a source.
+        intra: plans one stage on its submesh.
+
+    Raises:
+        InfeasiblePlanError: no slicing fits.
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+    """
+    source = problem.source
+    if source is None:
+        raise InfeasiblePlanError(
+            "pipeline stages were asked for, and this problem cannot be cut into stages",
+            cause="it was made from a graph alone",
+            remedy="plan by autopar.parallelize(...).plan(...), or with num_stages=1",
+        )
+    clock = Clock()
+    with clock.phase("slice"):
+        candidates = sorted(_candidates(problem, source), key=lambda c: (c.estimate_s, c.count, len(c.members)))
+    if not candidates:
+        raise InfeasiblePlanError(
+            f"no way to cut {problem.graph.name} into stages fits {problem.cluster.name}",
+            cause="too few layers, devices or bytes for the number of stages",
+            remedy="fewer stages, more microbatches, or a higher memory_limit",
+        )
+    plans: list[Plan] = []
+    failures: list[InfeasiblePlanError] = []
+    for candidate in candidates[:3]:
+        try:
+            with clock.phase("stages"):
+                plans.append(_planned(problem, source, candidate, intra))
+        except InfeasiblePlanError as error:
+            failures.append(error)
+        if plans and problem.options.num_stages is not None and problem.options.num_microbatches is not None:
+            break
+    if not plans:
+        raise failures[0]
+    best = min(plans, key=lambda p: p.step_time)
+    considered = tuple(
+        Considered(
+            f"{p.num_stages} stages, {p.num_microbatches} microbatches",
+            p.step_time,
+            p.peak_memory,
+            "chosen" if p is best else "",
+        )
+        for p in plans
+    )
+    search = replace_search(best.content.search, considered)
+    return Plan(_with(best.content, search), clock.phases())
+
+
+def replace_search(search: SearchContent, considered: tuple[Considered, ...]) -> SearchContent:
+    """``search`` with other options considered."""
+    return SearchContent(search.strategy, search.objective, search.lower_bound, considered)
+
+
+def _with(content: PlanContent, search: SearchContent) -> PlanContent:
+    fields = {name: getattr(content, name) for name in content.__struct_fields__}
+    return PlanContent(**{**fields, "search": search})
+
+
+def schedule_of(problem: Problem) -> Schedule:
+    """The schedule asked for; 1F1B where it is free."""
+    asked = problem.options.schedule
+    if isinstance(asked, Schedule):
+        return asked
+    return get("1f1b" if asked in ("auto", "none") else asked)
+
+
+def _candidates(problem: Problem, source: StageSource) -> Iterable[Candidate]:
+    schedule = schedule_of(problem)
+    asked = problem.options.num_microbatches
+    counts = [asked] if asked is not None else _counts(problem)
+    for count in counts:
+        try:
+            found = source.microbatches(count)
+        except MicrobatchError:
+            if asked is not None:
+                raise
+            continue
+        for stages in _stage_counts(problem, schedule):
+            wanted = stages * (1 if schedule.chunks > 1 else _LAYERS_PER_STAGE)
+            layers = cluster(problem.graph, found, min(wanted, _MOST_LAYERS))
+            if len(layers.members) < stages:
+                continue
+            try:
+                schedule.table(stages, count)
+            except ScheduleError:
+                if problem.options.num_stages is not None and asked is not None:
+                    raise
+                continue
+            even = _even(problem, layers, stages, schedule, count)
+            if even is not None:
+                yield even
+            elif schedule.chunks == 1:
+                yield from _sliced(problem, source, layers, count, stages)
+
+
+def _counts(problem: Problem) -> list[int]:
+    """Numbers of microbatches worth trying: powers of two that divide the batch, a few times the stages."""
+    size = batch_size(problem.graph) or 1
+    stages = problem.options.num_stages or 2
+    counts = [n for k in range(size.bit_length()) if size % (n := 2**k) == 0]
+    return [n for n in counts if stages <= n <= 8 * stages] or counts[-1:]
+
+
+def _stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
+    asked = problem.options.num_stages
+    if asked is not None:
+        return [asked]
+    devices = problem.cluster.num_devices
+    return [s * schedule.chunks for s in (2, 4, 8, 16, 32, 64) if s <= devices and devices % s == 0]
+
+
+def _even(problem: Problem, layers: Layers, stages: int, schedule: Schedule, count: int) -> Candidate | None:
+    """Equal runs of layers on equal submeshes, for schedules that place several stages on a worker."""
+    table = schedule.table(stages, count)
+    several = any(len(table.workers_of_stage(s)) > 1 for s in range(stages))
+    if table.num_workers == stages and not several:
+        return None
+    per = problem.cluster.num_devices // table.num_workers
+    if per * table.num_workers != problem.cluster.num_devices:
+        return None
+    merged = _merge(layers, stages)
+    homes = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
+    return Candidate(count, merged, homes, float(sum(layers.flops)))
+
+
+def _merge(layers: Layers, stages: int) -> tuple[tuple[str, ...], ...]:
+    """Layers in ``stages`` runs of about equal FLOPs."""
+    total, done = sum(layers.flops) or 1.0, 0.0
+    runs: list[tuple[str, ...]] = []
+    current: list[str] = []
+    left = len(layers.members)
+    for members, flops in zip(layers.members, layers.flops, strict=True):
+        current += members
+        done += flops
+        left -= 1
+        missing = stages - len(runs) - 1
+        if missing and (done >= total * (len(runs) + 1) / stages - 1e-9 * total or left == missing):
+            runs.append(tuple(current))
+            current = []
+    return (*runs, tuple(current))
+
+
+def _sliced(problem: Problem, source: StageSource, layers: Layers, count: int, stages: int) -> Iterable[Candidate]:
+    """The answer of the dynamic program for a number of stages."""
+    sizes = submesh_sizes(problem.cluster)
+    costs = stage_costs(problem, source, count, layers, [s for s in sizes if s <= problem.cluster.num_devices])
+    devices = problem.cluster.num_devices
+    found = slice_layers(costs, devices, count, problem.memory_limit_bytes, stages)
+    if found is None:  # what the stages really need is known only after they are planned
+        found = slice_layers(costs, devices, count, math.inf, stages)
+    if found is None:
+        return
+    members = tuple(tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages)
+    yield Candidate(count, members, _placed(problem.cluster, found.stages, costs.sizes), found.objective)
+
+
+def submesh_sizes(cluster: Cluster) -> list[int]:
+    """Devices of the submeshes that a stage may have: powers of two inside a node, and whole nodes (Alpa, 5.2)."""
+    group = cluster.groups[0]
+    inside = group.devices_per_node if group.inter != "intra" else group.size
+    sizes = [2**k for k in range(inside.bit_length()) if inside % 2**k == 0 and 2**k < inside]
+    nodes = cluster.num_devices // inside
+    return [*sizes, *(inside * n for n in range(1, nodes + 1) if n & (n - 1) == 0 or n == nodes)]
+
+
+def _placed(cluster: Cluster, stages: Sequence[Slice], sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(first device, number of devices) of each stage: whole nodes first, then parts of nodes, largest first.
+
+    Sizes inside a node are powers of two that divide it, so in this order they never straddle two nodes.
+    """
+    placed: dict[int, tuple[int, int]] = {}
+    at = 0
+    for i in sorted(range(len(stages)), key=lambda i: (-sizes[stages[i].kind], i)):
+        size = sizes[stages[i].kind]
+        placed[i] = (at, size)
+        at += size
+    return tuple(placed[i] for i in range(len(stages)))
+
+
+def _planned(problem: Problem, source: StageSource, candidate: Candidate, intra: Callable[[Problem], Plan]) -> Plan:
+    """The exact plan of a candidate: every stage planned on its submesh, the whole simulated."""
+    sliced = source.slice(candidate.count, candidate.members)
+    schedule = schedule_of(problem)
+    table = schedule.table(len(candidate.members), candidate.count)
+    parts = [_stage_plan(problem, sliced, i, home, table, intra) for i, home in enumerate(candidate.devices)]
+    return assemble(problem, candidate, sliced, parts, table)
+
+
+def in_flight(table: Table, stage: int) -> int:
+    """Most microbatches whose forward pass a stage has done and whose backward pass it has not."""
+    most = 0
+    for worker in table.workers_of_stage(stage):
+        held = 0
+        for task in table.rows[worker]:
+            if task.stage == stage:
+                held += {"forward": 1, "backward": 0 if table.splits_backward else -1, "weight": -1}[task.kind]
+                most = max(most, held)
+    return max(1, most)
+
+
+def _stage_plan(
+    problem: Problem, sliced: Sliced, stage: int, home: tuple[int, int], table: Table, intra: Callable[[Problem], Plan]
+) -> PlanContent:
+    """The plan of one stage, within the memory that microbatches in flight leave."""
+    part = problem.cluster.part(*home)
+    limit = problem.memory_limit_bytes
+    options = replace(
+        problem.options,
+        num_microbatches=table.num_microbatches,
+        num_stages=1,
+        schedule="auto",
+        mesh_shape=problem.options.mesh_shape if _holds(problem, home[1]) else None,
+    )
+    more = in_flight(table, stage) - 1
+    left = limit
+    for _ in range(3):
+        stated = replace(
+            problem,
+            graph=sliced.graphs[stage],
+            cluster=part,
+            cost_model=CostModel(part),
+            options=replace(options, memory_limit_bytes=left),
+            source=None,
+        )
+        content = intra(stated).content
+        needed = content.peak_memory + more * content.stages[0].held_bytes
+        if needed <= limit:
+            return content
+        left = limit - more * content.stages[0].held_bytes
+        if left <= 0:
+            break
+    raise InfeasiblePlanError(
+        f"stage {stage} needs {needed} bytes a device with {more + 1} microbatches in flight; the limit is {limit}",
+        cause="activations of all microbatches in flight are kept for the backward pass",
+        remedy="more stages, more and smaller microbatches, jax.checkpoint, or schedule='1f1b'",
+        least_bytes=needed,
+    )
+
+
+def _holds(problem: Problem, devices: int) -> bool:
+    shape = problem.options.mesh_shape
+    return shape is not None and math.prod(shape) == devices
+
+
+def assemble(
+    problem: Problem, candidate: Candidate, sliced: Sliced, parts: Sequence[PlanContent], table: Table
+) -> Plan:
+    """The plan of all stages together."""
+    graph = problem.graph
+    placed = [_on_devices(c, i, home) for i, (c, home) in enumerate(zip(parts, candidate.devices, strict=True))]
+    record = record_of(graph, sliced, placed, table, problem.cluster)
+    placed = [_with_sends(c, i, record, candidate.count, sliced) for i, c in enumerate(placed)]
+    inputs, outputs = _records(problem, sliced, parts)
+    more = [in_flight(table, i) - 1 for i in range(len(parts))]
+    content = PlanContent(
+        program=graph.name,
+        fingerprint=fingerprint(graph),
+        cluster=problem.cluster.to_json(),
+        cluster_name=str(problem.cluster),
+        step_time=0.0,
+        peak_memory=max(c.peak_memory + n * c.stages[0].held_bytes for c, n in zip(parts, more, strict=True)),
+        num_microbatches=candidate.count,
+        schedule=table.name,
+        stages=tuple(c.stages[0] for c in placed),
+        inputs=inputs,
+        outputs=outputs,
+        operators=(),
+        copies=(),
+        choices=tuple(x for c in parts for x in c.choices),
+        search=SearchContent(f"{parts[0].search.strategy}", 0.0, None),
+        notes=tuple(dict.fromkeys(n for c in parts for n in c.notes)),
+        memory_limit=problem.memory_limit_bytes,
+        donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
+        pipeline=record,
+        cuts=tuple(m[-1] for m in candidate.members[:-1]),
+        parts=tuple(parts),
+    )
+    seconds = simulate(Plan(content)).step_time
+    fields = {name: getattr(content, name) for name in content.__struct_fields__}
+    search = SearchContent(content.search.strategy, seconds, None)
+    return Plan(PlanContent(**{**fields, "step_time": seconds, "search": search}))
+
+
+def _on_devices(content: PlanContent, stage: int, home: tuple[int, int]) -> PlanContent:
+    """A stage's plan with its devices' numbers in the cluster and its own number."""
+    own = content.stages[0]
+    fields = {name: getattr(own, name) for name in own.__struct_fields__}
+    fields["devices"] = tuple(range(home[0], home[0] + home[1]))
+    fields["collectives"] = tuple(
+        type(c)(c.kind, c.bytes, c.axis, c.count, stage, c.seconds, c.operators) for c in own.collectives
+    )
+    whole = {name: getattr(content, name) for name in content.__struct_fields__}
+    return PlanContent(**{**whole, "stages": (type(own)(**fields),)})
+
+
+def _with_sends(content: PlanContent, stage: int, record: Pipeline, count: int, sliced: Sliced) -> PlanContent:
+    """A stage's plan with what it sends to other stages among its communication."""
+    own = content.stages[0]
+    whole_bytes = {v.name: v.bytes * len(own.devices) for v in record.values}
+    sends = [
+        Communication("send", whole_bytes[t.value], "stages", float(count), stage, count * t.seconds)
+        for t in record.transfers
+        if t.value in sliced.parts[stage].sent
+    ]
+    fields = {name: getattr(own, name) for name in own.__struct_fields__}
+    fields["collectives"] = (*own.collectives, *sends)
+    fields["operators"] = tuple(id for id, stages in sliced.map.body.items() if stage in stages) + tuple(
+        id for id, stages in sliced.map.update.items() if stage in stages
+    )
+    whole = {name: getattr(content, name) for name in content.__struct_fields__}
+    return PlanContent(**{**whole, "stages": (type(own)(**fields),)})
+
+
+def _records(
+    problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
+) -> tuple[tuple[InputRecord, ...], tuple[OutputRecord, ...]]:
+    """Records of the step's inputs and outputs, each on the first stage that has it."""
+    graph = problem.graph
+    layouts: dict[str, tuple[int, str]] = {}
+    returned: dict[int, tuple[int, str]] = {}
+    for p, content in zip(sliced.parts, parts, strict=True):
+        for r in content.inputs:
+            name = r.path.removeprefix("piece/")
+            if name in sliced.map.inputs and not r.path.startswith(("from/", "late/")):
+                layouts.setdefault(name, (p.stage, r.layout))
+        for index, record in zip(p.outputs, content.outputs, strict=False):
+            returned[index] = (p.stage, record.layout)
+    whole = "[{}]"
+    inputs = tuple(
+        InputRecord(i.name, str(i.type), i.role, layout, stage)
+        for i in graph.inputs
+        for stage, layout in [layouts.get(i.name, (0, whole.format(",".join("." * i.type.rank))))]
+    )
+    outputs = tuple(
+        OutputRecord(o.path, str(o.type), returned[n][1], o.updates, returned[n][0])
+        for n, o in enumerate(graph.outputs)
+    )
+    return inputs, outputs

@@ -1,0 +1,127 @@
+"""The pipeline of a plan as works and values, from the plans of its stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from autopar.cluster import Cluster
+from autopar.ir import Graph
+from autopar.microbatch import AXIS
+from autopar.plan import Pipeline, PlanContent
+from autopar.schedule import Dataflow, Table, ValueSpec, Work, WorkSpec
+from autopar.search.source import Sliced
+from autopar.simulate.durations import Durations
+from autopar.simulate.plans import pipeline_record
+from autopar.stages import StageParts
+
+
+def record_of(graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table: Table, cluster: Cluster) -> Pipeline:
+    """Works, values and durations of a pipeline.
+
+    Args:
+        graph: the whole step.
+        sliced: its stages.
+        parts: the plan of each stage.
+        table: the schedule.
+        cluster: all devices.
+    """
+    works: list[WorkSpec] = []
+    values: dict[str, ValueSpec] = {}
+    seconds: dict[Work, float] = {}
+    transfers: dict[tuple[str, int, int], float] = {}
+    count = table.num_microbatches
+    bytes_of = _microbatch_bytes(graph, sliced)
+    for p, content in zip(sliced.parts, parts, strict=True):
+        stage, s = content.stages[0], p.stage
+        times = dict(stage.work_times)
+        state = stage.memory.parameters + stage.memory.optimizer
+        values[f"state@{s}"] = ValueSpec(f"state@{s}", state, "step", stages=(s,))
+        values[f"held@{s}"] = ValueSpec(f"held@{s}", stage.held_bytes, "microbatch")
+        values[f"gradients@{s}"] = ValueSpec(f"gradients@{s}", stage.memory.gradients, "accumulator", reduce="sum")
+        for n in p.sent:
+            values[n] = ValueSpec(n, math.ceil(bytes_of[n] / len(stage.devices)), "microbatch")
+        forward = [r.name for r in p.received if not r.backward]
+        cotangents = [r.name for r in p.received if r.backward]
+        sent_back = [n for n in p.sent if sliced_backward(graph, sliced, n)]
+        sent_on = [n for n in p.sent if n not in set(sent_back)]
+        temporaries = max(0, stage.memory.total - state - stage.memory.gradients - stage.held_bytes)
+        works.append(
+            WorkSpec(
+                Work("forward", s), (f"state@{s}", *forward), (f"held@{s}", *sent_on), temporaries_bytes=temporaries
+            )
+        )
+        backward_s = times.get("backward", 0.0) / count
+        backward = Work("backward", s)
+        reads = (f"state@{s}", f"held@{s}", *forward, *cotangents)
+        if table.splits_backward:
+            values[f"kept@{s}"] = ValueSpec(f"kept@{s}", 0, "microbatch")
+            works.append(WorkSpec(backward, reads, (*sent_back, f"kept@{s}")))
+            weight = Work("weight", s)
+            works.append(
+                WorkSpec(weight, (f"held@{s}", f"kept@{s}"), (), (f"gradients@{s}",), temporaries_bytes=temporaries)
+            )
+            seconds[backward], seconds[weight] = backward_s / 2, backward_s / 2
+        elif backward_s or any(t.kind == "backward" for row in table.rows for t in row):
+            works.append(WorkSpec(backward, reads, tuple(sent_back), (f"gradients@{s}",), temporaries))
+            seconds[backward] = backward_s
+        update = Work("update", s)
+        works.append(WorkSpec(update, (f"state@{s}", f"gradients@{s}")))
+        seconds[Work("forward", s)] = times.get("forward", 0.0) / count
+        seconds[update] = times.get("update", 0.0)
+    for p in sliced.parts:
+        _add_transfers(transfers, p, table, bytes_of, parts, cluster)
+    return pipeline_record(table, Dataflow(tuple(works), tuple(values.values())), Durations(seconds, transfers))
+
+
+def sliced_backward(graph: Graph, sliced: Sliced, name: str) -> bool:
+    """Whether a value of the loop is made in the backward pass."""
+    return graph.producers[name].id in sliced.map.backward
+
+
+def _microbatch_bytes(graph: Graph, sliced: Sliced) -> dict[str, float]:
+    """Bytes of one microbatch's copy of every value that crosses stages."""
+    found = sliced.map.found
+    sizes: dict[str, float] = {}
+    for p in sliced.parts:
+        for n in p.sent:
+            op = graph.producers[n]
+            nbytes = float(graph.types[n].nbytes)
+            layouts = found.results.get(op.id, ())
+            names = [v.name for v in op.results]
+            if layouts and AXIS in layouts[names.index(n)].axes:
+                nbytes /= found.count
+            sizes[n] = nbytes
+    return sizes
+
+
+def _add_transfers(
+    transfers: dict[tuple[str, int, int], float],
+    p: StageParts,
+    table: Table,
+    bytes_of: Mapping[str, float],
+    parts: Sequence[PlanContent],
+    cluster: Cluster,
+) -> None:
+    """Seconds of what stage ``p`` receives: its bytes over the links of the sending stage's devices."""
+    for r in p.received:
+        for source in table.workers_of_stage(r.source):
+            for target in table.workers_of_stage(p.stage):
+                if source != target:
+                    seconds = transfer_s(cluster, bytes_of[r.name], parts[r.source], parts[p.stage])
+                    transfers[r.name, source, target] = seconds
+
+
+def transfer_s(cluster: Cluster, nbytes: float, source: PlanContent, target: PlanContent) -> float:
+    """Seconds of sending a value of ``nbytes`` from one stage to another, each device sending its share."""
+    a, b = source.stages[0].devices, target.stages[0].devices
+    group = cluster.groups[0]
+    lanes = min(len(a), len(b))
+    per_node = group.devices_per_node
+    same_node = a[0] // per_node == b[-1] // per_node and a[-1] // per_node == b[0] // per_node
+    if same_node or isinstance(group.inter, str):
+        return group.intra.latency_s + nbytes / lanes / (group.intra.bandwidth * group.intra.efficiency)
+    inter = group.inter
+    sharing = min(lanes, per_node)
+    bandwidth = min(inter.bandwidth, inter.node_bandwidth / sharing if inter.node_bandwidth else math.inf)
+    return inter.latency_s + nbytes / lanes / (bandwidth * inter.efficiency)

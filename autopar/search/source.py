@@ -1,0 +1,46 @@
+"""What the search of pipelines asks of the function that is planned; lowering answers, since it can trace again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from autopar.ir import Graph
+from autopar.microbatch import Microbatching
+from autopar.stages import StageMap, StageParts
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """A step cut into stages.
+
+    Args:
+        map: stages of all operators.
+        parts: what each stage takes, computes and gives.
+        graphs: each stage as a graph of its own.
+        origins: by stage, for operators of its graph (with the ids of the loop before those of the loop's body) the id
+            of the operator of the step.
+    """
+
+    map: StageMap
+    parts: tuple[StageParts, ...]
+    graphs: tuple[Graph, ...]
+    origins: tuple[Mapping[str, str], ...]
+
+
+class StageSource(Protocol):
+    """A traced step that can be cut."""
+
+    def microbatches(self, count: int) -> Microbatching:
+        """The step in ``count`` microbatches. Raises MicrobatchError where that cannot be."""
+        ...
+
+    def slice(self, count: int, members: Sequence[Sequence[str]]) -> Sliced:
+        """The step in ``count`` microbatches and one stage for each entry of ``members``.
+
+        Args:
+            count: number of microbatches.
+            members: by stage the ids of its operators of the forward pass.
+        """
+        ...

@@ -1,0 +1,106 @@
+"""Pipelines train to the same values as the plain function on one device."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import autopar
+from autopar import AutoparError, MicrobatchError
+from autopar.schedule import schedules
+from examples import gpt, llama, mlp, moe, wide_resnet
+from tests.end_to_end.compare import assert_same
+
+TEXT = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 8, "batch": 8}
+MODELS = {
+    "mlp": (mlp.build, {}),
+    "uneven mlp": (mlp.build, {"layers": 5}),
+    "gpt": (gpt.build, {**TEXT, "dropout": 0.1, "clip": 1.0, "masked": True}),
+    "deep gpt": (gpt.build, {**TEXT, "layers": 4}),
+    "llama": (llama.build, {**TEXT, "kv_heads": 2}),
+    "moe": (moe.build, {}),
+    "wide_resnet": (wide_resnet.build, {}),
+}
+TRAINING = tuple(s for s in schedules() if s not in ("inference", "table"))
+
+
+def compare(name, stages, microbatches, schedule, steps=3):
+    build, overrides = MODELS[name]
+    with jax.enable_x64(True):
+        fn, args = build(dtype="float64", **overrides)
+        return assert_same(
+            fn,
+            args,
+            steps=steps,
+            rtol=1e-10,
+            num_stages=stages,
+            num_microbatches=microbatches,
+            schedule=schedule,
+        )
+
+
+@pytest.mark.parametrize("schedule", TRAINING)
+def test_every_schedule(schedule):
+    compare("mlp", 4 if schedule in ("interleaved", "zb-v") else 2, 4, schedule, steps=2)
+
+
+@pytest.mark.parametrize(("microbatches", "schedule"), [(2, "1f1b"), (1, "gpipe")])
+def test_tied_embeddings_dropout_and_clipping(microbatches, schedule):
+    compare("gpt", 2, microbatches, schedule, steps=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("schedule", TRAINING)
+@pytest.mark.parametrize("name", ["gpt", "deep gpt", "moe", "wide_resnet", "uneven mlp"])
+def test_models(name, schedule):
+    stages = 4 if schedule in ("interleaved", "zb-v") else 2
+    compare(name, stages, 4, schedule, steps=5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_mlp_in_all_shapes(stages):
+    for microbatches, schedule in itertools.product((1, 2, 4, 8), ("gpipe", "1f1b", "zb-h1")):
+        if 8 % stages == 0:
+            compare("uneven mlp", stages, microbatches, schedule, steps=2)
+
+
+def test_a_pipeline_plan_is_reloaded_and_runs():
+    fn, args = mlp.build()
+    plan = autopar.parallelize(fn, num_stages=2, num_microbatches=2, schedule="gpipe").plan(*args)
+    assert (plan.num_stages, plan.num_microbatches, plan.schedule) == (2, 2, "gpipe")
+    again = autopar.Plan.from_json(plan.to_json())
+    assert again == plan
+    assert again.to_json() == plan.to_json()
+    assert autopar.simulate(again).step_time == pytest.approx(plan.step_time)
+    got = autopar.parallelize(fn, plan=again)(*args)
+    want = jax.jit(fn)(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-6)
+
+
+def test_state_lies_on_its_stages():
+    fn, args = mlp.build()
+    step = autopar.parallelize(fn, num_stages=2, num_microbatches=2)
+    state, _ = step(*args)
+    first = state["params"][0]["w"].sharding.device_set
+    last = state["params"][-1]["w"].sharding.device_set
+    assert len(first) == len(last) == 4
+    assert not first & last
+    made = step.init(lambda: jax.tree.map(lambda x: x * 1, args[0]))
+    assert made["params"][-1]["w"].sharding == state["params"][-1]["w"].sharding
+
+
+def test_impossible_requests_say_what_would_do():
+    fn, args = mlp.build()
+    with pytest.raises(MicrobatchError, match="3 microbatches do not divide"):
+        autopar.parallelize(fn, num_stages=2, num_microbatches=3).plan(*args)
+    with pytest.raises(AutoparError, match="stages"):
+        autopar.parallelize(fn, num_stages=64, num_microbatches=2).plan(*args)
+    with pytest.raises(AutoparError, match="2f2b"):
+        autopar.parallelize(fn, schedule="2f2b")

@@ -1,0 +1,93 @@
+"""The dynamic program finds what exhaustive search finds."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from autopar.search.inter.dp import Slice, StageCosts, objective, slice_layers
+
+
+def random_costs(rng, layers, sizes, sparse):
+    shape = (len(sizes), layers, layers)
+    own = rng.uniform(0.5, 2.0, (len(sizes), layers))
+    seconds, fixed, held = (np.full(shape, np.inf) for _ in range(3))
+    for kind, first in itertools.product(range(len(sizes)), range(layers)):
+        for last in range(first, layers):
+            if rng.random() < sparse:
+                continue
+            seconds[kind, first, last] = own[kind, first : last + 1].sum() / sizes[kind] + rng.uniform(0, 0.3)
+            fixed[kind, first, last] = rng.uniform(1, 4) * (last - first + 1) / sizes[kind]
+            held[kind, first, last] = rng.uniform(0, 1)
+    return StageCosts(tuple(sizes), seconds, fixed, held)
+
+
+def exhaustive(costs, devices, microbatches, limit, num_stages):
+    best = np.inf
+    n = costs.num_layers
+    for count in range(1, n + 1) if num_stages is None else [num_stages]:
+        for cuts in itertools.combinations(range(1, n), count - 1):
+            ends = [*cuts, n]
+            starts = [0, *cuts]
+            for kinds in itertools.product(range(len(costs.sizes)), repeat=count):
+                if sum(costs.sizes[k] for k in kinds) != devices:
+                    continue
+                stages = [Slice(a, b - 1, k) for a, b, k in zip(starts, ends, kinds, strict=True)]
+                if all(
+                    costs.fixed_bytes[x.kind, x.first, x.last]
+                    + min(microbatches, count - i) * costs.held_bytes[x.kind, x.first, x.last]
+                    <= limit
+                    for i, x in enumerate(stages)
+                ):
+                    best = min(best, objective([costs.seconds[x.kind, x.first, x.last] for x in stages], microbatches))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(240))
+def test_it_is_exhaustive_search(seed):
+    rng = np.random.default_rng(seed)
+    layers, devices = int(rng.integers(1, 7)), int(rng.integers(1, 9))
+    sizes = [s for s in (1, 2, 4, 8) if s <= devices]
+    microbatches = int(rng.integers(1, 9))
+    limit = float(rng.uniform(2, 12))
+    stages = None if rng.random() < 0.7 else int(rng.integers(1, layers + 1))
+    costs = random_costs(rng, layers, sizes, rng.choice([0.0, 0.3]))
+    found = slice_layers(costs, devices, microbatches, limit, stages)
+    best = exhaustive(costs, devices, microbatches, limit, stages)
+    if found is None:
+        assert best == np.inf
+        return
+    assert found.objective == pytest.approx(best, rel=1e-9)
+    assert sum(costs.sizes[x.kind] for x in found.stages) == devices
+    assert [x.first for x in found.stages] == [0, *(x.last + 1 for x in found.stages[:-1])]
+
+
+def test_uneven_layers_get_uneven_slices():
+    """One layer as heavy as the four others together: a stage of its own."""
+    own = np.array([4.0, 1.0, 1.0, 1.0, 1.0])
+    seconds = np.array([[[own[a : b + 1].sum() if b >= a else np.inf for b in range(5)] for a in range(5)]])
+    nothing = np.zeros_like(seconds)
+    found = slice_layers(StageCosts((1,), seconds, nothing, nothing), 2, 8, 1.0)
+    assert found is not None
+    assert [(x.first, x.last) for x in found.stages] == [(0, 0), (1, 4)]
+
+
+def test_memory_takes_more_stages():
+    own = np.ones(4)
+    shape = (2, 4, 4)
+    seconds, fixed = np.full(shape, np.inf), np.full(shape, np.inf)
+    for kind, size in enumerate((1, 4)):
+        for a in range(4):
+            for b in range(a, 4):
+                seconds[kind, a, b] = own[a : b + 1].sum() / size
+                fixed[kind, a, b] = float(b - a + 1) * (0.5 if size == 4 else 1.0)
+    costs = StageCosts((1, 4), seconds, fixed, np.zeros(shape))
+    free = slice_layers(costs, 4, 4, 10.0)
+    short = slice_layers(costs, 4, 4, 1.5)
+    assert free is not None
+    assert short is not None
+    assert len(free.stages) == 1
+    assert len(short.stages) == 4
+    assert slice_layers(costs, 4, 4, 0.5) is None

@@ -19,15 +19,21 @@ sum without d_v, plus t_v[k], bounds every choice that takes strategy k of v: a 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.workspace import Workspace
+
+if TYPE_CHECKING:
+    from autopar.solver.sweeping import Flat
 
 _ROUNDING = 1e-12  # of the sum of what was added up: a generous part of all roundings
 
@@ -62,6 +68,7 @@ class Messages:
     size: float = 0.0
     sweeps: int = 0
     since: int = 0
+    _flat: Flat | None = None
 
     @staticmethod
     def of(problem: ChoiceProblem) -> Messages:
@@ -107,6 +114,7 @@ class Messages:
         self.costs = list(costs)
         self.marginals = [np.full(own.size, -math.inf) for own in costs]
         self.since = self.sweeps
+        self._flat = None
 
     def _sum(self) -> float:
         """All d, with those of the messages that the last sweep sent."""
@@ -114,36 +122,41 @@ class Messages:
 
     def sweep(self) -> None:
         """Visit all nodes, forward at even sweeps and backward at odd ones."""
-        forward = self.sweeps % 2 == 0
+        flat = self._flat if self._flat is not None else self._flatten()
         valid = self.sweeps > self.since
-        slots, taken, size = self.slots, self.taken, 0.0
-        known = self._sum()
-        slack = self.rounding
-        for v in range(len(self.costs)) if forward else range(len(self.costs) - 1, -1, -1):
-            total = self.costs[v].copy()
-            known -= self.gains[v]
-            for u, outbound, inbound, _ in self.tables[v]:
-                total += slots[inbound]
-                if (u < v) == forward:
-                    known += taken[inbound] - taken[outbound]
-            if valid:
-                np.maximum(self.marginals[v], total + (known - slack), out=self.marginals[v])
-            least = float(total.min())
-            size += abs(least)
-            total -= least
-            self.excess[v] = total
-            total = total * self.ahead[v]
-            for u, outbound, inbound, costs in self.tables[v]:
-                if (u > v) == forward:
-                    message = (costs + (total - slots[inbound])[:, None]).min(axis=0)
-                    taken[outbound] = part = float(message.min())
-                    message -= part
-                    slots[outbound] = message
-                    size += abs(part)
-            self.gains[v] = least
-            known += least
+        run = import_module("autopar.solver.sweeping").sweep  # loads numba, where that is installed
+        self.size = float(run(flat, self.sweeps % 2 == 0, valid, self._sum(), self.rounding))
+        self.taken, self.gains = flat.taken.tolist(), flat.gains.tolist()
         self.sweeps += 1
-        self.size = size
+
+    def _flatten(self) -> Flat:
+        """The state as flat arrays, of which the lists are views from then on."""
+        kind = import_module("autopar.solver.sweeping").Flat
+        halves = [half for own in self.tables for half in own]
+        slot, messages = _joined(self.slots)
+        table, tables = _joined([costs.ravel() for *_, costs in halves])
+        first, costs = _joined(self.costs)
+        flat: Flat = kind(
+            first,
+            np.concatenate([[0], np.cumsum([len(own) for own in self.tables])]).astype(np.int64),
+            np.array([half[0] for half in halves], dtype=np.int64),
+            np.array([half[1] for half in halves], dtype=np.int64),
+            np.array([half[2] for half in halves], dtype=np.int64),
+            table,
+            slot,
+            np.array(self.ahead, dtype=np.float64),
+            tables,
+            costs,
+            messages,
+            np.array(self.taken, dtype=np.float64),
+            np.array(self.gains, dtype=np.float64),
+            _joined(self.marginals)[1],
+            _joined(self.excess)[1],
+        )
+        self.slots = _views(messages, slot)
+        self.marginals, self.excess = _views(flat.marginals, first), _views(flat.excess, first)
+        self._flat = flat
+        return flat
 
     def decode(self) -> tuple[int, ...]:
         """A choice: in order, each node's cheapest given the choices before it and the messages from those behind."""
@@ -164,6 +177,7 @@ class Messages:
         left = self._consistent(keep)
         if left is None:
             return None
+        self._flat = None
         for v, own in enumerate(left):
             self.costs[v], self.marginals[v], self.excess[v] = (
                 part[own] for part in (self.costs[v], self.marginals[v], self.excess[v])
@@ -188,3 +202,13 @@ class Messages:
                     left[u] &= allowed
                     queue.append(u)
         return left
+
+
+def _joined(parts: Sequence[Array]) -> tuple[NDArray[np.int64], Array]:
+    """Where each part starts in the vector of all, and where the last ends; the vector."""
+    starts = np.concatenate([[0], np.cumsum([part.size for part in parts])]).astype(np.int64)
+    return starts, np.concatenate([*parts, np.zeros(0)])
+
+
+def _views(values: Array, starts: NDArray[np.int64]) -> list[Array]:
+    return [values[begin:end] for begin, end in itertools.pairwise(starts.tolist())]

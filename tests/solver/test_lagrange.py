@@ -167,7 +167,7 @@ def test_no_nodes_and_no_choice() -> None:
 def test_without_numba() -> None:
     program = (
         "import sys; sys.modules['numba'] = None\n"
-        "from autopar.solver.lagrange.compiled import COMPILED\n"
+        "from autopar.solver.compiled import COMPILED\n"
         "from tests.solver.test_lagrange import SHORT, check\n"
         "from tests.solver.problems import dense_problem, grid, random_problem, with_usages\n"
         "assert not COMPILED\n"

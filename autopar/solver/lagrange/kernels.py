@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.solver.lagrange.compiled import compiled, least_sums
+from autopar.solver.compiled import compiled, least_sums
 from autopar.solver.lagrange.packed import Graph, Ints, Memory
 from autopar.solver.problem import Array
 

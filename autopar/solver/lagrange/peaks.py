@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.solver.lagrange.compiled import compiled
+from autopar.solver.compiled import compiled
 from autopar.solver.problem import Array
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.solver.lagrange.compiled import COMPILED
+from autopar.solver.compiled import COMPILED
 from autopar.solver.lagrange.kernels import cost_of, decode, held_by, priced, sweep
 from autopar.solver.lagrange.packed import Ints, Packed
 from autopar.solver.lagrange.peaks import make_peaks

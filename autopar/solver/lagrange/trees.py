@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.solver.lagrange.compiled import compiled, least_of_rows
+from autopar.solver.compiled import compiled, least_of_rows
 from autopar.solver.lagrange.packed import Graph, Ints, Memory
 from autopar.solver.lagrange.peaks import add_range
 from autopar.solver.problem import Array

@@ -23,9 +23,12 @@ class HighsSolver:
 
     Args:
         gap: relative gap, on the part of the cost that is open to choice, at which to stop; 0 wants the proof.
+        max_nodes: of a branch-and-bound tree, after which to stop, however long they take: a limit that does not
+            depend on how busy the machine is; None for no limit.
     """
 
     gap: float = 0.0
+    max_nodes: int | None = None
 
     @property
     def name(self) -> str:
@@ -61,7 +64,9 @@ class HighsSolver:
             if left is not None and left <= 0:
                 return done(Status.FEASIBLE if best else Status.UNKNOWN, best, _floor(program))
             begin = program.values(best) if best else None
-            answer = run_highs(program, time_limit_s=left, start=begin, seed=seed, gap=self.gap)
+            answer = run_highs(
+                program, time_limit_s=left, start=begin, seed=seed, gap=self.gap, max_nodes=self.max_nodes
+            )
             if answer.status == "failed":
                 raise SolverError(f"HiGHS stopped with {answer.said!r} on {program.costs.size} columns")
             if answer.status == "infeasible":

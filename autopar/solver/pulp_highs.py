@@ -41,7 +41,13 @@ class Answer:
 
 
 def run_highs(
-    program: IntegerProgram, *, time_limit_s: float | None, start: Array | None, seed: int, gap: float
+    program: IntegerProgram,
+    *,
+    time_limit_s: float | None,
+    start: Array | None,
+    seed: int,
+    gap: float,
+    max_nodes: int | None = None,
 ) -> Answer:
     """Solve ``program``.
 
@@ -51,6 +57,7 @@ def run_highs(
         start: value of each column of a feasible solution to begin from, or None.
         seed: of HiGHS's random numbers.
         gap: relative gap at which to stop.
+        max_nodes: of the branch-and-bound tree, or None.
     """
     problem = _model(program)
     options: dict[str, Any] = {
@@ -61,6 +68,8 @@ def run_highs(
         "primal_feasibility_tolerance": 1e-9,
         "dual_feasibility_tolerance": 1e-9,
     }
+    if max_nodes is not None:
+        options["mip_max_nodes"] = max_nodes
     solver = _Highs(msg=False, threads=_THREADS, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, **options)
     solver.start = start
     problem.solve(solver)

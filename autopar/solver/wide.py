@@ -25,7 +25,7 @@ from autopar.solver.multipliers import Prices
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.restricted import cheapest_within, lowest
 
-_SWEEPS = 16  # between attempts; even
+_SWEEPS = 48  # between attempts; even
 _ROUNDS = 60
 _FEW = 300  # strategies beyond one a node in the first attempt at a choice
 _REST = 2  # rounds without an attempt after one that found nothing better

@@ -20,6 +20,7 @@ from autopar.solver.base import Solver
 from autopar.solver.cutting_planes import Planes
 from autopar.solver.elimination import MOST_ENTRIES
 from autopar.solver.evaluate import is_feasible, objective, within
+from autopar.solver.highs import HighsSolver
 from autopar.solver.messages import Messages
 from autopar.solver.multipliers import Prices
 from autopar.solver.presolve import reduce_problem
@@ -31,7 +32,7 @@ _SWEEPS = 48  # for the min-marginals at the best y
 _TRIES = 25  # values of y
 _MORE = (0, 300, 1200)  # strategies beyond one a node and those that some choice took; the last if no choice fits yet
 _ENOUGH = 5e-3  # relative gap at which no further mixture is tried
-_PATIENCE_S = 8.0  # for one mixture
+_PATIENCE = 60  # nodes of HiGHS's tree for one mixture; no seconds, so that a busy machine gives the same answer
 # Relative gap to which the problem of one y is solved: least, most, and as part of what is open.
 _NEAR, _FAR, _PART = 1e-5, 1e-3, 0.1
 _STEP = 0.7  # of the way from the best y to the highest point under the planes; with one row all of it
@@ -187,11 +188,13 @@ def _mix(
     reduction = restricted(search.problem, keep)
     if reduction.problem is None:
         return
-    left = min(_PATIENCE_S, deadline - time.monotonic())
+    left = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
+    if isinstance(engine, HighsSolver):
+        engine = replace(engine, max_nodes=_PATIENCE)
     begin = None if search.choice is None else reduction.project(search.choice)
     if not reduction.problem.nodes:
         search.take(reduction.lift(()))
         return
-    answer = engine.solve(reduction.problem, time_limit_s=max(left, 0.0), start=begin, seed=seed)
+    answer = engine.solve(reduction.problem, time_limit_s=left, start=begin, seed=seed)
     if answer.choice:
         search.take(reduction.lift(answer.choice))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,3 +177,14 @@ def test_wide_with_memory_is_feasible_and_near() -> None:
     assert free.objective <= found.objective + 1e-12
     assert found.lower_bound <= found.objective
     assert found.gap < 0.02
+
+
+def test_no_limit_that_a_busy_machine_reaches_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a time limit, and under one that is far off, seconds decide nothing: a slow clock changes no answer."""
+    problem = grid(5, 12, 6)
+    problem = with_limit(problem, 0.6 * peak_bytes(problem, solve(problem).choice))
+    plain = solve_bounded(problem, HighsSolver(), most_entries=500)
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0 * next(ticks))
+    slow = solve_bounded(problem, HighsSolver(), most_entries=500)
+    assert (slow.choice, slow.lower_bound) == (plain.choice, plain.lower_bound)

@@ -14,7 +14,7 @@ from autopar.search.assemble import assemble
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.problem import Problem
-from autopar.solver import ChoiceProblem, Solution, peak_bytes, solve
+from autopar.solver import ChoiceProblem, Solution, Status, peak_bytes, solve
 from autopar.solver.memory import least_memory
 
 
@@ -34,27 +34,41 @@ def alpa(problem: Problem) -> Plan:
         InfeasiblePlanError: no sharding fits the memory limit; it has the least memory that would do.
     """
     clock = Clock()
-    answers: list[_Answer] = []
-    for mesh in problem.cluster.logical_meshes(problem.options.mesh_shape):
-        answers += _on_mesh(problem, mesh, clock)
-    return best_plan(problem, answers, "alpa", clock)
+    free = [_without_limit(problem, m, clock) for m in problem.cluster.logical_meshes(problem.options.mesh_shape)]
+    answers = [answer for answer in free if not answer.stated.tight]
+    best = min((answer.solution.objective for answer in answers), default=math.inf)
+    short = [answer for answer in free if answer.stated.tight]
+    # The most promising first: what they cost is then often less than what the others would cost without a limit.
+    for answer in sorted(short, key=lambda a: (a.solution.lower_bound, str(a.stated.mesh))):
+        if answer.solution.lower_bound > best:
+            left_out = replace(answer.solution, status=Status.UNKNOWN, choice=(), objective=math.inf)
+            answers.append(replace(answer, solution=left_out, note="left out: costs more without a limit"))
+            continue
+        found = _under_limit(problem, answer.stated, clock)
+        answers += found
+        best = min([best, *(a.solution.objective for a in found)])
+    order = [str(answer.stated.mesh) for answer in free]
+    return best_plan(problem, sorted(answers, key=lambda a: order.index(str(a.stated.mesh))), "alpa", clock)
 
 
-def _on_mesh(problem: Problem, mesh: LogicalMesh, clock: Clock) -> list[_Answer]:
-    """Answers on one mesh.
-
-    The memory limit is first left out, which is quick; only if the answer breaks it the problem is solved
-    with the limit, with copies that all phases share and with copies of each phase's own.
-    """
+def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock) -> _Answer:
+    """The answer on one mesh without the memory limit, which is quick; ``tight`` where it breaks the limit."""
     stated = _stated(problem, mesh, clock, split_phases=False)
     with clock.phase("solve"):
         free = _solve(problem, replace(stated.problem, limit_bytes=None))
-    if free.choice and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes:
-        return [_Answer(stated, free)]
-    split = _stated(problem, mesh, clock, split_phases=True)
+    fits = bool(free.choice) and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes
+    return _Answer(stated if fits else replace(stated, tight=True), free)
+
+
+def _under_limit(problem: Problem, stated: ShardingProblem, clock: Clock) -> list[_Answer]:
+    """Answers within the limit: with copies that all phases share, and with copies of each phase's own.
+
+    The second cost no less than the first without a limit, for they are made more often.
+    """
+    split = _stated(problem, stated.mesh, clock, split_phases=True)
     with clock.phase("solve"):
         return [
-            _Answer(replace(stated, tight=True), _solve(problem, stated.problem), "memory binds"),
+            _Answer(stated, _solve(problem, stated.problem), "memory binds"),
             _Answer(
                 replace(split, tight=True), _solve(problem, split.problem), "memory binds, each phase gathers anew"
             ),

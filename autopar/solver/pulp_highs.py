@@ -133,3 +133,10 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]
             count = self.start.size
             lp.solverModel.setSolution(count, np.arange(count, dtype=np.int32), self.start)
         super().callSolver(lp)
+
+    def findSolutionValues(self, lp: Any) -> Any:
+        """PuLP 3.3 does not know every status of HiGHS, such as that of a limit on nodes; `_answer` reads it anyway."""
+        try:
+            return super().findSolutionValues(lp)
+        except KeyError:
+            return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound

@@ -188,3 +188,14 @@ def test_no_limit_that_a_busy_machine_reaches_earlier(monkeypatch: pytest.Monkey
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0 * next(ticks))
     slow = solve_bounded(problem, HighsSolver(), most_entries=500)
     assert (slow.choice, slow.lower_bound) == (plain.choice, plain.lower_bound)
+
+
+def test_nodes_of_the_tree_are_a_limit() -> None:
+    problem = with_usages(dense_problem(4), 4, 0.3)
+    stopped, whole = HighsSolver(max_nodes=1).solve(problem), HighsSolver().solve(problem)
+    assert stopped.status in (Status.FEASIBLE, Status.UNKNOWN, Status.OPTIMAL)
+    assert stopped.lower_bound <= whole.objective <= stopped.objective
+    wide = with_usages(grid(5, 8, 6), 2, 0.2)
+    stopped = HighsSolver(max_nodes=0).solve(wide)
+    assert stopped.status is not Status.INFEASIBLE
+    assert stopped.lower_bound <= stopped.objective

@@ -13,6 +13,7 @@ from autopar.api.compiled import Compiled
 from autopar.api.effects import check_effects
 from autopar.api.fitting import build_within
 from autopar.api.options import ParallelOptions
+from autopar.api.restacked import restacked
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError, MicrobatchError, PlanMismatchError
@@ -24,6 +25,7 @@ from autopar.lower.microbatch import microbatched
 from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.program import lower
+from autopar.lower.unstack import layer_count, unstack
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.runtime import LocalProgram, PipelineProgram, load_local, load_pipeline
@@ -191,17 +193,26 @@ class PureFunction:
         """The best plan with several stages."""
         traced = self._traced[signature]
         o = self.options
-        problem = self.problem(traced, o.memory_limit_bytes)
         options = replace(
-            problem.options,
+            self.problem(traced, o.memory_limit_bytes).options,
             num_microbatches=None if o.num_microbatches == "auto" else int(o.num_microbatches),
             num_stages=None if o.num_stages == "auto" else int(o.num_stages),
             schedule=o.schedule,
         )
         search = o.search
         strategy = strategy_named(search) if isinstance(search, str) else search
-        self._say(f"slicing {len(traced.graph.operators)} operators into stages for {problem.cluster}")
-        return pipeline(replace(problem, options=options, source=TracedStages(traced)), strategy)
+        unstacked = unstack(traced, self._stack_groups(traced))
+        cluster = o.cluster or Cluster.local()
+        problem = Problem(unstacked.step.graph, cluster, CostModel(cluster), options, TracedStages(unstacked.step))
+        self._say(f"slicing {len(traced.graph.operators)} operators into stages for {cluster}")
+        return restacked(pipeline(problem, strategy), traced.graph, unstacked)
+
+    def _stack_groups(self, traced: Traced) -> int:
+        """Groups of layers into which stacks are taken apart: four a stage where that many divide the layers."""
+        layers = layer_count(traced.graph)
+        stages = self.options.num_stages
+        wanted = 4 * stages if isinstance(stages, int) else 16
+        return max((n for n in range(1, layers + 1) if layers % n == 0 and n <= wanted), default=1)
 
     def _search(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int) -> Plan:
         problem = self.problem(traced, memory_limit_bytes, microbatches)
@@ -253,10 +264,11 @@ class PureFunction:
 
         if plan.num_stages > 1:
             with clock.phase("lower"):
-                lowered = lower_pipeline(traced, plan)
+                unstacked = unstack(traced, plan.content.stack_groups)
+                lowered = lower_pipeline(unstacked.step, plan)
             self._say("compiling")
             with clock.phase("compile"):
-                pipelined = load_pipeline(traced, lowered, devices, self.donated(traced))
+                pipelined = load_pipeline(traced, unstacked, lowered, devices, self.donated(traced))
             return self._keep(signature, traced, plan, clock, pipelined)
 
         def build(plan: Plan) -> LocalProgram:

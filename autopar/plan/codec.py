@@ -35,6 +35,8 @@ def _leave_out_defaults(plan: dict[str, Any]) -> None:
     for name in ("pipeline", "cuts", "parts"):
         if not plan[name]:
             del plan[name]
+    if plan["stack_groups"] == 1:
+        del plan["stack_groups"]
     for part in plan.get("parts", ()):
         _leave_out_defaults(part)
 

@@ -50,6 +50,7 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         donated: paths of the argument leaves whose buffers are reused.
         pipeline: schedule, works and values of several stages; None without a pipeline, and then not in the file.
         cuts: ids of the last forward operator of every stage but the last.
+        stack_groups: groups of layers into which stacks of layers are taken apart.
         parts: the plan of each stage's own graph; empty without a pipeline.
     """
 
@@ -75,3 +76,4 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pipeline: Pipeline | None = None
     cuts: tuple[str, ...] = ()
     parts: tuple[PlanContent, ...] = ()
+    stack_groups: int = 1

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar._compat.trees import partition_spec
-from autopar.errors import AutoparError, ClusterError
+from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.frontend.signature import leaf_entry
 from autopar.ir import Layout
 from autopar.lower.pipeline.build import LoweredPipeline
+from autopar.lower.program import stage_devices
+from autopar.lower.unstack import Unstacked
 from autopar.runtime.pipeline import Loaded, LocalPipeline
+from autopar.runtime.stacked import StackedLeaf
 from autopar.schedule import Buffer, Task, ValueSpec, Work
 
 
@@ -40,6 +43,9 @@ class PipelineProgram:
         names: path of each input.
         donated: indices of inputs that the caller gives up.
         constants: arrays that the function closes over.
+        unstacked: which inputs and outputs are in pieces.
+        leaves: by input, where it is in pieces, how.
+        results: likewise by output.
     """
 
     lowered: LoweredPipeline
@@ -49,6 +55,9 @@ class PipelineProgram:
     names: tuple[str, ...]
     donated: tuple[int, ...]
     constants: tuple[Any, ...]
+    unstacked: Unstacked
+    leaves: Mapping[int, StackedLeaf]
+    results: Mapping[int, StackedLeaf]
 
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
@@ -98,11 +107,17 @@ class PipelineProgram:
             leaf = leaves[i]
             if isinstance(leaf, jax.Array) and not leaf.is_deleted():
                 leaf.delete()
-        return [found[i] for i in range(len(self.program.output_shardings))]
+        return [
+            self.results[n].join([found[i] for i in at]) if len(at) > 1 else found[at[0]]
+            for n, at in enumerate(self.unstacked.outputs)
+        ]
 
     def _start(self, inputs: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:
         """What lies on each worker when the step begins."""
-        by_name = dict(zip(self.names, inputs, strict=True))
+        flat: list[Any] = []
+        for n, array in enumerate(inputs):
+            flat += self.leaves[n].split(array) if n in self.leaves else [array]
+        by_name = dict(zip((i.name for i in self.unstacked.step.graph.inputs), flat, strict=True))
         start: dict[tuple[int, Buffer], Any] = {}
         table = self.lowered.table
         for value in self.lowered.instructions.dataflow.values:
@@ -178,12 +193,13 @@ def input_name(value: ValueSpec) -> tuple[str, str]:
 
 
 def load_pipeline(
-    traced: Traced, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
+    traced: Traced, unstacked: Unstacked, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
 ) -> PipelineProgram:
     """Compiles a pipeline for this process's devices.
 
     Args:
         traced: the function.
+        unstacked: its step as it was lowered.
         lowered: its pipeline.
         devices: jax devices, in the order of the cluster.
         donated: indices of the inputs that the caller gives up.
@@ -191,13 +207,7 @@ def load_pipeline(
     Raises:
         ClusterError: there are not as many devices as the plan wants.
     """
-    wanted = sum(len(s.devices) for s in {s.devices: s for s in lowered.plan.stages}.values())
-    if wanted != len(devices):
-        raise ClusterError(
-            f"the plan is for {wanted} devices of {lowered.plan.content.cluster_name}; this process has {len(devices)}",
-            cause="the plan was made for another cluster",
-            remedy="plan for Cluster.local(), or run where there are as many devices",
-        )
+    meshes = [stage_devices(lowered.plan, s, devices) for s in range(lowered.plan.num_stages)]
     loaded: dict[tuple[int, Work], Loaded] = {}
     for program in lowered.programs:
         stage = program.work.stage
@@ -205,14 +215,30 @@ def load_pipeline(
             mesh = stage_mesh(lowered, worker, stage, devices)
             loaded[worker, program.work] = Loaded.compile(program, mesh)
     runtime = LocalPipeline(lowered.instructions, loaded)
-    graph, signature = traced.graph, traced.signature
     content = lowered.plan.content
-    meshes = [stage_mesh(lowered, lowered.home(s), s, devices) for s in range(len(content.stages))]
+    step = unstacked.step.graph
+    homes = [lowered.map.inputs[i.name][0] for i in step.inputs]
+
+    def input_place(index: int) -> NamedSharding:
+        stage, name = homes[index], step.inputs[index].name
+        found = runtime.ports.get((lowered.home(stage), f"in/{name}@{stage}"))
+        whole = NamedSharding(meshes[stage], PartitionSpec())
+        return whole if found is None else found[0].sharding(found[1])
+
+    places = _result_places(runtime)
+    leaves = {n: StackedLeaf(tuple(map(input_place, at))) for n, at in enumerate(unstacked.inputs) if len(at) > 1}
+    results = {n: StackedLeaf(tuple(places[i] for i in at)) for n, at in enumerate(unstacked.outputs) if len(at) > 1}
     shardings = PipelineShardings(
-        tuple(NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in content.inputs),
-        tuple(NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in content.outputs),
+        tuple(
+            leaves[n].sharding if n in leaves else NamedSharding(meshes[r.stage], partition_spec(_layout(r.layout)))
+            for n, r in enumerate(content.inputs)
+        ),
+        tuple(
+            results[n].sharding if n in results else NamedSharding(meshes[r.stage], partition_spec(_layout(r.layout)))
+            for n, r in enumerate(content.outputs)
+        ),
     )
-    count = len(signature.traced)
+    count = len(traced.signature.traced)
     constants = tuple(
         jax.device_put(c, s) for c, s in zip(traced.closed_over, shardings.input_shardings[count:], strict=True)
     )
@@ -220,11 +246,28 @@ def load_pipeline(
         lowered,
         runtime,
         shardings,
-        tuple(signature.entries[i] for i in signature.traced),
-        tuple(i.name for i in graph.inputs),
+        tuple(traced.signature.entries[i] for i in traced.signature.traced),
+        tuple(i.name for i in traced.graph.inputs),
         tuple(sorted(donated)),
         constants,
+        unstacked,
+        leaves,
+        results,
     )
+
+
+def _layout(text: str) -> tuple[tuple[str, ...], ...]:
+    return Layout.parse(text).dims
+
+
+def _result_places(runtime: LocalPipeline) -> dict[int, NamedSharding]:
+    """Where each output of the step lies."""
+    places: dict[int, NamedSharding] = {}
+    for (_, _), loaded in sorted(runtime.loaded.items(), key=lambda e: e[0]):
+        for port in loaded.program.writes:
+            if port.name.startswith("out/"):
+                places.setdefault(int(port.name.removeprefix("out/")), port.sharding(loaded.mesh))
+    return places
 
 
 def stage_mesh(lowered: LoweredPipeline, worker: int, stage: int, devices: Sequence[Any]) -> Mesh:

@@ -87,12 +87,14 @@ class LocalPipeline:
                 found.setdefault((worker, port.name), (port, loaded.mesh))
         return found
 
-    def run(self, start: Mapping[tuple[int, Buffer], Any], observe: Callable[[int, int], None] | None = None) -> Store:
+    def run(
+        self, start: Mapping[tuple[int, Buffer], Any], observe: Callable[[int, Store], None] | None = None
+    ) -> Store:
         """Runs a step.
 
         Args:
             start: what lies on each worker when the step begins.
-            observe: called after each instruction with the worker and the number of buffers that it holds.
+            observe: called after each instruction with its worker and what lies on all workers.
 
         Returns what lies on each worker when it ends.
 
@@ -108,7 +110,7 @@ class LocalPipeline:
                     store.do(worker, line.popleft())
                     moved = True
                     if observe is not None:
-                        observe(worker, store.count(worker))
+                        observe(worker, store)
             if not moved:
                 waiting = {w: str(line[0]) for w, line in enumerate(lists) if line}
                 raise ScheduleError(f"the instruction lists wait for each other: {waiting}")
@@ -124,34 +126,42 @@ class Store:
     queues: dict[tuple[int, int], deque[Any]] = field(default_factory=dict)
     rows: dict[tuple[int, Buffer], dict[int, Any]] = field(default_factory=dict)
 
-    def count(self, worker: int) -> int:
-        """Number of buffers on a worker."""
-        return sum(w == worker for w, _ in self.arrays)
+    def held(self, worker: int) -> list[Buffer]:
+        """Buffers on a worker."""
+        return [buffer for w, buffer in self.arrays if w == worker]
 
     def ready(self, worker: int, instruction: Instruction) -> bool:
-        """Whether the instruction need not wait."""
-        return not isinstance(instruction, Recv) or bool(self.queues.get((instruction.source, worker)))
+        """Whether the instruction need not wait: a receiver for its value, a sender until the last one was taken."""
+        if isinstance(instruction, Recv):
+            return bool(self.queues.get((instruction.source, worker)))
+        return not isinstance(instruction, Send) or not self.queues.get((worker, instruction.to))
 
     def do(self, worker: int, instruction: Instruction) -> None:
         """Carries out one instruction."""
         match instruction:
-            case Run(work=work, microbatch=number, reads=reads, writes=writes):
+            case Run(work=work, microbatch=number, reads=reads, writes=writes, donate=donate):
                 self._run(worker, work, max(number, 0), reads, writes)
-            case Apply(work=work, reads=reads, writes=writes):
+                self._forget(worker, donate)
+            case Apply(work=work, reads=reads, writes=writes, donate=donate):
                 self._run(worker, work, 0, reads, writes)
+                self._forget(worker, donate)
             case Send(value=value, to=to):
                 self.queues.setdefault((worker, to), deque()).append(self.read(worker, value))
             case Recv(value=value, source=source):
                 array = self.queues[source, worker].popleft()
                 self.arrays[worker, value] = self._placed(worker, value.value, array)
-            case Accumulate(into=into, value=value, reduce=reduce, first=first):
+            case Accumulate(into=into, value=value, reduce=reduce, first=first, donate=donate):
                 self._accumulate(worker, into, value, reduce, first)
+                self._forget(worker, (value,) if donate else ())
             case Free(values=values):
-                for value in values:
-                    self.arrays.pop((worker, value), None)
-                    self.rows.pop((worker, value), None)
+                self._forget(worker, values)
             case _:
                 raise ScheduleError(f"{type(instruction).__name__} is not carried out by this runtime")
+
+    def _forget(self, worker: int, buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
+            self.arrays.pop((worker, buffer), None)
+            self.rows.pop((worker, buffer), None)
 
     def read(self, worker: int, buffer: Buffer) -> Any:
         """The array of a buffer; rows of a concatenated one are stacked in the order of the microbatches."""

@@ -20,7 +20,7 @@ MODELS = {
     "uneven mlp": (mlp.build, {"layers": 5}),
     "gpt": (gpt.build, {**TEXT, "dropout": 0.1, "clip": 1.0, "masked": True}),
     "deep gpt": (gpt.build, {**TEXT, "layers": 4}),
-    "llama": (llama.build, {**TEXT, "kv_heads": 2}),
+    "llama": (llama.build, {**TEXT, "kv_heads": 2, "layers": 4}),
     "moe": (moe.build, {}),
     "wide_resnet": (wide_resnet.build, {}),
 }
@@ -52,10 +52,41 @@ def test_tied_embeddings_dropout_and_clipping(microbatches, schedule):
     compare("gpt", 2, microbatches, schedule, steps=2)
 
 
+def test_scanned_layers_are_cut():
+    """Stacked parameters lie in parts on the stages of their layers."""
+    found = compare("llama", 2, 2, "1f1b", steps=2)
+    (compiled,) = found._plain.compiled.values()
+    stacked = [leaf for leaf in compiled.local.leaves.values() if leaf.is_direct]
+    assert stacked
+    assert all(len(leaf.runs) == 2 for leaf in stacked)
+
+
+def in_flight(schedule, stages, microbatches):
+    """By worker the most microbatches whose activations may be held (Narayanan et al., SC'21, section 2.2)."""
+    return [microbatches if schedule == "gpipe" else min(microbatches, stages - s) for s in range(stages)]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_no_more_is_held_than_the_formulas_say(schedule):
+    fn, args = mlp.build()
+    step = autopar.parallelize(fn, num_stages=2, num_microbatches=4, schedule=schedule)
+    compiled = step.compile(*args)
+    program = compiled.local
+    most = [0, 0]
+
+    def observe(_, store):
+        for worker in range(2):
+            held = {b.microbatch for b in store.held(worker) if b.value.startswith("held/")}
+            most[worker] = max(most[worker], len(held))
+
+    program.runtime.run(program._start([*program.place_all(jax.tree.leaves(args)), *program.constants]), observe)
+    assert most == in_flight(schedule, 2, 4)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("schedule", TRAINING)
-@pytest.mark.parametrize("name", ["gpt", "deep gpt", "moe", "wide_resnet", "uneven mlp"])
+@pytest.mark.parametrize("name", ["gpt", "deep gpt", "llama", "moe", "wide_resnet", "uneven mlp"])
 def test_models(name, schedule):
     stages = 4 if schedule in ("interleaved", "zb-v") else 2
     compare(name, stages, 4, schedule, steps=5)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import PlanMismatchError
-from autopar.frontend import Traced
 from autopar.ir import Layout
 from autopar.lower.pipeline.flow import dataflow_of
 from autopar.lower.pipeline.programs import StageProgram, stage_programs
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.program import sharded
+from autopar.lower.step import Step
 from autopar.plan import Plan
 from autopar.schedule import Program, Table, Task, build, parse_table
 from autopar.stages import StageMap
@@ -58,20 +58,20 @@ class LoweredPipeline:
         return self.table.worker_of(Task("forward", stage, 0))
 
 
-def lower_pipeline(traced: Traced, plan: Plan) -> LoweredPipeline:
+def lower_pipeline(step: Step, plan: Plan) -> LoweredPipeline:
     """Programs and instruction lists of ``plan``.
 
     Args:
-        traced: the step that it was made for, not in microbatches.
+        step: the step that it was made for: not in microbatches, its stacks taken apart as the plan says.
         plan: a plan with several stages.
 
     Raises:
         PlanMismatchError: the plan's cuts are not operators of the step.
     """
     content = plan.content
-    source = TracedStages(traced)
+    source = TracedStages(step)
     found = source.microbatches(plan.num_microbatches)
-    members = members_of([op.id for op in forward_operators(traced.graph, found)], content.cuts)
+    members = members_of([op.id for op in forward_operators(step.graph, found)], content.cuts)
     if content.pipeline is None:
         raise PlanMismatchError("the plan has several stages and no record of its pipeline")
     table = parse_table(content.pipeline.table)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autopar.frontend import Traced
 from autopar.ir.phases import LOOP
 from autopar.ir.verify import verify
 from autopar.lower.pipeline.stage_graph import StageGraph, stage_graph
+from autopar.lower.step import Step
 from autopar.microbatch import Microbatching, analyze
 from autopar.search.source import Sliced
 from autopar.stages import StageMap, StageParts, assign, stage_parts
@@ -20,10 +20,10 @@ class TracedStages:
     """See `autopar.search.source.StageSource`. Remembers what it was asked.
 
     Args:
-        traced: the whole step.
+        step: the whole step.
     """
 
-    traced: Traced
+    step: Step
     counts: dict[int, Microbatching] = field(default_factory=dict)
     slices: dict[tuple[int, tuple[tuple[str, ...], ...]], tuple[Sliced, tuple[StageGraph, ...]]] = field(
         default_factory=dict
@@ -32,7 +32,7 @@ class TracedStages:
     def microbatches(self, count: int) -> Microbatching:
         """The step in ``count`` microbatches."""
         if count not in self.counts:
-            self.counts[count] = analyze(self.traced.graph, count)
+            self.counts[count] = analyze(self.step.graph, count)
         return self.counts[count]
 
     def slice(self, count: int, members: Sequence[Sequence[str]]) -> Sliced:
@@ -50,7 +50,7 @@ class TracedStages:
         return self.slices[key]
 
     def _sliced(self, count: int, members: tuple[tuple[str, ...], ...]) -> tuple[Sliced, tuple[StageGraph, ...]]:
-        graph = self.traced.graph
+        graph = self.step.graph
         layers = Layers(members, (0.0,) * len(members), (0,) * (len(members) - 1))
         map = assign(graph, self.microbatches(count), layers, range(1, len(members) + 1))
         parts = stage_parts(graph, map)
@@ -58,7 +58,7 @@ class TracedStages:
         return Sliced(map, parts, tuple(g.graph for g in graphs), tuple(_origins(g) for g in graphs)), graphs
 
     def _stage(self, map: StageMap, parts: StageParts) -> StageGraph:
-        found = stage_graph(self.traced, map.found, parts)
+        found = stage_graph(self.step, map.found, parts)
         verify(found.graph)
         return found
 

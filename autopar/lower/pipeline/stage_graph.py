@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar._compat.dtypes import numpy_dtype
-from autopar.frontend import BoundGraph, Traced
+from autopar.frontend import BoundGraph
 from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Literal
@@ -24,6 +24,7 @@ from autopar.ir.phases import LOOP
 from autopar.lower.interpreter import scalar
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import Recorder, concatenated, part_of, run_whole, turn_function, value_layouts
+from autopar.lower.step import Step
 from autopar.microbatch import AXIS, Joined, Microbatching
 from autopar.stages import StageParts
 
@@ -56,24 +57,18 @@ class StageGraph:
         return self.program.graph
 
 
-def stage_graph(traced: Traced, found: Microbatching, parts: StageParts) -> StageGraph:
+def stage_graph(step: Step, found: Microbatching, parts: StageParts) -> StageGraph:
     """The graph of one stage.
 
     Args:
-        traced: the whole step.
+        step: the whole step.
         found: its microbatches, as in the `autopar.stages.StageMap`.
         parts: from `autopar.stages.stage_parts`.
     """
-    graph = traced.graph
-    avals = dict(
-        zip(
-            (i.name for i in graph.inputs),
-            (*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)),
-            strict=True,
-        )
-    )
+    graph = step.graph
+    avals = dict(zip((i.name for i in graph.inputs), step.avals, strict=True))
     roles = {i.name: i.role for i in graph.inputs}
-    pieces = _piece_shapes(traced.program, found, parts, avals)
+    pieces = _piece_shapes(step.program, found, parts, avals)
     shapes = [
         *((n, avals[n], roles[n]) for n in parts.inputs),
         *((PIECE + n, pieces[n], "batch") for n in parts.pieces),
@@ -81,7 +76,7 @@ def stage_graph(traced: Traced, found: Microbatching, parts: StageParts) -> Stag
         *((LATE + r.name, pieces[r.name], "other") for r in parts.received_late),
     ]
     recorder = Recorder()
-    work = _Stage(traced.program, found, parts, recorder)
+    work = _Stage(step.program, found, parts, recorder)
     closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
     paths = [
         *(graph.outputs[i].path for i in parts.outputs),

@@ -1,0 +1,45 @@
+"""A plan of a step whose stacks were taken apart, told in terms of the user's own leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.ir import Graph
+from autopar.ir.fingerprint import fingerprint
+from autopar.lower.unstack import Unstacked
+from autopar.plan import InputRecord, OutputRecord, Plan, PlanContent
+
+
+def restacked(plan: Plan, graph: Graph, unstacked: Unstacked) -> Plan:
+    """``plan`` as a plan of ``graph``.
+
+    Args:
+        plan: made for ``unstacked.step``.
+        graph: of the user's step.
+        unstacked: what was taken apart.
+
+    A leaf in pieces has the stage and the layout of its first one.
+    """
+    content = plan.content
+    donated = set(content.donated)
+    inputs = tuple(
+        InputRecord(i.name, str(i.type), i.role, content.inputs[at[0]].layout, content.inputs[at[0]].stage)
+        for i, at in zip(graph.inputs, unstacked.inputs, strict=True)
+    )
+    outputs = tuple(
+        OutputRecord(o.path, str(o.type), content.outputs[at[0]].layout, o.updates, content.outputs[at[0]].stage)
+        for o, at in zip(graph.outputs, unstacked.outputs, strict=True)
+    )
+    fields = {name: getattr(content, name) for name in content.__struct_fields__}
+    fields |= {
+        "inputs": inputs,
+        "outputs": outputs,
+        "fingerprint": fingerprint(graph),
+        "stack_groups": unstacked.groups,
+        "donated": tuple(n for n in _names(graph) if n in donated),
+    }
+    return Plan(PlanContent(**fields), plan.phases)
+
+
+def _names(graph: Graph) -> Sequence[str]:
+    return [i.name for i in graph.inputs]

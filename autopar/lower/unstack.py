@@ -1,0 +1,321 @@
+"""A step whose stacked layers are taken apart: one `lax.scan` over layers becomes several, one behind the other.
+
+Models that scan over layers keep the parameters of all layers in one array, the layer's number first. A pipeline wants
+the layers of a stage, with their parameters and optimizer state, on that stage. So the step is rewritten: each such
+leaf becomes an input for each group of layers, each loop over layers a loop for each group, and everything that treats
+layers alike (casts, gradients, the optimizer's update) runs group by group. This is splitting over an axis of time once
+more (see `autopar.microbatch`): the rules say which operators treat the layers of a stack independently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from autopar.frontend import Bound, BoundGraph, Traced
+from autopar.frontend.build import build_graph
+from autopar.ir import Graph, Layout, Literal, Operator
+from autopar.lower.interpreter import scalar
+from autopar.lower.localize.base import LocalContext, bind
+from autopar.lower.localize.registry import localize
+from autopar.lower.microbatch.parts import Recorder
+from autopar.lower.step import Step, step_of
+from autopar.microbatch import AXIS, pseudo_mesh
+from autopar.microbatch.inside import zeros_of
+from autopar.microbatch.match import Match, match
+from autopar.sharding.generators import is_generator
+
+_STATE = ("parameter", "optimizer")
+
+
+@dataclass(frozen=True, eq=False)
+class Unstacked:
+    """A step with stacks taken apart.
+
+    Args:
+        step: the rewritten step.
+        groups: number of groups of layers; 1 where nothing was taken apart.
+        inputs: for each input of the original step its inputs of the rewritten one, one or ``groups``.
+        outputs: likewise for outputs.
+    """
+
+    step: Step
+    groups: int
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+
+def layer_count(graph: Graph) -> int:
+    """Length of the loop over stacked layers that does the most; 0 where there is none.
+
+    Such a loop takes slices of parameters, as they are or cast.
+    """
+    state = {i.name for i in graph.inputs if i.role == "parameter" and i.type.rank}
+    best = (0, 0)
+    for op in graph.operators:
+        if op.primitive == "scan":
+            first = op.integer("num_consts") + op.integer("num_carry")
+            stacked = sum(_source(graph, o) in state for o in op.operands[first:] if isinstance(o, str))
+            best = max(best, (stacked, op.integer("length"))) if stacked else best
+    return best[1]
+
+
+def _source(graph: Graph, name: str) -> str:
+    """The value that ``name`` is cast from."""
+    while name in graph.producers and graph.producers[name].primitive in ("convert_element_type", "copy"):
+        operand = graph.producers[name].operands[0]
+        if not isinstance(operand, str):
+            break
+        name = operand
+    return name
+
+
+def unstack(traced: Traced, groups: int) -> Unstacked:
+    """The step with its stacks of layers in ``groups`` groups.
+
+    Args:
+        traced: a step.
+        groups: divides the number of layers; 1 leaves the step as it is.
+    """
+    whole = step_of(traced)
+    graph = traced.graph
+    same = tuple((i,) for i in range(len(graph.inputs)))
+    if groups == 1:
+        return Unstacked(whole, 1, same, tuple((i,) for i in range(len(graph.outputs))))
+    length = layer_count(graph)
+    leaves = {i.name for i in graph.inputs if i.role in _STATE and i.type.rank and i.type.shape[0] == length}
+    while True:
+        pieces = _Pieces(traced.program, groups, leaves)
+        made = _retraced(whole, pieces, groups, leaves)
+        lost = {
+            o.updates for o, n in zip(graph.outputs, pieces.split_outputs, strict=True) if o.updates in leaves and not n
+        }
+        if not lost:
+            return made
+        leaves -= {name for name in lost if name is not None}
+
+
+def _retraced(whole: Step, pieces: _Pieces, groups: int, leaves: set[str]) -> Unstacked:
+    graph = whole.graph
+    avals: list[Any] = []
+    names: list[tuple[str, str]] = []
+    inputs: list[tuple[int, ...]] = []
+    for i, aval in zip(graph.inputs, whole.avals, strict=True):
+        start = len(avals)
+        if i.name in leaves:
+            shape = (aval.shape[0] // groups, *aval.shape[1:])
+            avals += [jax.ShapeDtypeStruct(shape, aval.dtype)] * groups
+            names += [(piece_name(i.name, g), i.role) for g in range(groups)]
+        else:
+            avals.append(aval)
+            names.append((i.name, i.role))
+        inputs.append(tuple(range(start, len(avals))))
+    closed = jax.make_jaxpr(lambda *arrays: pieces.run(arrays, inputs))(*avals)
+    paths: list[str] = []
+    updates: list[str | None] = []
+    outputs: list[tuple[int, ...]] = []
+    for o, split in zip(graph.outputs, pieces.split_outputs, strict=True):
+        start = len(paths)
+        count = groups if split else 1
+        paths += [piece_name(o.path, g) if split else o.path for g in range(count)]
+        kept = o.updates if split or o.updates not in leaves else None
+        updates += [piece_name(kept, g) if split and kept is not None else kept for g in range(count)]
+        outputs.append(tuple(range(start, len(paths))))
+    program = build_graph(closed, graph.name, names, paths, pieces.recorder.labels)
+    new = program.graph
+    marked = tuple(replace(o, updates=u) for o, u in zip(new.outputs, updates, strict=True))
+    final = Graph(new.name, new.inputs[: len(names)], new.operators, marked)
+    step = Step(BoundGraph(final, program.bounds, program.constants), tuple(avals))
+    return Unstacked(step, groups, tuple(inputs), tuple(outputs))
+
+
+def piece_name(name: str, group: int) -> str:
+    """Name of the part of a leaf that belongs to a group of layers."""
+    return f"{name}#{group}"
+
+
+@dataclass
+class _Value:
+    """A value while the step is traced again: whole, or in pieces along a dim."""
+
+    layout: Layout
+    arrays: list[Any]
+
+    @property
+    def dim(self) -> int | None:
+        """The dim that pieces are along; None if it is whole."""
+        return next((d for d, axes in enumerate(self.layout.dims) if axes), None)
+
+
+class _Pieces:
+    """Interprets a step, keeping stacks in pieces."""
+
+    def __init__(self, bound: BoundGraph, groups: int, leaves: set[str]) -> None:
+        self.bound, self.groups, self.leaves = bound, groups, leaves
+        self.mesh = pseudo_mesh(groups)
+        self.recorder = Recorder()
+        self.env: dict[str, _Value] = {}
+        self.split_outputs: tuple[bool, ...] = ()
+
+    def run(self, arrays: Sequence[Any], inputs: Sequence[tuple[int, ...]]) -> list[Any]:
+        graph = self.bound.graph
+        self.env = {}
+        for i, at in zip(graph.inputs, inputs, strict=True):
+            layout = _along(i.type.rank, 0) if i.name in self.leaves else Layout.replicated(i.type.rank)
+            self.env[i.name] = _Value(layout, [arrays[k] for k in at])
+        for op in graph.operators:
+            with self.recorder.around(op):
+                self._operator(op)
+        results: list[Any] = []
+        split: list[bool] = []
+        for o in graph.outputs:
+            if isinstance(o.operand, Literal):
+                results.append(jnp.asarray(scalar(o.operand)))
+                split.append(False)
+                continue
+            value = self.env[o.operand]
+            apart = value.dim == 0 and o.updates in self.leaves
+            results += value.arrays if apart else [self.whole(o.operand)]
+            split.append(apart)
+        self.split_outputs = tuple(split)
+        return results
+
+    def whole(self, operand: Any) -> Any:
+        """An operand in one piece."""
+        if isinstance(operand, Literal):
+            return scalar(operand)
+        value = self.env[operand]
+        return value.arrays[0] if value.dim is None else jnp.concatenate(value.arrays, axis=value.dim)
+
+    def piece(self, operand: Any, layout: Layout | None, group: int) -> Any:
+        """A piece of an operand."""
+        if isinstance(operand, Literal):
+            return scalar(operand)
+        value = self.env[operand]
+        dim = None if layout is None else next((d for d, axes in enumerate(layout.dims) if axes), None)
+        if dim is None:
+            return self.whole(operand)
+        if value.dim == dim:
+            return value.arrays[group]
+        array = self.whole(operand)
+        size = array.shape[dim] // self.groups
+        return lax.slice_in_dim(array, group * size, (group + 1) * size, axis=dim)
+
+    def _operator(self, op: Operator) -> None:
+        graph = self.bound.graph
+        if op.primitive == "constant" and op.id in self.bound.constants:
+            self._keep(op, [jnp.asarray(self.bound.constants[op.id])])
+            return
+        bound = self.bound.bounds[op.id]
+        states = [None if isinstance(o, Literal) else self.env[o].layout for o in op.operands]
+        apart = any(k is not None and k.axes for k in states)
+        if not apart and not (op.primitive == "scan" and self._is_layers(op)):
+            self._keep(op, bind(bound.primitive, bound.params, [self.whole(o) for o in op.operands]))
+        elif op.primitive == "scan" and self._is_layers(op):
+            self._scan(op, bound)
+        elif op.primitive == "optimization_barrier":
+            self._barrier(op, bound)
+        else:
+            types = graph.operand_types(op)
+            found = None
+            if not op.regions and not is_generator(op):
+                found = match(op, types, states, zeros_of(graph, op), self.mesh)
+            if found is None:
+                self._keep(op, bind(bound.primitive, bound.params, [self.whole(o) for o in op.operands]))
+            else:
+                self._matched(op, bound, found)
+
+    def _keep(self, op: Operator, arrays: Sequence[Any]) -> None:
+        for v, array in zip(op.results, arrays, strict=True):
+            self.env[v.name] = _Value(Layout.replicated(v.type.rank), [array])
+
+    def _matched(self, op: Operator, bound: Bound, found: Match) -> None:
+        """Runs an operator group by group; terms of a reduction are joined at once."""
+        graph = self.bound.graph
+        types = graph.operand_types(op)
+        made = []
+        for g in range(self.groups):
+
+            def index(axes: tuple[str, ...], g: int = g) -> Any:
+                return jnp.int32(g)
+
+            context = LocalContext(
+                {AXIS: self.groups},
+                types,
+                tuple(v.type for v in op.results),
+                tuple(k or Layout.replicated(t.rank) for k, t in zip(found.operands, types, strict=True)),
+                found.results,
+                index,
+            )
+            operands = [self.piece(o, k, g) for o, k in zip(op.operands, found.operands, strict=True)]
+            made.append(localize(bound.primitive, bound.params, operands, context))
+        for n, (v, layout) in enumerate(zip(op.results, found.results, strict=True)):
+            pieces = [m[n] for m in made]
+            if layout.partial:
+                total = pieces[0]
+                for term in pieces[1:]:
+                    total = _JOIN[layout.reduce](total, term)
+                self.env[v.name] = _Value(Layout.replicated(v.type.rank), [total])
+            elif layout.axes:
+                self.env[v.name] = _Value(layout, pieces)
+            else:
+                self.env[v.name] = _Value(layout, pieces[:1])
+
+    def _barrier(self, op: Operator, bound: Bound) -> None:
+        """A barrier for each group: those of other groups need not wait."""
+        values = [self.env[str(o)] for o in op.operands]
+        whole = [i for i, v in enumerate(values) if v.dim is None]
+        passed: dict[int, Any] = {}
+        if whole:
+            made = bind(bound.primitive, bound.params, [values[i].arrays[0] for i in whole])
+            passed = dict(zip(whole, made, strict=True))
+        apart = [i for i, v in enumerate(values) if v.dim is not None]
+        groups = [bind(bound.primitive, bound.params, [values[i].arrays[g] for i in apart]) for g in range(self.groups)]
+        for i, v in enumerate(op.results):
+            if i in passed:
+                self.env[v.name] = _Value(values[i].layout, [passed[i]])
+            else:
+                self.env[v.name] = _Value(values[i].layout, [made[apart.index(i)] for made in groups])
+
+    def _is_layers(self, op: Operator) -> bool:
+        """Whether the loop goes over layers: over a stack that is in pieces, or over what such a loop left."""
+        first = op.integer("num_consts") + op.integer("num_carry")
+        rows = op.operands[first:]
+        return op.integer("length") % self.groups == 0 and any(
+            isinstance(o, str) and self.env[o].dim == 0 for o in rows
+        )
+
+    def _scan(self, op: Operator, bound: Bound) -> None:
+        """One loop a group, one behind the other; the last group first where the loop runs backward."""
+        consts, carries = op.integer("num_consts"), op.integer("num_carry")
+        first = consts + carries
+        size = op.integer("length") // self.groups
+        fixed = [self.whole(o) for o in op.operands[:consts]]
+        carry = [self.whole(o) for o in op.operands[consts:first]]
+        types = self.bound.graph.operand_types(op)
+        stacks = [_along(t.rank, 0) for t in types[first:]]
+        rows: dict[int, list[Any]] = {}
+        order = range(self.groups)
+        for g in reversed(order) if bound.params["reverse"] else order:
+            xs = [self.piece(o, k, g) for o, k in zip(op.operands[first:], stacks, strict=True)]
+            made = bind(bound.primitive, {**bound.params, "length": size}, [*fixed, *carry, *xs])
+            carry, rows[g] = made[:carries], made[carries:]
+        for n, v in enumerate(op.results):
+            if n < carries:
+                self.env[v.name] = _Value(Layout.replicated(v.type.rank), [carry[n]])
+            else:
+                self.env[v.name] = _Value(_along(v.type.rank, 0), [rows[g][n - carries] for g in order])
+
+
+_JOIN: Mapping[str, Any] = {
+    "sum": lax.add, "max": lax.max, "min": lax.min, "and": lax.bitwise_and, "or": lax.bitwise_or,
+}  # fmt: skip
+
+
+def _along(rank: int, dim: int) -> Layout:
+    return Layout(tuple((AXIS,) if d == dim else () for d in range(rank)))

@@ -1,0 +1,104 @@
+"""Leaves that hold the layers of several stages: one array for the user, one on each stage for the pipeline.
+
+Where all stages hold equally many layers on meshes of one shape in one layout, the user's array is split over stages
+along its first dim, and its parts are the stages' own arrays: nothing is copied. Elsewhere parts are cut and joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+_STAGES = "stages"
+
+
+@dataclass(frozen=True, eq=False)
+class StackedLeaf:
+    """A leaf in pieces along its first dim.
+
+    Args:
+        places: sharding of each piece, in order; pieces of one stage follow each other.
+    """
+
+    places: tuple[NamedSharding, ...]
+
+    @property
+    def runs(self) -> list[tuple[NamedSharding, int]]:
+        """(sharding, number of pieces) of consecutive pieces in one place."""
+        found: list[tuple[NamedSharding, int]] = []
+        for place in self.places:
+            if found and found[-1][0] == place:
+                found[-1] = (place, found[-1][1] + 1)
+            else:
+                found.append((place, 1))
+        return found
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Where the whole leaf lies."""
+        runs = self.runs
+        if len(runs) == 1:
+            return runs[0][0]
+        first = runs[0][0]
+        alike = all(
+            n == runs[0][1] and s.spec == first.spec and dict(s.mesh.shape) == dict(first.mesh.shape) for s, n in runs
+        )
+        apart = len({d for s, _ in runs for d in s.mesh.devices.flat}) == sum(s.mesh.size for s, _ in runs)
+        if not alike or not apart:
+            return first
+        grid = np.stack([s.mesh.devices for s, _ in runs])
+        mesh = Mesh(grid, (_STAGES, *first.mesh.axis_names), axis_types=(AxisType.Auto,) * grid.ndim)
+        return NamedSharding(mesh, PartitionSpec((_STAGES, *_axes(first.spec)), *first.spec[1:]))
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the whole leaf is made of the stages' arrays."""
+        return len(self.runs) > 1 and _STAGES in self.sharding.mesh.axis_names
+
+    def split(self, array: Any) -> list[Any]:
+        """The pieces of a whole leaf that lies in `sharding`."""
+        if self.is_direct:
+            parts = []
+            for place, count in self.runs:
+                own = set(place.mesh.devices.flat)
+                shape = (array.shape[0] // len(self.runs), *array.shape[1:])
+                shards = [s.data for s in array.addressable_shards if s.device in own]
+                part = jax.make_array_from_single_device_arrays(shape, place, shards)
+                parts += [part] if count == 1 else [jax.device_put(p, place) for p in _cut(part, count)]
+            return parts
+        return [jax.device_put(p, s) for p, s in zip(_cut(array, len(self.places)), self.places, strict=True)]
+
+    def join(self, pieces: Sequence[Any]) -> Any:
+        """The whole leaf in `sharding`."""
+        parts, at = [], 0
+        for place, count in self.runs:
+            some = [jax.device_put(p, place) for p in pieces[at : at + count]]
+            parts.append(some[0] if count == 1 else jax.device_put(jnp.concatenate(some), place))
+            at += count
+        if len(parts) == 1:
+            return parts[0]
+        target = self.sharding
+        if self.is_direct:
+            shape = (sum(p.shape[0] for p in parts), *parts[0].shape[1:])
+            shards = [s.data for p in parts for s in p.addressable_shards]
+            return jax.make_array_from_single_device_arrays(shape, target, shards)
+        return jnp.concatenate([jax.device_put(p, target) for p in parts])
+
+
+def _axes(spec: PartitionSpec) -> tuple[Any, ...]:
+    """Mesh axes that split the first dim."""
+    if not len(spec) or spec[0] is None:
+        return ()
+    return spec[0] if isinstance(spec[0], tuple) else (spec[0],)
+
+
+def _cut(array: Any, count: int) -> list[Any]:
+    size = array.shape[0] // count
+    return [lax.slice_in_dim(array, k * size, (k + 1) * size) for k in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from autopar.cli.output import print_json, print_section, progress, write_file
 from autopar.report.sections import Section
 from autopar.solver import Solution, SolverError, Status, read_contest, solve, solver_named
 
-_AROUND_S = 0.5  # of a time limit: the interpreter's start, printing and its end
+_END_S = 0.5  # of a time limit, for printing and the interpreter's end, and
+_END_PART = 0.5  # of the seconds that its start took, which tell how busy the machine is
 
 
 @click.command(cls=Command, name="solve")
@@ -48,14 +50,15 @@ def command(
     cost, a lower bound, the gap between them and seconds by phase. Exit code 1 where no choice was found that obeys
     the limit.
     """
-    began = time.monotonic()
+    began, started_s = time.monotonic(), _age_s()
     with progress(quiet) as say:
         say(f"reading {file}")
         problem = read_contest(file)
         read_s = time.monotonic() - began
         say(f"solving {len(problem.nodes):,} nodes, {len(problem.edges):,} edges")
         engine = solver_named(solver)  # may take seconds to load
-        left = None if time_limit_s is None else time_limit_s - _AROUND_S - (time.monotonic() - began)
+        spent_s = started_s * (1 + _END_PART) + _END_S + (time.monotonic() - began)
+        left = None if time_limit_s is None else time_limit_s - spent_s
         answer = solve(problem, engine, time_limit_s=None if left is None else max(0.0, left), seed=seed)
     phases = (("read", read_s), *(answer.phases or (("solve", answer.seconds),)))
     data = _data(answer, phases, seed)
@@ -67,6 +70,17 @@ def command(
         print_section(_section(file.name, data))
     if not answer.choice and problem.nodes:
         raise SolverError(f"no choice was found within the limits: {answer.status.value}")
+
+
+def _age_s() -> float:
+    """Seconds that this process has lived, where the system tells; else a guess."""
+    try:
+        since_boot = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+        # The name, in parentheses, may hold spaces; the 20th field after it is the start in ticks since boot.
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return max(0.0, since_boot - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.5
 
 
 def _data(answer: Solution, phases: tuple[tuple[str, float], ...], seed: int) -> dict[str, Any]:

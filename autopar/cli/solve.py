@@ -18,6 +18,8 @@ from autopar.solver import Solution, SolverError, Status, read_contest, solve, s
 
 _END_S = 0.5  # of a time limit, for printing and the interpreter's end, and
 _END_PART = 0.5  # of the seconds that its start took, which tell how busy the machine is
+_START_S = 0.5  # where that is not known
+_MOST_START_S = 10.0  # a process that is older did other things before
 
 
 @click.command(cls=Command, name="solve")
@@ -78,9 +80,10 @@ def _age_s() -> float:
         since_boot = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
         # The name, in parentheses, may hold spaces; the 20th field after it is the start in ticks since boot.
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return max(0.0, since_boot - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+        age_s = since_boot - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
-        return 0.5
+        return _START_S
+    return max(0.0, age_s) if age_s < _MOST_START_S else _START_S
 
 
 def _data(answer: Solution, phases: tuple[tuple[str, float], ...], seed: int) -> dict[str, Any]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from autopar.solver import ChoiceProblem, Node, Usage, is_feasible, write_contest
 from tests.cli.conftest import Run
 from tests.solver.problems import grid, with_usages
 
 
-def test_cost_bound_gap_and_choice(run: Run, tmp_path: Path) -> None:
+def test_cost_bound_gap_and_choice(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.cli.solve._age_s", lambda: 0.1)  # the tests are older than a command gets
     problem = with_usages(grid(2, 6, 4), 1, 0.4)
     path, output = tmp_path / "p.json.gz", tmp_path / "solution.json"
     write_contest(problem, path)

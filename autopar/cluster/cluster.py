@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 from autopar._compat.devices import local_devices
@@ -84,6 +85,41 @@ class Cluster:
         group = dataclasses.replace(group, count=1, devices_per_node=len(found), device=device)
         name = source.name if source.name.startswith("local-") else f"local-{source.name}"
         return Cluster(name, (group,))
+
+    @staticmethod
+    def ray(
+        address: str | None = None,
+        *,
+        workers: int = 2,
+        devices_per_worker: int = 4,
+        like: str = "local-cpu",
+        object_store_bytes: int = 80 * 2**20,
+    ) -> Cluster:
+        """Workers on Ray, each a process with its own devices: nodes of a cluster to plan for, and to run on.
+
+        Connects to a running Ray cluster if there is an address, in ``RAY_ADDRESS`` too, or if this process is
+        connected already. Else Ray is started on this machine: it listens on loopback only, needs no network, has
+        no dashboard, and ends with this process.
+
+        Args:
+            address: of a running cluster, as ``host:6379``, or "auto" for one that runs on this machine.
+            workers: number of worker processes; each is a node.
+            devices_per_worker: virtual CPU devices of each.
+            like: name or path of the cluster file whose first group has the figures of such devices.
+            object_store_bytes: shared memory of a Ray that is started here, for what driver and workers exchange.
+
+        Raises:
+            ClusterError: Ray does not start or answer, or has too few CPUs.
+        """
+        # By name: this floor knows neither ray nor jax.
+        made: Cluster = import_module("autopar.runtime.ray.start").ray_cluster(
+            address,
+            workers=workers,
+            devices_per_worker=devices_per_worker,
+            like=like,
+            object_store_bytes=object_store_bytes,
+        )
+        return made
 
     def with_nodes(self, nodes: int) -> Cluster:
         """The same cluster with another number of nodes; ClusterError if it has several groups."""

@@ -71,7 +71,32 @@ class PlanMismatchError(AutoparError):
 
 
 class WorkerLostError(AutoparError):
-    """A worker died or stopped answering during a step."""
+    """A worker died or stopped answering during a step.
+
+    Args:
+        worker: its number.
+        stages: the stages that it holds.
+        instruction: what it was doing, as text; None where it had not begun.
+        microbatch: of that instruction; None where it belongs to none.
+    """
+
+    def __init__(
+        self,
+        fact: str,
+        *,
+        cause: str | None = None,
+        remedy: str | None = None,
+        source: str | None = None,
+        worker: int = -1,
+        stages: tuple[int, ...] = (),
+        instruction: str | None = None,
+        microbatch: int | None = None,
+    ) -> None:
+        self.worker = worker
+        self.stages = stages
+        self.instruction = instruction
+        self.microbatch = microbatch
+        super().__init__(fact, cause=cause, remedy=remedy, source=source)
 
 
 class ScheduleError(AutoparError):

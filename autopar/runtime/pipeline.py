@@ -8,32 +8,23 @@ allows it (XLA's CPU client does not).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from autopar._compat.dtypes import jax_dtype
 from autopar.errors import ScheduleError
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.programs import StageProgram
-from autopar.schedule import (
-    Accumulate,
-    Apply,
-    Buffer,
-    Free,
-    Instruction,
-    Program,
-    Recv,
-    Run,
-    Send,
-    Work,
-)
+from autopar.runtime.interpreter import Ready, Worker
+from autopar.runtime.transport import Queues
+from autopar.schedule import Buffer, Program, Work
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +76,16 @@ class LocalPipeline:
         for (worker, _), loaded in sorted(self.loaded.items(), key=lambda e: e[0]):
             for port in loaded.program.reads:
                 found.setdefault((worker, port.name), (port, loaded.mesh))
-        return found
+        return MappingProxyType(found)
+
+    @cached_property
+    def _programs(self) -> tuple[Mapping[Work, Ready], ...]:
+        found: list[dict[Work, Ready]] = [{} for _ in self.program.workers]
+        for (worker, work), loaded in self.loaded.items():
+            if loaded.compiled is not None:
+                names = tuple(p.name for p in loaded.program.reads)
+                found[worker][work] = Ready(names, loaded.shardings, loaded.compiled)
+        return tuple(MappingProxyType(f) for f in found)
 
     def run(
         self, start: Mapping[tuple[int, Buffer], Any], observe: Callable[[int, Store], None] | None = None
@@ -101,102 +101,47 @@ class LocalPipeline:
         Raises:
             ScheduleError: the lists wait for each other.
         """
-        store = Store(self, dict(start))
+        queues = Queues()
+        workers = []
+        for number, programs in enumerate(self._programs):
+            placements = {n: port.sharding(mesh) for (w, n), (port, mesh) in self.ports.items() if w == number}
+            own = {b: array for (w, b), array in start.items() if w == number}
+            workers.append(Worker(programs, placements, queues.link(number), own))
+        store = Store(tuple(workers))
         lists = [deque(w.instructions) for w in self.program.workers]
         while any(lists):
             moved = False
-            for worker, line in enumerate(lists):
-                while line and store.ready(worker, line[0]):
-                    store.do(worker, line.popleft())
+            for number, (worker, line) in enumerate(zip(workers, lists, strict=True)):
+                while line and worker.ready(line[0]):
+                    worker.do(line.popleft())
                     moved = True
                     if observe is not None:
-                        observe(worker, store)
+                        observe(number, store)
             if not moved:
                 waiting = {w: str(line[0]) for w, line in enumerate(lists) if line}
                 raise ScheduleError(f"the instruction lists wait for each other: {waiting}")
         return store
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Store:
-    """Arrays by (worker, buffer) during a step."""
+    """What lies on the workers.
 
-    pipeline: LocalPipeline
-    arrays: dict[tuple[int, Buffer], Any]
-    queues: dict[tuple[int, int], deque[Any]] = field(default_factory=dict)
-    rows: dict[tuple[int, Buffer], dict[int, Any]] = field(default_factory=dict)
+    Args:
+        workers: worker 0, 1, ...
+    """
+
+    workers: tuple[Worker, ...]
+
+    @property
+    def arrays(self) -> dict[tuple[int, Buffer], Any]:
+        """Arrays by (worker, buffer)."""
+        return {(number, b): array for number, w in enumerate(self.workers) for b, array in w.arrays.items()}
 
     def held(self, worker: int) -> list[Buffer]:
         """Buffers on a worker."""
-        return [buffer for w, buffer in self.arrays if w == worker]
-
-    def ready(self, worker: int, instruction: Instruction) -> bool:
-        """Whether the instruction need not wait: a receiver for its value, a sender until the last one was taken."""
-        if isinstance(instruction, Recv):
-            return bool(self.queues.get((instruction.source, worker)))
-        return not isinstance(instruction, Send) or not self.queues.get((worker, instruction.to))
-
-    def do(self, worker: int, instruction: Instruction) -> None:
-        """Carries out one instruction."""
-        match instruction:
-            case Run(work=work, microbatch=number, reads=reads, writes=writes, donate=donate):
-                self._run(worker, work, max(number, 0), reads, writes)
-                self._forget(worker, donate)
-            case Apply(work=work, reads=reads, writes=writes, donate=donate):
-                self._run(worker, work, 0, reads, writes)
-                self._forget(worker, donate)
-            case Send(value=value, to=to):
-                self.queues.setdefault((worker, to), deque()).append(self.read(worker, value))
-            case Recv(value=value, source=source):
-                array = self.queues[source, worker].popleft()
-                self.arrays[worker, value] = self._placed(worker, value.value, array)
-            case Accumulate(into=into, value=value, reduce=reduce, first=first, donate=donate):
-                self._accumulate(worker, into, value, reduce, first)
-                self._forget(worker, (value,) if donate else ())
-            case Free(values=values):
-                self._forget(worker, values)
-            case _:
-                raise ScheduleError(f"{type(instruction).__name__} is not carried out by this runtime")
-
-    def _forget(self, worker: int, buffers: Sequence[Buffer]) -> None:
-        for buffer in buffers:
-            self.arrays.pop((worker, buffer), None)
-            self.rows.pop((worker, buffer), None)
+        return list(self.workers[worker].arrays)
 
     def read(self, worker: int, buffer: Buffer) -> Any:
         """The array of a buffer; rows of a concatenated one are stacked in the order of the microbatches."""
-        rows = self.rows.get((worker, buffer))
-        if rows is not None:
-            return jnp.stack([rows[k] for k in sorted(rows)])
-        return self.arrays[worker, buffer]
-
-    def _run(self, worker: int, work: Work, number: int, reads: Sequence[Buffer], writes: Sequence[Buffer]) -> None:
-        loaded = self.pipeline.loaded.get((worker, work))
-        if loaded is None or loaded.compiled is None:
-            return
-        given = []
-        by_name = {b.value: b for b in reads}
-        for port, wanted in zip(loaded.program.reads, loaded.shardings, strict=True):
-            array = self.read(worker, by_name[port.name])
-            given.append(array if array.sharding == wanted else jax.device_put(array, wanted))
-        made = loaded.compiled(np.int32(number), *given)
-        for buffer, array in zip(writes, made, strict=True):
-            self.arrays[worker, buffer] = array
-
-    def _placed(self, worker: int, name: str, array: Any) -> Any:
-        found = self.pipeline.ports.get((worker, name))
-        if found is None:
-            return array
-        port, mesh = found
-        return jax.device_put(array, port.sharding(mesh))
-
-    def _accumulate(self, worker: int, into: Buffer, value: Buffer, reduce: str, first: bool) -> None:
-        term = self.arrays[worker, value]
-        if reduce == "concatenate":
-            self.rows.setdefault((worker, into), {})[value.microbatch] = term
-        elif first:
-            self.arrays[worker, into] = term
-        else:
-            total = self.arrays[worker, into]
-            join = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}[reduce]
-            self.arrays[worker, into] = join(total, jax.device_put(term, total.sharding))
+        return self.workers[worker].read(buffer)

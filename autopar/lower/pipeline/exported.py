@@ -1,0 +1,115 @@
+"""Stage programs as bytes: lowered here for a mesh without devices, compiled wherever such devices are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+from jax import export
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+
+from autopar._compat.dtypes import jax_dtype
+from autopar._compat.trees import partition_spec
+from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.programs import StageProgram
+from autopar.schedule import Work
+
+#: Mesh axes as (name, size), major first.
+Axes = tuple[tuple[str, int], ...]
+
+
+class PlacedPort(msgspec.Struct, frozen=True, array_like=True):
+    """A value and how it lies.
+
+    Args:
+        name: its name in the dataflow.
+        dims: mesh axes that split each dim of the array.
+    """
+
+    name: str
+    dims: tuple[tuple[str, ...], ...]
+
+    def sharding(self, mesh: Mesh | AbstractMesh) -> NamedSharding:
+        """The sharding on a mesh that has these axes."""
+        return NamedSharding(mesh, partition_spec(self.dims))
+
+
+class ExportedProgram(msgspec.Struct, frozen=True):
+    """A program of a stage as plain data.
+
+    Args:
+        work: what it is.
+        axes: the mesh that it runs on.
+        reads: its arguments, behind the number of the microbatch.
+        results: its results.
+        code: what `jax.export` wrote.
+    """
+
+    work: Work
+    axes: Axes
+    reads: tuple[PlacedPort, ...]
+    results: tuple[PlacedPort, ...]
+    code: bytes
+
+
+def export_program(program: StageProgram, axes: Axes, platform: str) -> ExportedProgram:
+    """Traces and lowers a program.
+
+    Args:
+        program: from `stage_programs`.
+        axes: sizes of the mesh axes of its stage.
+        platform: jax's name of the devices that will run it: "cpu", "cuda", "tpu".
+    """
+    mesh = AbstractMesh(tuple(n for _, n in axes), tuple(a for a, _ in axes), (AxisType.Auto,) * len(axes))
+    sizes = dict(axes)
+    whole = NamedSharding(mesh, jax.sharding.PartitionSpec())
+    given = [
+        jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
+        *(jax.ShapeDtypeStruct(p.shape(sizes), jax_dtype(p.type.dtype), sharding=p.sharding(mesh))  # type: ignore[arg-type]
+          for p in program.reads),
+    ]  # fmt: skip
+    code = export.export(program.jitted(mesh), platforms=[platform])(*given).serialize()  # type: ignore[arg-type]
+    return ExportedProgram(
+        program.work,
+        axes,
+        tuple(map(placed_port, program.reads)),
+        tuple(map(placed_port, program.results)),
+        bytes(code),
+    )
+
+
+def placed_port(port: Port) -> PlacedPort:
+    """A port as plain data."""
+    dims = tuple(tuple(d) for d in port.layout.dims)
+    return PlacedPort(port.name, (tuple(port.layout.partial), *dims) if port.layout.partial else dims)
+
+
+def mesh_of(axes: Axes, devices: Sequence[Any]) -> Mesh:
+    """The mesh of these axes over devices, which are in the order of the cluster."""
+    grid = np.array(devices, dtype=object).reshape([n for _, n in axes])
+    return Mesh(grid, tuple(a for a, _ in axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def compile_program(program: ExportedProgram, mesh: Mesh) -> Callable[..., Sequence[Any]]:
+    """Compiles a program for devices.
+
+    Args:
+        program: its exported form.
+        mesh: the devices, with the axes of the program.
+
+    Returns (number of the microbatch, arrays) -> tuple of arrays.
+    """
+    exported = export.deserialize(bytearray(program.code))
+    whole = NamedSharding(mesh, jax.sharding.PartitionSpec())
+    shardings = (whole, *(p.sharding(mesh) for p in program.reads))
+    results = tuple(p.sharding(mesh) for p in program.results)
+    function = jax.jit(exported.call, in_shardings=shardings, out_shardings=results)
+    given = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s) for a, s in zip(exported.in_avals, shardings, strict=True)
+    ]
+    compiled: Callable[..., Sequence[Any]] = function.lower(*given).compile()
+    return compiled

@@ -1,0 +1,137 @@
+"""`Worker`: one worker's instruction list carried out, over whatever link joins it to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from autopar.errors import ScheduleError
+from autopar.runtime.transport.base import Link
+from autopar.schedule import Accumulate, Apply, Buffer, Free, Instruction, Recv, Run, Send, Work
+
+#: Called with the index of an instruction before it is carried out.
+Before: TypeAlias = Callable[[int], None]
+#: Called with the index of an instruction when it was, and with the arrays that a program made, perhaps not
+#: computed yet.
+After: TypeAlias = Callable[[int, tuple[Any, ...]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A program that can be called.
+
+    Args:
+        reads: names of what it takes.
+        shardings: how each of them has to lie.
+        function: (number of the microbatch, arrays) -> arrays.
+    """
+
+    reads: tuple[str, ...]
+    shardings: tuple[NamedSharding, ...]
+    function: Callable[..., Sequence[Any]]
+
+
+class Worker:
+    """What one worker holds during a step, and what instructions do to it.
+
+    Args:
+        programs: by work; a work without a program does nothing.
+        placements: how values that come from other workers are to lie, by name.
+        link: connections to the other workers.
+        start: what lies here when the step begins.
+    """
+
+    def __init__(
+        self,
+        programs: Mapping[Work, Ready],
+        placements: Mapping[str, NamedSharding],
+        link: Link,
+        start: Mapping[Buffer, Any],
+    ) -> None:
+        self._programs = programs
+        self._placements = placements
+        self._link = link
+        self.arrays: dict[Buffer, Any] = dict(start)
+        self._rows: dict[Buffer, dict[int, Any]] = {}
+
+    def ready(self, instruction: Instruction) -> bool:
+        """Whether the instruction need not wait: a receiver for its value, a sender for room in the queue."""
+        if isinstance(instruction, Recv):
+            return self._link.ready(instruction.source)
+        return not isinstance(instruction, Send) or self._link.has_room(instruction.to)
+
+    def run(self, instructions: Sequence[Instruction], before: Before, after: After | None = None) -> None:
+        """Carries out a whole list, waiting where it must. Errors are those of `Link.receive` and of the programs."""
+        for index, instruction in enumerate(instructions):
+            before(index)
+            made = self.do(instruction)
+            if after is not None:
+                after(index, made)
+
+    def do(self, instruction: Instruction) -> tuple[Any, ...]:
+        """Carries out one instruction; returns the arrays that a program made, perhaps not computed yet."""
+        match instruction:
+            case Run(work=work, microbatch=number, reads=reads, writes=writes, donate=donate):
+                return self._run(work, max(number, 0), reads, writes, donate)
+            case Apply(work=work, reads=reads, writes=writes, donate=donate):
+                return self._run(work, 0, reads, writes, donate)
+            case Send(value=value, to=to, tag=tag):
+                self._link.send(to, tag, self.read(value))
+            case Recv(value=value, source=source, tag=tag):
+                self.arrays[value] = self._link.receive(source, tag, self._placements.get(value.value))
+            case Accumulate(into=into, value=value, reduce=reduce, first=first, donate=donate):
+                self._accumulate(into, value, reduce, first)
+                self._forget((value,) if donate else ())
+            case Free(values=values):
+                self._forget(values)
+            case _:
+                raise ScheduleError(f"{type(instruction).__name__} is not carried out by this runtime")
+        return ()
+
+    def _forget(self, buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
+            self.arrays.pop(buffer, None)
+            self._rows.pop(buffer, None)
+
+    def read(self, buffer: Buffer) -> Any:
+        """The array of a buffer; rows of a concatenated one are stacked in the order of the microbatches."""
+        rows = self._rows.get(buffer)
+        if rows is not None:
+            return jnp.stack([rows[k] for k in sorted(rows)])
+        return self.arrays[buffer]
+
+    def _run(
+        self, work: Work, number: int, reads: Sequence[Buffer], writes: Sequence[Buffer], donate: Sequence[Buffer]
+    ) -> tuple[Any, ...]:
+        program = self._programs.get(work)
+        if program is None:
+            self._forget(donate)
+            return ()
+        by_name = {b.value: b for b in reads}
+        given = []
+        for name, wanted in zip(program.reads, program.shardings, strict=True):
+            array = self.read(by_name[name])
+            lies = getattr(array, "sharding", None)
+            given.append(array if lies is wanted or lies == wanted else jax.device_put(array, wanted))
+        made = tuple(program.function(np.int32(number), *given))
+        self._forget(donate)
+        for buffer, array in zip(writes, made, strict=True):
+            self.arrays[buffer] = array
+        return made
+
+    def _accumulate(self, into: Buffer, value: Buffer, reduce: str, first: bool) -> None:
+        term = self.arrays[value]
+        if reduce == "concatenate":
+            self._rows.setdefault(into, {})[value.microbatch] = term
+        elif first:
+            self.arrays[into] = term
+        else:
+            total = self.arrays[into]
+            join = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}[reduce]
+            self.arrays[into] = join(total, jax.device_put(term, total.sharding))

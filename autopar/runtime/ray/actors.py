@@ -1,0 +1,110 @@
+"""Workers as plain Ray actors: one process each, never restarted by Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from autopar.errors import ClusterError
+from autopar.runtime.ray.crew import Answer, Crew
+from autopar.runtime.ray.machine import end_process, machine
+from autopar.runtime.ray.messages import Hello, Here, decode, encode
+
+
+class _Actor:
+    """What Ray runs; `WorkerHost` is imported in its process, after the environment is set."""
+
+    def __init__(self, hello: bytes) -> None:
+        from autopar.runtime.ray.host import WorkerHost, configure
+
+        configure(hello)
+        self._host = WorkerHost(hello)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Calls a method of the `WorkerHost`."""
+        return getattr(self._host, method)(*args)
+
+
+class RayCrew(Crew):
+    """A Ray actor for each worker.
+
+    Args:
+        hellos: one for each worker.
+        environments: environment variables of each worker's process.
+        options: further options of each actor, as resources.
+        timeout_s: seconds that starting may take.
+
+    Raises:
+        ClusterError: workers did not start.
+    """
+
+    def __init__(
+        self,
+        hellos: Sequence[Hello],
+        environments: Sequence[Mapping[str, str]],
+        options: Sequence[Mapping[str, Any]],
+        timeout_s: float = 120,
+    ) -> None:
+        actor: Any = ray.remote(_Actor)
+        self._processes: list[int] = []
+        self._actors: list[Any] = [
+            actor.options(
+                max_restarts=0,
+                max_task_retries=0,
+                runtime_env={"env_vars": {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
+                **settings,
+            ).remote(encode(hello))
+            for hello, environment, settings in zip(hellos, environments, options, strict=True)
+        ]
+        tickets = [self.call(w, "here") for w in range(len(hellos))]
+        done, waiting = ray.wait(tickets, num_returns=len(tickets), timeout=timeout_s)
+        answers = [_answer(t) for t in done]
+        errors = [a.error for a in answers if a.error]
+        if errors or waiting:
+            self.kill()
+            raise ClusterError(
+                f"{len(waiting) + len(errors)} of {len(tickets)} workers did not start"
+                + "".join(f": {e}" for e in errors[:1]),
+                cause="the cluster has too few free resources, or autopar cannot be imported there",
+                remedy="ask for fewer workers, or look at the logs of Ray",
+            )
+        here = [decode(ray.get(t), Here) for t in tickets]
+        self._processes = [h.process for h in here if h.machine == machine()]
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Process ids of the workers on this machine."""
+        return tuple(self._processes)
+
+    def call(self, worker: int, method: str, *args: Any) -> Any:
+        """See `Crew.call`."""
+        return self._actors[worker].call.remote(method, *args)
+
+    def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
+        """See `Crew.wait`."""
+        done, _ = ray.wait(list(tickets), num_returns=1, timeout=max(0.0, timeout_s))
+        if done:  # others may be there too
+            done, _ = ray.wait(list(tickets), num_returns=len(tickets), timeout=0)
+        there = {t: i for i, t in enumerate(tickets)}
+        return {there[t]: _answer(t) for t in done}
+
+    def kill(self) -> None:
+        """See `Crew.kill`."""
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+        for process in self._processes:
+            end_process(process, 0.5)
+
+
+def _answer(ticket: Any) -> Answer:
+    try:
+        return Answer(ray.get(ticket))
+    except ray.exceptions.RayTaskError as error:
+        return Answer(error=str(error.cause or error))
+    except ray.exceptions.RayError as error:
+        text = str(error).strip().splitlines()
+        return Answer(error=f"{type(error).__name__}: {text[-1] if text else ''}", lost=True)

@@ -1,0 +1,76 @@
+"""`Crew`: the processes of a pipeline's workers, and calls to them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.runtime.ray.host import WorkerHost
+from autopar.runtime.ray.messages import Hello, encode
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a call.
+
+    Args:
+        value: what it returned.
+        error: why it returned nothing; empty where it did.
+        lost: whether the worker is gone; else it raised the error, and lives.
+    """
+
+    value: Any = None
+    error: str = ""
+    lost: bool = False
+
+
+class Crew(ABC):
+    """Workers 0, 1, ... of one life of a pipeline; after a failure another crew takes their place."""
+
+    @abstractmethod
+    def call(self, worker: int, method: str, *args: Any) -> Any:
+        """Begins a call of a method of a `WorkerHost`; returns a ticket for `wait`."""
+
+    @abstractmethod
+    def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
+        """Answers that are there, by position in ``tickets``; waits until there is one, or the time is over."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Ends all workers at once, whatever they do. Returns when their processes are gone."""
+
+
+class ThreadCrew(Crew):
+    """Workers as threads of this process, each on its own part of the process's devices; for tests and debugging.
+
+    Args:
+        hellos: one for each worker.
+    """
+
+    def __init__(self, hellos: Sequence[Hello]) -> None:
+        self._hosts = [WorkerHost(encode(h)) for h in hellos]
+        self._threads = [ThreadPoolExecutor(1, f"worker-{h.worker}") for h in hellos]
+
+    def call(self, worker: int, method: str, *args: Any) -> Future[Any]:
+        """See `Crew.call`."""
+        return self._threads[worker].submit(getattr(self._hosts[worker], method), *args)
+
+    def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
+        """See `Crew.wait`."""
+        done, _ = wait(tickets, timeout_s, return_when=FIRST_COMPLETED)
+        return {i: _answer(t) for i, t in enumerate(tickets) if t in done}
+
+    def kill(self) -> None:
+        """Closes the connections, which ends what waits for them."""
+        for host in self._hosts:
+            host.close()
+        for thread in self._threads:
+            thread.shutdown(wait=True)
+
+
+def _answer(future: Future[Any]) -> Answer:
+    error = future.exception()
+    return Answer(future.result()) if error is None else Answer(error=f"{type(error).__name__}: {error}")

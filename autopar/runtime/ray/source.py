@@ -1,0 +1,149 @@
+"""`Pipelined`: everything of a lowered pipeline that a driver needs, and what follows from it for each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from autopar._compat.dtypes import jax_dtype
+from autopar.ir import Input, TensorType
+from autopar.lower.pipeline.exported import Axes, placed_port
+from autopar.lower.pipeline.programs import StageProgram
+from autopar.schedule import NONE, Buffer, Program, Task, instruction_text, made_by
+from autopar.schedule.instructions import Instruction
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an input of the step goes on one worker.
+
+    Args:
+        value: name of the value there.
+        index: index of the input.
+        microbatches: those that the worker takes; empty for whole values.
+        dim: dim of a batch that is cut.
+    """
+
+    value: str
+    index: int
+    microbatches: tuple[int, ...] = ()
+    dim: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where an output of the step comes from.
+
+    Args:
+        worker: who has it at the end.
+        buffer: as what.
+        type: its type.
+        placement: how it lies, for people.
+    """
+
+    worker: int
+    buffer: Buffer
+    type: TensorType
+    placement: str
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype for jax."""
+        return jax_dtype(self.type.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Pipelined:
+    """A lowered pipeline.
+
+    Args:
+        program: the instruction lists.
+        programs: of all stages.
+        axes: mesh axes of each stage.
+        inputs: inputs of the step.
+        num_outputs: number of its outputs.
+        batch: for each input that is cut into microbatches its dim, by name.
+    """
+
+    program: Program
+    programs: tuple[StageProgram, ...]
+    axes: tuple[Axes, ...]
+    inputs: tuple[Input, ...]
+    num_outputs: int
+    batch: Mapping[str, int]
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return self.program.table.num_workers
+
+    @cached_property
+    def places(self) -> tuple[tuple[Place, ...], ...]:
+        """For each worker what lies there when a step begins."""
+        table = self.program.table
+        index = {i.name: n for n, i in enumerate(self.inputs)}
+        found: list[list[Place]] = [[] for _ in range(self.num_workers)]
+        for v in self.program.dataflow.values:
+            if not v.is_input:
+                continue
+            kind, _, rest = v.name.partition("/")
+            name = rest.rpartition("@")[0]
+            for stage in v.stages:
+                for worker in table.workers_of_stage(stage):
+                    if kind == "in":
+                        found[worker].append(Place(v.name, index[name]))
+                        continue
+                    own = [
+                        k for k in range(table.num_microbatches)
+                        if table.worker_of(Task("forward", stage, k)) == worker
+                    ]  # fmt: skip
+                    found[worker].append(Place(v.name, index[name], tuple(own), self.batch[name]))
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def results(self) -> tuple[Result, ...]:
+        """Where each output of the step is when it ends."""
+        ports = {p.name: (p, program.work.stage) for program in self.programs for p in program.results}
+        found: dict[int, Result] = {}
+        for w in self.program.workers:
+            for i in w.instructions:
+                for b in made_by(i):
+                    if b.value.startswith("out/") and b.microbatch == NONE and int(b.value[4:]) not in found:
+                        port, stage = ports[b.value]
+                        dims = placed_port(port).dims
+                        text = f"worker {w.worker}, {_mesh_text(self.axes[stage])}, {_spec_text(dims)}"
+                        found[int(b.value[4:])] = Result(w.worker, b, port.type, text)
+        return tuple(found[n] for n in range(self.num_outputs))
+
+    def stages(self, worker: int) -> tuple[int, ...]:
+        """Stages of a worker."""
+        return self.program.table.stages_of_worker(worker)
+
+    def instruction(self, worker: int, index: int) -> Instruction | None:
+        """An instruction of a worker; None before the first and behind the last."""
+        line = self.program.workers[worker].instructions
+        return line[index] if 0 <= index < len(line) else None
+
+
+def _mesh_text(axes: Axes) -> str:
+    return " x ".join(f"{n} {size}" for n, size in axes)
+
+
+def _spec_text(dims: tuple[tuple[str, ...], ...]) -> str:
+    if not any(dims):
+        return "replicated"
+    return "split " + ", ".join(f"dim {d} over {' and '.join(axes)}" for d, axes in enumerate(dims) if axes)
+
+
+def doing(instruction: Instruction | None) -> tuple[str | None, int | None]:
+    """An instruction for people, short, and its microbatch."""
+    if instruction is None:
+        return None, None
+    text = instruction_text(instruction).partition(": ")[0]
+    number = getattr(instruction, "microbatch", NONE)
+    if number == NONE:
+        value = getattr(instruction, "value", None)
+        number = NONE if value is None else value.microbatch
+    return text, None if number == NONE else number

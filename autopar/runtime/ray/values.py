@@ -1,0 +1,98 @@
+"""`RemoteArray`: a handle to an array that lies on workers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from autopar.runtime.transport.tiles import from_host
+
+
+class RemoteArray:
+    """An array on the workers of a pipeline; turns into numpy or `jax.Array` when somebody wants its numbers.
+
+    Args:
+        id: its number.
+        shape: its shape.
+        dtype: its dtype.
+        placement: where it lies, for people, as ``worker 1: ('x', None)``.
+        fetch: number -> a copy on the host.
+        dropped: called with the number when nobody has this handle any more.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        shape: tuple[int, ...],
+        dtype: Any,
+        placement: str,
+        fetch: Callable[[int], Any],
+        dropped: Callable[[int], None],
+    ) -> None:
+        self.id = id
+        self.shape = shape
+        self.dtype = dtype
+        self.placement = placement
+        self._fetch = fetch
+        self._host: Any = None
+        weakref.finalize(self, dropped, id).atexit = False
+
+    weak_type = False
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def tell(self, host: Any) -> None:
+        """Takes note of the numbers, so that they need not be fetched."""
+        self._host = host
+
+    @property
+    def host(self) -> Any:
+        """The numbers on the host: numpy, or `HostKeys`. Fetched once."""
+        if self._host is None:
+            self._host = self._fetch(self.id)
+        return self._host
+
+    def to_jax(self) -> Any:
+        """The array on this process's default device."""
+        found = from_host(self.host)
+        return jnp.asarray(found) if isinstance(found, np.ndarray) else found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        found = from_host(self.host)
+        if copy is False:
+            raise ValueError("the numbers of an array on workers cannot be had without a copy")
+        return np.array(found, dtype=dtype)
+
+    def __jax_array__(self) -> Any:
+        return self.to_jax()
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
+
+    def __int__(self) -> int:
+        return int(np.asarray(self))
+
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(np.asarray(self)[()], spec) if spec else repr(self)
+
+    def item(self) -> Any:
+        """The number of an array that has one."""
+        return np.asarray(self).item()
+
+    def __repr__(self) -> str:
+        return f"RemoteArray(shape={self.shape}, dtype={self.dtype}, {self.placement})"

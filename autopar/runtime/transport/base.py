@@ -1,0 +1,61 @@
+"""`Link`: what a worker sends arrays through and takes them from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from jax.sharding import NamedSharding
+
+
+class PeerLostError(Exception):
+    """The connection to another worker broke; ``peer`` is its number."""
+
+    def __init__(self, peer: int, reason: str) -> None:
+        self.peer = peer
+        super().__init__(f"worker {peer}: {reason}")
+
+
+class SilentPeerError(Exception):
+    """Another worker, ``peer``, sent nothing until the deadline."""
+
+    def __init__(self, peer: int, waited_s: float) -> None:
+        self.peer = peer
+        super().__init__(f"worker {peer} sent nothing in {waited_s:.1f} s")
+
+
+class Link(ABC):
+    """One worker's connections. What one worker sends to another arrives in the order in which it was sent."""
+
+    @abstractmethod
+    def send(self, to: int, tag: int, array: Any) -> None:
+        """Sends a copy of an array; returns before it arrived, and keeps the array alive as long as it must.
+
+        Args:
+            to: worker that gets it.
+            tag: what the receiver must ask for.
+            array: a `jax.Array`.
+        """
+
+    @abstractmethod
+    def has_room(self, to: int) -> bool:
+        """Whether another array may be sent before ``to`` took the last one."""
+
+    @abstractmethod
+    def ready(self, source: int) -> bool:
+        """Whether `receive` would return at once."""
+
+    @abstractmethod
+    def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
+        """The next array that ``source`` sent.
+
+        Args:
+            source: worker that sends.
+            tag: what it is sent as; anything else is a mistake of the instruction lists.
+            sharding: how it is to lie; None leaves that open.
+
+        Raises:
+            PeerLostError: the connection broke.
+            SilentPeerError: nothing came until the deadline.
+            ScheduleError: something else came.
+        """

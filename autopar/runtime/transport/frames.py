@@ -1,0 +1,91 @@
+"""Tiled arrays as bytes: a length, a MessagePack header, then the tiles one after another. Nothing is pickled."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from autopar.runtime.transport.tiles import Tile, Tiled
+
+_LENGTH = struct.Struct("<I")
+_LONGEST_HEADER = 1 << 24
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True):
+    """What comes before the tiles.
+
+    Args:
+        tag: of the transfer.
+        shape: shape of the whole array.
+        dtype: name of its dtype.
+        key: random number generator of keys, or empty.
+        starts: first index of each tile.
+        sizes: shape of each tile.
+    """
+
+    tag: int
+    shape: tuple[int, ...]
+    dtype: str
+    key: str
+    starts: tuple[tuple[int, ...], ...]
+    sizes: tuple[tuple[int, ...], ...]
+
+
+def write_frame(connection: socket.socket, tag: int, tiled: Tiled) -> None:
+    """Sends an array; OSError where the connection breaks."""
+    header = msgspec.msgpack.encode(
+        Header(
+            tag,
+            tiled.shape,
+            tiled.dtype,
+            tiled.key,
+            tuple(t.start for t in tiled.tiles),
+            tuple(t.data.shape for t in tiled.tiles),
+        )
+    )
+    small = [_LENGTH.pack(len(header)), header]
+    if tiled.bytes < 1 << 15:
+        connection.sendall(b"".join([*small, *(t.data.tobytes() for t in tiled.tiles)]))
+        return
+    connection.sendall(b"".join(small))
+    for tile in tiled.tiles:
+        connection.sendall(_view(tile.data))
+
+
+def read_frame(connection: socket.socket) -> tuple[int, Tiled]:
+    """The next array that was sent; EOFError at the end, OSError where the connection breaks."""
+    (length,) = _LENGTH.unpack(read_exactly(connection, _LENGTH.size))
+    if length > _LONGEST_HEADER:
+        raise EOFError(f"a header of {length} bytes")
+    header = msgspec.msgpack.decode(read_exactly(connection, length), type=Header)
+    tiles = []
+    for start, size in zip(header.starts, header.sizes, strict=True):
+        data: np.ndarray[Any, Any] = np.empty(size, jnp.dtype(header.dtype))
+        _read_into(connection, _view(data))
+        tiles.append(Tile(start, data))
+    return header.tag, Tiled(header.shape, header.dtype, tuple(tiles), header.key)
+
+
+def read_exactly(connection: socket.socket, count: int) -> bytearray:
+    """``count`` bytes; EOFError where the connection ends before."""
+    data = bytearray(count)
+    _read_into(connection, memoryview(data))
+    return data
+
+
+def _read_into(connection: socket.socket, view: memoryview) -> None:
+    while len(view):
+        count = connection.recv_into(view)
+        if count == 0:
+            raise EOFError("the connection was closed")
+        view = view[count:]
+
+
+def _view(data: np.ndarray[Any, Any]) -> memoryview:
+    # As bytes: the buffer protocol knows no bfloat16.
+    return data.reshape(-1).view(np.uint8).data

@@ -1,0 +1,169 @@
+"""Arrays as host tiles: each distinct piece of a sharded array once, and arrays of another sharding put together from
+such pieces.
+
+Devices that hold copies of a piece send it once. The receiver puts every device's own part together from what came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+
+@dataclass(frozen=True)
+class HostKeys:
+    """Typed keys of a random number generator on the host.
+
+    Args:
+        generator: its name.
+        data: what the keys are made of.
+    """
+
+    generator: str
+    data: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A rectangular piece of an array.
+
+    Args:
+        start: index of its first element.
+        data: its elements, contiguous.
+    """
+
+    start: tuple[int, ...]
+    data: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """An array as tiles.
+
+    Args:
+        shape: shape of the whole.
+        dtype: its dtype's name; that of the key data where it is an array of keys.
+        tiles: pieces; together they cover the array, none twice.
+        key: name of the random number generator where it is an array of keys, else empty.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    tiles: tuple[Tile, ...]
+    key: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tiles."""
+        return sum(t.data.nbytes for t in self.tiles)
+
+    def whole(self) -> np.ndarray[Any, Any]:
+        """The array on the host."""
+        return self.region(tuple(slice(0, n) for n in self.shape))
+
+    def array(self) -> Any:
+        """The array: on the host, or on the default device where it is one of keys."""
+        whole = self.whole()
+        return jax.random.wrap_key_data(jnp.asarray(whole), impl=self.key) if self.key else whole
+
+    def region(self, index: Sequence[slice]) -> np.ndarray[Any, Any]:
+        """A part of the array, put together from the tiles that it touches.
+
+        Args:
+            index: a slice for each dim.
+        """
+        start = tuple(s.start or 0 for s in index)
+        stop = tuple(n if s.stop is None else s.stop for s, n in zip(index, self.shape, strict=True))
+        size = tuple(b - a for a, b in zip(start, stop, strict=True))
+        for tile in self.tiles:
+            if tile.start == start and tile.data.shape == size:
+                return tile.data
+        made = np.empty(size, jnp.dtype(self.dtype))
+        for tile in self.tiles:
+            low = [max(a, t) for a, t in zip(start, tile.start, strict=True)]
+            high = [min(b, t + n) for b, t, n in zip(stop, tile.start, tile.data.shape, strict=True)]
+            if all(a < b for a, b in zip(low, high, strict=True)):
+                into = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))
+                of = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, tile.start, strict=True))
+                made[into] = tile.data[of]
+        return made
+
+
+def is_key(array: Any) -> bool:
+    """Whether these are typed keys of a random number generator."""
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
+
+
+def tiles_of(array: Any) -> Tiled:
+    """The distinct pieces of an array that this process holds, on the host. Waits until it is computed.
+
+    Args:
+        array: a `jax.Array`, or what numpy takes.
+    """
+    key = ""
+    if not isinstance(array, jax.Array):
+        host = np.ascontiguousarray(np.asarray(array)).reshape(np.shape(array))
+        return Tiled(host.shape, host.dtype.name, (Tile((0,) * host.ndim, host),))
+    if is_key(array):
+        key, array = str(jax.random.key_impl(array)), jax.random.key_data(array)
+    found = []
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            start = tuple(s.start or 0 for s in shard.index)
+            data = np.asarray(shard.data)
+            found.append(Tile(start, data if data.flags.c_contiguous else np.ascontiguousarray(data)))
+    return Tiled(tuple(array.shape), array.dtype.name, tuple(found), key)
+
+
+def placed(tiled: Tiled, sharding: NamedSharding) -> Any:
+    """The array of these tiles, lying as ``sharding`` says on devices of this process.
+
+    Args:
+        tiled: tiles that cover all parts of devices of this process.
+        sharding: of the array as its users see it; typed keys have no dim for their data.
+    """
+    if tiled.key:
+        data = placed(Tiled(tiled.shape, tiled.dtype, tiled.tiles), sharding)
+        return jax.random.wrap_key_data(data, impl=tiled.key)
+    made: dict[tuple[tuple[int, int], ...], np.ndarray[Any, Any]] = {}
+    buffers = []
+    for device, index in sharding.addressable_devices_indices_map(tiled.shape).items():
+        slices = tuple(index or ())
+        slices += (slice(None),) * (len(tiled.shape) - len(slices))
+        at = tuple((s.start or 0, n if s.stop is None else s.stop) for s, n in zip(slices, tiled.shape, strict=True))
+        if at not in made:
+            made[at] = tiled.region([slice(a, b) for a, b in at])
+        buffers.append(jax.device_put(made[at], device))
+    return jax.make_array_from_single_device_arrays(tiled.shape, sharding, buffers, dtype=jnp.dtype(tiled.dtype))
+
+
+def joined(parts: Sequence[Tiled]) -> Tiled:
+    """One array from the tiles that several processes hold of it."""
+    first = parts[0]
+    tiles = {t.start: t for p in parts for t in p.tiles}
+    made = Tiled(first.shape, first.dtype, tuple(tiles[s] for s in sorted(tiles)), first.key)
+    wanted = math.prod(first.shape)
+    if sum(t.data.size for t in made.tiles) != wanted:
+        raise ValueError(f"tiles of {made.shape} hold {sum(t.data.size for t in made.tiles)} elements, not {wanted}")
+    return made
+
+
+def host_copy(array: Any) -> np.ndarray[Any, Any] | HostKeys:
+    """A copy of an array on the host, in memory of its own."""
+    tiled = tiles_of(array)
+    whole = np.array(tiled.whole(), copy=True, order="C")
+    return HostKeys(tiled.key, whole) if tiled.key else whole
+
+
+def from_host(value: Any) -> Any:
+    """What `host_copy` copied, as an array; keys on the default device."""
+    if isinstance(value, HostKeys):
+        return jax.random.wrap_key_data(jnp.asarray(value.data), impl=value.generator)
+    return value

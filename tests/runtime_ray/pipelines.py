@@ -1,0 +1,129 @@
+"""Examples as pipelines, and what one device computes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+
+from autopar import schedule
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
+from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.ir import Layout
+from autopar.lower.pipeline.flow import dataflow_of
+from autopar.lower.pipeline.programs import StageProgram, stage_programs
+from autopar.lower.pipeline.stage_graph import stage_graph
+from autopar.lower.program import sharded
+from autopar.lower.step import step_of
+from autopar.microbatch import analyze
+from autopar.runtime.ray import Pipelined, RemoteArray
+from autopar.runtime.ray.crew import ThreadCrew
+from autopar.search import Options, Problem
+from autopar.search.alpa import alpa
+from autopar.stages import assign, cluster, stage_parts
+
+
+@dataclass(frozen=True)
+class Example:
+    """A step, its arguments, and its pipeline.
+
+    ``leaves`` are the inputs of the pipeline; the first ``state`` of them are the state, of which the step returns the
+    next as its first results.
+    """
+
+    step: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    leaves: list[Any]
+    state: int
+    source: Pipelined
+
+
+def example(
+    name: str, devices: int, *, microbatches: int = 2, stages: int = 2, table: str = "1f1b", **sizes: Any
+) -> Example:
+    step, arguments = importlib.import_module(f"examples.{name}").build("tiny", **sizes)
+    signature, leaves = flatten_call(step, arguments, {}, SignatureOptions())
+    traced = trace(step, signature)
+    graph = traced.graph
+    found = analyze(graph, microbatches)
+    layers = cluster(graph, found, stages)
+    rows = schedule.get(table).table(stages, microbatches)
+    assigned = assign(graph, found, layers, list(range(1, len(layers.members) + 1)))
+    programs: list[StageProgram] = []
+    axes = []
+    group = Cluster.load("local-cpu").groups[0]
+    part = Cluster("part", (dataclasses.replace(group, devices_per_node=devices),))
+    for parts in stage_parts(graph, assigned):
+        cut = stage_graph(step_of(traced), assigned.found, parts)
+        plan = alpa(Problem(cut.graph, part, CostModel(part), Options(num_microbatches=microbatches)))
+        inputs, outputs = (
+            [Layout.parse(r.layout) for r in some] for some in (plan.content.inputs, plan.content.outputs)
+        )
+        programs += stage_programs(cut, sharded(plan), inputs, outputs, split=rows.splits_backward)
+        axes.append(plan.stages[0].mesh_axes)
+    kinds: dict[int, set[str]] = {}
+    for row in rows.rows:
+        for task in row:
+            kinds.setdefault(task.stage, set()).add(task.kind)
+    flow = dataflow_of(programs, [dict(a) for a in axes], {k: sorted(v) for k, v in kinds.items()})
+    source = Pipelined(
+        schedule.build(rows, flow), tuple(programs), tuple(axes), graph.inputs, len(graph.outputs), assigned.found.batch
+    )
+    return Example(step, arguments, [*leaves, *traced.closed_over], len(jax.tree.leaves(arguments[0])), source)
+
+
+def threads(devices: int) -> Callable[..., ThreadCrew]:
+    """Workers as threads, each on the next ``devices`` devices of this process."""
+    return lambda hellos: ThreadCrew(
+        [msgspec.structs.replace(h, devices=devices, first_device=devices * h.worker) for h in hellos]
+    )
+
+
+def numbers(leaf: Any) -> np.ndarray:
+    """A leaf as numpy; keys as what they are made of."""
+    if isinstance(leaf, RemoteArray):
+        leaf = leaf.to_jax()
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
+
+
+def trained_plain(made: Example, steps: int) -> list[np.ndarray]:
+    """All results of the last of some steps on one device."""
+    state, *rest = made.arguments
+    step = jax.jit(made.step)
+    for _ in range(steps):
+        result = step(state, *rest)
+        state = result[0]
+    return [numbers(leaf) for leaf in jax.tree.leaves(result)]
+
+
+def trained(made: Example, pipeline: Any, steps: int, between: Callable[[int], None] = lambda step: None) -> list[Any]:
+    """The handles of all results of the last of some steps of a pipeline."""
+    leaves = list(made.leaves)
+    results: list[Any] = []
+    for number in range(steps):
+        between(number)
+        results = pipeline.step(leaves)
+        leaves = [*results[: made.state], *leaves[made.state :]]
+    return results
+
+
+def furthest(got: list[Any], want: list[np.ndarray]) -> float:
+    """The largest difference of a leaf, relative to its norm."""
+    assert len(got) == len(want)
+    worst = 0.0
+    for g, w in zip(got, want, strict=True):
+        a, b = numbers(g), w
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        apart = float(np.linalg.norm((a.astype(float) - b.astype(float)).ravel()))
+        worst = max(worst, apart / max(float(np.linalg.norm(b.astype(float).ravel())), 1e-30))
+    return worst

@@ -1,0 +1,67 @@
+"""Workers as threads of this process: all that driver and workers do, without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+
+from autopar.runtime.ray import RemoteArray, RemotePipeline, RunOptions
+from tests.runtime_ray.pipelines import Example, example, furthest, threads, trained, trained_plain
+
+pytest.importorskip("flatbuffers")
+
+
+@pytest.fixture(scope="module")
+def mlp() -> Example:
+    with jax.enable_x64(True):
+        return example("mlp", 2, dtype="float64", layers=2, hidden=16, batch=8)
+
+
+@pytest.fixture
+def pipeline(mlp: Example) -> Iterator[RemotePipeline]:
+    with jax.enable_x64(True):
+        made = RemotePipeline(mlp.source, threads(2), RunOptions(deadline_s=30))
+        made.load()
+        yield made
+        made.close()
+
+
+def test_training_is_that_of_one_device(mlp: Example, pipeline: RemotePipeline) -> None:
+    results = trained(mlp, pipeline, 3)
+    assert furthest(results, trained_plain(mlp, 3)) < 1e-12
+
+
+def test_handles_say_what_they_are_and_turn_into_arrays(mlp: Example, pipeline: RemotePipeline) -> None:
+    results = trained(mlp, pipeline, 1)
+    loss = results[-1]
+    assert isinstance(loss, RemoteArray)
+    assert loss.shape == ()
+    assert float(loss) == loss.item() == np.asarray(loss)
+    assert f"{loss:.3f}" == f"{float(loss):.3f}"
+    weight = next(r for r in results if r.ndim == 2)
+    assert "worker" in repr(weight)
+    assert "(16, 16)" in repr(weight)
+    assert isinstance(weight.to_jax(), jax.Array)
+    assert np.array_equal(np.asarray(weight), weight.to_jax())
+    with pytest.raises(ValueError, match="copy"):
+        np.array(weight, copy=False)
+
+
+def test_arrays_that_nobody_has_a_handle_to_are_dropped(mlp: Example, pipeline: RemotePipeline) -> None:
+    def kept(steps: int) -> int:
+        results = trained(mlp, pipeline, steps)
+        assert results
+        return sum(pipeline.kept())
+
+    assert kept(3) == kept(6)
+
+
+def test_inputs_put_before_the_step_lie_on_the_workers_that_read_them(mlp: Example, pipeline: RemotePipeline) -> None:
+    placed = pipeline.put(dict(enumerate(mlp.leaves)))
+    batch = {n for n, i in enumerate(mlp.source.inputs) if i.name in mlp.source.batch}
+    assert placed.keys() == set(range(len(mlp.leaves))) - batch
+    leaves = [placed.get(n, leaf) for n, leaf in enumerate(mlp.leaves)]
+    assert furthest(pipeline.step(leaves), trained_plain(mlp, 1)) < 1e-12

@@ -1,0 +1,119 @@
+"""Arrays as tiles, and over a socket."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from autopar.errors import ScheduleError
+from autopar.runtime.transport import PeerLostError, SilentPeerError, SocketLink
+from autopar.runtime.transport.frames import read_frame, write_frame
+from autopar.runtime.transport.tiles import placed, tiles_of
+
+SPECS = [(), ("x",), (None, "x"), ("x", "y"), (("x", "y"),), ("y", "x"), (None, ("y", "x"))]
+
+
+def mesh(first: int, shape: tuple[int, int]) -> Mesh:
+    devices = np.array(jax.devices()[first : first + shape[0] * shape[1]], dtype=object).reshape(shape)
+    return Mesh(devices, ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(SPECS),
+    st.sampled_from(SPECS),
+    st.sampled_from([(2, 2), (4, 1), (1, 4)]),
+    st.sampled_from([(2, 2), (4, 1), (1, 4), (2, 1)]),
+    st.sampled_from(["float32", "bfloat16", "int32", "bool"]),
+)
+def test_an_array_gets_from_any_mesh_to_any_other(of, to, shape, other, dtype) -> None:
+    array = jnp.arange(64).reshape(8, 8).astype(dtype)
+    source = jax.device_put(array, NamedSharding(mesh(0, shape), PartitionSpec(*of)))
+    tiled = tiles_of(source)
+    assert sum(t.data.size for t in tiled.tiles) == 64  # each distinct piece once
+    sharding = NamedSharding(mesh(4, other), PartitionSpec(*to))
+    target = placed(tiled, sharding)
+    assert target.sharding == sharding
+    assert target.dtype == array.dtype
+    assert np.array_equal(np.asarray(target), np.asarray(array))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.float32(3), np.zeros((0, 4)), np.arange(1 << 16), np.arange(12).reshape(3, 4).T, jnp.zeros(()),
+        jnp.ones((3, 5), "bfloat16"),
+    ],
+    ids=["number", "empty", "long", "strided", "scalar", "bfloat16"],
+)  # fmt: skip
+def test_frames_bring_back_what_was_written(array) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        writing = threading.Thread(target=write_frame, args=(near, 7, tiles_of(array)))
+        writing.start()
+        tag, came = read_frame(far)
+        writing.join()
+    assert tag == 7
+    assert came.whole().dtype == np.asarray(array).dtype
+    assert np.array_equal(came.whole(), np.asarray(array))
+
+
+def test_typed_keys_stay_keys() -> None:
+    keys = jax.random.split(jax.random.key(3), 4)
+    sharding = NamedSharding(mesh(0, (2, 2)), PartitionSpec("x"))
+    back = placed(tiles_of(jax.device_put(keys, sharding)), NamedSharding(mesh(4, (4, 1)), PartitionSpec("x")))
+    assert jnp.array_equal(jax.random.key_data(back), jax.random.key_data(keys))
+    assert back.dtype == keys.dtype
+
+
+@pytest.fixture
+def pair():
+    links = [SocketLink(n, b"0123456789abcdef") for n in range(2)]
+    for link in links:
+        link.connect({n: k.address for n, k in enumerate(links)}, ())
+        link.until(10)
+    yield links
+    for link in links:
+        link.close()
+
+
+def test_links_keep_the_order_and_check_tags(pair) -> None:
+    a, b = pair
+    for n in range(20):
+        a.send(1, n, jnp.full(3, n))
+    for n in range(19):
+        assert b.receive(0, n, None).tolist() == [n] * 3
+    with pytest.raises(ScheduleError, match="tag 19"):
+        b.receive(0, 5, None)
+
+
+def test_a_link_tells_of_silence_and_of_the_end(pair) -> None:
+    a, b = pair
+    b.until(0.01)
+    with pytest.raises(SilentPeerError, match="worker 0"):
+        b.receive(0, 1, None)
+    a.send(1, 0, jnp.zeros(2))
+    b.until(10)
+    assert b.receive(0, 0, None).shape == (2,)
+    a.close()
+    with pytest.raises(PeerLostError):
+        b.receive(0, 1, None)
+
+
+def test_strangers_are_not_heard(pair) -> None:
+    _, b = pair
+    with socket.create_connection(b.address) as stranger:
+        stranger.sendall(b"f" * 16 + b"\0\0\0\0")
+        assert stranger.recv(1) == b""
+
+
+def test_links_listen_on_loopback(pair) -> None:
+    assert {link.address[0] for link in pair} == {"127.0.0.1"}

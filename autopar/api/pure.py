@@ -161,7 +161,8 @@ class PureFunction:
                 with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
                     return self._traced[signature], self._pipeline(signature)
             raise
-        if several and self.options.schedule not in ("auto", "none"):
+        nodes = (self.options.cluster or Cluster.local()).num_nodes
+        if several and (nodes > 1 or self.options.schedule not in ("auto", "none")) and self.options.schedule != "none":
             with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
                 other = self._pipeline(signature)
                 if other.step_time < plan.step_time:

@@ -76,14 +76,18 @@ def stage_costs(problem: Problem, source: StageSource, count: int, layers: Layer
 
 
 def boundary_s(problem: Problem, part: Cluster, layers: Layers) -> np.ndarray:
-    """Seconds in which a stage sends the activations of one microbatch across each cut, and its cotangents back."""
-    link = problem.cluster.part(0, problem.cluster.num_devices).logical_meshes()[0].links[0]
-    crossing = part.num_devices < problem.cluster.groups[0].devices_per_node
-    inside = problem.cluster.groups[0].intra
-    bandwidth = inside.bandwidth if crossing else link.bandwidth * 1.0
-    latency = inside.latency_s if crossing else link.latency_s
+    """Seconds in which a stage sends the activations of one microbatch across each cut; cotangents take as long."""
+    group = problem.cluster.groups[0]
+    link = group.intra
+    sharing = 1.0
+    if part.num_devices * 2 > group.devices_per_node and not isinstance(group.inter, str):
+        link = group.inter
+        lanes = min(part.num_devices, group.devices_per_node)
+        if link.node_bandwidth is not None:
+            sharing = min(1.0, link.node_bandwidth / (lanes * link.bandwidth))
     cuts = np.array([0.0, *layers.cut_bytes, 0.0])
-    return np.where(cuts > 0, cuts / part.num_devices / max(bandwidth, 1.0) + latency, 0.0)
+    seconds = cuts / part.num_devices / (link.bandwidth * link.efficiency * sharing) + link.latency_s
+    return np.where(cuts > 0, seconds, 0.0)
 
 
 def layer_costs(problem: Problem, part: Cluster, whole: Sliced, by_layer: StageMap, count: int) -> LayerCosts:

@@ -150,15 +150,18 @@ def _counts(problem: Problem) -> list[int]:
     size = batch_size(problem.graph) or 1
     stages = problem.options.num_stages or 2
     counts = [n for k in range(size.bit_length()) if size % (n := 2**k) == 0]
-    return [n for n in counts if stages <= n <= 8 * stages] or counts[-1:]
+    fitting = [n for n in counts if 2 * stages <= n <= 8 * stages] or counts[-1:]
+    return sorted({fitting[0], fitting[-1]})
 
 
 def _stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
     asked = problem.options.num_stages
     if asked is not None:
         return [asked]
-    devices = problem.cluster.num_devices
-    return [s * schedule.chunks for s in (2, 4, 8, 16, 32, 64) if s <= devices and devices % s == 0]
+    devices, nodes = problem.cluster.num_devices, problem.cluster.num_nodes
+    most = 2 * nodes if nodes > 1 else devices
+    counts = [s for s in (2, 4, 8, 16, 32, 64) if s <= most and devices % s == 0]
+    return [s * schedule.chunks for s in counts if nodes == 1 or s * 2 > nodes / 2]
 
 
 def _even(problem: Problem, layers: Layers, stages: int, schedule: Schedule, count: int) -> Candidate | None:
@@ -194,9 +197,14 @@ def _merge(layers: Layers, stages: int) -> tuple[tuple[str, ...], ...]:
 
 def _sliced(problem: Problem, source: StageSource, layers: Layers, count: int, stages: int) -> Iterable[Candidate]:
     """The answer of the dynamic program for a number of stages."""
-    sizes = submesh_sizes(problem.cluster)
-    costs = stage_costs(problem, source, count, layers, [s for s in sizes if s <= problem.cluster.num_devices])
     devices = problem.cluster.num_devices
+    even = devices / stages
+    # A stage with twice its share leaves the others with half of theirs; more uneven submeshes never paid in trials.
+    sizes = [s for s in submesh_sizes(problem.cluster) if even / 2 <= s <= 2 * even and s <= devices]
+    sizes = usable(sizes, stages, devices) or usable(submesh_sizes(problem.cluster), stages, devices)
+    if not sizes:
+        return
+    costs = stage_costs(problem, source, count, layers, sizes)
     found = slice_layers(costs, devices, count, problem.memory_limit_bytes, stages)
     if found is None:  # what the stages really need is known only after they are planned
         found = slice_layers(costs, devices, count, math.inf, stages)
@@ -213,6 +221,14 @@ def submesh_sizes(cluster: Cluster) -> list[int]:
     sizes = [2**k for k in range(inside.bit_length()) if inside % 2**k == 0 and 2**k < inside]
     nodes = cluster.num_devices // inside
     return [*sizes, *(inside * n for n in range(1, nodes + 1) if n & (n - 1) == 0 or n == nodes)]
+
+
+def usable(sizes: Sequence[int], stages: int, devices: int) -> list[int]:
+    """Those of ``sizes`` that some ``stages`` of them, adding up to ``devices``, have among them."""
+    sums = [{0}]
+    for _ in range(stages - 1):
+        sums.append({a + s for a in sums[-1] for s in sizes if a + s <= devices})
+    return [s for s in sizes if devices - s in sums[stages - 1]]
 
 
 def _placed(cluster: Cluster, stages: Sequence[Slice], sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:

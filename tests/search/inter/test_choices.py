@@ -1,0 +1,66 @@
+"""What the search of pipelines chooses on clusters where the answer is known."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import autopar
+from autopar import Cluster, InfeasiblePlanError
+from autopar.cluster import Device, LinkSpec, NodeGroup
+from examples import mlp
+
+SHAPE = {"layers": 8, "hidden": 256, "batch": 64}
+
+
+def nodes(inter: float, memory: int = 10**9, count: int = 2, per_node: int = 4) -> Cluster:
+    device = Device("toy", memory, 1e12, (("f32", 2e9),))
+    inside = LinkSpec(1e11, 1e-7)
+    return Cluster("toy", (NodeGroup(count, per_node, device, inside, LinkSpec(inter, 1e-7)),))
+
+
+def plan(cluster: Cluster, **options):
+    fn, args = mlp.build(abstract=True, **SHAPE)
+    return autopar.parallelize(fn, cluster=cluster, **options).plan(*args)
+
+
+def test_slow_links_between_nodes_have_stages_on_both_sides():
+    found = plan(nodes(inter=1e7))
+    assert found.num_stages > 1
+    for stage in found.stages:
+        assert len({d // 4 for d in stage.devices}) == 1, "a stage lies inside a node"
+
+
+def test_a_fast_flat_cluster_has_one_stage():
+    assert plan(nodes(inter=1e11)).num_stages == 1
+
+
+def test_uneven_models_get_uneven_slices():
+    """Of six layers the first two do most of the work: their stage has fewer layers."""
+    sizes = [1024, 1024, 1024, 128, 128, 128, 128]
+
+    def step(params, batch):
+        def loss(p):
+            x = batch["x"]
+            for w in p:
+                x = jnp.tanh(x @ w)
+            return jnp.mean(x**2)
+
+        return [p - 0.1 * g for p, g in zip(params, jax.grad(loss)(params), strict=True)]
+
+    args = (
+        [jax.ShapeDtypeStruct(s, jnp.float32) for s in itertools.pairwise(sizes)],
+        {"x": jax.ShapeDtypeStruct((64, 1024), jnp.float32)},
+    )
+    found = autopar.parallelize(step, cluster=nodes(inter=2e8), num_stages=2, num_microbatches=4).plan(*args)
+    layers = [sum("dot_general" in id and id.startswith("jvp") for id in s.operators) for s in found.stages]
+    assert sum(layers) == 6
+    assert layers[0] < layers[1]
+
+
+def test_what_cannot_be_says_what_is_short():
+    with pytest.raises(InfeasiblePlanError):
+        plan(nodes(inter=2e8, memory=200_000), num_stages=2, num_microbatches=4)

@@ -68,6 +68,10 @@ $(VENV)/.dev-stamp: pyproject.toml $(LOCKS) | $(VENV)/bin/python
 demo: $(VENV)/.run-stamp  ## train a small GPT on 8 virtual devices, with and without autopar
 	@$(VENV)/bin/python -m examples.demo
 
+.PHONY: demo-ray
+demo-ray: $(VENV)/.run-stamp  ## train a pipeline on two workers of Ray, and kill one of them on the way
+	@$(VENV)/bin/python -m examples.demo_ray
+
 .PHONY: lint
 lint: $(VENV)/.dev-stamp  ## the static checks alone
 	$(VENV)/bin/ruff check .

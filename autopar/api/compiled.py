@@ -12,6 +12,7 @@ from autopar.errors import AutoparError
 from autopar.frontend import CallSignature, SignatureOptions, Traced
 from autopar.plan import Plan
 from autopar.runtime import LocalProgram, PipelineProgram
+from autopar.runtime.ray.program import RemoteProgram
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +30,7 @@ class Compiled:
 
     plan: Plan
     traced: Traced
-    local: LocalProgram | PipelineProgram
+    local: LocalProgram | PipelineProgram | RemoteProgram
     function: Any
     signature_options: SignatureOptions
     resolve: Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[CallSignature, list[Any]]]

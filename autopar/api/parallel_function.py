@@ -15,6 +15,7 @@ from autopar.api.placement import run_sharded
 from autopar.api.pure import PureFunction
 from autopar.errors import AutoparError
 from autopar.plan import Plan
+from autopar.runtime.ray.program import RemoteProgram
 
 
 class ParallelFunction:
@@ -91,7 +92,9 @@ class ParallelFunction:
         """
         pure, args, kwargs, modules = self._pure(args, kwargs)
         signature, leaves = pure.resolve(args, kwargs)
-        placed, _ = signature.arguments(pure.compile(signature).local.place_all(leaves))
+        local = pure.compile(signature).local
+        arrays = local.shard_all(leaves) if isinstance(local, RemoteProgram) else local.place_all(leaves)
+        placed, _ = signature.arguments(arrays)
         if modules:
             placed = put_back(placed, modules)
         return placed[0] if len(placed) == 1 else placed

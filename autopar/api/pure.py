@@ -29,6 +29,8 @@ from autopar.lower.unstack import layer_count, unstack
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.runtime import LocalProgram, PipelineProgram, load_local, load_pipeline
+from autopar.runtime.ray.cluster import RayCluster
+from autopar.runtime.ray.program import RemoteProgram, load_remote
 from autopar.search import Options, Problem, strategy_named
 from autopar.search.clock import Clock
 from autopar.search.inter import pipeline
@@ -151,6 +153,8 @@ class PureFunction:
         the cluster has several nodes; the plan that is predicted faster is taken.
         """
         asked = self.options.num_stages
+        if isinstance(self.options.cluster, RayCluster) and asked == "auto":
+            return self._traced[signature], self._pipeline(signature)
         if isinstance(asked, int) and asked > 1:
             return self._traced[signature], self._pipeline(signature)
         several = asked == "auto" and isinstance(self.options.search, str)
@@ -197,7 +201,7 @@ class PureFunction:
         options = replace(
             self.problem(traced, o.memory_limit_bytes).options,
             num_microbatches=None if o.num_microbatches == "auto" else int(o.num_microbatches),
-            num_stages=None if o.num_stages == "auto" else int(o.num_stages),
+            num_stages=self._num_stages(),
             schedule=o.schedule,
         )
         search = o.search
@@ -208,11 +212,18 @@ class PureFunction:
         self._say(f"slicing {len(traced.graph.operators)} operators into stages for {cluster}")
         return restacked(pipeline(problem, strategy), traced.graph, unstacked)
 
+    def _num_stages(self) -> int | None:
+        """Number of stages that is asked for: on Ray one a worker unless said otherwise."""
+        asked, cluster = self.options.num_stages, self.options.cluster
+        if asked == "auto":
+            return len(cluster.slots) if isinstance(cluster, RayCluster) else None
+        return int(asked)
+
     def _stack_groups(self, traced: Traced) -> int:
         """Groups of layers into which stacks are taken apart: four a stage where that many divide the layers."""
         layers = layer_count(traced.graph)
-        stages = self.options.num_stages
-        wanted = 4 * stages if isinstance(stages, int) else 16
+        stages = self._num_stages()
+        wanted = 16 if stages is None else 4 * stages
         return max((n for n in range(1, layers + 1) if layers % n == 0 and n <= wanted), default=1)
 
     def _search(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int) -> Plan:
@@ -252,6 +263,9 @@ class PureFunction:
         if found is not None:
             return found
         traced, plan = self.plan(signature)
+        cluster = self.options.cluster
+        if isinstance(cluster, RayCluster):
+            return self._compile_remote(signature, traced, plan, cluster)
         devices = jax.devices()
         wanted = len({d for s in plan.stages for d in s.devices})
         if self.options.plan is not None and wanted != len(devices):
@@ -287,8 +301,29 @@ class PureFunction:
         content, local = build_within(plan.content, limit, lambda c: build(Plan(c)), lambda n: search(n).content)
         return self._keep(signature, traced, Plan(content, plan.phases, plan.input_tree), clock, local)
 
+    def _compile_remote(self, signature: CallSignature, traced: Traced, plan: Plan, cluster: RayCluster) -> Compiled:
+        """The program for a signature on workers in other processes."""
+        if plan.num_stages == 1:
+            raise PlanMismatchError(
+                f"the plan has one stage; {cluster.name} runs a stage on each worker",
+                remedy=f"num_stages={len(cluster.slots)}, or a plan with several stages",
+            )
+        check_effects(traced.graph)
+        clock = Clock()
+        with clock.phase("lower"):
+            unstacked = unstack(traced, plan.content.stack_groups)
+            lowered = lower_pipeline(unstacked.step, plan)
+        with clock.phase("compile"):
+            remote = load_remote(traced, unstacked, lowered, cluster, self.donated(traced), self.options.progress)
+        return self._keep(signature, traced, plan, clock, remote)
+
     def _keep(
-        self, signature: CallSignature, traced: Traced, plan: Plan, clock: Clock, local: LocalProgram | PipelineProgram
+        self,
+        signature: CallSignature,
+        traced: Traced,
+        plan: Plan,
+        clock: Clock,
+        local: LocalProgram | PipelineProgram | RemoteProgram,
     ) -> Compiled:
         """Remembers a compiled signature."""
         plan = Plan(plan.content, (*plan.phases, *clock.phases()), plan.input_tree)

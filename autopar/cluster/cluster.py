@@ -94,6 +94,10 @@ class Cluster:
         devices_per_worker: int = 4,
         like: str = "local-cpu",
         object_store_bytes: int = 80 * 2**20,
+        deadline_s: float = 300.0,
+        recover: bool = False,
+        copy_every: int = 10,
+        cache: str | None = None,
     ) -> Cluster:
         """Workers on Ray, each a process with its own devices: nodes of a cluster to plan for, and to run on.
 
@@ -107,6 +111,10 @@ class Cluster:
             devices_per_worker: virtual CPU devices of each.
             like: name or path of the cluster file whose first group has the figures of such devices.
             object_store_bytes: shared memory of a Ray that is started here, for what driver and workers exchange.
+            deadline_s: seconds that a step may take before `WorkerLostError`.
+            recover: whether workers that are lost are replaced and the step is run again.
+            copy_every: with ``recover``, steps between two copies of the workers' arrays in the driver's memory.
+            cache: folder of compiled programs; None for one that goes with the cluster.
 
         Raises:
             ClusterError: Ray does not start or answer, or has too few CPUs.
@@ -118,6 +126,10 @@ class Cluster:
             devices_per_worker=devices_per_worker,
             like=like,
             object_store_bytes=object_store_bytes,
+            deadline_s=deadline_s,
+            recover=recover,
+            copy_every=copy_every,
+            cache=cache,
         )
         return made
 

@@ -17,7 +17,16 @@ import numpy as np
 from autopar.errors import TraceError
 
 NUMBERS = (bool, int, float, complex)
-_TYPED = (jax.Array, jax.ShapeDtypeStruct)
+
+
+class ArrayHandle:
+    """Base of what stands for an array that lies elsewhere; has ``shape`` and ``dtype``."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+_TYPED = (jax.Array, jax.ShapeDtypeStruct, ArrayHandle)
 _NUMPY = (np.ndarray, np.generic)
 
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 import psutil
 import pytest
 
+import autopar
 from autopar.cluster import Cluster
-from autopar.runtime.ray import RemotePipeline, RunOptions
+from autopar.errors import WorkerLostError
+from autopar.runtime.ray import RemoteArray, RemotePipeline, RunOptions
 from autopar.runtime.ray.cluster import RayCluster
-from tests.runtime_ray.pipelines import Example, example, furthest, trained, trained_plain
+from autopar.runtime.ray.machine import exists
+from examples import mlp as mlp_module
+from tests.runtime_ray.pipelines import Example, example, furthest, numbers, trained, trained_plain
 
 pytest.importorskip("flatbuffers")
 
@@ -70,3 +81,106 @@ def test_training_gpt_is_that_of_one_device(cluster: RayCluster, pipeline: Remot
             assert furthest(trained(gpt, own, 3), trained_plain(gpt, 3)) < 1e-9
         finally:
             own.close()
+
+
+def strike(pipeline: RemotePipeline, worker: int, kind: signal.Signals, step: int, index: int) -> threading.Thread:
+    """Sends a signal to a worker as soon as it reports an instruction of a step."""
+    cluster_processes = pipeline.crew.processes
+
+    def watch() -> None:
+        while pipeline._monitor is not None and pipeline._monitor.last(worker) < (step, index):
+            time.sleep(0.0005)
+        os.kill(cluster_processes[worker], kind)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def bits(results: list[Any]) -> list[bytes]:
+    return [numbers(r).tobytes() for r in results]
+
+
+def test_workers_that_are_killed_or_stopped_change_no_bit(
+    cluster: RayCluster, mlp: Example, pipeline: RemotePipeline
+) -> None:
+    want = bits(trained(mlp, pipeline, 4))
+    own = started(cluster, mlp, deadline_s=4, recover=True, copy_every=2, cache=cluster.run.cache)
+    try:
+        first = own.crew.processes
+        kinds = {1: (1, signal.SIGKILL), 3: (0, signal.SIGSTOP)}
+
+        def between(step: int) -> None:
+            if step in kinds:
+                strike(own, *kinds[step], step, 2)
+
+        got = trained(mlp, own, 4, between)
+        assert own.recoveries == 2
+        assert bits(got) == want
+        last = own.crew.processes
+    finally:
+        own.close()
+    assert not any(exists(p) for p in (*first, *last))
+
+
+def test_without_recovery_a_lost_worker_is_named(cluster: RayCluster, mlp: Example) -> None:
+    own = started(cluster, mlp, deadline_s=30, cache=cluster.run.cache)
+    try:
+        trained(mlp, own, 1)
+        os.kill(own.crew.processes[1], signal.SIGKILL)
+        with pytest.raises(WorkerLostError, match=r"worker 1 \(stage 1\).*its process ended") as caught:
+            trained(mlp, own, 1)
+        assert (caught.value.worker, caught.value.stages) == (1, (1,))
+    finally:
+        own.close()
+
+
+def test_parallelize_runs_on_the_cluster(cluster: RayCluster) -> None:
+    build = mlp_module.build
+    step, (state, batch) = build("tiny", layers=2, hidden=16, batch=8)
+    compiled = autopar.parallelize(step, cluster=cluster, num_microbatches=2).compile(state, batch)
+    placed = autopar.parallelize(step, cluster=cluster)
+    assert placed.options.cluster is cluster
+    plain = jax.jit(step)
+    want = state
+    for _ in range(3):
+        state, metrics = compiled(state, batch)
+        want, expected = plain(want, batch)
+    assert float(metrics["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
+    assert isinstance(jax.tree.leaves(state)[0], RemoteArray)
+    assert furthest(jax.tree.leaves(state), [np.asarray(x) for x in jax.tree.leaves(want)]) < 1e-5
+    assert "HloModule" in compiled.as_text()
+    compiled.local.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_fifty_random_strikes_change_no_bit(cluster: RayCluster, mlp: Example, pipeline: RemotePipeline) -> None:
+    """Killed or stopped, any worker, any moment: of steps, of copies, and while replaced workers load."""
+    steps, draw = 60, random.Random(0)
+    want = bits(trained(mlp, pipeline, steps))
+    own = started(
+        cluster, mlp, deadline_s=2, load_s=20, recover=True, copy_every=3, attempts=40, cache=cluster.run.cache
+    )
+    struck: list[signal.Signals] = []
+    over = threading.Event()
+
+    def strikes() -> None:
+        while len(struck) < 50 and not over.wait(draw.uniform(0.05, 4)):
+            processes = cluster.processes
+            if processes:
+                kind = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(draw.choice(processes), kind)
+                    struck.append(kind)
+
+    thread = threading.Thread(target=strikes, daemon=True)
+    thread.start()
+    try:
+        got = trained(mlp, own, steps, lambda step: time.sleep(2.0 if len(struck) < 50 else 0))
+        over.set()
+        assert bits(got) == want
+        assert own.recoveries >= 10
+    finally:
+        over.set()
+        own.close()

@@ -1,6 +1,7 @@
 """Pipelines on workers in processes of their own, by Ray. Ray is imported only when workers are started with it."""
 
-from autopar.runtime.ray.driver import RemotePipeline, RunOptions
+from autopar.runtime.ray.driver import RemotePipeline
+from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.values import RemoteArray
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
-from autopar.errors import ClusterError
+from autopar.errors import ClusterError, WorkerLostError
 from autopar.runtime.ray.crew import Answer, Crew
-from autopar.runtime.ray.machine import end_process, machine
+from autopar.runtime.ray.machine import MARK, end_process, machine, marked
 from autopar.runtime.ray.messages import Hello, Here, decode, encode
 
 
@@ -40,6 +41,7 @@ class RayCrew(Crew):
 
     Raises:
         ClusterError: workers did not start.
+        WorkerLostError: one was killed while it started.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class RayCrew(Crew):
     ) -> None:
         actor: Any = ray.remote(_Actor)
         self._processes: list[int] = []
+        self._mark = secrets.token_hex(8)
+        common = {MARK: self._mark, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._actors: list[Any] = [
             actor.options(
                 max_restarts=0,
                 max_task_retries=0,
-                runtime_env={"env_vars": {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
+                runtime_env={"env_vars": {**environment, **common}},
                 **settings,
             ).remote(encode(hello))
             for hello, environment, settings in zip(hellos, environments, options, strict=True)
@@ -65,10 +69,12 @@ class RayCrew(Crew):
         answers = [_answer(t) for t in done]
         errors = [a.error for a in answers if a.error]
         if errors or waiting:
+            lost = next((w for w, t in enumerate(tickets) if t in done and _answer(t).lost), None)
             self.kill()
+            if lost is not None:
+                raise WorkerLostError(f"worker {lost} was lost while it started: {errors[0]}", worker=lost)
             raise ClusterError(
-                f"{len(waiting) + len(errors)} of {len(tickets)} workers did not start"
-                + "".join(f": {e}" for e in errors[:1]),
+                f"{len(waiting) + len(errors)} of {len(tickets)} workers did not start: {[*errors, 'no answer'][0]}",
                 cause="the cluster has too few free resources, or autopar cannot be imported there",
                 remedy="ask for fewer workers, or look at the logs of Ray",
             )
@@ -94,9 +100,9 @@ class RayCrew(Crew):
 
     def kill(self) -> None:
         """See `Crew.kill`."""
-        for actor in self._actors:
+        for actor in self._actors if ray.is_initialized() else ():
             ray.kill(actor, no_restart=True)
-        for process in self._processes:
+        for process in sorted({*self._processes, *marked(self._mark)}):
             end_process(process, 0.5)
 
 
@@ -105,6 +111,7 @@ def _answer(ticket: Any) -> Answer:
         return Answer(ray.get(ticket))
     except ray.exceptions.RayTaskError as error:
         return Answer(error=str(error.cause or error))
+    except ray.exceptions.RayActorError:
+        return Answer(error="its process ended", lost=True)
     except ray.exceptions.RayError as error:
-        text = str(error).strip().splitlines()
-        return Answer(error=f"{type(error).__name__}: {text[-1] if text else ''}", lost=True)
+        return Answer(error=f"{type(error).__name__}: {error}", lost=True)

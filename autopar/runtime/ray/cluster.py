@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
 from autopar.cluster import Cluster
+from autopar.errors import ClusterError
 from autopar.runtime.ray.crew import Crew
 from autopar.runtime.ray.messages import Hello
+from autopar.runtime.ray.options import RunOptions
 
 
 @dataclass(frozen=True)
@@ -19,16 +21,24 @@ class Slot:
     Args:
         devices: how many it has.
         platform: jax's name of their kind.
-        environment: variables of the process.
         resources: what Ray must set aside for it: arguments of ``actor.options``.
-        node: Ray's id of the node; empty where any will do.
     """
 
     devices: int
     platform: str
-    environment: Mapping[str, str] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
-    node: str = ""
+
+    def of(self, devices: int) -> Slot:
+        """The slot with another number of devices."""
+        return replace(self, devices=devices)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the process."""
+        return {
+            "JAX_PLATFORMS": self.platform,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={self.devices}",
+        }
 
 
 @dataclass(frozen=True)
@@ -39,15 +49,38 @@ class RayCluster(Cluster):
         name: see `Cluster`.
         groups: see `Cluster`.
         slots: room for workers, in the order of the cluster's devices.
-        listen: address that workers listen on.
+        run: how pipelines are run here.
         launch: starts workers: (what each is told, its slot) -> the crew.
         disconnect: ends what was started for this cluster.
+        crews: workers that were started, the latest last.
     """
 
     slots: tuple[Slot, ...] = field(default=(), compare=False, repr=False)
-    listen: str = field(default="127.0.0.1", compare=False, repr=False)
+    run: RunOptions = field(default=RunOptions(), compare=False, repr=False)
     launch: Callable[[Sequence[Hello], Sequence[Slot]], Crew] | None = field(default=None, compare=False, repr=False)
     disconnect: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+
+    crews: Sequence[Crew] = field(default=(), compare=False, repr=False)
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Process ids of the workers on this machine that were started last."""
+        return self.crews[-1].processes if self.crews else ()
+
+    def start(self, hellos: Sequence[Hello], devices: Sequence[int]) -> Crew:
+        """Starts the workers of a pipeline.
+
+        Args:
+            hellos: what each is told.
+            devices: how many devices each has.
+
+        Raises:
+            ClusterError: they do not start.
+        """
+        if self.launch is None:
+            raise ClusterError(f"{self.name} was read from a file or a plan: it has no workers", remedy="Cluster.ray()")
+        slot = self.slots[0]
+        return self.launch(hellos, [slot.of(n) for n in devices])
 
     def close(self) -> None:
         """Ends workers, and Ray if it was started for this cluster."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import os
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,6 +22,7 @@ from autopar.runtime.ray.actors import RayCrew
 from autopar.runtime.ray.cluster import RayCluster, Slot
 from autopar.runtime.ray.crew import Crew
 from autopar.runtime.ray.messages import Hello
+from autopar.runtime.ray.options import RunOptions
 
 _LOOPBACK = "127.0.0.1"
 
@@ -30,6 +34,10 @@ def connect(
     devices_per_worker: int = 4,
     like: str = "local-cpu",
     object_store_bytes: int = 80 * 2**20,
+    deadline_s: float = 300.0,
+    recover: bool = False,
+    copy_every: int = 10,
+    cache: str | None = None,
 ) -> RayCluster:
     """A cluster of workers on Ray; `autopar.runtime.ray.start` has to be called instead.
 
@@ -39,22 +47,26 @@ def connect(
         devices_per_worker: likewise.
         like: likewise.
         object_store_bytes: likewise.
+        deadline_s: likewise.
+        recover: likewise.
+        copy_every: likewise.
+        cache: likewise.
     """
     for name, count in (("workers", workers), ("devices_per_worker", devices_per_worker)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ClusterError(f"{name}={count!r} is no count", remedy="give 1 or more")
     group = Cluster.load(like).groups[0]
     own = not ray.is_initialized()
-    end = None
-    if own:
-        folder = None if address else tempfile.mkdtemp(prefix="autopar-ray-")
-        end = functools.partial(_end, folder)
-        try:
+    folder = tempfile.mkdtemp(prefix="autopar-")
+    crews: list[RayCrew] = []
+    end = functools.partial(_end, folder, crews, own)
+    try:
+        if own:
             _initialize(address, workers, object_store_bytes, folder)
-        except ClusterError:
-            end()
-            raise
-        atexit.register(end)
+    except ClusterError:
+        end()
+        raise
+    atexit.register(end)
     nodes = _alive()
     if sum(n["Resources"].get("CPU", 0) for n in nodes) < workers:
         have = int(sum(n["Resources"].get("CPU", 0) for n in nodes))
@@ -63,14 +75,16 @@ def connect(
             remedy="ask for fewer workers, or start Ray with --num-cpus",
         )
     group = dataclasses.replace(group, count=workers, devices_per_node=devices_per_worker)
-    environment = {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_per_worker}",
-    }
-    slot = Slot(devices_per_worker, "cpu", environment, {"num_cpus": 1})
+    # Workers share the processors of one machine; on others Ray chooses machines that have some to spare.
+    resources = {"num_cpus": 0} if address is None else {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+    slot = Slot(devices_per_worker, "cpu", resources)
     listen = _LOOPBACK if len(nodes) == 1 else _own_address()
     name = f"ray-{like.removeprefix('local-')}"
-    return RayCluster(name, (group,), (slot,) * workers, listen, launch, end)
+    options = RunOptions(
+        deadline_s=deadline_s, recover=recover, copy_every=copy_every, listen=listen,
+        cache=str(Path(folder, "programs")) if cache is None else cache,
+    )  # fmt: skip
+    return RayCluster(name, (group,), (slot,) * workers, options, functools.partial(_launch, crews), end, crews)
 
 
 def _alive() -> list[dict[str, Any]]:
@@ -106,13 +120,20 @@ def _initialize(address: str | None, workers: int, object_store_bytes: int, fold
         )
 
 
-def _end(folder: str | None) -> None:
-    """Disconnects from Ray; one that was started here ends, and its folder goes."""
-    ray.shutdown()
-    if folder is not None:
+def _end(folder: str, crews: list[RayCrew], own: bool) -> None:
+    """Ends all workers; Ray ends if it was started or joined here, and the folder goes."""
+    while crews:
+        crews.pop().kill()
+    if own:
+        ray.shutdown()
+    # Processes of Ray that end may still write there.
+    until = time.monotonic() + 5
+    while os.path.exists(folder) and time.monotonic() < until:
         shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.01)
 
 
-def launch(hellos: Sequence[Hello], slots: Sequence[Slot]) -> Crew:
-    """Starts a worker in each slot."""
-    return RayCrew(hellos, [s.environment for s in slots], [s.resources for s in slots])
+def _launch(crews: list[RayCrew], hellos: Sequence[Hello], slots: Sequence[Slot]) -> Crew:
+    crew = RayCrew(hellos, [s.environment for s in slots], [s.resources for s in slots])
+    crews.append(crew)
+    return crew

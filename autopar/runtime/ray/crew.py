@@ -38,6 +38,11 @@ class Crew(ABC):
     def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
         """Answers that are there, by position in ``tickets``; waits until there is one, or the time is over."""
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Ids of the workers' own processes on this machine."""
+        return ()
+
     @abstractmethod
     def kill(self) -> None:
         """Ends all workers at once, whatever they do. Returns when their processes are gone."""

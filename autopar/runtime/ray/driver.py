@@ -17,34 +17,12 @@ from autopar.runtime.ray.beacon import Monitor
 from autopar.runtime.ray.crew import Crew
 from autopar.runtime.ray.lost import Loss, lost_error, who_is_lost
 from autopar.runtime.ray.messages import Done, Failure, Hello, Here, Load, Move, Start, Step, Timed, decode, encode
+from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.source import Pipelined
+from autopar.runtime.ray.times import measured_timeline
 from autopar.runtime.ray.values import RemoteArray
 from autopar.runtime.transport.tiles import HostKeys, host_copy
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How a pipeline is run.
-
-    Args:
-        deadline_s: seconds that a step may take.
-        load_s: seconds that compiling and connecting may take.
-        recover: whether lost workers are replaced and the step is run again.
-        copy_every: with ``recover``, steps between two copies of what lies on the workers, in the driver's memory.
-        attempts: how often one step may be begun.
-        cache: folder in which workers keep compiled programs; empty for none.
-        listen: address that workers and driver listen on.
-        platform: kind of the workers' devices.
-    """
-
-    deadline_s: float = 300.0
-    load_s: float = 900.0
-    recover: bool = False
-    copy_every: int = 10
-    attempts: int = 10
-    cache: str = ""
-    listen: str = "127.0.0.1"
-    platform: str = "cpu"
+from autopar.simulate import Timeline
 
 
 @dataclass(frozen=True)
@@ -162,6 +140,15 @@ class RemotePipeline:
     def times(self) -> tuple[tuple[Timed, ...], ...]:
         """For each worker when its instructions ran, of the last step that was timed."""
         return self._state.times
+
+    def compiled(self) -> dict[str, tuple[str, dict[str, int]]]:
+        """Optimized HLO and memory (bytes a device) of each program of each worker."""
+        answers = self._all("compiled", [()] * self.source.num_workers, self.options.load_s)
+        return {f"{name} on worker {w}": text for w, found in enumerate(answers) for name, text in found.items()}
+
+    def timeline(self) -> Timeline:
+        """The last step that was timed. AutoparError where none was."""
+        return measured_timeline(self.source, self._state.times)
 
     # -- arrays --------------------------------------------------------------------------------
 
@@ -320,6 +307,7 @@ class RemotePipeline:
         state.recoveries += 1
         self._progress(f"{lost.fact}; starting all workers again")
         self.close()
+        state.holders.clear()
         self.load()
         given: list[dict[int, Any]] = [{} for _ in range(self.source.num_workers)]
         names: list[dict[int, str]] = [{} for _ in range(self.source.num_workers)]
@@ -369,10 +357,13 @@ class RemotePipeline:
                 until = min(until, time.monotonic() + 0.5)
         if len(answers) == len(tickets):
             return [answers[w] for w in range(len(tickets))]
+        if self._monitor is not None:  # an answer that tells of the end of another may be faster than that end
+            for worker in sorted(self._monitor.gone() - answers.keys()):
+                losses[worker] = Loss("its process ended", None)
         silent = sorted(tickets.keys() - answers.keys() - losses.keys())
         last = {w: self._monitor.last(w) if self._monitor else (-1, -1) for w in tickets}
         worker, reason = who_is_lost(losses, silent, last, self.source, limit_s)
-        raise lost_error(worker, reason, method, last[worker], self.source)
+        raise lost_error(worker, reason, method, (self._state.steps - 1, last[worker][1]), self.source)
 
     def _new_id(self) -> int:
         self._state.next_id += 1

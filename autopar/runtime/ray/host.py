@@ -125,6 +125,10 @@ class WorkerHost:
         """Arrays on the host, by number; those of keys as key data."""
         return {id: host_copy(self._arrays[id]) for id in ids}
 
+    def compiled(self) -> dict[str, tuple[str, dict[str, int]]]:
+        """Optimized HLO and memory (bytes a device) of each program."""
+        return {str(w): _described(p.function) for w, p in sorted(self._programs.items())}
+
     def forget(self, ids: Sequence[int]) -> int:
         """Drops arrays; returns how many are left."""
         for id in ids:
@@ -168,6 +172,12 @@ class WorkerHost:
         if wanted is None:
             return jnp.asarray(host)
         return placed(tiles_of(host), wanted)
+
+
+def _described(compiled: Any) -> tuple[str, dict[str, int]]:
+    memory = compiled.memory_analysis()
+    names = (n for n in dir(memory) if n.endswith("_size_in_bytes"))
+    return str(compiled.as_text()), {n: int(getattr(memory, n)) for n in names}
 
 
 def configure(hello: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,6 +16,25 @@ def machine() -> str:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
+
+
+#: Variable that all processes of a crew have, with a value of their own.
+MARK = "AUTOPAR_CREW"
+
+
+def marked(mark: str) -> list[int]:
+    """Ids of the processes of this machine that were started with `MARK` set to ``mark``; none without /proc.
+
+    Finds processes that have not said a word yet, too.
+    """
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if wanted in file.read().split(b"\0") and exists(int(name)):
+                    found.append(int(name))
+    return sorted(found)
 
 
 def end_process(process: int, polite_s: float = 0.0, seconds: float = 10) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from autopar.runtime.transport.tiles import from_host
+from autopar.frontend.signature import ArrayHandle
+from autopar.runtime.transport.tiles import HostKeys, from_host
 
 
-class RemoteArray:
+class RemoteArray(ArrayHandle):
     """An array on the workers of a pipeline; turns into numpy or `jax.Array` when somebody wants its numbers.
 
     Args:
@@ -40,8 +41,6 @@ class RemoteArray:
         self._fetch = fetch
         self._host: Any = None
         weakref.finalize(self, dropped, id).atexit = False
-
-    weak_type = False
 
     @property
     def ndim(self) -> int:
@@ -96,3 +95,30 @@ class RemoteArray:
 
     def __repr__(self) -> str:
         return f"RemoteArray(shape={self.shape}, dtype={self.dtype}, {self.placement})"
+
+
+class RemoteStack(RemoteArray):
+    """Arrays on several stages that are one array along their first dim: stacked layers.
+
+    Args:
+        pieces: in order.
+    """
+
+    def __init__(self, pieces: Sequence[RemoteArray]) -> None:
+        self.pieces = tuple(pieces)
+        first = self.pieces[0]
+        self.shape = (sum(p.shape[0] for p in self.pieces), *first.shape[1:])
+        self.dtype = first.dtype
+        places = dict.fromkeys(p.placement for p in self.pieces)
+        self.placement = f"{len(self.pieces)} pieces of dim 0 on " + "; ".join(places)
+        self._host = None
+
+    @property
+    def host(self) -> Any:
+        """The numbers on the host."""
+        if self._host is None:
+            parts = [p.host for p in self.pieces]
+            if isinstance(parts[0], HostKeys):
+                return HostKeys(parts[0].generator, np.concatenate([p.data for p in parts]))
+            self._host = np.concatenate(parts)
+        return self._host

@@ -1,0 +1,30 @@
+"""`RunOptions`: how a pipeline is run on workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a pipeline is run.
+
+    Args:
+        deadline_s: seconds that a step may take.
+        load_s: seconds that compiling and connecting may take.
+        recover: whether lost workers are replaced and the step is run again.
+        copy_every: with ``recover``, steps between two copies of what lies on the workers, in the driver's memory.
+        attempts: how often one step may be begun.
+        cache: folder in which workers keep compiled programs; empty for none.
+        listen: address that workers and driver listen on.
+        platform: kind of the workers' devices.
+    """
+
+    deadline_s: float = 300.0
+    load_s: float = 900.0
+    recover: bool = False
+    copy_every: int = 10
+    attempts: int = 10
+    cache: str = ""
+    listen: str = "127.0.0.1"
+    platform: str = "cpu"

@@ -1,0 +1,248 @@
+"""A pipeline on workers with the face of `autopar.runtime.LocalProgram`: what `autopar.parallelize` calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+
+from autopar._compat.trees import partition_spec
+from autopar.errors import AutoparError, ClusterError
+from autopar.frontend import Traced
+from autopar.frontend.signature import leaf_entry
+from autopar.ir import Layout
+from autopar.lower.pipeline.build import LoweredPipeline
+from autopar.lower.unstack import Unstacked
+from autopar.runtime.ray.cluster import RayCluster
+from autopar.runtime.ray.driver import RemotePipeline
+from autopar.runtime.ray.source import Pipelined
+from autopar.runtime.ray.values import RemoteArray, RemoteStack
+from autopar.simulate import Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteShardings:
+    """Where inputs and outputs lie, on meshes without devices; what `Compiled` asks of a program."""
+
+    input_shardings: tuple[NamedSharding, ...]
+    output_shardings: tuple[NamedSharding, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteProgram:
+    """A pipeline whose workers are ready.
+
+    Args:
+        runtime: the workers.
+        program: where inputs and outputs lie.
+        entries: (shape, dtype, weak type) of each input.
+        names: path of each input.
+        donated: indices of inputs that the caller gives up.
+        constants: what the function closes over, on the workers.
+        unstacked: which inputs and outputs are in pieces.
+    """
+
+    runtime: RemotePipeline
+    program: RemoteShardings
+    entries: tuple[Any, ...]
+    names: tuple[str, ...]
+    donated: tuple[int, ...]
+    constants: tuple[Any, ...]
+    unstacked: Unstacked
+
+    def match(self, leaves: Sequence[Any]) -> list[Any] | None:
+        """``leaves`` as the workers take them, if their shapes and dtypes are those of the program; else None."""
+        for leaf, entry in zip(leaves, self.entries, strict=True):
+            if isinstance(leaf, jax.core.Tracer) or leaf_entry(leaf, False) != entry:
+                return None
+        return self.place_all(leaves)
+
+    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """Leaves as the workers take them: handles as they are, arrays to be sent along with the step.
+
+        Raises:
+            AutoparError: a leaf was donated to an earlier call, or has no data.
+        """
+        return [self._taken(i, leaf) for i, leaf in enumerate(leaves)]
+
+    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """Handles to leaves, sent to the workers that read them; a batch stays what it is until the step."""
+        taken = self.place_all(leaves)
+        flat: dict[int, Any] = {}
+        for n, leaf in enumerate(taken):
+            if not isinstance(leaf, RemoteArray):
+                flat.update(zip(self.unstacked.inputs[n], self._pieces(n, leaf), strict=True))
+        put = self.runtime.put(flat)
+        made = []
+        for n, leaf in enumerate(taken):
+            at = self.unstacked.inputs[n]
+            if at[0] not in put:
+                made.append(leaf)
+            else:
+                made.append(put[at[0]] if len(at) == 1 else RemoteStack([put[i] for i in at]))
+        return made
+
+    def run(self, placed: list[Any], leaves: Sequence[Any], *, timed: bool = False) -> Sequence[Any]:
+        """Runs a step.
+
+        Args:
+            placed: inputs as `match` or `place_all` made them.
+            leaves: what they were made from; donated ones are deleted.
+            timed: whether each instruction is timed, see `timeline`.
+
+        Returns handles to the results.
+        """
+        flat: list[Any] = [None] * len(self.unstacked.step.graph.inputs)
+        for n, leaf in enumerate([*placed, *self.constants]):
+            for i, piece in zip(self.unstacked.inputs[n], self._pieces(n, leaf), strict=True):
+                flat[i] = piece
+        results = self.runtime.step(flat, timed=timed)
+        for i in self.donated:
+            leaf = leaves[i]
+            if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+                leaf.delete()
+        return [
+            results[at[0]] if len(at) == 1 else RemoteStack([results[i] for i in at]) for at in self.unstacked.outputs
+        ]
+
+    def timeline(self) -> Timeline:
+        """The last step that was timed."""
+        return self.runtime.timeline()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.runtime.close()
+
+    def _pieces(self, index: int, leaf: Any) -> Sequence[Any]:
+        at = self.unstacked.inputs[index]
+        if len(at) == 1:
+            return [leaf]
+        if isinstance(leaf, RemoteStack):
+            return leaf.pieces
+        whole = leaf.to_jax() if isinstance(leaf, RemoteArray) else leaf
+        size = whole.shape[0] // len(at)
+        return [whole[k * size : (k + 1) * size] for k in range(len(at))]
+
+    def _taken(self, index: int, leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise AutoparError(
+                f"{self.names[index]} is a ShapeDtypeStruct, which has no data to run on",
+                remedy="pass arrays; .plan() and .compile() take shapes",
+            )
+        if isinstance(leaf, RemoteArray):
+            return leaf
+        if isinstance(leaf, jax.Array):
+            if leaf.is_deleted():
+                raise AutoparError(
+                    f"{self.names[index]} was donated to an earlier call; its buffer is gone",
+                    cause="donate_argnums lets a step reuse the memory of its argument",
+                    remedy="use the state that the step returned, or leave donate_argnums empty",
+                )
+            return leaf
+        return np.asarray(leaf, self.entries[index][1])
+
+    @property
+    def footprint_bytes(self) -> int:
+        """Bytes a device that the program with the largest arguments, results and temporaries needs."""
+        sizes = [
+            m["argument_size_in_bytes"] + m["output_size_in_bytes"] + m["temp_size_in_bytes"]
+            for m in self.executable.memory_analysis().values()
+        ]
+        return max(sizes, default=0)
+
+    @property
+    def executable(self) -> _Executables:
+        """Texts and memory of all programs."""
+        return _Executables(self.runtime)
+
+
+@dataclass(frozen=True, eq=False)
+class _Executables:
+    """What `Compiled` asks of jax's compiled object, for the programs of all workers together."""
+
+    runtime: RemotePipeline
+
+    def as_text(self) -> str:
+        """Optimized HLO of every stage program, one behind the other."""
+        return "\n".join(f"// {name}\n{text}" for name, (text, _) in self.runtime.compiled().items())
+
+    def memory_analysis(self) -> dict[str, dict[str, int]]:
+        """jax's memory statistics (bytes a device) by program."""
+        return {name: memory for name, (_, memory) in self.runtime.compiled().items()}
+
+
+def load_remote(
+    traced: Traced,
+    unstacked: Unstacked,
+    lowered: LoweredPipeline,
+    cluster: RayCluster,
+    donated: Sequence[int] = (),
+    progress: Callable[[str], None] | None = None,
+) -> RemoteProgram:
+    """Starts workers for a pipeline and compiles it there.
+
+    Args:
+        traced: the function.
+        unstacked: its step as it was lowered.
+        lowered: its pipeline.
+        cluster: where the workers are.
+        donated: indices of the inputs that the caller gives up.
+        progress: told what is being done.
+
+    Raises:
+        ClusterError: the cluster has not as many devices as the plan wants, or workers do not start.
+    """
+    plan, content = lowered.plan, lowered.plan.content
+    wanted = len({d for s in plan.stages for d in s.devices})
+    if wanted != cluster.num_devices:
+        raise ClusterError(
+            f"the plan is for {wanted} devices of {content.cluster_name}; {cluster.name} has {cluster.num_devices}",
+            cause="the plan was made for another cluster",
+            remedy="plan for this cluster, or ask Cluster.ray for as many workers and devices",
+        )
+    graph = unstacked.step.graph
+    stages = range(plan.num_stages)
+    axes = tuple(lowered.mesh_axes(s) for s in stages)
+    source = Pipelined(
+        lowered.instructions, lowered.programs, axes, graph.inputs, len(graph.outputs), lowered.map.found.batch
+    )
+    homes = {lowered.home(s): s for s in reversed(stages)}
+    sizes = [len(lowered.devices(w, homes[w])) for w in range(lowered.table.num_workers)]
+    runtime = RemotePipeline(source, lambda hellos: cluster.start(hellos, sizes), cluster.run, progress)
+    runtime.load()
+    count = len(traced.signature.traced)
+    meshes = [AbstractMesh(tuple(n for _, n in a), tuple(k for k, _ in a), (AxisType.Auto,) * len(a)) for a in axes]
+    shardings = RemoteShardings(
+        *(
+            tuple(NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in records)
+            for records in (content.inputs, content.outputs)
+        )
+    )
+    program = RemoteProgram(
+        runtime,
+        shardings,
+        tuple(traced.signature.entries[i] for i in traced.signature.traced),
+        tuple(i.name for i in traced.graph.inputs),
+        tuple(sorted(donated)),
+        (),
+        unstacked,
+    )
+    flat: Mapping[int, Any] = {
+        i: piece
+        for n, constant in enumerate(traced.closed_over, count)
+        for i, piece in zip(unstacked.inputs[n], program._pieces(n, constant), strict=True)
+    }
+    put = runtime.put(flat)
+    constants = tuple(
+        constant if unstacked.inputs[n][0] not in put else _joined([put[i] for i in unstacked.inputs[n]])
+        for n, constant in enumerate(traced.closed_over, count)
+    )
+    return RemoteProgram(runtime, shardings, program.entries, program.names, program.donated, constants, unstacked)
+
+
+def _joined(pieces: Sequence[RemoteArray]) -> RemoteArray:
+    return pieces[0] if len(pieces) == 1 else RemoteStack(pieces)

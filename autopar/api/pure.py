@@ -31,7 +31,7 @@ from autopar.plan import Plan
 from autopar.runtime import LocalProgram, PipelineProgram, load_local, load_pipeline
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import RemoteProgram, load_remote
-from autopar.search import Options, Problem, strategy_named
+from autopar.search import Options, Problem, Strategy, cuts_stages, strategy_named
 from autopar.search.clock import Clock
 from autopar.search.inter import pipeline
 
@@ -157,6 +157,9 @@ class PureFunction:
             return self._traced[signature], self._pipeline(signature)
         if isinstance(asked, int) and asked > 1:
             return self._traced[signature], self._pipeline(signature)
+        devices = (self.options.cluster or Cluster.local()).num_devices
+        if asked == "auto" and devices > 1 and cuts_stages(self._strategy()):
+            return self._traced[signature], self._pipeline(signature)
         several = asked == "auto" and isinstance(self.options.search, str)
         try:
             traced, plan = self._one_stage(signature)
@@ -204,13 +207,13 @@ class PureFunction:
             num_stages=self._num_stages(),
             schedule=o.schedule,
         )
-        search = o.search
-        strategy = strategy_named(search) if isinstance(search, str) else search
+        strategy = self._strategy()
         unstacked = unstack(traced, self._stack_groups(traced))
         cluster = o.cluster or Cluster.local()
         problem = Problem(unstacked.step.graph, cluster, CostModel(cluster), options, TracedStages(unstacked.step))
         self._say(f"slicing {len(traced.graph.operators)} operators into stages for {cluster}")
-        return restacked(pipeline(problem, strategy), traced.graph, unstacked)
+        plan = strategy(problem) if cuts_stages(strategy) else pipeline(problem, strategy)
+        return restacked(plan, traced.graph, unstacked)
 
     def _num_stages(self) -> int | None:
         """Number of stages that is asked for: on Ray one a worker unless said otherwise."""
@@ -226,10 +229,13 @@ class PureFunction:
         wanted = 16 if stages is None else 4 * stages
         return max((n for n in range(1, layers + 1) if layers % n == 0 and n <= wanted), default=1)
 
+    def _strategy(self) -> Strategy:
+        search = self.options.search
+        return strategy_named(search) if isinstance(search, str) else search
+
     def _search(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int) -> Plan:
         problem = self.problem(traced, memory_limit_bytes, microbatches)
-        search = self.options.search
-        strategy = strategy_named(search) if isinstance(search, str) else search
+        strategy = self._strategy()
         self._say(f"planning {len(traced.graph.operators)} operators for {problem.cluster}")
         return strategy(problem)
 

@@ -19,8 +19,11 @@ from autopar.solver.memory import least_memory
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """A mesh with its stated problem and solution; ``solution.choice`` is empty where nothing fits."""
+class Answer:
+    """A mesh with its stated problem and solution; ``solution.choice`` is empty where nothing fits.
+
+    ``note`` says under which restriction, beside the mesh.
+    """
 
     stated: ShardingProblem
     solution: Solution
@@ -51,16 +54,16 @@ def alpa(problem: Problem) -> Plan:
     return best_plan(problem, sorted(answers, key=lambda a: order.index(str(a.stated.mesh))), "alpa", clock)
 
 
-def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock) -> _Answer:
+def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock) -> Answer:
     """The answer on one mesh without the memory limit, which is quick; ``tight`` where it breaks the limit."""
     stated = _stated(problem, mesh, clock, split_phases=False)
     with clock.phase("solve"):
         free = _solve(problem, replace(stated.problem, limit_bytes=None))
     fits = bool(free.choice) and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes
-    return _Answer(stated if fits else replace(stated, tight=True), free)
+    return Answer(stated if fits else replace(stated, tight=True), free)
 
 
-def _under_limit(problem: Problem, stated: ShardingProblem, clock: Clock) -> list[_Answer]:
+def _under_limit(problem: Problem, stated: ShardingProblem, clock: Clock) -> list[Answer]:
     """Answers within the limit: with copies that all phases share, and with copies of each phase's own.
 
     The second cost no less than the first without a limit, for they are made more often.
@@ -68,10 +71,8 @@ def _under_limit(problem: Problem, stated: ShardingProblem, clock: Clock) -> lis
     split = _stated(problem, stated.mesh, clock, split_phases=True)
     with clock.phase("solve"):
         return [
-            _Answer(stated, _solve(problem, stated.problem), "memory binds"),
-            _Answer(
-                replace(split, tight=True), _solve(problem, split.problem), "memory binds, each phase gathers anew"
-            ),
+            Answer(stated, _solve(problem, stated.problem), "memory binds"),
+            Answer(replace(split, tight=True), _solve(problem, split.problem), "memory binds, each phase gathers anew"),
         ]
 
 
@@ -84,7 +85,7 @@ def _solve(problem: Problem, stated: ChoiceProblem) -> Solution:
     return solve(stated, time_limit_s=problem.options.time_limit_s, seed=problem.options.seed)
 
 
-def best_plan(problem: Problem, answers: Sequence[_Answer], name: str, clock: Clock) -> Plan:
+def best_plan(problem: Problem, answers: Sequence[Answer], name: str, clock: Clock) -> Plan:
     """The plan of the cheapest answer.
 
     Raises:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Graph
+from autopar.search.progress import Progress
 from autopar.search.source import StageSource
 
 
@@ -24,6 +26,8 @@ class Options:
         schedule: name of the pipeline schedule, a `autopar.schedule.Schedule`, or "auto".
         time_limit_s: seconds that the solver may take for one mesh; None waits for the proof.
         seed: for strategies that draw numbers.
+        steps: choices that strategies which search by trying may evaluate on one mesh; None for their own number.
+        progress: called with every better answer while a strategy searches.
     """
 
     mesh_shape: tuple[int, ...] | None = None
@@ -34,6 +38,8 @@ class Options:
     schedule: Any = "auto"
     time_limit_s: float | None = 60.0
     seed: int = 0
+    steps: int | None = None
+    progress: Callable[[Progress], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,14 @@ from autopar.search.alpa import alpa
 from autopar.search.baselines import data_parallel, megatron, replicated, zero1, zero2, zero3
 from autopar.search.manual import manual
 from autopar.search.problem import Problem
+from autopar.search.research.beam import beam
+from autopar.search.research.evolutionary import evolutionary
+from autopar.search.research.exhaustive import exhaustive
+from autopar.search.research.gpipe import GPipe
+from autopar.search.research.mcmc import mcmc
+from autopar.search.research.pipedream import PipeDream
+from autopar.search.research.random import random
+from autopar.search.research.reinforce import reinforce
 
 #: A search: what is to be planned -> the plan. Raises InfeasiblePlanError where nothing fits.
 Strategy: TypeAlias = Callable[[Problem], Plan]
@@ -24,9 +32,17 @@ ENTRY_POINTS = "autopar.strategies"
 _BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
     {
         "alpa": alpa,
+        "beam": beam,
         "data-parallel": data_parallel,
+        "evolutionary": evolutionary,
+        "exhaustive": exhaustive,
+        "gpipe": GPipe(),
         "manual": manual,
+        "mcmc": mcmc,
         "megatron": megatron,
+        "pipedream": PipeDream(),
+        "random": random,
+        "reinforce": reinforce,
         "replicated": replicated,
         "zero1": zero1,
         "zero2": zero2,
@@ -80,3 +96,11 @@ def strategy_named(name: str) -> Strategy:
         (point,) = (p for p in entry_points(group=ENTRY_POINTS) if p.name == name)
         found = point.load()
     return found
+
+
+def cuts_stages(strategy: Strategy) -> bool:
+    """Whether a strategy cuts the step into stages itself: it has a true attribute ``cuts_stages``.
+
+    Such a strategy is given the whole problem with its source; of others the search of pipelines makes stages.
+    """
+    return bool(getattr(strategy, "cuts_stages", False))

@@ -18,6 +18,16 @@ from tests.search.problems import problem_of, toy
 #: Those that come with autopar; tests of other files may register more.
 NAMES = ("alpa", "data-parallel", "manual", "megatron", "replicated", "zero1", "zero2", "zero3")
 
+#: Those that search by trying or cut stages, on a smaller case.
+RESEARCH = ("beam", "evolutionary", "exhaustive", "gpipe", "mcmc", "pipedream", "random", "reinforce")
+CASES = [*((s, c) for s in NAMES for c in ("mlp", "scan")), *((s, "small") for s in RESEARCH)]
+
+
+def small_step(state, batch):
+    """A train step of one matrix."""
+    value, grad = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(batch["x"] @ w) ** 2))(state["w"])
+    return {"w": state["w"] - 0.1 * grad, "step": state["step"] + 1}, value
+
 
 def scan_step(state, batch):
     """A train step with a loop, a branch and a counter."""
@@ -38,6 +48,8 @@ def cases(name):
     if name == "mlp":
         return mlp.build(layers=2)
     key = jax.random.key(0)
+    if name == "small":
+        return small_step, ({"w": jax.random.normal(key, (16, 8)), "step": jnp.int32(0)}, {"x": jnp.ones((32, 16))})
     state = {"w": jax.random.normal(key, (3, 16, 16)) * 0.2, "step": jnp.int32(0)}
     return scan_step, (state, {"x": jax.random.normal(key, (16, 16))})
 
@@ -51,15 +63,15 @@ def all_records(graph, prefix=""):
 
 
 def test_all_are_registered():
-    assert set(NAMES) <= set(strategies())
+    assert {*NAMES, *RESEARCH} <= set(strategies())
 
 
-@pytest.fixture(scope="module", params=[(s, c) for s in NAMES for c in ("mlp", "scan")], ids="-".join)
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
 def planned(request):
     """(strategy, function, arguments, problem, plan) on eight devices."""
     name, case = request.param
     fn, args = cases(case)
-    problem = problem_of(fn, args, toy(8))
+    problem = problem_of(fn, args, toy(8), mesh_shape=(8,) if case == "small" else None)
     return name, fn, args, problem, strategy_named(name)(problem)
 
 
@@ -137,16 +149,17 @@ def test_it_runs_and_gives_the_values(planned):
 
 def test_none_is_better_than_the_search():
     fn, args = mlp.build(abstract=True, layers=2, batch=2048)
-    problem = problem_of(fn, args, toy(8))
-    best = {name: strategy_named(name)(problem).search.objective for name in NAMES}
+    problem = problem_of(fn, args, toy(8), steps=2000)
+    tried = [name for name in (*NAMES, *RESEARCH) if name != "exhaustive"]
+    best = {name: strategy_named(name)(problem).search.objective for name in tried}
     assert best["alpa"] <= min(best.values()) * (1 + 1e-9)
     assert best["data-parallel"] < best["replicated"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *RESEARCH])
 def test_too_little_memory(name):
-    fn, args = mlp.build(abstract=True, layers=2)
-    problem = problem_of(fn, args, toy(8), memory_limit_bytes=100)
+    fn, args = mlp.build(abstract=True, layers=2) if name in NAMES else cases("small")
+    problem = problem_of(fn, args, toy(8), memory_limit_bytes=100, mesh_shape=None if name in NAMES else (8,))
     with pytest.raises(InfeasiblePlanError, match="does not fit"):
         strategy_named(name)(problem)
 

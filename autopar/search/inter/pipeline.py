@@ -32,7 +32,7 @@ from autopar.simulate.plans import simulate
 from autopar.stages import Layers, cluster
 
 #: Layers that the model is clustered into: so many a stage, and at most so many in all.
-_LAYERS_PER_STAGE, _MOST_LAYERS = 4, 32
+LAYERS_PER_STAGE, MOST_LAYERS = 4, 32
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
     for candidate in candidates[:3]:
         try:
             with clock.phase("stages"):
-                plans.append(_planned(problem, source, candidate, intra))
+                plans.append(plan_candidate(problem, source, candidate, intra))
         except InfeasiblePlanError as error:
             failures.append(error)
         if plans and problem.options.num_stages is not None and problem.options.num_microbatches is not None:
@@ -119,7 +119,7 @@ def schedule_of(problem: Problem) -> Schedule:
 def _candidates(problem: Problem, source: StageSource) -> Iterable[Candidate]:
     schedule = schedule_of(problem)
     asked = problem.options.num_microbatches
-    counts = [asked] if asked is not None else _counts(problem)
+    counts = [asked] if asked is not None else microbatch_counts(problem)
     for count in counts:
         try:
             found = source.microbatches(count)
@@ -128,8 +128,8 @@ def _candidates(problem: Problem, source: StageSource) -> Iterable[Candidate]:
                 raise
             continue
         for stages in _stage_counts(problem, schedule):
-            wanted = stages * (1 if schedule.chunks > 1 else _LAYERS_PER_STAGE)
-            layers = cluster(problem.graph, found, min(wanted, _MOST_LAYERS))
+            wanted = stages * (1 if schedule.chunks > 1 else LAYERS_PER_STAGE)
+            layers = cluster(problem.graph, found, min(wanted, MOST_LAYERS))
             if len(layers.members) < stages:
                 continue
             try:
@@ -145,7 +145,7 @@ def _candidates(problem: Problem, source: StageSource) -> Iterable[Candidate]:
                 yield from _sliced(problem, source, layers, count, stages)
 
 
-def _counts(problem: Problem) -> list[int]:
+def microbatch_counts(problem: Problem) -> list[int]:
     """Numbers of microbatches worth trying: powers of two that divide the batch, a few times the stages."""
     size = batch_size(problem.graph) or 1
     stages = problem.options.num_stages or 2
@@ -173,12 +173,12 @@ def _even(problem: Problem, layers: Layers, stages: int, schedule: Schedule, cou
     per = problem.cluster.num_devices // table.num_workers
     if per * table.num_workers != problem.cluster.num_devices:
         return None
-    merged = _merge(layers, stages)
+    merged = merge_layers(layers, stages)
     homes = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
     return Candidate(count, merged, homes, float(sum(layers.flops)))
 
 
-def _merge(layers: Layers, stages: int) -> tuple[tuple[str, ...], ...]:
+def merge_layers(layers: Layers, stages: int) -> tuple[tuple[str, ...], ...]:
     """Layers in ``stages`` runs of about equal FLOPs."""
     total, done = sum(layers.flops) or 1.0, 0.0
     runs: list[tuple[str, ...]] = []
@@ -211,7 +211,7 @@ def _sliced(problem: Problem, source: StageSource, layers: Layers, count: int, s
     if found is None:
         return
     members = tuple(tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages)
-    yield Candidate(count, members, _placed(problem.cluster, found.stages, costs.sizes), found.objective)
+    yield Candidate(count, members, placed_stages(problem.cluster, found.stages, costs.sizes), found.objective)
 
 
 def submesh_sizes(cluster: Cluster) -> list[int]:
@@ -231,7 +231,7 @@ def usable(sizes: Sequence[int], stages: int, devices: int) -> list[int]:
     return [s for s in sizes if devices - s in sums[stages - 1]]
 
 
-def _placed(cluster: Cluster, stages: Sequence[Slice], sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def placed_stages(cluster: Cluster, stages: Sequence[Slice], sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """(first device, number of devices) of each stage: whole nodes first, then parts of nodes, largest first.
 
     Sizes inside a node are powers of two that divide it, so in this order they never straddle two nodes.
@@ -245,7 +245,9 @@ def _placed(cluster: Cluster, stages: Sequence[Slice], sizes: Sequence[int]) -> 
     return tuple(placed[i] for i in range(len(stages)))
 
 
-def _planned(problem: Problem, source: StageSource, candidate: Candidate, intra: Callable[[Problem], Plan]) -> Plan:
+def plan_candidate(
+    problem: Problem, source: StageSource, candidate: Candidate, intra: Callable[[Problem], Plan]
+) -> Plan:
     """The exact plan of a candidate: every stage planned on its submesh, the whole simulated."""
     sliced = source.slice(candidate.count, candidate.members)
     schedule = schedule_of(problem)

@@ -1,0 +1,52 @@
+"""A biased random-key genetic algorithm (Goncalves and Resende, 2011), as REGAL (ICLR'20) uses it for placement."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autopar.plan import Plan
+from autopar.search.problem import Problem
+from autopar.search.research.run import Run, by_method
+
+#: Choices evaluated on one mesh unless the options say otherwise.
+STEPS = 20_000
+
+_POPULATION = 100
+_ELITE, _MUTANTS = 0.15, 0.1  # parts of the population
+_BIAS = 0.7  # probability that a child takes a gene from its elite parent
+
+
+def evolutionary(problem: Problem) -> Plan:
+    """Biased random-key genetic algorithm (Goncalves and Resende, J. Heuristics 2011; REGAL, ICLR'20).
+
+    An individual has a strategy for each node. In every generation the elite stays, mutants are drawn anew, and each
+    other child takes every gene from an elite parent with probability 0.7, else from a parent of the rest. The first
+    generation has the choice that every method begins from.
+
+    Args:
+        problem: what is planned; `Options.steps` and ``seed`` decide the answer, ``time_limit_s`` is a cap.
+
+    Raises:
+        InfeasiblePlanError: no sharding fits the memory limit.
+    """
+    return by_method(problem, "evolutionary", evolve, STEPS)
+
+
+def evolve(run: Run) -> None:
+    """Spends the steps of ``run``."""
+    space, rng = run.space, run.rng
+    nodes = space.sizes.size
+    count = max(4, min(_POPULATION, run.steps // 4))
+    elite, mutants = max(1, int(_ELITE * count)), max(1, int(_MUTANTS * count))
+    people = rng.integers(space.sizes, size=(count, nodes))
+    people[0] = run.start
+    while run.more(count):
+        scores = space.scores(people)
+        order = np.argsort(scores, kind="stable")
+        run.offer(people[order[0]], float(scores[order[0]]))
+        best, rest = people[order[:elite]], people[order[elite:]]
+        children = count - elite - mutants
+        mothers = best[rng.integers(len(best), size=children)]
+        fathers = rest[rng.integers(len(rest), size=children)]
+        born = np.where(rng.random((children, nodes)) < _BIAS, mothers, fathers)
+        people = np.concatenate([best, born, rng.integers(space.sizes, size=(mutants, nodes))])

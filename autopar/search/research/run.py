@@ -1,0 +1,177 @@
+"""`Run`: one search of one mesh, with its budget; `by_method` makes a strategy of what spends it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from autopar.cluster import LogicalMesh
+from autopar.errors import AutoparError
+from autopar.plan import Plan
+from autopar.search.alpa import Answer, best_plan
+from autopar.search.clock import Clock
+from autopar.search.intra import ShardingProblem, build
+from autopar.search.problem import Problem
+from autopar.search.progress import Progress
+from autopar.search.research.space import Space
+from autopar.solver import ChoiceProblem, Solution, Status, is_feasible, least_memory, objective, peak_bytes
+
+
+@dataclass
+class Run:
+    """What a method is given: the space, steps to spend, random numbers, and where to put what it finds.
+
+    The same steps and seed find the same choice. The wall clock is a cap only: where it strikes first, `capped` is
+    set and the answer may differ from run to run.
+
+    Args:
+        space: what is searched.
+        steps: choices that may be evaluated.
+        start: an allowed choice to begin from.
+        rng: random numbers, from the seed.
+        tell: called with every better choice, its cost and the number of steps until then.
+        deadline: of `time.monotonic`.
+        best: the best choice that was offered.
+        cost: its cost.
+        bound: a cost that no choice is below, where the method proves one.
+        spent: steps that were taken.
+        capped: whether the clock ended the search.
+    """
+
+    space: Space
+    steps: int
+    start: tuple[int, ...]
+    rng: np.random.Generator
+    tell: Callable[[tuple[int, ...], float, int], None]
+    deadline: float = math.inf
+    best: tuple[int, ...] = ()
+    cost: float = math.inf
+    bound: float = -math.inf
+    spent: int = 0
+    capped: bool = False
+
+    def more(self, count: int = 1) -> bool:
+        """Takes ``count`` steps from the budget; False where they are spent or the time is over."""
+        self.capped = self.capped or time.monotonic() > self.deadline
+        if self.capped or self.spent + count > self.steps:
+            return False
+        self.spent += count
+        return True
+
+    def offer(self, choice: Sequence[int], score: float) -> None:
+        """Keeps ``choice`` if it is allowed and its score (of `Space.scores` or `Walk`) is the best so far."""
+        if score < self.cost and score < self.space.penalty:
+            self.best, self.cost = tuple(int(k) for k in choice), score
+            self.tell(self.best, score, self.spent)
+
+
+#: Spends the steps of a run.
+Method: TypeAlias = Callable[[Run], None]
+
+
+def by_method(problem: Problem, name: str, method: Method, steps: int) -> Plan:
+    """The cheapest plan that ``method`` finds, over all logical meshes.
+
+    As in `autopar.search.alpa`, memory is first left out, and only where the answer needs more than there is the
+    problem is searched with the limit, with copies that all phases share and with copies of each phase's own. Each
+    of these searches has the whole budget: ``options.steps`` or else ``steps``, and at most ``options.time_limit_s``.
+
+    Args:
+        problem: what is planned.
+        name: name of the strategy.
+        method: spends the steps of a run.
+        steps: choices to evaluate where the options name no number.
+
+    Raises:
+        InfeasiblePlanError: no sharding fits the memory limit.
+    """
+    search = _Search(problem, name, method, problem.options.steps or steps)
+    for mesh in problem.cluster.logical_meshes(problem.options.mesh_shape):
+        search.on_mesh(mesh)
+    return best_plan(problem, search.answers, name, search.clock)
+
+
+@dataclass
+class _Search:
+    """The searches of all meshes, one behind the other."""
+
+    problem: Problem
+    name: str
+    method: Method
+    steps: int
+    clock: Clock = field(default_factory=Clock)
+    answers: list[Answer] = field(default_factory=list)
+    best: float = math.inf
+    spent: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def on_mesh(self, mesh: LogicalMesh) -> None:
+        """Adds the answers on a mesh."""
+        stated = self._stated(mesh, split_phases=False)
+        free = self._run(stated, replace(stated.problem, limit_bytes=None))
+        choice = free.solution.choice
+        if choice and peak_bytes(stated.problem, choice) <= self.problem.memory_limit_bytes:
+            self.answers.append(free)
+            return
+        split = self._stated(mesh, split_phases=True)
+        for s, note in ((stated, "memory binds"), (split, "memory binds, each phase gathers anew")):
+            found = self._run(replace(s, tight=True), s.problem)
+            self.answers.append(replace(found, note=note))
+
+    def _stated(self, mesh: LogicalMesh, *, split_phases: bool) -> ShardingProblem:
+        with self.clock.phase("program"):
+            return build(self.problem, mesh, split_phases=split_phases)
+
+    def _run(self, stated: ShardingProblem, searched: ChoiceProblem) -> Answer:
+        """The best choice for ``searched``: the problem of ``stated``, or that without its limit."""
+        options = self.problem.options
+        began = time.monotonic()
+        with self.clock.phase("solve"):
+            space = Space(searched)
+            start = allowed_choice(space, options.time_limit_s, options.seed)
+            if not start:
+                return Answer(stated, Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, self.name))
+            limit = options.time_limit_s
+            run = Run(
+                space,
+                self.steps,
+                start,
+                np.random.default_rng(options.seed),
+                lambda choice, cost, steps: self._tell(stated, choice, cost, steps),
+                math.inf if limit is None else began + limit,
+            )
+            self.method(run)
+            self.spent += run.spent
+            choice = run.best or start
+            cost = objective(searched, choice)
+        if not is_feasible(searched, choice):
+            raise AutoparError(f"{self.name} offered a choice that {searched.limit_bytes} bytes do not allow")
+        optimal = run.bound >= cost * (1 - 1e-12)
+        bound = cost if optimal else run.bound
+        status = Status.OPTIMAL if optimal else Status.FEASIBLE
+        if run.capped:
+            note = f"{stated.mesh}: the time limit came after {run.spent} of {run.steps} choices; runs may differ"
+            stated = replace(stated, notes=(*stated.notes, note))
+        return Answer(stated, Solution(status, choice, cost, bound, time.monotonic() - began, self.name))
+
+    def _tell(self, stated: ShardingProblem, choice: tuple[int, ...], cost: float, steps: int) -> None:
+        tell = self.problem.options.progress
+        if tell is None or cost >= self.best:
+            return
+        if peak_bytes(stated.problem, choice) <= self.problem.memory_limit_bytes:
+            self.best = cost
+            tell(Progress(self.name, time.monotonic() - self.began, cost, self.spent + steps))
+
+
+def allowed_choice(space: Space, time_limit_s: float | None, seed: int) -> tuple[int, ...]:
+    """A choice to begin from: greedy if that is allowed, else that of the least memory; () where none fits."""
+    choice = space.greedy()
+    if is_feasible(space.problem, choice):
+        return choice
+    choice = least_memory(space.problem, time_limit_s=time_limit_s, seed=seed)[1]
+    return choice if is_feasible(space.problem, choice) else ()

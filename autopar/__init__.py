@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from autopar import schedule, search, sharding
     from autopar.api import Compiled, ParallelFunction, check, parallelize
     from autopar.api.calibrate import calibrate
+    from autopar.api.compare import compare
     from autopar.api.measure import measure
     from autopar.api.verify import verify
     from autopar.cluster import Cluster
@@ -39,6 +40,7 @@ _HOMES = {
     "Timeline": "autopar.simulate",
     "calibrate": "autopar.api.calibrate",
     "check": "autopar.api",
+    "compare": "autopar.api.compare",
     "measure": "autopar.api.measure",
     "parallelize": "autopar.api",
     "schedule": "",
@@ -64,6 +66,7 @@ __all__ = [
     "WorkerLostError",
     "calibrate",
     "check",
+    "compare",
     "measure",
     "parallelize",
     "schedule",

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "plan": "Plan a function for a cluster.",
         "explain": "Say why a plan splits something as it does.",
         "diff": "Compare two plans.",
+        "compare": "Rank search strategies on a function.",
         "simulate": "Show what a step of a plan will look like.",
         "solve": "Solve a problem of the contest's format.",
         "verify": "Compile a plan with the XLA compiler of its devices and compare.",

@@ -117,12 +117,24 @@ def make_plan(function: Any, arguments: tuple[Any, ...], request: Request, say: 
         click.BadParameter: there is no such strategy.
         AutoparError: no plan can be made.
     """
-    if request.search is not None and request.search not in strategies():
-        near = difflib.get_close_matches(request.search, strategies(), 3, 0.3)
+    if request.search is not None:
+        check_strategy(request.search)
+    function, options = options_of(function, request)
+    return parallelize_with(function, dataclasses.replace(options, progress=say)).plan(*arguments)
+
+
+def check_strategy(name: str) -> None:
+    """Raises click.BadParameter where no strategy is called ``name``."""
+    if name not in strategies():
+        near = difflib.get_close_matches(name, strategies(), 3, 0.3)
         raise click.BadParameter(
-            f"no search strategy is called {request.search!r}; one of: {', '.join(near or strategies())}",
+            f"no search strategy is called {name!r}; one of: {', '.join(near or strategies())}",
             param_hint="--search",
         )
+
+
+def options_of(function: Any, request: Request) -> tuple[Callable[..., Any], ParallelOptions]:
+    """The plain function, and the options of its decorator with those that were given."""
     given = {
         "cluster": request.cluster,
         "search": request.search,
@@ -137,5 +149,4 @@ def make_plan(function: Any, arguments: tuple[Any, ...], request: Request, say: 
     options = ParallelOptions()
     if isinstance(function, ParallelFunction):
         options, function = function.options, function.function
-    options = dataclasses.replace(options, **known, plan=None, progress=say)
-    return parallelize_with(function, options).plan(*arguments)
+    return function, dataclasses.replace(options, **known, plan=None)

@@ -1,0 +1,94 @@
+"""``autopar compare``."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+import click
+
+from autopar.cli.group import Command
+from autopar.cli.output import print_json, print_section, progress
+from autopar.cli.plan import chosen_cluster
+from autopar.cli.target import load, parse_target, user_code
+from autopar.cli.values import count_or_auto, mesh_sizes, overrides, positions
+from autopar.report.sections import Section
+
+
+@click.command(cls=Command, name="compare")
+@click.argument("target", metavar="FILE.py:FUNC")
+@click.option("--search", metavar="A,B,C", help="Strategies.  [default: alpa,data-parallel,zero1,zero3,megatron]")
+@click.option("--time-limit", type=float, default=60.0, show_default=True, metavar="S", help="Seconds for one mesh.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Choices for one mesh, where they are counted.")
+@click.option("--seed", "seeds", type=int, multiple=True, metavar="N", help="May be given several times.  [default: 0]")
+@click.option(
+    "--args", "arguments", default="example_args", show_default=True, metavar="ATTR",
+    help="Attribute of the file that is, or returns, the tuple of arguments (arrays or shapes).",
+)  # fmt: skip
+@click.option("--preset", metavar="NAME", help="Preset of the file's build, where no FUNC is named.")
+@click.option(
+    "--set", "set_", metavar="NAME=VALUE", callback=overrides, multiple=True,
+    help="A further argument of build. May be given several times.",
+)  # fmt: skip
+@click.option("--cluster", "cluster_name", metavar="NAME|FILE", help="What to plan for; see `autopar clusters`.")
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes of the cluster.")
+@click.option("--microbatches", metavar="N", callback=count_or_auto, help="Parts of the batch.")
+@click.option("--schedule", metavar="NAME", help="Pipeline schedule.")
+@click.option("--memory-limit", metavar="SIZE", help="Memory a device.  [default: that of the device]")
+@click.option("--mesh", metavar="SIZES", callback=mesh_sizes, help="The only logical mesh to consider, as 2x4.")
+@click.option("--donate", metavar="N[,N]", callback=positions, help="Arguments whose memory the step may reuse, as 0.")
+@click.option("--batch", metavar="N[,N]", callback=positions, help="Arguments that are the batch.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+def command(
+    target: str,
+    search: str | None,
+    time_limit: float,
+    steps: int | None,
+    seeds: tuple[int, ...],
+    arguments: str,
+    preset: str | None,
+    set_: dict[str, Any],
+    cluster_name: str | None,
+    nodes: int | None,
+    microbatches: int | str | None,
+    schedule: str | None,
+    memory_limit: str | None,
+    mesh: tuple[int, ...] | None,
+    donate: tuple[int, ...] | None,
+    batch: tuple[int, ...] | None,
+    form: str,
+    quiet: bool,
+) -> None:
+    """Rank search strategies on a function.
+
+    Every strategy plans the function under the same budget; nothing is run. Shown are the predicted step time of its
+    plan, how much slower that is than the best, the spread over seeds, memory, and how long planning took. The JSON
+    has the best cost against time of every search. The function, its arguments and the cluster are given as to
+    `autopar plan`.
+    """
+    wanted = parse_target(target)
+    cluster = chosen_cluster(cluster_name, nodes)
+    if cluster is not None:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with progress(quiet) as say, user_code(wanted):
+        say("loading jax")
+        planning, api = import_module("autopar.cli.planning"), import_module("autopar.api.compare")
+        planning.limit_bytes(memory_limit)
+        request = planning.Request(
+            arguments, preset, set_, cluster, None, microbatches, schedule, memory_limit, mesh, donate, batch
+        )
+        say(f"loading {wanted.place}")
+        function, values = planning.function_and_arguments(load(wanted), wanted, request)
+        names = api.STANDARD if search is None else tuple(n for n in search.split(",") if n)
+        for name in names:
+            planning.check_strategy(name)
+        plain, options = planning.options_of(function, request)
+        budget = import_module("autopar.search.compare").Budget(time_limit, steps, seeds or (0,))
+        found = api.compare_with(plain, values, options, names, budget, say)
+    if form == "json":
+        print_json(found.to_dict())
+        return
+    columns = import_module("autopar.search.compare").COLUMNS
+    print_section(Section(f"{found.program} on {found.cluster}", columns, found.rows(), (0, 2, 3, 4, 5, 6)))

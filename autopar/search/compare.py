@@ -1,0 +1,270 @@
+"""Strategies on one problem under one budget, ranked."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autopar.errors import AutoparError
+from autopar.plan import Plan
+from autopar.plan.text import bytes_text, seconds_text, table
+from autopar.search.problem import Problem
+from autopar.search.progress import Progress
+from autopar.search.registry import Strategy, cuts_stages, strategy_named
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every strategy may spend; see `autopar.search.Options`.
+
+    Args:
+        time_limit_s: seconds for one mesh; None waits.
+        steps: choices for one mesh; None for each strategy's own number.
+        seeds: a search for each of them; the numbers of a strategy that draws none are those of the first.
+    """
+
+    time_limit_s: float | None = 60.0
+    steps: int | None = None
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """A strategy under a budget: itself a strategy. ``seen`` collects what it says while it searches."""
+
+    strategy: Strategy
+    budget: Budget
+    seed: int
+    seen: list[Progress] = field(default_factory=list)
+
+    @property
+    def cuts_stages(self) -> bool:
+        """As that of the strategy."""
+        return cuts_stages(self.strategy)
+
+    def __call__(self, problem: Problem) -> Plan:
+        """The strategy's plan for ``problem``, whose own budget and seed do not count."""
+        b = self.budget
+        options = replace(
+            problem.options, time_limit_s=b.time_limit_s, steps=b.steps, seed=self.seed, progress=self.seen.append
+        )
+        return self.strategy(replace(problem, options=options))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One search.
+
+    Args:
+        strategy: its name.
+        seed: of its random numbers.
+        seconds: wall-clock seconds of planning, tracing included where it belongs to it.
+        plan: what it found; None where it failed.
+        failure: the first line of its error, or "".
+        curve: (seconds since it began, predicted seconds of the best plan so far), falling.
+    """
+
+    strategy: str
+    seed: int
+    seconds: float
+    plan: Plan | None
+    failure: str
+    curve: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A strategy's place.
+
+    Args:
+        strategy: its name.
+        place: from 1; those that are equally fast share one; None where no seed found a plan.
+        step_times: predicted seconds a step of each seed's plan, rising.
+        objective: seconds that the best of them minimized.
+        peak_memory: bytes a device of the best.
+        seconds: median seconds of planning.
+        ratio: step time of the best over that of the first place.
+        note: gap to the lower bound, or why there is no plan.
+    """
+
+    strategy: str
+    place: int | None
+    step_times: tuple[float, ...]
+    objective: float | None
+    peak_memory: int | None
+    seconds: float
+    ratio: float | None
+    note: str
+
+    @property
+    def spread(self) -> float:
+        """Slowest plan over fastest, less one; 0 for one seed."""
+        return self.step_times[-1] / self.step_times[0] - 1 if self.step_times and self.step_times[0] else 0.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found.
+
+    Args:
+        program: name of the function.
+        cluster: the cluster's name.
+        budget: of every search.
+        trials: all searches, in the order in which they ran.
+    """
+
+    program: str
+    cluster: str
+    budget: Budget
+    trials: tuple[Trial, ...]
+
+    @property
+    def best(self) -> Plan:
+        """The plan predicted fastest. Raises AutoparError where no strategy found one."""
+        plans = [t.plan for t in self.trials if t.plan is not None]
+        if not plans:
+            raise AutoparError(f"no strategy found a plan for {self.program} on {self.cluster}")
+        return min(plans, key=lambda p: p.step_time)
+
+    def ranking(self) -> tuple[Standing, ...]:
+        """Strategies by the step time of their fastest plan, those without a plan last."""
+        names = list(dict.fromkeys(t.strategy for t in self.trials))
+        found = [self._standing(name) for name in names]
+        found.sort(key=lambda s: s.step_times[0] if s.step_times else float("inf"))
+        times = [s.step_times[0] for s in found if s.step_times]
+        return tuple(
+            replace(
+                s,
+                place=1 + sum(t < s.step_times[0] * (1 - 1e-9) for t in times) if s.step_times else None,
+                ratio=s.step_times[0] / times[0] if s.step_times and times[0] else None,
+            )
+            for s in found
+        )
+
+    def _standing(self, name: str) -> Standing:
+        trials = [t for t in self.trials if t.strategy == name]
+        plans = sorted((t.plan for t in trials if t.plan is not None), key=lambda p: p.step_time)
+        seconds = statistics.median(t.seconds for t in trials)
+        if not plans:
+            return Standing(name, None, (), None, None, seconds, None, trials[0].failure)
+        gap = plans[0].search.gap
+        return Standing(
+            name,
+            None,
+            tuple(p.step_time for p in plans),
+            plans[0].search.objective,
+            plans[0].peak_memory,
+            seconds,
+            None,
+            "" if gap is None or plans[0].search.strategy != "alpa" else f"gap {gap:.2%}",
+        )
+
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """The ranking as text, a row for each strategy, in the columns of `COLUMNS`."""
+        return tuple(
+            (
+                "-" if s.place is None else str(s.place),
+                s.strategy,
+                seconds_text(s.step_times[0]) if s.step_times else "-",
+                "-" if s.ratio is None else f"{s.ratio:.3f}",
+                f"{s.spread:.1%}" if len(s.step_times) > 1 else "-",
+                "-" if s.peak_memory is None else bytes_text(s.peak_memory),
+                seconds_text(s.seconds),
+                s.note,
+            )
+            for s in self.ranking()
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, with the anytime curve of every search."""
+        return {
+            "program": self.program,
+            "cluster": self.cluster,
+            "time_limit_s": self.budget.time_limit_s,
+            "steps": self.budget.steps,
+            "seeds": list(self.budget.seeds),
+            "ranking": [
+                {
+                    "place": s.place,
+                    "strategy": s.strategy,
+                    "step_time_s": list(s.step_times),
+                    "ratio": s.ratio,
+                    "objective_s": s.objective,
+                    "peak_memory_bytes": s.peak_memory,
+                    "planning_s": s.seconds,
+                    "note": s.note,
+                }
+                for s in self.ranking()
+            ],
+            "trials": [
+                {
+                    "strategy": t.strategy,
+                    "seed": t.seed,
+                    "planning_s": t.seconds,
+                    "step_time_s": None if t.plan is None else t.plan.step_time,
+                    "failure": t.failure,
+                    "curve": [list(point) for point in t.curve],
+                }
+                for t in self.trials
+            ],
+        }
+
+    def __str__(self) -> str:
+        return f"{self.program} on {self.cluster}\n{table(COLUMNS, self.rows())}"
+
+
+#: Headers of `Comparison.rows`.
+COLUMNS = ("place", "strategy", "step time", "to best", "spread", "peak memory", "planning", "note")
+
+
+def compare_problem(problem: Problem, names: Sequence[str], budget: Budget) -> Comparison:
+    """Strategies on one problem.
+
+    Args:
+        problem: what is planned; one that has no source has one stage in every plan.
+        names: registered names.
+        budget: of every search.
+
+    Raises:
+        AutoparError: there is no strategy of a name.
+    """
+    trials = run_trials(names, budget, lambda strategy: strategy(problem))
+    return Comparison(problem.graph.name, str(problem.cluster), budget, trials)
+
+
+def run_trials(
+    names: Sequence[str], budget: Budget, plan: Callable[[Budgeted], Plan], say: Callable[[str], None] | None = None
+) -> tuple[Trial, ...]:
+    """Every strategy with every seed; further seeds only of those that say more than once what they have.
+
+    Args:
+        names: registered names.
+        budget: of every search.
+        plan: makes the plan of a strategy.
+        say: called with a line when a search begins.
+    """
+    known = [(name, strategy_named(name)) for name in names]
+    trials: list[Trial] = []
+    for name, strategy in known:
+        for number, seed in enumerate(budget.seeds):
+            if say is not None:
+                say(f"{name}, seed {seed}" if len(budget.seeds) > 1 else name)
+            found = _trial(name, Budgeted(strategy, budget, seed), plan)
+            trials.append(found)
+            if not number and not found.curve[:-1]:
+                break  # it draws nothing
+    return tuple(trials)
+
+
+def _trial(name: str, strategy: Budgeted, plan: Callable[[Budgeted], Plan]) -> Trial:
+    began = time.perf_counter()
+    try:
+        found = plan(strategy)
+    except AutoparError as error:
+        return Trial(name, strategy.seed, time.perf_counter() - began, None, error.fact, ())
+    seconds = time.perf_counter() - began
+    curve = [(p.seconds, p.objective_s) for p in strategy.seen]
+    return Trial(name, strategy.seed, seconds, found, "", (*curve, (seconds, found.search.objective)))

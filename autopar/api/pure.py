@@ -33,6 +33,7 @@ from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import RemoteProgram, load_remote
 from autopar.search import Options, Problem, Strategy, cuts_stages, strategy_named
 from autopar.search.clock import Clock
+from autopar.search.compare import Budgeted
 from autopar.search.inter import pipeline
 
 
@@ -160,7 +161,7 @@ class PureFunction:
         devices = (self.options.cluster or Cluster.local()).num_devices
         if asked == "auto" and devices > 1 and cuts_stages(self._strategy()):
             return self._traced[signature], self._pipeline(signature)
-        several = asked == "auto" and isinstance(self.options.search, str)
+        several = asked == "auto" and isinstance(self.options.search, str | Budgeted)
         try:
             traced, plan = self._one_stage(signature)
         except InfeasiblePlanError:

@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "explain": "Say why a plan splits something as it does.",
         "diff": "Compare two plans.",
         "compare": "Rank search strategies on a function.",
+        "report": "Show a plan, or two side by side, as a page.",
         "simulate": "Show what a step of a plan will look like.",
         "solve": "Solve a problem of the contest's format.",
         "verify": "Compile a plan with the XLA compiler of its devices and compare.",

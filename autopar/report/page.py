@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from dataclasses import replace
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from autopar.plan import Plan
 from autopar.plan.text import bytes_text, seconds_text
 from autopar.report.bars import device_memory_bytes, memory_bars, time_bars
-from autopar.report.sections import head, sections
+from autopar.report.diff import diff
+from autopar.report.layers import layers, links, ranges, why
+from autopar.report.pictures import cluster_svg, memory_svg, time_svg, timeline_svg
+from autopar.report.sections import considered, head, sections
 from autopar.simulate import simulate
 
 #: Rows of a table at most: a page of a program with thousands of inputs stays under 1 MB.
@@ -16,18 +21,101 @@ MAX_ROWS = 1000
 #: Most expensive choices on the page.
 MAX_CHOICES = 50
 
-#: Boxes of a timeline at most.
-MAX_EVENTS = 3000
+#: Boxes and workers of a timeline with labels at most.
+MAX_EVENTS, MAX_LABELLED = 2000, 16
 
 #: Characters of a cell at most; what is longer ends in dots.
 MAX_CELL = 200
 
 
 def plan_page(plan: Plan) -> str:
-    """The page: head figures, bars of memory and time, inputs, communication, options, notes, dearest choices.
+    """The page: head figures, why, pictures, bars, sharding of each layer, communication, options, notes, choices.
 
-    The same plan gives the same page, but for the seconds of planning where the plan still has them.
+    Plans with several stages have pictures of the timeline, of the stages on the cluster, and of the memory and time of
+    all stages; those with one stage have bars. The same plan gives the same page, but for the seconds of
+    planning where the plan still has them.
     """
+    c = plan.content
+    several = len(c.stages) > 1
+    return _template("plan.html.j2").render(
+        title=f"{c.program} on {c.cluster_name}",
+        figures=figures(plan),
+        head=_head(plan),
+        why=why(c),
+        bars=() if several else (*memory_bars(c), *time_bars(c)),
+        sections=(layers(c, MAX_ROWS), links(c), *sections(plan, rows=MAX_ROWS, choices=MAX_CHOICES)),
+        notes=c.notes[:MAX_ROWS],
+        pictures=pictures(plan),
+    )
+
+
+def _head(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """The head lines, the meshes of many stages in one."""
+    meshes: dict[str, list[int]] = {}
+    for i, stage in enumerate(plan.stages):
+        meshes.setdefault(" x ".join(f"{n}@{a}" for a, n in stage.mesh_axes), []).append(i)
+    text = "; ".join(f"{mesh} on stages {ranges(stages)}" for mesh, stages in meshes.items())
+    return tuple((label, text if label == "mesh" and plan.num_stages > 1 else value) for label, value in head(plan))
+
+
+def pair_page(before: Plan, after: Plan, names: tuple[str, str] = ("before", "after")) -> str:
+    """Two plans side by side: their figures, pictures, what differs, and the sharding and communication of both.
+
+    Args:
+        before: on the left.
+        after: on the right.
+        names: what they are called.
+    """
+    found = diff(before, after)
+    sides = [
+        {
+            "name": name,
+            "figures": figures(plan),
+            "why": why(plan.content),
+            "pictures": pictures(plan)
+            or (("Memory by kind", memory_svg(plan.content, device_memory_bytes(plan.content))),),
+            "sections": (
+                layers(plan.content, MAX_ROWS // 4),
+                links(plan.content),
+                considered(plan.content, MAX_ROWS // 4),
+            ),
+        }
+        for name, plan in zip(names, (before, after), strict=True)
+    ]
+    shown = tuple(
+        replace(s, rows=s.rows[: MAX_ROWS // 2], left_out=max(0, len(s.rows) - MAX_ROWS // 2)) for s in found.sections()
+    )
+    return _template("pair.html.j2").render(
+        title=f"{before.content.program}: {names[0]} and {names[1]}",
+        identical=found.identical,
+        sides=sides,
+        sections=shown,
+    )
+
+
+def pictures(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """(title, SVG) of a plan with several stages; none of others, but for a timeline where there is a pipeline."""
+    c = plan.content
+    found = []
+    if plan.pipeline is not None:
+        found.append(("Timeline", timeline_picture(plan)))
+    if len(c.stages) > 1:
+        found.append(("Stages on the cluster", cluster_svg(c)))
+        found.append(("Memory by kind", memory_svg(c, device_memory_bytes(c))))
+        found.append(("Busy time of a step", time_svg(c)))
+    return tuple((title, svg) for title, svg in found if svg)
+
+
+def timeline_picture(plan: Plan) -> str:
+    """The simulated step as SVG: with labels and memory where there are few events, else as paths."""
+    timeline = simulate(plan)
+    few = len(timeline.events) <= MAX_EVENTS and timeline.num_workers <= MAX_LABELLED
+    if not few:
+        return timeline_svg(timeline)
+    return timeline.to_svg().replace("<svg ", '<svg class="timeline" ', 1)
+
+
+def _template(name: str) -> Template:
     environment = Environment(
         loader=PackageLoader("autopar.report", "templates"),
         autoescape=True,
@@ -36,24 +124,7 @@ def plan_page(plan: Plan) -> str:
         lstrip_blocks=True,
     )
     environment.filters["short"] = short
-    c = plan.content
-    return environment.get_template("plan.html.j2").render(
-        title=f"{c.program} on {c.cluster_name}",
-        figures=figures(plan),
-        head=head(plan),
-        bars=(*memory_bars(c), *time_bars(c)),
-        sections=sections(plan, rows=MAX_ROWS, choices=MAX_CHOICES),
-        notes=c.notes[:MAX_ROWS],
-        timeline=timeline_picture(plan),
-    )
-
-
-def timeline_picture(plan: Plan) -> str:
-    """The simulated step as SVG; empty without a pipeline, and where it would make the page too large."""
-    if plan.pipeline is None:
-        return ""
-    timeline = simulate(plan)
-    return timeline.to_svg() if len(timeline.events) <= MAX_EVENTS else ""
+    return environment.get_template(name)
 
 
 def short(text: str) -> str:

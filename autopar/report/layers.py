@@ -1,0 +1,131 @@
+"""What lies where, layer by layer and link by link: tables of plans with many layers, devices and stages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from autopar.cluster import Cluster
+from autopar.errors import AutoparError
+from autopar.plan import PlanContent, Stage
+from autopar.plan.text import bytes_text, seconds_text
+from autopar.report.diff import with_sizes
+from autopar.report.sections import Section
+
+_INDEX = re.compile(r"(?<=\[)\d+(?=\])|(?<=_)\d+(?=['_\].])|(?<=_)\d+$")
+
+
+def layers(c: PlanContent, limit: int) -> Section:
+    """The sharding of the arguments, those of all layers that lie alike in one row.
+
+    The first number in a path (``state['layers'][3]['w']``, ``block_3``) is taken to be that of a layer.
+
+    Args:
+        c: the plan.
+        limit: rows at most.
+    """
+    found: dict[tuple[str, str, str], tuple[list[int], set[int]]] = {}
+    for i in c.inputs:
+        match = _INDEX.search(i.path)
+        pattern = i.path if match is None else f"{i.path[: match.start()]}*{i.path[match.end() :]}"
+        sizes = c.stages[i.stage].mesh_shape if i.stage < len(c.stages) else {}
+        numbers, stages = found.setdefault((pattern, i.role, with_sizes(i.type, i.layout, sizes)), ([], set()))
+        if match is not None:
+            numbers.append(int(match.group()))
+        stages.add(i.stage)
+    rows = [
+        (pattern, role, ranges(numbers) or "-", ranges(stages), sharding)
+        for (pattern, role, sharding), (numbers, stages) in found.items()
+    ]
+    header = ("argument", "role", "layers", "stages", "sharding")
+    return Section("sharding of each layer", header, tuple(rows[:limit]), (), max(0, len(rows) - limit))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-3, 6``."""
+    runs: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def links(c: PlanContent) -> Section:
+    """Communication of all stages, by the links that it goes over."""
+    total: dict[tuple[str, str], list[float]] = {}
+    for stage in c.stages:
+        for r in stage.collectives:
+            amounts = total.setdefault((link_of(c, stage, r.axis), r.kind), [0.0, 0.0, 0.0])
+            amounts[0] += r.count
+            amounts[1] += r.bytes * r.count
+            amounts[2] += r.seconds
+    whole = sum(a[2] for a in total.values())
+    rows = tuple(
+        (
+            link,
+            kind,
+            f"{count:g}",
+            bytes_text(nbytes),
+            seconds_text(seconds),
+            f"{seconds / whole:.1%}" if whole else "-",
+        )
+        for (link, kind), (count, nbytes, seconds) in sorted(total.items(), key=lambda e: -e[1][2])
+    )
+    header = ("link", "kind", "count", "bytes of tensors", "time", "share")
+    note = "Sums over all stages, which work side by side."
+    return Section("communication by link", header, rows, (2, 3, 4, 5), 0, note if len(c.stages) > 1 else "")
+
+
+def link_of(c: PlanContent, stage: Stage, axis: str) -> str:
+    """What a collective along ``axis`` (axes joined by ``+``) of a stage goes over."""
+    if axis == "stages":
+        return "between stages"
+    try:
+        groups = Cluster.from_json(c.cluster).groups
+    except AutoparError:
+        return "unknown"
+    first, group = 0, groups[0]
+    for group in groups:
+        if stage.devices and stage.devices[0] < first + group.size:
+            break
+        first += group.size
+    names = [name for name, _ in stage.mesh_axes]
+    places = [names.index(a) for a in axis.split("+") if a in names]
+    if not places:
+        return "unknown"
+    reach = 1
+    for _, size in stage.mesh_axes[min(places) :]:
+        reach *= size
+    if group.inter == "intra":
+        return f"in the slice, {bytes_text(group.intra.bandwidth)}/s"
+    if reach <= group.devices_per_node:
+        return f"inside a node, {bytes_text(group.intra.bandwidth)}/s"
+    return f"between nodes, {bytes_text(group.inter.bandwidth)}/s"
+
+
+def why(c: PlanContent) -> str:
+    """Why this plan and not another, in a sentence or two."""
+    others = [o for o in c.search.considered if o.note != "chosen" and o.step_time is not None]
+    failed = sum(o.step_time is None for o in c.search.considered)
+    said = []
+    if others:
+        second = min(others, key=lambda o: o.step_time or 0.0)
+        chosen = next((o.step_time for o in c.search.considered if o.note == "chosen"), None) or c.search.objective
+        more = (second.step_time or 0.0) / chosen - 1 if chosen else 0.0
+        said.append(
+            f"Of {len(others) + 1 + failed} options this is the fastest; the next, {second.name}, is {more:.1%} slower."
+        )
+    elif c.search.considered:
+        said.append("No other option was possible." if failed else "There was one option.")
+    if failed and others:
+        said.append(f"{failed} had no plan that fits or were left out.")
+    if c.search.lower_bound is not None and c.search.objective > 0:
+        gap = max(0.0, 1 - c.search.lower_bound / c.search.objective)
+        said.append(
+            "It is proven optimal for its problem."
+            if gap < 1e-6
+            else f"No plan of its problem is more than {gap:.2%} faster."
+        )
+    return " ".join(said)

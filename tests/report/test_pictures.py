@@ -1,0 +1,183 @@
+"""Pages of plans with many stages, side by side, as graphs; and in a browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+import autopar
+from autopar.cluster import Cluster
+from autopar.plan import Plan
+from autopar.report.dot import plan_dot
+from autopar.report.layers import layers, link_of, links, ranges, why
+from autopar.report.page import pair_page, pictures, plan_page
+from autopar.report.pictures import cluster_svg, memory_svg, timeline_svg
+from autopar.simulate import simulate
+from examples import mlp
+from tests.cli.conftest import ROOT, Run, run  # noqa: F401
+from tests.report.large import LEAVES, large_plan
+from tests.report.plans import make_plan
+from tests.report.test_page import Page
+from tests.search.problems import toy
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def large() -> Plan:
+    """64 stages and 96 layers; fewer microbatches than in training, for speed."""
+    return large_plan(microbatches=16)
+
+
+@pytest.fixture(scope="module")
+def small() -> Plan:
+    """A pipeline that the search made."""
+    fn, args = mlp.build(abstract=True)
+    return autopar.parallelize(fn, cluster=toy(8), num_stages=2, num_microbatches=4).plan(*args)
+
+
+def drawn(svg: str) -> ElementTree.Element:
+    return ElementTree.fromstring(svg)
+
+
+def test_the_page_of_64_stages_and_96_layers(large: Plan) -> None:
+    source = plan_page(large)
+    assert len(source.encode()) < 10**6
+    text = Page(source).words
+    for title in ("Timeline", "Stages on the cluster", "Memory by kind", "Busy time of a step",
+                  "sharding of each layer", "communication by link", "considered"):  # fmt: skip
+        assert title in text, title
+    assert "8@x on stages 0-63" in text
+    assert not re.search(r"(src|href)=|@import|url\(|<script", source)
+    assert source == plan_page(large)
+
+
+def test_every_stage_and_device_is_drawn(large: Plan) -> None:
+    texts = [t.text for t in drawn(cluster_svg(large.content)).iter() if t.tag.endswith("text")]
+    assert {f"node {n}" for n in range(64)} <= set(texts)
+    assert [texts.count(str(s)) for s in range(64)] == [8] * 64
+    rows = [t.text for t in drawn(memory_svg(large.content, 80 * 10**9)).iter() if t.tag.endswith("text")]
+    assert {f"stage {s}" for s in range(64)} <= set(rows)
+    assert "memory of a device: 80 GB" in rows
+
+
+def test_the_lengths_of_a_timeline_are_those_of_the_events(large: Plan) -> None:
+    timeline = simulate(large)
+    svg = drawn(timeline_svg(timeline))
+    paths = {e.get("class"): e.get("d") or "" for e in svg.iter() if e.tag.endswith("path")}
+    for kind, color in (("forward", "s0"), ("backward", "s2")):
+        length = sum(float(w) for w in re.findall(r"h([\d.]+)", paths[color]))
+        busy = sum(e.end_s - e.start_s for e in timeline.events if e.kind == kind) / timeline.step_time * 1000
+        assert length == pytest.approx(busy, rel=0.03)
+    assert len([e for e in svg.iter() if (e.text or "").startswith("worker ")]) == 64
+
+
+def test_layers_that_lie_alike_share_a_row(large: Plan) -> None:
+    section = layers(large.content, 100)
+    assert len(section.rows) == 2 * len(LEAVES)
+    assert ("state['params'][*]['mlp.up']", "parameter", "0-95", "0-63", "f32[12288,49152@x=8]") in section.rows
+    assert layers(large.content, 3).left_out == 2 * len(LEAVES) - 3
+    assert ranges([5, 1, 2, 3, 9]) == "1-3, 5, 9"
+
+
+def test_links(large: Plan) -> None:
+    rows = {(link, kind): (count, share) for link, kind, count, _, _, share in links(large.content).rows}
+    assert rows == {
+        ("inside a node, 300 GB/s", "all-reduce"): ("4096", "88.2%"),
+        ("between stages", "send"): ("1024", "11.8%"),
+    }
+    assert sum(float(s.rstrip("%")) for _, s in rows.values()) == pytest.approx(100, abs=0.2)
+    two = Cluster.load("dgx-a100", nodes=2)
+    content = msgspec.structs.replace(
+        make_plan(axes=(("x", 2), ("y", 8))).content, cluster=two.to_json(), cluster_name=str(two)
+    )
+    stage = msgspec.structs.replace(content.stages[0], devices=tuple(range(16)))
+    assert link_of(content, stage, "y").startswith("inside a node")
+    assert link_of(content, stage, "x").startswith("between nodes")
+    assert link_of(content, stage, "x+y").startswith("between nodes")
+    assert link_of(content, stage, "z") == "unknown"
+
+
+def test_why_names_the_next_best(large: Plan) -> None:
+    said = why(large.content)
+    assert "Of 3 options this is the fastest; the next, 32 stages, 128 microbatches, is 14.3% slower." in said
+    assert "No plan of its problem is more than 1.43% faster." in said
+    assert "proven optimal" in why(make_plan().content)
+
+
+def test_two_plans_side_by_side(large: Plan, small: Plan) -> None:
+    source = pair_page(large, small, ("a.json", "b.json"))
+    assert len(source.encode()) < 10**6
+    words = Page(source).words
+    assert {"a.json", "b.json", "figures"} <= set(words)
+    assert words.count("Timeline") == 2
+    assert "The plans are equal." in Page(pair_page(small, small)).words
+    assert "The plans are equal." not in words
+    one = Page(pair_page(make_plan(), make_plan(step_time=1.0))).words
+    assert one.count("Memory by kind") == 2
+
+
+def test_a_plan_of_the_search_has_all_pictures(small: Plan) -> None:
+    assert [title for title, _ in pictures(small)] == [
+        "Timeline", "Stages on the cluster", "Memory by kind", "Busy time of a step"
+    ]  # fmt: skip
+    for _, svg in pictures(small):
+        drawn(svg)
+    assert pictures(make_plan()) == ()
+    assert "forward 0, microbatch 0" in " ".join(Page(plan_page(small)).words)
+
+
+def test_dot(large: Plan, small: Plan) -> None:
+    text = plan_dot(small)
+    assert text.startswith("digraph plan {") and text.endswith("}\n")
+    assert re.search(r'stage0 -> stage1 \[label="\d+ values?, [\d.]+ \w+"\];', text)
+    assert re.search(r"stage1 -> stage0", text)  # cotangents
+    assert len(re.findall(r"^  stage\d+ \[", plan_dot(large), re.M)) == 64
+    assert "f32[64@x=2,32]" in plan_dot(make_plan())
+
+
+def test_the_command(run: Run, tmp_path: Path, small: Plan) -> None:  # noqa: F811
+    a, b = str(tmp_path / "a.json"), str(tmp_path / "b.json")
+    small.save(a)
+    make_plan().save(b)
+    result = run("report", a, "-o", str(tmp_path / "plan.html"))
+    assert (result.exit_code, result.stdout) == (0, ""), result.output
+    assert (tmp_path / "plan.html").read_text(encoding="utf-8") == plan_page(Plan.load(a))
+    assert run("report", a, b).stdout == pair_page(Plan.load(a), Plan.load(b), (a, b))
+    assert run("report", a, "--format", "dot").stdout == plan_dot(small)
+    assert run("report", a, "-o", str(tmp_path / "plan.dot")).exit_code == 0
+    assert (tmp_path / "plan.dot").read_text(encoding="utf-8") == plan_dot(small)
+    assert run("report", a, b, "--format", "dot").exit_code == 2
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+def test_in_a_browser(tmp_path: Path, large: Plan) -> None:
+    page = tmp_path / "plan.html"
+    script = "<script>document.title=[...document.querySelectorAll('svg.picture')].map(s=>Math.round(s.getBoundingClientRect().height)).join()+';'+document.documentElement.scrollWidth</script>"  # noqa: E501
+    page.write_text(plan_page(large).replace("</body>", script + "</body>"), encoding="utf-8")
+    done = subprocess.run(
+        [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900",
+         f"--user-data-dir={tmp_path}", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    title = re.search(r"<title>([\d,]+);(\d+)</title>", done.stdout)
+    assert title is not None, done.stderr[-2000:]
+    heights = [int(h) for h in title.group(1).split(",")]
+    assert len(heights) == 4 and min(heights) > 300  # 64 rows each, or 16 lines of nodes
+    assert int(title.group(2)) <= 1280  # nothing runs over the side
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_there(shell: str) -> None:
+    code = "from autopar.cli import main; main(prog_name='autopar')"
+    environment = {**os.environ, "_AUTOPAR_COMPLETE": f"{shell}_source"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert "_AUTOPAR_COMPLETE" in done.stdout

@@ -1,20 +1,28 @@
 """Strategies from `Problem` to `Plan`."""
 
+from autopar.plan import Plan
 from autopar.search.alpa import alpa
+from autopar.search.compare import Budget, Comparison
+from autopar.search.files import load_problem, save_problem
 from autopar.search.manual import Manual
 from autopar.search.problem import Options, Problem
 from autopar.search.progress import Progress
 from autopar.search.registry import Strategy, cuts_stages, register, strategies, strategy_named
 
 __all__ = [
+    "Budget",
+    "Comparison",
     "Manual",
     "Options",
+    "Plan",
     "Problem",
     "Progress",
     "Strategy",
     "alpa",
     "cuts_stages",
+    "load_problem",
     "register",
+    "save_problem",
     "strategies",
     "strategy_named",
 ]

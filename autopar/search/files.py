@@ -1,0 +1,67 @@
+"""Problems as files: graph, cluster and options, so that searches are compared on the same things."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
+from autopar.errors import AutoparError
+from autopar.ir.parse import GraphSyntaxError, parse_graph
+from autopar.ir.text import graph_text
+from autopar.ir.verify import verify
+from autopar.search.problem import Options, Problem
+
+_VERSION = 1
+
+
+def save_problem(problem: Problem, path: str | os.PathLike[str]) -> None:
+    """Writes a problem as JSON, compressed if the name ends in ``.gz``; the same problem gives the same bytes.
+
+    What limits a search (time, steps, seed) is not in it, nor is the source: one stage is planned of what is read.
+    """
+    o = problem.options
+    data = {
+        "autopar_problem": _VERSION,
+        "cluster": json.loads(problem.cluster.to_json()),
+        "options": {
+            "donated": sorted(o.donated),
+            "memory_limit_bytes": o.memory_limit_bytes,
+            "mesh_shape": None if o.mesh_shape is None else list(o.mesh_shape),
+            "num_microbatches": o.num_microbatches,
+        },
+        "graph": graph_text(problem.graph),
+    }
+    text = (json.dumps(data, indent=1) + "\n").encode()
+    Path(path).write_bytes(gzip.compress(text, mtime=0) if os.fspath(path).endswith(".gz") else text)
+
+
+def load_problem(path: str | os.PathLike[str]) -> Problem:
+    """The problem in a file of `save_problem`. Raises AutoparError where the file holds none."""
+    try:
+        raw = Path(path).read_bytes()
+        data: Any = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+        if data["autopar_problem"] != _VERSION:
+            raise AutoparError(
+                f"{os.fspath(path)} has version {data['autopar_problem']}; this autopar reads {_VERSION}"
+            )
+        graph = parse_graph(data["graph"])
+        cluster = Cluster.from_dict(data["cluster"])
+        o = data["options"]
+        shape = o["mesh_shape"]
+        options = Options(
+            mesh_shape=None if shape is None else tuple(shape),
+            memory_limit_bytes=o["memory_limit_bytes"],
+            donated=frozenset(o["donated"]),
+            num_microbatches=o["num_microbatches"],
+        )
+    except (OSError, EOFError, ValueError, KeyError, TypeError, GraphSyntaxError) as error:
+        raise AutoparError(
+            f"{os.fspath(path)} holds no problem: {error}", remedy="write it with save_problem"
+        ) from error
+    verify(graph)
+    return Problem(graph, cluster, CostModel(cluster), options)

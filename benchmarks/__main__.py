@@ -15,7 +15,7 @@ import click
 import jax
 from rich.console import Console
 
-from benchmarks import calibrated, contest, memory_limit, overhead, planning, predicted, schedules, verified
+from benchmarks import calibrated, contest, memory_limit, overhead, pipelines, planning, predicted, schedules, verified
 from benchmarks.clusters import DEVICES
 from benchmarks.experts import cases as experts
 from benchmarks.machine import facts
@@ -30,6 +30,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "predicted": predicted.run,
         "memory_limit": memory_limit.run,
         "overhead": overhead.run,
+        "pipelines": pipelines.run,
         "planning": planning.run,
         "published": published.run,
         "schedules": schedules.run_all,

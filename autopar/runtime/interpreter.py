@@ -59,6 +59,7 @@ class Worker:
         self._link = link
         self.arrays: dict[Buffer, Any] = dict(start)
         self._rows: dict[Buffer, dict[int, Any]] = {}
+        self._joining: dict[Buffer, tuple[Any, str]] = {}
 
     def ready(self, instruction: Instruction) -> bool:
         """Whether the instruction need not wait: a receiver for its value, a sender for room in the queue."""
@@ -73,9 +74,16 @@ class Worker:
             made = self.do(instruction)
             if after is not None:
                 after(index, made)
+        self.finish()
+
+    def finish(self) -> None:
+        """Completes what the last instructions left to be added up."""
+        self._join()
 
     def do(self, instruction: Instruction) -> tuple[Any, ...]:
         """Carries out one instruction; returns the arrays that a program made, perhaps not computed yet."""
+        if not isinstance(instruction, Accumulate | Free):
+            self._join()
         match instruction:
             case Run(work=work, microbatch=number, reads=reads, writes=writes, donate=donate):
                 return self._run(work, max(number, 0), reads, writes, donate)
@@ -132,6 +140,28 @@ class Worker:
         elif first:
             self.arrays[into] = term
         else:
-            total = self.arrays[into]
-            join = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}[reduce]
-            self.arrays[into] = join(total, jax.device_put(term, total.sharding))
+            if into in self._joining:
+                self._join()
+            self._joining[into] = (term, reduce)
+
+    def _join(self) -> None:
+        """Adds up what consecutive ACCUMULATE instructions named, in one program: there is one for every parameter."""
+        if not self._joining:
+            return
+        totals = [self.arrays[into] for into in self._joining]
+        terms = [
+            term if term.sharding == total.sharding else jax.device_put(term, total.sharding)
+            for total, (term, _) in zip(totals, self._joining.values(), strict=True)
+        ]
+        joined = _joined(tuple(reduce for _, reduce in self._joining.values()), totals, terms)
+        self.arrays.update(zip(self._joining, joined, strict=True))
+        self._joining.clear()
+
+
+def _add_up(reduces: tuple[str, ...], totals: list[Any], terms: list[Any]) -> list[Any]:
+    """Every total with its term."""
+    joins = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
+    return [joins[reduce](total, term) for reduce, total, term in zip(reduces, totals, terms, strict=True)]
+
+
+_joined = jax.jit(_add_up, static_argnums=0)

@@ -87,6 +87,13 @@ class LocalPipeline:
                 found[worker][work] = Ready(names, loaded.shardings, loaded.compiled)
         return tuple(MappingProxyType(f) for f in found)
 
+    @cached_property
+    def _placements(self) -> tuple[Mapping[str, NamedSharding], ...]:
+        found: list[dict[str, NamedSharding]] = [{} for _ in self.program.workers]
+        for (worker, name), (port, mesh) in self.ports.items():
+            found[worker][name] = port.sharding(mesh)
+        return tuple(MappingProxyType(f) for f in found)
+
     def run(
         self, start: Mapping[tuple[int, Buffer], Any], observe: Callable[[int, Store], None] | None = None
     ) -> Store:
@@ -103,8 +110,7 @@ class LocalPipeline:
         """
         queues = Queues()
         workers = []
-        for number, programs in enumerate(self._programs):
-            placements = {n: port.sharding(mesh) for (w, n), (port, mesh) in self.ports.items() if w == number}
+        for number, (programs, placements) in enumerate(zip(self._programs, self._placements, strict=True)):
             own = {b: array for (w, b), array in start.items() if w == number}
             workers.append(Worker(programs, placements, queues.link(number), own))
         store = Store(tuple(workers))
@@ -120,6 +126,8 @@ class LocalPipeline:
             if not moved:
                 waiting = {w: str(line[0]) for w, line in enumerate(lists) if line}
                 raise ScheduleError(f"the instruction lists wait for each other: {waiting}")
+        for worker in workers:
+            worker.finish()
         return store
 
 

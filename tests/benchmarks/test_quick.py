@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import memory_limit, overhead, planning, predicted, schedules
+from benchmarks import memory_limit, overhead, pipelines, planning, predicted, schedules
 from benchmarks.experts import cases, llama
 from benchmarks.experts.compare import measure_expert
 from benchmarks.published import table as published
@@ -34,6 +34,12 @@ def test_memory_limits_shrink_the_plan() -> None:
 def test_overhead_runs_all_ways() -> None:
     (row,) = overhead.run(True, print).rows
     assert row["decorated/executable"] > 0 and row["decorated/jitted"] > 0
+
+
+def test_a_pipeline_runs_with_and_without_its_instructions() -> None:
+    (row,) = pipelines.run(True, print).rows
+    assert row["instructions"] > row["programs run"] > 0
+    assert row["step/programs"] > 0
 
 
 def test_planning_phases_add_up() -> None:

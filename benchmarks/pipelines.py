@@ -1,0 +1,107 @@
+"""What a pipeline's runtime costs: a step by the instruction lists beside the calls of its programs alone.
+
+    step       arguments placed, all instructions of all workers, results joined
+    programs   the compiled programs of the same step, called in the same order with the arrays that the step gave them
+
+Both run in turns in one process, where programs of different stages do not overlap on a CPU; so the ratio is what
+sends, accumulation, bookkeeping and placing cost, and the difference over the number of instructions the cost of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+import autopar
+from autopar.runtime.pipeline import LocalPipeline
+from benchmarks.report import Report, Row, Say
+from examples import gpt, mlp
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model: name, module of examples, preset, overrides, stages and microbatches."""
+
+    name: str
+    module: Any
+    preset: str
+    stages: int
+    microbatches: int
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+MODELS = (
+    Model("mlp, compute dominates", mlp, "small", 2, 8, {"layers": 4, "hidden": 1024, "batch": 1024}),
+    Model("gpt, tiny", gpt, "tiny", 2, 8, {"batch": 8}),
+)
+QUICK = (Model("mlp, tiny", mlp, "tiny", 2, 2),)
+
+
+def measure(model: Model, rounds: int) -> Row:
+    """The row of a model."""
+    fn, args = model.module.build(model.preset, **model.overrides)
+    function = autopar.parallelize(
+        fn, num_stages=model.stages, num_microbatches=model.microbatches, schedule="1f1b", mesh_shape=None
+    )
+    program = function.compile(*args).local
+    leaves = jax.tree.leaves(args)
+    calls = _calls(program, leaves)
+    steps_s, alone_s = [], []
+    for _ in range(rounds):
+        began_s = time.perf_counter()
+        jax.block_until_ready(program.run(program.place_all(leaves), leaves))
+        between_s = time.perf_counter()
+        jax.block_until_ready([compiled(number, *arrays) for compiled, number, arrays in calls])
+        steps_s.append(between_s - began_s)
+        alone_s.append(time.perf_counter() - between_s)
+    instructions = sum(len(w.instructions) for w in program.lowered.instructions.workers)
+    step_s, programs_s = statistics.median(steps_s), statistics.median(alone_s)
+    return {
+        "model": model.name,
+        "instructions": instructions,
+        "programs run": len(calls),
+        "step_s": step_s,
+        "programs_s": programs_s,
+        "step/programs": statistics.median(a / b for a, b in zip(steps_s, alone_s, strict=True)),
+        "instruction_s": (step_s - programs_s) / instructions,
+    }
+
+
+def _calls(program: Any, leaves: list[Any]) -> list[tuple[Any, Any, list[Any]]]:
+    """Every call of a compiled program in one step, with its arrays."""
+    calls: list[tuple[Any, Any, list[Any]]] = []
+
+    def recording(compiled: Any) -> Any:
+        def call(number: Any, *arrays: Any) -> Any:
+            calls.append((compiled, number, list(arrays)))
+            return compiled(number, *arrays)
+
+        return call
+
+    runtime = program.runtime
+    loaded = {
+        key: found if found.compiled is None else dataclasses.replace(found, compiled=recording(found.compiled))
+        for key, found in runtime.loaded.items()
+    }
+    watched = dataclasses.replace(program, runtime=LocalPipeline(runtime.program, loaded))
+    jax.block_until_ready(watched.run(watched.place_all(leaves), leaves))
+    return calls
+
+
+def run(quick: bool, say: Say) -> Report:
+    """The benchmark; ``quick`` takes one tiny model."""
+    rows = []
+    for model in QUICK if quick else MODELS:
+        say(f"pipelines: {model.name}")
+        rows.append(measure(model, 3 if quick else 30))
+    return Report(
+        "pipelines",
+        "where computing dominates a step takes at most 1.15 times its programs",
+        tuple(rows),
+        quick or rows[0]["step/programs"] <= 1.15,
+    )

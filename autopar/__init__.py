@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.errors import (
     AutoparError,
+    CheckpointError,
     ClusterError,
     InfeasiblePlanError,
     MicrobatchError,
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
     from autopar.api.verify import verify
     from autopar.cluster import Cluster
     from autopar.plan import Plan
+    from autopar.runtime.checkpoints import Checkpoints
     from autopar.simulate import Timeline, simulate
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Checkpoints": "autopar.runtime.checkpoints",
     "Cluster": "autopar.cluster",
     "Compiled": "autopar.api",
     "ParallelFunction": "autopar.api",
@@ -52,6 +55,8 @@ _HOMES = {
 
 __all__ = [
     "AutoparError",
+    "CheckpointError",
+    "Checkpoints",
     "Cluster",
     "ClusterError",
     "Compiled",

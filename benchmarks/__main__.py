@@ -15,7 +15,18 @@ import click
 import jax
 from rich.console import Console
 
-from benchmarks import calibrated, contest, memory_limit, overhead, pipelines, planning, predicted, schedules, verified
+from benchmarks import (
+    calibrated,
+    contest,
+    memory_limit,
+    overhead,
+    pipelines,
+    planning,
+    predicted,
+    ray_step,
+    schedules,
+    verified,
+)
 from benchmarks.clusters import DEVICES
 from benchmarks.experts import cases as experts
 from benchmarks.machine import facts
@@ -33,6 +44,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "pipelines": pipelines.run,
         "planning": planning.run,
         "published": published.run,
+        "ray_step": ray_step.run,
         "schedules": schedules.run_all,
         "verified": verified.run,
     }

@@ -5,6 +5,7 @@ A message states the fact with its values, the usual cause and the remedy, in th
 
 from autopar.errors.base import (
     AutoparError,
+    CheckpointError,
     ClusterError,
     InfeasiblePlanError,
     MicrobatchError,
@@ -16,6 +17,7 @@ from autopar.errors.base import (
 
 __all__ = [
     "AutoparError",
+    "CheckpointError",
     "ClusterError",
     "InfeasiblePlanError",
     "MicrobatchError",

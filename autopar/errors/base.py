@@ -66,6 +66,10 @@ class ClusterError(AutoparError):
     """A cluster is unknown, its file is wrong, or it does not have what a plan needs."""
 
 
+class CheckpointError(AutoparError):
+    """A checkpoint cannot be written, or is not there, of another structure, or damaged."""
+
+
 class PlanMismatchError(AutoparError):
     """A plan was made for another program or another cluster."""
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from autopar.errors import AutoparError, WorkerLostError
 from autopar.runtime.ray import RemoteArray, RemotePipeline, RunOptions
 from tests.runtime_ray.pipelines import Example, example, furthest, threads, trained, trained_plain
 
@@ -65,3 +66,25 @@ def test_inputs_put_before_the_step_lie_on_the_workers_that_read_them(mlp: Examp
     assert placed.keys() == set(range(len(mlp.leaves))) - batch
     leaves = [placed.get(n, leaf) for n, leaf in enumerate(mlp.leaves)]
     assert furthest(pipeline.step(leaves), trained_plain(mlp, 1)) < 1e-12
+
+
+def test_a_timed_step_is_a_timeline(mlp: Example, pipeline: RemotePipeline) -> None:
+    with pytest.raises(AutoparError, match="timed"):
+        pipeline.timeline()
+    pipeline.step(mlp.leaves, timed=True)
+    timeline = pipeline.timeline()
+    table = mlp.source.program.table
+    assert timeline.origin == "measured"
+    for worker, row in enumerate(table.rows):
+        order = [(e.kind, e.microbatch) for e in timeline.computing(worker) if e.kind in ("forward", "backward")]
+        assert order == [(t.kind, t.microbatch) for t in row]
+    assert {e.target for e in timeline.events if e.kind == "send"} == {0, 1}
+    assert 0 < timeline.bubble_fraction < 1
+    assert '"traceEvents"' in timeline.to_chrome()
+
+
+def test_a_program_that_fails_is_no_lost_worker(mlp: Example, pipeline: RemotePipeline) -> None:
+    leaves = [np.zeros((3, 3)) if np.ndim(x) == 2 else x for x in mlp.leaves]
+    with pytest.raises(AutoparError, match="worker 0 failed") as caught:
+        pipeline.step(leaves)
+    assert not isinstance(caught.value, WorkerLostError)

@@ -132,6 +132,8 @@ def placed(tiled: Tiled, sharding: NamedSharding) -> Any:
     if tiled.key:
         data = placed(Tiled(tiled.shape, tiled.dtype, tiled.tiles), sharding)
         return jax.random.wrap_key_data(data, impl=tiled.key)
+    if sharding.is_fully_addressable:
+        return jax.device_put(tiled.whole(), sharding)
     made: dict[tuple[tuple[int, int], ...], np.ndarray[Any, Any]] = {}
     buffers = []
     for device, index in sharding.addressable_devices_indices_map(tiled.shape).items():

@@ -6,9 +6,13 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -184,3 +188,37 @@ def test_fifty_random_strikes_change_no_bit(cluster: RayCluster, mlp: Example, p
     finally:
         over.set()
         own.close()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+DRIVER = """
+import tempfile, time, autopar
+cluster = autopar.Cluster.ray(workers=1, devices_per_worker=1)
+print("ready", flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_driver_that_is_killed_leaves_nothing(short_path: Path, kind: signal.Signals) -> None:
+    here = {**os.environ, "TMPDIR": str(short_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], env=here, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "ready\n"
+    started = psutil.Process(driver.pid).children(recursive=True)
+    assert len(started) > 3
+    driver.send_signal(kind)
+    driver.wait(30)
+    driver.stdout.close()
+    _, left = psutil.wait_procs(started, timeout=30)
+    assert left == []
+    until = time.monotonic() + 10
+    while list(short_path.iterdir()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert list(short_path.iterdir()) == []

@@ -12,7 +12,7 @@ import ray
 
 from autopar.errors import ClusterError, WorkerLostError
 from autopar.runtime.ray.crew import Answer, Crew
-from autopar.runtime.ray.machine import MARK, end_process, machine, marked
+from autopar.runtime.ray.machine import CREW_MARK, end_process, machine, marked
 from autopar.runtime.ray.messages import Hello, Here, decode, encode
 
 
@@ -54,7 +54,7 @@ class RayCrew(Crew):
         actor: Any = ray.remote(_Actor)
         self._processes: list[int] = []
         self._mark = secrets.token_hex(8)
-        common = {MARK: self._mark, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        common = {CREW_MARK: self._mark, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._actors: list[Any] = [
             actor.options(
                 max_restarts=0,
@@ -102,7 +102,7 @@ class RayCrew(Crew):
         """See `Crew.kill`."""
         for actor in self._actors if ray.is_initialized() else ():
             ray.kill(actor, no_restart=True)
-        for process in sorted({*self._processes, *marked(self._mark)}):
+        for process in sorted({*self._processes, *marked(f"{CREW_MARK}={self._mark}")}):
             end_process(process, 0.5)
 
 

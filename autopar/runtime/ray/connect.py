@@ -6,9 +6,9 @@ import atexit
 import dataclasses
 import functools
 import os
-import shutil
+import secrets
+import subprocess
 import tempfile
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +21,13 @@ from autopar.errors import ClusterError
 from autopar.runtime.ray.actors import RayCrew
 from autopar.runtime.ray.cluster import RayCluster, Slot
 from autopar.runtime.ray.crew import Crew
+from autopar.runtime.ray.machine import RAY_MARK, clean_up, guard
 from autopar.runtime.ray.messages import Hello
 from autopar.runtime.ray.options import RunOptions
 
 _LOOPBACK = "127.0.0.1"
+#: Paths of sockets have at most 107 characters; Ray appends up to 76 to its folder.
+_LONGEST = 20
 
 
 def connect(
@@ -57,12 +60,14 @@ def connect(
             raise ClusterError(f"{name}={count!r} is no count", remedy="give 1 or more")
     group = Cluster.load(like).groups[0]
     own = not ray.is_initialized()
-    folder = tempfile.mkdtemp(prefix="autopar-")
+    folder = _new_folder()
     crews: list[RayCrew] = []
-    end = functools.partial(_end, folder, crews, own)
+    mark = f"{RAY_MARK}={secrets.token_hex(8)}"
+    guarding = guard(mark, folder)
+    end = functools.partial(_end, folder, mark, guarding, crews, own)
     try:
         if own:
-            _initialize(address, workers, object_store_bytes, folder)
+            _initialize(address, workers, object_store_bytes, folder, mark)
     except ClusterError:
         end()
         raise
@@ -87,6 +92,12 @@ def connect(
     return RayCluster(name, (group,), (slot,) * workers, options, functools.partial(_launch, crews), end, crews)
 
 
+def _new_folder() -> str:
+    """A folder for what Ray and workers write; with a short path, since sockets have theirs below it."""
+    short = len(tempfile.gettempdir()) <= _LONGEST or not os.path.isdir("/tmp")
+    return tempfile.mkdtemp(prefix="autopar-", dir=None if short else "/tmp")
+
+
 def _alive() -> list[dict[str, Any]]:
     return [n for n in ray.nodes() if n["Alive"]]  # type: ignore[no-untyped-call]
 
@@ -95,11 +106,13 @@ def _own_address() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def _initialize(address: str | None, workers: int, object_store_bytes: int, folder: str | None) -> None:
+def _initialize(address: str | None, workers: int, object_store_bytes: int, folder: str, mark: str) -> None:
     here: dict[str, Any] = {
         "address": "local", "num_cpus": workers, "num_gpus": 0, "include_dashboard": False,
         "_node_ip_address": _LOOPBACK, "object_store_memory": object_store_bytes, "_temp_dir": folder,
     }  # fmt: skip
+    name, _, value = mark.partition("=")
+    os.environ[name] = value  # for the processes of Ray
     try:
         with warnings.catch_warnings():
             # What Ray forks turns into another program at once, which is safe.
@@ -111,6 +124,8 @@ def _initialize(address: str | None, workers: int, object_store_bytes: int, fold
             cause="no cluster runs at that address" if address else "this machine has too little memory",
             remedy="check the address with `ray status`; leave it out to start Ray here",
         ) from error
+    finally:
+        os.environ.pop(name)
     if address is None and _own_address() != _LOOPBACK:
         raise ClusterError(
             "Ray would listen on all addresses of this machine",
@@ -120,17 +135,16 @@ def _initialize(address: str | None, workers: int, object_store_bytes: int, fold
         )
 
 
-def _end(folder: str, crews: list[RayCrew], own: bool) -> None:
+def _end(folder: str, mark: str, guarding: subprocess.Popen[bytes], crews: list[RayCrew], own: bool) -> None:
     """Ends all workers; Ray ends if it was started or joined here, and the folder goes."""
     while crews:
         crews.pop().kill()
     if own:
         ray.shutdown()
-    # Processes of Ray that end may still write there.
-    until = time.monotonic() + 5
-    while os.path.exists(folder) and time.monotonic() < until:
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.01)
+    clean_up(mark, folder)
+    if guarding.stdin is not None:
+        guarding.stdin.close()
+    guarding.wait()
 
 
 def _launch(crews: list[RayCrew], hellos: Sequence[Hello], slots: Sequence[Slot]) -> Crew:

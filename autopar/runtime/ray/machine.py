@@ -1,11 +1,17 @@
-"""Processes of this machine: which machine it is, and how to end one for sure."""
+"""Processes of this machine: which machine it is, how to end one for sure, and a guard for when the driver is killed.
+
+Run as a program, ``python machine.py MARK FOLDER`` is the guard. It needs nothing but the standard library.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 
@@ -18,16 +24,19 @@ def machine() -> str:
         return socket.gethostname()
 
 
-#: Variable that all processes of a crew have, with a value of their own.
-MARK = "AUTOPAR_CREW"
+#: Variables that all processes of a crew have, and all processes of a Ray that was started here.
+CREW_MARK, RAY_MARK = "AUTOPAR_CREW", "AUTOPAR_RAY"
 
 
 def marked(mark: str) -> list[int]:
-    """Ids of the processes of this machine that were started with `MARK` set to ``mark``; none without /proc.
+    """Ids of the processes of this machine that were started with a variable; none without /proc.
 
     Finds processes that have not said a word yet, too.
+
+    Args:
+        mark: as ``NAME=value``.
     """
-    wanted = f"{MARK}={mark}".encode()
+    wanted = mark.encode()
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdecimal():
@@ -79,3 +88,31 @@ def _state(process: int) -> str:
     except ProcessLookupError:
         return "Z"
     return "R"
+
+
+def guard(mark: str, folder: str) -> subprocess.Popen[bytes]:
+    """Starts a process that waits for the end of this one, and then ends what this one left.
+
+    Args:
+        mark: of the processes that are ended, as ``NAME=value``.
+        folder: is removed.
+    """
+    command = [sys.executable, "-I", os.path.abspath(__file__), mark, folder]
+    # A session of its own: Ctrl-C in a terminal goes to all processes of the driver's.
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def clean_up(mark: str, folder: str) -> None:
+    """Ends the processes that have a mark, and removes a folder; others may still write there for a moment."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until and (left := marked(mark)):
+        for process in left:
+            end_process(process, 0.0)
+    while os.path.exists(folder) and time.monotonic() < until:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    sys.stdin.read()  # ends with the driver, whose end of the pipe it is
+    clean_up(sys.argv[1], sys.argv[2])

@@ -11,10 +11,11 @@ import jax
 from autopar.api.compiled import Compiled
 from autopar.api.modules import flax_loaded, join_result, put_back, split_arguments, without_modules
 from autopar.api.options import ParallelOptions, check_names
-from autopar.api.placement import run_sharded
+from autopar.api.placement import run_on_workers, run_sharded
 from autopar.api.pure import PureFunction
 from autopar.errors import AutoparError
 from autopar.plan import Plan
+from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import RemoteProgram
 
 
@@ -78,8 +79,13 @@ class ParallelFunction:
             kwargs: likewise.
 
         Where a plan is known (given, or made by an earlier call) results lie as it wants; before that
-        each is split over all devices as far as its dims allow, and the first step moves it.
+        each is split over all devices as far as its dims allow, and the first step moves it. On a cluster of workers
+        results are made on the workers once the function was compiled, and in this process before.
         """
+        if isinstance(self._options.cluster, RayCluster):
+            compiled = [c for pure in self._both() for c in pure.compiled.values()]
+            remote = [(c.plan, c.local) for c in compiled if isinstance(c.local, RemoteProgram)]
+            return run_on_workers(init_fn, args, kwargs, remote)
         known = [p for pure in self._both() for _, p in pure.planned.values()]
         if self._options.plan is not None:
             known.append(self._options.plan)

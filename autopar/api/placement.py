@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,21 +18,43 @@ from autopar.frontend.signature import NUMBERS
 from autopar.ir import Layout
 from autopar.lower.program import stage_devices
 from autopar.plan import Plan
+from autopar.runtime.ray.program import RemoteProgram
 
 
-def run_sharded(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], plans: Sequence[Plan],
-    devices: Sequence[Any],
-) -> Any:  # fmt: skip
-    """The result of ``fn``, each array of it made where it is to lie.
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """A function that makes state, as one of flat arrays.
 
     Args:
-        fn: makes an argument of a planned function. Leaves of its result that are no arrays are kept.
-        args: its arguments; Python numbers are values of the program where tracing them fails.
-        kwargs: likewise.
-        plans: plans whose placement is to be used, if one of their arguments has the same leaves.
-        devices: all devices.
+        flat: arrays of ``leaves`` -> the arrays of its result.
+        leaves: its traced arguments.
+        shapes: of the arrays of its result.
+        with_paths: all leaves of its result with their paths.
+        treedef: its structure.
     """
+
+    flat: Callable[..., list[Any]]
+    leaves: Sequence[Any]
+    shapes: Sequence[Any]
+    with_paths: Sequence[tuple[Any, Any]]
+    treedef: Any
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the arrays."""
+        return [jax.tree_util.keystr(path[1:]) for path, leaf in self.with_paths if _is_array(leaf)]
+
+    def result(self, arrays: Sequence[Any]) -> Any:
+        """What the function returns, with these arrays."""
+        left = iter(arrays)
+        result = jax.tree.unflatten(
+            self.treedef, [next(left) if _is_array(leaf) else leaf for _, leaf in self.with_paths]
+        )
+        (made,) = new_modules(result)
+        return made
+
+
+def _flattened(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Made:
     options = SignatureOptions()
     signature, leaves = flatten_call(fn, args, kwargs, options)
     seen: list[tuple[list[tuple[Any, Any]], Any]] = []
@@ -52,12 +74,45 @@ def run_sharded(
         signature, leaves = flatten_call(fn, args, kwargs, replace(options, static_numbers=True))
         shapes = jax.eval_shape(flat, *signature.avals())
     with_paths, treedef = seen[-1]
-    paths = [jax.tree_util.keystr(path[1:]) for path, leaf in with_paths if _is_array(leaf)]
-    shardings = next((s for p in plans if (s := placement_of(p, paths, shapes, devices)) is not None), None)
-    arrays = iter(_made(flat, leaves, shardings or default_placement(shapes, devices)))
-    result = jax.tree.unflatten(treedef, [next(arrays) if _is_array(leaf) else leaf for _, leaf in with_paths])
-    (made,) = new_modules(result)
-    return made
+    return _Made(flat, leaves, shapes, with_paths, treedef)
+
+
+def run_sharded(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], plans: Sequence[Plan],
+    devices: Sequence[Any],
+) -> Any:  # fmt: skip
+    """The result of ``fn``, each array of it made where it is to lie.
+
+    Args:
+        fn: makes an argument of a planned function. Leaves of its result that are no arrays are kept.
+        args: its arguments; Python numbers are values of the program where tracing them fails.
+        kwargs: likewise.
+        plans: plans whose placement is to be used, if one of their arguments has the same leaves.
+        devices: all devices.
+    """
+    made = _flattened(fn, args, kwargs)
+    shardings = next((s for p in plans if (s := placement_of(p, made.paths, made.shapes, devices)) is not None), None)
+    return made.result(_made(made.flat, made.leaves, shardings or default_placement(made.shapes, devices)))
+
+
+def run_on_workers(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any],
+    programs: Sequence[tuple[Plan, RemoteProgram]],
+) -> Any:  # fmt: skip
+    """The result of ``fn``, each array of it made on the workers that read it; in this process if none does.
+
+    Args:
+        fn: see `run_sharded`.
+        args: likewise.
+        kwargs: likewise.
+        programs: plans with their workers; the first of which an argument has the same leaves is used.
+    """
+    made = _flattened(fn, args, kwargs)
+    for plan, program in programs:
+        first = _window(plan, made.paths, made.shapes)
+        if first is not None:
+            return made.result(program.make(made.flat, made.leaves, range(first, first + len(made.shapes))))
+    return made.result(jax.jit(made.flat)(*made.leaves))
 
 
 def _made(flat: Callable[..., list[Any]], leaves: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
@@ -83,13 +138,22 @@ def placement_of(
     plan: Plan, paths: Sequence[str], shapes: Sequence[Any], devices: Sequence[Any]
 ) -> list[NamedSharding] | None:
     """Shardings of arrays if some argument of ``plan`` has the same leaves; else None."""
+    first = _window(plan, paths, shapes)
+    if first is None:
+        return None
+    meshes = [stage_devices(plan, s, devices) for s in range(plan.num_stages)]
+    window = plan.content.inputs[first : first + len(shapes)]
+    return [NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in window]
+
+
+def _window(plan: Plan, paths: Sequence[str], shapes: Sequence[Any]) -> int | None:
+    """Index of the first input of ``plan`` from which on inputs have these paths and types."""
     wanted = [(path, str(tensor_type(leaf))) for path, leaf in zip(paths, shapes, strict=True)]
     records = plan.content.inputs
     for start in range(len(records) - len(wanted) + 1):
         window = records[start : start + len(wanted)]
         if all(r.type == t and r.path.endswith(p) for r, (p, t) in zip(window, wanted, strict=True)):
-            meshes = [stage_devices(plan, s, devices) for s in range(plan.num_stages)]
-            return [NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in window]
+            return start
     return None
 
 

@@ -142,11 +142,14 @@ def test_without_recovery_a_lost_worker_is_named(cluster: RayCluster, mlp: Examp
 def test_parallelize_runs_on_the_cluster(cluster: RayCluster) -> None:
     build = mlp_module.build
     step, (state, batch) = build("tiny", layers=2, hidden=16, batch=8)
-    compiled = autopar.parallelize(step, cluster=cluster, num_microbatches=2).compile(state, batch)
-    placed = autopar.parallelize(step, cluster=cluster)
-    assert placed.options.cluster is cluster
+    function = autopar.parallelize(step, cluster=cluster, num_microbatches=2)
+    compiled = function.compile(state, batch)
+    made = function.init(lambda: build("tiny", layers=2, hidden=16, batch=8)[1][0])
+    assert all(isinstance(leaf, RemoteArray) for leaf in jax.tree.leaves(made))
+    assert furthest(jax.tree.leaves(made), [np.asarray(x) for x in jax.tree.leaves(state)]) < 1e-6
+    state = function.shard(state, batch)[0]
     plain = jax.jit(step)
-    want = state
+    want = build("tiny", layers=2, hidden=16, batch=8)[1][0]
     for _ in range(3):
         state, metrics = compiled(state, batch)
         want, expected = plain(want, batch)

@@ -88,3 +88,21 @@ def test_a_program_that_fails_is_no_lost_worker(mlp: Example, pipeline: RemotePi
     with pytest.raises(AutoparError, match="worker 0 failed") as caught:
         pipeline.step(leaves)
     assert not isinstance(caught.value, WorkerLostError)
+
+
+def test_workers_make_what_they_read(mlp: Example, pipeline: RemotePipeline) -> None:
+    leaves, structure = jax.tree.flatten(mlp.arguments[0])
+
+    def create(key, scale):
+        keys = jax.random.split(key, len(leaves))
+        return [(jax.random.normal(k, x.shape) * scale).astype(x.dtype) for k, x in zip(keys, leaves, strict=True)]
+
+    arguments = [jax.random.key(5), np.float64(0.5)]
+    made = pipeline.make(create, arguments, {n: lambda results, n=n: results[n] for n in range(len(leaves))})
+    want = jax.jit(create)(*arguments)
+    assert made.keys() == set(range(len(leaves)))
+    for n, array in made.items():
+        np.testing.assert_allclose(np.asarray(array), want[n], rtol=1e-12)
+    results = pipeline.step([*(made[n] for n in range(len(leaves))), *mlp.leaves[len(leaves) :]])
+    plain = jax.tree.leaves(jax.jit(mlp.step)(jax.tree.unflatten(structure, want), *mlp.arguments[1:]))
+    assert furthest(results, [np.asarray(x) for x in plain]) < 1e-12

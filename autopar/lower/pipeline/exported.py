@@ -82,6 +82,45 @@ def export_program(program: StageProgram, axes: Axes, platform: str) -> Exported
     )
 
 
+def export_maker(
+    function: Callable[..., Sequence[Any]],
+    arguments: Sequence[Any],
+    results: Sequence[PlacedPort],
+    axes: Axes,
+    platform: str,
+) -> bytes:
+    """A function that makes arrays where they are to lie, traced and lowered.
+
+    Args:
+        function: arrays -> arrays.
+        arguments: arrays of the shapes and dtypes that it will be called with.
+        results: how its results are to lie.
+        axes: sizes of the mesh axes.
+        platform: jax's name of the devices that will run it.
+    """
+    mesh = AbstractMesh(tuple(n for _, n in axes), tuple(a for a, _ in axes), (AxisType.Auto,) * len(axes))
+    whole = NamedSharding(mesh, jax.sharding.PartitionSpec())
+    given = [jax.ShapeDtypeStruct(jax.typeof(a).shape, jax.typeof(a).dtype, sharding=whole) for a in arguments]
+    shardings = [r.sharding(mesh) for r in results]
+    jitted = jax.jit(function, in_shardings=(whole,) * len(given), out_shardings=shardings)
+    return bytes(export.export(jitted, platforms=[platform])(*given).serialize())
+
+
+def run_maker(code: bytes, arguments: Sequence[Any], shardings: Sequence[NamedSharding]) -> Sequence[Any]:
+    """Arrays that an exported function makes.
+
+    Args:
+        code: from `export_maker`.
+        arguments: arrays.
+        shardings: how each result is to lie on devices.
+    """
+    exported = export.deserialize(bytearray(code))
+    whole = NamedSharding(shardings[0].mesh, jax.sharding.PartitionSpec())
+    function = jax.jit(exported.call, in_shardings=(whole,) * len(arguments), out_shardings=list(shardings))
+    made: Sequence[Any] = function(*(jax.device_put(a, whole) for a in arguments))
+    return made
+
+
 def placed_port(port: Port) -> PlacedPort:
     """A port as plain data."""
     dims = tuple(tuple(d) for d in port.layout.dims)

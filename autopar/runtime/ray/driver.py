@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from autopar._compat.dtypes import jax_dtype
 from autopar.errors import AutoparError, WorkerLostError
-from autopar.lower.pipeline.exported import ExportedProgram, export_program
+from autopar.lower.pipeline.exported import ExportedProgram, export_maker, export_program
 from autopar.runtime.ray.beacon import Monitor
 from autopar.runtime.ray.crew import Crew
 from autopar.runtime.ray.lost import Loss, lost_error, who_is_lost
@@ -173,9 +174,55 @@ class RemotePipeline:
             if self.options.recover:
                 self._state.copies[id] = (host, held)
             type = self.source.inputs[index].type
-            where = "workers " + " and ".join(map(str, held)) if len(held) > 1 else f"worker {next(iter(held))}"
-            made[index] = self._handle(id, type.shape, value.dtype, where)
+            made[index] = self._handle(id, type.shape, value.dtype, _where(held))
         self._all("put", [(a, n) for a, n in zip(given, names, strict=True)], self.options.load_s)
+        return made
+
+    def make(
+        self,
+        function: Callable[..., Sequence[Any]],
+        arguments: Sequence[Any],
+        parts: Mapping[int, Callable[[Sequence[Any]], Any]],
+    ) -> dict[int, RemoteArray]:
+        """Inputs of the step, made on the workers that read them.
+
+        Args:
+            function: arrays -> arrays.
+            arguments: what it is called with.
+            parts: by index of the input: the results of ``function`` -> the input.
+
+        Returns handles by index, without those that are cut into microbatches or that nobody reads.
+        """
+        placements = {r.name: r for p in self._exported for r in p.reads}
+        axes = {r.name: p.axes for p in self._exported for r in p.reads}
+        ids: dict[int, int] = {}
+        calls: list[tuple[Any, ...]] = []
+        held: dict[int, dict[int, str]] = {}
+        host = [to_host(a) for a in arguments]
+        for worker, places in enumerate(self.source.places):
+            own = [p for p in places if p.index in parts and not p.microbatches and p.value in placements]
+            code = b""
+            if own:
+                code = export_maker(
+                    lambda *a, own=own: [parts[p.index](function(*a)) for p in own],
+                    arguments,
+                    [placements[p.value] for p in own],
+                    axes[own[0].value],
+                    self.options.platform,
+                )
+            for p in own:
+                ids.setdefault(p.index, self._new_id())
+                held.setdefault(ids[p.index], {})[worker] = p.value
+            calls.append((code, host, [ids[p.index] for p in own], [p.value for p in own]))
+        self._all("make", calls, self.options.load_s)
+        self._state.holders.update(held)
+        made = {}
+        for index, id in ids.items():
+            type = self.source.inputs[index].type
+            made[index] = self._handle(id, type.shape, jax_dtype(type.dtype), _where(held[id]))
+        if self.options.recover:
+            for id, array in self._fetch(ids.values()).items():
+                self._state.copies[id] = (array, held[id])
         return made
 
     def kept(self) -> list[int]:
@@ -376,6 +423,10 @@ class RemotePipeline:
     def _drop(self, id: int) -> None:
         self._state.live.discard(id)
         self._state.dropped.append(id)
+
+
+def _where(held: Mapping[int, str]) -> str:
+    return ("workers " if len(held) > 1 else "worker ") + " and ".join(map(str, sorted(held)))
 
 
 def to_host(value: Any) -> Any:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from autopar.lower.pipeline.exported import ExportedProgram, compile_program, mesh_of
+from autopar.lower.pipeline.exported import ExportedProgram, compile_program, mesh_of, run_maker
 from autopar.runtime.interpreter import Ready, Worker
 from autopar.runtime.ray.beacon import Beacon
 from autopar.runtime.ray.machine import machine
@@ -120,6 +120,22 @@ class WorkerHost:
         with jax.enable_x64(self._x64):
             for id, array in arrays.items():
                 self._arrays[id] = self._placed(values[id], from_host(array))
+
+    def make(self, code: bytes, arguments: Sequence[Any], ids: Sequence[int], values: Sequence[str]) -> None:
+        """Keeps arrays that an exported function makes.
+
+        Args:
+            code: the function.
+            arguments: its arguments, on the host.
+            ids: numbers of its results.
+            values: name of the value that each is going to be.
+        """
+        if not ids:
+            return
+        with jax.enable_x64(self._x64):
+            shardings = [self._placements[v] for v in values]
+            made = run_maker(code, [from_host(a) for a in arguments], shardings)
+        self._arrays.update(zip(ids, made, strict=True))
 
     def get(self, ids: Sequence[int]) -> dict[int, Any]:
         """Arrays on the host, by number; those of keys as key data."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -85,6 +86,32 @@ class RemoteProgram:
             else:
                 made.append(put[at[0]] if len(at) == 1 else RemoteStack([put[i] for i in at]))
         return made
+
+    def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
+        """Handles to arrays that workers make, each worker those that it reads.
+
+        Args:
+            function: arrays -> arrays.
+            arguments: what it is called with.
+            inputs: indices of the inputs of the step that its results are to be.
+        """
+        flat: dict[int, Callable[[Sequence[Any]], Any]] = {}
+        for position, n in enumerate(inputs):
+            at = self.unstacked.inputs[n]
+            for k, i in enumerate(at):
+                flat[i] = partial(_piece, position, k, len(at))
+        made = self.runtime.make(function, arguments, flat)
+        results = []
+        for n in inputs:
+            pieces = [made.get(i) for i in self.unstacked.inputs[n]]
+            found = [p for p in pieces if p is not None]
+            results.append(_joined(found) if len(found) == len(pieces) else None)
+        missing = [position for position, r in enumerate(results) if r is None]
+        if missing:  # a batch, or what no stage reads
+            here = jax.jit(lambda *a: [function(*a)[p] for p in missing])(*arguments)
+            for position, array in zip(missing, here, strict=True):
+                results[position] = array
+        return results
 
     def run(self, placed: list[Any], leaves: Sequence[Any], *, timed: bool = False) -> Sequence[Any]:
         """Runs a step.
@@ -242,6 +269,12 @@ def load_remote(
         for n, constant in enumerate(traced.closed_over, count)
     )
     return RemoteProgram(runtime, shardings, program.entries, program.names, program.donated, constants, unstacked)
+
+
+def _piece(position: int, k: int, count: int, results: Sequence[Any]) -> Any:
+    whole = results[position]
+    size = whole.shape[0] // count if count > 1 else 0
+    return whole[k * size : (k + 1) * size] if count > 1 else whole
 
 
 def _joined(pieces: Sequence[RemoteArray]) -> RemoteArray:

@@ -11,11 +11,8 @@ from autopar.api.parallel_function import ParallelFunction
 from autopar.api.parallelize import parallelize, parallelize_with
 from autopar.cluster import Cluster
 from autopar.plan import Plan
-from autopar.search.compare import Budget, Budgeted, Comparison, compare_problem, run_trials
+from autopar.search.compare import STANDARD, Budget, Budgeted, Comparison, compare_problem, run_trials
 from autopar.search.problem import Problem
-
-#: Strategies that are compared unless others are named.
-STANDARD = ("alpa", "data-parallel", "zero1", "zero3", "megatron")
 
 
 def compare(

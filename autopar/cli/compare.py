@@ -14,6 +14,8 @@ from autopar.cli.plan import chosen_cluster
 from autopar.cli.target import load, parse_target, user_code
 from autopar.cli.values import count_or_auto, mesh_sizes, overrides, positions
 from autopar.report.sections import Section
+from autopar.search.compare import COLUMNS, STANDARD, Budget, Comparison, compare_problem
+from autopar.search.files import load_problem
 
 
 @click.command(cls=Command, name="compare")
@@ -66,8 +68,16 @@ def command(
     Every strategy plans the function under the same budget; nothing is run. Shown are the predicted step time of its
     plan, how much slower that is than the best, the spread over seeds, memory, and how long planning took. The JSON
     has the best cost against time of every search. The function, its arguments and the cluster are given as to
-    `autopar plan`.
+    `autopar plan`. A file of `autopar.search.save_problem` (.json, .json.gz) in place of FILE.py:FUNC needs no jax.
     """
+    budget = Budget(time_limit, steps, seeds or (0,))
+    if target.endswith((".json", ".json.gz")):
+        check_problem_options(click.get_current_context())
+        problem = load_problem(target)
+        names = STANDARD if search is None else tuple(n for n in search.split(",") if n)
+        with progress(quiet) as say:
+            show(compare_problem(problem, names, budget, say), form)
+        return
     wanted = parse_target(target)
     cluster = chosen_cluster(cluster_name, nodes)
     if cluster is not None:
@@ -81,14 +91,28 @@ def command(
         )
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)
-        names = api.STANDARD if search is None else tuple(n for n in search.split(",") if n)
+        names = STANDARD if search is None else tuple(n for n in search.split(",") if n)
         for name in names:
             planning.check_strategy(name)
         plain, options = planning.options_of(function, request)
-        budget = import_module("autopar.search.compare").Budget(time_limit, steps, seeds or (0,))
         found = api.compare_with(plain, values, options, names, budget, say)
+    show(found, form)
+
+
+def check_problem_options(ctx: click.Context) -> None:
+    """Raises click.UsageError where an option of functions was given for a file that holds a problem."""
+    own = ("target", "search", "time_limit", "steps", "seeds", "form", "quiet")
+    source = click.core.ParameterSource.COMMANDLINE
+    wrong = [p for p in ctx.params if p not in own and ctx.get_parameter_source(p) is source]
+    if wrong:
+        raise click.UsageError(
+            f"--{wrong[0].strip('_').replace('_name', '').replace('_', '-')} is for functions: a saved problem has it"
+        )
+
+
+def show(found: Comparison, form: str) -> None:
+    """Prints a comparison as text or as JSON."""
     if form == "json":
         print_json(found.to_dict())
         return
-    columns = import_module("autopar.search.compare").COLUMNS
-    print_section(Section(f"{found.program} on {found.cluster}", columns, found.rows(), (0, 2, 3, 4, 5, 6)))
+    print_section(Section(f"{found.program} on {found.cluster}", COLUMNS, found.rows(), (0, 2, 3, 4, 5, 6)))

@@ -15,6 +15,9 @@ from autopar.search.problem import Problem
 from autopar.search.progress import Progress
 from autopar.search.registry import Strategy, cuts_stages, strategy_named
 
+#: Strategies that are compared unless others are named.
+STANDARD = ("alpa", "data-parallel", "zero1", "zero3", "megatron")
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -220,18 +223,21 @@ class Comparison:
 COLUMNS = ("place", "strategy", "step time", "to best", "spread", "peak memory", "planning", "note")
 
 
-def compare_problem(problem: Problem, names: Sequence[str], budget: Budget) -> Comparison:
+def compare_problem(
+    problem: Problem, names: Sequence[str], budget: Budget, say: Callable[[str], None] | None = None
+) -> Comparison:
     """Strategies on one problem.
 
     Args:
         problem: what is planned; one that has no source has one stage in every plan.
         names: registered names.
         budget: of every search.
+        say: called with a line when a search begins.
 
     Raises:
         AutoparError: there is no strategy of a name.
     """
-    trials = run_trials(names, budget, lambda strategy: strategy(problem))
+    trials = run_trials(names, budget, lambda strategy: strategy(problem), say)
     return Comparison(problem.graph.name, str(problem.cluster), budget, trials)
 
 

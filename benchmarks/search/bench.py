@@ -20,7 +20,7 @@ NAMES = (
     "alpa", "data-parallel", "zero1", "zero2", "zero3", "megatron",
     "beam", "evolutionary", "mcmc", "random", "reinforce",
 )  # fmt: skip
-BUDGET = Budget(time_limit_s=20.0, steps=20_000, seeds=(0, 1, 2))
+BUDGET = Budget(time_limit_s=20.0, steps=5_000, seeds=(0, 1, 2))
 
 QUICK_PROBLEMS = ("unet-tiny-a100x8",)
 QUICK_NAMES = ("alpa", "data-parallel", "mcmc", "beam")

@@ -37,7 +37,7 @@ class Case:
 CASES: Mapping[str, Case] = MappingProxyType(
     {
         "gpt-tiny-a100x8": Case(gpt.build, "dgx-a100"),
-        "gpt-tiny-v100x16": Case(gpt.build, "p3.16xlarge", 2),
+        "gpt-tiny-v100x16": Case(gpt.build, "p3.16xlarge", 2, mesh=(2, 8)),
         "gpt-tiny-a100x8-short": Case(gpt.build, "dgx-a100", memory=0.9),
         "gpt-small-a100x8": Case(gpt.build, "dgx-a100", preset="small", overrides={"layers": 2}, mesh=(2, 4)),
         "llama-tiny-a100x8": Case(llama.build, "dgx-a100"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 import autopar
 from autopar.errors import AutoparError
 from autopar.search.compare import Budget, compare_problem
+from autopar.search.files import save_problem
 from examples import mlp
 from tests.cli.conftest import Run
 from tests.search.problems import problem_of, toy
@@ -91,3 +93,16 @@ def test_strategies_that_cut_stages_get_the_source() -> None:
     plans = {t.strategy: t.plan for t in found.trials}
     assert plans["gpipe"] is not None and plans["gpipe"].num_stages > 1
     assert plans["zero1"] is not None and plans["zero1"].num_stages == 1
+
+
+def test_a_saved_problem(run: Run, tmp_path: Path) -> None:
+    fn, args = mlp.build(abstract=True, layers=1)
+    path = str(tmp_path / "problem.json.gz")
+    save_problem(problem_of(fn, args, toy(4), mesh_shape=(4,)), path)
+    result = run("compare", path, "--search", "replicated,alpa", "--format", "json", "-q")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [row["strategy"] for row in found["ranking"]] == ["alpa", "replicated"]
+    wrong = run("compare", path, "--cluster", "dgx-a100")
+    assert (wrong.exit_code, "--cluster is for functions" in wrong.stderr) == (2, True)
+    assert run("compare", path, "--search", "mine").exit_code == 1

@@ -32,6 +32,7 @@ from benchmarks.experts import cases as experts
 from benchmarks.machine import facts
 from benchmarks.published import table as published
 from benchmarks.report import Report, Say, table
+from benchmarks.search import bench as search
 
 BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
     {
@@ -46,6 +47,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "published": published.run,
         "ray_step": ray_step.run,
         "schedules": schedules.run_all,
+        "search": search.run,
         "verified": verified.run,
     }
 )

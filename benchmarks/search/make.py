@@ -37,17 +37,17 @@ class Case:
 CASES: Mapping[str, Case] = MappingProxyType(
     {
         "gpt-tiny-a100x8": Case(gpt.build, "dgx-a100"),
-        "gpt-tiny-v100x16": Case(gpt.build, "p3.16xlarge", 2, mesh=(2, 8)),
+        "gpt-tiny-v100x16": Case(gpt.build, "p3.16xlarge", 2),
         "gpt-tiny-a100x8-short": Case(gpt.build, "dgx-a100", memory=0.9),
-        "gpt-small-a100x8": Case(gpt.build, "dgx-a100", preset="small", overrides={"layers": 2}, mesh=(2, 4)),
+        "gpt-small-a100x8": Case(gpt.build, "dgx-a100", preset="small", overrides={"layers": 2}),
         "llama-tiny-a100x8": Case(llama.build, "dgx-a100"),
-        "llama-small-h100x16": Case(llama.build, "dgx-h100", 2, "small", {"layers": 2}, (2, 8)),
+        "llama-small-h100x16": Case(llama.build, "dgx-h100", 2, "small", {"layers": 2}),
         "moe-tiny-a100x8": Case(moe.build, "dgx-a100"),
-        "moe-small-v100x16": Case(moe.build, "p3.16xlarge", 2, "small", {"layers": 2}, (2, 8)),
+        "moe-small-v100x16": Case(moe.build, "p3.16xlarge", 2, "small", {"layers": 2}),
         "wide-resnet-tiny-a100x8": Case(wide_resnet.build, "dgx-a100"),
         "unet-tiny-a100x8": Case(unet.build, "dgx-a100", preset=None),
         "unet-small-v100x16": Case(
-            unet.build, "p3.16xlarge", 2, None, {"channels": 64, "depth": 3, "image": 64, "batch": 32}, (2, 8)
+            unet.build, "p3.16xlarge", 2, None, {"channels": 64, "depth": 3, "image": 64, "batch": 32}
         ),
     }
 )

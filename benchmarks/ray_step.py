@@ -21,7 +21,7 @@ def run(quick: bool, say: Say) -> Report:
     """The benchmark; ``quick`` takes few steps and holds them to no target."""
     rounds = 5 if quick else 200
     step, (state, batch) = mlp.build("tiny", layers=8, batch=4 * MICROBATCHES)
-    with autopar.Cluster.ray(workers=2, devices_per_worker=2) as cluster:
+    with autopar.Cluster.ray(workers=2, devices_per_worker=1) as cluster:
         say("ray_step: two workers")
         function = autopar.parallelize(
             step, cluster=cluster, num_stages=2, num_microbatches=MICROBATCHES, schedule="1f1b"

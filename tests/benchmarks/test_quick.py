@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import memory_limit, overhead, pipelines, planning, predicted, schedules
+from benchmarks import memory_limit, overhead, pipelines, planning, predicted, ray_step, schedules
 from benchmarks.experts import cases, llama
 from benchmarks.experts.compare import measure_expert
 from benchmarks.published import table as published
@@ -84,3 +84,10 @@ def test_published_runs_are_predicted() -> None:
     assert by_part["all", "held out"]["median"] < 0.06
     assert all(0 <= row["memory"] <= 1 for row in report.rows)
     assert next(title for title, _ in report.details) == "published, all-reduces"
+
+
+@pytest.mark.slow
+def test_a_step_on_ray_is_timed() -> None:
+    pytest.importorskip("flatbuffers")
+    (row,) = ray_step.run(True, print).rows
+    assert 0 < row["tenth_s"] <= row["median_s"] <= row["ninetieth_s"]

@@ -313,7 +313,7 @@ class PureFunction:
         if plan.num_stages == 1:
             raise PlanMismatchError(
                 f"the plan has one stage; {cluster.name} runs a stage on each worker",
-                remedy=f"num_stages={len(cluster.slots)}, or a plan with several stages",
+                remedy="ask Cluster.ray for two workers or more, and for a plan with a stage for each",
             )
         check_effects(traced.graph)
         clock = Clock()

@@ -17,8 +17,8 @@ def test_cost_bound_gap_and_choice(run: Run, tmp_path: Path, monkeypatch: pytest
     problem = with_usages(grid(2, 6, 4), 1, 0.4)
     path, output = tmp_path / "p.json.gz", tmp_path / "solution.json"
     write_contest(problem, path)
-    done = run("solve", str(path), "--time-limit", "2", "--seed", "3", "-o", str(output), "--format", "json")
-    assert done.exit_code == 0
+    done = run("solve", str(path), "--time-limit", "8", "--seed", "3", "-o", str(output), "--format", "json")
+    assert done.exit_code == 0, done.stderr
     shown, written = json.loads(done.stdout), json.loads(output.read_text())
     solution = written.pop("solution")
     assert is_feasible(problem, solution)

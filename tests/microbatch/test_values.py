@@ -29,8 +29,16 @@ def _in_float64():
         yield
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
+@pytest.mark.parametrize("name", ["mlp", "llama"])
 def test_examples(name):
+    build, overrides = EXAMPLES[name]
+    step, args = build(dtype="float64", **overrides)
+    assert_same_in_microbatches(step, args, (2,), rtol=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_all_examples(name):
     build, overrides = EXAMPLES[name]
     step, args = build(dtype="float64", **overrides)
     assert_same_in_microbatches(step, args, (2, 8), rtol=1e-11)
@@ -136,7 +144,7 @@ LOSSES = [
 
 @pytest.mark.parametrize("loss_fn", LOSSES, ids=lambda f: f.__name__)
 def test_losses(loss_fn):
-    assert_same_in_microbatches(step_of(loss_fn), (weights(), data()), (2, 4, 8))
+    assert_same_in_microbatches(step_of(loss_fn), (weights(), data()), (2, 8))
 
 
 def test_dropout_draws_the_same_bits():
@@ -148,7 +156,7 @@ def test_dropout_draws_the_same_bits():
         grads, keep = jax.grad(loss_fn, has_aux=True)(params)
         return sgd(params, grads), keep
 
-    plain = assert_same_in_microbatches(step, (weights(), jax.random.key(3), data()), (2, 4))
+    plain = assert_same_in_microbatches(step, (weights(), jax.random.key(3), data()), (4,))
     found = analyze(plain.graph, 4)
     drawn = [id for id in found.body if "random_bits" in id]
     assert drawn, "the bits of a microbatch are drawn in its turn"

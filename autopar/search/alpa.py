@@ -59,7 +59,7 @@ def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock) -> Answer:
     stated = _stated(problem, mesh, clock, split_phases=False)
     with clock.phase("solve"):
         free = _solve(problem, replace(stated.problem, limit_bytes=None))
-    fits = bool(free.choice) and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes
+    fits = free.found and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes
     return Answer(stated if fits else replace(stated, tight=True), free)
 
 
@@ -91,16 +91,16 @@ def best_plan(problem: Problem, answers: Sequence[Answer], name: str, clock: Clo
     Raises:
         InfeasiblePlanError: none of them has a choice.
     """
-    feasible = [a for a in answers if a.solution.choice]
+    feasible = [a for a in answers if a.solution.found]
     if not feasible:
         raise infeasible(problem, [a.stated for a in answers])
     best = min(feasible, key=lambda a: (a.solution.objective, str(a.stated.mesh)))
     with clock.phase("extract"):
-        shardings = [extract(problem, a.stated, a.solution.choice) if a.solution.choice else None for a in answers]
+        shardings = [extract(problem, a.stated, a.solution.choice) if a.solution.found else None for a in answers]
         considered = tuple(
             Considered(
                 f"mesh {a.stated.mesh}" + (f", {a.note}" if a.note else ""),
-                a.solution.objective if a.solution.choice else None,
+                a.solution.objective if a.solution.found else None,
                 None if sharding is None else sharding.memory.total,
                 "chosen" if a is best else a.solution.status.value,
             )

@@ -66,12 +66,12 @@ def megatron(problem: Problem) -> Plan:
         except InfeasiblePlanError as error:
             if tp == min(n, node) and not tried:
                 raise error
-    fitting = [(g, r) for g, r in tried if r.solution.choice]
+    fitting = [(g, r) for g, r in tried if r.solution.found]
     best, found = min(fitting or tried, key=lambda t: (t[1].solution.objective, t[0].tp))
     considered = tuple(
         Considered(
             f"tp={g.tp}, dp={g.dp}",
-            r.solution.objective if r.solution.choice else None,
+            r.solution.objective if r.solution.found else None,
             None,
             "chosen" if g is best else r.solution.status.value,
         )

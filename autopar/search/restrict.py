@@ -69,7 +69,7 @@ def restricted_plan(
     Raises:
         InfeasiblePlanError: nothing fits the memory.
     """
-    if not found.solution.choice:
+    if not found.solution.found:
         raise InfeasiblePlanError(
             f"{name} does not fit {problem.memory_limit_bytes} bytes a device", remedy="search='alpa', or more memory"
         )

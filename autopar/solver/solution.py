@@ -38,6 +38,11 @@ class Solution:
     phases: tuple[tuple[str, float], ...] = ()
 
     @property
+    def found(self) -> bool:
+        """Whether there is a solution; that of a problem without nodes is the empty choice."""
+        return self.status in (Status.OPTIMAL, Status.FEASIBLE)
+
+    @property
     def gap(self) -> float:
         """(objective - lower bound) / objective; 0 where proven optimal, inf where nothing is known."""
         if self.status is Status.OPTIMAL or self.objective == self.lower_bound:

@@ -98,7 +98,7 @@ def layer_costs(problem: Problem, part: Cluster, whole: Sliced, by_layer: StageM
     for mesh in part.logical_meshes():
         stated = build(single, mesh, split_phases=False)
         answer = solve(replace(stated.problem, limit_bytes=None), time_limit_s=10.0, seed=0)
-        if answer.choice and (best is None or answer.objective < best[0]):
+        if answer.found and (best is None or answer.objective < best[0]):
             best = (answer.objective, stated, answer)
     assert best is not None, "without a memory limit there is always a choice"
     return _by_layer(single, best[1], best[2].choice, whole, by_layer, count)

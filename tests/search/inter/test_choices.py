@@ -12,6 +12,7 @@ import autopar
 from autopar import Cluster, InfeasiblePlanError
 from autopar.cluster import Device, LinkSpec, NodeGroup
 from examples import mlp
+from tests.end_to_end.clusters import MIDDLE
 
 SHAPE = {"layers": 8, "hidden": 256, "batch": 64}
 
@@ -64,3 +65,9 @@ def test_uneven_models_get_uneven_slices():
 def test_what_cannot_be_says_what_is_short():
     with pytest.raises(InfeasiblePlanError):
         plan(nodes(inter=2e8, memory=200_000), num_stages=2, num_microbatches=4)
+
+
+def test_a_stage_without_choices_is_a_stage():
+    """The smallest model on many stages: some have nothing to choose, which is no reason to give up."""
+    fn, args = mlp.build(abstract=True)
+    assert autopar.parallelize(fn, cluster=MIDDLE, num_stages=4, num_microbatches=2).plan(*args).num_stages == 4

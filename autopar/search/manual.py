@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Input, Layout
 from autopar.plan import Plan
+from autopar.schedule import Task, get
 from autopar.search.clock import Clock
+from autopar.search.inter.pipeline import (
+    MOST_LAYERS,
+    Candidate,
+    merge_layers,
+    microbatch_counts,
+    plan_candidate,
+    schedule_of,
+)
+from autopar.search.named import renamed
 from autopar.search.problem import Problem
 from autopar.search.restrict import Restricted, restricted_plan, solve_restricted
+from autopar.stages import cluster
 
 #: State of less than this fraction of all parameters may stay whole under tensor parallelism: biases, scales.
 _SMALL = 1e-3
@@ -29,7 +40,7 @@ class Manual:
 
     Args:
         tp: devices that share the matrices of a layer.
-        pp: pipeline stages.
+        pp: pipeline stages; the mesh of each has the axes of dp and tp.
         dp: replicas that share the batch.
         cp: devices that share the tokens of an example.
         ep: devices, of those of dp, that share experts.
@@ -66,7 +77,45 @@ class Manual:
 
     def __call__(self, problem: Problem) -> Plan:
         """The plan; see `plan`."""
-        return self.plan(problem, "manual")
+        return self._staged(problem) if self.pp > 1 else self.plan(problem, "manual")
+
+    @property
+    def cuts_stages(self) -> bool:
+        """Whether the plan has several stages: see `autopar.search.registry.cuts_stages`."""
+        return self.pp > 1
+
+    def _staged(self, problem: Problem) -> Plan:
+        """The plan of ``pp * chunks`` stages with about equal FLOPs, on ``pp`` equal submeshes of tp and dp.
+
+        The schedule is 1F1B, or interleaved 1F1B with chunks, unless another is asked for.
+
+        Raises:
+            InfeasiblePlanError: the problem cannot be cut so.
+            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+        """
+        stages, devices = self.pp * self.chunks, problem.cluster.num_devices
+        if problem.source is None or devices % self.pp:
+            raise InfeasiblePlanError(
+                f"Manual(pp={self.pp}) cannot cut {problem.graph.name} on {devices} devices",
+                cause="the problem was made from a graph alone" if problem.source is None else "pp must divide them",
+                remedy="plan by autopar.parallelize(...).plan(...), with pp * tp * dp devices",
+            )
+        schedule = problem.options.schedule
+        if schedule in ("auto", "none"):
+            schedule = get("interleaved", chunks=self.chunks) if self.chunks > 1 else "1f1b"
+        options = replace(problem.options, num_stages=stages, schedule=schedule)
+        staged = replace(problem, options=options)
+        count = options.num_microbatches or microbatch_counts(staged)[0]
+        layers = cluster(problem.graph, problem.source.microbatches(count), min(4 * stages, MOST_LAYERS))
+        if len(layers.members) < stages:
+            raise InfeasiblePlanError(
+                f"{problem.graph.name} has {len(layers.members)} layers, fewer than pp * chunks = {stages}",
+                remedy="fewer stages or chunks",
+            )
+        table, per = schedule_of(staged).table(stages, count), devices // self.pp
+        homes = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
+        candidate = Candidate(count, merge_layers(layers, stages), homes, 0.0)
+        return renamed(plan_candidate(staged, problem.source, candidate, replace(self, pp=1, chunks=1)), "manual")
 
     def plan(self, problem: Problem, name: str) -> Plan:
         """The plan, under the name of a strategy.
@@ -97,12 +146,12 @@ class Manual:
         return (f"named by hand: {', '.join(grid) or 'one device'}",)
 
     def _check(self, problem: Problem) -> None:
-        asked = {"pp": self.pp, "cp": self.cp, "ep": self.ep, "chunks": self.chunks}
+        asked = {"cp": self.cp, "ep": self.ep, "chunks": self.chunks}
         beyond = [f"{k}={n}" for k, n in asked.items() if n > 1]
         if beyond:
             raise InfeasiblePlanError(
-                f"Manual({', '.join(beyond)}) is not available for a function: this version plans one stage, on a mesh "
-                "of tp and dp",
+                f"Manual({', '.join(beyond)}) is not available for a function: this version plans stages (pp, with "
+                "chunks) on meshes of tp and dp",
                 remedy="leave it out, or price a transformer with autopar.cost.transformer.predict",
             )
         if self.recompute != "none":

@@ -21,7 +21,7 @@ MODELS = {
     "gpt": (gpt.build, {**TEXT, "dropout": 0.1, "clip": 1.0, "masked": True}),
     "deep gpt": (gpt.build, {**TEXT, "layers": 4}),
     "llama": (llama.build, {**TEXT, "kv_heads": 2, "layers": 4}),
-    "short llama": (llama.build, {**TEXT, "hidden": 16, "heads": 2, "kv_heads": 2}),
+    "short llama": (llama.build, {**TEXT, "heads": 2, "kv_heads": 2, "vocab": 16}),
     "moe": (moe.build, {}),
     "wide_resnet": (wide_resnet.build, {}),
 }
@@ -104,6 +104,20 @@ def test_mlp_in_all_shapes(stages):
     for microbatches, schedule in itertools.product((1, 2, 4, 8), ("gpipe", "1f1b", "zb-h1")):
         if 8 % stages == 0:
             compare("uneven mlp", stages, microbatches, schedule, steps=2)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_pipeline_named_by_hand(chunks):
+    fn, args = mlp.build()
+    named = autopar.search.Manual(tp=2, dp=2, pp=2, zero=1, chunks=chunks)
+    step = autopar.parallelize(fn, search=named, num_microbatches=4)
+    plan = step.plan(*args)
+    assert (plan.num_stages, plan.num_microbatches) == (2 * chunks, 4)
+    assert plan.schedule == ("1f1b" if chunks == 1 else "interleaved")
+    assert all(s.mesh_shape == {"x": 2, "y": 2} for s in plan.stages)
+    got, want = step(*args), jax.jit(fn)(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-6)
 
 
 def test_a_pipeline_plan_is_reloaded_and_runs():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import msgspec
 
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.lower.unstack import Unstacked
-from autopar.plan import InputRecord, OutputRecord, Plan, PlanContent
+from autopar.plan import InputRecord, OutputRecord, Plan
 
 
 def restacked(plan: Plan, graph: Graph, unstacked: Unstacked) -> Plan:
@@ -30,16 +30,12 @@ def restacked(plan: Plan, graph: Graph, unstacked: Unstacked) -> Plan:
         OutputRecord(o.path, str(o.type), content.outputs[at[0]].layout, o.updates, content.outputs[at[0]].stage)
         for o, at in zip(graph.outputs, unstacked.outputs, strict=True)
     )
-    fields = {name: getattr(content, name) for name in content.__struct_fields__}
-    fields |= {
-        "inputs": inputs,
-        "outputs": outputs,
-        "fingerprint": fingerprint(graph),
-        "stack_groups": unstacked.groups,
-        "donated": tuple(n for n in _names(graph) if n in donated),
-    }
-    return Plan(PlanContent(**fields), plan.phases)
-
-
-def _names(graph: Graph) -> Sequence[str]:
-    return [i.name for i in graph.inputs]
+    told = msgspec.structs.replace(
+        content,
+        inputs=inputs,
+        outputs=outputs,
+        fingerprint=fingerprint(graph),
+        stack_groups=unstacked.groups,
+        donated=tuple(i.name for i in graph.inputs if i.name in donated),
+    )
+    return Plan(told, plan.phases)

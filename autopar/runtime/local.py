@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.frontend.signature import leaf_entry
 from autopar.lower.program import Program
+from autopar.runtime.leaves import check_data, give_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +76,7 @@ class LocalProgram:
         if self.donated:
             self._separate(placed)
         result: Sequence[Any] = self.executable(*placed, *self.constants)
-        for i in self.donated:
-            leaf = leaves[i]
-            if isinstance(leaf, jax.Array) and not leaf.is_deleted():
-                leaf.delete()
+        give_up(leaves, self.donated)
         return result
 
     def _separate(self, placed: list[Any]) -> None:
@@ -96,23 +93,13 @@ class LocalProgram:
                 placed[i] = copied(x)
 
     def _place(self, index: int, leaf: Any) -> Any:
+        check_data(leaf, self.names[index])
         wanted = self.program.input_shardings[index]
         if isinstance(leaf, jax.Array):
-            if leaf.is_deleted():
-                raise AutoparError(
-                    f"{self.names[index]} was donated to an earlier call; its buffer is gone",
-                    cause="donate_argnums lets a step reuse the memory of its argument",
-                    remedy="use the state that the step returned, or leave donate_argnums empty",
-                )
             if leaf.sharding == wanted or leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
                 self.seen[index] = (type(leaf), getattr(leaf, "aval", None), leaf.sharding)
                 return leaf
             return jax.device_put(leaf, wanted)
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            raise AutoparError(
-                f"{self.names[index]} is a ShapeDtypeStruct, which has no data to run on",
-                remedy="pass arrays; .plan() and .compile() take shapes",
-            )
         # A donated buffer is written to: it must not be the caller's numpy array.
         array = np.array(leaf, self.entries[index][1], copy=True if index in self.donated else None)
         return jax.device_put(array, wanted)

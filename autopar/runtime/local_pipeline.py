@@ -11,13 +11,12 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar._compat.trees import partition_spec
-from autopar.errors import AutoparError
 from autopar.frontend import Traced
-from autopar.frontend.signature import leaf_entry
 from autopar.ir import Layout
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.program import stage_devices
 from autopar.lower.unstack import Unstacked
+from autopar.runtime.leaves import check_data, fits, give_up
 from autopar.runtime.pipeline import Loaded, LocalPipeline
 from autopar.runtime.stacked import StackedLeaf
 from autopar.schedule import Buffer, Task, ValueSpec, Work
@@ -61,10 +60,7 @@ class PipelineProgram:
 
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
-        for leaf, entry in zip(leaves, self.entries, strict=True):
-            if isinstance(leaf, jax.core.Tracer) or leaf_entry(leaf, False) != entry:
-                return None
-        return self.place_all(leaves)
+        return self.place_all(leaves) if fits(leaves, self.entries) else None
 
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:
         """The traced leaves of a call, each on the stage that has it first.
@@ -75,18 +71,8 @@ class PipelineProgram:
         return [self._place(i, leaf) for i, leaf in enumerate(leaves)]
 
     def _place(self, index: int, leaf: Any) -> Any:
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            raise AutoparError(
-                f"{self.names[index]} is a ShapeDtypeStruct, which has no data to run on",
-                remedy="pass arrays; .plan() and .compile() take shapes",
-            )
+        check_data(leaf, self.names[index])
         if isinstance(leaf, jax.Array):
-            if leaf.is_deleted():
-                raise AutoparError(
-                    f"{self.names[index]} was donated to an earlier call; its buffer is gone",
-                    cause="donate_argnums lets a step reuse the memory of its argument",
-                    remedy="use the state that the step returned, or leave donate_argnums empty",
-                )
             wanted = self.program.input_shardings[index]
             return leaf if leaf.sharding == wanted else jax.device_put(leaf, wanted)
         return jax.device_put(np.array(leaf, self.entries[index][1]), self.program.input_shardings[index])
@@ -103,10 +89,7 @@ class PipelineProgram:
         for (_, buffer), array in store.arrays.items():
             if buffer.value.startswith("out/"):
                 found.setdefault(int(buffer.value.removeprefix("out/")), array)
-        for i in self.donated:
-            leaf = leaves[i]
-            if isinstance(leaf, jax.Array) and not leaf.is_deleted():
-                leaf.delete()
+        give_up(leaves, self.donated)
         return [
             self.results[n].join([found[i] for i in at]) if len(at) > 1 else found[at[0]]
             for n, at in enumerate(self.unstacked.outputs)

@@ -12,12 +12,12 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from autopar._compat.trees import partition_spec
-from autopar.errors import AutoparError, ClusterError
+from autopar.errors import ClusterError
 from autopar.frontend import Traced
-from autopar.frontend.signature import leaf_entry
 from autopar.ir import Layout
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.unstack import Unstacked
+from autopar.runtime.leaves import check_data, fits, give_up
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.driver import RemotePipeline
 from autopar.runtime.ray.source import Pipelined
@@ -57,10 +57,7 @@ class RemoteProgram:
 
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` as the workers take them, if their shapes and dtypes are those of the program; else None."""
-        for leaf, entry in zip(leaves, self.entries, strict=True):
-            if isinstance(leaf, jax.core.Tracer) or leaf_entry(leaf, False) != entry:
-                return None
-        return self.place_all(leaves)
+        return self.place_all(leaves) if fits(leaves, self.entries) else None
 
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:
         """Leaves as the workers take them: handles as they are, arrays to be sent along with the step.
@@ -128,10 +125,7 @@ class RemoteProgram:
             for i, piece in zip(self.unstacked.inputs[n], self._pieces(n, leaf), strict=True):
                 flat[i] = piece
         results = self.runtime.step(flat, timed=timed)
-        for i in self.donated:
-            leaf = leaves[i]
-            if isinstance(leaf, jax.Array) and not leaf.is_deleted():
-                leaf.delete()
+        give_up(leaves, self.donated)
         return [
             results[at[0]] if len(at) == 1 else RemoteStack([results[i] for i in at]) for at in self.unstacked.outputs
         ]
@@ -155,20 +149,8 @@ class RemoteProgram:
         return [whole[k * size : (k + 1) * size] for k in range(len(at))]
 
     def _taken(self, index: int, leaf: Any) -> Any:
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            raise AutoparError(
-                f"{self.names[index]} is a ShapeDtypeStruct, which has no data to run on",
-                remedy="pass arrays; .plan() and .compile() take shapes",
-            )
-        if isinstance(leaf, RemoteArray):
-            return leaf
-        if isinstance(leaf, jax.Array):
-            if leaf.is_deleted():
-                raise AutoparError(
-                    f"{self.names[index]} was donated to an earlier call; its buffer is gone",
-                    cause="donate_argnums lets a step reuse the memory of its argument",
-                    remedy="use the state that the step returned, or leave donate_argnums empty",
-                )
+        check_data(leaf, self.names[index])
+        if isinstance(leaf, RemoteArray | jax.Array):
             return leaf
         return np.asarray(leaf, self.entries[index][1])
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
@@ -94,18 +96,8 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
         )
         for p in plans
     )
-    search = replace_search(best.content.search, considered)
-    return Plan(_with(best.content, search), clock.phases())
-
-
-def replace_search(search: SearchContent, considered: tuple[Considered, ...]) -> SearchContent:
-    """``search`` with other options considered."""
-    return SearchContent(search.strategy, search.objective, search.lower_bound, considered)
-
-
-def _with(content: PlanContent, search: SearchContent) -> PlanContent:
-    fields = {name: getattr(content, name) for name in content.__struct_fields__}
-    return PlanContent(**{**fields, "search": search})
+    search = msgspec.structs.replace(best.content.search, considered=considered)
+    return Plan(msgspec.structs.replace(best.content, search=search), clock.phases())
 
 
 def schedule_of(problem: Problem) -> Schedule:
@@ -346,21 +338,19 @@ def assemble(
         parts=tuple(parts),
     )
     seconds = simulate(Plan(content)).step_time
-    fields = {name: getattr(content, name) for name in content.__struct_fields__}
     search = SearchContent(content.search.strategy, seconds, None)
-    return Plan(PlanContent(**{**fields, "step_time": seconds, "search": search}))
+    return Plan(msgspec.structs.replace(content, step_time=seconds, search=search))
 
 
 def _on_devices(content: PlanContent, stage: int, home: tuple[int, int]) -> PlanContent:
     """A stage's plan with its devices' numbers in the cluster and its own number."""
     own = content.stages[0]
-    fields = {name: getattr(own, name) for name in own.__struct_fields__}
-    fields["devices"] = tuple(range(home[0], home[0] + home[1]))
-    fields["collectives"] = tuple(
-        type(c)(c.kind, c.bytes, c.axis, c.count, stage, c.seconds, c.operators) for c in own.collectives
+    placed = msgspec.structs.replace(
+        own,
+        devices=tuple(range(home[0], home[0] + home[1])),
+        collectives=tuple(msgspec.structs.replace(c, stage=stage) for c in own.collectives),
     )
-    whole = {name: getattr(content, name) for name in content.__struct_fields__}
-    return PlanContent(**{**whole, "stages": (type(own)(**fields),)})
+    return msgspec.structs.replace(content, stages=(placed,))
 
 
 def _with_sends(content: PlanContent, stage: int, record: Pipeline, count: int, sliced: Sliced) -> PlanContent:
@@ -372,13 +362,13 @@ def _with_sends(content: PlanContent, stage: int, record: Pipeline, count: int, 
         for t in record.transfers
         if t.value in sliced.parts[stage].sent
     ]
-    fields = {name: getattr(own, name) for name in own.__struct_fields__}
-    fields["collectives"] = (*own.collectives, *sends)
-    fields["operators"] = tuple(id for id, stages in sliced.map.body.items() if stage in stages) + tuple(
-        id for id, stages in sliced.map.update.items() if stage in stages
+    works = (*sliced.map.body.items(), *sliced.map.update.items())
+    sending = msgspec.structs.replace(
+        own,
+        collectives=(*own.collectives, *sends),
+        operators=tuple(id for id, stages in works if stage in stages),
     )
-    whole = {name: getattr(content, name) for name in content.__struct_fields__}
-    return PlanContent(**{**whole, "stages": (type(own)(**fields),)})
+    return msgspec.structs.replace(content, stages=(sending,))
 
 
 def _records(

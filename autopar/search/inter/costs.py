@@ -13,16 +13,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.cluster import Cluster, LogicalMesh
+from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Layout
 from autopar.ir.phases import LOOP
 from autopar.search.inter.dp import StageCosts
 from autopar.search.intra import ShardingProblem, build
-from autopar.search.intra.layouts import path_tables
+from autopar.search.intra.extract import collectives, copy_layouts, made_layouts
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
-from autopar.sharding.routes import Routes
 from autopar.solver import Solution, solve
 from autopar.stages import Layers, StageMap, assign
 
@@ -129,9 +128,9 @@ def _by_layer(
 
     for s in stated.sites:
         add(s.id, float(s.seconds[choice[s.node]]))
-    made = {v.key: v.layouts[choice[v.node]] for v in stated.values.values() if v.node is not None and v.layouts}
-    for id, seconds in _collectives(problem, stated, choice, made):
-        add(id, seconds)
+    made = made_layouts(stated, choice)
+    for c in collectives(problem, stated, choice, made, copy_layouts(stated, choice, made)):
+        add(c.use.consumer, c.seconds)
     _add_bytes(stated, made, layer_of, by_layer, state, held)
     return LayerCosts(loop_s, once_s, state, held)
 
@@ -140,31 +139,6 @@ def _layers_of(whole: Sliced, by_layer: StageMap) -> dict[str, int]:
     """Layer of each operator of the whole model's stage graph."""
     stages = {**by_layer.update, **by_layer.body}
     return {id: stages[origin][-1] for id, origin in whole.origins[0].items() if origin in stages}
-
-
-def _collectives(
-    problem: Problem, stated: ShardingProblem, choice: Sequence[int], made: Mapping[str, Layout]
-) -> list[tuple[str, float]]:
-    """(operator that needs it, seconds a step) of every collective."""
-    mesh: LogicalMesh = stated.mesh
-    tables = path_tables(mesh, problem.cost_model)
-    copies: dict[str, dict[str, Layout]] = {}
-    for c in stated.copies:
-        if c.layouts[choice[c.node]] != made[c.key]:
-            copies.setdefault(c.key, {}).update(dict.fromkeys(c.phases, c.layouts[choice[c.node]]))
-    found = []
-    for v in stated.values.values():
-        if v.key not in made:
-            continue
-        routes = Routes(tables, v.type, made[v.key], dict(copies.get(v.key, {})), stated.tight)
-        for use in sorted(v.uses, key=lambda u: u.time):
-            pairs = routes.take(use.required[choice[use.node]], use.phase)
-            for i, ((_, before), (_, after)) in enumerate(pairs):
-                weight = v.weight if i < len(pairs) - 1 else use.weight
-                for kind, full_bytes, axes in tables.communication(v.type, before, after):
-                    seconds = weight * problem.cost_model.collective_s(kind, full_bytes, axes, mesh)
-                    found.append((use.consumer, seconds))
-    return found
 
 
 def _add_bytes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -14,6 +14,7 @@ from autopar.ir import Layout, Literal
 from autopar.ir.phases import LOOP, phase_of
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.build import ShardingProblem
+from autopar.search.intra.draft import Use
 from autopar.search.intra.layouts import path_tables
 from autopar.search.problem import Problem
 from autopar.sharding.routes import Routes
@@ -60,8 +61,8 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
         stated: from `build`.
         choice: strategy of each node of ``stated.problem``.
     """
-    made = {v.key: v.layouts[choice[v.node]] for v in stated.values.values() if v.node is not None and v.layouts}
-    copies = _copies(stated, choice, made)
+    made = made_layouts(stated, choice)
+    copies = copy_layouts(stated, choice, made)
     by_work = _Works(stated)
     communication = _communication(problem, stated, choice, made, copies, by_work)
     for s in stated.sites:
@@ -115,7 +116,15 @@ def _held_bytes(stated: ShardingProblem, made: Mapping[str, Layout]) -> int:
     return total
 
 
-def _copies(stated: ShardingProblem, choice: Sequence[int], made: Mapping[str, Layout]) -> dict[str, dict[str, Layout]]:
+def made_layouts(stated: ShardingProblem, choice: Sequence[int]) -> dict[str, Layout]:
+    """The layout in which a choice makes every value that has one."""
+    return {v.key: v.layouts[choice[v.node]] for v in stated.values.values() if v.node is not None and v.layouts}
+
+
+def copy_layouts(
+    stated: ShardingProblem, choice: Sequence[int], made: Mapping[str, Layout]
+) -> dict[str, dict[str, Layout]]:
+    """By value and phase the layout of the shared copies that differ from the value as made."""
     found: dict[str, dict[str, Layout]] = defaultdict(dict)
     for c in stated.copies:
         layout = c.layouts[choice[c.node]]
@@ -147,17 +156,35 @@ def _operators(stated: ShardingProblem, choice: Sequence[int]) -> tuple[Operator
     return tuple(record for _, record in sorted(records, key=lambda e: (e[0], e[1].id)))
 
 
-def _communication(
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of a choice: what it is, for which use, how often a step, and seconds a step of it."""
+
+    kind: str
+    bytes: int
+    axis: str
+    use: Use
+    weight: float
+    seconds: float
+
+
+def collectives(
     problem: Problem,
     stated: ShardingProblem,
     choice: Sequence[int],
     made: Mapping[str, Layout],
     copies: Mapping[str, Mapping[str, Layout]],
-    by_work: _Works,
-) -> tuple[Communication, ...]:
+) -> Iterator[Collective]:
+    """Every collective that a choice needs, value by value and use by use in time.
+
+    Args:
+        problem: what was planned.
+        stated: from `build`.
+        choice: strategy of each node.
+        made: layout of every value, see `made_layouts`.
+        copies: layout of shared copies by phase, see `copy_layouts`.
+    """
     mesh, tables = stated.mesh, path_tables(stated.mesh, problem.cost_model)
-    total: dict[tuple[str, int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    users: dict[tuple[str, int, str], dict[str, None]] = defaultdict(dict)
     for v in stated.values.values():
         if v.key not in made:
             continue
@@ -167,12 +194,26 @@ def _communication(
             for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):
                 weight = v.weight if n < len(pairs) - 1 else use.weight
                 for kind, full_bytes, axes in tables.communication(v.type, before, after):
-                    key = (kind, full_bytes, "+".join(axes))
-                    total[key][0] += weight
                     seconds = weight * problem.cost_model.collective_s(kind, full_bytes, axes, mesh)
-                    total[key][1] += seconds
-                    by_work.add(use.consumer, use.phase, seconds)
-                    users[key][use.consumer] = None
+                    yield Collective(kind, full_bytes, "+".join(axes), use, weight, seconds)
+
+
+def _communication(
+    problem: Problem,
+    stated: ShardingProblem,
+    choice: Sequence[int],
+    made: Mapping[str, Layout],
+    copies: Mapping[str, Mapping[str, Layout]],
+    by_work: _Works,
+) -> tuple[Communication, ...]:
+    total: dict[tuple[str, int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    users: dict[tuple[str, int, str], dict[str, None]] = defaultdict(dict)
+    for c in collectives(problem, stated, choice, made, copies):
+        key = (c.kind, c.bytes, c.axis)
+        total[key][0] += c.weight
+        total[key][1] += c.seconds
+        by_work.add(c.use.consumer, c.use.phase, c.seconds)
+        users[key][c.use.consumer] = None
     records = [
         Communication(
             cast("CollectiveKind", kind),

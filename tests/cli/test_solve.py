@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from autopar.solver import ChoiceProblem, Node, Usage, is_feasible, write_contest
 from tests.cli.conftest import Run
 from tests.solver.problems import grid, with_usages
 
 
-def test_cost_bound_gap_and_choice(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.cli.solve._age_s", lambda: 0.1)  # the tests are older than a command gets
+def test_cost_bound_gap_and_choice(run: Run, tmp_path: Path) -> None:
     problem = with_usages(grid(2, 6, 4), 1, 0.4)
     path, output = tmp_path / "p.json.gz", tmp_path / "solution.json"
     write_contest(problem, path)
-    done = run("solve", str(path), "--time-limit", "8", "--seed", "3", "-o", str(output), "--format", "json")
+    done = run("solve", str(path), "--time-limit", "3", "--seed", "3", "-o", str(output), "--format", "json")
     assert done.exit_code == 0, done.stderr
     shown, written = json.loads(done.stdout), json.loads(output.read_text())
     solution = written.pop("solution")
@@ -30,6 +27,14 @@ def test_cost_bound_gap_and_choice(run: Run, tmp_path: Path, monkeypatch: pytest
     text = run("solve", str(path), "-q", "--solver", "highs").stdout
     for word in ("cost", "bound", "gap", "status", "read"):
         assert word in text
+
+
+def test_a_small_problem_is_answered_within_no_time(run: Run, tmp_path: Path) -> None:
+    problem, output = with_usages(grid(2, 6, 4), 1, 0.4), tmp_path / "solution.json"
+    write_contest(problem, tmp_path / "p.json")
+    done = run("solve", str(tmp_path / "p.json"), "--time-limit", "0", "-o", str(output))
+    assert done.exit_code == 0, done.stderr
+    assert is_feasible(problem, json.loads(output.read_text())["solution"])
 
 
 def test_nothing_feasible_is_exit_code_1(run: Run, tmp_path: Path) -> None:

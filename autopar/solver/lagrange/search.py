@@ -32,6 +32,8 @@ _KICKS_EACH = 3  # rounds of a thread, of which one is kicks
 _KICKED_ENTRIES = 5e6 if COMPILED else 1.0  # of tables, in the kicks of a round
 _MOST_KICKS = 64  # in a round
 _DESCENT = (1.0, 0.5, 0.0)  # weights of prices after a kick
+_SURE_ROUNDS = 12  # whatever the deadline, while no choice is allowed,
+_SURE_ENTRIES = 1e4  # where tables are so small that rounds take milliseconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +58,8 @@ class Search:
 
         Args:
             start: a choice; it need not obey the limit.
-            deadline: of `time.monotonic`.
+            deadline: of `time.monotonic`. Small problems are searched past it until some choice is allowed, for a few
+                rounds: a limit shorter than the start of an interpreter should not lose their answer.
             rounds: at most.
             bound: cost at which to stop.
         """
@@ -65,12 +68,14 @@ class Search:
         states = [self._state(start) for _ in range(_THREADS)]
         best, cost = start, float(states[0].figures[1])
         began = time.monotonic()
+        sure = _SURE_ROUNDS if self.packed.graph.tables.size <= _SURE_ENTRIES else 0
         with ThreadPoolExecutor(_THREADS) as threads:
             for turn in range(rounds):
                 now = time.monotonic()
-                if now > deadline or cost <= bound:
+                if cost <= bound or (now > deadline and (turn >= sure or cost < math.inf)):
                     break
-                part = (now - began) / (deadline - began) if math.isfinite(deadline) else turn / rounds
+                timed = math.isfinite(deadline) and deadline > began
+                part = (now - began) / (deadline - began) if timed else turn / rounds
                 left = 1.0 - min(part, 1.0)
                 states = list(threads.map(self._round, range(_THREADS), [turn] * _THREADS, [left] * _THREADS, states))
                 for state in states:

@@ -15,6 +15,8 @@ from autopar.solver.problem import Array, ChoiceProblem
 
 Ints = NDArray[np.int64]
 
+_SMALL = 2000  # strategies in all
+
 
 class Graph(NamedTuple):
     """Nodes in order, each with its half-edges in the order of its neighbours.
@@ -87,6 +89,11 @@ class Packed:
     constant: float
     forbidden: float
     nodes: tuple[int, ...]
+
+    @property
+    def small(self) -> bool:
+        """Whether an answer takes milliseconds, so that it is found whatever the time limit."""
+        return self.costs.size <= _SMALL
 
 
 def pack(problem: ChoiceProblem, contracted: Contracted) -> Packed:

@@ -32,8 +32,7 @@ _KICKS_EACH = 3  # rounds of a thread, of which one is kicks
 _KICKED_ENTRIES = 5e6 if COMPILED else 1.0  # of tables, in the kicks of a round
 _MOST_KICKS = 64  # in a round
 _DESCENT = (1.0, 0.5, 0.0)  # weights of prices after a kick
-_SURE_ROUNDS = 12  # whatever the deadline, while no choice is allowed,
-_SURE_ENTRIES = 1e4  # where tables are so small that rounds take milliseconds
+_SURE_ROUNDS = 12  # of a small problem, whatever the deadline, while no choice is allowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +67,7 @@ class Search:
         states = [self._state(start) for _ in range(_THREADS)]
         best, cost = start, float(states[0].figures[1])
         began = time.monotonic()
-        sure = _SURE_ROUNDS if self.packed.graph.tables.size <= _SURE_ENTRIES else 0
+        sure = _SURE_ROUNDS if self.packed.small else 0
         with ThreadPoolExecutor(_THREADS) as threads:
             for turn in range(rounds):
                 now = time.monotonic()

@@ -98,7 +98,7 @@ class LagrangeSolver:
             dual.note(given)
         now = time.monotonic()
         until = now + _DUAL_PART * (deadline - now)
-        dual.press(deadline)
+        dual.press(math.inf if packed.small else deadline)
         ascend(dual, until, self.steps if math.isinf(deadline) else _NO_END)
         clock.lap("bound")
         begin = dual.choice if dual.choice is not None else dual.nearest

@@ -32,12 +32,14 @@ from autopar.schedule.instructions import (
     instruction_text,
     made_by,
     used_by,
+    waiting_text,
 )
 from autopar.schedule.liveness import free_early
 from autopar.schedule.memory import Usage, buffer_bytes, starting_buffers, transit_bytes, usage
 from autopar.schedule.place import place
 from autopar.schedule.registry import ENTRY_POINTS, factory_named, get, register, schedules
 from autopar.schedule.table import Kind, Table, Task, marked_text, table_text
+from autopar.schedule.turns import take_turns
 from autopar.schedule.verify import Verified, verify
 
 __all__ = [
@@ -84,6 +86,7 @@ __all__ = [
     "schedules",
     "starting_buffers",
     "table_text",
+    "take_turns",
     "to_csv",
     "to_json",
     "to_text",
@@ -91,5 +94,6 @@ __all__ = [
     "usage",
     "used_by",
     "verify",
+    "waiting_text",
     "work_of",
 ]

@@ -6,6 +6,7 @@ instruction means for the values on a worker is defined by `autopar.schedule.ver
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -206,6 +207,11 @@ def instruction_text(i: Instruction) -> str:
             return f"OFFLOAD {i.value}"
         case Fetch():
             return f"FETCH {i.value}"
+
+
+def waiting_text(lists: Sequence[Sequence[Instruction]], at: Sequence[int], stuck: Sequence[int]) -> str:
+    """At which instruction each of the ``stuck`` workers waits, having carried out ``at`` of its list."""
+    return "; ".join(f"worker {w} waits at {instruction_text(lists[w][at[w]])}" for w in stuck)
 
 
 def _names(buffers: tuple[Buffer, ...]) -> str:

@@ -8,6 +8,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
+from autopar.schedule.turns import take_turns
+
 #: Where a schedule splits backward, "backward" is the gradient of the inputs and "weight" that of the weights;
 #: otherwise "backward" is both.
 Kind: TypeAlias = Literal["forward", "backward", "weight"]
@@ -120,21 +122,17 @@ def start_times(table: Table, lengths: Mapping[str, int]) -> dict[Task, int]:
     """
     starts: dict[Task, int] = {}
     ends: dict[Task, int] = {}
-    reached = [0] * table.num_workers
     free = [0] * table.num_workers
-    moved = True
-    while moved:
-        moved = False
-        for worker, row in enumerate(table.rows):
-            while reached[worker] < len(row):
-                task = row[reached[worker]]
-                needs = table.needs(task)
-                if any(n not in ends for n in needs):
-                    break
-                starts[task] = max([free[worker], *(ends[n] for n in needs)])
-                ends[task] = free[worker] = starts[task] + lengths[task.kind]
-                reached[worker] += 1
-                moved = True
+
+    def start(worker: int, task: Task) -> bool:
+        needs = table.needs(task)
+        if any(n not in ends for n in needs):
+            return False
+        starts[task] = max([free[worker], *(ends[n] for n in needs)])
+        ends[task] = free[worker] = starts[task] + lengths[task.kind]
+        return True
+
+    take_turns(table.rows, [0] * table.num_workers, start)
     return starts
 
 

@@ -31,10 +31,12 @@ from autopar.schedule.instructions import (
     Stash,
     instruction_text,
     made_by,
+    waiting_text,
 )
 from autopar.schedule.liveness import stays
 from autopar.schedule.memory import starting_buffers, transit_bytes, usage
 from autopar.schedule.table import KINDS, Task, marked_text
+from autopar.schedule.turns import take_turns
 
 
 @dataclass(frozen=True)
@@ -169,19 +171,11 @@ class _Machine:
 
     def run(self) -> None:
         """Runs all lists to their end, in turn as far as each one comes."""
-        moved = True
-        while moved:
-            moved = False
-            for worker, lines in enumerate(self.lists):
-                while self.at[worker] < len(lines) and self._step(worker, lines[self.at[worker]]):
-                    self.at[worker] += 1
-                    moved = True
-        stuck = [w for w, lines in enumerate(self.lists) if self.at[w] < len(lines)]
+        stuck = take_turns(self.lists, self.at, self._step)
         if stuck:
-            reasons = "; ".join(f"worker {w} waits at {instruction_text(self.lists[w][self.at[w]])}" for w in stuck)
             raise self.fail(
                 stuck[0],
-                f"deadlock with queues of {self.depth}: {reasons}",
+                f"deadlock with queues of {self.depth}: {waiting_text(self.lists, self.at, stuck)}",
                 cause="a send waits for room in a queue or a receive for a value that comes only after it",
             )
 

@@ -22,11 +22,12 @@ from autopar.schedule import (
     Send,
     Stash,
     buffer_bytes,
-    instruction_text,
     marked_text,
     starting_buffers,
+    take_turns,
     usage,
     verify,
+    waiting_text,
 )
 from autopar.simulate.durations import Durations
 from autopar.simulate.event import Event
@@ -74,18 +75,11 @@ class _Engine:
 
     def run(self) -> None:
         """Takes workers in turn, each as far as it comes; times do not depend on the order."""
-        moved = True
-        while moved:
-            moved = False
-            for worker, lines in enumerate(self.lists):
-                while self.at[worker] < len(lines) and self._step(worker, lines[self.at[worker]]):
-                    self.at[worker] += 1
-                    moved = True
-        stuck = [w for w, lines in enumerate(self.lists) if self.at[w] < len(lines)]
+        stuck = take_turns(self.lists, self.at, self._step)
         if stuck:
-            reasons = "; ".join(f"worker {w} at {instruction_text(self.lists[w][self.at[w]])}" for w in stuck)
             raise ScheduleError(
-                f"deadlock with queues of {self.depth}: {reasons}", table=marked_text(self.program.table, None)
+                f"deadlock with queues of {self.depth}: {waiting_text(self.lists, self.at, stuck)}",
+                table=marked_text(self.program.table, None),
             )
 
     def _step(self, worker: int, i: Instruction) -> bool:

@@ -41,7 +41,7 @@ def verified(name: str, target: str, overrides: Mapping[str, Any] | None = None)
     module, sizes = EXAMPLES[name]
     step, args = module.build(abstract=True, **(sizes if overrides is None else overrides))
     cluster = parse_target(target).cluster()
-    plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0).plan(*args)
+    plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0, num_stages=1).plan(*args)
     return autopar.verify(plan, step, *args, target=target)
 
 

@@ -12,8 +12,9 @@ from autopar.lower.aot.base import Target
 from autopar.lower.aot.groups import GroupNames
 from autopar.lower.aot.messages import CompiledCollective
 from autopar.lower.aot.rewrites import Key, rewrites, sent
+from autopar.lower.aot.rows import BYTES_TOLERANCE, CollectiveRow
 from autopar.lower.aot.spawn import Compilation
-from autopar.lower.aot.verification import BYTES_TOLERANCE, CollectiveRow, Verification
+from autopar.lower.aot.verification import Verification
 from autopar.plan import Communication, Plan
 
 _OPERATORS = 4

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from autopar.cli import options
 from autopar.cli.group import Command
 from autopar.cli.output import progress, stdout_to_stderr, write_file
 
@@ -19,7 +20,7 @@ from autopar.cli.output import progress, stdout_to_stderr, write_file
 )
 @click.option("--name", metavar="NAME", help="Name of the cluster.  [default: that of the file]")
 @click.option("--quick", is_flag=True, help="Few sizes and repetitions: seconds instead of a minute, and rough.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+@options.quiet_option
 def command(output: str, cpu_devices: int | None, name: str | None, quick: bool, quiet: bool) -> None:
     """Measure the devices at hand and write a cluster file.
 

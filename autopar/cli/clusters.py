@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from autopar.cli import options
 from autopar.cli.group import Command
 from autopar.cli.output import print_json, print_section
 from autopar.cluster import Cluster, LinkSpec, NodeGroup, available
@@ -12,7 +13,7 @@ from autopar.report.sections import Section
 
 
 @click.command(cls=Command, name="clusters")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@options.format_option("text", "json")
 def command(form: str) -> None:
     """List the clusters that come with autopar.
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from autopar.cli import options
 from autopar.cli.group import Command
 from autopar.cli.output import print_json, print_section, progress
 from autopar.cli.plan import chosen_cluster
 from autopar.cli.target import load, parse_target, user_code
-from autopar.cli.values import count_or_auto, mesh_sizes, overrides, positions
 from autopar.report.sections import Section
 from autopar.search.compare import COLUMNS, STANDARD, Budget, Comparison, compare_problem
 from autopar.search.files import load_problem
@@ -24,25 +24,13 @@ from autopar.search.files import load_problem
 @click.option("--time-limit", type=float, default=60.0, show_default=True, metavar="S", help="Seconds for one mesh.")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Choices for one mesh, where they are counted.")
 @click.option("--seed", "seeds", type=int, multiple=True, metavar="N", help="May be given several times.  [default: 0]")
-@click.option(
-    "--args", "arguments", default="example_args", show_default=True, metavar="ATTR",
-    help="Attribute of the file that is, or returns, the tuple of arguments (arrays or shapes).",
-)  # fmt: skip
-@click.option("--preset", metavar="NAME", help="Preset of the file's build, where no FUNC is named.")
-@click.option(
-    "--set", "set_", metavar="NAME=VALUE", callback=overrides, multiple=True,
-    help="A further argument of build. May be given several times.",
-)  # fmt: skip
-@click.option("--cluster", "cluster_name", metavar="NAME|FILE", help="What to plan for; see `autopar clusters`.")
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes of the cluster.")
-@click.option("--microbatches", metavar="N", callback=count_or_auto, help="Parts of the batch.")
-@click.option("--schedule", metavar="NAME", help="Pipeline schedule.")
-@click.option("--memory-limit", metavar="SIZE", help="Memory a device.  [default: that of the device]")
-@click.option("--mesh", metavar="SIZES", callback=mesh_sizes, help="The only logical mesh to consider, as 2x4.")
-@click.option("--donate", metavar="N[,N]", callback=positions, help="Arguments whose memory the step may reuse, as 0.")
-@click.option("--batch", metavar="N[,N]", callback=positions, help="Arguments that are the batch.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+@options.target_options
+@options.cluster_options
+@options.pipeline_options
+@options.limit_options
+@options.batch_option
+@options.format_option("text", "json")
+@options.quiet_option
 def command(
     target: str,
     search: str | None,

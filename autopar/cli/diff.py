@@ -6,6 +6,7 @@ import dataclasses
 
 import click
 
+from autopar.cli import options
 from autopar.cli.group import Command
 from autopar.cli.output import print_json, print_section
 from autopar.plan import Plan
@@ -17,7 +18,7 @@ _PLAN = click.Path(exists=True, dir_okay=False)
 @click.command(cls=Command, name="diff")
 @click.argument("before", metavar="a.json", type=_PLAN)
 @click.argument("after", metavar="b.json", type=_PLAN)
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@options.format_option("text", "json")
 def command(before: str, after: str, form: str) -> None:
     """Compare two plans.
 

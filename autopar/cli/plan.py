@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from autopar.cli import options
 from autopar.cli.group import Command
 from autopar.cli.output import progress, terminal_console, write_file
 from autopar.cli.target import load, parse_target, user_code
-from autopar.cli.values import count_or_auto, mesh_sizes, overrides, positions
 from autopar.cluster import Cluster
 from autopar.cluster.catalog import find as find_cluster
 from autopar.errors import ClusterError
@@ -21,53 +21,15 @@ from autopar.plan import Plan
 
 @click.command(cls=Command, name="plan")
 @click.argument("target", metavar="FILE.py:FUNC")
-@click.option(
-    "--args",
-    "arguments",
-    default="example_args",
-    show_default=True,
-    metavar="ATTR",
-    help="Attribute of the file that is, or returns, the tuple of arguments (arrays or shapes).",
-)
-@click.option("--preset", metavar="NAME", help="Preset of the file's build, where no FUNC is named.")
-@click.option(
-    "--set",
-    "set_",
-    metavar="NAME=VALUE",
-    callback=overrides,
-    multiple=True,
-    help="A further argument of build. May be given several times.",
-)
-@click.option(
-    "--cluster",
-    "cluster_name",
-    metavar="NAME|FILE",
-    help="What to plan for; see `autopar clusters`.  [default: the devices of this process]",
-)
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes of the cluster.")
-@click.option("--search", metavar="NAME", help="Search strategy; see `autopar strategies`.  [default: alpa]")
-@click.option(
-    "--microbatches", metavar="N", callback=count_or_auto, help="Parts of the batch that run one after another."
-)
-@click.option("--schedule", metavar="NAME", help="Pipeline schedule.")
-@click.option(
-    "--memory-limit", metavar="SIZE", help="Memory a device, as 40GB or 16GiB.  [default: that of the device]"
-)
-@click.option("--mesh", metavar="SIZES", callback=mesh_sizes, help="The only logical mesh to consider, as 2x4.")
-@click.option("--donate", metavar="N[,N]", callback=positions, help="Arguments whose memory the step may reuse, as 0.")
-@click.option(
-    "--batch", metavar="N[,N]", callback=positions, help="Arguments that are the batch, where it cannot be told."
-)
+@options.target_options
+@options.cluster_options
+@options.search_option
+@options.pipeline_options
+@options.limit_options
+@options.batch_option
 @click.option("-o", "--output", metavar="FILE", help="Write the plan to FILE: a page if it ends in .html, else JSON.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "html"]),
-    default="text",
-    show_default=True,
-    help="What is printed.",
-)
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+@options.format_option("text", "json", "html")
+@options.quiet_option
 def command(
     target: str,
     arguments: str,

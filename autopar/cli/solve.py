@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from autopar.cli import options
 from autopar.cli.group import Command
 from autopar.cli.output import print_json, print_section, progress, write_file
 from autopar.report.sections import Section
@@ -40,8 +41,8 @@ _MOST_START_S = 10.0  # a process that is older did other things before
     help="What solves it: lagrange, highs, exhaustive.",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write the choice to FILE, as JSON.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+@options.format_option("text", "json")
+@options.quiet_option
 def command(
     file: Path, time_limit_s: float | None, seed: int, solver: str, output: str | None, form: str, quiet: bool
 ) -> None:

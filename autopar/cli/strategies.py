@@ -6,6 +6,7 @@ import inspect
 
 import click
 
+from autopar.cli import options
 from autopar.cli.group import Command
 from autopar.cli.output import print_json, print_section
 from autopar.report.sections import Section
@@ -13,7 +14,7 @@ from autopar.search import strategies, strategy_named
 
 
 @click.command(cls=Command, name="strategies")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@options.format_option("text", "json")
 def command(form: str) -> None:
     """List the search strategies.
 

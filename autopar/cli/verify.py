@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from autopar.cli import options
 from autopar.cli.group import Command
 from autopar.cli.output import print_json, progress
 from autopar.cli.target import load, parse_target, user_code
-from autopar.cli.values import mesh_sizes, overrides, positions
 from autopar.plan import Plan
 
 
@@ -25,29 +25,12 @@ from autopar.plan import Plan
     help="What to compile for: cpu, cpu:N, tpu:v5p:4x4x4, or cuda:h100:8x8 (nodes x devices).",
 )
 @click.option("--plan", "plan_file", metavar="plan.json", help="A plan to verify.  [default: plan for the target]")
-@click.option(
-    "--args",
-    "arguments",
-    default="example_args",
-    show_default=True,
-    metavar="ATTR",
-    help="Attribute of the file that is, or returns, the tuple of arguments (arrays or shapes).",
-)
-@click.option("--preset", metavar="NAME", help="Preset of the file's build, where no FUNC is named.")
-@click.option(
-    "--set", "set_", metavar="NAME=VALUE", callback=overrides, multiple=True,
-    help="A further argument of build. May be given several times.",
-)  # fmt: skip
-@click.option("--search", metavar="NAME", help="Search strategy; see `autopar strategies`.  [default: alpa]")
-@click.option("--memory-limit", metavar="SIZE", help="Memory a device.  [default: that of the device]")
-@click.option("--mesh", metavar="SIZES", callback=mesh_sizes, help="The only logical mesh to consider, as 2x4.")
-@click.option("--donate", metavar="N[,N]", callback=positions, help="Arguments whose memory the step may reuse, as 0.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json", "html"]), default="text", show_default=True,
-    help="What is printed.",
-)  # fmt: skip
+@options.target_options
+@options.search_option
+@options.limit_options
+@options.format_option("text", "json", "html")
 @click.option("--strict", is_flag=True, help="Exit with 1 where compiled and predicted differ.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+@options.quiet_option
 @click.pass_context
 def command(
     ctx: click.Context,

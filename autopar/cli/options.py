@@ -1,0 +1,96 @@
+"""Options that several commands take, each written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from autopar.cli.values import count_or_auto, mesh_sizes, overrides, positions
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Option = Callable[[Decorated], Decorated]
+
+
+def options(*parts: Option[Any]) -> Option[Any]:
+    """One decorator for several; they are shown in the order given."""
+
+    def decorate(function: Any) -> Any:
+        for part in reversed(parts):
+            function = part(function)
+        return function
+
+    return decorate
+
+
+#: Which function, and with which arguments: ``arguments``, ``preset``, ``set_``.
+target_options: Option[Any] = options(
+    click.option(
+        "--args",
+        "arguments",
+        default="example_args",
+        show_default=True,
+        metavar="ATTR",
+        help="Attribute of the file that is, or returns, the tuple of arguments (arrays or shapes).",
+    ),
+    click.option("--preset", metavar="NAME", help="Preset of the file's build, where no FUNC is named."),
+    click.option(
+        "--set",
+        "set_",
+        metavar="NAME=VALUE",
+        callback=overrides,
+        multiple=True,
+        help="A further argument of build. May be given several times.",
+    ),
+)
+
+#: What to plan for: ``cluster_name``, ``nodes``.
+cluster_options: Option[Any] = options(
+    click.option(
+        "--cluster",
+        "cluster_name",
+        metavar="NAME|FILE",
+        help="What to plan for; see `autopar clusters`.  [default: the devices of this process]",
+    ),
+    click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes of the cluster."),
+)
+
+#: The strategy: ``search``.
+search_option: Option[Any] = click.option(
+    "--search", metavar="NAME", help="Search strategy; see `autopar strategies`.  [default: alpa]"
+)
+
+#: How time is divided: ``microbatches``, ``schedule``.
+pipeline_options: Option[Any] = options(
+    click.option(
+        "--microbatches", metavar="N", callback=count_or_auto, help="Parts of the batch that run one after another."
+    ),
+    click.option("--schedule", metavar="NAME", help="Pipeline schedule."),
+)
+
+#: Limits on the answer and facts of the call: ``memory_limit``, ``mesh``, ``donate``.
+limit_options: Option[Any] = options(
+    click.option(
+        "--memory-limit", metavar="SIZE", help="Memory a device, as 40GB or 16GiB.  [default: that of the device]"
+    ),
+    click.option("--mesh", metavar="SIZES", callback=mesh_sizes, help="The only logical mesh to consider, as 2x4."),
+    click.option(
+        "--donate", metavar="N[,N]", callback=positions, help="Arguments whose memory the step may reuse, as 0."
+    ),
+)
+
+#: Where roles cannot be told: ``batch``.
+batch_option: Option[Any] = click.option(
+    "--batch", metavar="N[,N]", callback=positions, help="Arguments that are the batch, where it cannot be told."
+)
+
+#: No progress: ``quiet``.
+quiet_option: Option[Any] = click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+
+
+def format_option(*forms: str) -> Option[Any]:
+    """What is printed: ``form``, one of ``forms``, the first unless given."""
+    return click.option(
+        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="What is printed."
+    )

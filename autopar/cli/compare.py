@@ -43,6 +43,7 @@ def command(
     cluster_name: str | None,
     nodes: int | None,
     microbatches: int | str | None,
+    stages: int | str | None,
     schedule: str | None,
     memory_limit: str | None,
     mesh: tuple[int, ...] | None,
@@ -75,7 +76,7 @@ def command(
         planning, api = import_module("autopar.cli.planning"), import_module("autopar.api.compare")
         planning.limit_bytes(memory_limit)
         request = planning.Request(
-            arguments, preset, set_, cluster, None, microbatches, schedule, memory_limit, mesh, donate, batch
+            arguments, preset, set_, cluster, None, microbatches, stages, schedule, memory_limit, mesh, donate, batch
         )
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)

@@ -61,12 +61,15 @@ search_option: Option[Any] = click.option(
     "--search", metavar="NAME", help="Search strategy; see `autopar strategies`.  [default: alpa]"
 )
 
-#: How time is divided: ``microbatches``, ``schedule``.
+#: How time is divided: ``microbatches``, ``stages``, ``schedule``.
 pipeline_options: Option[Any] = options(
     click.option(
         "--microbatches", metavar="N", callback=count_or_auto, help="Parts of the batch that run one after another."
     ),
-    click.option("--schedule", metavar="NAME", help="Pipeline schedule."),
+    click.option(
+        "--stages", metavar="N", callback=count_or_auto, help="Parts of the model, each on devices of its own."
+    ),
+    click.option("--schedule", metavar="NAME", help="Pipeline schedule; see `autopar schedules`."),
 )
 
 #: Limits on the answer and facts of the call: ``memory_limit``, ``mesh``, ``donate``.

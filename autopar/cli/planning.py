@@ -32,6 +32,7 @@ class Request:
         cluster: what to plan for.
         search: name of a strategy.
         microbatches: number of microbatches, or "auto".
+        stages: number of stages, or "auto".
         schedule: name of a pipeline schedule.
         memory_limit: bytes a device, as text.
         mesh: sizes of the only logical mesh.
@@ -45,6 +46,7 @@ class Request:
     cluster: Cluster | None
     search: str | None
     microbatches: int | str | None
+    stages: int | str | None
     schedule: str | None
     memory_limit: str | None
     mesh: tuple[int, ...] | None
@@ -139,6 +141,7 @@ def options_of(function: Any, request: Request) -> tuple[Callable[..., Any], Par
         "cluster": request.cluster,
         "search": request.search,
         "num_microbatches": request.microbatches,
+        "num_stages": request.stages,
         "schedule": request.schedule,
         "memory_limit_bytes": limit_bytes(request.memory_limit),
         "mesh_shape": request.mesh,

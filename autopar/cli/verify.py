@@ -63,7 +63,7 @@ def command(
         target = aot.parse_target(device)
         target.check_installed()
         request = planning.Request(
-            arguments, preset, set_, target.cluster(), search, None, None, memory_limit, mesh, donate, None
+            arguments, preset, set_, target.cluster(), search, None, None, None, memory_limit, mesh, donate, None
         )
         say(f"loading {wanted.place}")
         fn, values = planning.function_and_arguments(load(wanted), wanted, request)

@@ -65,6 +65,14 @@ def test_options_reach_the_plan(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_options_of_a_pipeline_reach_the_plan(run: Run) -> None:
+    sizes = ("--preset", "tiny", "--set", "layers=4", "--set", "hidden=32", "--set", "batch=32")
+    cut = ("--stages", "2", "--microbatches", "4", "--schedule", "gpipe")
+    plan = planned(run, "examples.mlp", "--cluster", "local-cpu", *sizes, *cut)
+    assert (plan.num_stages, plan.num_microbatches, plan.schedule) == (2, 4, "gpipe")
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_module_is_as_good_as_its_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     by_file = planned(run, TARGET, *CLUSTER)
     monkeypatch.delitem(sys.modules, "train", raising=False)

@@ -61,6 +61,11 @@ class Step:
         """Whether nothing is sent."""
         return self.kind in LOCAL_KINDS
 
+    @property
+    def interleaves(self) -> bool:
+        """Whether the pieces of the collective interleave in the tensor: devices have to rearrange it."""
+        return self.dim > 0 and self.kind in ("all-gather", "reduce-scatter")
+
 
 def mesh_axes(mesh: LogicalMesh) -> Axes:
     """The axes of ``mesh`` that have more than one device."""
@@ -193,8 +198,7 @@ def layout_graph(axes: Axes, allowed: Divisors, reductions: tuple[str, ...]) -> 
     numbers: dict[tuple[str, tuple[str, ...], int, bool], int] = {}
     price_of = []
     for _, i, step in found:
-        interleaved = step.dim > 0 and step.kind in ("all-gather", "reduce-scatter")
-        price = (step.kind, tuple(a for a in names if a in step.axes), pieces[i], interleaved)
+        price = (step.kind, tuple(a for a in names if a in step.axes), pieces[i], step.interleaves)
         price_of.append(numbers.setdefault(price, len(numbers)))
     targets = np.array([j for j, _, _ in found], np.int64)
     return LayoutGraph(

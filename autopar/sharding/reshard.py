@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +131,22 @@ class PathTable:
         return tuple(reversed(found))
 
 
+class Sent(NamedTuple):
+    """A collective on a path.
+
+    Args:
+        kind: of the collective.
+        full_bytes: of the whole group; see `communication`.
+        axes: mesh axes.
+        seconds: with those in which devices rearrange what interleaves.
+    """
+
+    kind: str
+    full_bytes: int
+    axes: tuple[str, ...]
+    seconds: float
+
+
 @dataclass(eq=False)
 class PathTables:
     """Cheapest paths between layouts of all tensors on one mesh. Keep one a mesh: it remembers.
@@ -245,14 +261,16 @@ class PathTables:
             )
         return steps
 
-    def communication(self, type: TensorType, source: Layout, target: Layout) -> list[tuple[str, int, tuple[str, ...]]]:
-        """(kind, full bytes, axes) of every collective on the path, in order; see `communication` of a step."""
+    def communication(self, type: TensorType, source: Layout, target: Layout) -> list[Sent]:
+        """Every collective on the path, in order; see `communication` of a step."""
         found = []
         (at,) = self._bare(type, (source,))
         for step in self.path(type, source, target):
             record = communication(step, type, at, self.mesh)
             if record is not None:
-                found.append(record)
+                kind, full, axes = record
+                rearranging_s = self.rearrange(full) if step.interleaves else 0.0
+                found.append(Sent(kind, full, axes, self.cost(kind, full, axes) + rearranging_s))
             at = after(step, at, self.mesh)
         return found
 

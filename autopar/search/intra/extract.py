@@ -184,7 +184,7 @@ def collectives(
         made: layout of every value, see `made_layouts`.
         copies: layout of shared copies by phase, see `copy_layouts`.
     """
-    mesh, tables = stated.mesh, path_tables(stated.mesh, problem.cost_model)
+    tables = path_tables(stated.mesh, problem.cost_model)
     for v in stated.values.values():
         if v.key not in made:
             continue
@@ -193,9 +193,9 @@ def collectives(
             required = use.required[choice[use.node]]
             for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):
                 weight = v.weight if n < len(pairs) - 1 else use.weight
-                for kind, full_bytes, axes in tables.communication(v.type, before, after):
-                    seconds = weight * problem.cost_model.collective_s(kind, full_bytes, axes, mesh)
-                    yield Collective(kind, full_bytes, "+".join(axes), use, weight, seconds)
+                for sent in tables.communication(v.type, before, after):
+                    axes = "+".join(sent.axes)
+                    yield Collective(sent.kind, sent.full_bytes, axes, use, weight, weight * sent.seconds)
 
 
 def _communication(

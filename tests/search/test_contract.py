@@ -129,7 +129,8 @@ def test_results_replace_arguments_where_they_lie(planned):
 def test_numbers_are_sound(planned):
     *_, plan = planned
     (stage,) = plan.stages
-    assert 0 < plan.step_time <= plan.search.objective * (1 + 1e-9)
+    # Readers may share a conversion that each was charged for, so that the objective is an upper bound; a close one.
+    assert 0.995 * plan.search.objective < plan.step_time <= plan.search.objective * (1 + 1e-9)
     assert stage.step_time == pytest.approx(stage.compute_time + sum(c.seconds for c in stage.collectives))
     assert 0 < plan.peak_memory == stage.memory.total <= plan.content.memory_limit
     if plan.search.lower_bound is not None:

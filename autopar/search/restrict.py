@@ -73,6 +73,10 @@ def restricted_plan(
         raise InfeasiblePlanError(
             f"{name} does not fit {problem.memory_limit_bytes} bytes a device", remedy="search='alpa', or more memory"
         )
+    used, wanted = tuple(n for _, n in found.stated.mesh.axes), problem.options.mesh_shape
+    if wanted is not None and used != tuple(wanted):
+        shape = "x".join(map(str, wanted))
+        notes = (*notes, f"the mesh {shape} that was asked for is not used: {name} has a mesh of its own")
     stated = replace(found.stated, notes=(*found.stated.notes, *notes))
     with clock.phase("extract"):
         sharding = extract(problem, stated, found.solution.choice)

@@ -93,3 +93,12 @@ def test_it_is_given_to_parallelize():
     assert plan.search.strategy == "manual"
     assert plan.stages[0].mesh_shape == {"x": 2, "y": 4}
     assert any("tp=4, dp=2, zero=1" in note for note in plan.content.notes)
+
+
+@pytest.mark.parametrize("name", ["data-parallel", "zero1", "replicated"])
+def test_a_mesh_that_a_named_plan_does_not_have_is_noted(name):
+    problem = problem_of(*mlp.build(abstract=True, layers=1), toy(8), mesh_shape=(2, 4))
+    (note,) = (n for n in strategy_named(name)(problem).content.notes if "2x4" in n)
+    assert "not used" in note
+    same = problem_of(*mlp.build(abstract=True, layers=1), toy(8), mesh_shape=(8,))
+    assert not any("not used" in n for n in strategy_named("data-parallel")(same).content.notes)

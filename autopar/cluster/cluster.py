@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -165,6 +166,11 @@ class Cluster:
             f"devices {first} to {first + count - 1} of {self.name!r} are neither part of one node nor whole nodes",
             remedy="give submeshes inside nodes, or of whole nodes",
         )
+
+    @cached_property
+    def group_starts(self) -> tuple[int, ...]:
+        """Number of the first device of each node group."""
+        return (0, *itertools.accumulate(g.size for g in self.groups))[:-1]
 
     @property
     def num_nodes(self) -> int:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, NodeGroup
 from autopar.cost import CostModel
 from autopar.ir import Layout
 from autopar.ir.phases import LOOP
 from autopar.search.inter.dp import StageCosts
+from autopar.search.inter.submesh import Submesh
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.intra.extract import collectives, copy_layouts, made_layouts
 from autopar.search.problem import Problem
@@ -43,26 +44,28 @@ class LayerCosts:
     held_bytes: np.ndarray
 
 
-def stage_costs(problem: Problem, source: StageSource, count: int, layers: Layers, sizes: Sequence[int]) -> StageCosts:
-    """Costs of all runs of ``layers`` on submeshes of ``sizes`` devices.
+def stage_costs(
+    problem: Problem, source: StageSource, count: int, layers: Layers, kinds: Sequence[Submesh]
+) -> StageCosts:
+    """Costs of all runs of ``layers`` on each kind of submesh.
 
     Args:
         problem: what is planned; its memory limit is that of a device.
         source: the step.
         count: number of microbatches.
         layers: of the step.
-        sizes: devices of each kind of submesh, rising.
+        kinds: of submeshes.
     """
     found = source.microbatches(count)
     n = len(layers.members)
     by_layer = assign(problem.graph, found, layers, range(1, n + 1))
     whole = source.slice(count, [[id for layer in layers.members for id in layer]])
-    shape = (len(sizes), n, n)
+    shape = (len(kinds), n, n)
     seconds, fixed, held = (np.full(shape, np.inf) for _ in range(3))
-    for kind, size in enumerate(sizes):
-        part = problem.cluster.part(0, size)
+    for kind, submesh in enumerate(kinds):
+        part = problem.cluster.part(problem.cluster.group_starts[submesh.group], submesh.size)
         costs = layer_costs(problem, part, whole, by_layer, count)
-        sends = boundary_s(problem, part, layers)
+        sends = boundary_s(problem.cluster.groups[submesh.group], part, layers)
         for first in range(n):
             for last in range(first, n):
                 run = slice(first, last + 1)
@@ -71,12 +74,12 @@ def stage_costs(problem: Problem, source: StageSource, count: int, layers: Layer
                 seconds[kind, first, last] = costs.loop_s[run].sum() + once / count + crossing
                 fixed[kind, first, last] = costs.state_bytes[run].sum()
                 held[kind, first, last] = costs.held_bytes[run].sum()
-    return StageCosts(tuple(sizes), seconds, fixed, held)
+    sizes, groups = tuple(k.size for k in kinds), tuple(k.group for k in kinds)
+    return StageCosts(sizes, seconds, fixed, held, groups)
 
 
-def boundary_s(problem: Problem, part: Cluster, layers: Layers) -> np.ndarray:
+def boundary_s(group: NodeGroup, part: Cluster, layers: Layers) -> np.ndarray:
     """Seconds in which a stage sends the activations of one microbatch across each cut; cotangents take as long."""
-    group = problem.cluster.groups[0]
     link = group.intra
     sharing = 1.0
     if part.num_devices * 2 > group.devices_per_node and not isinstance(group.inter, str):

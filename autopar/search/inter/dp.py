@@ -11,7 +11,8 @@ devices in s stages, is found from the last stage backward:
 
     F(s, k, d; t_max) = min over i, submesh of t(k..i) + F(s - 1, i + 1, d - |submesh|; t_max),  F(0, L, 0) = 0
 
-and the search stops where (m - 1) * t_max alone reaches the best objective found.
+and the search stops where (m - 1) * t_max alone reaches the best objective found. Where the cluster has groups of
+different devices, d counts those of each group, a submesh lies in one group, and the limit is that of its devices.
 """
 
 from __future__ import annotations
@@ -34,12 +35,18 @@ class StageCosts:
         seconds: [kind, first, last] seconds of one microbatch on a stage of layers first..last; inf where it cannot be.
         fixed_bytes: likewise bytes a device that do not depend on the schedule.
         held_bytes: likewise bytes a device of each microbatch in flight.
+        groups: node group of each kind; all are of the first unless given.
     """
 
     sizes: tuple[int, ...]
     seconds: Array
     fixed_bytes: Array
     held_bytes: Array
+    groups: tuple[int, ...] = ()
+
+    def group(self, kind: int) -> int:
+        """Node group of a kind of submesh."""
+        return self.groups[kind] if self.groups else 0
 
     @property
     def num_layers(self) -> int:
@@ -65,18 +72,24 @@ class Slicing:
 
 
 def slice_layers(
-    costs: StageCosts, devices: int, microbatches: int, limit_bytes: float, num_stages: int | None = None
+    costs: StageCosts,
+    devices: int | Sequence[int],
+    microbatches: int,
+    limit_bytes: float | Sequence[float],
+    num_stages: int | None = None,
 ) -> Slicing | None:
     """The best slicing; None where nothing fits.
 
     Args:
         costs: see `StageCosts`.
-        devices: number of devices, all of which are used.
+        devices: number of devices, by node group where there are several; all are used.
         microbatches: m.
-        limit_bytes: bytes a device.
+        limit_bytes: bytes a device, likewise.
         num_stages: the only number of stages to consider, or None for any.
     """
-    n, most = costs.num_layers, min(costs.num_layers, devices)
+    counts = (devices,) if isinstance(devices, int) else tuple(devices)
+    limits = (limit_bytes,) * len(counts) if isinstance(limit_bytes, (int, float)) else tuple(limit_bytes)
+    n, most = costs.num_layers, min(costs.num_layers, sum(counts))
     if num_stages is not None and num_stages > most:
         return None
     bounds = np.unique(costs.seconds[np.isfinite(costs.seconds)])
@@ -86,7 +99,7 @@ def slice_layers(
             break
         if best is not None and bound * microbatches >= best.objective:
             break
-        found = _within(costs, devices, microbatches, limit_bytes, float(bound), n, most, num_stages)
+        found = _within(costs, counts, microbatches, limits, float(bound), n, most, num_stages)
         if found is not None and (best is None or found.objective < best.objective * (1 - 1e-12)):
             best = found
     return best
@@ -94,9 +107,9 @@ def slice_layers(
 
 def _within(
     costs: StageCosts,
-    devices: int,
+    devices: tuple[int, ...],
     microbatches: int,
-    limit_bytes: float,
+    limits: tuple[float, ...],
     bound: float,
     n: int,
     most: int,
@@ -104,35 +117,43 @@ def _within(
 ) -> Slicing | None:
     """The least sum of stage times with no stage above ``bound``, and its objective."""
     allowed = costs.seconds <= bound
-    total = np.full((most + 1, n + 1, devices + 1), np.inf)
-    total[0, n, 0] = 0.0
-    back: dict[tuple[int, int, int], tuple[int, int]] = {}
+    total = np.full((most + 1, n + 1, *(d + 1 for d in devices)), np.inf)
+    total[(0, n, *(0 for _ in devices))] = 0.0
+    back: dict[tuple[int, ...], tuple[int, int]] = {}
+    limit_by_kind = np.array([limits[costs.group(kind)] for kind in range(len(costs.sizes))])[:, None, None]
     for s in range(1, most + 1):
         in_flight = min(microbatches, s)
-        fits = allowed & (costs.fixed_bytes + in_flight * costs.held_bytes <= limit_bytes)
+        fits = allowed & (costs.fixed_bytes + in_flight * costs.held_bytes <= limit_by_kind)
         for k in range(n):
             for kind, size in enumerate(costs.sizes):
+                group = costs.group(kind)
                 lasts = np.flatnonzero(fits[kind, k, k:]) + k
-                if not len(lasts) or size > devices:
+                if not len(lasts) or size > devices[group]:
                     continue
-                # [last, devices left] -> sum
-                rest = total[s - 1, lasts + 1, : devices + 1 - size] + costs.seconds[kind, k, lasts][:, None]
+                before = tuple(slice(0, d + 1 - size if g == group else None) for g, d in enumerate(devices))
+                after = tuple(slice(size if g == group else 0, None) for g in range(len(devices)))
+                # [last, devices left by group] -> sum
+                own = costs.seconds[kind, k, lasts].reshape(-1, *(1 for _ in devices))
+                rest = total[s - 1][lasts + 1][(slice(None), *before)] + own
                 at = np.argmin(rest, axis=0)
-                value = rest[at, np.arange(rest.shape[1])]
-                better = value < total[s, k, size:]
-                for d in map(int, np.flatnonzero(better)):
-                    total[s, k, size + d] = value[d]
-                    back[s, k, size + d] = (int(lasts[at[d]]), kind)
+                value = np.take_along_axis(rest, at[None], axis=0)[0]
+                reached = total[s, k][after]
+                better = value < reached
+                reached[better] = value[better]
+                for left in map(tuple, np.argwhere(better).tolist()):
+                    d = tuple(c + size if g == group else c for g, c in enumerate(left))
+                    back[s, k, *d] = (int(lasts[at[left]]), kind)
     choices = [num_stages] if num_stages is not None else range(1, most + 1)
-    best = min(((float(total[s, 0, devices]), s) for s in choices), default=(np.inf, 0))
+    best = min(((float(total[(s, 0, *devices)]), s) for s in choices), default=(np.inf, 0))
     if not np.isfinite(best[0]):
         return None
     stages = []
-    s, k, d = best[1], 0, devices
+    s, k, free = best[1], 0, devices
     while s:
-        last, kind = back[s, k, d]
+        last, kind = back[s, k, *free]
         stages.append(Slice(k, last, kind))
-        s, k, d = s - 1, last + 1, d - costs.sizes[kind]
+        free = tuple(d - costs.sizes[kind] if g == costs.group(kind) else d for g, d in enumerate(free))
+        s, k = s - 1, last + 1
     times = [costs.seconds[x.kind, x.first, x.last] for x in stages]
     return Slicing(tuple(stages), objective(times, microbatches))
 

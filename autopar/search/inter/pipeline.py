@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.ir.fingerprint import fingerprint
@@ -26,8 +25,9 @@ from autopar.plan import (
 from autopar.schedule import Schedule, Table, Task, get
 from autopar.search.clock import Clock
 from autopar.search.inter.costs import stage_costs
-from autopar.search.inter.dp import Slice, slice_layers
+from autopar.search.inter.dp import slice_layers
 from autopar.search.inter.record import record_of
+from autopar.search.inter.submesh import placed, worthwhile
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
 from autopar.simulate.plans import simulate
@@ -189,52 +189,20 @@ def merge_layers(layers: Layers, stages: int) -> tuple[tuple[str, ...], ...]:
 
 def _sliced(problem: Problem, source: StageSource, layers: Layers, count: int, stages: int) -> Iterable[Candidate]:
     """The answer of the dynamic program for a number of stages."""
-    devices = problem.cluster.num_devices
-    even = devices / stages
-    # A stage with twice its share leaves the others with half of theirs; more uneven submeshes never paid in trials.
-    sizes = [s for s in submesh_sizes(problem.cluster) if even / 2 <= s <= 2 * even and s <= devices]
-    sizes = usable(sizes, stages, devices) or usable(submesh_sizes(problem.cluster), stages, devices)
-    if not sizes:
+    kinds = worthwhile(problem.cluster, stages)
+    if not kinds:
         return
-    costs = stage_costs(problem, source, count, layers, sizes)
-    found = slice_layers(costs, devices, count, problem.memory_limit_bytes, stages)
+    costs = stage_costs(problem, source, count, layers, kinds)
+    devices = [g.size for g in problem.cluster.groups]
+    asked = problem.options.memory_limit_bytes
+    limits = [asked or g.device.memory_bytes for g in problem.cluster.groups]
+    found = slice_layers(costs, devices, count, limits, stages)
     if found is None:  # what the stages really need is known only after they are planned
         found = slice_layers(costs, devices, count, math.inf, stages)
     if found is None:
         return
     members = tuple(tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages)
-    yield Candidate(count, members, placed_stages(problem.cluster, found.stages, costs.sizes), found.objective)
-
-
-def submesh_sizes(cluster: Cluster) -> list[int]:
-    """Devices of the submeshes that a stage may have: powers of two inside a node, and whole nodes (Alpa, 5.2)."""
-    group = cluster.groups[0]
-    inside = group.devices_per_node if group.inter != "intra" else group.size
-    sizes = [2**k for k in range(inside.bit_length()) if inside % 2**k == 0 and 2**k < inside]
-    nodes = cluster.num_devices // inside
-    return [*sizes, *(inside * n for n in range(1, nodes + 1) if n & (n - 1) == 0 or n == nodes)]
-
-
-def usable(sizes: Sequence[int], stages: int, devices: int) -> list[int]:
-    """Those of ``sizes`` that some ``stages`` of them, adding up to ``devices``, have among them."""
-    sums = [{0}]
-    for _ in range(stages - 1):
-        sums.append({a + s for a in sums[-1] for s in sizes if a + s <= devices})
-    return [s for s in sizes if devices - s in sums[stages - 1]]
-
-
-def placed_stages(cluster: Cluster, stages: Sequence[Slice], sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """(first device, number of devices) of each stage: whole nodes first, then parts of nodes, largest first.
-
-    Sizes inside a node are powers of two that divide it, so in this order they never straddle two nodes.
-    """
-    placed: dict[int, tuple[int, int]] = {}
-    at = 0
-    for i in sorted(range(len(stages)), key=lambda i: (-sizes[stages[i].kind], i)):
-        size = sizes[stages[i].kind]
-        placed[i] = (at, size)
-        at += size
-    return tuple(placed[i] for i in range(len(stages)))
+    yield Candidate(count, members, placed(problem.cluster, [kinds[x.kind] for x in found.stages]), found.objective)
 
 
 def plan_candidate(
@@ -265,7 +233,7 @@ def _stage_plan(
 ) -> PlanContent:
     """The plan of one stage, within the memory that microbatches in flight leave."""
     part = problem.cluster.part(*home)
-    limit = problem.memory_limit_bytes
+    limit = problem.options.memory_limit_bytes or part.memory_bytes
     options = replace(
         problem.options,
         num_microbatches=table.num_microbatches,

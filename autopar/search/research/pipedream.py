@@ -9,10 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.search.inter.costs import layer_costs
 from autopar.search.inter.dp import Slice
-from autopar.search.inter.pipeline import LAYERS_PER_STAGE, MOST_LAYERS, Candidate, placed_stages, submesh_sizes
+from autopar.search.inter.pipeline import LAYERS_PER_STAGE, MOST_LAYERS, Candidate
+from autopar.search.inter.submesh import Submesh, placed, submeshes
 from autopar.search.problem import Problem
 from autopar.search.research.stages import Cut, best_candidate, cuttable, dividing_counts, one_stage
 from autopar.solver.problem import Array
@@ -61,7 +63,12 @@ class Profile:
 def _cuts(cut: Cut) -> Iterable[Candidate]:
     problem, asked = cut.problem, cut.problem.options.num_stages
     devices = problem.cluster.num_devices
-    sizes = [s for s in submesh_sizes(problem.cluster) if s <= devices]
+    if len(problem.cluster.groups) > 1:
+        raise InfeasiblePlanError(
+            f"pipedream plans for equal devices, and {problem.cluster.name} has several groups of nodes",
+            remedy="search='alpa'",
+        )
+    sizes = [m.size for m in submeshes(problem.cluster) if m.size <= devices]
     for count in dividing_counts(cut):
         wanted = (asked or min(devices, 8)) * LAYERS_PER_STAGE
         layers = cluster(problem.graph, cut.source.microbatches(count), min(wanted, MOST_LAYERS))
@@ -70,7 +77,7 @@ def _cuts(cut: Cut) -> Iterable[Candidate]:
             continue
         slowest, stages = found
         members = tuple(tuple(id for run in layers.members[s.first : s.last + 1] for id in run) for s in stages)
-        homes = placed_stages(problem.cluster, stages, tuple(sizes))
+        homes = placed(problem.cluster, [Submesh(0, sizes[s.kind]) for s in stages])
         yield Candidate(count, members, homes, slowest * (count + len(stages) - 1))
 
 

@@ -39,6 +39,28 @@ def test_a_fast_flat_cluster_has_one_stage():
     assert plan(nodes(inter=1e11)).num_stages == 1
 
 
+def mixed(slow_memory: int = 10**9) -> Cluster:
+    """Four devices that are four times as fast as four others."""
+    fast, slow = (Device(n, m, 1e12, (("f32", f),)) for n, m, f in (("a", 10**9, 4e9), ("b", slow_memory, 1e9)))
+    inside, between = LinkSpec(1e11, 1e-7), LinkSpec(1e9, 1e-7)
+    return Cluster("mixed", (NodeGroup(1, 4, slow, inside, between), NodeGroup(1, 4, fast, inside, between)))
+
+
+def test_stages_lie_in_one_group_and_the_faster_group_has_more_layers():
+    found = plan(mixed(), num_stages=2, num_microbatches=4)
+    work = {s.devices: sum("dot_general" in id for id in s.operators) for s in found.stages}
+    assert set(work) == {(0, 1, 2, 3), (4, 5, 6, 7)}
+    assert work[4, 5, 6, 7] > 2 * work[0, 1, 2, 3]
+    slowest, fastest = sorted((s.step_time for s in found.stages), reverse=True)
+    assert slowest < 2 * fastest, "equal work would take four times as long on the slow ones"
+
+
+def test_each_group_has_a_memory_of_its_own():
+    found = plan(mixed(slow_memory=600_000), num_stages=2, num_microbatches=4)
+    by_devices = {s.devices[0]: s.memory.total for s in found.stages}
+    assert by_devices[0] <= 600_000 < by_devices[4]
+
+
 def test_uneven_models_get_uneven_slices():
     """Of six layers the first two do most of the work: their stage has fewer layers."""
     sizes = [1024, 1024, 1024, 128, 128, 128, 128]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -24,7 +25,7 @@ def random_costs(rng, layers, sizes, sparse):
     return StageCosts(tuple(sizes), seconds, fixed, held)
 
 
-def exhaustive(costs, devices, microbatches, limit, num_stages):
+def exhaustive(costs, devices, microbatches, limits, num_stages):
     best = np.inf
     n = costs.num_layers
     for count in range(1, n + 1) if num_stages is None else [num_stages]:
@@ -32,13 +33,13 @@ def exhaustive(costs, devices, microbatches, limit, num_stages):
             ends = [*cuts, n]
             starts = [0, *cuts]
             for kinds in itertools.product(range(len(costs.sizes)), repeat=count):
-                if sum(costs.sizes[k] for k in kinds) != devices:
+                if any(sum(costs.sizes[k] for k in kinds if costs.group(k) == g) != d for g, d in enumerate(devices)):
                     continue
                 stages = [Slice(a, b - 1, k) for a, b, k in zip(starts, ends, kinds, strict=True)]
                 if all(
                     costs.fixed_bytes[x.kind, x.first, x.last]
                     + min(microbatches, count - i) * costs.held_bytes[x.kind, x.first, x.last]
-                    <= limit
+                    <= limits[costs.group(x.kind)]
                     for i, x in enumerate(stages)
                 ):
                     best = min(best, objective([costs.seconds[x.kind, x.first, x.last] for x in stages], microbatches))
@@ -55,13 +56,31 @@ def test_it_is_exhaustive_search(seed):
     stages = None if rng.random() < 0.7 else int(rng.integers(1, layers + 1))
     costs = random_costs(rng, layers, sizes, rng.choice([0.0, 0.3]))
     found = slice_layers(costs, devices, microbatches, limit, stages)
-    best = exhaustive(costs, devices, microbatches, limit, stages)
+    best = exhaustive(costs, (devices,), microbatches, (limit,), stages)
     if found is None:
         assert best == np.inf
         return
     assert found.objective == pytest.approx(best, rel=1e-9)
     assert sum(costs.sizes[x.kind] for x in found.stages) == devices
     assert [x.first for x in found.stages] == [0, *(x.last + 1 for x in found.stages[:-1])]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_it_is_exhaustive_search_with_two_groups_of_devices(seed):
+    rng = np.random.default_rng(seed)
+    layers, devices = int(rng.integers(1, 6)), (int(rng.integers(1, 5)), int(rng.integers(1, 5)))
+    kinds = [(g, s) for g, d in enumerate(devices) for s in (1, 2, 4) if s <= d]
+    microbatches, limits = int(rng.integers(1, 9)), tuple(rng.uniform(2, 12, 2))
+    costs = random_costs(rng, layers, [s for _, s in kinds], rng.choice([0.0, 0.2]))
+    costs = dataclasses.replace(costs, groups=tuple(g for g, _ in kinds))
+    found = slice_layers(costs, devices, microbatches, limits)
+    best = exhaustive(costs, devices, microbatches, limits, None)
+    if found is None:
+        assert best == np.inf
+        return
+    assert found.objective == pytest.approx(best, rel=1e-9)
+    for g, d in enumerate(devices):
+        assert sum(costs.sizes[x.kind] for x in found.stages if costs.group(x.kind) == g) == d
 
 
 def test_uneven_layers_get_uneven_slices():

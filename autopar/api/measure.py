@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -18,7 +19,9 @@ from autopar.api.parallelize import parallelize
 from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.plan.text import bytes_text, seconds_text, table
+from autopar.runtime import PipelineProgram
 from autopar.runtime.local import copied
+from autopar.schedule import Work
 
 _HEADER = ("", "predicted", "measured", "predicted/measured")
 
@@ -31,11 +34,13 @@ class MeasuredRow:
         name: what it is of.
         predicted: seconds or bytes a device that the plan says.
         measured: likewise, of the steps that ran.
+        unit: of both.
     """
 
     name: str
     predicted: float
     measured: float
+    unit: Literal["seconds", "bytes"] = "bytes"
 
     @property
     def ratio(self) -> float | None:
@@ -51,13 +56,16 @@ class Measured:
         program: name of the function.
         plan: what ran.
         seconds: of each step.
-        memory: bytes a device by kind: those of arguments as they lie, the rest as the compiler has it.
+        memory: bytes a device by kind: those of arguments as they lie, the rest as the compiler has it. Of a plan with
+            several stages by worker: what its list of instructions needs with the compiled programs.
+        stages: busy seconds of each stage in a step, where there are several: medians of its programs, each run alone.
     """
 
     program: str
     plan: Plan
     seconds: tuple[float, ...]
     memory: tuple[MeasuredRow, ...]
+    stages: tuple[MeasuredRow, ...] = ()
 
     @property
     def step_time(self) -> float:
@@ -66,8 +74,8 @@ class Measured:
 
     @property
     def rows(self) -> tuple[MeasuredRow, ...]:
-        """Step time, then memory by kind, then its peak."""
-        return (MeasuredRow("step time", self.plan.step_time, self.step_time), *self.memory)
+        """Step time, that of stages where there are several, then memory by kind or worker, then its peak."""
+        return (MeasuredRow("step time", self.plan.step_time, self.step_time, "seconds"), *self.stages, *self.memory)
 
     def table(self) -> str:
         """The rows as aligned text."""
@@ -85,20 +93,18 @@ class Measured:
         return f"<p>{html.escape(self._title())}</p><table>{body}</table>"
 
     def _title(self) -> str:
-        mesh = "x".join(str(n) for _, n in self.plan.stages[0].mesh_axes)
+        meshes = ["x".join(str(n) for _, n in s.mesh_axes) for s in self.plan.stages]
+        where = f"a mesh of {meshes[0]}" if len(meshes) == 1 else f"{len(meshes)} stages of {', '.join(meshes)}"
         fastest, slowest = seconds_text(min(self.seconds)), seconds_text(max(self.seconds))
-        return f"{self.program} on a mesh of {mesh}: {len(self.seconds)} steps of {fastest} to {slowest}"
+        return f"{self.program} on {where}: {len(self.seconds)} steps of {fastest} to {slowest}"
 
     def _texts(self) -> list[tuple[str, str, str, str]]:
-        return [
-            (
-                r.name,
-                (bytes_text if i else seconds_text)(r.predicted),
-                (bytes_text if i else seconds_text)(r.measured),
-                "-" if r.ratio is None else f"{r.ratio:.3f}",
-            )
-            for i, r in enumerate(self.rows)
-        ]
+        found = []
+        for r in self.rows:
+            text = seconds_text if r.unit == "seconds" else bytes_text
+            ratio = "-" if r.ratio is None else f"{r.ratio:.3f}"
+            found.append((r.name, text(r.predicted), text(r.measured), ratio))
+        return found
 
 
 def measure(step: Callable[..., Any], *args: Any, repeats: int = 5, **kwargs: Any) -> Measured:
@@ -120,7 +126,11 @@ def measure(step: Callable[..., Any], *args: Any, repeats: int = 5, **kwargs: An
     plain_args, plain_kwargs, _ = split_arguments(args, kwargs)
     _, leaves = compiled.resolve(plain_args, plain_kwargs)
     seconds = [_once(compiled, leaves) for _ in range(repeats + 1)][1:]
-    return Measured(compiled.traced.graph.name, compiled.plan, tuple(seconds), _memory(compiled, leaves))
+    name, local = compiled.traced.graph.name, compiled.local
+    if isinstance(local, PipelineProgram):
+        stages = _stage_rows(compiled.plan, local, leaves, repeats)
+        return Measured(name, compiled.plan, tuple(seconds), _worker_rows(compiled.plan, local), stages)
+    return Measured(name, compiled.plan, tuple(seconds), _memory(compiled, leaves))
 
 
 def _once(compiled: Compiled, leaves: list[Any]) -> float:
@@ -151,3 +161,28 @@ def _memory(compiled: Compiled, leaves: list[Any]) -> tuple[MeasuredRow, ...]:
         MeasuredRow("everything else", rest, local.footprint_bytes - sum(lying.values())),
         MeasuredRow("peak memory", plan.peak_memory, local.footprint_bytes),
     )
+
+
+def _stage_rows(plan: Plan, local: PipelineProgram, leaves: list[Any], repeats: int) -> tuple[MeasuredRow, ...]:
+    """Busy seconds of each stage: of steps in which every program is waited for, the median."""
+    steps: list[dict[int, float]] = []
+    for _ in range(repeats):
+        spent: dict[int, float] = defaultdict(float)
+
+        def note(work: Work, seconds: float, spent: dict[int, float] = spent) -> None:
+            spent[work.stage] += seconds
+
+        jax.block_until_ready(local.timed(note).run(local.place_all(leaves), ()))
+        steps.append(spent)
+    return tuple(
+        MeasuredRow(f"stage {s}, busy", stage.step_time, statistics.median(step[s] for step in steps), "seconds")
+        for s, stage in enumerate(plan.stages)
+    )
+
+
+def _worker_rows(plan: Plan, local: PipelineProgram) -> tuple[MeasuredRow, ...]:
+    rows = []
+    for m in local.worker_memory:
+        name = f"worker {m.worker}, stage{'s' if len(m.stages) > 1 else ''} {', '.join(map(str, m.stages))}"
+        rows.append(MeasuredRow(name, sum(plan.stages[s].memory.total for s in m.stages), m.total))
+    return (*rows, MeasuredRow("peak memory", plan.peak_memory, max(r.measured for r in rows)))

@@ -11,18 +11,30 @@ from autopar.api.options import ParallelOptions
 from autopar.api.parallel_function import ParallelFunction
 from autopar.api.pure import PureFunction
 from autopar.cluster import Cluster
-from autopar.errors import AutoparError, PlanMismatchError
-from autopar.lower.aot import Target, Verification, compare, compile_for, parse_target, target_of
+from autopar.errors import PlanMismatchError
+from autopar.lower.aot import (
+    PipelineVerification,
+    Target,
+    Verification,
+    compare,
+    compare_stages,
+    compile_for,
+    compile_stages,
+    parse_target,
+    target_of,
+)
+from autopar.lower.pipeline.build import lower_pipeline
+from autopar.lower.unstack import unstack
 from autopar.plan import Plan
 
 
 def verify(
     plan: Plan, fn: Callable[..., Any], *args: Any, target: str | None = None, timeout_s: float = 1800.0, **kwargs: Any
-) -> Verification:
-    """Compiles a plan's program with the XLA compiler of a target, which need not be here, and compares.
+) -> Verification | PipelineVerification:
+    """Compiles a plan's programs with the XLA compiler of a target, which need not be here, and compares.
 
     Args:
-        plan: the plan, of one stage.
+        plan: the plan. With several stages each program of each stage is compiled for the devices of that stage.
         fn: the function that it was made for, plain or decorated.
         args: its arguments, arrays or `jax.ShapeDtypeStruct`.
         target: "cpu", "tpu:v5p:4x4x4" (chip and topology) or "cuda:h100:8x8" (nodes x devices); None takes the
@@ -31,7 +43,8 @@ def verify(
         kwargs: further arguments of ``fn``.
 
     Returns:
-        Predicted against compiled: collectives by kind, count, bytes and mesh axis, and memory.
+        Predicted against compiled: collectives by kind, count, bytes and mesh axis, and memory; with several stages
+        by stage, and memory by worker, along its list of instructions.
 
     Raises:
         PlanMismatchError: the plan was made for another program, or for another number of devices.
@@ -51,17 +64,15 @@ def verify(
     pure = PureFunction(without_modules(function) if modules else function, signatures)
     traced, plan = pure.plan(pure.resolve(args, kwargs)[0])
     check_effects(traced.graph)
+    if plan.num_stages > 1:
+        lowered = lower_pipeline(unstack(traced, plan.content.stack_groups).step, plan)
+        return compare_stages(plan, chosen, compile_stages(chosen, lowered, timeout_s))
     return compare(plan, chosen, compile_for(chosen, traced, plan, timeout_s))
 
 
 def check_size(plan: Plan, target: Target) -> None:
-    """Raises unless the plan has one stage, of as many devices as the target has."""
-    if len(plan.stages) != 1:
-        raise AutoparError(
-            f"the plan has {len(plan.stages)} stages; verify compiles plans of one stage so far",
-            remedy="plan with num_stages=1",
-        )
-    devices = len(plan.stages[0].devices)
+    """Raises unless the plan has as many devices as the target."""
+    devices = len({d for s in plan.stages for d in s.devices})
     if target.num_devices is not None and target.num_devices != devices:
         raise PlanMismatchError(
             f"the plan is for {devices} devices of {plan.content.cluster_name}; {target.text} has {target.num_devices}",

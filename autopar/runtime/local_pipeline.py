@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,7 @@ from autopar.runtime.leaves import check_data, fits, give_up
 from autopar.runtime.pipeline import Loaded, LocalPipeline
 from autopar.runtime.stacked import StackedLeaf
 from autopar.schedule import Buffer, Task, ValueSpec, Work
+from autopar.schedule.memory import WorkerMemory, worker_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +132,35 @@ class PipelineProgram:
         port, mesh = self.runtime.ports[worker, name]
         wanted = port.sharding(mesh)
         return array if array.sharding == wanted else jax.device_put(array, wanted)
+
+    def timed(self, note: Callable[[Work, float], None]) -> PipelineProgram:
+        """This pipeline, with every program waited for.
+
+        Args:
+            note: called with each program that ran and its seconds.
+        """
+
+        def clocked(loaded: Loaded) -> Loaded:
+            def call(*arguments: Any) -> Any:
+                jax.block_until_ready(arguments)
+                start = time.perf_counter()
+                made = jax.block_until_ready(loaded.compiled(*arguments))
+                note(loaded.program.work, time.perf_counter() - start)
+                return made
+
+            return loaded if loaded.compiled is None else dataclasses.replace(loaded, compiled=call)
+
+        runtime = LocalPipeline(self.runtime.program, {k: clocked(v) for k, v in self.runtime.loaded.items()})
+        return dataclasses.replace(self, runtime=runtime)
+
+    @property
+    def worker_memory(self) -> tuple[WorkerMemory, ...]:
+        """Bytes a device of each worker when its list of instructions needs the most."""
+        temporaries: dict[Work, int] = {}
+        for loaded in self.runtime.loaded.values():
+            if loaded.compiled is not None:
+                temporaries[loaded.program.work] = int(loaded.compiled.memory_analysis().temp_size_in_bytes)
+        return worker_memory(self.runtime.program, temporaries)
 
     @property
     def footprint_bytes(self) -> int:

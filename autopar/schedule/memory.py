@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
+from autopar.schedule.dataflow import Dataflow, Work
 from autopar.schedule.instructions import (
     NONE,
     Accumulate,
@@ -76,6 +81,49 @@ def transit_bytes(program: Program, depth: int) -> tuple[int, ...]:
         most = max(sum(sizes[k : k + depth]) for k in range(len(sizes)))
         found[source] += most
         found[target] += most
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """Bytes a device of a worker when its list of instructions needs the most.
+
+    Args:
+        worker: its number.
+        stages: that it holds.
+        held: bytes of arrays that lie there then.
+        temporaries: bytes that the program that runs needs besides.
+    """
+
+    worker: int
+    stages: tuple[int, ...]
+    held: int
+    temporaries: int
+
+    @property
+    def total(self) -> int:
+        """All together."""
+        return self.held + self.temporaries
+
+
+def worker_memory(program: Program, temporaries: Mapping[Work, int]) -> tuple[WorkerMemory, ...]:
+    """What each worker needs when its list needs the most.
+
+    Args:
+        program: a program that `verify` accepts.
+        temporaries: bytes a device that a compiler gave each program besides what it reads and writes.
+    """
+    flow = program.dataflow
+
+    def along(bytes_of: Mapping[Work, int]) -> tuple[tuple[Usage, ...], ...]:
+        works = tuple(dataclasses.replace(w, temporaries_bytes=bytes_of.get(w.work, 0)) for w in flow.works)
+        return usage(msgspec.structs.replace(program, dataflow=Dataflow(works, flow.values)))
+
+    found = []
+    for worker, (arrays, everything) in enumerate(zip(along({}), along(temporaries), strict=True)):
+        at = max(range(len(everything)), key=lambda i: everything[i].during_bytes)
+        held, peak = arrays[at].during_bytes, everything[at].during_bytes
+        found.append(WorkerMemory(worker, program.table.stages_of_worker(worker), held, peak - held))
     return tuple(found)
 
 

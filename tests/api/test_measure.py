@@ -40,6 +40,30 @@ def test_it_prints_as_text_and_html() -> None:
     assert found._repr_html_().count("<tr>") == len(found.rows) + 1
 
 
+def layers(ws, x):
+    def loss(ws):
+        h = x
+        for w in ws:
+            h = jnp.tanh(h @ w)
+        return jnp.sum(h**2)
+
+    value, grads = jax.value_and_grad(loss)(ws)
+    return [w - 0.1 * g for w, g in zip(ws, grads, strict=True)], value
+
+
+def test_stages_and_workers_have_rows_of_their_own() -> None:
+    args = [jnp.ones((32, 32)) * 0.01 for _ in range(4)], jnp.ones((64, 32))
+    found = autopar.measure(autopar.parallelize(layers, num_stages=2, num_microbatches=2), *args, repeats=1)
+    rows = {r.name: r for r in found.rows}
+    for s, stage in enumerate(found.plan.stages):
+        busy = rows[f"stage {s}, busy"]
+        assert busy.unit == "seconds" and busy.predicted == stage.step_time
+        assert busy.measured > 0
+        assert rows[f"worker {s}, stage {s}"].predicted == stage.memory.total
+    assert rows["peak memory"].measured >= 4 * 32 * 32 * 2
+    assert "2 stages of" in str(found) and found._repr_html_().count("<tr>") == len(found.rows) + 1
+
+
 def test_no_steps_are_a_mistake() -> None:
     with pytest.raises(AutoparError, match="repeats=0"):
         autopar.measure(step, *arguments(), repeats=0)

@@ -22,7 +22,8 @@ def both(step, args, mesh=(2, 4)):
     pure = PureFunction(step, ParallelOptions(plan=plan))
     traced, plan = pure.plan(pure.resolve(args, {})[0])
     axes = plan.stages[0].mesh_axes
-    lowered = lowered_collectives(lower_on(traced, plan, abstract_mesh(plan), "cpu"), traced, axes)
+    program = lower_on(traced, plan, abstract_mesh(plan), "cpu")
+    lowered = lowered_collectives(program.function, program.shapes(traced), axes)
     said: Counter[tuple[str, str, int]] = Counter()
     for r in plan.communication:
         said[r.kind, "+".join(a for a, _ in axes if a in r.axis.split("+")), r.bytes] += r.count

@@ -2,8 +2,21 @@
 
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.compare import compare
+from autopar.lower.aot.pipeline_verification import PipelineVerification, compare_stages
 from autopar.lower.aot.registry import TARGETS, parse_target, target_of
 from autopar.lower.aot.spawn import compile_for
+from autopar.lower.aot.stages import compile_stages
 from autopar.lower.aot.verification import Verification
 
-__all__ = ["TARGETS", "Target", "Verification", "compare", "compile_for", "parse_target", "target_of"]
+__all__ = [
+    "TARGETS",
+    "PipelineVerification",
+    "Target",
+    "Verification",
+    "compare",
+    "compare_stages",
+    "compile_for",
+    "compile_stages",
+    "parse_target",
+    "target_of",
+]

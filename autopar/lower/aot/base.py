@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -58,6 +58,16 @@ class Target(ABC):
     @abstractmethod
     def device_grid(self, shape: tuple[int, ...]) -> Any:
         """The devices as a numpy array of ``shape``, in that process: those of the last axis the nearest."""
+
+    def part_grid(self, shape: tuple[int, ...], chosen: Sequence[int]) -> Any:
+        """Some of the devices as a numpy array of ``shape``.
+
+        Args:
+            shape: sizes of a stage's mesh axes.
+            chosen: numbers of its devices in the order of `cluster`, in mesh order.
+        """
+        every = self.device_grid((self.num_devices or max(chosen) + 1,))
+        return every[list(chosen)].reshape(shape)
 
     @property
     def compiler_options(self) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,4 +50,4 @@ class CpuTarget(Target):
 
     def device_grid(self, shape: tuple[int, ...]) -> Any:
         """See `Target.device_grid`."""
-        return np.array(jax.devices("cpu"), dtype=object).reshape(shape)
+        return np.array(jax.devices("cpu")[: math.prod(shape)], dtype=object).reshape(shape)

@@ -7,16 +7,14 @@ where compiled and lowered differ, the compiler rewrote something.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import jax
 
-from autopar.frontend import Traced
 from autopar.lower.aot.groups import GroupNames
 from autopar.lower.aot.rewrites import Key
-from autopar.lower.program import Program
 from autopar.search.intra.regions import WHILE_TRIPS
 
 #: jax's primitives: what they are counted as, and whether bytes are those of the result rather than of the operand.
@@ -36,19 +34,21 @@ _PRIMITIVES: Mapping[str, tuple[str, bool]] = MappingProxyType(
 )
 
 
-def lowered_collectives(program: Program, traced: Traced, axes: tuple[tuple[str, int], ...]) -> dict[Key, float]:
-    """Runs a step of each collective of a program, by kind, axes and bytes of the full tensor.
+def lowered_collectives(
+    function: Callable[..., Any], arguments: Sequence[Any], axes: tuple[tuple[str, int], ...]
+) -> dict[Key, float]:
+    """How often each collective of a function runs in one run of it, by kind, axes and bytes of the full tensor.
 
     Args:
-        program: from `autopar.lower.program.lower_on`.
-        traced: the function that it was made from.
-        axes: (axis, size) of the plan's mesh.
+        function: of global arrays, over all devices of a mesh.
+        arguments: the shapes, dtypes and shardings of its arguments.
+        axes: (axis, size) of the mesh.
 
     Bodies of loops count once a trip (`WHILE_TRIPS` where that is decided while they run), each of k branches 1/k.
     """
     names, sizes = GroupNames(axes), dict(axes)
     found: dict[Key, float] = {}
-    closed = jax.make_jaxpr(program.function)(*program.shapes(traced))
+    closed = jax.make_jaxpr(function)(*arguments)
     for eqn, times in _equations(closed.jaxpr, 1.0):
         kind, of_result = _PRIMITIVES[eqn.primitive.name]
         given = eqn.params.get("axes", eqn.params.get("axis_name"))

@@ -4,32 +4,45 @@ from __future__ import annotations
 
 import msgspec
 
-#: Files of the folder that the two processes share.
-REQUEST, PROGRAM, ANSWER, TEXT = "request.json", "program.bin", "answer.json", "program.hlo"
+#: Files of the folder that the two processes share; of programs and texts there is one each, by number.
+REQUEST, PROGRAM, ANSWER, TEXT = "request.json", "program-{}.bin", "answer.json", "program-{}.hlo"
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Request(_Message, frozen=True):
-    """What is to be compiled; the program itself, ``jax.export`` bytes, lies beside it.
+class ProgramRequest(_Message, frozen=True):
+    """A program to compile.
 
     Args:
-        target: text of the target.
         mesh_axes: (axis, size) of the logical mesh.
+        devices: numbers of the target's devices that it runs on, in mesh order; empty for all of them, arranged as the
+            target does best.
         input_dims: for each input the mesh axes of each dim.
         output_dims: likewise.
         donated: indices of donated inputs.
         compiler_options: what XLA is told.
     """
 
-    target: str
     mesh_axes: tuple[tuple[str, int], ...]
+    devices: tuple[int, ...]
     input_dims: tuple[tuple[tuple[str, ...], ...], ...]
     output_dims: tuple[tuple[tuple[str, ...], ...], ...]
     donated: tuple[int, ...]
     compiler_options: dict[str, str]
+
+
+class Request(_Message, frozen=True):
+    """What is to be compiled; the programs themselves, ``jax.export`` bytes, lie beside it.
+
+    Args:
+        target: text of the target.
+        programs: one or several.
+    """
+
+    target: str
+    programs: tuple[ProgramRequest, ...]
 
 
 class CompiledCollective(_Message, frozen=True):

@@ -1,4 +1,4 @@
-"""Sends a lowered program to a process of its own, which compiles it for a target."""
+"""Sends lowered programs to a process of its own, which compiles them for a target."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.lowered import lowered_collectives
-from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledProgram, Request
+from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledProgram, ProgramRequest, Request
 from autopar.lower.aot.rewrites import Key
 from autopar.lower.program import Program, abstract_mesh, lower_on
 from autopar.plan import Plan
@@ -44,6 +44,14 @@ class Compilation:
     hlo: str
 
 
+@dataclass(frozen=True)
+class Job:
+    """A program to compile: how it lies on its devices, and its ``jax.export`` bytes."""
+
+    request: ProgramRequest
+    code: bytes
+
+
 def compile_for(target: Target, traced: Traced, plan: Plan, timeout_s: float = 1800.0) -> Compilation:
     """Compiles a plan's program for a target.
 
@@ -59,23 +67,47 @@ def compile_for(target: Target, traced: Traced, plan: Plan, timeout_s: float = 1
     target.check_installed()
     program = lower_on(traced, plan, abstract_mesh(plan), target.platform)
     exported = export.export(program.function, platforms=[target.platform])(*program.shapes(traced))
+    ((compiled, text),) = compile_jobs(
+        target, plan, [Job(_request(plan, program), bytes(exported.serialize()))], timeout_s
+    )
+    lowered = lowered_collectives(program.function, program.shapes(traced), plan.stages[0].mesh_axes)
+    return Compilation(lowered, compiled, text)
+
+
+def compile_jobs(
+    target: Target, plan: Plan, jobs: Sequence[Job], timeout_s: float
+) -> list[tuple[CompiledProgram, str]]:
+    """Compiles programs, one after the other in one process of its own.
+
+    Args:
+        target: what to compile for.
+        plan: where they are from.
+        jobs: the programs.
+        timeout_s: seconds after which all of it is given up.
+
+    Returns, for each program, what was read of the result, and its optimized HLO.
+
+    Raises:
+        AutoparError: compiling fails, or takes too long.
+    """
     with tempfile.TemporaryDirectory(prefix="autopar-") as name:
         folder = Path(name)
-        (folder / PROGRAM).write_bytes(exported.serialize())
-        (folder / REQUEST).write_bytes(msgspec.json.encode(_request(target, plan, program)))
+        for number, job in enumerate(jobs):
+            (folder / PROGRAM.format(number)).write_bytes(job.code)
+        (folder / REQUEST).write_bytes(msgspec.json.encode(Request(target.text, tuple(j.request for j in jobs))))
         _run(target, plan, folder, timeout_s)
-        answer = msgspec.json.decode((folder / ANSWER).read_bytes(), type=CompiledProgram)
-        lowered = lowered_collectives(program, traced, plan.stages[0].mesh_axes)
-        return Compilation(lowered, answer, (folder / TEXT).read_text(encoding="utf-8"))
+        answers = msgspec.json.decode((folder / ANSWER).read_bytes(), type=list[CompiledProgram])
+        texts = [(folder / TEXT.format(number)).read_text(encoding="utf-8") for number in range(len(jobs))]
+        return list(zip(answers, texts, strict=True))
 
 
-def _request(target: Target, plan: Plan, program: Program) -> Request:
+def _request(plan: Plan, program: Program) -> ProgramRequest:
     def dims(shardings: Any) -> tuple[tuple[tuple[str, ...], ...], ...]:
         return tuple(tuple(_names(entry) for entry in s.spec) for s in shardings)
 
-    return Request(
-        target.text,
+    return ProgramRequest(
         plan.stages[0].mesh_axes,
+        (),
         dims(program.input_shardings),
         dims(program.output_shardings),
         program.donated,

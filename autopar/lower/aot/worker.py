@@ -1,4 +1,4 @@
-"""``python -m autopar.lower.aot.worker FOLDER``: compiles a program for a target, in a process of its own.
+"""``python -m autopar.lower.aot.worker FOLDER``: compiles programs for a target, in a process of its own.
 
 One process holds one accelerator plugin, and the options of the CPU's virtual devices are read once.
 """
@@ -18,6 +18,7 @@ from jax import export
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from autopar._compat.trees import partition_spec
+from autopar.lower.aot.base import Target
 from autopar.lower.aot.groups import GroupNames
 from autopar.lower.aot.messages import (
     ANSWER,
@@ -27,6 +28,7 @@ from autopar.lower.aot.messages import (
     CompiledCollective,
     CompiledMemory,
     CompiledProgram,
+    ProgramRequest,
     Request,
 )
 from autopar.lower.aot.registry import parse_target
@@ -35,17 +37,17 @@ from autopar.lower.hlo import Collective, collectives, work
 _SCOPES = 4
 
 
-def compile_program(request: Request, program: bytes) -> tuple[CompiledProgram, str]:
+def compile_program(target: Target, request: ProgramRequest, program: bytes) -> tuple[CompiledProgram, str]:
     """Compiles; returns what is read of the result and its optimized HLO.
 
     Args:
-        request: what to compile for.
+        target: what to compile for.
+        request: how the program lies on its devices.
         program: ``jax.export`` bytes.
     """
-    target = parse_target(request.target)
-    jax.devices()  # plugins register on the first look
     names = tuple(a for a, _ in request.mesh_axes)
-    grid = target.device_grid(tuple(n for _, n in request.mesh_axes))
+    shape = tuple(n for _, n in request.mesh_axes)
+    grid = target.part_grid(shape, request.devices) if request.devices else target.device_grid(shape)
     mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
     exported = export.deserialize(bytearray(program))
     function = jax.jit(
@@ -102,11 +104,16 @@ def summarized(found: tuple[Collective, ...], names: GroupNames) -> tuple[Compil
 
 
 def main(folder: Path) -> None:
-    """Reads the request in ``folder``, writes the answer there."""
+    """Reads the request in ``folder``, writes the answers there."""
     request = msgspec.json.decode((folder / REQUEST).read_bytes(), type=Request)
-    answer, text = compile_program(request, (folder / PROGRAM).read_bytes())
-    (folder / TEXT).write_text(text, encoding="utf-8")
-    (folder / ANSWER).write_bytes(msgspec.json.encode(answer))
+    target = parse_target(request.target)
+    jax.devices()  # plugins register on the first look
+    answers = []
+    for number, program in enumerate(request.programs):
+        answer, text = compile_program(target, program, (folder / PROGRAM.format(number)).read_bytes())
+        (folder / TEXT.format(number)).write_text(text, encoding="utf-8")
+        answers.append(answer)
+    (folder / ANSWER).write_bytes(msgspec.json.encode(answers))
 
 
 if __name__ == "__main__":

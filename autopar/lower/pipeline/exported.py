@@ -64,6 +64,24 @@ def export_program(program: StageProgram, axes: Axes, platform: str) -> Exported
         axes: sizes of the mesh axes of its stage.
         platform: jax's name of the devices that will run it: "cpu", "cuda", "tpu".
     """
+    function, given = prepared(program, axes)
+    code = export.export(function, platforms=[platform])(*given).serialize()
+    return ExportedProgram(
+        program.work,
+        axes,
+        tuple(map(placed_port, program.reads)),
+        tuple(map(placed_port, program.results)),
+        bytes(code),
+    )
+
+
+def prepared(program: StageProgram, axes: Axes) -> tuple[Any, list[Any]]:
+    """A program on a mesh without devices, jitted, and the shapes, dtypes and shardings of its arguments.
+
+    Args:
+        program: from `stage_programs`.
+        axes: sizes of the mesh axes of its stage.
+    """
     mesh = AbstractMesh(tuple(n for _, n in axes), tuple(a for a, _ in axes), (AxisType.Auto,) * len(axes))
     sizes = dict(axes)
     whole = NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -72,14 +90,7 @@ def export_program(program: StageProgram, axes: Axes, platform: str) -> Exported
         *(jax.ShapeDtypeStruct(p.shape(sizes), jax_dtype(p.type.dtype), sharding=p.sharding(mesh))  # type: ignore[arg-type]
           for p in program.reads),
     ]  # fmt: skip
-    code = export.export(program.jitted(mesh), platforms=[platform])(*given).serialize()  # type: ignore[arg-type]
-    return ExportedProgram(
-        program.work,
-        axes,
-        tuple(map(placed_port, program.reads)),
-        tuple(map(placed_port, program.results)),
-        bytes(code),
-    )
+    return program.jitted(mesh), given  # type: ignore[arg-type]
 
 
 def export_maker(

@@ -41,8 +41,9 @@ def record_of(graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table:
         values[f"gradients@{s}"] = ValueSpec(f"gradients@{s}", stage.memory.gradients, "accumulator", reduce="sum")
         for n in p.sent:
             values[n] = ValueSpec(n, math.ceil(bytes_of[n] / len(stage.devices)), "microbatch")
-        forward = [r.name for r in p.received if not r.backward]
-        cotangents = [r.name for r in p.received if r.backward]
+        # A value of a later stage's forward is for the backward pass here.
+        forward = [r.name for r in p.received if not r.backward and r.source < s]
+        cotangents = [r.name for r in p.received if r.backward or r.source > s]
         sent_back = [n for n in p.sent if sliced_backward(graph, sliced, n)]
         sent_on = [n for n in p.sent if n not in set(sent_back)]
         temporaries = max(0, stage.memory.total - state - stage.memory.gradients - stage.held_bytes)

@@ -1,0 +1,148 @@
+"""Compiles the programs of a pipeline's stages for a target, and says what a step of each stage runs and needs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+from jax import export
+
+from autopar.lower.aot.base import Target
+from autopar.lower.aot.lowered import lowered_collectives
+from autopar.lower.aot.messages import CompiledCollective, CompiledProgram, ProgramRequest
+from autopar.lower.aot.rewrites import Key
+from autopar.lower.aot.spawn import Job, compile_jobs
+from autopar.lower.pipeline.build import LoweredPipeline
+from autopar.lower.pipeline.exported import placed_port, prepared
+from autopar.lower.pipeline.programs import StageProgram
+from autopar.schedule import Work
+from autopar.schedule.memory import WorkerMemory, worker_memory
+
+
+@dataclass(frozen=True)
+class StageCompilation:
+    """The programs of a stage on their way through the compiler.
+
+    Args:
+        stage: its number.
+        mesh_axes: (axis, size) of its mesh.
+        lowered: runs a step of each collective before compiling, by kind, axes and bytes.
+        collectives: of the compiled programs, each as often as it runs in a step.
+        fusions: fusions of all its programs.
+        cycles: cycles of a step as the compiler estimates them; None where it says none.
+        programs: what each program was compiled to, by its work.
+    """
+
+    stage: int
+    mesh_axes: tuple[tuple[str, int], ...]
+    lowered: Mapping[Key, float]
+    collectives: tuple[CompiledCollective, ...]
+    fusions: int
+    cycles: float | None
+    programs: Mapping[Work, CompiledProgram]
+
+
+@dataclass(frozen=True)
+class PipelineCompilation:
+    """All stages of a pipeline, compiled.
+
+    Args:
+        device_kind: the compiler's name of the devices.
+        stages: in order.
+        memory: by worker.
+        compile_s: seconds that compiling took, all programs together.
+        hlo: texts of all programs.
+    """
+
+    device_kind: str
+    stages: tuple[StageCompilation, ...]
+    memory: tuple[WorkerMemory, ...]
+    compile_s: float
+    hlo: str
+
+
+def compile_stages(target: Target, lowered: LoweredPipeline, timeout_s: float = 1800.0) -> PipelineCompilation:
+    """Compiles every program of a pipeline for a target.
+
+    Args:
+        target: what to compile for, with as many devices as the plan has.
+        lowered: the pipeline.
+        timeout_s: seconds after which compiling is given up.
+
+    Raises:
+        AutoparError: the target's compiler is not installed, or fails.
+    """
+    target.check_installed()
+    programs = [p for p in lowered.programs if p.results]
+    done = compile_jobs(target, lowered.plan, [_job(target, lowered, p) for p in programs], timeout_s)
+    compiled = {p.work: answer for p, (answer, _) in zip(programs, done, strict=True)}
+    hlo = "\n".join(f"// {p.work}\n{text}" for p, (_, text) in zip(programs, done, strict=True))
+    return gathered(lowered, compiled, hlo)
+
+
+def gathered(lowered: LoweredPipeline, compiled: Mapping[Work, CompiledProgram], hlo: str = "") -> PipelineCompilation:
+    """What the programs of a pipeline come to in a step.
+
+    Args:
+        lowered: the pipeline.
+        compiled: what each of its programs was compiled to; those that return nothing are left out.
+        hlo: their texts.
+    """
+    return PipelineCompilation(
+        next(iter(compiled.values())).device_kind,
+        tuple(_stage(lowered, s, compiled) for s in range(lowered.plan.num_stages)),
+        worker_memory(lowered.instructions, {w: c.memory.temporaries for w, c in compiled.items()}),
+        sum(c.compile_s for c in compiled.values()),
+        hlo,
+    )
+
+
+def _job(target: Target, lowered: LoweredPipeline, program: StageProgram) -> Job:
+    stage = program.work.stage
+    axes = lowered.mesh_axes(stage)
+    function, given = prepared(program, axes)
+    exported = export.export(function, platforms=[target.platform])(*given)
+    request = ProgramRequest(
+        axes,
+        lowered.devices(lowered.home(stage), stage),
+        ((), *(placed_port(p).dims for p in program.reads)),
+        tuple(placed_port(p).dims for p in program.results),
+        (),
+        {},
+    )
+    return Job(request, bytes(exported.serialize()))
+
+
+def _runs(lowered: LoweredPipeline) -> Counter[Work]:
+    """How often each program runs in a step, on all workers of its stage together."""
+    runs = Counter(Work(t.kind, t.stage) for row in lowered.table.rows for t in row)
+    runs.update(p.work for p in lowered.programs if p.work not in runs)
+    return runs
+
+
+def _stage(lowered: LoweredPipeline, stage: int, compiled: Mapping[Work, CompiledProgram]) -> StageCompilation:
+    axes, runs = lowered.mesh_axes(stage), _runs(lowered)
+    own = [p for p in lowered.programs if p.work.stage == stage and p.work in compiled]
+    before: dict[Key, float] = defaultdict(float)
+    collectives: list[CompiledCollective] = []
+    for p in own:
+        times = runs[p.work]
+        for key, count in lowered_collectives(*prepared(p, axes), axes).items():
+            before[key] += times * count
+        collectives += [
+            msgspec.structs.replace(c, count=times * c.count, wire_bytes=times * c.wire_bytes)
+            for c in compiled[p.work].collectives
+        ]
+    said = [(runs[p.work], compiled[p.work].cycles) for p in own]
+    cycles = sum(n * c for n, c in said if c is not None)
+    return StageCompilation(
+        stage,
+        axes,
+        before,
+        tuple(collectives),
+        sum(compiled[p.work].fusions for p in own),
+        cycles if all(c is not None for _, c in said) else None,
+        {p.work: compiled[p.work] for p in own},
+    )

@@ -17,11 +17,12 @@ import jax
 import jax.extend.core.primitives as jax_primitives
 
 from autopar.frontend.bodies import _BY_IMPLEMENTATION, _PARAMETER
+from autopar.frontend.manual.parameters import COLLECTIVES
 from autopar.lower.localize.registry import LOCALIZERS
 from autopar.search.intra.regions import REGIONS
 from autopar.sharding.registry import BUILT_IN
 
-OPENED = frozenset(_PARAMETER) | {"custom_linear_solve"} | _BY_IMPLEMENTATION
+OPENED = frozenset(_PARAMETER) | {"custom_linear_solve", "shard_map"} | _BY_IMPLEMENTATION
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "coverage.md"
 
@@ -45,10 +46,9 @@ A primitive that is not listed runs whole, with a line in the plan that says so.
 _REFUSED = MappingProxyType(
     {
         "ordered effects": "XLA keeps the order of effects on one device only",
-        "shard_map": "and `pmap`: they have a mesh of their own",
+        "ragged_all_to_all": "inside a `shard_map`: it cannot be batched",
     }
 )
-_INSIDE = frozenset({"all_gather", "all_to_all", "axis_index", "ppermute", "psum", "pmax", "pmin", "ragged_all_to_all"})
 _WHOLE = MappingProxyType(
     {
         "call": "not made by public functions",
@@ -107,7 +107,10 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         else:
             yield _TITLES.get(group, group), name, "split", _first_sentence(rule.__doc__)
     for name in sorted(OPENED):
-        yield "Calls, loops, branches", name, "opened", ""
+        how = "and `pmap`: a batch with a dim for each axis of the user's mesh" if name == "shard_map" else ""
+        yield "Calls, loops, branches", name, "opened", how
+    for name in sorted(set(COLLECTIVES) - set(BUILT_IN)):
+        yield "Calls, loops, branches", name, "opened", "inside a `shard_map`: reductions and moves over those dims"
     for name in sorted(REGIONS):
         yield "Calls, loops, branches", name, "loop", _LOOPS.get(name, _first_sentence(REGIONS[name].__doc__))
     for name, localizer in LOCALIZERS.items():
@@ -117,12 +120,9 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
             yield "Others", name, "whole", _first_sentence(localizer.__doc__)
     for name, why in _REFUSED.items():
         yield "Effects", name, "refused", why
-    rest = known - set(_REFUSED) - set(BUILT_IN) - set(OPENED) - set(REGIONS) - set(LOCALIZERS)
+    rest = known - set(_REFUSED) - set(BUILT_IN) - set(OPENED) - set(REGIONS) - set(LOCALIZERS) - set(COLLECTIVES)
     for name in sorted(rest):
-        if name in _INSIDE:
-            yield "Others", name, "whole", "outside of a `vmap` with the axis name they do not occur"
-        else:
-            yield "Others", name, "whole", _WHOLE.get(name, "no rule")
+        yield "Others", name, "whole", _WHOLE.get(name, "no rule")
 
 
 def tables() -> str:

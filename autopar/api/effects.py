@@ -9,10 +9,10 @@ from autopar.ir import Graph, Operator
 
 
 def check_effects(graph: Graph) -> None:
-    """Refuses what cannot run: effects in program order, which XLA keeps on one device, and nested manual programs.
+    """Refuses what cannot run: effects in program order, which XLA keeps on one device.
 
     Raises:
-        TraceError: an ordered callback or print, or a shard_map; it has the user's line.
+        TraceError: an ordered callback or print; it has the user's line.
     """
     for op in _operators(graph):
         ordered = [e for e in op.effects if e.startswith("Ordered")]
@@ -21,14 +21,6 @@ def check_effects(graph: Graph) -> None:
                 f"{graph.name} has an ordered {op.primitive}",
                 cause="XLA keeps the order of callbacks on one device only",
                 remedy="leave out ordered=True, or return the value and print it outside of the step",
-                source=op.source or None,
-            )
-        if op.primitive == "shard_map":
-            raise TraceError(
-                f"{graph.name} has a {op.primitive}",
-                cause="jax.shard_map and jax.pmap give a program to every device of a mesh of their own, and here the "
-                "devices are those of the plan",
-                remedy="call the function on the whole arrays, without shard_map or pmap: autopar splits it",
                 source=op.source or None,
             )
 

@@ -25,8 +25,12 @@ _PARAMETER = MappingProxyType(
         "custom_vjp_call_jaxpr": "fun_jaxpr",
         "remat2": "jaxpr",
         "checkpoint": "jaxpr",
+        "custom_vmap_call": "call",
     }
 )
+#: Primitives that change where a value lies, or what jax knows of it.
+PLACING = frozenset({"mesh_cast", "pvary", "reshard", "sharding_constraint"})
+_REMAT = ("remat2", "checkpoint")
 # Primitives of equinox and lineax whose parameters hold functions: what they compute is what their implementation
 # does when it is traced. lineax's refuses to be traced inside a `jax.shard_map`, so it has to be opened.
 _BY_IMPLEMENTATION = frozenset({"linear_solve", "maybe_set", "vprim"})
@@ -48,6 +52,26 @@ def body_of(eqn: JaxprEqn) -> tuple[Any, Sequence[int]] | None:
         traced = _implementation(eqn)
         return None if traced is None else (traced, everything)
     return None
+
+
+def recomputes(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a remat whose body must stay apart from the first computation of the same values."""
+    params = eqn.params
+    return (
+        eqn.primitive.name in _REMAT
+        and bool(params.get("prevent_cse", True))
+        and bool(params.get("differentiated", True))
+    )
+
+
+def without_shardings(eqn: JaxprEqn) -> dict[str, Any]:
+    """The parameters of an equation, without what they say of the mesh that it was traced for.
+
+    Values that have to do with a mesh of the user's own name it in their types and so in such parameters.
+    """
+    if eqn.primitive.name in PLACING:
+        return dict(eqn.params)
+    return {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
 
 
 def _solve(eqn: JaxprEqn) -> tuple[Any, Sequence[int]]:

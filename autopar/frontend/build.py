@@ -23,11 +23,11 @@ from autopar._compat.loops import plain_params
 from autopar._compat.primitives import optimization_barrier_p
 from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of
-from autopar.frontend.bodies import body_of
+from autopar.frontend.bodies import body_of, recomputes, without_shardings
 from autopar.frontend.labels import Labels
+from autopar.frontend.manual import is_manual, region
 from autopar.ir import Graph, Input, Literal, Operand, Operator, Output, TensorType, Value
 
-_REMAT = ("remat2", "checkpoint")
 _PLAIN = (type(None), bool, int, float, str, tuple, np.dtype, enum.Enum)
 
 
@@ -126,18 +126,19 @@ class _Builder:
         return self.jaxpr(jaxpr.jaxpr, operands, scope, constants)
 
     def equation(self, eqn: JaxprEqn, inputs: list[Operand], scope: str) -> Sequence[Operand]:
-        name = eqn.primitive.name
+        if is_manual(eqn):
+            return self.closed(region(eqn), inputs, scope)
         opened = body_of(eqn)
         if opened is not None:
             body, taken = opened
-            if name in _REMAT and eqn.params.get("prevent_cse", True) and eqn.params.get("differentiated", True):
+            if recomputes(eqn):
                 inputs = self.barrier(inputs, [tensor_type(v.aval) for v in eqn.invars], scope, eqn)
             return self.closed(body, [inputs[i] for i in taken], scope)
         regions = region_graphs(eqn, self.labels)
         types = [tensor_type(v.aval) for v in eqn.outvars]
         return self.operator(
             eqn.primitive,
-            eqn.params,
+            without_shardings(eqn),
             inputs,
             types,
             scope,

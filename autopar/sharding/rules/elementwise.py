@@ -135,8 +135,8 @@ _PLAIN = (
     "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh", "xor", "zeta",
 )
 _ADDITIVE = (
-    "add", "add_any", "complex", "conj", "copy", "copy_p", "imag", "name", "neg", "real", "sharding_constraint",
-    "stop_gradient", "sub",
+    "add", "add_any", "complex", "conj", "copy", "copy_p", "imag", "mesh_cast", "name", "neg", "real", "reshard",
+    "sharding_constraint", "stop_gradient", "sub",
 )
 # fmt: on
 

@@ -1,0 +1,137 @@
+"""A `jax.shard_map` as ordinary operators on whole arrays.
+
+What runs on the devices of the user's mesh becomes a `jax.vmap` for each mesh axis: operands are cut into a leading dim
+for each axis that their spec names, collectives become reductions and moves over those dims, and results are put
+together as their specs say. The values are those of the region on its own mesh, on whatever devices the step is planned
+for; how it is split there is for the planner to choose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn
+from jax.extend.source_info_util import user_context
+
+from autopar.frontend.manual.body import Body
+from autopar.frontend.manual.collective import collective
+from autopar.frontend.manual.kinds import Broadcast
+
+
+@dataclass(frozen=True)
+class _Mesh:
+    """The axes over which a region is manual: name and size, in the mesh's order."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    def mentioned(self, spec: Any, rank: int) -> list[tuple[tuple[str, int], ...]]:
+        """For each dim the axes that split it, the slowest first."""
+        sizes = dict(self.axes)
+        entries = [*spec, *[None] * (rank - len(spec))]
+        named = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
+        return [tuple((a, sizes[a]) for a in dim if a in sizes) for dim in named]
+
+
+def is_manual(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a region of a mesh of its own."""
+    return eqn.primitive.name == "shard_map"
+
+
+def region(eqn: JaxprEqn) -> Any:
+    """The closed jaxpr that a manual region stands for.
+
+    Raises:
+        TraceError: it has an operator that cannot be run for all devices at once; the error names it and its line.
+    """
+    shapes = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))  # type: ignore[attr-defined]
+        for v in eqn.invars
+    ]
+
+    def whole(*operands: Any) -> list[Any]:
+        with user_context(eqn.source_info.traceback):
+            return _run(eqn, operands, {})
+
+    return jax.make_jaxpr(whole)(*shapes)
+
+
+def _run(eqn: JaxprEqn, operands: Sequence[Any], outer: Mapping[str, int]) -> list[Any]:
+    """Results of a region.
+
+    Args:
+        eqn: its equation.
+        operands: whole arrays, or pieces of the region around it.
+        outer: sizes of the axes of the regions around it.
+    """
+    params = eqn.params
+    manual = params.get("newly_manual_axes", params.get("manual_axes", frozenset(params["mesh"].shape)))
+    mesh = _Mesh(tuple((str(a), int(n)) for a, n in params["mesh"].shape.items() if a in manual))
+    sizes = {**outer, **dict(mesh.axes)}
+    body = Body(sizes, lambda inner, values: _run(inner, values, sizes))
+    order = [a for a, _ in mesh.axes]
+    cuts = [_cut(x, mesh.mentioned(s, x.ndim), order) for x, s in zip(operands, params["in_specs"], strict=True)]
+    ranks = [len(v.aval.shape) for v in eqn.outvars]  # type: ignore[attr-defined]
+    wanted = [mesh.mentioned(s, rank) for s, rank in zip(params["out_specs"], ranks, strict=True)]
+    split = [{a for dim in w for a, _ in dim} for w in wanted]
+
+    def on_device(*pieces: Any) -> list[Any]:
+        made = body.run(params["jaxpr"], pieces)
+        # A result whose spec does not name an axis is the same along it: that of the first device.
+        for axis, size in mesh.axes:
+            first = Broadcast((axis,), (size,))
+            made = [x if axis in s else collective(x, first) for x, s in zip(made, split, strict=True)]
+        return made
+
+    function: Any = on_device
+    for axis, size in reversed(mesh.axes):
+        function = jax.vmap(
+            function,
+            in_axes=tuple(0 if axis in names else None for _, names in cuts),
+            out_axes=[0 if axis in s else None for s in split],
+            axis_name=axis,
+            axis_size=size,
+        )
+    results = function(*(x for x, _ in cuts))
+    return [_joined(x, w, order) for x, w in zip(results, wanted, strict=True)]
+
+
+def _cut(x: Any, dims: Sequence[tuple[tuple[str, int], ...]], order: Sequence[str]) -> tuple[Any, list[str]]:
+    """``x`` with a leading dim for each axis that splits it, in ``order``, and the names of those axes."""
+    shape: list[int] = []
+    place: dict[str, int] = {}
+    for n, axes in zip(x.shape, dims, strict=True):
+        for axis, size in axes:
+            place[axis] = len(shape)
+            shape.append(size)
+        shape.append(n // math.prod(size for _, size in axes))
+    names = [a for a in order if a in place]
+    if not names:
+        return x, names
+    split = lax.reshape(x, shape)
+    return jnp.moveaxis(split, [place[a] for a in names], range(len(names))), names
+
+
+def _joined(x: Any, dims: Sequence[tuple[tuple[str, int], ...]], order: Sequence[str]) -> Any:
+    """Pieces put together: what `_cut` undoes, but for the order of the leading dims.
+
+    Args:
+        x: with a leading dim for each axis in ``dims``, in ``order``.
+        dims: for each dim of the whole the axes that split it.
+        order: of all axes.
+    """
+    named = {a for axes in dims for a, _ in axes}
+    if not named:
+        return x
+    leading = [a for a in order if a in named]
+    places: list[int] = []
+    shape: list[int] = []
+    for d, axes in enumerate(dims):
+        places += [*(leading.index(a) for a, _ in axes), len(leading) + d]
+        shape.append(math.prod(size for _, size in axes) * x.shape[len(leading) + d])
+    return lax.reshape(lax.transpose(x, places), shape)

@@ -11,6 +11,7 @@ from typing import Any
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import Plan
+from autopar.recompute import LEVELS
 from autopar.schedule import Schedule, get
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -60,10 +61,10 @@ class ParallelOptions:
             if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise AutoparError(f"{name}={value!r} is no count", remedy=f'{name}="auto", or 1, 2, 4...')
         check_schedule(self.schedule)
-        if self.remat not in ("auto", "none", False):
+        if self.remat not in ("auto", *LEVELS, False):
             raise AutoparError(
-                f"remat={self.remat!r} is not available: autopar keeps the recomputation that the function states",
-                remedy="use jax.checkpoint in the function",
+                f"remat={self.remat!r} is no way of recomputation",
+                remedy='remat="auto", "none", "selective" or "full"',
             )
 
 

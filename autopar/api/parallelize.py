@@ -41,7 +41,8 @@ def parallelize(
         num_stages: pipeline stages.
         schedule: pipeline schedule.
         memory_limit: bytes a device, or text as "40GB"; None takes the device's memory.
-        remat: recomputation beyond what the function states.
+        remat: what the backward pass may compute anew beyond what the function states: "none", "selective" (not
+            matrix products), "full" (all but what enters a layer), or "auto": as little as the memory allows.
         donate_argnums: positions of arguments whose buffers the step may reuse, as in `jax.jit`.
         donate_argnames: their names.
         static_argnums: positions of arguments that are values of the program, as in `jax.jit`.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
+import msgspec
 
 from autopar.api.compiled import Compiled
 from autopar.api.effects import check_effects
@@ -25,9 +26,11 @@ from autopar.lower.microbatch import microbatched
 from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.program import lower
+from autopar.lower.recompute import recomputed_step
 from autopar.lower.unstack import layer_count, unstack
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
+from autopar.recompute import LEVELS, Level
 from autopar.runtime import LocalProgram, PipelineProgram, load_local, load_pipeline
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import RemoteProgram, load_remote
@@ -131,7 +134,8 @@ class PureFunction:
         if plan is not None:
             traced = self._traced[signature]
             if plan.num_stages == 1:
-                traced = self._microbatched(signature, plan.num_microbatches)
+                own = plan.stages[0]
+                traced = self._microbatched(signature, plan.num_microbatches, own.remat, own.layer_ends)[0]
             names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
             plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         else:
@@ -140,12 +144,27 @@ class PureFunction:
         self.planned[signature] = traced, plan
         return traced, plan
 
-    def _microbatched(self, signature: CallSignature, count: int) -> Traced:
-        """The function in ``count`` microbatches. Raises MicrobatchError where that cannot be."""
-        found = microbatched(self._traced[signature], count)
-        if count > 1:
-            verify(found.graph)
-        return found
+    def _microbatched(
+        self, signature: CallSignature, count: int, level: Level, ends: Sequence[str] | None = None
+    ) -> tuple[Traced, tuple[str, ...]]:
+        """The function in ``count`` microbatches, with what ``level`` does not hold computed anew.
+
+        Args:
+            signature: of the call.
+            count: number of microbatches.
+            level: what is held of the forward pass.
+            ends: of its layers, as a plan records them; None finds them.
+
+        Returns it, and the ends of its layers.
+
+        Raises:
+            MicrobatchError: there cannot be as many microbatches.
+        """
+        again, found = recomputed_step(self._traced[signature], level, ends)
+        made = microbatched(again, count)
+        if count > 1 or level != "none":
+            verify(made.graph)
+        return made, found
 
     def _planned(self, signature: CallSignature) -> tuple[Traced, Plan]:
         """The function in the number of microbatches that was chosen, and its plan.
@@ -180,23 +199,29 @@ class PureFunction:
     def _one_stage(self, signature: CallSignature) -> tuple[Traced, Plan]:
         """The plan of one stage.
 
-        "auto" takes one microbatch, and where no plan fits the memory then, the fewest of 2, 4.. with which one does.
+        "auto" takes one microbatch and computes nothing anew. Where no plan fits the memory then, it takes the fewest
+        of 2, 4.. microbatches with which one does; where none does, it computes as little anew as it must.
         """
-        asked = self.options.num_microbatches
+        asked, remat = self.options.num_microbatches, self.options.remat
         limit = self.options.memory_limit_bytes
-        if isinstance(asked, int):
-            traced = self._microbatched(signature, asked)
-            return traced, self._search(traced, limit, asked)
-        traced = self._traced[signature]
-        try:
-            return traced, self._search(traced, limit, 1)
-        except InfeasiblePlanError:
-            size = batch_size(traced.graph) or 1
-            for count in (2**k for k in range(1, size.bit_length())):
-                with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
-                    traced = self._microbatched(signature, count)
-                    return traced, self._search(traced, limit, count)
-            raise
+        counts = [asked] if isinstance(asked, int) else [1]
+        levels = LEVELS if remat == "auto" else [level for level in LEVELS if level == (remat or "none")]
+        failure: InfeasiblePlanError | None = None
+        for level in levels:
+            for count in counts:
+                try:
+                    traced, ends = self._microbatched(signature, count, level)
+                    return traced, _labelled(self._search(traced, limit, count), level, ends)
+                except InfeasiblePlanError as error:
+                    failure = failure or error
+                    if counts == [1] and asked == "auto":
+                        size = batch_size(self._traced[signature].graph) or 1
+                        counts += [2**k for k in range(1, size.bit_length())]
+                except MicrobatchError:
+                    if asked != "auto":
+                        raise
+        assert failure is not None, "one microbatch is always possible"
+        raise failure
 
     def _pipeline(self, signature: CallSignature) -> Plan:
         """The best plan with several stages."""
@@ -207,6 +232,7 @@ class PureFunction:
             num_microbatches=None if o.num_microbatches == "auto" else int(o.num_microbatches),
             num_stages=self._num_stages(),
             schedule=o.schedule,
+            remat="none" if o.remat is False else o.remat,
         )
         strategy = self._strategy()
         unstacked = unstack(traced, self._stack_groups(traced))
@@ -302,7 +328,9 @@ class PureFunction:
 
         def search(memory_limit_bytes: int) -> Plan:
             with clock.phase("plan again"):
-                return self._search(traced, memory_limit_bytes, plan.num_microbatches)
+                own = plan.stages[0]
+                found = self._search(traced, memory_limit_bytes, plan.num_microbatches)
+                return _labelled(found, own.remat, own.layer_ends)
 
         limit = None if self.options.plan is not None else self.options.memory_limit_bytes
         content, local = build_within(plan.content, limit, lambda c: build(Plan(c)), lambda n: search(n).content)
@@ -342,6 +370,14 @@ class PureFunction:
     def _say(self, text: str) -> None:
         if self.options.progress is not None:
             self.options.progress(text)
+
+
+def _labelled(plan: Plan, level: Level, ends: tuple[str, ...]) -> Plan:
+    """A plan of one stage that says what is computed anew."""
+    if level == "none":
+        return plan
+    own = msgspec.structs.replace(plan.stages[0], remat=level, layer_ends=ends)
+    return Plan(msgspec.structs.replace(plan.content, stages=(own,)), plan.phases)
 
 
 def _tree_of(traced: Traced) -> Callable[[list[Any]], Any]:

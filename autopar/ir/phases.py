@@ -11,8 +11,9 @@ def phase_of(scope: str, enclosing: str = "update") -> str:
 
     Args:
         scope: the operator's name stack.
-        enclosing: phase of the loop or branch that it is in; what is not marked belongs to it.
+        enclosing: phase of the loop or branch that it is in; what is not marked belongs to it, and all of it does where
+            that is the backward pass.
     """
-    if "transpose(" in scope or "rematted_computation" in scope:
+    if enclosing == "backward" or "transpose(" in scope or "rematted_computation" in scope:
         return "backward"
     return "forward" if "jvp(" in scope else enclosing

@@ -21,7 +21,8 @@ from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.phases import phase_of
 from autopar.lower.localize.base import AxisIndex, LocalContext, bind
 from autopar.lower.localize.registry import localize
-from autopar.lower.values import Held, Made
+from autopar.lower.values import Held, Made, not_before
+from autopar.recompute.rewrite import SCOPE
 from autopar.sharding.generators import is_generator
 from autopar.sharding.reshard import PathTables
 from autopar.sharding.routes import Routes
@@ -34,7 +35,8 @@ class Sharded:
     """The plan's decisions, parsed: layouts of operands (None: any) and results, shared copies.
 
     ``tight`` is as in `autopar.sharding.routes.Routes`; ``index`` says which piece the interpreted one is; ``around``
-    is entered while an operator is applied.
+    is entered while an operator is applied; ``apart`` says that something is computed again in the same program, which
+    a compiler must not merge with the first time.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -44,6 +46,7 @@ class Sharded:
     tight: bool = False
     index: AxisIndex = lax.axis_index
     around: Callable[[Operator], AbstractContextManager[Any]] = nullcontext
+    apart: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -150,7 +153,7 @@ class Interpreter:
             (result,) = op.results
             env[result.name] = Made(result.type, self._maker(bound, op, result.type), self.sharded.index)
         elif op.primitive == "optimization_barrier":
-            self._barrier(bound.bounds[op.id], op, env)
+            self._barrier(bound, op, env)
         elif op.regions and op.primitive in ("scan", "while", "cond"):
             run = {"scan": self._scan, "while": self._while, "cond": self._cond}[op.primitive]
             run(bound.bounds[op.id], bound.graph, op, env)
@@ -194,11 +197,16 @@ class Interpreter:
 
         return make
 
-    def _barrier(self, bound: Bound, op: Operator, env: Env) -> None:
+    def _barrier(self, graph: BoundGraph, op: Operator, env: Env) -> None:
+        bound = graph.bounds[op.id]
         sources = [env[str(o)] for o in op.operands]
         held = [(i, s) for i, s in enumerate(sources) if isinstance(s, Held)]
         passed = bind(bound.primitive, bound.params, [s.take(s.made, "") for _, s in held])
         after = {i: array for (i, _), array in zip(held, passed, strict=True)}
+        if self.sharded.apart and SCOPE in op.scope and len(held) > 1:
+            inputs = {i.name for i in graph.graph.inputs}
+            last = held[-1][0]  # the cotangent, where there is one
+            after.update((i, not_before(after[i], after[last])) for i in after if op.operands[i] not in inputs)
         for i, (source, result) in enumerate(zip(sources, op.results, strict=True)):
             if isinstance(source, Held):
                 env[result.name] = self.held(result.name, result.type, source.made, after[i])

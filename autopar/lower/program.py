@@ -76,6 +76,7 @@ def sharded(plan: Plan) -> Sharded:
         copies,
         plan_tables(plan),
         content.tight,
+        apart=not content.pipeline and content.stages[0].remat != "none",
     )
 
 
@@ -170,6 +171,6 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     program = whole if any(traced.weak) else body
     function = jax.jit(program, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
     # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
-    short = platform == "cpu" and plan.content.tight
+    short = platform == "cpu" and (plan.content.tight or plan.stages[0].remat != "none")
     told = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if short else {}
     return Program(function, mesh, in_shardings, out_shardings, donated, told)

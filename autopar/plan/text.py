@@ -61,6 +61,9 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     ]
     if c.num_microbatches > 1 or len(c.stages) > 1:
         rows.insert(3, ("pipeline", f"{len(c.stages)} stages, {c.num_microbatches} microbatches, {c.schedule}"))
+    if any(s.remat != "none" for s in c.stages):
+        levels = ", ".join(f"stage {i}: {s.remat}" for i, s in enumerate(c.stages))
+        rows.insert(-2, ("recomputed", f"{levels} (what is not held for the backward pass)"))
     if phases:
         rows.append(("planned in", ", ".join(f"{name} {seconds_text(s)}" for name, s in phases)))
     return rows

@@ -65,6 +65,10 @@ class Stage(_Record, frozen=True):
         work_times: (kind of work, seconds a step) of a stage with a loop over microbatches: "forward", "backward",
             "update".
         held_bytes: bytes a device that each microbatch in flight keeps for its backward pass.
+        remat: what is held of the forward pass for the backward pass, which computes the rest anew: "none" (nothing is
+            computed anew), "selective" or "full".
+        layer_ends: ids of the last forward operator of each of its layers but the last, where something is computed
+            anew.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -76,6 +80,8 @@ class Stage(_Record, frozen=True):
     collectives: tuple[Communication, ...] = ()
     work_times: tuple[tuple[str, float], ...] = ()
     held_bytes: int = 0
+    remat: OneOf["none", "selective", "full"] = "none"
+    layer_ends: tuple[str, ...] = ()
 
     @property
     def mesh_shape(self) -> dict[str, int]:

@@ -103,7 +103,7 @@ class Manual:
         schedule = problem.options.schedule
         if schedule in ("auto", "none"):
             schedule = get("interleaved", chunks=self.chunks) if self.chunks > 1 else "1f1b"
-        options = replace(problem.options, num_stages=stages, schedule=schedule)
+        options = replace(problem.options, num_stages=stages, schedule=schedule, remat=self.recompute)
         staged = replace(problem, options=options)
         count = options.num_microbatches or microbatch_counts(staged)[0]
         layers = cluster(problem.graph, problem.source.microbatches(count), min(4 * stages, MOST_LAYERS))
@@ -114,8 +114,9 @@ class Manual:
             )
         table, per = schedule_of(staged).table(stages, count), devices // self.pp
         homes = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
-        candidate = Candidate(count, merge_layers(layers, stages), homes, 0.0)
-        return renamed(plan_candidate(staged, problem.source, candidate, replace(self, pp=1, chunks=1)), "manual")
+        candidate = Candidate(count, merge_layers(layers, stages), homes, 0.0, layers.members)
+        inside = replace(self, pp=1, chunks=1, recompute="none")
+        return renamed(plan_candidate(staged, problem.source, candidate, inside), "manual")
 
     def plan(self, problem: Problem, name: str) -> Plan:
         """The plan, under the name of a strategy.

@@ -27,6 +27,7 @@ class Options:
         time_limit_s: seconds that the solver may take for one mesh; None waits for the proof.
         seed: for strategies that draw numbers.
         steps: choices that strategies which search by trying may evaluate on one mesh; None for their own number.
+        remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
         progress: called with every better answer while a strategy searches.
     """
 
@@ -39,6 +40,7 @@ class Options:
     time_limit_s: float | None = 60.0
     seed: int = 0
     steps: int | None = None
+    remat: str = "auto"
     progress: Callable[[Progress], None] | None = None
 
 

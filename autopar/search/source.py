@@ -8,6 +8,7 @@ from typing import Protocol
 
 from autopar.ir import Graph
 from autopar.microbatch import Microbatching
+from autopar.recompute import Level
 from autopar.stages import StageMap, StageParts
 
 
@@ -29,6 +30,19 @@ class Sliced:
     origins: tuple[Mapping[str, str], ...]
 
 
+@dataclass(frozen=True)
+class Recomputation:
+    """What the backward pass of a stage computes anew.
+
+    Args:
+        level: what is held.
+        layers: ids of the operators of each layer of the stage's forward pass.
+    """
+
+    level: Level
+    layers: tuple[tuple[str, ...], ...]
+
+
 class StageSource(Protocol):
     """A traced step that can be cut."""
 
@@ -43,4 +57,8 @@ class StageSource(Protocol):
             count: number of microbatches.
             members: by stage the ids of its operators of the forward pass.
         """
+        ...
+
+    def recomputed(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> Graph:
+        """The graph of one stage of `slice` with a backward pass that computes anew what ``again`` does not hold."""
         ...

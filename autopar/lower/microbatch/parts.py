@@ -16,20 +16,37 @@ from autopar.frontend.labels import Labels
 from autopar.ir import Graph, Input, Layout, Literal, Operator, Output
 from autopar.lower.interpreter import Interpreter, Sharded, scalar
 from autopar.lower.localize.base import bind
+from autopar.lower.recompute import for_copies, recomputed_bound
 from autopar.microbatch import AXIS, Microbatching, pseudo_mesh
+from autopar.recompute import Level, Phases
 from autopar.sharding.reshard import PathTables
+
+
+@dataclass(frozen=True)
+class Again:
+    """What the backward pass of a microbatch computes anew; see `autopar.recompute.recomputed`."""
+
+    phases: Phases
+    layers: tuple[tuple[str, ...], ...]
+    level: Level
 
 
 @dataclass
 class Recorder:
-    """Hands out the scopes under which operators are traced again, and what each stands for."""
+    """Hands out the scopes under which operators are traced again, and what each stands for.
+
+    Args:
+        labels: what was handed out.
+        copies: operators that stand for others, by id: those that run again in the backward pass.
+    """
 
     labels: Labels = field(default_factory=Labels)
+    copies: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
     def around(self, op: Operator) -> Iterator[None]:
         """While ``op`` is applied; what jax records then is taken for it by `autopar.frontend.build_graph`."""
-        with jax.named_scope(self.labels.mark(op.scope, op.source, op.id)):
+        with jax.named_scope(self.labels.mark(op.scope, op.source, self.copies.get(op.id, op.id))):
             yield
 
 
@@ -74,6 +91,7 @@ def turn_function(
     ids: Sequence[str],
     taken: Sequence[str],
     wanted: Sequence[tuple[str, Layout | None]],
+    again: Again | None = None,
 ) -> Callable[[Any, Sequence[Any]], list[Any]]:
     """What one microbatch computes: (its number, pieces of ``taken``) -> pieces of ``wanted``.
 
@@ -84,9 +102,14 @@ def turn_function(
         ids: operators of the loop to run, in running order.
         taken: values that they take from elsewhere.
         wanted: values asked for, each with its layout over the axis of microbatches; None for the one it has.
+        again: what the backward pass computes anew; None for nothing.
     """
     graph = bound.graph
     part = part_of(bound, ids, [Input(n, graph.types[n]) for n in taken], [n for n, _ in wanted])
+    copies: Mapping[str, str] = {}
+    if again is not None:
+        part, copies = recomputed_bound(part, again.phases, again.layers, again.level)
+        recorder.copies.update(copies)
     if found.count == 1:
 
         def at_once(number: Any, pieces: Sequence[Any]) -> list[Any]:
@@ -98,11 +121,12 @@ def turn_function(
     layouts = [states[n] for n in taken]
     targets = [states[n] if k is None else k for n, k in wanted]
     tables = PathTables(pseudo_mesh(found.count), _never)
+    operands, results = for_copies(found.operands, copies), for_copies(found.results, copies)
 
     def turn(number: Any, pieces: Sequence[Any]) -> list[Any]:
         decisions = Sharded(
-            found.operands,
-            found.results,
+            operands,
+            results,
             {},
             tables,
             index=lambda axes: number,

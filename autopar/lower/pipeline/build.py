@@ -12,8 +12,10 @@ from autopar.lower.pipeline.programs import StageProgram, stage_programs
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.program import sharded
 from autopar.lower.step import Step
-from autopar.plan import Plan
+from autopar.plan import Plan, Stage
+from autopar.recompute import LEVELS
 from autopar.schedule import Program, Table, Task, build, parse_table
+from autopar.search.source import Recomputation
 from autopar.stages import StageMap
 from autopar.stages.layers import forward_operators
 
@@ -75,7 +77,10 @@ def lower_pipeline(step: Step, plan: Plan) -> LoweredPipeline:
     if content.pipeline is None:
         raise PlanMismatchError("the plan has several stages and no record of its pipeline")
     table = parse_table(content.pipeline.table)
-    stages = source.stage_graphs(plan.num_microbatches, members)
+    stages = [
+        source.stage_graph(plan.num_microbatches, members, n, recomputation(s, members[n]))
+        for n, s in enumerate(plan.stages)
+    ]
     programs: list[StageProgram] = []
     sizes: list[Mapping[str, int]] = []
     for stage, part in zip(stages, content.parts, strict=True):
@@ -91,6 +96,20 @@ def lower_pipeline(step: Step, plan: Plan) -> LoweredPipeline:
     flow = dataflow_of(wanted, sizes, {s: sorted(k) for s, k in kinds.items()})
     map = source.slice(plan.num_microbatches, members).map
     return LoweredPipeline(plan, map, wanted, build(table, flow))
+
+
+def recomputation(stage: Stage, members: Sequence[str]) -> Recomputation:
+    """What a stage computes anew, as its plan says.
+
+    Args:
+        stage: from the plan.
+        members: ids of the operators of its forward pass.
+
+    Raises:
+        PlanMismatchError: the ends of its layers are not among them.
+    """
+    level = next(level for level in LEVELS if level == stage.remat)
+    return Recomputation(level, members_of(members, stage.layer_ends) if stage.layer_ends else (tuple(members),))
 
 
 def members_of(forward: Sequence[str], cuts: Sequence[str]) -> tuple[tuple[str, ...], ...]:

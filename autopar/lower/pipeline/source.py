@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from autopar.ir import Graph
 from autopar.ir.phases import LOOP
 from autopar.ir.verify import verify
+from autopar.lower.microbatch.parts import Again
 from autopar.lower.pipeline.stage_graph import StageGraph, stage_graph
 from autopar.lower.step import Step
 from autopar.microbatch import Microbatching, analyze
-from autopar.search.source import Sliced
+from autopar.recompute import Phases
+from autopar.search.source import Recomputation, Sliced
 from autopar.stages import StageMap, StageParts, assign, stage_parts
 from autopar.stages.layers import Layers
 
@@ -28,6 +31,7 @@ class TracedStages:
     slices: dict[tuple[int, tuple[tuple[str, ...], ...]], tuple[Sliced, tuple[StageGraph, ...]]] = field(
         default_factory=dict
     )
+    anew: dict[tuple[int, tuple[tuple[str, ...], ...], int, Recomputation], StageGraph] = field(default_factory=dict)
 
     def microbatches(self, count: int) -> Microbatching:
         """The step in ``count`` microbatches."""
@@ -39,9 +43,22 @@ class TracedStages:
         """The step cut into stages."""
         return self._cut(count, members)[0]
 
-    def stage_graphs(self, count: int, members: Sequence[Sequence[str]]) -> tuple[StageGraph, ...]:
-        """Stages with what running them needs."""
-        return self._cut(count, members)[1]
+    def recomputed(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> Graph:
+        """The graph of one stage with a backward pass that computes anew what ``again`` does not hold."""
+        return self.stage_graph(count, members, stage, again).graph
+
+    def stage_graph(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> StageGraph:
+        """A stage with what running it needs."""
+        sliced, graphs = self._cut(count, members)
+        if again.level == "none":
+            return graphs[stage]
+        key = (count, tuple(map(tuple, members)), stage, again)
+        if key not in self.anew:
+            parts = sliced.parts[stage]
+            phases = Phases.of(self.step.graph, parts.body, parts.backward)
+            found = Again(phases, again.layers, again.level)
+            self.anew[key] = self._stage(sliced.map, parts, found)
+        return self.anew[key]
 
     def _cut(self, count: int, members: Sequence[Sequence[str]]) -> tuple[Sliced, tuple[StageGraph, ...]]:
         key = (count, tuple(map(tuple, members)))
@@ -57,8 +74,8 @@ class TracedStages:
         graphs = tuple(self._stage(map, p) for p in parts)
         return Sliced(map, parts, tuple(g.graph for g in graphs), tuple(_origins(g) for g in graphs)), graphs
 
-    def _stage(self, map: StageMap, parts: StageParts) -> StageGraph:
-        found = stage_graph(self.step, map.found, parts)
+    def _stage(self, map: StageMap, parts: StageParts, again: Again | None = None) -> StageGraph:
+        found = stage_graph(self.step, map.found, parts, again)
         verify(found.graph)
         return found
 

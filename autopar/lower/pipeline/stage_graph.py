@@ -23,7 +23,15 @@ from autopar.ir import Graph, Input, Literal
 from autopar.ir.phases import LOOP
 from autopar.lower.interpreter import scalar
 from autopar.lower.microbatch.join import add_term, neutral
-from autopar.lower.microbatch.parts import Recorder, concatenated, part_of, run_whole, turn_function, value_layouts
+from autopar.lower.microbatch.parts import (
+    Again,
+    Recorder,
+    concatenated,
+    part_of,
+    run_whole,
+    turn_function,
+    value_layouts,
+)
 from autopar.lower.step import Step
 from autopar.microbatch import AXIS, Joined, Microbatching
 from autopar.stages import StageParts
@@ -57,13 +65,14 @@ class StageGraph:
         return self.program.graph
 
 
-def stage_graph(step: Step, found: Microbatching, parts: StageParts) -> StageGraph:
+def stage_graph(step: Step, found: Microbatching, parts: StageParts, again: Again | None = None) -> StageGraph:
     """The graph of one stage.
 
     Args:
         step: the whole step.
         found: its microbatches, as in the `autopar.stages.StageMap`.
         parts: from `autopar.stages.stage_parts`.
+        again: what its backward pass computes anew.
     """
     graph = step.graph
     avals = dict(zip((i.name for i in graph.inputs), step.avals, strict=True))
@@ -76,7 +85,7 @@ def stage_graph(step: Step, found: Microbatching, parts: StageParts) -> StageGra
         *((LATE + r.name, pieces[r.name], "other") for r in parts.received_late),
     ]
     recorder = Recorder()
-    work = _Stage(step.program, found, parts, recorder)
+    work = _Stage(step.program, found, parts, recorder, again)
     closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
     paths = [
         *(graph.outputs[i].path for i in parts.outputs),
@@ -128,8 +137,10 @@ def _piece_shapes(bound: BoundGraph, found: Microbatching, parts: StageParts, av
 class _Stage:
     """The stage as a function of flat arrays."""
 
-    def __init__(self, bound: BoundGraph, found: Microbatching, parts: StageParts, recorder: Recorder) -> None:
-        self.bound, self.found, self.parts, self.recorder = bound, found, parts, recorder
+    def __init__(
+        self, bound: BoundGraph, found: Microbatching, parts: StageParts, recorder: Recorder, again: Again | None
+    ) -> None:
+        self.bound, self.found, self.parts, self.recorder, self.again = bound, found, parts, recorder, again
 
     def step(self, *arrays: Any) -> list[Any]:
         p, graph = self.parts, self.bound.graph
@@ -167,6 +178,7 @@ class _Stage:
             p.body,
             taken,
             [*((j.name, j.layout) for j in p.joined), *((n, None) for n in p.sent)],
+            self.again,
         )
         sums = [j for j in p.joined if not _is_stacked(j)]
         rows = [j for j in p.joined if _is_stacked(j)]

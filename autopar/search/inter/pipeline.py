@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
-from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.microbatch import batch_size
@@ -27,6 +26,7 @@ from autopar.search.clock import Clock
 from autopar.search.inter.costs import stage_costs
 from autopar.search.inter.dp import slice_layers
 from autopar.search.inter.record import record_of
+from autopar.search.inter.stages import Chosen, in_flight, plan_stage, waiting_bytes
 from autopar.search.inter.submesh import placed, worthwhile
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
@@ -39,12 +39,16 @@ LAYERS_PER_STAGE, MOST_LAYERS = 4, 32
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to slice the step: by stage the ids of its forward operators and its devices (first, number)."""
+    """A way to slice the step: by stage the ids of its forward operators and its devices (first, number).
+
+    ``layers`` has the layers inside the stages, for recomputation; where it is empty each stage is one layer.
+    """
 
     count: int
     members: tuple[tuple[str, ...], ...]
     devices: tuple[tuple[int, int], ...]
     estimate_s: float
+    layers: tuple[tuple[str, ...], ...] = ()
 
 
 def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
@@ -167,7 +171,7 @@ def _even(problem: Problem, layers: Layers, stages: int, schedule: Schedule, cou
         return None
     merged = merge_layers(layers, stages)
     homes = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
-    return Candidate(count, merged, homes, float(sum(layers.flops)))
+    return Candidate(count, merged, homes, float(sum(layers.flops)), layers.members)
 
 
 def merge_layers(layers: Layers, stages: int) -> tuple[tuple[str, ...], ...]:
@@ -202,7 +206,8 @@ def _sliced(problem: Problem, source: StageSource, layers: Layers, count: int, s
     if found is None:
         return
     members = tuple(tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages)
-    yield Candidate(count, members, placed(problem.cluster, [kinds[x.kind] for x in found.stages]), found.objective)
+    homes = placed(problem.cluster, [kinds[x.kind] for x in found.stages])
+    yield Candidate(count, members, homes, found.objective, layers.members)
 
 
 def plan_candidate(
@@ -212,64 +217,9 @@ def plan_candidate(
     sliced = source.slice(candidate.count, candidate.members)
     schedule = schedule_of(problem)
     table = schedule.table(len(candidate.members), candidate.count)
-    parts = [_stage_plan(problem, sliced, i, home, table, intra) for i, home in enumerate(candidate.devices)]
+    chosen = Chosen(problem, source, sliced, candidate.members, candidate.layers, table)
+    parts = [plan_stage(chosen, i, home, intra) for i, home in enumerate(candidate.devices)]
     return assemble(problem, candidate, sliced, parts, table)
-
-
-def in_flight(table: Table, stage: int) -> int:
-    """Most microbatches whose forward pass a stage has done and whose backward pass it has not."""
-    most = 0
-    for worker in table.workers_of_stage(stage):
-        held = 0
-        for task in table.rows[worker]:
-            if task.stage == stage:
-                held += {"forward": 1, "backward": 0 if table.splits_backward else -1, "weight": -1}[task.kind]
-                most = max(most, held)
-    return max(1, most)
-
-
-def _stage_plan(
-    problem: Problem, sliced: Sliced, stage: int, home: tuple[int, int], table: Table, intra: Callable[[Problem], Plan]
-) -> PlanContent:
-    """The plan of one stage, within the memory that microbatches in flight leave."""
-    part = problem.cluster.part(*home)
-    limit = problem.options.memory_limit_bytes or part.memory_bytes
-    options = replace(
-        problem.options,
-        num_microbatches=table.num_microbatches,
-        num_stages=1,
-        schedule="auto",
-        mesh_shape=problem.options.mesh_shape if _holds(problem, home[1]) else None,
-    )
-    more = in_flight(table, stage) - 1
-    left = limit
-    for _ in range(3):
-        stated = replace(
-            problem,
-            graph=sliced.graphs[stage],
-            cluster=part,
-            cost_model=CostModel(part),
-            options=replace(options, memory_limit_bytes=left),
-            source=None,
-        )
-        content = intra(stated).content
-        needed = content.peak_memory + more * content.stages[0].held_bytes
-        if needed <= limit:
-            return content
-        left = limit - more * content.stages[0].held_bytes
-        if left <= 0:
-            break
-    raise InfeasiblePlanError(
-        f"stage {stage} needs {needed} bytes a device with {more + 1} microbatches in flight; the limit is {limit}",
-        cause="activations of all microbatches in flight are kept for the backward pass",
-        remedy="more stages, more and smaller microbatches, jax.checkpoint, or schedule='1f1b'",
-        least_bytes=needed,
-    )
-
-
-def _holds(problem: Problem, devices: int) -> bool:
-    shape = problem.options.mesh_shape
-    return shape is not None and math.prod(shape) == devices
 
 
 def assemble(
@@ -288,7 +238,9 @@ def assemble(
         cluster=problem.cluster.to_json(),
         cluster_name=str(problem.cluster),
         step_time=0.0,
-        peak_memory=max(c.peak_memory + n * c.stages[0].held_bytes for c, n in zip(parts, more, strict=True)),
+        peak_memory=max(
+            c.peak_memory + n * waiting_bytes(c, sliced, i) for i, (c, n) in enumerate(zip(parts, more, strict=True))
+        ),
         num_microbatches=candidate.count,
         schedule=table.name,
         stages=tuple(c.stages[0] for c in placed),

@@ -281,7 +281,7 @@ class Builder:
                 prefix + result.name, result.type, node, options.results[j], weight,
                 fused=fusable, transient=transient, basis=basis,
             )  # fmt: skip
-        self.sites.append(SiteDraft(prefix + op.id, op, node, chosen, busy, weight, self.time))
+        self.sites.append(SiteDraft(prefix + op.id, op, node, chosen, busy, weight, self.time, self.phase))
 
     def _seconds(self, flops: float, moved: float, dtype: str, chosen: tuple[Strategy, ...]) -> Array:
         """Busy seconds of one run of an operator, by strategy."""

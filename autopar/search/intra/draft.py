@@ -88,7 +88,7 @@ class NodeDraft:
 
 @dataclass(frozen=True)
 class SiteDraft:
-    """An operator, and for each choice of its node its strategy and busy seconds a step."""
+    """An operator, its phase, and for each choice of its node its strategy and busy seconds a step."""
 
     id: str
     op: Operator
@@ -97,6 +97,7 @@ class SiteDraft:
     seconds: Array
     weight: float
     time: int
+    phase: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from autopar.ir import Layout, Literal
-from autopar.ir.phases import LOOP, phase_of
+from autopar.ir.phases import LOOP
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.draft import Use
@@ -66,7 +66,7 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
     by_work = _Works(stated)
     communication = _communication(problem, stated, choice, made, copies, by_work)
     for s in stated.sites:
-        by_work.add(s.id, phase_of(s.op.scope), float(s.seconds[choice[s.node]]))
+        by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]))
     outputs = tuple(
         Layout.replicated(o.type.rank) if port is None else port[1][choice[port[0]]]
         for o, port in zip(problem.graph.outputs, stated.outputs, strict=True)

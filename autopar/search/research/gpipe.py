@@ -49,4 +49,4 @@ def _slices(cut: Cut) -> Iterable[Candidate]:
             # FLOPs of a device one behind the other: a stage's part of a microbatch, m + K - 1 times.
             estimate = sum(layers.flops) / stages / per / count * (count + stages - 1)
             homes = tuple((s * per, per) for s in range(stages))
-            yield Candidate(count, merge_layers(layers, stages), homes, estimate)
+            yield Candidate(count, merge_layers(layers, stages), homes, estimate, layers.members)

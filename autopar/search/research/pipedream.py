@@ -78,7 +78,7 @@ def _cuts(cut: Cut) -> Iterable[Candidate]:
         slowest, stages = found
         members = tuple(tuple(id for run in layers.members[s.first : s.last + 1] for id in run) for s in stages)
         homes = placed(problem.cluster, [Submesh(0, sizes[s.kind]) for s in stages])
-        yield Candidate(count, members, homes, slowest * (count + len(stages) - 1))
+        yield Candidate(count, members, homes, slowest * (count + len(stages) - 1), layers.members)
 
 
 def profile(cut: Cut, count: int, layers: Layers) -> Profile:

@@ -1,0 +1,128 @@
+"""`select`: which operators each layer runs again in the backward pass, from what is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+
+from autopar.ir import Graph, Operator
+from autopar.ir.phases import phase_of
+from autopar.recompute.levels import Level, stays_held
+from autopar.sharding.generators import is_generator
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Ids of operators of the forward pass, which may run again, and of the backward pass, for which they do."""
+
+    forward: frozenset[str]
+    backward: frozenset[str]
+
+    @staticmethod
+    def of(graph: Graph, ids: Iterable[str], backward: Set[str]) -> Phases:
+        """Those of the operators ``ids``, of which ``backward`` are known to depend on cotangents."""
+        chosen = frozenset(ids)
+        late = frozenset(
+            op.id
+            for op in graph.operators
+            if op.id in chosen and (op.id in backward or phase_of(op.scope) == "backward")
+        )
+        return Phases(chosen - late, late)
+
+
+@dataclass(frozen=True)
+class Again:
+    """Operators that run again together, before the first operator of the backward pass that needs one of them.
+
+    Args:
+        layer: number of their layer; None for one that depends on no layer (casts of parameters, masks).
+        operators: ids of the operators, in running order.
+        taken: values that they take from elsewhere: held ones, and inputs of the graph.
+        made: values that the backward pass takes from them.
+    """
+
+    layer: int | None
+    operators: tuple[str, ...]
+    taken: tuple[str, ...]
+    made: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What is held and what is computed anew.
+
+    Args:
+        again: in the order in which the backward pass needs them.
+        held: values of the forward pass that the backward pass takes from it.
+    """
+
+    again: tuple[Again, ...]
+    held: tuple[str, ...]
+
+
+def select(graph: Graph, phases: Phases, layers: Sequence[Sequence[str]], level: Level) -> Selected:
+    """What to hold of a forward pass.
+
+    Args:
+        graph: operators of the forward and the backward pass, and perhaps of more.
+        phases: which they are.
+        layers: by layer the ids of its operators in the forward pass. An operator in no layer may run again for
+            any of them.
+        level: how much to hold.
+    """
+    return _Selection(graph, phases, layers, level).selected()
+
+
+class _Selection:
+    """See `select`."""
+
+    def __init__(self, graph: Graph, phases: Phases, layers: Sequence[Sequence[str]], level: Level) -> None:
+        self.graph, self.phases, self.level = graph, phases, level
+        self.layer_of = {id: n for n, ids in enumerate(layers) for id in ids}
+        self.order = {op.id: n for n, op in enumerate(graph.operators)}
+
+    def maker(self, name: str) -> Operator | None:
+        """The operator of the forward pass that makes a value; None for inputs, and for what has no data."""
+        op = self.graph.producers.get(name)
+        return None if op is None or op.id not in self.phases.forward or is_generator(op) else op
+
+    def selected(self) -> Selected:
+        needed: dict[int | str, list[str]] = {}
+        held: dict[str, None] = {}
+        for op in self.graph.operators:
+            if op.id not in self.phases.backward:
+                continue
+            for name in (o for o in op.operands if isinstance(o, str)):
+                maker = self.maker(name)
+                if maker is None:
+                    continue
+                if stays_held(maker, self.level):
+                    held[name] = None
+                else:
+                    # What belongs to no layer is made again by itself, or it would wait for some layer.
+                    needed.setdefault(self.layer_of.get(maker.id, maker.id), []).append(name)
+        again = [
+            self._again(key if isinstance(key, int) else None, tuple(dict.fromkeys(names)))
+            for key, names in needed.items()
+        ]
+        for group in again:
+            held.update((n, None) for n in group.taken if self.maker(n) is not None)
+        names = (v.name for op in self.graph.operators for v in op.results)
+        return Selected(tuple(again), tuple(n for n in names if n in held))
+
+    def _again(self, layer: int | None, names: tuple[str, ...]) -> Again:
+        chosen: set[str] = set()
+        taken: dict[str, None] = {}
+        stack = list(reversed(names))
+        while stack:
+            name = stack.pop()
+            op = self.maker(name)
+            elsewhere = op is not None and self.layer_of.get(op.id, layer) != layer
+            if op is None or elsewhere or stays_held(op, self.level):
+                made = self.graph.producers.get(name)
+                if made is None or not is_generator(made):
+                    taken[name] = None
+            elif op.id not in chosen:
+                chosen.add(op.id)
+                stack += [o for o in reversed(op.operands) if isinstance(o, str)]
+        return Again(layer, tuple(sorted(chosen, key=self.order.__getitem__)), tuple(taken), names)

@@ -1,0 +1,163 @@
+"""The plan of one chosen stage: its sharding, and what it computes anew where memory is short."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from autopar.cost import CostModel
+from autopar.errors import InfeasiblePlanError
+from autopar.plan import Plan, PlanContent
+from autopar.plan.text import bytes_text
+from autopar.recompute import LEVELS, Level
+from autopar.schedule import Table
+from autopar.search.problem import Problem
+from autopar.search.source import Recomputation, Sliced, StageSource
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A stage that is to be planned.
+
+    Args:
+        problem: the whole.
+        source: of its step.
+        sliced: its stages.
+        members: by stage the ids of its operators of the forward pass.
+        layers: of the whole forward pass, by layer the ids of its operators; empty where each stage is one.
+        table: the schedule.
+    """
+
+    problem: Problem
+    source: StageSource
+    sliced: Sliced
+    members: tuple[tuple[str, ...], ...]
+    layers: tuple[tuple[str, ...], ...]
+    table: Table
+
+    def recomputation(self, stage: int, level: Level) -> Recomputation:
+        """What ``level`` means for a stage: its layers, cut where the stage is cut."""
+        own = set(self.members[stage])
+        layers = [tuple(id for id in layer if id in own) for layer in self.layers]
+        return Recomputation(level, tuple(layer for layer in layers if layer) or (self.members[stage],))
+
+
+def levels_of(problem: Problem) -> tuple[Level, ...]:
+    """Levels of recomputation that may be taken."""
+    asked = problem.options.remat
+    return LEVELS if asked == "auto" else tuple(level for level in LEVELS if level == asked)
+
+
+def in_flight(table: Table, stage: int) -> int:
+    """Most microbatches whose forward pass a stage has done and whose backward pass it has not."""
+    most = 0
+    for worker in table.workers_of_stage(stage):
+        held = 0
+        for task in table.rows[worker]:
+            if task.stage == stage:
+                held += {"forward": 1, "backward": 0 if table.splits_backward else -1, "weight": -1}[task.kind]
+                most = max(most, held)
+    return max(1, most)
+
+
+def waiting_bytes(content: PlanContent, sliced: Sliced, stage: int) -> int:
+    """Bytes a device that every further microbatch in flight keeps: what it holds, and what it was sent for that."""
+    own = content.stages[0]
+    types = sliced.graphs[stage].types
+    received = sum(types[f"from/{r.name}"].nbytes for r in sliced.parts[stage].received if not r.backward)
+    return own.held_bytes + math.ceil(received / len(own.devices))
+
+
+def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], intra: Callable[[Problem], Plan]) -> PlanContent:
+    """The plan of one stage, within the memory that microbatches in flight leave.
+
+    Nothing is computed anew where that fits as it would be without a limit. Else the fastest of all levels
+    that fit is taken.
+
+    Args:
+        chosen: what is planned.
+        stage: its number.
+        home: its first device and the number of devices.
+        intra: plans one stage on its submesh.
+
+    Raises:
+        InfeasiblePlanError: no level fits.
+    """
+    fitting: list[PlanContent] = []
+    failures: list[InfeasiblePlanError] = []
+    for level in levels_of(chosen.problem):
+        try:
+            content, free = _at_level(chosen, stage, home, level, intra)
+        except InfeasiblePlanError as error:
+            failures.append(error)
+            continue
+        fitting.append(content)
+        if free:
+            break
+    if not fitting:
+        raise min(failures, key=lambda e: e.least_bytes or math.inf)
+    return min(fitting, key=lambda c: c.step_time)
+
+
+def _at_level(
+    chosen: Chosen, stage: int, home: tuple[int, int], level: Level, intra: Callable[[Problem], Plan]
+) -> tuple[PlanContent, bool]:
+    """The plan at a level, and whether the limit had no part in it."""
+    problem, table = chosen.problem, chosen.table
+    again = chosen.recomputation(stage, level)
+    graph = chosen.sliced.graphs[stage]
+    if level != "none":
+        graph = chosen.source.recomputed(table.num_microbatches, chosen.members, stage, again)
+    part = problem.cluster.part(*home)
+    limit = problem.options.memory_limit_bytes or part.memory_bytes
+    options = replace(
+        problem.options,
+        num_microbatches=table.num_microbatches,
+        num_stages=1,
+        schedule="auto",
+        mesh_shape=problem.options.mesh_shape if _holds(problem, home[1]) else None,
+        remat="none",
+    )
+    more = in_flight(table, stage) - 1
+    left = limit
+    for attempt in range(3):
+        stated = replace(
+            problem,
+            graph=graph,
+            cluster=part,
+            cost_model=CostModel(part),
+            options=replace(options, memory_limit_bytes=left),
+            source=None,
+        )
+        content = intra(stated).content
+        waiting = more * waiting_bytes(content, chosen.sliced, stage)
+        needed = content.peak_memory + waiting
+        if needed <= limit:
+            return _labelled(content, again), attempt == 0 and not content.tight
+        left = limit - waiting
+        if left <= 0:
+            break
+    raise InfeasiblePlanError(
+        f"stage {stage} needs {bytes_text(needed)} ({needed} bytes) a device with {more + 1} microbatches in flight; "
+        f"the limit is {bytes_text(limit)}",
+        cause="what the backward pass takes from the forward pass is held for all microbatches in flight",
+        remedy="more stages, more and smaller microbatches, remat='auto', or schedule='1f1b'",
+        least_bytes=needed,
+    )
+
+
+def _labelled(content: PlanContent, again: Recomputation) -> PlanContent:
+    """A stage's plan that says what it computes anew."""
+    if again.level == "none":
+        return content
+    ends = tuple(layer[-1] for layer in again.layers[:-1])
+    own = msgspec.structs.replace(content.stages[0], remat=again.level, layer_ends=ends)
+    return msgspec.structs.replace(content, stages=(own, *content.stages[1:]))
+
+
+def _holds(problem: Problem, devices: int) -> bool:
+    shape = problem.options.mesh_shape
+    return shape is not None and math.prod(shape) == devices

@@ -45,6 +45,7 @@ def command(
     microbatches: int | str | None,
     stages: int | str | None,
     schedule: str | None,
+    remat: str | None,
     memory_limit: str | None,
     mesh: tuple[int, ...] | None,
     donate: tuple[int, ...] | None,
@@ -76,7 +77,18 @@ def command(
         planning, api = import_module("autopar.cli.planning"), import_module("autopar.api.compare")
         planning.limit_bytes(memory_limit)
         request = planning.Request(
-            arguments, preset, set_, cluster, None, microbatches, stages, schedule, memory_limit, mesh, donate, batch
+            arguments,
+            preset,
+            set_,
+            cluster,
+            microbatches=microbatches,
+            stages=stages,
+            schedule=schedule,
+            remat=remat,
+            memory_limit=memory_limit,
+            mesh=mesh,
+            donate=donate,
+            batch=batch,
         )
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)

@@ -61,7 +61,7 @@ search_option: Option[Any] = click.option(
     "--search", metavar="NAME", help="Search strategy; see `autopar strategies`.  [default: alpa]"
 )
 
-#: How time is divided: ``microbatches``, ``stages``, ``schedule``.
+#: How time is divided: ``microbatches``, ``stages``, ``schedule``, ``remat``.
 pipeline_options: Option[Any] = options(
     click.option(
         "--microbatches", metavar="N", callback=count_or_auto, help="Parts of the batch that run one after another."
@@ -70,6 +70,11 @@ pipeline_options: Option[Any] = options(
         "--stages", metavar="N", callback=count_or_auto, help="Parts of the model, each on devices of its own."
     ),
     click.option("--schedule", metavar="NAME", help="Pipeline schedule; see `autopar schedules`."),
+    click.option(
+        "--remat",
+        type=click.Choice(["auto", "none", "selective", "full"]),
+        help="What the backward pass of a stage computes anew instead of holding it.  [default: auto]",
+    ),
 )
 
 #: Limits on the answer and facts of the call: ``memory_limit``, ``mesh``, ``donate``.

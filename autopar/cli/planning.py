@@ -34,6 +34,7 @@ class Request:
         microbatches: number of microbatches, or "auto".
         stages: number of stages, or "auto".
         schedule: name of a pipeline schedule.
+        remat: what may be computed anew.
         memory_limit: bytes a device, as text.
         mesh: sizes of the only logical mesh.
         donate: positions of donated arguments.
@@ -44,14 +45,15 @@ class Request:
     preset: str | None
     overrides: Mapping[str, Any]
     cluster: Cluster | None
-    search: str | None
-    microbatches: int | str | None
-    stages: int | str | None
-    schedule: str | None
-    memory_limit: str | None
-    mesh: tuple[int, ...] | None
-    donate: tuple[int, ...] | None
-    batch: tuple[int, ...] | None
+    search: str | None = None
+    microbatches: int | str | None = None
+    stages: int | str | None = None
+    schedule: str | None = None
+    remat: str | None = None
+    memory_limit: str | None = None
+    mesh: tuple[int, ...] | None = None
+    donate: tuple[int, ...] | None = None
+    batch: tuple[int, ...] | None = None
 
 
 def limit_bytes(text: str | None) -> int | None:
@@ -143,6 +145,7 @@ def options_of(function: Any, request: Request) -> tuple[Callable[..., Any], Par
         "num_microbatches": request.microbatches,
         "num_stages": request.stages,
         "schedule": request.schedule,
+        "remat": request.remat,
         "memory_limit_bytes": limit_bytes(request.memory_limit),
         "mesh_shape": request.mesh,
         "donate_argnums": request.donate,

@@ -27,6 +27,7 @@ from autopar.plan import Plan
 @click.option("--plan", "plan_file", metavar="plan.json", help="A plan to verify.  [default: plan for the target]")
 @options.target_options
 @options.search_option
+@options.pipeline_options
 @options.limit_options
 @options.format_option("text", "json", "html")
 @click.option("--strict", is_flag=True, help="Exit with 1 where compiled and predicted differ.")
@@ -41,6 +42,10 @@ def command(
     preset: str | None,
     set_: dict[str, Any],
     search: str | None,
+    microbatches: int | str | None,
+    stages: int | str | None,
+    schedule: str | None,
+    remat: str | None,
     memory_limit: str | None,
     mesh: tuple[int, ...] | None,
     donate: tuple[int, ...] | None,
@@ -63,7 +68,18 @@ def command(
         target = aot.parse_target(device)
         target.check_installed()
         request = planning.Request(
-            arguments, preset, set_, target.cluster(), search, None, None, None, memory_limit, mesh, donate, None
+            arguments,
+            preset,
+            set_,
+            target.cluster(),
+            search=search,
+            microbatches=microbatches,
+            stages=stages,
+            schedule=schedule,
+            remat=remat,
+            memory_limit=memory_limit,
+            mesh=mesh,
+            donate=donate,
         )
         say(f"loading {wanted.place}")
         fn, values = planning.function_and_arguments(load(wanted), wanted, request)

@@ -67,9 +67,10 @@ def test_options_reach_the_plan(run: Run) -> None:
 @pytest.mark.usefixtures("folder")
 def test_options_of_a_pipeline_reach_the_plan(run: Run) -> None:
     sizes = ("--preset", "tiny", "--set", "layers=4", "--set", "hidden=32", "--set", "batch=32")
-    cut = ("--stages", "2", "--microbatches", "4", "--schedule", "gpipe")
+    cut = ("--stages", "2", "--microbatches", "4", "--schedule", "gpipe", "--remat", "full")
     plan = planned(run, "examples.mlp", "--cluster", "local-cpu", *sizes, *cut)
     assert (plan.num_stages, plan.num_microbatches, plan.schedule) == (2, 4, "gpipe")
+    assert [s.remat for s in plan.stages] == ["full", "full"]
 
 
 @pytest.mark.usefixtures("folder")

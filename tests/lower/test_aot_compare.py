@@ -159,3 +159,34 @@ def test_a_lowering_that_differs_from_the_plan_is_told_from_a_compiler_that_does
         ("all-gather", 0, 1.0, 0),
         ("all-reduce", 2, 1.0, 1),
     ]
+
+
+def test_conversions_moved_before_gathers_of_many_sizes_are_told() -> None:
+    # f32 gathers of 4096 and 2048 bytes, done in bf16: what became of the larger ones has the size of the smaller.
+    rows = join(
+        (said("all-gather", 4096, "y", 3), said("all-gather", 2048, "y", 4), said("all-gather", 4096, "x", 1)),
+        (
+            compiled("all-gather", 2048, "y", 3, 4),
+            compiled("all-gather", 1024, "y", 4, 4),
+            compiled("all-gather", 4096, "x", 1, 2),
+        ),
+        AXES,
+    )
+    assert all(r.ok for r in rows)
+    assert {(r.axis, r.bytes): r.rewritten for r in rows} == {
+        ("y", 4096): ("3 other width",),
+        ("y", 2048): ("4 other width",),
+        ("x", 4096): (),
+    }
+    found = verification(rows)
+    assert found.explained and not found.collectives_ok
+    assert "compiled as XLA rewrote them" in str(found)
+    assert sum(r.compiled_wire_bytes for r in rows) == 0.75 * (3 * 2048 + 4 * 1024) + 0.5 * 4096
+
+
+def test_one_of_several_is_explained_only_where_they_are_equal() -> None:
+    predictions = (said("reduce-scatter", 4096, "x", 2),)
+    one = (compiled("reduce-scatter", 4096, "x", 1, 2),)
+    assert not verification(join(predictions, one, AXES)).explained
+    rows = join(predictions, one, AXES, equal={("reduce-scatter", "x", 4096): 1.0})
+    assert verification(rows).explained and rows[0].rewritten == ("1 done once for several",)

@@ -7,11 +7,12 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import autopar
 from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
-from autopar.lower.aot.lowered import lowered_collectives
+from autopar.lower.aot.lowered import counted_collectives, lowered_collectives
 from autopar.lower.program import abstract_mesh, lower_on
 from benchmarks.clusters import bytes_cluster
 from examples import gpt, llama, mlp, moe, wide_resnet
@@ -60,3 +61,16 @@ EXAMPLES = [
 def test_examples_are_lowered_to_the_predicted_collectives(module) -> None:
     said, lowered = both(*module.build("tiny", abstract=True))
     assert said and said == lowered
+
+
+def test_collectives_that_do_the_same_are_counted() -> None:
+    mesh = AbstractMesh((4,), ("x",), (AxisType.Auto,))
+
+    def body(a):
+        gathered = [jax.lax.all_gather(jnp.tanh(v), "x", tiled=True) for v in (a, a, 2 * a)]
+        return sum(gathered)
+
+    function = jax.shard_map(body, mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec(), check_vma=False)
+    found, equal = counted_collectives(function, [jax.ShapeDtypeStruct((8,), "float32")], (("x", 4),))
+    assert found == {("all-gather", "x", 32): 3.0}
+    assert equal == {("all-gather", "x", 32): 1.0}

@@ -11,7 +11,7 @@ from autopar.cost import wire_bytes
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.groups import GroupNames
 from autopar.lower.aot.messages import CompiledCollective
-from autopar.lower.aot.rewrites import Key, rewrites, sent
+from autopar.lower.aot.rewrites import Key, paired, sent
 from autopar.lower.aot.rows import BYTES_TOLERANCE, CollectiveRow
 from autopar.lower.aot.spawn import Compilation
 from autopar.lower.aot.verification import Verification
@@ -44,7 +44,7 @@ def compare(plan: Plan, target: Target, done: Compilation) -> Verification:
         target.text,
         compiled.device_kind,
         stage.mesh_axes,
-        join(stage.collectives, compiled.collectives, stage.mesh_axes, done.lowered),
+        join(stage.collectives, compiled.collectives, stage.mesh_axes, done.lowered, done.equal),
         stage.memory,
         compiled.memory,
         sum(c.wire_bytes for c in compiled.collectives),
@@ -61,6 +61,7 @@ def join(
     compiled: Sequence[CompiledCollective],
     axes: Sequence[tuple[str, int]],
     lowered: Mapping[Key, float] | None = None,
+    equal: Mapping[Key, float] | None = None,
 ) -> tuple[CollectiveRow, ...]:
     """Rows of collectives, those that differ first, then by kind, axis and falling bytes.
 
@@ -72,6 +73,7 @@ def join(
         compiled: what was read of the compiled program.
         axes: (axis, size) of the mesh.
         lowered: what the lowered program runs; None takes it to be what was predicted.
+        equal: of that, what does the same as another one.
     """
     said, sizes = _by_place(predicted, axes), dict(axes)
     found: dict[_Place, dict[int, CompiledCollective]] = defaultdict(dict)
@@ -86,16 +88,14 @@ def join(
             pairs[(*place, size)] = (pairs.get((*place, size), (0.0, 0.0))[0], c.count)
     if lowered is not None:
         pairs = {**dict.fromkeys(lowered, (0.0, 0.0)), **pairs}
-    missing = {key: p - c for key, (p, c) in pairs.items() if p > c}
-    surplus = {key: c - p for key, (p, c) in pairs.items() if c > p}
-    done = rewrites(missing, surplus, sizes)
+    pairing = paired({k: p for k, (p, _) in pairs.items()}, {k: c for k, (_, c) in pairs.items()}, sizes, equal)
     rows = []
-    for key, (count, direct) in pairs.items():
+    for key, (count, _) in pairs.items():
         kind, axis, size = key
         p = said.get((kind, axis), {}).get(size, _Predicted())
         c_ = found.get((kind, axis), {}).get(size)
-        mine = [r for r in done if r.key == key]
-        kept = min(count, direct) + surplus.get(key, 0.0)
+        mine = [r for r in pairing.rewritten if r.key == key]
+        kept = pairing.kept.get(key, 0.0) + pairing.surplus.get(key, 0.0)
         given = count if lowered is None else lowered.get(key, 0.0)
         if kept or count or given:
             each = c_.wire_bytes / c_.count if c_ else 0.0

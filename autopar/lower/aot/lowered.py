@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -46,10 +47,25 @@ def lowered_collectives(
 
     Bodies of loops count once a trip (`WHILE_TRIPS` where that is decided while they run), each of k branches 1/k.
     """
+    return counted_collectives(function, arguments, axes)[0]
+
+
+def counted_collectives(
+    function: Callable[..., Any], arguments: Sequence[Any], axes: tuple[tuple[str, int], ...]
+) -> tuple[dict[Key, float], dict[Key, float]]:
+    """`lowered_collectives`, and how many of them do what another one does, which compilers do once.
+
+    Args:
+        function: of global arrays, over all devices of a mesh.
+        arguments: the shapes, dtypes and shardings of its arguments.
+        axes: (axis, size) of the mesh.
+    """
     names, sizes = GroupNames(axes), dict(axes)
     found: dict[Key, float] = {}
+    equal: dict[Key, float] = {}
     closed = jax.make_jaxpr(function)(*arguments)
-    for eqn, times in _equations(closed.jaxpr, 1.0):
+    seen: set[Any] = set()
+    for eqn, times, number in _equations(closed.jaxpr, 1.0, _Numbers()):
         kind, of_result = _PRIMITIVES[eqn.primitive.name]
         given = eqn.params.get("axes", eqn.params.get("axis_name"))
         along = tuple(a for a in (given if isinstance(given, tuple | list) else (given,)) if isinstance(a, str))
@@ -60,24 +76,55 @@ def lowered_collectives(
             size = var.aval.size * var.aval.dtype.itemsize * (n if kind == "all-to-all" else 1)
             key = (kind, names.ordered(along), size)
             found[key] = found.get(key, 0.0) + times
-    return found
+            if number in seen:
+                equal[key] = equal.get(key, 0.0) + times
+        seen.add(number)
+    return found, equal
 
 
-def _equations(jaxpr: Any, times: float) -> Iterator[tuple[Any, float]]:
-    """Collectives of a jaxpr and of those inside it, and how often each runs."""
+@dataclass
+class _Numbers:
+    """Numbers of values: equal ones are computed in the same way from the same."""
+
+    of_value: dict[Any, int] = field(default_factory=dict)
+    of_work: dict[Any, int] = field(default_factory=dict)
+
+    def operand(self, atom: Any) -> int:
+        if hasattr(atom, "val"):
+            return self.work(("literal", str(atom.aval), repr(atom.val)))
+        if atom not in self.of_value:
+            self.of_value[atom] = self.work(("input", len(self.of_value)))
+        return self.of_value[atom]
+
+    def work(self, key: Any) -> int:
+        return self.of_work.setdefault(key, len(self.of_work))
+
+    def equation(self, eqn: Any) -> int:
+        """Notes the results of an equation; returns the number of what it does."""
+        params = tuple(f"{name}={value}" for name, value in sorted(eqn.params.items(), key=lambda p: p[0]))
+        number = self.work((eqn.primitive.name, params, tuple(map(self.operand, eqn.invars))))
+        for i, var in enumerate(eqn.outvars):
+            self.of_value[var] = self.work(("result", number, i))
+        return number
+
+
+def _equations(jaxpr: Any, times: float, numbers: _Numbers) -> Iterator[tuple[Any, float, int]]:
+    """Collectives of a jaxpr and of those inside it, how often each runs, and the number of what it does."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if name in _PRIMITIVES:
-            yield eqn, times
-            continue
         inner = [sub for value in eqn.params.values() for sub in _jaxprs(value)]
+        if name in _PRIMITIVES or not inner:
+            number = numbers.equation(eqn)
+            if name in _PRIMITIVES:
+                yield eqn, times, number
+            continue
         factor = {
             "scan": float(eqn.params.get("length", 1)),
             "while": WHILE_TRIPS,
             "cond": 1.0 / max(1, len(inner)),
         }.get(name, 1.0)
         for sub in inner:
-            yield from _equations(sub, times * factor)
+            yield from _equations(sub, times * factor, numbers)
 
 
 def _jaxprs(value: Any) -> Iterator[Any]:

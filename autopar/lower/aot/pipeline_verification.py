@@ -101,6 +101,11 @@ class PipelineVerification:
         return all(s.collectives_ok for s in self.stages)
 
     @property
+    def explained(self) -> bool:
+        """Whether every collective is as predicted, or was rewritten by XLA in a way that is known and named."""
+        return all(s.explained for s in self.stages)
+
+    @property
     def memory_ok(self) -> bool:
         """Whether predicted peak memory of every worker is within 10% of what its programs need."""
         return all(row.ok for row in self.memory)
@@ -122,6 +127,7 @@ class PipelineVerification:
             "ok": self.ok,
             "lowered_ok": self.lowered_ok,
             "collectives_ok": self.collectives_ok,
+            "explained": self.explained,
             "memory_ok": self.memory_ok,
             "stages": [
                 {
@@ -214,7 +220,7 @@ def compare_stages(plan: Plan, target: Target, done: PipelineCompilation) -> Pip
             StageVerification(
                 compiled.stage,
                 stage.mesh_axes,
-                join(said, compiled.collectives, stage.mesh_axes, compiled.lowered),
+                join(said, compiled.collectives, stage.mesh_axes, compiled.lowered, compiled.equal),
                 sum(c.wire_bytes for c in compiled.collectives),
                 compiled.fusions,
                 compiled.cycles,

@@ -6,6 +6,7 @@ found and not predicted, is paired by these rules; each needs the same mesh axes
     along ... at once     all-reduce along one axis and then along another, done at once along both
     joined                several small ones concatenated into one
     other width           a conversion to a dtype of half the width (or twice) was moved to the other side
+    done once             of several equal ones of the lowered program one is left
     as all-reduce         reduce-scatter done as all-reduce and slice; all-gather as all-reduce of padded pieces
     axis by axis          one along several axes, done along one after the other
 
@@ -44,6 +45,76 @@ class Rewrite:
     count: float
     bytes: int
     note: str
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Predicted and compiled collectives, paired.
+
+    Args:
+        kept: counts of those that were compiled as they were predicted.
+        rewritten: those that XLA did in another way.
+        missing: counts of predicted ones that are left over.
+        surplus: likewise compiled ones.
+    """
+
+    kept: Mapping[Key, float]
+    rewritten: tuple[Rewrite, ...]
+    missing: Mapping[Key, float]
+    surplus: Mapping[Key, float]
+
+    @property
+    def unexplained(self) -> float:
+        """How many are left over on both sides."""
+        return sum(self.missing.values()) + sum(self.surplus.values())
+
+
+def paired(
+    predicted: Mapping[Key, float],
+    compiled: Mapping[Key, float],
+    sizes: Mapping[str, int],
+    equal: Mapping[Key, float] | None = None,
+) -> Pairing:
+    """Pairs all collectives, leaving as few over as it can.
+
+    Where conversions were moved, what was compiled from one prediction may have the size of another one. So the largest
+    predictions, or the smallest, are also tried first, and given another width where there is none of their own.
+
+    Args:
+        predicted: counts of predicted collectives.
+        compiled: counts of compiled ones.
+        sizes: size of each mesh axis.
+        equal: counts of collectives of the lowered program that do what another one does.
+    """
+    found = []
+    for halves in (None, 0.5, 2.0):
+        missing, surplus = dict(predicted), dict(compiled)
+        kept: dict[Key, float] = {}
+        done: list[Rewrite] = []
+        for key in sorted(predicted, key=lambda k: (k[:2], k[2] if halves == 2.0 else -k[2])):
+            kept[key] = _taken(missing, surplus, key, key)
+            if halves is not None:
+                target = (*key[:2], round(key[2] * halves))
+                count = _taken(missing, surplus, key, target)
+                done += [Rewrite(key, count, target[2], "other width")] if count > _NONE else []
+        done += rewrites(missing, surplus, sizes)
+        for key in _left(missing):
+            count = min(missing[key], (equal or {}).get(key, 0.0))
+            if count > _NONE:
+                missing[key] -= count
+                done.append(Rewrite(key, count, key[2], "done once for several"))
+        left = [{k: n for k, n in counts.items() if n > _NONE} for counts in (missing, surplus)]
+        found.append(Pairing(kept, tuple(done), *left))
+    return min(found, key=lambda p: p.unexplained)
+
+
+def _taken(missing: Counts, surplus: Counts, key: Key, target: Key) -> float:
+    """How many of ``target`` are left for ``key``; takes them out of both."""
+    count = min(missing.get(key, 0.0), surplus.get(target, 0.0))
+    if count > _NONE:
+        missing[key] -= count
+        surplus[target] -= count
+    return count
 
 
 def rewrites(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> list[Rewrite]:

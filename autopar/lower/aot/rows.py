@@ -121,11 +121,17 @@ class ComparedCollectives:
         """Whether of every kind as many are compiled as were predicted, with bytes within 2%."""
         return all(t.ok for t in self.totals)
 
+    @property
+    def explained(self) -> bool:
+        """Whether every collective is as predicted, or was rewritten by XLA in a way that is known and named."""
+        return all(r.ok for r in self.rows)
+
     def collectives_dict(self) -> dict[str, Any]:
         """The rows and totals as plain data for JSON."""
         return {
             "lowered_ok": self.lowered_ok,
             "collectives_ok": self.collectives_ok,
+            "explained": self.explained,
             "collectives": [{name: getattr(r, name) for name in CollectiveRow.__dataclass_fields__} for r in self.rows],
             "totals": [{name: getattr(t, name) for name in KindTotal.__dataclass_fields__} for t in self.totals],
         }
@@ -133,8 +139,10 @@ class ComparedCollectives:
     def collectives_verdict(self) -> str:
         """In a few words, whether they are as predicted."""
         verdict = "lowered as predicted, " if self.lowered_ok else "not lowered as predicted, "
-        verdict += "compiled as predicted" if self.collectives_ok else "not compiled as predicted"
-        return verdict + (", some rewritten by XLA" if any(r.rewritten for r in self.rows) else "")
+        if self.collectives_ok:
+            rewritten = ", some rewritten by XLA" if any(r.rewritten for r in self.rows) else ""
+            return f"{verdict}compiled as predicted{rewritten}"
+        return verdict + ("compiled as XLA rewrote them" if self.explained else "not compiled as predicted")
 
     def collectives_tables(self) -> list[Shown]:
         """Totals by kind, then what differs, what XLA rewrote and what it joined, where there is any."""

@@ -20,7 +20,7 @@ import autopar
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target
-from autopar.lower.aot.lowered import lowered_collectives
+from autopar.lower.aot.lowered import counted_collectives
 from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledProgram, ProgramRequest, Request
 from autopar.lower.aot.rewrites import Key
 from autopar.lower.program import Program, abstract_mesh, lower_on
@@ -35,11 +35,13 @@ class Compilation:
 
     Args:
         lowered: runs a step of each collective before compiling, by kind, axes and bytes.
+        equal: of these, those that do what another one does.
         compiled: what was read of the result.
         hlo: its text.
     """
 
     lowered: Mapping[Key, float]
+    equal: Mapping[Key, float]
     compiled: CompiledProgram
     hlo: str
 
@@ -70,8 +72,8 @@ def compile_for(target: Target, traced: Traced, plan: Plan, timeout_s: float = 1
     ((compiled, text),) = compile_jobs(
         target, plan, [Job(_request(plan, program), bytes(exported.serialize()))], timeout_s
     )
-    lowered = lowered_collectives(program.function, program.shapes(traced), plan.stages[0].mesh_axes)
-    return Compilation(lowered, compiled, text)
+    lowered, equal = counted_collectives(program.function, program.shapes(traced), plan.stages[0].mesh_axes)
+    return Compilation(lowered, equal, compiled, text)
 
 
 def compile_jobs(

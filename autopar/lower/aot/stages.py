@@ -10,7 +10,7 @@ import msgspec
 from jax import export
 
 from autopar.lower.aot.base import Target
-from autopar.lower.aot.lowered import lowered_collectives
+from autopar.lower.aot.lowered import counted_collectives
 from autopar.lower.aot.messages import CompiledCollective, CompiledProgram, ProgramRequest
 from autopar.lower.aot.rewrites import Key
 from autopar.lower.aot.spawn import Job, compile_jobs
@@ -29,6 +29,7 @@ class StageCompilation:
         stage: its number.
         mesh_axes: (axis, size) of its mesh.
         lowered: runs a step of each collective before compiling, by kind, axes and bytes.
+        equal: of these, those that do what another one of their program does.
         collectives: of the compiled programs, each as often as it runs in a step.
         fusions: fusions of all its programs.
         cycles: cycles of a step as the compiler estimates them; None where it says none.
@@ -38,6 +39,7 @@ class StageCompilation:
     stage: int
     mesh_axes: tuple[tuple[str, int], ...]
     lowered: Mapping[Key, float]
+    equal: Mapping[Key, float]
     collectives: tuple[CompiledCollective, ...]
     fusions: int
     cycles: float | None
@@ -126,11 +128,13 @@ def _stage(lowered: LoweredPipeline, stage: int, compiled: Mapping[Work, Compile
     axes, runs = lowered.mesh_axes(stage), _runs(lowered)
     own = [p for p in lowered.programs if p.work.stage == stage and p.work in compiled]
     before: dict[Key, float] = defaultdict(float)
+    equal: dict[Key, float] = defaultdict(float)
     collectives: list[CompiledCollective] = []
     for p in own:
         times = runs[p.work]
-        for key, count in lowered_collectives(*prepared(p, axes), axes).items():
-            before[key] += times * count
+        for total, counts in zip((before, equal), counted_collectives(*prepared(p, axes), axes), strict=True):
+            for key, count in counts.items():
+                total[key] += times * count
         collectives += [
             msgspec.structs.replace(c, count=times * c.count, wire_bytes=times * c.wire_bytes)
             for c in compiled[p.work].collectives
@@ -141,6 +145,7 @@ def _stage(lowered: LoweredPipeline, stage: int, compiled: Mapping[Work, Compile
         stage,
         axes,
         before,
+        equal,
         tuple(collectives),
         sum(compiled[p.work].fusions for p in own),
         cycles if all(c is not None for _, c in said) else None,

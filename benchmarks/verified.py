@@ -99,8 +99,8 @@ def run(quick: bool, say: Say) -> Report:
             shown.append(found)
     return Report(
         "verified",
-        "compiled collectives as predicted in kind and count, bytes within 2% but for what XLA is known to have rewritten; "
-        "memory within 10%",
+        "compiled collectives as predicted in kind and count, bytes within 2% but for what XLA is known to have "
+        "rewritten; memory within 10%",
         tuple(rows),
         bool(shown) and all(v.explained and v.memory_ok for v in shown),
         notes=tuple(notes),

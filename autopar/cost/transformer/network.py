@@ -38,7 +38,7 @@ class Network:
         """How many of ``ranks`` devices, ``stride`` apart, are in one node."""
         return min(ranks, max(1, self.devices_per_node // stride))
 
-    def collective_s(self, kind: str, full_bytes: float, ranks: int, stride: int) -> float:
+    def collective_s(self, kind: str, full_bytes: float, ranks: int, stride: int, sharing: int | None = None) -> float:
         """Seconds of a collective that all groups of ``ranks`` devices, ``stride`` apart, run at once.
 
         Inside a node: the ring of `autopar.cost.collectives`, or the switch for an all-reduce of the whole node.
@@ -51,14 +51,16 @@ class Network:
             full_bytes: bytes of the full tensor.
             ranks: devices of a group; 1 costs nothing.
             stride: distance between neighbours of a group, in device numbers.
+            sharing: devices of a node that are in such a group, where they are not all.
         """
+        senders = min(sharing or self.devices_per_node, self.devices_per_node)
         if ranks == 1 or full_bytes == 0:
             return 0.0
         inside = self.ranks_in_node(ranks, stride)
         if inside == ranks:
             return self._inside_s(kind, full_bytes, ranks)
         nodes = math.ceil(ranks / inside)
-        bandwidth = min(self._bandwidth_between(inside), self.intra.bandwidth * self.intra.efficiency)
+        bandwidth = min(self._bandwidth_between(inside, senders), self.intra.bandwidth * self.intra.efficiency)
         rounds = 2 if kind == "all-reduce" else 1
         latency_s = rounds * ((nodes - 1) * self.inter.latency_s + (ranks - nodes) * self.intra.latency_s)
         if kind == "all-reduce":
@@ -67,7 +69,7 @@ class Network:
         flat_s = self._both_s(latency_s, wire_bytes(kind, full_bytes, ranks) / bandwidth)
         if inside == 1 or kind in ("all-to-all", "collective-permute", "send"):
             return flat_s
-        across_s = wire_bytes(kind, full_bytes / inside, nodes) / self._bandwidth_between(1) + wire_bytes(
+        across_s = wire_bytes(kind, full_bytes / inside, nodes) / self._bandwidth_between(1, senders) + wire_bytes(
             kind, full_bytes, inside
         ) / (self.intra.bandwidth * self.intra.efficiency)
         return min(flat_s, self._both_s(latency_s, across_s))
@@ -108,9 +110,9 @@ class Network:
             shared = min(shared, self.inter.node_bandwidth / senders)
         return shared * self.inter.efficiency
 
-    def _bandwidth_between(self, inside: int) -> float:
-        """Bytes/s of a ring that has ``inside`` devices in each node: it enters and leaves by all their cards."""
-        return inside * self._bandwidth(self.devices_per_node)
+    def _bandwidth_between(self, inside: int, senders: int) -> float:
+        """Bytes/s of a ring that has ``inside`` of a node's ``senders``: it enters and leaves by all their cards."""
+        return inside * self._bandwidth(senders)
 
 
 def _link(spec: LinkSpec) -> Link:

@@ -173,26 +173,38 @@ class StepModel:
                 backward_s += timer.backward_s(ends(spec, plan))
         elements = dense_parameters(spec, plan, stage) + expert_parameters(spec, plan, stage)
         backward_s += timer.bytes_s((stack.partition_bytes if plan.zero else stack.accumulate_bytes) * elements)
-        return StageTime(forward_s, backward_s, stage.layers * layer.weights_s, self.sends_s())
+        return StageTime(forward_s, backward_s, stage.layers * layer.weights_s, self.sends_s(stage))
 
-    def sends_s(self) -> float:
-        """Seconds that the sends of one microbatch between stages add to a stage, forward and backward."""
+    def sends_s(self, stage: StageShape) -> float:
+        """Seconds that the sends of one microbatch to and from its neighbours add to a stage, forward and backward.
+
+        Where several stages share a node only those at its ends send to other nodes.
+        """
         plan, spec, network = self.plan, self.spec, self.network
         if plan.pp == 1:
             return 0.0
         bytes = _ELEMENT * plan.microbatch * spec.seq / plan.cp * spec.hidden
         if plan.sequence_parallel or self.stack.scatter_sends:
             bytes /= plan.tp
-        one_s = network.send_s(bytes, plan.stage_stride, network.devices_per_node)
-        return 2 * plan.chunks * one_s * (1 - self.stack.pp_overlap)
+        stride, per_node = plan.stage_stride, network.devices_per_node
+        before, behind = (
+            network.send_s(bytes, per_node if self._crosses(k) else min(stride, per_node - 1), min(stride, per_node))
+            for k in (max(stage.index - 1, 0), min(stage.index, plan.pp - 2))
+        )
+        return plan.chunks * (before + behind) * (1 - self.stack.pp_overlap)
+
+    def _crosses(self, boundary: int) -> bool:
+        """Whether what stage ``boundary`` sends to the next one leaves its node."""
+        stride, per_node = self.plan.stage_stride, self.network.devices_per_node
+        first, last = boundary * stride, (boundary + 1) * stride - 1
+        return first // per_node != (last + stride) // per_node
 
     def data_parallel_s(self, stage: StageShape, time: StageTime) -> float:
         """Seconds of the step's gradient and parameter collectives of one stage that compute does not hide."""
         plan, stack, network = self.plan, self.stack, self.network
         replicas = plan.dp * plan.cp
         stride = plan.tp * (plan.pp if plan.stages_together else 1)
-        dense = dense_parameters(self.spec, plan, stage)
-        experts = expert_parameters(self.spec, plan, stage)
+        dense, experts = self._parameters_of_node(stage)
         groups = ((dense, replicas, stride), (experts, replicas // plan.ep, stride * plan.ep))
         total_s = 0.0
         for elements, ranks, apart in groups:
@@ -214,6 +226,18 @@ class StepModel:
         elif plan.zero:
             compute_s += time.forward_s
         return total_s - min(stack.dp_overlap * total_s, compute_s)
+
+    def _parameters_of_node(self, stage: StageShape) -> tuple[float, float]:
+        """Parameters on one device, dense and of experts: the mean over the stages that share a node with ``stage``.
+
+        Their collectives share the node's cards: when those of small stages are done, the rest has more of them.
+        """
+        plan = self.plan
+        together = max(1, self.network.devices_per_node // plan.stage_stride) if plan.stages_together else 1
+        first = stage.index // together * together
+        mates = stage_shapes(self.spec, plan)[first : first + together]
+        dense = sum(dense_parameters(self.spec, plan, s) for s in mates) / len(mates)
+        return dense, sum(expert_parameters(self.spec, plan, s) for s in mates) / len(mates)
 
     def optimizer_s(self, stage: StageShape) -> float:
         """Seconds of the update of one stage."""
@@ -255,7 +279,9 @@ class StepModel:
         if plan.pp == 1 or not spec.tied:
             return 0.0
         full = self.stack.gradient_bytes * spec.vocab * spec.hidden / plan.tp
-        return self.network.collective_s("all-reduce", full, 2, plan.stage_stride)
+        inside = plan.pp * plan.stage_stride <= self.network.devices_per_node
+        apart = plan.stage_stride if inside else max((plan.pp - 1) * plan.stage_stride, self.network.devices_per_node)
+        return self.network.collective_s("all-reduce", full, 2, apart, sharing=plan.stage_stride)
 
 
 def predict(

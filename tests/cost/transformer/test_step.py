@@ -12,6 +12,7 @@ from autopar.cost.transformer import TrainingPlan, TransformerSpec, load_constan
 from autopar.cost.transformer.network import Network
 from autopar.cost.transformer.pipeline import StageTime, pipeline_s
 from autopar.cost.transformer.stages import stage_shapes
+from autopar.cost.transformer.step import StepModel
 from autopar.errors import AutoparError, InfeasiblePlanError
 from benchmarks.published.collectives import reductions
 from benchmarks.published.dataset import load
@@ -160,3 +161,32 @@ def test_measured_all_reduces():
     errors = [abs(r.error(CONSTANTS)) for r in reductions() if not r.fitted]
     assert len(errors) > 50
     assert statistics.median(errors) < 0.06 and statistics.mean(errors) < 0.12
+
+
+def model(plan, spec=SPEC, cluster=DGX):
+    return StepModel(spec, plan, cluster, CONSTANTS.stack("megatron"), CONSTANTS)
+
+
+def test_only_stages_at_the_ends_of_a_node_send_to_others():
+    plan = TrainingPlan(global_batch=8, tp=2, pp=8, dp=1)
+    m = model(plan)
+    sends = [m.sends_s(s) for s in stage_shapes(SPEC, plan)]
+    assert sends[1] == sends[2] == sends[5] < sends[3] == sends[4]
+    wide = dataclasses.replace(plan, tp=8)
+    assert len({model(wide).sends_s(s) for s in stage_shapes(SPEC, wide)}) == 1
+
+
+def test_tied_embeddings_are_summed_between_the_first_and_the_last_stage():
+    near = model(TrainingPlan(global_batch=8, tp=1, pp=8, dp=1)).tied_s()
+    far = model(TrainingPlan(global_batch=8, tp=2, pp=8, dp=1)).tied_s()
+    assert near < far / 2  # half the bytes a device, but inside one node
+
+
+def test_stages_of_one_node_share_its_cards():
+    plan = TrainingPlan(global_batch=64, pp=4, dp=16, stages_together=True)
+    m, shapes = model(plan), stage_shapes(SPEC, plan)
+    time = StageTime(0.0, 0.0, 0.0, 0.0)
+    assert len({m.data_parallel_s(s, time) for s in shapes}) == 1
+    apart = model(dataclasses.replace(plan, stages_together=False))
+    ends, middle = apart.data_parallel_s(shapes[0], time), apart.data_parallel_s(shapes[1], time)
+    assert ends > middle

@@ -202,26 +202,41 @@ class PureFunction:
         "auto" takes one microbatch and computes nothing anew. Where no plan fits the memory then, it takes the fewest
         of 2, 4.. microbatches with which one does; where none does, it computes as little anew as it must.
         """
-        asked, remat = self.options.num_microbatches, self.options.remat
-        limit = self.options.memory_limit_bytes
-        counts = [asked] if isinstance(asked, int) else [1]
-        levels = LEVELS if remat == "auto" else [level for level in LEVELS if level == (remat or "none")]
-        failure: InfeasiblePlanError | None = None
-        for level in levels:
-            for count in counts:
-                try:
-                    traced, ends = self._microbatched(signature, count, level)
-                    return traced, _labelled(self._search(traced, limit, count), level, ends)
-                except InfeasiblePlanError as error:
-                    failure = failure or error
-                    if counts == [1] and asked == "auto":
-                        size = batch_size(self._traced[signature].graph) or 1
-                        counts += [2**k for k in range(1, size.bit_length())]
-                except MicrobatchError:
-                    if asked != "auto":
-                        raise
-        assert failure is not None, "one microbatch is always possible"
-        raise failure
+        asked, remat = self.options.num_microbatches, self.options.remat or "none"
+        first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
+        count = asked if isinstance(asked, int) else 1
+        try:
+            return self._one_way(signature, count, first)
+        except InfeasiblePlanError:
+            size = 1 if isinstance(asked, int) else batch_size(self._traced[signature].graph) or 1
+            counts = [count, *(2**k for k in range(1, size.bit_length()))]
+            for more in counts[1:]:
+                with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
+                    return self._one_way(signature, more, first)
+            if remat == "auto" and (least := self._least_memory(signature, counts)) is not None:
+                for level in ("selective", "full"):
+                    for more in counts:
+                        with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
+                            return self._one_way(signature, more, level)
+                return least
+            raise
+
+    def _least_memory(self, signature: CallSignature, counts: Sequence[int]) -> tuple[Traced, Plan] | None:
+        """The plan that computes all anew in as many microbatches as there can be; None where it does not fit."""
+        for count in reversed(counts):
+            try:
+                return self._one_way(signature, count, "full")
+            except MicrobatchError:
+                continue
+            except InfeasiblePlanError:
+                return None
+        return None
+
+    def _one_way(self, signature: CallSignature, count: int, level: Level) -> tuple[Traced, Plan]:
+        """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold."""
+        traced, ends = self._microbatched(signature, count, level)
+        plan = self._search(traced, self.options.memory_limit_bytes, count)
+        return traced, _labelled(plan, level, ends)
 
     def _pipeline(self, signature: CallSignature) -> Plan:
         """The best plan with several stages."""

@@ -5,6 +5,8 @@
                use all devices
     subject to fixed_i + min(m, stages from i to the last) * held_i <= limit   for every stage i
 
+What a stage computes anew instead of holding it is chosen with it: the fastest way that fits.
+
 t_i is the time of one microbatch on stage i: forward, backward, what it sends, and its share 1/m of what is done
 once a step. For every bound t_max on max t_i, in rising order, F(s, k, d), the least sum of t with layers k..L-1 on d
 devices in s stages, is found from the last stage backward:
@@ -36,6 +38,7 @@ class StageCosts:
         fixed_bytes: likewise bytes a device that do not depend on the schedule.
         held_bytes: likewise bytes a device of each microbatch in flight.
         groups: node group of each kind; all are of the first unless given.
+        others: the same stages where more is computed anew: slower, with less held.
     """
 
     sizes: tuple[int, ...]
@@ -43,6 +46,25 @@ class StageCosts:
     fixed_bytes: Array
     held_bytes: Array
     groups: tuple[int, ...] = ()
+    others: tuple[StageCosts, ...] = ()
+
+    def fitting_s(self, in_flight: int, limit_bytes: Array) -> Array:
+        """Seconds of the fastest way of each stage that fits with so many microbatches in flight; inf where none does.
+
+        Args:
+            in_flight: microbatches.
+            limit_bytes: bytes a device, to be broadcast to the stages.
+        """
+        fits = self.fixed_bytes + in_flight * self.held_bytes <= limit_bytes
+        ways = [np.where(fits, self.seconds, np.inf), *(o.fitting_s(in_flight, limit_bytes) for o in self.others)]
+        found: Array = np.minimum.reduce(ways)
+        return found
+
+    @property
+    def distinct_s(self) -> Array:
+        """All finite seconds, rising."""
+        every = [self.seconds, *(o.seconds for o in self.others)]
+        return np.unique(np.concatenate([s[np.isfinite(s)] for s in every]))
 
     def group(self, kind: int) -> int:
         """Node group of a kind of submesh."""
@@ -89,17 +111,19 @@ def slice_layers(
     """
     counts = (devices,) if isinstance(devices, int) else tuple(devices)
     limits = (limit_bytes,) * len(counts) if isinstance(limit_bytes, (int, float)) else tuple(limit_bytes)
-    n, most = costs.num_layers, min(costs.num_layers, sum(counts))
+    most = min(costs.num_layers, sum(counts))
     if num_stages is not None and num_stages > most:
         return None
-    bounds = np.unique(costs.seconds[np.isfinite(costs.seconds)])
+    limit_by_kind = np.array([limits[costs.group(kind)] for kind in range(len(costs.sizes))])[:, None, None]
+    flying = {f: costs.fitting_s(f, limit_by_kind) for f in range(1, min(microbatches, most) + 1)}
+    seconds = [flying[min(microbatches, s)] for s in range(1, most + 1)]
     best: Slicing | None = None
-    for bound in bounds:
+    for bound in costs.distinct_s:
         if best is not None and (microbatches - 1) * bound >= best.objective:
             break
         if best is not None and bound * microbatches >= best.objective:
             break
-        found = _within(costs, counts, microbatches, limits, float(bound), n, most, num_stages)
+        found = _within(costs, counts, microbatches, seconds, float(bound), num_stages)
         if found is not None and (best is None or found.objective < best.objective * (1 - 1e-12)):
             best = found
     return best
@@ -109,21 +133,20 @@ def _within(
     costs: StageCosts,
     devices: tuple[int, ...],
     microbatches: int,
-    limits: tuple[float, ...],
+    seconds: Sequence[Array],
     bound: float,
-    n: int,
-    most: int,
     num_stages: int | None,
 ) -> Slicing | None:
-    """The least sum of stage times with no stage above ``bound``, and its objective."""
-    allowed = costs.seconds <= bound
+    """The least sum of stage times with no stage above ``bound``, and its objective.
+
+    ``seconds`` are those of stages that fit, by the number of stages from theirs to the last, less one.
+    """
+    n, most = costs.num_layers, len(seconds)
     total = np.full((most + 1, n + 1, *(d + 1 for d in devices)), np.inf)
     total[(0, n, *(0 for _ in devices))] = 0.0
     back: dict[tuple[int, ...], tuple[int, int]] = {}
-    limit_by_kind = np.array([limits[costs.group(kind)] for kind in range(len(costs.sizes))])[:, None, None]
     for s in range(1, most + 1):
-        in_flight = min(microbatches, s)
-        fits = allowed & (costs.fixed_bytes + in_flight * costs.held_bytes <= limit_by_kind)
+        fits = seconds[s - 1] <= bound
         for k in range(n):
             for kind, size in enumerate(costs.sizes):
                 group = costs.group(kind)
@@ -133,7 +156,7 @@ def _within(
                 before = tuple(slice(0, d + 1 - size if g == group else None) for g, d in enumerate(devices))
                 after = tuple(slice(size if g == group else 0, None) for g in range(len(devices)))
                 # [last, devices left by group] -> sum
-                own = costs.seconds[kind, k, lasts].reshape(-1, *(1 for _ in devices))
+                own = seconds[s - 1][kind, k, lasts].reshape(-1, *(1 for _ in devices))
                 rest = total[s - 1][lasts + 1][(slice(None), *before)] + own
                 at = np.argmin(rest, axis=0)
                 value = np.take_along_axis(rest, at[None], axis=0)[0]
@@ -148,13 +171,14 @@ def _within(
     if not np.isfinite(best[0]):
         return None
     stages = []
+    times = []
     s, k, free = best[1], 0, devices
     while s:
         last, kind = back[s, k, *free]
         stages.append(Slice(k, last, kind))
+        times.append(float(seconds[s - 1][kind, k, last]))
         free = tuple(d - costs.sizes[kind] if g == costs.group(kind) else d for g, d in enumerate(free))
         s, k = s - 1, last + 1
-    times = [costs.seconds[x.kind, x.first, x.last] for x in stages]
     return Slicing(tuple(stages), objective(times, microbatches))
 
 

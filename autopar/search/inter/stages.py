@@ -86,19 +86,23 @@ def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], intra: Callabl
     Raises:
         InfeasiblePlanError: no level fits.
     """
+    first, *more = levels_of(chosen.problem)
     fitting: list[PlanContent] = []
-    failures: list[InfeasiblePlanError] = []
-    for level in levels_of(chosen.problem):
-        try:
-            content, free = _at_level(chosen, stage, home, level, intra)
-        except InfeasiblePlanError as error:
-            failures.append(error)
-            continue
+    try:
+        content, free = _at_level(chosen, stage, home, first, intra)
+        if free or not more:
+            return content
         fitting.append(content)
-        if free:
-            break
-    if not fitting:
-        raise min(failures, key=lambda e: e.least_bytes or math.inf)
+    except InfeasiblePlanError:
+        if not more:
+            raise
+    # The smallest next: where it does not fit, nothing does.
+    for level in reversed(more):
+        try:
+            fitting.append(_at_level(chosen, stage, home, level, intra)[0])
+        except InfeasiblePlanError:
+            if not fitting:
+                raise
     return min(fitting, key=lambda c: c.step_time)
 
 

@@ -86,7 +86,7 @@ def test_uneven_models_get_uneven_slices():
 
 def test_what_cannot_be_says_what_is_short():
     with pytest.raises(InfeasiblePlanError):
-        plan(nodes(inter=2e8, memory=200_000), num_stages=2, num_microbatches=4)
+        plan(nodes(inter=2e8, memory=200_000), num_stages=2, num_microbatches=4, remat="none")
 
 
 def test_a_stage_without_choices_is_a_stage():

@@ -17,17 +17,17 @@ from autopar.api.options import ParallelOptions
 from autopar.api.restacked import restacked
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
-from autopar.errors import InfeasiblePlanError, MicrobatchError, PlanMismatchError
+from autopar.errors import InfeasiblePlanError, MicrobatchError, PlanMismatchError, ScheduleError
 from autopar.frontend import CallSignature, SignatureOptions, Traced, flatten_call, trace
 from autopar.frontend.signature import NUMBERS, positional_names, resolve, x64_enabled
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.microbatch import microbatched
-from autopar.lower.pipeline.build import lower_pipeline
+from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.program import lower
 from autopar.lower.recompute import recomputed_step
-from autopar.lower.unstack import layer_count, unstack
+from autopar.lower.unstack import Unstacked, layer_count, unstack
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
@@ -173,7 +173,7 @@ class PureFunction:
         the cluster has several nodes; the plan that is predicted faster is taken.
         """
         asked = self.options.num_stages
-        if isinstance(self.options.cluster, RayCluster) and asked == "auto":
+        if isinstance(self.options.cluster, RayCluster):
             return self._traced[signature], self._pipeline(signature)
         if isinstance(asked, int) and asked > 1:
             return self._traced[signature], self._pipeline(signature)
@@ -242,26 +242,38 @@ class PureFunction:
         """The best plan with several stages."""
         traced = self._traced[signature]
         o = self.options
+        count = None if o.num_microbatches == "auto" else int(o.num_microbatches)
+        unstacked = unstack(traced, self._stack_groups(traced))
+        return self._pipelined(traced, unstacked, o.cluster or Cluster.local(), self._num_stages(), count, o.schedule)
+
+    def _pipelined(
+        self,
+        traced: Traced,
+        unstacked: Unstacked,
+        cluster: Cluster,
+        stages: int | None,
+        microbatches: int | None,
+        schedule: Any,
+    ) -> Plan:
+        """The best plan with several stages on a cluster; what is None is free."""
         options = replace(
-            self.problem(traced, o.memory_limit_bytes).options,
-            num_microbatches=None if o.num_microbatches == "auto" else int(o.num_microbatches),
-            num_stages=self._num_stages(),
-            schedule=o.schedule,
-            remat="none" if o.remat is False else o.remat,
+            self.problem(traced, self.options.memory_limit_bytes).options,
+            num_microbatches=microbatches,
+            num_stages=stages,
+            schedule=schedule,
+            remat="none" if self.options.remat is False else self.options.remat,
         )
         strategy = self._strategy()
-        unstacked = unstack(traced, self._stack_groups(traced))
-        cluster = o.cluster or Cluster.local()
         problem = Problem(unstacked.step.graph, cluster, CostModel(cluster), options, TracedStages(unstacked.step))
         self._say(f"slicing {len(traced.graph.operators)} operators into stages for {cluster}")
         plan = strategy(problem) if cuts_stages(strategy) else pipeline(problem, strategy)
         return restacked(plan, traced.graph, unstacked)
 
     def _num_stages(self) -> int | None:
-        """Number of stages that is asked for: on Ray one a worker unless said otherwise."""
+        """Number of stages that is asked for: on Ray that of the cluster unless said otherwise."""
         asked, cluster = self.options.num_stages, self.options.cluster
         if asked == "auto":
-            return len(cluster.slots) if isinstance(cluster, RayCluster) else None
+            return cluster.num_stages if isinstance(cluster, RayCluster) else None
         return int(asked)
 
     def _stack_groups(self, traced: Traced) -> int:
@@ -353,19 +365,34 @@ class PureFunction:
 
     def _compile_remote(self, signature: CallSignature, traced: Traced, plan: Plan, cluster: RayCluster) -> Compiled:
         """The program for a signature on workers in other processes."""
-        if plan.num_stages == 1:
+        if plan.content.pipeline is None:
             raise PlanMismatchError(
-                f"the plan has one stage; {cluster.name} runs a stage on each worker",
-                remedy="ask Cluster.ray for two workers or more, and for a plan with a stage for each",
+                f"the plan has one stage, and {cluster.name} runs pipelines",
+                remedy="plan with cluster=Cluster.ray(...), of one worker too",
             )
         check_effects(traced.graph)
         clock = Clock()
         with clock.phase("lower"):
             unstacked = unstack(traced, plan.content.stack_groups)
             lowered = lower_pipeline(unstacked.step, plan)
+
+        def again(smaller: RayCluster) -> LoweredPipeline:
+            return lower_pipeline(unstacked.step, self._pipeline_on(smaller, traced, unstacked, plan))
+
         with clock.phase("compile"):
-            remote = load_remote(traced, unstacked, lowered, cluster, self.donated(traced), self.options.progress)
+            remote = load_remote(
+                traced, unstacked, lowered, cluster, self.donated(traced), self.options.progress, again
+            )
         return self._keep(signature, traced, plan, clock, remote)
+
+    def _pipeline_on(self, cluster: RayCluster, traced: Traced, unstacked: Unstacked, before: Plan) -> Plan:
+        """The best pipeline for fewer workers than ``before`` was made for; what was asked for holds where it can."""
+        o = self.options
+        stages = cluster.num_stages if isinstance(o.num_stages, str) else min(int(o.num_stages), len(cluster.slots))
+        try:
+            return self._pipelined(traced, unstacked, cluster, stages, before.num_microbatches, o.schedule)
+        except (InfeasiblePlanError, MicrobatchError, ScheduleError):
+            return self._pipelined(traced, unstacked, cluster, None, None, "auto")
 
     def _keep(
         self,

@@ -93,6 +93,7 @@ class Cluster:
         *,
         workers: int = 2,
         devices_per_worker: int = 4,
+        hosts_per_stage: int = 1,
         like: str = "local-cpu",
         object_store_bytes: int = 80 * 2**20,
         deadline_s: float = 300.0,
@@ -110,6 +111,8 @@ class Cluster:
             address: of a running cluster, as ``host:6379``, or "auto" for one that runs on this machine.
             workers: number of worker processes; each is a node.
             devices_per_worker: virtual CPU devices of each.
+            hosts_per_stage: workers that hold a stage together, where ``num_stages`` is not said otherwise; several
+                are a world of `jax.distributed` of their own.
             like: name or path of the cluster file whose first group has the figures of such devices.
             object_store_bytes: shared memory of a Ray that is started here, for what driver and workers exchange.
             deadline_s: seconds that a step may take before `WorkerLostError`.
@@ -125,6 +128,7 @@ class Cluster:
             address,
             workers=workers,
             devices_per_worker=devices_per_worker,
+            hosts_per_stage=hosts_per_stage,
             like=like,
             object_store_bytes=object_store_bytes,
             deadline_s=deadline_s,

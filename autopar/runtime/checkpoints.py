@@ -1,8 +1,9 @@
 """`Checkpoints`: states of a training on disk, whole or not at all, for any plan and number of stages.
 
-A checkpoint is a folder with one file of raw numbers for each leaf and a ``checkpoint.json`` that says what they are,
-with their checksums. It is written under another name and renamed when all of it is on disk. Leaves are stored whole,
-so that they can be placed as any plan wants. Nothing is pickled.
+A checkpoint is a folder with files of raw numbers and a ``checkpoint.json`` that says which piece of which leaf lies
+where in them, with checksums. What lies on workers is written by them at the same time, each process what it has
+(`autopar.runtime.shards`); the list is written last, and the folder gets its name when all of it is on disk. Any part
+of a leaf can be read back, so that a checkpoint can be placed as any plan wants. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -12,42 +13,56 @@ import os
 import re
 import secrets
 import shutil
-import zlib
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from autopar.errors import CheckpointError
+from autopar.errors import CheckpointError, WorkerLostError
 from autopar.runtime.ray.driver import to_host
-from autopar.runtime.ray.values import RemoteArray
-from autopar.runtime.transport.tiles import HostKeys, from_host
+from autopar.runtime.ray.values import ArrayHome, RemoteArray, RemoteStack, Writing
+from autopar.runtime.shards import DamageError, Leaf, Written, leaf_of, read_whole, stacked, write_shards
+from autopar.runtime.transport.tiles import HostKeys, from_host, tiled_host
 
-_FORMAT = 1
+_FORMAT = 2
 _NAME = re.compile(r"step-(\d+)")
 _LIST = "checkpoint.json"
-
-
-class _Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A leaf: its path in the tree, its file, and what the file holds."""
-
-    path: str
-    file: str
-    shape: tuple[int, ...]
-    dtype: str
-    checksum: int
-    key: str = ""
+#: How often a checkpoint is begun when workers are lost while they write it.
+_ATTEMPTS = 5
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     step: int
-    leaves: tuple[_Leaf, ...]
+    leaves: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Saving:
+    """A checkpoint that is asked for: its step, and its leaves by path."""
+
+    step: int
+    leaves: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """Where the numbers of a checkpoint come from.
+
+    Args:
+        names: by path the names of the parts of a leaf, in order; one where it is no stack.
+        local: by name what is on the host.
+        remote: what is on workers.
+    """
+
+    names: Mapping[str, tuple[str, ...]]
+    local: Mapping[str, Any]
+    remote: tuple[Writing, ...]
 
 
 class Checkpoints:
@@ -63,6 +78,7 @@ class Checkpoints:
         self.keep = keep
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._writing: Future[None] | None = None
+        self._saving: _Saving | None = None
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -75,31 +91,54 @@ class Checkpoints:
 
         Args:
             step: its number; one that is there already is replaced.
-            state: a pytree of arrays, on this process's devices or on workers.
-            wait: whether to return when it is on disk; else its leaves are copied now and written meanwhile, and what
-                goes wrong is raised by the next call of `save` or `wait`.
+            state: a pytree of arrays, on this process's devices or on workers. What is on workers they write
+                themselves: the folder has to be one that all machines share.
+            wait: whether to return when it is on disk; else its leaves are kept as they are now and written meanwhile,
+                and what goes wrong is raised by the next call of `save` or `wait`.
 
         Raises:
             CheckpointError: it cannot be written, as on a full disk; older ones are as they were.
         """
         self.wait()
-        leaves = [(jax.tree_util.keystr(p), _host(x)) for p, x in jax.tree_util.tree_flatten_with_path(state)[0]]
-        self._writing = self._thread.submit(self._write, step, leaves)
+        named = ((jax.tree_util.keystr(p), x) for p, x in jax.tree_util.tree_flatten_with_path(state)[0])
+        # What is here is copied: its memory may be used again.
+        leaves = tuple((path, leaf if _is_remote(leaf) and not _is_told(leaf) else _host(leaf)) for path, leaf in named)
+        self._begin(_Saving(step, leaves))
         if wait:
             self.wait()
 
     def wait(self) -> None:
         """Returns when what was saved is on disk. Raises CheckpointError where it is not."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        for attempt in range(_ATTEMPTS):
+            saving, self._saving = self._saving, None
+            if saving is None:
+                return
+            writing, self._writing = self._writing, None
+            try:
+                if writing is not None:
+                    writing.result()
+                return
+            except WorkerLostError as error:
+                # Where lost workers are replaced their arrays are there again, bit by bit.
+                if attempt == _ATTEMPTS - 1:
+                    raise _unwritten(saving.step, error) from error
+                self._begin(saving)
+
+    def _begin(self, saving: _Saving) -> None:
+        try:
+            parts = _parts(saving.leaves)
+        except WorkerLostError as error:
+            raise _unwritten(saving.step, error) from error
+        self._saving = saving
+        self._writing = self._thread.submit(self._write, saving.step, parts)
 
     def restore(self, like: Any, step: int | None = None) -> Any:
         """The state of a checkpoint.
 
         Args:
-            like: a pytree of arrays or `jax.ShapeDtypeStruct` of its structure; where a leaf has a sharding of this
-                process's devices the array lies so, else it is a numpy array for `ParallelFunction.shard`.
+            like: a pytree of arrays or `jax.ShapeDtypeStruct` of its structure. Where a leaf has a sharding of this
+                process's devices the array lies so; where it is on workers they read it, each process what it is to
+                have; else it is a numpy array for `ParallelFunction.shard`.
             step: which; None takes the last.
 
         Raises:
@@ -124,16 +163,20 @@ class Checkpoints:
                 f"{folder} is of another structure: {apart} is {'not there' if apart in wanted else 'only there'}",
                 remedy="restore it with the state that it was made from",
             )
-        return jax.tree.unflatten(treedef, [_read(folder, found[p], x) for p, x in wanted.items()])
+        try:
+            remote = _read_remote(folder, {p: (found[p], x) for p, x in wanted.items() if _is_remote(x)})
+            leaves = [remote[p] if p in remote else _read(folder, found[p], x) for p, x in wanted.items()]
+        except DamageError as error:
+            raise _damaged(folder / error.file, error) from error
+        return jax.tree.unflatten(treedef, leaves)
 
-    def _write(self, step: int, leaves: list[tuple[str, Any]]) -> None:
+    def _write(self, step: int, parts: _Parts) -> None:
         part = self.folder / f".{_folder(step)}.{secrets.token_hex(8)}.part"
         target = self.folder / _folder(step)
         try:
             part.mkdir(parents=True)
-            records = tuple(_write_leaf(part, number, path, array) for number, (path, array) in enumerate(leaves))
-            content = msgspec.json.format(msgspec.json.encode(_Content(_FORMAT, step, records)), indent=1)
-            _write_file(part / _LIST, content)
+            content = _Content(_FORMAT, step, tuple(_written(part, parts)))
+            _write_file(part / _LIST, msgspec.json.format(msgspec.json.encode(content), indent=1))
             _sync(part)
             if target.exists():
                 old = part.with_suffix(".old")
@@ -143,17 +186,83 @@ class Checkpoints:
             else:
                 os.rename(part, target)
             _sync(self.folder)
-        except OSError as error:
-            raise CheckpointError(
-                f"the checkpoint of step {step} cannot be written: {error}",
-                cause="the disk is full, or the folder may not be written to",
-                remedy="make room; checkpoints that were written before are as they were",
-            ) from error
+        except (OSError, ValueError) as error:
+            raise _unwritten(step, error) from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
         for old_step in self.steps[: -self.keep] if self.keep else ():
             with contextlib.suppress(OSError):
                 shutil.rmtree(self.folder / _folder(old_step))
+
+
+def _is_remote(leaf: Any) -> bool:
+    """Whether workers have a leaf."""
+    pieces = leaf.pieces if isinstance(leaf, RemoteStack) else [leaf]
+    return all(isinstance(p, RemoteArray) and p.home.has(p.id) for p in pieces)
+
+
+def _is_told(leaf: Any) -> bool:
+    """Whether the numbers of a leaf are here already."""
+    return isinstance(leaf, RemoteArray) and leaf.is_told
+
+
+def _parts(leaves: Sequence[tuple[str, Any]]) -> _Parts:
+    """What is to be written; from now on it is kept as it is."""
+    names: dict[str, tuple[str, ...]] = {}
+    local: dict[str, Any] = {}
+    homes: list[tuple[ArrayHome, dict[int, str]]] = []
+    for number, (path, leaf) in enumerate(leaves):
+        pieces = leaf.pieces if isinstance(leaf, RemoteStack) else [leaf]
+        names[path] = tuple(f"{number}.{k}" for k in range(len(pieces)))
+        for name, piece in zip(names[path], pieces, strict=True):
+            if not isinstance(piece, RemoteArray):
+                local[name] = piece
+                continue
+            home = next((ids for home, ids in homes if home is piece.home), None)
+            if home is None:
+                home = {}
+                homes.append((piece.home, home))
+            if piece.id in home:  # the same array twice in a tree
+                local[name] = piece.host
+            home.setdefault(piece.id, name)
+    return _Parts(names, local, tuple(home.hold(ids) for home, ids in homes))
+
+
+def _written(folder: Path, parts: _Parts) -> Iterable[Leaf]:
+    """Writes everything; the leaves."""
+    found: dict[str, list[Written]] = {}
+    for number, writing in enumerate(parts.remote):
+        found.update(writing.write(folder, f"pipeline-{number}"))
+    if parts.local:
+        tiles = ((name, tiled_host(array)) for name, array in sorted(parts.local.items()))
+        found.update({name: [w] for name, w in write_shards(folder / "process-local.bin", tiles).items()})
+    for path, names in parts.names.items():
+        whole = [leaf_of(path, found[n]) for n in names]
+        written = [Written(x.shape, x.dtype, x.key, x.pieces) for x in whole]
+        yield leaf_of(path, written if len(written) == 1 else [stacked(written)])
+
+
+def _read_remote(folder: Path, wanted: Mapping[str, tuple[Leaf, Any]]) -> dict[str, Any]:
+    """Leaves that workers have, read by them; by path."""
+    homes: list[tuple[ArrayHome, dict[int, Leaf]]] = []
+    for leaf, like in wanted.values():
+        _check(folder, leaf, like)
+        pieces = like.pieces if isinstance(like, RemoteStack) else [like]
+        size = leaf.shape[0] // len(pieces) if len(pieces) > 1 else 0
+        for k, piece in enumerate(pieces):
+            own = next((own for home, own in homes if home is piece.home), None)
+            if own is None:
+                own = {}
+                homes.append((piece.home, own))
+            own[piece.id] = leaf.rows(k * size, size) if size else leaf
+    found: dict[int, RemoteArray] = {}
+    for home, own in homes:
+        found.update(home.read(folder, own))
+    made: dict[str, Any] = {}
+    for path, (_, like) in wanted.items():
+        some = like.pieces if isinstance(like, RemoteStack) else None
+        made[path] = found[like.id] if some is None else RemoteStack([found[p.id] for p in some])
+    return made
 
 
 def _folder(step: int) -> str:
@@ -165,14 +274,6 @@ def _host(leaf: Any) -> Any:
         return leaf.host
     host = to_host(leaf)
     return host.copy() if isinstance(host, np.ndarray) else host
-
-
-def _write_leaf(folder: Path, number: int, path: str, array: Any) -> _Leaf:
-    key, data = (array.generator, array.data) if isinstance(array, HostKeys) else ("", array)
-    numbers = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
-    name = f"{number:05d}.bin"
-    _write_file(folder / name, numbers)
-    return _Leaf(path, name, tuple(data.shape), data.dtype.name, zlib.crc32(numbers), key)
 
 
 def _write_file(path: Path, data: bytes | memoryview) -> None:
@@ -192,36 +293,50 @@ def _sync(folder: Path) -> None:
 
 def _content(folder: Path) -> _Content:
     file = folder / _LIST
-    content: _Content = _checked(file, lambda: msgspec.json.decode(file.read_bytes(), type=_Content))
+    try:
+        content = msgspec.json.decode(file.read_bytes(), type=_Content)
+        if content.format != _FORMAT:
+            raise ValueError(f"its format is {content.format}, not {_FORMAT}")
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise _damaged(file, error) from error
     return content
 
 
-def _read(folder: Path, leaf: _Leaf, like: Any) -> Any:
-    def load() -> np.ndarray[Any, Any]:
-        if Path(leaf.file).name != leaf.file:
-            raise ValueError(f"{leaf.file!r} is outside of it")
-        data = (folder / leaf.file).read_bytes()
-        if zlib.crc32(data) != leaf.checksum:
-            raise ValueError("the checksum is another")
-        return np.frombuffer(data, jnp.dtype(leaf.dtype)).reshape(leaf.shape).copy()
-
-    data = _checked(folder / leaf.file, load)
+def _read(folder: Path, leaf: Leaf, like: Any) -> Any:
+    data = read_whole(folder, leaf)
     array = from_host(HostKeys(leaf.key, data) if leaf.key else data)
-    if tuple(array.shape) != tuple(like.shape) or array.dtype != like.dtype:
-        raise CheckpointError(
-            f"{leaf.path} is {array.dtype}{list(array.shape)} in {folder}, not {like.dtype}{list(like.shape)}",
-            remedy="restore it with the state that it was made from",
-        )
+    _check(folder, leaf, like)
     sharding = getattr(like, "sharding", None)
     return array if sharding is None or isinstance(like, RemoteArray) else jax.device_put(array, sharding)
 
 
-def _checked(path: Path, work: Callable[[], Any]) -> Any:
-    try:
-        return work()
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+def _check(folder: Path, leaf: Leaf, like: Any) -> None:
+    """CheckpointError where a leaf is of another shape or type than it is wanted."""
+    shape = leaf.shape[: len(like.shape)] if leaf.key else leaf.shape
+    dtype = str(jax.random.key(0, impl=leaf.key).dtype) if leaf.key else leaf.dtype
+    if tuple(shape) != tuple(like.shape) or dtype != str(like.dtype):
         raise CheckpointError(
-            f"{path} is not what was written: {error}",
-            cause="the file was changed, cut off, or the disk has errors",
-            remedy="restore another step",
-        ) from error
+            f"{leaf.path} is {dtype}{list(shape)} in {folder}, not {like.dtype}{list(like.shape)}",
+            remedy="restore it with the state that it was made from",
+        )
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is not what was written: {error}",
+        cause="the file was changed, cut off, or the disk has errors",
+        remedy="restore another step",
+    )
+
+
+def _unwritten(step: int, error: Exception) -> CheckpointError:
+    fact = f"the checkpoint of step {step} cannot be written"
+    if isinstance(error, WorkerLostError):
+        return CheckpointError(
+            f"{fact}: {error.fact}", cause="workers were lost", remedy="recover=True replaces lost workers"
+        )
+    return CheckpointError(
+        f"{fact}: {error}",
+        cause="the disk is full, or the folder may not be written to",
+        remedy="make room; checkpoints that were written before are as they were",
+    )

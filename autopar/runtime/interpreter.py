@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 
 from autopar.errors import ScheduleError
 from autopar.runtime.transport.base import Link
+from autopar.runtime.transport.tiles import moved
 from autopar.schedule import Accumulate, Apply, Buffer, Free, Instruction, Recv, Run, Send, Work
 
 #: Called with the index of an instruction before it is carried out.
@@ -90,7 +91,7 @@ class Worker:
             case Apply(work=work, reads=reads, writes=writes, donate=donate):
                 return self._run(work, 0, reads, writes, donate)
             case Send(value=value, to=to, tag=tag):
-                self._link.send(to, tag, self.read(value))
+                self._link.send(to, tag, self.read(value), value.value)
             case Recv(value=value, source=source, tag=tag):
                 self.arrays[value] = self._link.receive(source, tag, self._placements.get(value.value))
             case Accumulate(into=into, value=value, reduce=reduce, first=first, donate=donate):
@@ -126,7 +127,7 @@ class Worker:
         for name, wanted in zip(program.reads, program.shardings, strict=True):
             array = self.read(by_name[name])
             lies = getattr(array, "sharding", None)
-            given.append(array if lies is wanted or lies == wanted else jax.device_put(array, wanted))
+            given.append(array if lies is wanted or lies == wanted else moved(array, wanted))
         made = tuple(program.function(np.int32(number), *given))
         self._forget(donate)
         for buffer, array in zip(writes, made, strict=True):

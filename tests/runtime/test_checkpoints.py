@@ -56,7 +56,7 @@ def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000010"]
 
 
-@pytest.mark.parametrize("at", [1, 3, 6])
+@pytest.mark.parametrize("at", [1, 2, 3])
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, state())
@@ -92,7 +92,7 @@ def damage(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "changed"])
-@pytest.mark.parametrize("name", ["00000.bin", "checkpoint.json"])
+@pytest.mark.parametrize("name", ["process-local.bin", "checkpoint.json"])
 def test_damage_is_told_with_the_file(tmp_path: Path, how: str, name: str) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"w": jnp.arange(100.0)})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,10 @@ from autopar.lower.pipeline.stage_graph import stage_graph
 from autopar.lower.program import sharded
 from autopar.lower.step import step_of
 from autopar.microbatch import analyze
-from autopar.runtime.ray import Pipelined, RemoteArray
-from autopar.runtime.ray.crew import ThreadCrew
+from autopar.runtime.ray import Pipelined, RemoteArray, RunOptions
+from autopar.runtime.ray.cluster import RayCluster, Slot
+from autopar.runtime.ray.crew import Answer, Crew, ThreadCrew
+from autopar.runtime.ray.messages import Hello
 from autopar.search import Options, Problem
 from autopar.search.alpa import alpa
 from autopar.stages import assign, cluster, stage_parts
@@ -82,7 +85,7 @@ def example(
 def threads(devices: int) -> Callable[..., ThreadCrew]:
     """Workers as threads, each on the next ``devices`` devices of this process."""
     return lambda hellos: ThreadCrew(
-        [msgspec.structs.replace(h, devices=devices, first_device=devices * h.worker) for h in hellos]
+        [msgspec.structs.replace(h, devices=devices, first_device=devices * h.process) for h in hellos]
     )
 
 
@@ -127,3 +130,56 @@ def furthest(got: list[Any], want: list[np.ndarray]) -> float:
         apart = float(np.linalg.norm((a.astype(float) - b.astype(float)).ravel()))
         worst = max(worst, apart / max(float(np.linalg.norm(b.astype(float).ravel())), 1e-30))
     return worst
+
+
+class _LostProcessError(Exception):
+    pass
+
+
+class FragileCrew(ThreadCrew):
+    """Workers as threads, of which some can be lost as processes are."""
+
+    def __init__(self, hellos: Sequence[Hello]) -> None:
+        super().__init__(hellos)
+        self.lost: set[int] = set()
+
+    def lose(self, process: int) -> None:
+        """From now on the process is gone."""
+        self.lost.add(process)
+        self._hosts[process].close()
+
+    def call(self, process: int, method: str, *args: Any) -> Future[Any]:
+        if process not in self.lost:
+            return super().call(process, method, *args)
+        gone: Future[Any] = Future()
+        gone.set_exception(_LostProcessError())
+        return gone
+
+    def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
+        found = super().wait(tickets, timeout_s)
+        lost = {i for i in found if isinstance(tickets[i].exception(), _LostProcessError)}
+        return {i: Answer(error="its process ended", lost=True) if i in lost else a for i, a in found.items()}
+
+
+class ThreadCluster(RayCluster):
+    """Threads of one process are no world: a stage is one of them, however many nodes it has."""
+
+    def hosts(self, devices: Sequence[int]) -> int:
+        return 1
+
+
+def thread_cluster(workers: int, devices: int, room: Callable[[], int] | None = None, **run: Any) -> RayCluster:
+    """A cluster whose workers are threads of this process; ``crews`` has all that were started."""
+    group = dataclasses.replace(Cluster.load("local-cpu").groups[0], count=workers, devices_per_node=devices)
+    crews: list[Crew] = []
+
+    def launch(hellos: Sequence[Hello], slots: Sequence[Slot], limit_s: float) -> Crew:
+        first, own = 0, []
+        for hello, slot in zip(hellos, slots, strict=True):
+            own.append(msgspec.structs.replace(hello, devices=slot.devices, first_device=first))
+            first += slot.devices
+        crews.append(FragileCrew(own))
+        return crews[-1]
+
+    slot = Slot(devices, "cpu")
+    return ThreadCluster("threads", (group,), (slot,) * workers, RunOptions(**run), launch, crews=crews, room=room)

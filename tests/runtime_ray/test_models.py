@@ -23,15 +23,19 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize(("workers", "hosts"), [(2, 1), (4, 1), (4, 2)])
 @pytest.mark.parametrize("name", list(MODELS))
-def test_models(name: str, workers: int) -> None:
+def test_models(name: str, workers: int, hosts: int) -> None:
     module, sizes = MODELS[name]
-    with jax.enable_x64(True), autopar.Cluster.ray(workers=workers, devices_per_worker=2) as cluster:
+    with (
+        jax.enable_x64(True),
+        autopar.Cluster.ray(workers=workers, devices_per_worker=2, hosts_per_stage=hosts) as cluster,
+    ):
         fn, (state, batch) = module.build("tiny", dtype="float64", **sizes)
         step = autopar.parallelize(fn, cluster=cluster, num_microbatches=4, schedule="1f1b")
         compiled = step.compile(state, batch)
-        assert compiled.plan.num_stages == workers
+        assert compiled.plan.num_stages == workers // hosts
+        assert compiled.local.runtime.teams.sizes == (hosts,) * (workers // hosts)
         plain = jax.jit(fn)
         mine, want = step.shard(state, batch)[0], state
         for _ in range(3):

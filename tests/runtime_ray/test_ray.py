@@ -23,7 +23,7 @@ import pytest
 import autopar
 from autopar.cluster import Cluster
 from autopar.errors import WorkerLostError
-from autopar.runtime.ray import RemoteArray, RemotePipeline, RunOptions
+from autopar.runtime.ray import Deployment, RemoteArray, RemotePipeline, RunOptions
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.machine import exists
 from examples import mlp as mlp_module
@@ -44,7 +44,8 @@ def mlp() -> Example:
 
 
 def started(cluster: RayCluster, made: Example, **options: Any) -> RemotePipeline:
-    pipeline = RemotePipeline(made.source, lambda h: cluster.launch(h, cluster.slots), RunOptions(**options))
+    run = RunOptions(**options)
+    pipeline = RemotePipeline(Deployment(made.source, lambda h: cluster.launch(h, cluster.slots, run.start_s)), run)
     pipeline.load()
     return pipeline
 
@@ -77,6 +78,25 @@ def test_nothing_listens_on_other_than_loopback(pipeline: RemotePipeline) -> Non
     assert {a.removeprefix("::ffff:") for a in addresses} <= {"127.0.0.1", "::1"}
 
 
+def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster, mlp: Example) -> None:
+    """The first stage is a world of two processes, the second one process: pieces go from one to the other."""
+    slot = cluster.slots[0]
+    slots = [slot.of(1), slot.of(1), slot.of(2)]
+    deployment = Deployment(mlp.source, lambda h: cluster.launch(h, slots, 300), (2, 1))
+    own = RemotePipeline(deployment, RunOptions(deadline_s=60))
+    own.load()
+    try:
+        assert len(own.crew.processes) == 3
+        placed = own.put(dict(enumerate(mlp.leaves)))
+        leaves = [placed.get(n, leaf) for n, leaf in enumerate(mlp.leaves)]
+        assert furthest(own.step(leaves), trained_plain(mlp, 1)) < 1e-5
+        os.kill(own.crew.processes[0], signal.SIGKILL)
+        with pytest.raises(WorkerLostError, match=r"worker 0, host \d \(stage 0\)"):
+            own.step(leaves)
+    finally:
+        own.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["gpipe", "1f1b"])
 def test_training_gpt_is_that_of_one_device(cluster: RayCluster, pipeline: RemotePipeline, table: str) -> None:
@@ -95,7 +115,7 @@ def strike(pipeline: RemotePipeline, worker: int, kind: signal.Signals, step: in
     cluster_processes = pipeline.crew.processes
 
     def watch() -> None:
-        while pipeline._monitor is not None and pipeline._monitor.last(worker) < (step, index):
+        while pipeline._world is not None and pipeline._world.monitor.last(worker) < (step, index):
             time.sleep(0.0005)
         os.kill(cluster_processes[worker], kind)
 
@@ -170,7 +190,15 @@ def test_fifty_random_strikes_change_no_bit(cluster: RayCluster, mlp: Example, p
     steps, draw = 60, random.Random(0)
     want = bits(trained(mlp, pipeline, steps))
     own = started(
-        cluster, mlp, deadline_s=2, load_s=20, recover=True, copy_every=3, attempts=40, cache=cluster.run.cache
+        cluster,
+        mlp,
+        deadline_s=2,
+        start_s=30,
+        load_s=20,
+        recover=True,
+        copy_every=3,
+        attempts=40,
+        cache=cluster.run.cache,
     )
     struck: list[signal.Signals] = []
     over = threading.Event()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from autopar.errors import AutoparError, WorkerLostError
-from autopar.runtime.ray import RemoteArray, RemotePipeline, RunOptions
-from tests.runtime_ray.pipelines import Example, example, furthest, threads, trained, trained_plain
+from autopar.errors import AutoparError, CheckpointError, WorkerLostError
+from autopar.runtime.checkpoints import Checkpoints
+from autopar.runtime.ray import Deployment, RemoteArray, RemotePipeline, RunOptions
+from tests.runtime_ray.pipelines import Example, example, furthest, numbers, threads, trained, trained_plain
 
 pytest.importorskip("flatbuffers")
 
@@ -24,7 +26,7 @@ def mlp() -> Example:
 @pytest.fixture
 def pipeline(mlp: Example) -> Iterator[RemotePipeline]:
     with jax.enable_x64(True):
-        made = RemotePipeline(mlp.source, threads(2), RunOptions(deadline_s=30))
+        made = RemotePipeline(Deployment(mlp.source, threads(2)), RunOptions(deadline_s=30))
         made.load()
         yield made
         made.close()
@@ -88,6 +90,31 @@ def test_a_program_that_fails_is_no_lost_worker(mlp: Example, pipeline: RemotePi
     with pytest.raises(AutoparError, match="worker 0 failed") as caught:
         pipeline.step(leaves)
     assert not isinstance(caught.value, WorkerLostError)
+
+
+def test_workers_write_and_read_checkpoints(mlp: Example, pipeline: RemotePipeline, tmp_path: Path) -> None:
+    results = trained(mlp, pipeline, 2)
+    state, later = results[: mlp.state], mlp.leaves[mlp.state :]
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(2, state, wait=False)
+    following = pipeline.step([*state, *later])  # while it is written
+    checkpoints.wait()
+    names = sorted(p.name for p in (tmp_path / "step-00000002").iterdir())
+    own = [n for n in names if n.startswith("pipeline")]
+    assert own == ["pipeline-0-process-0000.bin", "pipeline-0-process-0001.bin"]
+    # On workers again, each reads what it needs; and here, whole.
+    there = checkpoints.restore(state)
+    assert all(isinstance(x, RemoteArray) for x in there)
+    here = checkpoints.restore([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in state])
+    for a, b, c in zip(there, here, state, strict=True):
+        assert np.array_equal(np.asarray(a), b)
+        assert np.array_equal(np.asarray(c), b)
+    again = pipeline.step([*there, *later])
+    assert all(numbers(a).tobytes() == numbers(b).tobytes() for a, b in zip(again, following, strict=True))
+    damaged = tmp_path / "step-00000002" / own[1]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=own[1]):
+        checkpoints.restore(state)
 
 
 def test_workers_make_what_they_read(mlp: Example, pipeline: RemotePipeline) -> None:

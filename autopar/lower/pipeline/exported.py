@@ -122,13 +122,13 @@ def run_maker(code: bytes, arguments: Sequence[Any], shardings: Sequence[NamedSh
 
     Args:
         code: from `export_maker`.
-        arguments: arrays.
+        arguments: arrays, whole on every device.
         shardings: how each result is to lie on devices.
     """
     exported = export.deserialize(bytearray(code))
     whole = NamedSharding(shardings[0].mesh, jax.sharding.PartitionSpec())
     function = jax.jit(exported.call, in_shardings=(whole,) * len(arguments), out_shardings=list(shardings))
-    made: Sequence[Any] = function(*(jax.device_put(a, whole) for a in arguments))
+    made: Sequence[Any] = function(*arguments)
     return made
 
 

@@ -31,11 +31,11 @@ class _Actor:
 
 
 class RayCrew(Crew):
-    """A Ray actor for each worker.
+    """A Ray actor for each process.
 
     Args:
-        hellos: one for each worker.
-        environments: environment variables of each worker's process.
+        hellos: one for each process.
+        environments: environment variables of each process.
         options: further options of each actor, as resources.
         timeout_s: seconds that starting may take.
 
@@ -49,7 +49,7 @@ class RayCrew(Crew):
         hellos: Sequence[Hello],
         environments: Sequence[Mapping[str, str]],
         options: Sequence[Mapping[str, Any]],
-        timeout_s: float = 120,
+        timeout_s: float = 300,
     ) -> None:
         actor: Any = ray.remote(_Actor)
         self._processes: list[int] = []
@@ -59,6 +59,7 @@ class RayCrew(Crew):
             actor.options(
                 max_restarts=0,
                 max_task_retries=0,
+                max_concurrency=2,  # a checkpoint is written while a step runs
                 runtime_env={"env_vars": {**environment, **common}},
                 **settings,
             ).remote(encode(hello))
@@ -86,9 +87,9 @@ class RayCrew(Crew):
         """Process ids of the workers on this machine."""
         return tuple(self._processes)
 
-    def call(self, worker: int, method: str, *args: Any) -> Any:
+    def call(self, process: int, method: str, *args: Any) -> Any:
         """See `Crew.call`."""
-        return self._actors[worker].call.remote(method, *args)
+        return self._actors[process].call.remote(method, *args)
 
     def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
         """See `Crew.wait`."""

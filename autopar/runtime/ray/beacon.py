@@ -1,7 +1,7 @@
-"""Where every worker is: workers report the instruction that they are at, the driver remembers the last report.
+"""Where every process is: it reports the instruction that it is at, the driver remembers the last report.
 
-A worker that was killed or stopped cannot be asked; what it reported last tells what it was doing. The end of its
-connection tells at once that its process is gone.
+One that was killed or stopped cannot be asked; what it reported last tells what it was doing. The end of its
+connection tells at once that the process is gone.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Beacon:
     Args:
         monitor: host and port of the driver's end.
         secret: what the connection begins with.
-        worker: number of the worker.
+        process: number of the process.
     """
 
-    def __init__(self, monitor: tuple[str, int], secret: bytes, worker: int) -> None:
-        self._worker = worker
+    def __init__(self, monitor: tuple[str, int], secret: bytes, process: int) -> None:
+        self._process = process
         self._connection = socket.create_connection(monitor, timeout=20)
         self._connection.settimeout(None)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection.sendall(secret + _REPORT.pack(worker, -1, -1))
+        self._connection.sendall(secret + _REPORT.pack(process, -1, -1))
 
     def report(self, step: int, index: int) -> None:
-        """Tells that the worker is at an instruction of a step; without a driver it goes nowhere."""
+        """Tells that the process is at an instruction of a step; without a driver it goes nowhere."""
         try:
-            self._connection.sendall(_REPORT.pack(self._worker, step, index))
+            self._connection.sendall(_REPORT.pack(self._process, step, index))
         except OSError:
             return
 
@@ -58,21 +58,21 @@ class Monitor:
         self._secret = secret
         self._lock = threading.Lock()
         self._last: dict[int, tuple[int, int]] = {}
-        self._gone: set[int] = set()
+        self._gone: dict[int, None] = {}
         self._connections: list[socket.socket] = []
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         threading.Thread(target=self._accept, name="monitor", daemon=True).start()
 
-    def last(self, worker: int) -> tuple[int, int]:
-        """(step, index of the instruction) that a worker reported last; -1 and -1 where it reported none."""
+    def last(self, process: int) -> tuple[int, int]:
+        """(step, index of the instruction) that a process reported last; -1 and -1 where it reported none."""
         with self._lock:
-            return self._last.get(worker, (-1, -1))
+            return self._last.get(process, (-1, -1))
 
-    def gone(self) -> frozenset[int]:
-        """Workers whose process ended."""
+    def gone(self) -> tuple[int, ...]:
+        """Processes that ended, the first one first."""
         with self._lock:
-            return frozenset(self._gone)
+            return tuple(self._gone)
 
     def close(self) -> None:
         """Ends all connections."""
@@ -98,16 +98,16 @@ class Monitor:
             threading.Thread(target=self._read, args=(connection,), name="reports", daemon=True).start()
 
     def _read(self, connection: socket.socket) -> None:
-        worker = -1
+        process = -1
         try:
             if not hmac.compare_digest(bytes(read_exactly(connection, len(self._secret))), self._secret):
                 shut(connection)
                 return
             while True:
-                worker, step, index = _REPORT.unpack(read_exactly(connection, _REPORT.size))
+                process, step, index = _REPORT.unpack(read_exactly(connection, _REPORT.size))
                 with self._lock:
-                    self._last[worker] = (step, index)
+                    self._last[process] = (step, index)
         except (OSError, EOFError):
-            if worker >= 0:
+            if process >= 0:
                 with self._lock:
-                    self._gone.add(worker)
+                    self._gone[process] = None

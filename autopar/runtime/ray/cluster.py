@@ -50,22 +50,48 @@ class RayCluster(Cluster):
         groups: see `Cluster`.
         slots: room for workers, in the order of the cluster's devices.
         run: how pipelines are run here.
-        launch: starts workers: (what each is told, its slot) -> the crew.
+        launch: starts workers: (what each is told, its slot, seconds that it may take) -> the crew.
         disconnect: ends what was started for this cluster.
         crews: workers that were started, the latest last.
+        room: how many workers there is room for now.
+        hosts_per_stage: workers that hold a stage together, unless said otherwise.
     """
 
     slots: tuple[Slot, ...] = field(default=(), compare=False, repr=False)
     run: RunOptions = field(default=RunOptions(), compare=False, repr=False)
-    launch: Callable[[Sequence[Hello], Sequence[Slot]], Crew] | None = field(default=None, compare=False, repr=False)
+    launch: Callable[[Sequence[Hello], Sequence[Slot], float], Crew] | None = field(
+        default=None, compare=False, repr=False
+    )
     disconnect: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
     crews: Sequence[Crew] = field(default=(), compare=False, repr=False)
+    room: Callable[[], int] | None = field(default=None, compare=False, repr=False)
+    hosts_per_stage: int = field(default=1, compare=False, repr=False)
 
     @property
     def processes(self) -> tuple[int, ...]:
         """Process ids of the workers on this machine that were started last."""
         return self.crews[-1].processes if self.crews else ()
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of a plan that is not told how many."""
+        return max(1, len(self.slots) // self.hosts_per_stage)
+
+    def fewer(self, count: int) -> RayCluster:
+        """The cluster with ``count`` workers at most: as many as can be in whole groups of `hosts_per_stage`."""
+        whole = count - count % self.hosts_per_stage or count
+        group = replace(self.groups[0], count=whole)
+        return replace(self, groups=(group,), slots=self.slots[:whole])
+
+    def hosts(self, devices: Sequence[int]) -> int:
+        """Number of processes that have these devices: one a node where they are whole nodes, else one.
+
+        Args:
+            devices: indices of devices that follow each other.
+        """
+        own = self.groups[0].devices_per_node
+        return len(devices) // own if len(devices) % own == 0 and devices[0] % own == 0 else 1
 
     def start(self, hellos: Sequence[Hello], devices: Sequence[int]) -> Crew:
         """Starts the workers of a pipeline.
@@ -80,7 +106,7 @@ class RayCluster(Cluster):
         if self.launch is None:
             raise ClusterError(f"{self.name} was read from a file or a plan: it has no workers", remedy="Cluster.ray()")
         slot = self.slots[0]
-        return self.launch(hellos, [slot.of(n) for n in devices])
+        return self.launch(hellos, [slot.of(n) for n in devices], self.run.start_s)
 
     def close(self) -> None:
         """Ends workers, and Ray if it was started for this cluster."""

@@ -35,6 +35,7 @@ def connect(
     *,
     workers: int = 2,
     devices_per_worker: int = 4,
+    hosts_per_stage: int = 1,
     like: str = "local-cpu",
     object_store_bytes: int = 80 * 2**20,
     deadline_s: float = 300.0,
@@ -48,6 +49,7 @@ def connect(
         address: of a running Ray cluster; None starts one here, unless this process is connected already.
         workers: see `autopar.Cluster.ray`.
         devices_per_worker: likewise.
+        hosts_per_stage: likewise.
         like: likewise.
         object_store_bytes: likewise.
         deadline_s: likewise.
@@ -55,9 +57,14 @@ def connect(
         copy_every: likewise.
         cache: likewise.
     """
-    for name, count in (("workers", workers), ("devices_per_worker", devices_per_worker)):
+    counts = {"workers": workers, "devices_per_worker": devices_per_worker, "hosts_per_stage": hosts_per_stage}
+    for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ClusterError(f"{name}={count!r} is no count", remedy="give 1 or more")
+    if workers % hosts_per_stage:
+        raise ClusterError(
+            f"{workers} workers cannot be in groups of {hosts_per_stage}", remedy="give a divisor as hosts_per_stage"
+        )
     group = Cluster.load(like).groups[0]
     own = not ray.is_initialized()
     folder = _new_folder()
@@ -89,7 +96,10 @@ def connect(
         deadline_s=deadline_s, recover=recover, copy_every=copy_every, listen=listen,
         cache=str(Path(folder, "programs")) if cache is None else cache,
     )  # fmt: skip
-    return RayCluster(name, (group,), (slot,) * workers, options, functools.partial(_launch, crews), end, crews)
+    return RayCluster(
+        name, (group,), (slot,) * workers, options, functools.partial(_launch, crews), end, crews,
+        lambda: workers, hosts_per_stage,
+    )  # fmt: skip
 
 
 def _new_folder() -> str:
@@ -110,6 +120,9 @@ def _initialize(address: str | None, workers: int, object_store_bytes: int, fold
     here: dict[str, Any] = {
         "address": "local", "num_cpus": workers, "num_gpus": 0, "include_dashboard": False,
         "_node_ip_address": _LOOPBACK, "object_store_memory": object_store_bytes, "_temp_dir": folder,
+        # Workers have environments of their own: a process that Ray starts ahead of time is never one of them. And they
+        # are what the machine is there for: as Ray has it they would yield to everything else that runs.
+        "_system_config": {"prestart_worker_first_driver": False, "worker_niceness": 0},
     }  # fmt: skip
     name, _, value = mark.partition("=")
     os.environ[name] = value  # for the processes of Ray
@@ -147,7 +160,7 @@ def _end(folder: str, mark: str, guarding: subprocess.Popen[bytes], crews: list[
     guarding.wait()
 
 
-def _launch(crews: list[RayCrew], hellos: Sequence[Hello], slots: Sequence[Slot]) -> Crew:
-    crew = RayCrew(hellos, [s.environment for s in slots], [s.resources for s in slots])
+def _launch(crews: list[RayCrew], hellos: Sequence[Hello], slots: Sequence[Slot], limit_s: float) -> Crew:
+    crew = RayCrew(hellos, [s.environment for s in slots], [s.resources for s in slots], limit_s)
     crews.append(crew)
     return crew

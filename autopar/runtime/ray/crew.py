@@ -19,7 +19,7 @@ class Answer:
     Args:
         value: what it returned.
         error: why it returned nothing; empty where it did.
-        lost: whether the worker is gone; else it raised the error, and lives.
+        lost: whether the process is gone; else it raised the error, and lives.
     """
 
     value: Any = None
@@ -28,11 +28,11 @@ class Answer:
 
 
 class Crew(ABC):
-    """Workers 0, 1, ... of one life of a pipeline; after a failure another crew takes their place."""
+    """Processes 0, 1, ... of one life of a pipeline; after a failure another crew takes their place."""
 
     @abstractmethod
-    def call(self, worker: int, method: str, *args: Any) -> Any:
-        """Begins a call of a method of a `WorkerHost`; returns a ticket for `wait`."""
+    def call(self, process: int, method: str, *args: Any) -> Any:
+        """Begins a call of a method of a `WorkerHost`; returns a ticket for `wait`. Two may run at the same time."""
 
     @abstractmethod
     def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
@@ -40,12 +40,12 @@ class Crew(ABC):
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """Ids of the workers' own processes on this machine."""
+        """Ids of those processes that are on this machine."""
         return ()
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends all workers at once, whatever they do. Returns when their processes are gone."""
+        """Ends all processes at once, whatever they do. Returns when they are gone."""
 
 
 class ThreadCrew(Crew):
@@ -57,11 +57,11 @@ class ThreadCrew(Crew):
 
     def __init__(self, hellos: Sequence[Hello]) -> None:
         self._hosts = [WorkerHost(encode(h)) for h in hellos]
-        self._threads = [ThreadPoolExecutor(1, f"worker-{h.worker}") for h in hellos]
+        self._threads = [ThreadPoolExecutor(2, f"worker-{h.process}") for h in hellos]
 
-    def call(self, worker: int, method: str, *args: Any) -> Future[Any]:
+    def call(self, process: int, method: str, *args: Any) -> Future[Any]:
         """See `Crew.call`."""
-        return self._threads[worker].submit(getattr(self._hosts[worker], method), *args)
+        return self._threads[process].submit(getattr(self._hosts[process], method), *args)
 
     def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
         """See `Crew.wait`."""

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from autopar._compat.dtypes import jax_dtype
-from autopar.errors import AutoparError, WorkerLostError
+from autopar.errors import AutoparError, ClusterError, WorkerLostError
 from autopar.lower.pipeline.exported import ExportedProgram, export_maker, export_program
-from autopar.runtime.ray.beacon import Monitor
 from autopar.runtime.ray.crew import Crew
-from autopar.runtime.ray.lost import Loss, lost_error, who_is_lost
-from autopar.runtime.ray.messages import Done, Failure, Hello, Here, Load, Move, Start, Step, Timed, decode, encode
+from autopar.runtime.ray.deployment import Deployment, Spare
+from autopar.runtime.ray.holding import HeldArrays
+from autopar.runtime.ray.messages import Done, Held, Move, Start, Step, Timed, Told, Wanted, decode, encode
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.times import measured_timeline
-from autopar.runtime.ray.values import RemoteArray
-from autopar.runtime.transport.tiles import HostKeys, host_copy
+from autopar.runtime.ray.values import ArrayHome, RemoteArray, Writing
+from autopar.runtime.ray.world import World
+from autopar.runtime.shards import DamageError, Leaf
+from autopar.runtime.transport.teams import Teams
+from autopar.runtime.transport.tiles import HostKeys, host_copy, joined, on_host
 from autopar.simulate import Timeline
 
 
@@ -53,38 +56,48 @@ class _State:
     dropped: list[int] = field(default_factory=list)
     #: On which workers an array lies, and as which value.
     holders: dict[int, dict[int, str]] = field(default_factory=dict)
-    copies: dict[int, tuple[Any, dict[int, str]]] = field(default_factory=dict)
+    #: What lies on workers, in the driver's memory.
+    copies: dict[int, Any] = field(default_factory=dict)
     log: list[Call] = field(default_factory=list)
     times: tuple[tuple[Timed, ...], ...] = ()
     recoveries: int = 0
 
 
-class RemotePipeline:
+class RemotePipeline(ArrayHome):
     """A pipeline on workers.
 
     Args:
-        source: the lowered pipeline.
-        start: makes workers.
+        deployment: what runs, and where.
         options: see `RunOptions`.
         progress: told what is being done.
+        spare: what to do when machines are lost for good; without it that is an error.
     """
 
     def __init__(
         self,
-        source: Pipelined,
-        start: Callable[[Sequence[Hello]], Crew],
+        deployment: Deployment,
         options: RunOptions,
         progress: Callable[[str], None] | None = None,
+        spare: Spare | None = None,
     ) -> None:
-        self.source = source
+        self.deployment = deployment
         self.options = options
-        self._start_crew = start
         self._progress = progress or (lambda text: None)
-        self._crew: Crew | None = None
-        self._monitor: Monitor | None = None
+        self._spare = spare
+        self._world: World | None = None
         self._exported: tuple[ExportedProgram, ...] = ()
         self._state = _State()
         self._x64 = bool(jax.config.read("jax_enable_x64"))
+
+    @property
+    def source(self) -> Pipelined:
+        """The lowered pipeline."""
+        return self.deployment.source
+
+    @property
+    def teams(self) -> Teams:
+        """The processes of its workers."""
+        return self.deployment.teams
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -98,39 +111,35 @@ class RemotePipeline:
                 for p in source.programs
                 if p.results
             )
-        secret = secrets.token_bytes(16)
-        self._monitor = Monitor(secret, self.options.listen)
-        self._progress(f"starting {source.num_workers} workers")
-        hellos = [
-            Hello(w, secret, self._monitor.address, self.options.listen, self._x64, self.options.cache)
-            for w in range(source.num_workers)
-        ]
-        self._crew = self._start_crew(hellos)
-        here = [decode(a, Here) for a in self._all("here", [()] * source.num_workers, self.options.load_s)]
-        addresses = {w: h.address for w, h in enumerate(here)}
+        several = "" if self.teams.num_processes == source.num_workers else f" of {self.teams.num_processes} processes"
+        self._progress(f"starting {source.num_workers} workers{several}")
+        self._world = World(source, self.teams, self.deployment.start, self.options, self._x64)
         self._progress("compiling")
-        loads = []
-        for w in range(source.num_workers):
-            own = tuple(p for p in self._exported if p.work.stage in source.stages(w))
-            loads.append((encode(Load(source.program.workers[w].instructions, own, addresses)),))
-        self._all("load", loads, self.options.load_s)
+        try:
+            self._world.load(self._exported)
+        except BaseException:
+            self.close()
+            raise
         self._progress("ready")
 
     def close(self) -> None:
         """Ends the workers; arrays on them are gone."""
-        if self._crew is not None:
-            self._crew.kill()
-        if self._monitor is not None:
-            self._monitor.close()
-        self._crew = self._monitor = None
+        if self._world is not None:
+            self._world.close()
+        self._world = None
         self._state.holders.clear()
 
     @property
-    def crew(self) -> Crew:
-        """The workers. AutoparError where none are loaded."""
-        if self._crew is None:
+    def world(self) -> World:
+        """The workers' processes. AutoparError where none are loaded."""
+        if self._world is None:
             raise AutoparError("the pipeline has no workers", cause="it was closed, or never loaded", remedy="load it")
-        return self._crew
+        return self._world
+
+    @property
+    def crew(self) -> Crew:
+        """The workers' processes. AutoparError where none are loaded."""
+        return self.world.crew
 
     @property
     def recoveries(self) -> int:
@@ -145,7 +154,7 @@ class RemotePipeline:
     def compiled(self) -> dict[str, tuple[str, dict[str, int]]]:
         """Optimized HLO and memory (bytes a device) of each program of each worker."""
         answers = self._all("compiled", [()] * self.source.num_workers, self.options.load_s)
-        return {f"{name} on worker {w}": text for w, found in enumerate(answers) for name, text in found.items()}
+        return {f"{name} on worker {w}": text for w, found in enumerate(answers) for name, text in found[0].items()}
 
     def timeline(self) -> Timeline:
         """The last step that was timed. AutoparError where none was."""
@@ -172,7 +181,7 @@ class RemotePipeline:
                 given[w][id], names[w][id] = host, name
             self._state.holders[id] = held
             if self.options.recover:
-                self._state.copies[id] = (host, held)
+                self._state.copies[id] = host
             type = self.source.inputs[index].type
             made[index] = self._handle(id, type.shape, value.dtype, _where(held))
         self._all("put", [(a, n) for a, n in zip(given, names, strict=True)], self.options.load_s)
@@ -221,13 +230,12 @@ class RemotePipeline:
             type = self.source.inputs[index].type
             made[index] = self._handle(id, type.shape, jax_dtype(type.dtype), _where(held[id]))
         if self.options.recover:
-            for id, array in self._fetch(ids.values()).items():
-                self._state.copies[id] = (array, held[id])
+            self._state.copies.update(self._fetch(ids.values()))
         return made
 
     def kept(self) -> list[int]:
         """Number of arrays that each worker keeps."""
-        return self._all("forget", [((),)] * self.source.num_workers, self.options.deadline_s)
+        return [found[0] for found in self._all("forget", [((),)] * self.source.num_workers, self.options.deadline_s)]
 
     def fetch(self, ids: Iterable[int]) -> dict[int, Any]:
         """Copies of arrays on the host, by number. WorkerLostError where they are lost."""
@@ -236,15 +244,71 @@ class RemotePipeline:
 
     def _fetch(self, ids: Iterable[int]) -> dict[int, Any]:
         wanted: list[list[int]] = [[] for _ in range(self.source.num_workers)]
+        found: dict[int, Any] = {}
         for id in ids:
             held = self._state.holders.get(id)
+            if not held and id in self._state.copies:
+                found[id] = self._state.copies[id]
+                continue
             if not held:
                 raise AutoparError("an array was lost with the workers that had it", remedy="use recover=True")
             wanted[min(held)].append(id)
-        found: dict[int, Any] = {}
-        for part in self._all("get", [(w,) for w in wanted], self.options.deadline_s):
-            found.update(part)
+        if not any(wanted):
+            return found
+        for own, parts in zip(wanted, self._all("get", [(w,) for w in wanted], self.options.deadline_s), strict=True):
+            found.update({id: on_host(joined([p[id] for p in parts])) for id in own})
         return found
+
+    def has(self, id: int) -> bool:
+        """See `ArrayHome.has`."""
+        return self._world is not None and bool(self._state.holders.get(id))
+
+    def hold(self, names: Mapping[int, str]) -> Writing:
+        """See `ArrayHome.hold`. WorkerLostError where workers are lost."""
+        writing: Writing = self._again(lambda: self._hold(names))
+        return writing
+
+    def _hold(self, names: Mapping[int, str]) -> Writing:
+        own: list[dict[int, str]] = [{} for _ in range(self.source.num_workers)]
+        copies: dict[str, Any] = {}
+        for id, name in sorted(names.items()):
+            held = self._state.holders.get(id)
+            if held:
+                # The one that has least to write.
+                own[min(held, key=lambda w: (len(own[w]), w))][id] = name
+            else:
+                copies[name] = self._fetch([id])[id]
+        ticket = self._new_id()
+        self._all("hold", [(encode(Held(ticket, n)),) for n in own], self.options.deadline_s)
+        return HeldArrays(self.world, ticket, copies, self.options.load_s)
+
+    def read(self, folder: Path, leaves: Mapping[int, Leaf]) -> dict[int, RemoteArray]:
+        """See `ArrayHome.read`. WorkerLostError where workers are lost."""
+        made: dict[int, RemoteArray] = self._again(lambda: self._read(folder, leaves))
+        return made
+
+    def _read(self, folder: Path, leaves: Mapping[int, Leaf]) -> dict[int, RemoteArray]:
+        own: list[Wanted] = [Wanted(str(folder.absolute()), {}, {}) for _ in range(self.source.num_workers)]
+        ids: dict[int, int] = {}
+        for like, leaf in sorted(leaves.items()):
+            ids[like] = self._new_id()
+            for worker, value in self._state.holders[like].items():
+                own[worker].leaves[ids[like]] = leaf
+                own[worker].values[ids[like]] = value
+        for answers in self._all("read", [(encode(w),) for w in own], self.options.load_s):
+            for told in (decode(a, Told) for a in answers):
+                if told.error:
+                    raise DamageError(told.file, told.error)
+        self._state.holders.update({id: dict(self._state.holders[like]) for like, id in ids.items()})
+        if self.options.recover:
+            self._state.copies.update(self._fetch(ids.values()))
+        made = {}
+        for like, id in ids.items():
+            leaf = leaves[like]
+            shape = leaf.shape[:-1] if leaf.key else leaf.shape
+            dtype = jax.random.key(0, impl=leaf.key).dtype if leaf.key else jnp.dtype(leaf.dtype)
+            made[like] = self._handle(id, shape, dtype, _where(self._state.holders[id]))
+        return made
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -291,6 +355,7 @@ class RemotePipeline:
 
     def _run(self, call: Call, timed: bool, forget: tuple[int, ...] = ()) -> dict[int, Any]:
         state, source = self._state, self.source
+        self._put_back(call)
         moves: list[Move] = []
         starts: list[list[Start]] = []
         given: list[dict[int, Any]] = []
@@ -304,7 +369,7 @@ class RemotePipeline:
                 if id in call.given:
                     given[worker][id] = call.given[id]
                 elif worker not in state.holders[id]:
-                    moves.append(Move(id, min(state.holders[id]), worker))
+                    moves.append(Move(id, min(state.holders[id]), worker, p.value))
                     state.holders[id] = {**state.holders[id], worker: p.value}
         results: list[list[tuple[int, Any]]] = [[] for _ in source.places]
         for id, r in zip(call.results, source.results, strict=True):
@@ -330,8 +395,8 @@ class RemotePipeline:
         for id, r in zip(call.results, source.results, strict=True):
             state.holders[id] = {r.worker: r.buffer.value}
         if timed:
-            state.times = tuple(decode(a[0], Done).times for a in answers)
-        return {id: array for _, small in answers for id, array in small.items()}
+            state.times = tuple(decode(a[0][0], Done).times for a in answers)
+        return {id: array for (_, small), *_ in answers for id, array in small.items()}
 
     # -- workers that are lost -----------------------------------------------------------------
 
@@ -349,68 +414,63 @@ class RemotePipeline:
         raise lost
 
     def _restore(self, lost: WorkerLostError) -> None:
-        """All workers anew, with the arrays of the last copy and the steps since then run again."""
+        """All workers anew, and the steps since the last copy run again; what they read is sent when they do."""
         state = self._state
         state.recoveries += 1
         self._progress(f"{lost.fact}; starting all workers again")
         self.close()
-        state.holders.clear()
-        self.load()
-        given: list[dict[int, Any]] = [{} for _ in range(self.source.num_workers)]
-        names: list[dict[int, str]] = [{} for _ in range(self.source.num_workers)]
-        for id, (host, held) in state.copies.items():
-            for w, name in held.items():
-                given[w][id], names[w][id] = host, name
-            state.holders[id] = dict(held)
-        self._all("put", [(a, n) for a, n in zip(given, names, strict=True)], self.options.load_s)
+        self._fit()
+        try:
+            self.load()
+        except ClusterError as error:
+            # A machine that is gone may be counted for a while. It is a loss of the workers that were to be there.
+            raise WorkerLostError(error.fact, cause=error.cause, remedy=error.remedy) from error
         for call in state.log:
             self._run(call, False)
         # What the steps made again and nobody has a handle to any more.
         state.dropped = sorted(state.holders.keys() - state.live)
 
+    def _fit(self) -> None:
+        """Another deployment where there is room for fewer processes than this one has."""
+        if self._spare is None:
+            return
+        room, wanted = self._spare.room(), self.deployment.nodes or self.teams.num_processes
+        if room >= wanted:
+            return
+        if room < 1:
+            raise ClusterError("no machine is left to run on", remedy="add some, and restore the last checkpoint")
+        self._progress(f"{room} of {wanted} nodes are left; planning for them")
+        self.deployment = self._spare.deploy(room)
+        self._exported = ()
+
+    def _put_back(self, call: Call) -> None:
+        """Sends what a step reads and only the driver still has, to the workers that read it."""
+        state = self._state
+        given: list[dict[int, Any]] = [{} for _ in range(self.source.num_workers)]
+        names: list[dict[int, str]] = [{} for _ in range(self.source.num_workers)]
+        for worker, places in enumerate(self.source.places):
+            for p in places:
+                id = call.inputs[p.index]
+                if id not in call.given and id not in state.holders:
+                    given[worker][id], names[worker][id] = state.copies[id], p.value
+        if any(given):
+            self._all("put", [(a, n) for a, n in zip(given, names, strict=True)], self.options.load_s)
+            for worker, own in enumerate(names):
+                for id, name in own.items():
+                    state.holders.setdefault(id, {})[worker] = name
+
     def _copy(self) -> None:
         """Copies what lies on the workers and somebody has a handle to; steps before are not run again."""
         state = self._state
-        ids = sorted(state.live & state.holders.keys())
-        found = self.fetch(ids)
-        state.copies = {id: (found[id], dict(state.holders[id])) for id in ids}
+        found = self.fetch(sorted(state.live & (state.holders.keys() | state.copies.keys())))
+        state.copies = found
         state.log.clear()
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def _all(self, method: str, arguments: Sequence[tuple[Any, ...]], limit_s: float) -> list[Any]:
-        """Calls a method of all workers. WorkerLostError where one does not answer in time."""
-        crew = self.crew
-        tickets = {w: crew.call(w, method, *a) for w, a in enumerate(arguments)}
-        answers: dict[int, Any] = {}
-        losses: dict[int, Loss] = {}
-        # Workers that wait for another one give up at the same limit: their answers say whom they waited for.
-        until = time.monotonic() + limit_s + min(2.0, 0.5 * limit_s)
-        while len(answers) + len(losses) < len(tickets) and time.monotonic() < until:
-            waiting = [w for w in tickets if w not in answers and w not in losses]
-            for position, answer in crew.wait([tickets[w] for w in waiting], 0.1).items():
-                worker = waiting[position]
-                failure = decode(answer.value[0], Done).failure if method == "step" and not answer.error else None
-                if answer.error and not answer.lost:
-                    failure = Failure(-1, "error", -1, answer.error)
-                if answer.lost or failure is not None:
-                    losses[worker] = Loss(answer.error if answer.lost else "", failure)
-                else:
-                    answers[worker] = answer.value
-            gone = self._monitor.gone() if self._monitor else frozenset()
-            for worker in sorted(gone & set(waiting) - answers.keys() - losses.keys()):
-                losses[worker] = Loss("its process ended", None)
-            if losses:
-                until = min(until, time.monotonic() + 0.5)
-        if len(answers) == len(tickets):
-            return [answers[w] for w in range(len(tickets))]
-        if self._monitor is not None:  # an answer that tells of the end of another may be faster than that end
-            for worker in sorted(self._monitor.gone() - answers.keys()):
-                losses[worker] = Loss("its process ended", None)
-        silent = sorted(tickets.keys() - answers.keys() - losses.keys())
-        last = {w: self._monitor.last(w) if self._monitor else (-1, -1) for w in tickets}
-        worker, reason = who_is_lost(losses, silent, last, self.source, limit_s)
-        raise lost_error(worker, reason, method, (self._state.steps - 1, last[worker][1]), self.source)
+    def _all(self, method: str, arguments: Sequence[tuple[Any, ...]], limit_s: float) -> list[list[Any]]:
+        """Calls a method of the processes of each worker; answers by worker. See `World.call`."""
+        return self.world.of_workers(method, arguments, limit_s, self._state.steps - 1)
 
     def _new_id(self) -> int:
         self._state.next_id += 1
@@ -418,7 +478,7 @@ class RemotePipeline:
 
     def _handle(self, id: int, shape: tuple[int, ...], dtype: Any, placement: str) -> RemoteArray:
         self._state.live.add(id)
-        return RemoteArray(id, shape, dtype, placement, lambda n: self.fetch([n])[n], self._drop)
+        return RemoteArray(id, shape, dtype, placement, self, self._drop)
 
     def _drop(self, id: int) -> None:
         self._state.live.discard(id)

@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from autopar._compat.collectives import use_gloo
 from autopar.lower.pipeline.exported import ExportedProgram, compile_program, mesh_of, run_maker
 from autopar.runtime.interpreter import Ready, Worker
 from autopar.runtime.ray.beacon import Beacon
 from autopar.runtime.ray.machine import machine
-from autopar.runtime.ray.messages import Done, Failure, Hello, Here, Load, Start, Step, Timed, decode, encode
-from autopar.runtime.transport import PeerLostError, SilentPeerError, SocketLink
-from autopar.runtime.transport.tiles import from_host, host_copy, placed, tiles_of
+from autopar.runtime.ray.messages import (
+    Done,
+    Failure,
+    Held,
+    Hello,
+    Here,
+    Load,
+    Start,
+    Step,
+    Timed,
+    Told,
+    Wanted,
+    decode,
+    encode,
+)
+from autopar.runtime.shards import DamageError, Leaf, read_boxes, write_shards
+from autopar.runtime.transport import Link, PeerLostError, SilentPeerError, SocketLink
+from autopar.runtime.transport.teams import TeamLink, Teams
+from autopar.runtime.transport.tiles import (
+    Tiled,
+    host_copy,
+    moved,
+    on_host,
+    placed,
+    tiled_host,
+    tiled_part,
+    tiles_of,
+)
 from autopar.schedule import Apply, Buffer, Instruction, Recv, Run, Work
 
 #: Numbers of microbatches are tags of the schedule; moves between steps are tagged from here on.
@@ -26,7 +52,10 @@ _MOVES = 1 << 30
 
 
 class WorkerHost:
-    """A worker: its devices, programs, connections, and the arrays that it keeps between steps.
+    """A process of a worker: its devices, programs, connections, and the arrays that it keeps between steps.
+
+    Several processes of one worker are a world of `jax.distributed`: they run the same programs on one mesh, and each
+    holds the parts of arrays that are on its devices.
 
     Args:
         hello: a `Hello`, encoded.
@@ -34,31 +63,55 @@ class WorkerHost:
 
     def __init__(self, hello: bytes) -> None:
         told = decode(hello, Hello)
-        self._number = told.worker
-        devices = jax.devices()
-        count = told.devices or len(devices)
-        self._devices = devices[told.first_device : told.first_device + count]
-        self._x64 = told.x64
-        self._link = SocketLink(told.worker, told.secret, told.listen)
-        self._beacon = Beacon(told.monitor, told.secret, told.worker)
+        self._told = told
+        self._link = SocketLink(told.process, told.secret, told.listen)
+        self._beacon = Beacon(told.monitor, told.secret, told.process)
+        self._port = _kept_port(told.listen) if told.mates > 1 and told.rank == 0 else None
         self._arrays: dict[int, Any] = {}
         self._programs: dict[Work, Ready] = {}
         self._placements: dict[str, NamedSharding] = {}
         self._instructions: tuple[Instruction, ...] = ()
         self._slow: tuple[bool, ...] = ()
+        self._held: dict[int, dict[str, Any]] = {}
+        self._worker = told.process
+        self._peers: Link = self._link
 
     def here(self) -> bytes:
-        """Where this worker is: a `Here`."""
-        return encode(Here(self._link.address, len(self._devices), self._devices[0].platform, os.getpid(), machine()))
+        """Where this process is: a `Here`."""
+        at = "" if self._port is None else "{}:{}".format(*self._port.getsockname()[:2])
+        return encode(Here(self._link.address, os.getpid(), machine(), at))
+
+    def join(self, coordinator: str, limit_s: float) -> None:
+        """Makes one world of the processes of this worker; returns when all are there.
+
+        Args:
+            coordinator: host and port that the first of them keeps; empty where there is but one.
+            limit_s: seconds that it may take.
+        """
+        if not coordinator:
+            return
+        jax.distributed.initialize(
+            coordinator,
+            self._told.mates,
+            self._told.rank,
+            coordinator_bind_address=coordinator if self._told.rank == 0 else None,
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(1, int(limit_s)),
+        )
 
     def load(self, message: bytes) -> None:
-        """Compiles the programs of a `Load` and connects to the workers that this one sends to."""
+        """Compiles the programs of a `Load` and connects to the processes that this one sends to."""
         told = decode(message, Load)
-        with jax.enable_x64(self._x64):
-            self._programs, self._placements = load_programs(told.programs, self._devices)
+        teams = Teams(told.teams)
+        first, count = self._told.first_device, self._told.devices
+        devices = jax.devices()[first : first + count] if count else jax.devices()
+        with jax.enable_x64(self._told.x64):
+            self._programs, self._placements = load_programs(told.programs, devices)
         self._instructions = told.instructions
         self._slow = tuple(isinstance(i, Run | Apply | Recv) for i in told.instructions)
-        targets = sorted({i.to for i in told.instructions if hasattr(i, "to")})
+        self._worker = teams.workers[self._told.process]
+        self._peers = TeamLink(self._link, teams, told.lying)
+        targets = sorted({p for i in told.instructions if hasattr(i, "to") for p in teams.members(i.to)})
         self._link.connect(told.addresses, tuple(targets))
 
     def step(self, message: bytes, given: Mapping[int, Any]) -> tuple[bytes, dict[int, Any]]:
@@ -71,7 +124,7 @@ class WorkerHost:
         Returns a `Done`, and the small results by number.
         """
         told = decode(message, Step)
-        with jax.enable_x64(self._x64):
+        with jax.enable_x64(self._told.x64):
             return self._step(told, given)
 
     def _step(self, told: Step, given: Mapping[int, Any]) -> tuple[bytes, dict[int, Any]]:
@@ -95,7 +148,7 @@ class WorkerHost:
         try:
             self._beacon.report(told.number, -1)
             self._move(told)
-            worker = Worker(self._programs, self._placements, self._link, self._start(told.starts, given))
+            worker = Worker(self._programs, self._placements, self._peers, self._start(told.starts, given))
             worker.run(self._instructions, before, after if told.timed else None)
             kept = {id: worker.read(buffer) for id, buffer in told.results}
             jax.block_until_ready(list(kept.values()))
@@ -104,10 +157,11 @@ class WorkerHost:
         except SilentPeerError as error:
             return encode(Done(Failure(at[0], "silent", error.peer, str(error)))), {}
         except Exception as error:
-            return encode(Done(Failure(at[0], "error", -1, f"{type(error).__name__}: {error}"))), {}
+            kind: Literal["broken", "error"] = "broken" if self._told.mates > 1 and _of_mates(error) else "error"
+            return encode(Done(Failure(at[0], kind, -1, f"{type(error).__name__}: {error}"))), {}
         self._arrays.update(kept)
         self._beacon.report(told.number, len(self._instructions))
-        small = {id: host_copy(a) for id, a in kept.items() if a.size <= told.tell_size}
+        small = {id: host_copy(a) for id, a in kept.items() if a.size <= told.tell_size and _whole(a)}
         return encode(Done(None, tuple(times))), small
 
     def put(self, arrays: Mapping[int, Any], values: Mapping[int, str]) -> None:
@@ -117,9 +171,9 @@ class WorkerHost:
             arrays: by number; key data where it is of keys.
             values: name of the value that each is going to be; it is laid out as the programs take that.
         """
-        with jax.enable_x64(self._x64):
+        with jax.enable_x64(self._told.x64):
             for id, array in arrays.items():
-                self._arrays[id] = self._placed(values[id], from_host(array))
+                self._arrays[id] = self._placed(values[id], tiled_host(array))
 
     def make(self, code: bytes, arguments: Sequence[Any], ids: Sequence[int], values: Sequence[str]) -> None:
         """Keeps arrays that an exported function makes.
@@ -132,14 +186,48 @@ class WorkerHost:
         """
         if not ids:
             return
-        with jax.enable_x64(self._x64):
+        with jax.enable_x64(self._told.x64):
             shardings = [self._placements[v] for v in values]
-            made = run_maker(code, [from_host(a) for a in arguments], shardings)
+            whole = NamedSharding(shardings[0].mesh, PartitionSpec())
+            made = run_maker(code, [placed(tiled_host(a), whole) for a in arguments], shardings)
         self._arrays.update(zip(ids, made, strict=True))
 
-    def get(self, ids: Sequence[int]) -> dict[int, Any]:
-        """Arrays on the host, by number; those of keys as key data."""
-        return {id: host_copy(self._arrays[id]) for id in ids}
+    def get(self, ids: Sequence[int]) -> dict[int, Tiled]:
+        """Pieces of arrays that this process has and no other of its worker gives, on the host, by number."""
+        return {id: tiles_of(self._arrays[id]) for id in ids}
+
+    def hold(self, message: bytes) -> None:
+        """Keeps the arrays of a `Held` for `write`."""
+        told = decode(message, Held)
+        self._held[told.ticket] = {name: self._arrays[id] for id, name in told.names.items()}
+
+    def write(self, ticket: int, path: str) -> bytes:
+        """Writes what this process has of the arrays that are held; a step may run meanwhile.
+
+        Args:
+            ticket: of the `Held`.
+            path: the file.
+
+        Returns a `Told`.
+        """
+        held = self._held.pop(ticket)
+        if not held:
+            return encode(Told())
+        try:
+            return encode(Told(write_shards(Path(path), ((n, tiles_of(a)) for n, a in sorted(held.items())))))
+        except OSError as error:
+            return encode(Told(file=path, error=str(error)))
+
+    def read(self, message: bytes) -> bytes:
+        """Keeps the arrays of a `Wanted`: of each what lies on the devices of this process. Returns a `Told`."""
+        told = decode(message, Wanted)
+        try:
+            with jax.enable_x64(self._told.x64):
+                for id, leaf in told.leaves.items():
+                    self._arrays[id] = _read_leaf(Path(told.folder), leaf, self._placements.get(told.values[id]))
+        except DamageError as error:
+            return encode(Told(file=error.file, error=str(error)))
+        return encode(Told())
 
     def compiled(self) -> dict[str, tuple[str, dict[str, int]]]:
         """Optimized HLO and memory (bytes a device) of each program."""
@@ -160,34 +248,63 @@ class WorkerHost:
 
     def _move(self, told: Step) -> None:
         for move in told.moves:
-            if move.source == self._number:
-                self._link.send(move.target, _MOVES + move.id, self._arrays[move.id])
+            if move.source == self._worker:
+                self._peers.send(move.target, _MOVES + move.id, self._arrays[move.id], move.value)
         for move in told.moves:
-            if move.target == self._number:
-                self._arrays[move.id] = self._link.receive(move.source, _MOVES + move.id, None)
+            if move.target == self._worker:
+                wanted = self._placements.get(move.value)
+                self._arrays[move.id] = self._peers.receive(move.source, _MOVES + move.id, wanted)
 
     def _start(self, starts: Sequence[Start], given: Mapping[int, Any]) -> dict[Buffer, Any]:
         found: dict[Buffer, Any] = {}
         for s in starts:
-            array = from_host(given[s.id]) if s.id in given else self._arrays[s.id]
+            array = tiled_host(given[s.id]) if s.id in given else self._arrays[s.id]
             if not s.microbatches:
                 found[Buffer(s.value)] = self._placed(s.value, array)
                 continue
             size = array.shape[s.dim] // s.count
             for k in s.microbatches:
                 index = (slice(None),) * s.dim + (slice(k * size, (k + 1) * size),)
-                found[Buffer(s.value, k)] = self._placed(s.value, array[index])
+                part = tiled_part(array, index) if isinstance(array, Tiled) else array[index]
+                found[Buffer(s.value, k)] = self._placed(s.value, part)
         return found
 
     def _placed(self, value: str, array: Any) -> Any:
         wanted = self._placements.get(value)
-        if isinstance(array, jax.Array):
-            return array if wanted is None or array.sharding == wanted else jax.device_put(array, wanted)
-        # A copy: the array may lie in memory that others reuse.
-        host = np.array(array, copy=True, order="C")
-        if wanted is None:
-            return jnp.asarray(host)
-        return placed(tiles_of(host), wanted)
+        if isinstance(array, Tiled):
+            # A copy: the array may lie in memory that others reuse.
+            own = tiled_host(on_host(array))
+            return own.array() if wanted is None else placed(own, wanted)
+        lies = getattr(array, "sharding", None)
+        return array if wanted is None or lies == wanted else moved(array, wanted)
+
+
+def _read_leaf(folder: Path, leaf: Leaf, sharding: NamedSharding | None) -> Any:
+    if sharding is None:
+        return read_boxes(folder, leaf, [tuple((0, n) for n in leaf.shape)]).array()
+    boxes = []
+    for index in sharding.addressable_devices_indices_map(leaf.shape).values():
+        slices = (*(index or ()), *(slice(None),) * (len(leaf.shape) - len(index or ())))
+        boxes.append(tuple(s.indices(n)[:2] for s, n in zip(slices, leaf.shape, strict=True)))
+    return placed(read_boxes(folder, leaf, list(dict.fromkeys(boxes))), sharding)
+
+
+def _kept_port(listen: str) -> socket.socket:
+    """A free port that stays this process's own; who else of it binds it with SO_REUSEPORT, as gRPC does, may."""
+    kept = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    kept.bind((listen, 0))
+    return kept
+
+
+def _whole(array: Any) -> bool:
+    return not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated
+
+
+def _of_mates(error: Exception) -> bool:
+    """Whether a collective failed, which happens where another process of the world ended."""
+    text = str(error).lower()
+    return any(word in text for word in ("gloo", "nccl", "coordination service", "connection reset", "peer"))
 
 
 def _described(compiled: Any) -> tuple[str, dict[str, int]]:
@@ -200,6 +317,8 @@ def configure(hello: bytes) -> None:
     """Settings of jax for the process of one worker."""
     told = decode(hello, Hello)
     jax.config.update("jax_enable_x64", told.x64)
+    if told.mates > 1:
+        use_gloo(told.listen)
     if told.cache:
         jax.config.update("jax_compilation_cache_dir", told.cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

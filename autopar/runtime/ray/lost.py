@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from autopar.errors import AutoparError, WorkerLostError
 from autopar.runtime.ray.messages import Failure
 from autopar.runtime.ray.source import Pipelined, doing
-from autopar.schedule import Recv
+from autopar.runtime.transport.teams import Teams
+from autopar.schedule import Instruction, Recv
+
+_WHERE: Mapping[str, str] = MappingProxyType(
+    {
+        "here": "while it was starting", "join": "while it was starting", "load": "while it was loading",
+        "get": "while arrays were fetched", "put": "while arrays were sent", "make": "while arrays were made",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What came of a call to a worker that did not do what it was to.
+    """What came of a call to a process that did not do what it was to.
 
     Args:
         error: why nothing came back; empty where something did.
@@ -24,69 +33,92 @@ class Loss:
     failure: Failure | None
 
 
-def who_is_lost(
-    losses: Mapping[int, Loss], silent: Sequence[int], last: Mapping[int, tuple[int, int]], source: Pipelined,
-    limit_s: float,
-) -> tuple[int, str]:  # fmt: skip
-    """The worker that is the reason, and why.
+@dataclass(frozen=True)
+class Scene:
+    """What is known when a call did not succeed everywhere.
 
     Args:
-        losses: workers that answered with an error, or whose process ended.
-        silent: workers that did not answer.
-        last: what each worker reported last.
+        losses: processes that answered with an error, or that ended, the first one first.
+        silent: processes that did not answer.
+        last: what each process reported last.
         source: the pipeline.
+        teams: the processes of its workers.
         limit_s: seconds that there were.
+    """
+
+    losses: Mapping[int, Loss]
+    silent: Sequence[int]
+    last: Mapping[int, tuple[int, int]]
+    source: Pipelined
+    teams: Teams
+    limit_s: float
+
+    def at(self, process: int, index: int | None = None) -> Instruction | None:
+        """An instruction of a process; that which it reported last without an index."""
+        found = self.last[process][1] if index is None else index
+        return self.source.instruction(self.teams.workers[process], found)
+
+    def name(self, process: int) -> str:
+        """The process for people."""
+        worker = self.teams.workers[process]
+        return f"worker {worker}" + (f", host {self.teams.rank(process)}" if self.teams.sizes[worker] > 1 else "")
+
+
+def who_is_lost(scene: Scene) -> tuple[int, str]:
+    """The process that is the reason, and why.
 
     Raises:
-        AutoparError: a worker failed by an error of its program, which would come again.
+        AutoparError: one failed by an error of its program, which would come again.
     """
-    for worker, loss in sorted(losses.items()):
+    losses, limit_s = scene.losses, scene.limit_s
+    for process, loss in losses.items():
         if loss.error:
-            return worker, loss.error
-    for worker, loss in sorted(losses.items()):
+            return process, loss.error
+    for process, loss in sorted(losses.items()):
         if loss.failure is not None and loss.failure.kind == "error":
-            at, _ = doing(source.instruction(worker, loss.failure.index))
+            at, _ = doing(scene.at(process, loss.failure.index))
             raise AutoparError(
-                f"worker {worker} failed at {at or 'its beginning'}: {loss.failure.text}",
+                f"{scene.name(process)} failed at {at or 'its beginning'}: {loss.failure.text}",
                 cause="the program needs more memory than there is, or autopar has a mistake",
                 remedy="a smaller batch or more microbatches; else report it",
             )
-    stuck = [w for w in silent if not isinstance(source.instruction(w, last[w][1]), Recv)]
-    for worker in (*stuck, *silent):
-        return worker, f"it did not answer within {limit_s:g} s"
+    stuck = [p for p in scene.silent if not isinstance(scene.at(p), Recv)]
+    for process in (*stuck, *scene.silent):
+        return process, f"it did not answer within {limit_s:g} s"
     waiting = sorted(losses.items())
-    for _, loss in waiting:
+    for process, loss in waiting:
         if loss.failure is not None and loss.failure.kind == "broken":
-            return loss.failure.peer, "its connections broke"
+            mates = (*scene.teams.mates(process), process)
+            return (loss.failure.peer if loss.failure.peer >= 0 else mates[0]), "its connections broke"
     # All answered that they waited in vain: the one that others wait for and that computes is slow.
     peers = {loss.failure.peer for _, loss in waiting if loss.failure is not None}
-    slow = sorted(p for p in peers if not isinstance(source.instruction(p, last[p][1]), Recv)) or sorted(peers)
+    slow = sorted(p for p in peers if not isinstance(scene.at(p), Recv)) or sorted(peers)
     return slow[0], f"others waited for it for {limit_s:g} s"
 
 
-def lost_error(worker: int, reason: str, method: str, last: tuple[int, int], source: Pipelined) -> WorkerLostError:
+def lost_error(scene: Scene, method: str, step: int) -> WorkerLostError:
     """The error for people.
 
     Args:
-        worker: who is lost.
-        reason: why.
-        method: what it was to do.
-        last: (step, instruction) that it reported last.
-        source: the pipeline.
+        scene: what is known.
+        method: what the processes were to do.
+        step: number of the step.
+
+    Raises:
+        AutoparError: see `who_is_lost`.
     """
-    stages = source.stages(worker)
+    process, reason = who_is_lost(scene)
+    worker = scene.teams.workers[process]
+    stages = scene.source.stages(worker)
     names = f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
-    step, index = last
-    text, microbatch = doing(source.instruction(worker, index)) if method == "step" else (None, None)
-    where = {"load": "while it was loading", "get": "while arrays were fetched", "put": "while arrays were sent"}.get(
-        method, f"in step {step}"
-    )
+    text, microbatch = doing(scene.at(process)) if method == "step" else (None, None)
+    where = _WHERE.get(method, f"in step {step}")
     if text is not None:
         where += f" at {text}"
         if microbatch is not None and "microbatch" not in text:
             where += f" (microbatch {microbatch})"
     return WorkerLostError(
-        f"worker {worker} ({names}) was lost {where}: {reason}",
+        f"{scene.name(process)} ({names}) was lost {where}: {reason}",
         cause="its process was killed, ran out of memory, or its machine is gone",
         remedy="recover=True starts lost workers again; a longer deadline_s gives slow ones more time",
         worker=worker,

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from autopar.lower.pipeline.exported import ExportedProgram
+from autopar.runtime.shards import Leaf, Written
+from autopar.runtime.transport.pieces import Lying
 from autopar.schedule import Buffer, Instruction
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who a worker is.
+    """Who a process is.
 
     Args:
-        worker: its number.
+        process: its number.
         secret: what its connections begin with.
         monitor: where it reports to: host and port.
         listen: address that it listens on.
@@ -24,9 +28,11 @@ class Hello(msgspec.Struct, frozen=True):
         cache: folder of compiled programs; empty for none.
         devices: how many of the process's devices it has, from ``first_device`` on; 0 means all.
         first_device: see ``devices``.
+        rank: its number among the processes of its worker.
+        mates: number of processes of its worker.
     """
 
-    worker: int
+    process: int
     secret: bytes
     monitor: tuple[str, int]
     listen: str
@@ -34,32 +40,42 @@ class Hello(msgspec.Struct, frozen=True):
     cache: str = ""
     devices: int = 0
     first_device: int = 0
+    rank: int = 0
+    mates: int = 1
 
 
 class Here(msgspec.Struct, frozen=True):
     """Answer to `Hello`.
 
     Args:
-        address: where the worker listens for others.
-        devices: number of its devices.
-        platform: their kind.
-        process: id of its process.
+        address: where the process listens for others.
+        process: id of the process.
         machine: the same for all processes that may kill each other by that id.
+        coordinator: host and port that the first process of a worker with several keeps for `jax.distributed`.
     """
 
     address: tuple[str, int]
-    devices: int
-    platform: str
     process: int
     machine: str
+    coordinator: str = ""
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Programs and instructions of a worker; `instructions` of one step."""
+    """Programs and instructions of a worker.
+
+    Args:
+        instructions: of one step.
+        programs: of its stages.
+        addresses: of all processes.
+        teams: number of processes of each worker.
+        lying: how values lie on workers that have several processes, by name.
+    """
 
     instructions: tuple[Instruction, ...]
     programs: tuple[ExportedProgram, ...]
     addresses: dict[int, tuple[str, int]]
+    teams: tuple[int, ...]
+    lying: dict[int, dict[str, Lying]] = {}
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -81,11 +97,19 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """An array that one worker has and another needs too."""
+    """An array that one worker has and another needs too.
+
+    Args:
+        id: its number.
+        source: worker that has it.
+        target: worker that needs it.
+        value: as what.
+    """
 
     id: int
     source: int
     target: int
+    value: str
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -118,7 +142,7 @@ class Failure(msgspec.Struct, frozen=True):
     Args:
         index: instruction that it was at; -1 before the first.
         kind: a connection broke, nothing came, or an error of its own.
-        peer: worker at the other end of the connection; -1 where it is its own error.
+        peer: process at the other end of the connection; -1 where it is its own error.
         text: the error.
     """
 
@@ -136,6 +160,46 @@ class Timed(msgspec.Struct, frozen=True, array_like=True):
     end_s: float
 
 
+class Held(msgspec.Struct, frozen=True):
+    """Arrays that are kept for a checkpoint until they are written, whatever becomes of them meanwhile.
+
+    Args:
+        ticket: number of the checkpoint.
+        names: by number of the array what it is called there.
+    """
+
+    ticket: int
+    names: dict[int, str]
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Arrays of a checkpoint that a process reads.
+
+    Args:
+        folder: where it is.
+        leaves: by the number that an array gets.
+        values: by number the value that it is going to be.
+    """
+
+    folder: str
+    leaves: dict[int, Leaf]
+    values: dict[int, str]
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What came of reading or writing a checkpoint.
+
+    Args:
+        written: what was written, by name.
+        file: that went wrong; empty where none did.
+        error: how.
+    """
+
+    written: dict[str, Written] = {}
+    file: str = ""
+    error: str = ""
+
+
 class Done(msgspec.Struct, frozen=True):
     """Answer to `Step`: ``failure`` is None where it was finished."""
 
@@ -148,6 +212,13 @@ def encode(message: msgspec.Struct) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
+#: Made at once: msgspec looks a type up when it is first decoded, which several threads must not do at the same time.
+_DECODERS: Mapping[type[Any], msgspec.msgpack.Decoder[Any]] = MappingProxyType(
+    {kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, Here, Load, Step, Held, Wanted, Told, Done)}
+)
+
+
 def decode(data: bytes, kind: type[_M]) -> _M:
     """The message of these bytes."""
-    return msgspec.msgpack.decode(data, type=kind)
+    message: _M = _DECODERS[kind].decode(data)
+    return message

@@ -11,6 +11,7 @@ class RunOptions:
 
     Args:
         deadline_s: seconds that a step may take.
+        start_s: seconds that processes may take to start.
         load_s: seconds that compiling and connecting may take.
         recover: whether lost workers are replaced and the step is run again.
         copy_every: with ``recover``, steps between two copies of what lies on the workers, in the driver's memory.
@@ -21,6 +22,7 @@ class RunOptions:
     """
 
     deadline_s: float = 300.0
+    start_s: float = 300.0
     load_s: float = 900.0
     recover: bool = False
     copy_every: int = 10

@@ -17,8 +17,10 @@ from autopar.frontend import Traced
 from autopar.ir import Layout
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.unstack import Unstacked
+from autopar.plan import Plan
 from autopar.runtime.leaves import check_data, fits, give_up
 from autopar.runtime.ray.cluster import RayCluster
+from autopar.runtime.ray.deployment import Deployment, Spare
 from autopar.runtime.ray.driver import RemotePipeline
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.values import RemoteArray, RemoteStack
@@ -39,7 +41,6 @@ class RemoteProgram:
 
     Args:
         runtime: the workers.
-        program: where inputs and outputs lie.
         entries: (shape, dtype, weak type) of each input.
         names: path of each input.
         donated: indices of inputs that the caller gives up.
@@ -48,12 +49,30 @@ class RemoteProgram:
     """
 
     runtime: RemotePipeline
-    program: RemoteShardings
     entries: tuple[Any, ...]
     names: tuple[str, ...]
     donated: tuple[int, ...]
     constants: tuple[Any, ...]
     unstacked: Unstacked
+
+    @property
+    def plan(self) -> Plan:
+        """What is carried out: another plan than at first where workers were lost for good."""
+        plan: Plan = self.runtime.deployment.plan
+        return plan
+
+    @property
+    def program(self) -> RemoteShardings:
+        """Where inputs and outputs lie."""
+        content = self.plan.content
+        axes = [s.mesh_axes for s in self.plan.stages]
+        meshes = [AbstractMesh(tuple(n for _, n in a), tuple(k for k, _ in a), (AxisType.Auto,) * len(a)) for a in axes]
+        return RemoteShardings(
+            *(
+                tuple(NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in records)
+                for records in (content.inputs, content.outputs)
+            )
+        )
 
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` as the workers take them, if their shapes and dtypes are those of the program; else None."""
@@ -184,26 +203,16 @@ class _Executables:
         return {name: memory for name, (_, memory) in self.runtime.compiled().items()}
 
 
-def load_remote(
-    traced: Traced,
-    unstacked: Unstacked,
-    lowered: LoweredPipeline,
-    cluster: RayCluster,
-    donated: Sequence[int] = (),
-    progress: Callable[[str], None] | None = None,
-) -> RemoteProgram:
-    """Starts workers for a pipeline and compiles it there.
+def deployed(unstacked: Unstacked, lowered: LoweredPipeline, cluster: RayCluster) -> Deployment:
+    """A pipeline and the processes for it.
 
     Args:
-        traced: the function.
-        unstacked: its step as it was lowered.
+        unstacked: the step as it was lowered.
         lowered: its pipeline.
         cluster: where the workers are.
-        donated: indices of the inputs that the caller gives up.
-        progress: told what is being done.
 
     Raises:
-        ClusterError: the cluster has not as many devices as the plan wants, or workers do not start.
+        ClusterError: the cluster has not as many devices as the plan wants.
     """
     plan, content = lowered.plan, lowered.plan.content
     wanted = len({d for s in plan.stages for d in s.devices})
@@ -220,20 +229,49 @@ def load_remote(
         lowered.instructions, lowered.programs, axes, graph.inputs, len(graph.outputs), lowered.map.found.batch
     )
     homes = {lowered.home(s): s for s in reversed(stages)}
-    sizes = [len(lowered.devices(w, homes[w])) for w in range(lowered.table.num_workers)]
-    runtime = RemotePipeline(source, lambda hellos: cluster.start(hellos, sizes), cluster.run, progress)
+    devices = [lowered.devices(w, homes[w]) for w in range(lowered.table.num_workers)]
+    hosts = tuple(cluster.hosts(d) for d in devices)
+    sizes = [len(d) // n for d, n in zip(devices, hosts, strict=True) for _ in range(n)]
+    return Deployment(source, lambda hellos: cluster.start(hellos, sizes), hosts, len(cluster.slots), plan)
+
+
+def load_remote(
+    traced: Traced,
+    unstacked: Unstacked,
+    lowered: LoweredPipeline,
+    cluster: RayCluster,
+    donated: Sequence[int] = (),
+    progress: Callable[[str], None] | None = None,
+    again: Callable[[RayCluster], LoweredPipeline] | None = None,
+) -> RemoteProgram:
+    """Starts workers for a pipeline and compiles it there.
+
+    Args:
+        traced: the function.
+        unstacked: its step as it was lowered.
+        lowered: its pipeline.
+        cluster: where the workers are.
+        donated: indices of the inputs that the caller gives up.
+        progress: told what is being done.
+        again: a smaller cluster -> a pipeline of the same step there, for when machines are lost for good.
+
+    Raises:
+        ClusterError: the cluster has not as many devices as the plan wants, or workers do not start.
+    """
+    spare = None
+    if again is not None and cluster.room is not None:
+        plan_again = again
+
+        def fewer(room: int) -> Deployment:
+            smaller = cluster.fewer(room)
+            return deployed(unstacked, plan_again(smaller), smaller)
+
+        spare = Spare(cluster.room, fewer)
+    runtime = RemotePipeline(deployed(unstacked, lowered, cluster), cluster.run, progress, spare)
     runtime.load()
     count = len(traced.signature.traced)
-    meshes = [AbstractMesh(tuple(n for _, n in a), tuple(k for k, _ in a), (AxisType.Auto,) * len(a)) for a in axes]
-    shardings = RemoteShardings(
-        *(
-            tuple(NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in records)
-            for records in (content.inputs, content.outputs)
-        )
-    )
     program = RemoteProgram(
         runtime,
-        shardings,
         tuple(traced.signature.entries[i] for i in traced.signature.traced),
         tuple(i.name for i in traced.graph.inputs),
         tuple(sorted(donated)),
@@ -250,7 +288,7 @@ def load_remote(
         constant if unstacked.inputs[n][0] not in put else _joined([put[i] for i in unstacked.inputs[n]])
         for n, constant in enumerate(traced.closed_over, count)
     )
-    return RemoteProgram(runtime, shardings, program.entries, program.names, program.donated, constants, unstacked)
+    return RemoteProgram(runtime, program.entries, program.names, program.donated, constants, unstacked)
 
 
 def _piece(position: int, k: int, count: int, results: Sequence[Any]) -> Any:

@@ -3,14 +3,70 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from autopar.frontend.signature import ArrayHandle
+from autopar.runtime.shards import Leaf, Written
 from autopar.runtime.transport.tiles import HostKeys, from_host
+
+
+class Writing(ABC):
+    """Arrays on workers that are kept for a checkpoint."""
+
+    @abstractmethod
+    def write(self, folder: Path, label: str) -> dict[str, list[Written]]:
+        """Writes them, each process what it has; while steps run, from another thread.
+
+        Args:
+            folder: where.
+            label: what names of files begin with.
+
+        Returns by name what processes wrote.
+
+        Raises:
+            OSError: a process cannot write.
+            WorkerLostError: one was lost.
+        """
+
+
+class ArrayHome(ABC):
+    """Where arrays lie that there are handles to."""
+
+    @abstractmethod
+    def fetch(self, ids: Iterable[int]) -> dict[int, Any]:
+        """Copies of arrays on the host, by number. WorkerLostError where they are lost."""
+
+    @abstractmethod
+    def hold(self, names: Mapping[int, str]) -> Writing:
+        """Keeps arrays for a checkpoint.
+
+        Args:
+            names: by number what each is called there; all of them are on workers.
+        """
+
+    @abstractmethod
+    def has(self, id: int) -> bool:
+        """Whether an array is on workers."""
+
+    @abstractmethod
+    def read(self, folder: Path, leaves: Mapping[int, Leaf]) -> dict[int, RemoteArray]:
+        """Reads arrays of a checkpoint, each process what its devices are to have.
+
+        Args:
+            folder: of the checkpoint.
+            leaves: by number of an array that lies where the new one is to lie.
+
+        Returns handles by those numbers.
+
+        Raises:
+            DamageError: a file is not what was written.
+        """
 
 
 class RemoteArray(ArrayHandle):
@@ -21,7 +77,7 @@ class RemoteArray(ArrayHandle):
         shape: its shape.
         dtype: its dtype.
         placement: where it lies, for people, as ``worker 1: ('x', None)``.
-        fetch: number -> a copy on the host.
+        home: where it is.
         dropped: called with the number when nobody has this handle any more.
     """
 
@@ -31,14 +87,14 @@ class RemoteArray(ArrayHandle):
         shape: tuple[int, ...],
         dtype: Any,
         placement: str,
-        fetch: Callable[[int], Any],
+        home: ArrayHome,
         dropped: Callable[[int], None],
     ) -> None:
         self.id = id
         self.shape = shape
         self.dtype = dtype
         self.placement = placement
-        self._fetch = fetch
+        self.home = home
         self._host: Any = None
         weakref.finalize(self, dropped, id).atexit = False
 
@@ -57,10 +113,15 @@ class RemoteArray(ArrayHandle):
         self._host = host
 
     @property
+    def is_told(self) -> bool:
+        """Whether the numbers are on the host already."""
+        return self._host is not None
+
+    @property
     def host(self) -> Any:
         """The numbers on the host: numpy, or `HostKeys`. Fetched once."""
         if self._host is None:
-            self._host = self._fetch(self.id)
+            self._host = self.home.fetch([self.id])[self.id]
         return self._host
 
     def to_jax(self) -> Any:

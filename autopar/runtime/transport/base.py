@@ -28,13 +28,14 @@ class Link(ABC):
     """One worker's connections. What one worker sends to another arrives in the order in which it was sent."""
 
     @abstractmethod
-    def send(self, to: int, tag: int, array: Any) -> None:
+    def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
         """Sends a copy of an array; returns before it arrived, and keeps the array alive as long as it must.
 
         Args:
             to: worker that gets it.
             tag: what the receiver must ask for.
             array: a `jax.Array`.
+            name: name of the value, by which it is known how the receiver lays it out.
         """
 
     @abstractmethod

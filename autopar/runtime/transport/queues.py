@@ -28,7 +28,7 @@ class _QueueLink(Link):
         self._worker = worker
         self._lines = lines
 
-    def send(self, to: int, tag: int, array: Any) -> None:
+    def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
         self._lines.setdefault((self._worker, to), deque()).append((tag, array))
 
     def has_room(self, to: int) -> bool:

@@ -14,17 +14,20 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from jax.sharding import NamedSharding
 
 from autopar.runtime.transport.base import Link, PeerLostError, SilentPeerError
 from autopar.runtime.transport.frames import read_exactly, read_frame, write_frame
+from autopar.runtime.transport.pieces import Box, cut
 from autopar.runtime.transport.queues import check_tag
 from autopar.runtime.transport.tiles import Tiled, placed, tiles_of
 
 _NUMBER = struct.Struct("<i")
+#: Shape of an array -> parts of it.
+Boxes: TypeAlias = Callable[[Sequence[int]], Sequence[Box]]
 #: Arrays that are read ahead from a sender before it has to wait.
 _AHEAD = 8
 
@@ -63,9 +66,20 @@ class SocketLink(Link):
         self._waited_from = time.monotonic()
         self._deadline = self._waited_from + deadline_s
 
-    def send(self, to: int, tag: int, array: Any) -> None:
+    def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
         """See `Link.send`."""
-        self._sender(to).lines.put((tag, array))
+        self.send_pieces(to, tag, array)
+
+    def send_pieces(self, to: int, tag: int, array: Any, boxes: Boxes | None = None) -> None:
+        """Sends pieces of an array that this process holds.
+
+        Args:
+            to: who gets them.
+            tag: what the receiver must ask for.
+            array: the array.
+            boxes: shape of the array (of the data of keys) -> parts of it that are wanted; None wants all.
+        """
+        self._sender(to).lines.put((tag, array, boxes))
 
     def has_room(self, to: int) -> bool:
         """See `Link.has_room`: what is sent waits in a thread of its own."""
@@ -77,6 +91,11 @@ class SocketLink(Link):
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
         """See `Link.receive`; without a sharding the array stays on the host until somebody needs it."""
+        tiled = self.receive_pieces(source, tag)
+        return tiled.array() if sharding is None else placed(tiled, sharding)
+
+    def receive_pieces(self, source: int, tag: int) -> Tiled:
+        """The pieces that ``source`` sent next; see `Link.receive`."""
         try:
             came = self._line(source).get(timeout=max(0.0, self._deadline - time.monotonic()))
         except queue.Empty:
@@ -85,9 +104,7 @@ class SocketLink(Link):
             raise PeerLostError(source, str(came)) from came
         found, tiled = came
         check_tag(source, tag, found)
-        if sharding is not None:
-            return placed(tiled, sharding)
-        return tiled.array()
+        return tiled
 
     def close(self) -> None:
         """Ends all connections."""
@@ -148,15 +165,16 @@ class _Sender:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.lines: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self.lines: queue.SimpleQueue[tuple[int, Any, Boxes | None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="send", daemon=True).start()
 
     def _write(self) -> None:
         # A failure shows at the receiver, whose end of the connection is closed then.
         while (item := self.lines.get()) is not None:
-            tag, array = item
+            tag, array, boxes = item
             try:
-                write_frame(self.connection, tag, tiles_of(array))
+                tiled = tiles_of(array)
+                write_frame(self.connection, tag, tiled if boxes is None else cut(tiled, boxes(tiled.shape)))
             except Exception:
                 shut(self.connection)
                 return

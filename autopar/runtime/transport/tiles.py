@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -96,6 +96,17 @@ class Tiled:
         return made
 
 
+def tiled_part(tiled: Tiled, index: tuple[slice, ...]) -> Tiled:
+    """A part of an array that is one tile.
+
+    Args:
+        tiled: the array.
+        index: slices of its first dims.
+    """
+    data = np.ascontiguousarray(tiled.whole()[index])
+    return Tiled(data.shape, tiled.dtype, (Tile((0,) * data.ndim, data),), tiled.key)
+
+
 def is_key(array: Any) -> bool:
     """Whether these are typed keys of a random number generator."""
     return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
@@ -146,6 +157,17 @@ def placed(tiled: Tiled, sharding: NamedSharding) -> Any:
     return jax.make_array_from_single_device_arrays(tiled.shape, sharding, buffers, dtype=jnp.dtype(tiled.dtype))
 
 
+def moved(array: Any, sharding: NamedSharding) -> Any:
+    """An array as ``sharding`` says; one on the host, or on one device, is the same on all processes of the mesh.
+
+    Args:
+        array: a `jax.Array`, or what numpy takes.
+        sharding: of the array as its users see it.
+    """
+    everywhere = isinstance(array, jax.Array) and (sharding.is_fully_addressable or not array.is_fully_addressable)
+    return jax.device_put(array, sharding) if everywhere else placed(tiles_of(array), sharding)
+
+
 def joined(parts: Sequence[Tiled]) -> Tiled:
     """One array from the tiles that several processes hold of it."""
     first = parts[0]
@@ -158,10 +180,33 @@ def joined(parts: Sequence[Tiled]) -> Tiled:
 
 
 def host_copy(array: Any) -> np.ndarray[Any, Any] | HostKeys:
-    """A copy of an array on the host, in memory of its own."""
-    tiled = tiles_of(array)
+    """A copy of an array on the host, in memory of its own.
+
+    Args:
+        array: one that is on the devices of this process, or whole on each of those of several.
+    """
+    if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        return on_host(tiles_of(array))
+    if is_key(array):
+        return HostKeys(str(jax.random.key_impl(array)), np.array(_own(jax.random.key_data(array))))
+    return on_host(tiles_of(_own(array)))
+
+
+def _own(array: jax.Array) -> Any:
+    return array.addressable_data(0)
+
+
+def on_host(tiled: Tiled) -> np.ndarray[Any, Any] | HostKeys:
+    """The array of these tiles, in memory of its own."""
     whole = np.array(tiled.whole(), copy=True, order="C")
     return HostKeys(tiled.key, whole) if tiled.key else whole
+
+
+def tiled_host(value: Any) -> Tiled:
+    """What `host_copy` copied, as tiles."""
+    if isinstance(value, HostKeys):
+        return replace(tiles_of(value.data), key=value.generator)
+    return tiles_of(value)
 
 
 def from_host(value: Any) -> Any:

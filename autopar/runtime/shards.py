@@ -1,0 +1,209 @@
+"""Pieces of arrays in files: what each process writes of a checkpoint, and how any part of an array is read back.
+
+A process writes all its pieces one behind the other into one file. Where each piece lies in the file and in its array,
+and its checksum, is told to whoever writes the list of the checkpoint. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from autopar.runtime.transport.pieces import Box
+from autopar.runtime.transport.tiles import Tile, Tiled
+
+
+class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rectangular piece of an array in a file.
+
+    Args:
+        file: name of the file, in the folder of the checkpoint.
+        offset: bytes before it.
+        start: index of its first element in the array.
+        shape: its shape.
+        checksum: CRC-32 of its bytes.
+    """
+
+    file: str
+    offset: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    checksum: int
+
+
+class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An array of a checkpoint.
+
+    Args:
+        path: in the tree.
+        shape: of the array; of the data where it is one of keys.
+        dtype: likewise.
+        pieces: together they are the array, without overlap.
+        key: random number generator of keys, or empty.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: tuple[Piece, ...]
+    key: str = ""
+
+    def rows(self, first: int, count: int) -> Leaf:
+        """The array of ``count`` indices of the first dim from ``first`` on; its pieces may reach beyond it."""
+        moved = tuple(
+            msgspec.structs.replace(p, start=(p.start[0] - first, *p.start[1:]))
+            for p in self.pieces
+            if p.start[0] < first + count and p.start[0] + p.shape[0] > first
+        )
+        return msgspec.structs.replace(self, shape=(count, *self.shape[1:]), pieces=moved)
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What a process wrote of an array: its pieces, and what the whole array is.
+
+    Args:
+        shape: of the whole array.
+        dtype: its dtype; that of the data of keys.
+        key: random number generator of keys, or empty.
+        pieces: what this process has of it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    key: str
+    pieces: tuple[Piece, ...]
+
+
+class DamageError(Exception):
+    """A file is not what was written; ``file`` is its name."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        self.file = file
+        super().__init__(reason)
+
+
+def write_shards(path: Path, arrays: Iterable[tuple[str, Tiled]]) -> dict[str, Written]:
+    """Writes pieces into a new file; returns when they are on disk.
+
+    Args:
+        path: the file.
+        arrays: (name, its pieces that are written).
+
+    Returns by name what was written. OSError where the disk is full, or the file there already.
+    """
+    found: dict[str, Written] = {}
+    with path.open("xb") as file:
+        offset = 0
+        for name, tiled in arrays:
+            pieces = []
+            for tile in tiled.tiles:
+                data = np.ascontiguousarray(tile.data).reshape(-1).view(np.uint8).data
+                file.write(data)
+                pieces.append(Piece(path.name, offset, tile.start, tile.data.shape, zlib.crc32(data)))
+                offset += len(data)
+            found[name] = Written(tiled.shape, tiled.dtype, tiled.key, tuple(pieces))
+        file.flush()
+        os.fsync(file.fileno())
+    return found
+
+
+def leaf_of(path: str, parts: Sequence[Written]) -> Leaf:
+    """The leaf that several processes wrote.
+
+    Args:
+        path: in the tree.
+        parts: what each of them wrote.
+
+    Raises:
+        ValueError: together it is not the whole array.
+    """
+    first = parts[0]
+    pieces = tuple(sorted((p for w in parts for p in w.pieces), key=lambda p: p.start))
+    count = sum(int(np.prod(p.shape, dtype=np.int64)) for p in pieces)
+    if count != int(np.prod(first.shape, dtype=np.int64)):
+        raise ValueError(f"{path} has {first.shape}, of which {count} elements were written")
+    return Leaf(path, first.shape, first.dtype, pieces, first.key)
+
+
+def stacked(parts: Sequence[Written]) -> Written:
+    """What was written of arrays that are one array along their first dim.
+
+    Args:
+        parts: in order; each is a part of the array that has its shape.
+    """
+    pieces: list[Piece] = []
+    first = 0
+    for part in parts:
+        pieces += (msgspec.structs.replace(p, start=(p.start[0] + first, *p.start[1:])) for p in part.pieces)
+        first += part.shape[0]
+    return Written((first, *parts[0].shape[1:]), parts[0].dtype, parts[0].key, tuple(pieces))
+
+
+def read_boxes(folder: Path, leaf: Leaf, boxes: Sequence[Box]) -> Tiled:
+    """Parts of an array, as tiles. Of the files only pieces that these parts touch are read, and those are checked.
+
+    Args:
+        folder: of the checkpoint.
+        leaf: the array.
+        boxes: parts of it.
+
+    Raises:
+        DamageError: a file is not what was written.
+    """
+    cache: dict[int, np.ndarray[Any, Any]] = {}
+    tiles = []
+    for box in boxes:
+        made = np.empty([b - a for a, b in box], jnp.dtype(leaf.dtype))
+        filled = 0
+        for number, piece in enumerate(leaf.pieces):
+            low = [max(a, s) for (a, _), s in zip(box, piece.start, strict=True)]
+            high = [min(b, s + n) for (_, b), s, n in zip(box, piece.start, piece.shape, strict=True)]
+            if not all(a < b for a, b in zip(low, high, strict=True)):
+                continue
+            if number not in cache:
+                cache[number] = _read(folder, piece, leaf.dtype)
+            into = tuple(slice(a - s, b - s) for a, b, (s, _) in zip(low, high, box, strict=True))
+            of = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, piece.start, strict=True))
+            made[into] = cache[number][of]
+            filled += made[into].size
+        if filled != made.size:
+            raise DamageError("checkpoint.json", f"pieces of {leaf.path} are missing")
+        tiles.append(Tile(tuple(a for a, _ in box), made))
+    return Tiled(leaf.shape, leaf.dtype, tuple(tiles), leaf.key)
+
+
+def read_whole(folder: Path, leaf: Leaf) -> np.ndarray[Any, Any]:
+    """An array, or the data of keys. Raises DamageError."""
+    return read_boxes(folder, leaf, [tuple((0, n) for n in leaf.shape)]).tiles[0].data
+
+
+def _read(folder: Path, piece: Piece, dtype: str) -> np.ndarray[Any, Any]:
+    if Path(piece.file).name != piece.file:
+        raise DamageError(piece.file, f"{piece.file!r} is outside of it")
+    kind = jnp.dtype(dtype)
+    size = int(np.prod(piece.shape, dtype=np.int64)) * kind.itemsize
+    try:
+        with (folder / piece.file).open("rb") as file:
+            file.seek(piece.offset)
+            data = file.read(size)
+    except OSError as error:
+        raise DamageError(piece.file, str(error)) from error
+    if len(data) != size or zlib.crc32(data) != piece.checksum:
+        raise DamageError(piece.file, "the checksum is another" if len(data) == size else "it is cut off")
+    return np.frombuffer(data, kind).reshape(piece.shape)
+
+
+def merged(parts: Sequence[Mapping[str, Written]]) -> dict[str, list[Written]]:
+    """What several processes wrote, by name."""
+    found: dict[str, list[Written]] = {}
+    for part in parts:
+        for name, written in part.items():
+            found.setdefault(name, []).append(written)
+    return found

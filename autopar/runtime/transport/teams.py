@@ -1,0 +1,94 @@
+"""Workers of several processes: what one worker sends to another goes piece by piece between their processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from jax.sharding import NamedSharding
+
+from autopar.runtime.transport.base import Link
+from autopar.runtime.transport.pieces import Lying
+from autopar.runtime.transport.sockets import SocketLink
+from autopar.runtime.transport.tiles import Tiled, placed
+
+
+@dataclass(frozen=True)
+class Teams:
+    """The processes of each worker: those of worker 0 come first.
+
+    Args:
+        sizes: for each worker the number of its processes.
+    """
+
+    sizes: tuple[int, ...]
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return len(self.sizes)
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes of all workers."""
+        return sum(self.sizes)
+
+    def members(self, worker: int) -> range:
+        """Numbers of a worker's processes."""
+        first = sum(self.sizes[:worker])
+        return range(first, first + self.sizes[worker])
+
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """The worker of each process."""
+        return tuple(w for w, size in enumerate(self.sizes) for _ in range(size))
+
+    def rank(self, process: int) -> int:
+        """Number of a process among those of its worker."""
+        return process - self.members(self.workers[process]).start
+
+    def mates(self, process: int) -> tuple[int, ...]:
+        """The other processes of its worker."""
+        return tuple(p for p in self.members(self.workers[process]) if p != process)
+
+
+class TeamLink(Link):
+    """One process's part of its worker's connections.
+
+    Every process of the sender writes to every process of the receiver once for each array: those of its pieces that
+    the devices there hold, perhaps none.
+
+    Args:
+        link: connections between processes.
+        teams: the processes of all workers.
+        lying: by worker and name of a value how it lies there; a value that is not in it goes to each process whole.
+    """
+
+    def __init__(self, link: SocketLink, teams: Teams, lying: Mapping[int, Mapping[str, Lying]]) -> None:
+        self._link = link
+        self._teams = teams
+        self._lying = lying
+
+    def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
+        """See `Link.send`."""
+        lying = self._lying.get(to, {}).get(name) if self._teams.sizes[to] > 1 else None
+        for rank, process in enumerate(self._teams.members(to)):
+            boxes = None if lying is None else partial(lying.boxes, process=rank)
+            self._link.send_pieces(process, tag, array, boxes)
+
+    def has_room(self, to: int) -> bool:
+        """See `Link.has_room`."""
+        return all(self._link.has_room(p) for p in self._teams.members(to))
+
+    def ready(self, source: int) -> bool:
+        """See `Link.ready`."""
+        return all(self._link.ready(p) for p in self._teams.members(source))
+
+    def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
+        """See `Link.receive`."""
+        parts = [self._link.receive_pieces(p, tag) for p in self._teams.members(source)]
+        first = parts[0]
+        tiled = Tiled(first.shape, first.dtype, tuple(t for p in parts for t in p.tiles), first.key)
+        return tiled.array() if sharding is None else placed(tiled, sharding)

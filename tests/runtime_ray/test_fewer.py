@@ -1,0 +1,94 @@
+"""Machines that are lost for good: planning again for what is left. Workers are threads of this process."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import autopar
+from autopar.errors import ClusterError
+from autopar.runtime.checkpoints import Checkpoints
+from autopar.runtime.ray import RemoteArray
+from tests.runtime_ray.pipelines import FragileCrew, furthest, numbers, thread_cluster
+
+pytest.importorskip("flatbuffers")
+
+TEXT = {"layers": 4, "hidden": 16, "heads": 2, "kv_heads": 2, "vocab": 32, "seq": 4, "batch": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "left", "lost_in"),
+    [
+        pytest.param("mlp", {"layers": 4, "hidden": 16, "batch": 8}, 2, (1,), marks=pytest.mark.slow),
+        ("mlp", {"layers": 4, "hidden": 16, "batch": 8}, 1, (3,)),
+        pytest.param("llama", TEXT, 2, (1, 3), marks=pytest.mark.slow),
+    ],
+)
+def test_training_goes_on_with_fewer_workers(
+    name: str, sizes: dict[str, Any], left: int, lost_in: tuple[int, ...]
+) -> None:
+    build = importlib.import_module(f"examples.{name}").build
+    room = 4
+    with jax.enable_x64(True):
+        fn, (state, batch) = build("tiny", dtype="float64", **sizes)
+        cluster = thread_cluster(4, 2, lambda: room, deadline_s=60, recover=True, copy_every=2)
+        function = autopar.parallelize(fn, cluster=cluster, num_microbatches=4, schedule="1f1b")
+        compiled = function.compile(state, batch)
+        assert compiled.plan.num_stages == 4
+        first = mine = function.shard(state, batch)[0]
+        want, plain = state, jax.jit(fn)
+        for step in range(5):
+            if step in lost_in:
+                room = left
+                crew = cluster.crews[-1]
+                assert isinstance(crew, FragileCrew)
+                crew.lose(step % len(cluster.crews[-1]._hosts))
+            mine, metrics = compiled(mine, batch)
+            want, expected = plain(want, batch)
+        local = compiled.local
+        got = jax.tree.leaves((mine, metrics))
+        assert furthest(got, [numbers(x) for x in jax.tree.leaves((want, expected))]) < 1e-9
+        # What was on workers that are gone is still to be had, and another plan is what runs.
+        assert furthest(jax.tree.leaves(first), [numbers(x) for x in jax.tree.leaves(state)]) == 0
+        assert local.runtime.recoveries == len(lost_in)
+        assert local.plan.num_stages == left
+        assert {d for s in local.plan.stages for d in s.devices} == set(range(2 * left))
+        assert len(local.program.input_shardings) == len(compiled.plan.content.inputs)
+        local.close()
+
+
+def test_no_machine_left_is_an_error() -> None:
+    fn, (state, batch) = importlib.import_module("examples.mlp").build("tiny", layers=2, hidden=16, batch=8)
+    cluster = thread_cluster(2, 1, lambda: 0, deadline_s=60, recover=True)
+    compiled = autopar.parallelize(fn, cluster=cluster, num_microbatches=2).compile(state, batch)
+    crew = cluster.crews[-1]
+    assert isinstance(crew, FragileCrew)
+    crew.lose(1)
+    with pytest.raises(ClusterError, match="no machine is left"):
+        compiled(state, batch)
+
+
+def test_a_checkpoint_is_that_of_any_number_of_stages(tmp_path: Path) -> None:
+    fn, (state, batch) = importlib.import_module("examples.mlp").build("tiny", layers=4, hidden=16, batch=8)
+    made = {}
+    for workers in (3, 2):
+        function = autopar.parallelize(fn, cluster=thread_cluster(workers, 2), num_microbatches=2)
+        made[workers] = function.compile(state, batch), function.shard(state, batch)[0]
+    three, start = made[3]
+    two, like = made[2]
+    checkpoints = Checkpoints(tmp_path)
+    middle, _ = three(start, batch)
+    checkpoints.save(1, middle)
+    there = checkpoints.restore(like)
+    assert all(isinstance(x, RemoteArray) for x in jax.tree.leaves(there))
+    got, _ = two(there, batch)
+    want, _ = three(middle, batch)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
+    three.local.close()
+    two.local.close()

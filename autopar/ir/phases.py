@@ -5,6 +5,9 @@ from __future__ import annotations
 #: Scope of the loop over microbatches in the graph of a pipeline stage.
 LOOP = "microbatches"
 
+#: Scope of loops over microbatches, by which they belong to the forward pass: their first operators do.
+FORWARD_LOOP = "jvp(loop)"
+
 
 def phase_of(scope: str, enclosing: str = "update") -> str:
     """ "forward", "backward" or "update", from the name stack that differentiation leaves.

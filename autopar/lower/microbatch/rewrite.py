@@ -15,6 +15,7 @@ from autopar.frontend import BoundGraph, Traced
 from autopar.frontend.build import build_graph
 from autopar.frontend.order import order
 from autopar.ir import Graph, Input, Literal
+from autopar.ir.phases import FORWARD_LOOP
 from autopar.lower.interpreter import scalar
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import Recorder, concatenated, part_of, pieces_of, run_whole, turn_function
@@ -86,7 +87,8 @@ def loop(bound: BoundGraph, found: Microbatching, recorder: Recorder, env: dict[
 
     start = [neutral(types[j.name], j.layout.reduce) for j in terms]
     numbers = jnp.arange(found.count, dtype=jnp.int32)
-    totals, stacked = lax.scan(body, start, (numbers, stacks))
+    with jax.named_scope(FORWARD_LOOP):
+        totals, stacked = lax.scan(body, start, (numbers, stacks))
     joined: dict[str, Any] = {}
     sums, rows_out = iter(totals), iter(stacked)
     for j in found.joined:

@@ -20,7 +20,7 @@ from autopar.frontend import BoundGraph
 from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Literal
-from autopar.ir.phases import LOOP
+from autopar.ir.phases import FORWARD_LOOP, LOOP
 from autopar.lower.interpreter import scalar
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import (
@@ -197,7 +197,7 @@ class _Stage:
             neutral(types[j.name], j.layout.reduce) if j.layout.partial else _empty(made_shapes[j.name]) for j in sums
         ]
         start += [_empty(made_shapes[n]) for n in p.sent]
-        with jax.named_scope(LOOP):
+        with jax.named_scope(LOOP), jax.named_scope(FORWARD_LOOP):
             carry, stacks = lax.scan(body, start, jnp.arange(self.found.count, dtype=jnp.int32))
         joined = {
             j.name: lax.convert_element_type(total, numpy_dtype(types[j.name].dtype)) if j.layout.partial else total

@@ -391,7 +391,7 @@ class Builder:
         for u, new in readers:
             direct = self.layouts.resharding(value.type, stored, u.required)
             costs = np.minimum(direct, self.layouts.resharding(value.type, used, u.required)) * u.weight
-            if u.stacked:  # the loop may take what is there, not a copy of the stack that nobody counted
+            if u.stacked or u.until:  # the loop may take what is there, not a copy that nobody counted
                 here = np.array([[k in (a, b) for k in u.required] for a, b in zip(stored, used, strict=True)])
                 costs = np.where(here, costs, np.inf)
             self.edge(value.node, u.node, np.where(new, costs, 0.0))

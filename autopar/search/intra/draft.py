@@ -28,6 +28,7 @@ class Use:
         heavy: whether the consumer needs the value in memory as it takes it (it is no elementwise operator).
         stacked: whether the consumer is a loop that takes slices of it; a loop never gathers a whole stack
             of parameters unless the copy is accounted for.
+        until: when the consumer has no more need of it, where that is a loop and later than ``time``.
     """
 
     node: int
@@ -38,6 +39,12 @@ class Use:
     phase: str
     stacked: bool = False
     heavy: bool = False
+    until: int = 0
+
+    @property
+    def done(self) -> int:
+        """The first time at which the consumer has no more need of it."""
+        return max(self.time + 1, self.until)
 
 
 @dataclass

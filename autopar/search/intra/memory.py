@@ -42,7 +42,10 @@ def usages(
     sized = Sizes(sizes)
     until = _until(values)
     for v in values.values():
-        if v.node is None or not v.layouts or v.alias:
+        if v.node is None or not v.layouts:
+            continue
+        if v.alias:  # what it is another name of is counted, but not what readers make of it
+            found += _operands(v, [u for u in v.uses if u.node != v.node], sized)
             continue
         if v.source:
             found += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sized, stop)
@@ -85,9 +88,10 @@ def _input(
         same = np.array([a == b for a, b in zip(v.layouts, c.layouts, strict=True)])
         extra = np.where(same, 0.0, sized.of(v.type, c.layouts))
         for phase in c.phases:
-            times = [u.time for u in readers if u.phase == phase or (phase == "" and u.phase != "update")]
-            if times:
-                found.append(UsageDraft(c.node, min(times), max(times) + 1, extra, "temporaries", v.key))
+            taken = [u for u in readers if u.phase == phase or (phase == "" and u.phase != "update")]
+            if taken:
+                first, last = min(u.time for u in taken), max(u.done for u in taken)
+                found.append(UsageDraft(c.node, first, last, extra, "temporaries", v.key))
     return found
 
 
@@ -116,7 +120,7 @@ def _made(
 def _operands(v: ValueDraft, readers: Sequence[Use], sized: Sizes) -> list[UsageDraft]:
     """What heavy operators take of a value, in the layout that they take it in, while they run."""
     return [
-        UsageDraft(u.node, u.time, u.time + 1, sized.of(v.type, u.required), "temporaries", v.key)
+        UsageDraft(u.node, u.time, u.done, sized.of(v.type, u.required), "temporaries", v.key)
         for u in readers
         if u.heavy
     ]

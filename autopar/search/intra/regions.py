@@ -9,13 +9,15 @@ cond: each branch counts with equal probability; results have one layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autopar.ir import Graph, Layout, Operand, Operator, TensorType
+from autopar.ir.phases import phase_of
 from autopar.search.intra.draft import RegionSite
 
 if TYPE_CHECKING:
@@ -85,6 +87,20 @@ def _leave(
             b.use(source.key, node, layouts, weight, consumer, b.phase)
 
 
+def _keep(b: Builder, op: Operator, prefix: str, kept: Collection[int], ports: _Ports) -> None:
+    """What a loop takes of its operands number ``kept`` it needs in every trip: they are there until it ends."""
+    for i in kept:
+        operand = op.operands[i]
+        source = b.values.get(prefix + operand) if isinstance(operand, str) else None
+        if source is None or source.node is None:
+            continue
+        node = ports.operands[i][0]
+        source.uses = [
+            replace(u, until=b.time, heavy=True) if u.node == node and u.consumer == prefix + op.id else u
+            for u in source.uses
+        ]
+
+
 def _site(b: Builder, op: Operator, prefix: str, weight: float, ports: _Ports) -> None:
     """Records the operator itself: its ports have nodes of their own, so the record names them one by one."""
     b.region_sites.append(RegionSite(prefix + op.id, op, tuple(ports.operands), tuple(ports.results), weight, b.time))
@@ -106,6 +122,8 @@ def scan(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> 
         )
     b.graph(body, inner, inner_weight)
     b.time += 1
+    _keep(b, op, prefix, {*range(consts), *range(consts + carries, len(op.operands))}, ports)
+    passes = {phase_of(o.scope, b.phase) for o in body.operators}
     for j, result in enumerate(op.results):
         if j < carries:
             port = ports.operands[consts + j]
@@ -116,7 +134,10 @@ def scan(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> 
             node, kinds = b.free_layouts(prefix + result.name, type, partial=b.summable(type))
             outer = tuple(lifted(k) for k in kinds)
         _leave(b, body, j, inner, node, kinds, inner_weight, id)
-        b.value(prefix + result.name, result.type, node, outer, weight).time = begin
+        made = b.value(prefix + result.name, result.type, node, outer, weight)
+        made.time = begin
+        if "backward" in passes and j < carries:
+            made.phase = "backward"  # sums of gradients
         ports.results.append((node, outer))
     _site(b, op, prefix, weight, ports)
 

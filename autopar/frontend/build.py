@@ -24,6 +24,7 @@ from autopar._compat.primitives import optimization_barrier_p
 from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of
 from autopar.frontend.bodies import body_of, recomputes, without_shardings
+from autopar.frontend.counted import Known, batched, is_indexed
 from autopar.frontend.labels import Labels
 from autopar.frontend.manual import is_manual, region
 from autopar.ir import Graph, Input, Literal, Operand, Operator, Output, TensorType, Value
@@ -76,6 +77,8 @@ class _Builder:
         self.source = ""
         self.seen: dict[tuple[Any, ...], list[Operand]] = {}
         self.types: dict[str, TensorType] = {}
+        self.producers: dict[str, Operator] = {}
+        self.given: dict[str, Any] = {}
 
     def fresh(self, scope: str, primitive: str) -> str:
         stem = f"{scope}/{primitive}" if scope else primitive
@@ -95,7 +98,7 @@ class _Builder:
     def constant(self, value: Any, type: TensorType) -> str:
         name = self.fresh("", "constant")
         self.operators.append(Operator(name, "constant", (), (Value(name, type),)))
-        self.constants[name] = value
+        self.constants[name] = self.given[name] = value
         return name
 
     def jaxpr(
@@ -136,9 +139,12 @@ class _Builder:
             return self.closed(body, [inputs[i] for i in taken], scope)
         regions = region_graphs(eqn, self.labels)
         types = [tensor_type(v.aval) for v in eqn.outvars]
+        params: Mapping[str, Any] = without_shardings(eqn)
+        if is_indexed(eqn.primitive.name):
+            params, inputs = self.counted(eqn.primitive.name, params, inputs, scope)
         return self.operator(
             eqn.primitive,
-            without_shardings(eqn),
+            params,
             inputs,
             types,
             scope,
@@ -146,6 +152,32 @@ class _Builder:
             regions,
             tuple(sorted(type(e).__name__ for e in eqn.effects)),
         )
+
+    def counted(
+        self, primitive: str, params: Mapping[str, Any], inputs: list[Operand], scope: str
+    ) -> tuple[Mapping[str, Any], list[Operand]]:
+        """Parameters and operands of a read or write, with batching dims where its indices count."""
+        found = batched(primitive, params, inputs, Known(self.producers, self.types, self.given))
+        if found is None:
+            return params, inputs
+        (indices, *more) = found.components
+        if more:
+            joined = self.producers[str(inputs[1])]
+            type = joined.results[0].type
+            shape = (*type.shape[:-1], len(found.components))
+            bound = self.bounds[joined.id]
+            (made,) = self.operator(
+                bound.primitive,
+                bound.params,
+                found.components,
+                [TensorType(shape, type.dtype)],
+                scope,
+                self.source,
+                {},
+                (),
+            )
+            return found.params, [inputs[0], made, *inputs[2:]]
+        return found.params, [inputs[0], indices, *inputs[2:]]
 
     def barrier(self, inputs: list[Operand], types: list[TensorType], scope: str, eqn: JaxprEqn) -> list[Operand]:
         held = [i for i, operand in enumerate(inputs) if not isinstance(operand, Literal)]
@@ -205,6 +237,7 @@ class _Builder:
         self.bounds[id] = Bound(primitive, MappingProxyType(dict(params)), MappingProxyType(dict(regions)))
         results: list[Operand] = list(names)
         self.types.update(zip(names, types, strict=True))
+        self.producers.update((n, self.operators[-1]) for n in names)
         self.seen[key] = results
         return results
 
@@ -279,6 +312,7 @@ def build_graph(
         variables += jaxpr.constvars
         names = [n for n, _ in named]
         builder.types.update((n, tensor_type(v.aval)) for n, v in zip(names, variables, strict=True))
+        builder.given.update(zip(names[len(inputs) :], closed.consts, strict=True))
         operands = builder.jaxpr(jaxpr, names[: len(inputs)], "", names[len(inputs) :])
     outputs = tuple(
         Output(operand, path, tensor_type(v.aval))

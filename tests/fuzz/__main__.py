@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz.precision import PRECISIONS
 from tests.fuzz.worker import ENVIRONMENT
 
 _ROOT = Path(__file__).parents[2]
@@ -35,6 +36,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("fuzz-out"), help="folder of results")
     parser.add_argument("--resume", action="store_true", help="go on after the results in the folder")
     parser.add_argument("--plans", type=int, choices=(1, 2, 4), default=2, help="plans to run each program with")
+    parser.add_argument("--dtype", choices=sorted(PRECISIONS), default="float64", help="of floats")
     parser.add_argument("--hang", type=float, default=180.0, help="seconds without a sign of life that are a hang")
     parser.add_argument("--shrink", type=int, default=60, help="smaller programs to try for each that fails")
     return parser.parse_args(arguments)
@@ -65,7 +67,7 @@ class Supervisor:
 
     def _worker(self, first: int, stop: int) -> int:
         """Runs one worker; the number to go on with."""
-        given = (self.options.seed, first, stop, self.options.plans, self.options.shrink)
+        given = (self.options.seed, first, stop, self.options.plans, self.options.shrink, self.options.dtype)
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.worker", *map(str, given)],
             cwd=_ROOT, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -20,8 +20,13 @@ class Rejected(Exception):
     """No statement of this kind can be made here."""
 
 
-def type_of(aval: Any) -> Type:
-    """The `Type` of an abstract value; Rejected where programs have none of its dtype."""
+def type_of(aval: Any, dtype: str = "float64") -> Type:
+    """The `Type` of an abstract value; Rejected where programs have none of its dtype.
+
+    Args:
+        aval: the abstract value.
+        dtype: of the floats of the program.
+    """
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return Type("key", tuple(aval.shape))
     kinds = {
@@ -32,21 +37,24 @@ def type_of(aval: Any) -> Type:
         "uint32": "word",
         "int64": "long",
         "float32": "single",
+        **dict.fromkeys(("bfloat16", "float16", "complex64"), "half"),
     }
+    if dtype != "float64":
+        kinds |= {"float64": "double", dtype: "float"}
     if aval.dtype.name not in kinds:
         raise Rejected(aval.dtype.name)
     return Type(kinds[aval.dtype.name], tuple(aval.shape))
 
 
-def abstract(type: Type) -> Any:
-    """The abstract value of a type."""
+def abstract(type: Type, dtype: str = "float64") -> Any:
+    """The abstract value of a type in a program with floats of ``dtype``."""
     if type.kind == "key":
         return jax.eval_shape(
             lambda: jax.random.split(jax.random.key(0), type.shape) if type.shape else jax.random.key(0)
         )
     if type.kind == "rawkey":
         return jax.ShapeDtypeStruct((2,), jnp.uint32)
-    names = {"float": "float64", "int": "int32", "bool": "bool", "complex": "complex128", "word": "uint32"}
+    names = {"float": dtype, "int": "int32", "bool": "bool", "complex": "complex128", "word": "uint32"}
     return jax.ShapeDtypeStruct(type.shape, names[type.kind])
 
 
@@ -55,10 +63,12 @@ class Draw:
 
     Args:
         rng: where choices come from.
+        dtype: of floats.
     """
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, dtype: str = "float64") -> None:
         self.rng = rng
+        self.dtype = dtype
         self.types: dict[str, Type] = {}
         self.inputs: list[tuple[str, Type]] = []
         self.scopes: list[list[str]] = [[]]
@@ -165,14 +175,21 @@ class Draw:
         Raises:
             Rejected: jax does not take it, or a value would be too large.
         """
+        if not self.dtype.startswith("complex"):
+            text = text.replace("jnp.float64", f"jnp.{self.dtype}")
         trial = Statement(operator, (("r0", Type("float", ())),), f"({text})", tuple(bodies))
         reads = sorted(trial.reads())
         lines = [f"def trial({', '.join(reads)}):", *statement_lines(trial, "    "), "    return r0"]
         try:
-            made = jax.eval_shape(load("\n".join(lines), "trial"), *(abstract(self.types[n]) for n in reads))
+            made = jax.eval_shape(
+                load("\n".join(lines), "trial"), *(abstract(self.types[n], self.dtype) for n in reads)
+            )
         except Exception as error:
             raise Rejected(f"{operator}: {text}: {error}") from error
-        types = [type_of(leaf) for leaf in jax.tree.leaves(made)]
+        leaves = jax.tree.leaves(made)
+        if len(leaves) == 1 and hasattr(made, "shape") and self._other(leaves[0].dtype):
+            text, leaves = f"({text}).astype(jnp.{self.dtype})", [leaves[0].update(dtype=jnp.dtype(self.dtype))]
+        types = [type_of(leaf, self.dtype) for leaf in leaves]
         if not types or any(t.size > LARGEST for t in types):
             raise Rejected("too large")
         if len(types) == 1 and not hasattr(made, "shape"):
@@ -182,6 +199,10 @@ class Draw:
         self.statements[-1].append(Statement(operator, tuple(zip(names, types, strict=True)), text, tuple(bodies)))
         self.scopes[-1].extend(names)
         return names
+
+    def _other(self, dtype: Any) -> bool:
+        """Whether ``dtype`` is of floats, but not of those that the program computes in."""
+        return self.dtype != "float64" and jnp.issubdtype(dtype, jnp.inexact) and dtype != jnp.dtype(self.dtype)
 
     def body(self, parameters: Sequence[Type], fill: Callable[[list[str]], str], closed: bool = False) -> Body:
         """A function; ``fill`` adds its statements, given the names of its parameters, and returns its result's text.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tests.fuzz.draw import Draw, Rejected
@@ -11,10 +13,10 @@ from tests.fuzz.program import MODES, Program
 _MODE_WEIGHTS = (2.0, 3.0, 2.0, 1.5, 1.0, 1.0, 1.5, 0.5, 0.5)
 
 
-def generate(seed: int, index: int) -> Program:
-    """Program number ``index`` of ``seed``: always the same."""
+def generate(seed: int, index: int, dtype: str = "float64") -> Program:
+    """Program number ``index`` of ``seed`` that computes in ``dtype``: always the same."""
     rng = np.random.default_rng((seed, index))
-    draw = Draw(rng)
+    draw = Draw(rng, dtype)
     draw.input("float", draw.shape(1, 3))
     names = sorted(OPERATORS)
     weights = np.array([OPERATORS[n][0] for n in names])
@@ -33,9 +35,6 @@ def generate(seed: int, index: int) -> Program:
     ends = [n for n in values if n not in read] or values[-1:]
     more = [n for n in values if n in read and rng.random() < 0.15]
     mode = str(rng.choice(MODES, p=np.array(_MODE_WEIGHTS) / sum(_MODE_WEIGHTS)))
-    program = Program(tuple(draw.inputs), tuple(draw.statements[0]), tuple(ends + more), mode, index % 1000).pruned()
-    return (
-        program
-        if program.params
-        else Program(program.inputs, program.statements, program.results, "forward", index % 1000)
-    )
+    inputs, statements = tuple(draw.inputs), tuple(draw.statements[0])
+    program = Program(inputs, statements, tuple(ends + more), mode, index % 1000, dtype).pruned()
+    return program if program.params else replace(program, mode="forward")

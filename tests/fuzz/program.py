@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -93,6 +93,7 @@ class Program:
         results: names of what it returns.
         mode: what is done with the function; one of `MODES`.
         seed: of the arguments.
+        dtype: of floats.
     """
 
     inputs: tuple[tuple[str, Type], ...]
@@ -100,6 +101,7 @@ class Program:
     results: tuple[str, ...]
     mode: str = "forward"
     seed: int = 0
+    dtype: str = "float64"
 
     @property
     def params(self) -> tuple[tuple[str, Type], ...]:
@@ -120,7 +122,7 @@ class Program:
                 kept.append(s)
                 needed |= s.reads()
         inputs = tuple(i for i in self.inputs if i[0] in needed)
-        return Program(inputs, tuple(reversed(kept)), self.results, self.mode, self.seed)
+        return replace(self, inputs=inputs, statements=tuple(reversed(kept)))
 
 
 def all_statements(statements: Iterable[Statement]) -> Iterator[Statement]:
@@ -131,8 +133,8 @@ def all_statements(statements: Iterable[Statement]) -> Iterator[Statement]:
             yield from all_statements(body.statements)
 
 
-def statement_lines(statement: Statement, indent: str, noise: bool = False) -> Iterator[str]:
-    """The lines of a statement."""
+def statement_lines(statement: Statement, indent: str, noise: str = "") -> Iterator[str]:
+    """The lines of a statement; ``noise`` are further arguments of ``noisy``, "" for none."""
     for body in statement.bodies:
         yield f"{indent}def {body.name}({', '.join(body.parameters)}):"
         for s in body.statements:
@@ -144,7 +146,7 @@ def statement_lines(statement: Statement, indent: str, noise: bool = False) -> I
     else:
         yield f"{indent}{', '.join(names)} = jax.tree.leaves({statement.text})"
     if noise:
-        yield from (f"{indent}{name} = noisy({name})" for name in names)
+        yield from (f"{indent}{name} = noisy({name}, {noise})" for name in names)
 
 
 _TAILS = {
@@ -163,8 +165,9 @@ _TAILS = {
 }
 
 
-def source(program: Program, noise: bool = False) -> str:
-    """The Python text of ``step(params, moments, data)``."""
+def source(program: Program, noise_seed: int | None = None) -> str:
+    """The Python text of ``step(params, moments, data)``; with a seed, noise is added to each value."""
+    noise = "" if noise_seed is None else f"{program.dtype!r}, {noise_seed}"
 
     def names(pairs: Iterable[tuple[str, Type]]) -> str:
         return "".join(f"{name}, " for name, _ in pairs).strip()
@@ -175,7 +178,7 @@ def source(program: Program, noise: bool = False) -> str:
     lines.append("")
     lines.append(f"    def forward({names(program.params).rstrip(',')}):")
     if noise:
-        lines += [f"        {name} = noisy({name})" for name, _ in program.params]
+        lines += [f"        {name} = noisy({name}, {noise})" for name, _ in program.params]
     for s in program.statements:
         lines += statement_lines(s, "        ", noise)
     lines.append(f"        return ({', '.join(program.results)},)")
@@ -190,13 +193,16 @@ def arguments(program: Program) -> tuple[Any, ...]:
     """``(params, moments, data)`` of a program."""
     lead = (8,) if program.mode in ("vmap", "per_example") else ()
     params = tuple(
-        support.argument(t.kind, (lead if n == 0 else ()) + t.shape, program.seed + n)
+        support.argument(t.kind, (lead if n == 0 else ()) + t.shape, program.seed + n, program.dtype)
         for n, (_, t) in enumerate(program.params)
     )
     moments: Any = ()
     if program.mode == "adam":
         moments = tuple(
-            tuple(support.argument(t.kind, t.shape, program.seed + k + n) for n, (_, t) in enumerate(program.params))
+            tuple(
+                support.argument(t.kind, t.shape, program.seed + k + n, program.dtype)
+                for n, (_, t) in enumerate(program.params)
+            )
             for k in (100, 200)
         )
     data = tuple(support.argument(t.kind, t.shape, program.seed + 50 + n) for n, (_, t) in enumerate(program.data))
@@ -206,6 +212,8 @@ def arguments(program: Program) -> tuple[Any, ...]:
 def load(text: str, name: str = "step", filename: str = "<program>") -> Callable[..., Any]:
     """The function ``name`` that ``text`` defines."""
     scope: dict[str, Any] = {"jax": jax, "jnp": jnp}
-    scope.update({k: getattr(support, k) for k in ("total", "sgd", "adam", "noisy", "steps", "is_floating")})
+    scope.update(
+        {k: getattr(support, k) for k in ("total", "sgd", "adam", "noisy", "steps", "is_floating", "user_mesh")}
+    )
     exec(compile(text, filename, "exec"), scope)
     return scope[name]

@@ -53,7 +53,7 @@ def _smaller(program: Program) -> Iterator[Program]:
         for name, _ in s.targets:
             yield replace(program, results=(name,)).pruned()
     for at, s in enumerate(program.statements):
-        for smaller in _bodies_smaller(s):
+        for smaller in _bodies_smaller(s, program.dtype):
             yield replace(
                 program, statements=(*program.statements[:at], smaller, *program.statements[at + 1 :])
             ).pruned()
@@ -70,25 +70,26 @@ def _given(program: Program, at: int, statement: Statement) -> Program:
     return replace(program, inputs=(*program.inputs, *inputs), statements=rest).pruned()
 
 
-def _bodies_smaller(statement: Statement) -> Iterator[Statement]:
+def _bodies_smaller(statement: Statement, dtype: str) -> Iterator[Statement]:
     """Statements with a line of a body left out, its value made a constant."""
     for b, body in enumerate(statement.bodies):
         for at, line in enumerate(body.statements):
-            candidates = [_constant(line)] if line.operator != "constant" else []
-            candidates += list(_bodies_smaller(line))
+            candidates = [_constant(line, dtype)] if line.operator != "constant" else []
+            candidates += list(_bodies_smaller(line, dtype))
             for new in candidates:
                 lines = (*body.statements[:at], new, *body.statements[at + 1 :])
                 bodies = (*statement.bodies[:b], replace(body, statements=lines), *statement.bodies[b + 1 :])
                 yield replace(statement, bodies=bodies)
 
 
-def _constant(line: Statement) -> Statement:
+def _constant(line: Statement, dtype: str) -> Statement:
     if len(line.targets) != 1:
         return line
     (_, type) = line.targets[0]
-    return replace(line, operator="constant", text=_filled(type), bodies=())
+    return replace(line, operator="constant", text=_filled(type, dtype), bodies=())
 
 
-def _filled(type: Type) -> str:
-    dtype = {"float": "jnp.float64", "int": "jnp.int32", "bool": "bool"}.get(type.kind)
-    return f"jnp.full({type.shape}, 0.7, {dtype})" if dtype == "jnp.float64" else f"jnp.ones({type.shape}, {dtype})"
+def _filled(type: Type, dtype: str) -> str:
+    if type.kind == "float":
+        return f"jnp.full({type.shape}, 0.7, jnp.{dtype})"
+    return f"jnp.ones({type.shape}, { {'int': 'jnp.int32', 'bool': 'bool'}.get(type.kind) })"

@@ -8,16 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Relative size of the noise that tells an unstable program from a wrong value.
-NOISE = 1e-13
+from tests.fuzz.precision import noise_of
 
 
-def argument(kind: str, shape: tuple[int, ...], seed: int) -> Any:
-    """An input: ``float`` of unit variance, ``int`` from 0 to 7, ``bool``, ``key`` (typed) or ``rawkey``."""
+def argument(kind: str, shape: tuple[int, ...], seed: int, dtype: str = "float64") -> Any:
+    """An input: ``float`` of unit variance, ``int`` from 0 to 7, ``bool``, ``key`` (typed) or ``rawkey``.
+
+    Args:
+        kind: of these.
+        shape: of the array.
+        seed: of its values.
+        dtype: of floats.
+    """
     rng = np.random.default_rng((seed, *shape))
     match kind:
         case "float":
-            return jnp.asarray(rng.standard_normal(shape), jnp.float64)
+            values = rng.standard_normal(shape)
+            return jnp.asarray(values + 0.5j * rng.standard_normal(shape) if "complex" in dtype else values, dtype)
         case "int":
             return jnp.asarray(rng.integers(0, 8, shape), jnp.int32)
         case "bool":
@@ -30,19 +37,29 @@ def argument(kind: str, shape: tuple[int, ...], seed: int) -> Any:
 
 
 def steps(x: Any) -> Any:
-    """Whole numbers from floats, with the jumps where no value of a test lies: rounding cannot change them."""
+    """Whole numbers from floats, with the jumps where no value of a test lies: rounding cannot change them.
+
+    Of half precision all are the same: there are no gaps between values that rounding does not bridge.
+    """
+    if x.dtype in (jnp.bfloat16, jnp.float16):
+        return jnp.zeros_like(x) + 3
     return jnp.round(x * 8 + 0.3137)
 
 
 def is_floating(x: Any) -> bool:
     """Whether an array has floats."""
-    return jnp.issubdtype(x.dtype, jnp.floating)
+    return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def total(outputs: Any) -> Any:
     """A scalar that depends on every element of every float."""
-    parts = [jnp.mean(jnp.sin(x)) for x in jax.tree.leaves(outputs) if is_floating(x) and x.size]
-    return sum(parts, jnp.zeros(()))
+    parts = [jnp.mean(jnp.sin(x)).real for x in jax.tree.leaves(outputs) if is_floating(x) and x.size]
+    return sum(parts[1:], parts[0]) if parts else jnp.zeros(())
+
+
+def user_mesh(size: int) -> jax.sharding.Mesh:
+    """A mesh of the user's own: the first devices, axis ``m``."""
+    return jax.sharding.Mesh(np.array(jax.devices()[:size]), ("m",))
 
 
 def sgd(params: Any, grads: Any) -> Any:
@@ -52,7 +69,7 @@ def sgd(params: Any, grads: Any) -> Any:
 
 def adam(params: Any, grads: Any, moments: Any) -> tuple[Any, Any]:
     """A step of Adam with clipping by global norm; ``moments`` are (first, second)."""
-    norm = jnp.sqrt(sum((jnp.sum(g * g) for g in jax.tree.leaves(grads)), jnp.zeros(())))
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
     grads = jax.tree.map(lambda g: g / (1 + norm), grads)
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], grads)
     second = jax.tree.map(lambda v, g: 0.99 * v * v + 0.01 * g * g, moments[1], grads)
@@ -60,9 +77,15 @@ def adam(params: Any, grads: Any, moments: Any) -> tuple[Any, Any]:
     return new, (first, second)
 
 
-def noisy(x: Any) -> Any:
-    """Floats changed in their last digits, each element by itself."""
+def noisy(x: Any, dtype: str = "float64", seed: int = 0) -> Any:
+    """Floats changed in their last digits, each element by itself.
+
+    Args:
+        x: a value of a program.
+        dtype: that the program computes in.
+        seed: of the noise.
+    """
     if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
-    noise = np.random.default_rng(x.size).choice([-1.0, 1.0], x.shape)
-    return x * (1 + NOISE * noise)
+    noise = np.random.default_rng((x.size, seed)).choice([-1.0, 1.0], x.shape)
+    return (x * (1 + noise_of(x.dtype, dtype) * noise)).astype(x.dtype)

@@ -22,3 +22,26 @@ def test_a_write_at_one_position_of_a_split_dim(how):
     with jax.enable_x64(True):
         args = (argument("float", (16, 7), 1), argument("int", (16, 7), 215), argument("float", (), 3))
     assert_program(step, args, *PLANS)
+
+
+def test_a_write_at_the_first_position_under_a_gradient():
+    """The same merge, for a position that is known: parts of the loss were wrong with these plans."""
+
+    def step(x):
+        def loss(x):
+            y = jnp.tanh(x.at[..., 0].set(x[..., -1] * 2))
+            return jnp.mean(jnp.sin(y)), y
+
+        return jax.value_and_grad(loss, has_aux=True)(x)
+
+    with jax.enable_x64(True):
+        args = (argument("float", (8, 3, 16), 134),)
+    assert_program(step, args, ((2, 4), 1), ((2, 4), 2))
+
+
+def test_half_precision_programs_compare():
+    def step(x, w):
+        return jax.value_and_grad(lambda v: jnp.mean(jnp.tanh(x @ v).astype(jnp.float32)))(w)
+
+    args = (argument("float", (8, 16), 1, "bfloat16"), argument("float", (16, 8), 2, "bfloat16"))
+    assert_program(step, args, *PLANS[:2], dtype="bfloat16")

@@ -56,9 +56,7 @@ def test_programs_run(x64):
         program = generate(5, number)
         args = arguments(program)
         shapes = jax.eval_shape(load(source(program)), *args)
-        assert jax.tree.structure(shapes) == jax.tree.structure(
-            jax.eval_shape(load(source(program, noise=True)), *args)
-        )
+        assert jax.tree.structure(shapes) == jax.tree.structure(jax.eval_shape(load(source(program, 0)), *args))
 
 
 def test_every_operator_is_made(x64):
@@ -74,7 +72,7 @@ def test_plans_take_turns():
 def test_differences():
     x = jnp.arange(4.0)
     assert apart(x, x) == 0
-    assert apart(x.at[1].add(1e-3), x) > 1e-9
+    assert apart(x.at[1].add(1e-3), x) > 1
     assert apart(x.at[1].set(jnp.nan), x) == float("inf")
     assert apart(x[:2], x) == float("inf")
     assert apart(jnp.arange(3), jnp.array([0, 1, 3])) == float("inf")
@@ -85,8 +83,8 @@ def test_wrong_unstable_and_invalid_are_told_apart(monkeypatch):
     monkeypatch.setattr("tests.fuzz.check.run_planned", lambda fn, args, config: (fn(*args) * 1.1, set()))
     plans = [((8,), None)]
     assert check(jnp.sin, (x,), plans).kind == "wrong"
-    assert check(jnp.sin, (x,), plans, lambda v: jnp.sin(v) * 2).kind == "unstable"
-    assert check(jnp.sin, (x,), plans, jnp.sin).kind == "wrong"
+    assert check(jnp.sin, (x,), plans, [jnp.sin, lambda v: jnp.sin(v) * 2]).kind == "unstable"
+    assert check(jnp.sin, (x,), plans, [jnp.sin]).kind == "wrong"
     assert check(lambda v: v @ jnp.ones(3), (x,), plans).kind == "invalid"
 
     def broken(fn, args, config):

@@ -47,6 +47,7 @@ class Job:
         stop: number after the last one.
         plans: how many plans to run each with, as `configs` counts.
         shrink: at most how many smaller programs to try for one that fails.
+        dtype: of floats.
     """
 
     seed: int
@@ -54,6 +55,7 @@ class Job:
     stop: int
     plans: int = 2
     shrink: int = 60
+    dtype: str = "float64"
 
 
 def _say(**record: object) -> None:
@@ -93,12 +95,13 @@ def run(job: Job) -> None:
     for number in range(job.first, job.stop):
         _say(start=number)
         began = time.monotonic()
-        program = generate(job.seed, number)
+        program = generate(job.seed, number, job.dtype)
         outcome = check_program(program, configs(number, job.plans), f"program_{number}.py")
         record = {
             "number": number,
             "kind": outcome.kind,
             "mode": program.mode,
+            "dtype": job.dtype,
             "detail": outcome.detail[:2000],
             "config": outcome.config,
             "primitives": outcome.primitives,
@@ -116,4 +119,4 @@ def run(job: Job) -> None:
 if __name__ == "__main__":
     seed, first, stop, plans, shrink = map(int, sys.argv[1:6])
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    run(Job(seed, first, stop, plans, shrink))
+    run(Job(seed, first, stop, plans, shrink, sys.argv[6]))

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from tests.fuzz.check import assert_program
-from tests.fuzz.support import adam, argument, is_floating, noisy, sgd, steps, total
+from tests.fuzz.support import adam, argument, is_floating, noisy, sgd, steps, total, user_mesh
 
-__all__ = ["adam", "is_floating", "jax", "jnp", "noisy", "sgd", "steps", "total"]
+__all__ = ["adam", "is_floating", "jax", "jnp", "noisy", "sgd", "steps", "total", "user_mesh"]
 
 
 {source}
@@ -30,12 +30,13 @@ def arguments():
 def test_it():
     with jax.enable_x64(True):
         args = arguments()
-    assert_program(step, args, {config})
+    assert_program(step, args, {config}{dtype})
 '''
 
 
-def _inputs(pairs: list[tuple[str, tuple[int, ...], int]]) -> str:
-    return "".join(f"argument({kind!r}, {shape}, {seed}), " for kind, shape, seed in pairs)
+def _inputs(pairs: list[tuple[str, tuple[int, ...], int]], dtype: str) -> str:
+    last = "" if dtype == "float64" else f", {dtype!r}"
+    return "".join(f"argument({kind!r}, {shape}, {seed}{last}), " for kind, shape, seed in pairs)
 
 
 def as_test(program: Program, config: Config, title: str) -> str:
@@ -51,7 +52,7 @@ def as_test(program: Program, config: Config, title: str) -> str:
     moments = ""
     if program.mode == "adam":
         groups = [
-            _inputs([(t.kind, t.shape, program.seed + k + n) for n, (_, t) in enumerate(program.params)])
+            _inputs([(t.kind, t.shape, program.seed + k + n) for n, (_, t) in enumerate(program.params)], program.dtype)
             for k in (100, 200)
         ]
         moments = f"({groups[0]}), ({groups[1]})"
@@ -59,8 +60,9 @@ def as_test(program: Program, config: Config, title: str) -> str:
     return _FILE.format(
         title=title,
         source=source(program),
-        params=_inputs(params),
+        params=_inputs(params, program.dtype),
         moments=moments,
-        data=_inputs(data),
+        data=_inputs(data, program.dtype),
         config=config,
+        dtype="" if program.dtype == "float64" else f", dtype={program.dtype!r}",
     )

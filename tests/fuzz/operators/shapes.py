@@ -121,7 +121,8 @@ def made(d: Draw) -> None:
     n = d.choice((4, 5, 8, 16))
     texts = (f"jnp.ones({shape})", f"jnp.arange({n}) * 1.0", f"jnp.eye({n})", f"jnp.linspace(0.0, 1.0, {n})",
              f"jnp.arange({n}, dtype=jnp.int32)", f"jax.lax.broadcasted_iota(jnp.int32, {shape}, 0)",
-             f"jnp.full({shape}, 0.3)", f"jnp.tri({n})", f"jnp.array({[round(0.1 * k, 1) for k in range(n)]})",
+             f"jnp.full({shape}, 0.3)", f"jnp.tri({n}, dtype=jnp.float64)",
+             f"jnp.array({[round(0.1 * k, 1) for k in range(n)]})",
              f"jnp.zeros({shape})", f"jnp.ones({shape}, bool)")  # fmt: skip
     d.add("made", d.choice(texts))
 

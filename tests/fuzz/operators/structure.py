@@ -198,6 +198,35 @@ def mapped(d: Draw) -> None:
         d.add("vmap", f"jax.vmap({body.name}, {axis}, {d.integer(0, len(type.shape))})({x})", [body])
 
 
+def manual(d: Draw) -> None:
+    """A program for each device of a mesh of its own."""
+    _deep(d)
+    x = d.pick(test=lambda t: len(t.shape) >= 1 and t.size <= 256 and t.shape[0] % 2 == 0)
+    shape = d.shape_of(x)
+    n = d.choice([k for k in (2, 4, 8) if shape[0] % k == 0])
+    type = Type("float", (shape[0] // n, *shape[1:]))
+    ring = [(k, (k + 1) % n) for k in range(n)]
+
+    def fill(names: list[str]) -> str:
+        _fill(d, d.integer(0, 2))
+        r = names[0]
+        texts = (
+            f"jax.lax.psum({r}, 'm')", f"jax.lax.pmean({r}, 'm')", f"jax.lax.ppermute({r}, 'm', {ring})",
+            f"jax.lax.all_gather({r}, 'm').mean(0)", f"{r} * jax.lax.axis_index('m')",
+            f"jax.lax.psum_scatter(jax.lax.all_gather({r}, 'm'), 'm') * 0.2",
+            f"jax.lax.all_to_all(jnp.broadcast_to({r}, ({n}, *{type.shape})), 'm', 0, 0).sum(0)",
+        )  # fmt: skip
+        return f"{_into(d, r, type.shape)} + jnp.sin({d.choice(texts)})"
+
+    body = d.body([type], fill)
+    spec = "jax.sharding.PartitionSpec('m')"
+    d.add(
+        "manual",
+        f"jax.shard_map({body.name}, mesh=user_mesh({n}), in_specs={spec}, out_specs={spec}, check_vma=False)({x})",
+        [body],
+    )
+
+
 MAKERS = {"scan": (2.5, scan), "fori": (1.0, fori), "while": (0.7, while_loop), "branch": (1.2, branch),
           "batched_branch": (0.7, batched_branch), "wrapped": (1.5, wrapped), "custom": (0.8, custom),
-          "mapped": (1.5, mapped)}  # fmt: skip
+          "mapped": (1.5, mapped), "manual": (0.4, manual)}  # fmt: skip

@@ -44,6 +44,7 @@ _TRIPS = re.compile(r"known_trip_count\W+n\W+(\d+)")
 _LISTED = re.compile(r"\breplica_groups=\{((?:\s*\{[\d,\s]*\}\s*,?)*)\}")
 _IOTA = re.compile(r"\breplica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _PAIRS = re.compile(r"\bsource_target_pairs=\{((?:\s*\{[\d,\s]*\}\s*,?)*)\}")
+_CHAIN = re.compile(r'\bchain_id="(\d+)"')
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 
 
@@ -113,11 +114,19 @@ def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, .
     module = _parse(listed_groups(text))
     runs = _runs(module, unknown_trips)
     found: list[Collective] = []
+    chains: set[tuple[str, str, str, float]] = set()
     for name, instructions in module.computations.items():
         if name in runs:
             times, exact = runs[name]
             shapes = {i.name: i.shape for i in instructions}
             for i in instructions:
+                chain = _CHAIN.search(i.attributes)
+                if chain is not None:
+                    # The TPU compiler runs it bit by bit in several fusions with computations; each repeats it.
+                    part = (chain[1], i.opcode, i.shape.partition("{")[0], times)
+                    if part in chains:
+                        continue
+                    chains.add(part)
                 found.extend(_read(i, shapes, module.devices, times, exact))
     return tuple(found)
 

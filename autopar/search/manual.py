@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
@@ -11,6 +12,7 @@ from autopar.ir import Input, Layout
 from autopar.plan import Plan
 from autopar.schedule import Task, get
 from autopar.search.clock import Clock
+from autopar.search.experts import expert_dims, expert_state
 from autopar.search.inter.pipeline import (
     MOST_LAYERS,
     Candidate,
@@ -37,6 +39,10 @@ class Manual:
     everything between them: it splits activations over tp, which is sequence parallelism, wherever that is
     cheaper. From their ZeRO stage on, optimizer state (1) and parameters (3) are split over dp on a dim that it
     chooses. From stage 1 on gradients are reduced into the layout of the state, so stages 1 and 2 are one plan.
+
+    With ep the devices of dp have two axes: replicas and, nearer, devices that share experts. Parameters with a dim of
+    experts (see `autopar.search.experts`) and their state are split over the latter on that dim; how tokens come to
+    them and back is the integer program's choice, which is an all-to-all where it is cheapest.
 
     Args:
         tp: devices that share the matrices of a layer.
@@ -136,23 +142,23 @@ class Manual:
         return solve_restricted(problem, self.mesh(problem), _Rules(self, problem).allowed, clock)
 
     def mesh(self, problem: Problem) -> LogicalMesh:
-        """The logical mesh: axes of dp and tp, those of one device left out."""
-        sizes = tuple(n for n in (self.dp, self.tp) if n > 1) or (1,)
+        """The logical mesh: axes of dp (of replicas, and of experts) and tp, those of one device left out."""
+        sizes = tuple(n for n in (self.dp // self.ep, self.ep, self.tp) if n > 1) or (1,)
         (mesh,) = problem.cluster.logical_meshes(sizes)
         return mesh
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the plan should know."""
-        grid = [f"{k}={getattr(self, k)}" for k in ("tp", "dp", "zero") if getattr(self, k) > (k != "zero")]
+        grid = [f"{k}={getattr(self, k)}" for k in ("tp", "dp", "ep", "zero") if getattr(self, k) > (k != "zero")]
         return (f"named by hand: {', '.join(grid) or 'one device'}",)
 
     def _check(self, problem: Problem) -> None:
-        asked = {"cp": self.cp, "ep": self.ep, "chunks": self.chunks}
+        asked = {"cp": self.cp, "chunks": self.chunks}
         beyond = [f"{k}={n}" for k, n in asked.items() if n > 1]
         if beyond:
             raise InfeasiblePlanError(
                 f"Manual({', '.join(beyond)}) is not available for a function: this version plans stages (pp, with "
-                "chunks) on meshes of tp and dp",
+                "chunks) on meshes of tp, dp and ep",
                 remedy="leave it out, or price a transformer with autopar.cost.transformer.predict",
             )
         if self.recompute != "none":
@@ -161,11 +167,27 @@ class Manual:
                 "recomputation that the function states",
                 remedy="use jax.checkpoint in the function",
             )
+        if self.ep > 1:
+            self._check_experts(problem)
         n = problem.cluster.num_devices
         if self.tp * self.dp != n:
             raise InfeasiblePlanError(
                 f"tp={self.tp} times dp={self.dp} are {self.tp * self.dp} devices; {problem.cluster.name} has {n}",
                 remedy=f"numbers whose product is {n}, or another cluster",
+            )
+
+    def _check_experts(self, problem: Problem) -> None:
+        if self.dp % self.ep:
+            raise InfeasiblePlanError(f"ep={self.ep} does not divide dp={self.dp}", remedy="a number that divides dp")
+        dims = expert_dims(problem.graph)
+        types = {i.name: i.type for i in problem.graph.inputs}
+        counts = sorted({types[name].shape[d] for name, d in dims.items()})
+        if not any(n % self.ep == 0 for n in counts):
+            raise InfeasiblePlanError(
+                f"{problem.graph.name} has no experts that {self.ep} devices can share: "
+                + (f"there are {', '.join(map(str, counts))}" if counts else "no parameter has a dim of experts"),
+                cause="experts are a batch dim of products of a parameter with activations",
+                remedy="another ep, or leave it out",
             )
 
 
@@ -181,28 +203,45 @@ class _Rules:
     manual: Manual
     problem: Problem
 
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return self.manual.mesh(self.problem).names
+
     @property
-    def dp_axis(self) -> str | None:
-        """The mesh axis of dp, None where dp is 1."""
-        return self.manual.mesh(self.problem).names[0] if self.manual.dp > 1 else None
+    def dp_axes(self) -> tuple[str, ...]:
+        """The mesh axes of dp, major first: of replicas, and of devices that share experts."""
+        m = self.manual
+        return self._names[: (m.dp // m.ep > 1) + (m.ep > 1)]
 
     @property
     def tp_axis(self) -> str | None:
         """The mesh axis of tp, None where tp is 1."""
-        return self.manual.mesh(self.problem).names[-1] if self.manual.tp > 1 else None
+        return self._names[-1] if self.manual.tp > 1 else None
+
+    @cached_property
+    def _experts(self) -> dict[str, int]:
+        graph = self.problem.graph
+        return expert_state(graph, expert_dims(graph)) if self.manual.ep > 1 else {}
 
     def allowed(self, i: Input, layouts: Sequence[Layout]) -> list[bool]:
         """For each layout whether input ``i`` may have it; one or more are true."""
-        dp, tp = self.dp_axis, self.tp_axis
         if i.role == "batch":
-            split = ((dp,) if dp else (),) if i.type.rank else ()
+            split = (self.dp_axes,) if i.type.rank else ()
             return [k.dims[:1] == split and not any(k.dims[1:]) for k in layouts]
         if i.role not in ("parameter", "optimizer"):
             return [k.is_replicated for k in layouts]
         over_dp = self.manual.zero >= (3 if i.role == "parameter" else 1)
-        ok = self._split(layouts, [True] * len(layouts), dp, must=over_dp, may=over_dp)
+        ok, free = [True] * len(layouts), self.dp_axes
+        expert = self._experts.get(i.name)
+        if expert is not None:
+            *free_axes, axis = self.dp_axes
+            among = [k.dims[expert][:1] == (axis,) for k in layouts]
+            if any(among):
+                ok, free = among, tuple(free_axes)
+        for axis in free:
+            ok = self._split(layouts, ok, axis, must=over_dp, may=over_dp)
         large = i.type.nbytes >= _SMALL * self._parameter_bytes
-        return self._split(layouts, ok, tp, must=i.type.rank > 1 and large, may=True)
+        return self._split(layouts, ok, self.tp_axis, must=i.type.rank > 1 and large, may=True)
 
     @staticmethod
     def _split(layouts: Sequence[Layout], ok: Sequence[bool], axis: str | None, *, must: bool, may: bool) -> list[bool]:

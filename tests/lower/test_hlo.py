@@ -241,3 +241,18 @@ def test_dtypes(written, dtype, size):
 def test_other_texts_are_refused(text):
     with pytest.raises(ValueError, match="no ENTRY"):
         collectives(text)
+
+
+def test_a_collective_that_is_run_bit_by_bit_in_several_fusions_counts_once():
+    def fusion(name: str, chain: int, layout: str) -> str:
+        attributes = f'replica_groups=[2,4]<=[8], dimensions={{0}}, frontend_attributes={{chain_id="{chain}"}}'
+        return f"%{name} (p: f32[16]) -> f32[64] {{\n  %p = f32[16] parameter(0)\n" + (
+            f"  ROOT %g.{name} = f32[64]{layout} all-gather(%p), {attributes}\n}}\n"
+        )
+
+    before = fusion("start", 0, "{0}") + fusion("middle", 0, "{0:T(128)S(1)}") + fusion("other", 1, "{0}")
+    body = "  %a = f32[16] parameter(0)\n" + "\n".join(
+        f"  %r.{n} = f32[64] fusion(%a), kind=kCustom, calls=%{n}" for n in ("start", "middle", "other")
+    )
+    found = collectives(module(body, before))
+    assert [(c.kind, c.full_bytes, c.times) for c in found] == [("all-gather", 256, 1.0)] * 2

@@ -72,7 +72,7 @@ def test_tensor_parallelism_stays_inside_a_node():
     [
         ({"tp": 2}, "2 devices; toy has 8"),
         ({"dp": 4, "pp": 2}, "made from a graph alone"),
-        ({"dp": 8, "cp": 2, "ep": 2}, "cp=2, ep=2"),
+        ({"dp": 8, "cp": 2}, "cp=2"),
         ({"dp": 8, "recompute": "full"}, "jax.checkpoint"),
     ],
 )

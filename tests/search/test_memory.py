@@ -150,23 +150,3 @@ def test_with_memory_to_spare_the_batch_is_split():
     weights = 2 * 64 * 64 * 4
     sent = sum(c.count * c.bytes * (2 if c.kind == "all-reduce" else 1) for c in plan.communication)
     assert sent <= 2 * weights * 1.05  # no activation, and weights once there and once back
-
-
-def test_what_a_loop_reads_is_there_until_it_is_over():
-    def step(ws, x):
-        def loss(ws):
-            return jnp.sum(jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)[0] ** 2)
-
-        return jax.value_and_grad(loss)(ws)
-
-    problem = problem_of(step, (f32(4, 64, 64), f32(8, 64)), toy(4))
-    (mesh,) = problem.cluster.logical_meshes((4,))
-    stated = build(problem, mesh)
-    stack = problem.graph.inputs[0].name
-    copies = [u for u in stated.usages if u.key == stack and u.kind == "temporaries"]
-    loops = [op.id for op in problem.graph.operators if op.primitive == "scan"]
-    assert copies and len(loops) == 2
-    for loop in loops:
-        inside = [v.time for v in stated.values.values() if v.key.startswith(f"{loop}/body/")]
-        during = [u for u in copies if u.start < max(inside) and u.stop > min(inside)]
-        assert during and all(u.stop > max(inside) for u in during)

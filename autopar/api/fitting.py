@@ -15,6 +15,9 @@ from autopar.runtime import LocalProgram
 _ROUNDS = 4
 _MARGIN = 0.98
 
+# Of the limit: a program that needs a little more is taken, with a note; one that needs more than this is refused.
+_TOLERANCE = 1.1
+
 
 def build_within(
     content: PlanContent,
@@ -35,6 +38,9 @@ def build_within(
 
     Returns:
         The first plan whose program keeps the limit, else the one that needs least, with a note that says so.
+
+    Raises:
+        InfeasiblePlanError: all programs need more than a tenth above the limit.
     """
     local = build(content)
     if limit_bytes is None:
@@ -53,6 +59,14 @@ def build_within(
         if local.footprint_bytes < best[0]:
             best = (local.footprint_bytes, content, local)
     needed, content, local = best
+    if needed > _TOLERANCE * limit_bytes:
+        raise InfeasiblePlanError(
+            f"the least that a compiled program of {content.program} needed is {bytes_text(needed)} a device, "
+            f"the limit is {bytes_text(limit_bytes)}",
+            cause="the compiler keeps more at once than the plan, which fits by itself, asks for",
+            remedy=f"memory_limit={needed}, more devices or microbatches, or donate_argnums for the state",
+            least_bytes=needed,
+        )
     if needed > limit_bytes:
         note = f"the compiled program needs {bytes_text(needed)} a device, above the limit of {bytes_text(limit_bytes)}"
         content = replace(content, notes=(*content.notes, note))

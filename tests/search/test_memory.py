@@ -150,3 +150,18 @@ def test_with_memory_to_spare_the_batch_is_split():
     weights = 2 * 64 * 64 * 4
     sent = sum(c.count * c.bytes * (2 if c.kind == "all-reduce" else 1) for c in plan.communication)
     assert sent <= 2 * weights * 1.05  # no activation, and weights once there and once back
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_loop_over_microbatches_needs_what_was_predicted(count):
+    """Parameters that are gathered for the loop are there until it ends, and those gathered in it are not."""
+    fn, args = adam(layers=4, hidden=128, batch=512)
+    options = {"num_microbatches": count, "num_stages": 1, "mesh_shape": (8,), "donate_argnums": 0}
+    free = parallelize(fn, cluster=toy(8), **options).plan(*args)
+    least = parallelize(fn, cluster=toy(8), memory_limit=int(0.8 * free.peak_memory), **options).plan(*args)
+    assert least.peak_memory < free.peak_memory
+    for plan in (free, least):
+        used = parallelize(fn, plan=plan, donate_argnums=0).compile(*args).memory_analysis()
+        footprint = used.argument_size_in_bytes + used.temp_size_in_bytes + used.output_size_in_bytes
+        assert footprint - used.alias_size_in_bytes == pytest.approx(plan.peak_memory, rel=0.15)
+    assert free.stages[0].memory.gradients > 0

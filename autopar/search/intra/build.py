@@ -72,6 +72,7 @@ class ShardingProblem:
 
 
 _SUMS = frozenset({"add", "add_any", "sub"})
+_VIEWS = frozenset({"reshape", "squeeze", "expand_dims"})
 
 
 class Builder:
@@ -276,10 +277,12 @@ class Builder:
                 )
         basis = self._basis(op, prefix)
         transient = fusable or (anew and is_recomputed(op, basis, self.growth))
+        of = sources[0] if op.primitive in _VIEWS else None
+        view = of.source if of is not None else ""
         for j, result in enumerate(op.results):
             self.value(
                 prefix + result.name, result.type, node, options.results[j], weight,
-                fused=fusable, transient=transient, basis=basis,
+                fused=fusable, transient=transient, basis=basis, view=view,
             )  # fmt: skip
         self.sites.append(SiteDraft(prefix + op.id, op, node, chosen, busy, weight, self.time, self.phase))
 

@@ -65,6 +65,7 @@ class ValueDraft:
         basis: bytes of the stored values that it is computed from, if it is transient.
         alias: another name of a value that is accounted for elsewhere.
         phase: part of the step in which it is made.
+        view: the input of which it is another shape, or "": the same bytes, where both lie alike.
     """
 
     key: str
@@ -80,6 +81,7 @@ class ValueDraft:
     basis: float = 0.0
     alias: bool = False
     phase: str = ""
+    view: str = ""
     uses: list[Use] = field(default_factory=list)
 
 

@@ -232,18 +232,39 @@ def _communication(
 def _memory(stated: ShardingProblem, choice: Sequence[int]) -> Memory:
     if not stated.usages:
         return Memory()
-    stop = max(u.stop for u in stated.usages)
+    views = _views(stated, choice)
+    usages = [u for u in stated.usages if u.key not in views]
+    stop = max(u.stop for u in usages)
     change = np.zeros(stop + 1)
-    for u in stated.usages:
+    for u in usages:
         held = u.bytes[choice[u.node]]
         change[u.start] += held
         change[u.stop] -= held
     fullest = int(np.argmax(np.cumsum(change)))
     kinds: dict[str, int] = defaultdict(int)
-    for u in stated.usages:
+    for u in usages:
         if u.start <= fullest < u.stop:
             kinds[u.kind] += int(u.bytes[choice[u.node]])
     return Memory(**kinds)
+
+
+def _views(stated: ShardingProblem, choice: Sequence[int]) -> frozenset[str]:
+    """Values that are inputs in another shape, taken by all as they lie: they need no memory of their own.
+
+    The problem counts them, for whether they lie as the input does is a matter of two choices.
+    """
+    found = []
+    for v in stated.values.values():
+        if not v.view or v.node is None:
+            continue
+        source = stated.values[v.view]
+        assert source.node is not None
+        taken = [u for u in source.uses if u.consumer == v.key]
+        own = v.layouts[choice[v.node]]
+        moved = any(u.required[choice[u.node]] != source.layouts[choice[source.node]] for u in taken)
+        if taken and not moved and all(u.required[choice[u.node]] == own for u in v.uses):
+            found.append(v.key)
+    return frozenset(found)
 
 
 def _choices(stated: ShardingProblem, choice: Sequence[int]) -> tuple[Choice, ...]:

@@ -132,9 +132,10 @@ $(AOT)/.stamp: pyproject.toml $(LOCKS)
 	@touch $@
 
 # An environment of its own, with XLA's compilers for TPU and GPU: jax looks for such devices where they are installed.
+# Some of it: VERIFY_ARGS="--targets cuda:h100:1x8 --examples mlp,gpt".
 .PHONY: verify
 verify: $(AOT)/.stamp  ## predicted collectives and memory against XLA's compilers for TPU and GPU
-	TPU_SKIP_MDS_QUERY=1 JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 JAX_PLATFORMS=cpu $(AOT)/bin/python -m benchmarks verified
+	TPU_SKIP_MDS_QUERY=1 JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 JAX_PLATFORMS=cpu $(AOT)/bin/python -m benchmarks verified $(VERIFY_ARGS)
 
 # Goes on where it stopped. FUZZ_ARGS="--seconds 600", "--plans 4", "--seed 1"; `python -m tests.fuzz --help`.
 FUZZ_PROGRAMS ?= 5000

@@ -1,6 +1,6 @@
 """``python -m benchmarks [NAME ...] [--json FILE] [--quick]``: tables go to standard output, progress to stderr.
 
-``contest`` takes ``--data DIR`` and ``--instances A,B``.
+``contest`` takes ``--data DIR`` and ``--instances A,B``, ``verified`` takes ``--targets A,B`` and ``--examples A,B``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,18 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
 )
 @click.option("--instances", default="", metavar="A,B", help="Letters of instances of the contest; all unless given.")
 @click.option("--seed", default=0, help="Of the contest's solver.")
-def main(names: tuple[str, ...], file: Path | None, quick: bool, data: Path | None, instances: str, seed: int) -> None:
+@click.option("--targets", default="", metavar="A,B", help="What `verified` compiles for; see benchmarks/verified.py.")
+@click.option("--examples", default="", metavar="A,B", help="What `verified` compiles; all examples unless given.")
+def main(
+    names: tuple[str, ...],
+    file: Path | None,
+    quick: bool,
+    data: Path | None,
+    instances: str,
+    seed: int,
+    targets: str,
+    examples: str,
+) -> None:
     """Runs benchmarks (all of them unless NAMES are given); exits with 1 if a target is missed."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
@@ -70,7 +81,12 @@ def main(names: tuple[str, ...], file: Path | None, quick: bool, data: Path | No
     if not console.is_terminal:
         console = Console(width=200)
     letters = instances.replace(",", "")
-    runs = {**BENCHMARKS, "contest": partial(contest.run, data=data, letters=letters, seed=seed)}
+    chosen = {"targets": _listed(targets), "examples": _listed(examples)}
+    runs = {
+        **BENCHMARKS,
+        "contest": partial(contest.run, data=data, letters=letters, seed=seed),
+        "verified": partial(verified.run, **chosen),
+    }
     reports = []
     for name in names or tuple(BENCHMARKS):
         report = runs[name](quick, lambda line: click.echo(line, err=True))
@@ -84,6 +100,10 @@ def main(names: tuple[str, ...], file: Path | None, quick: bool, data: Path | No
         written = {"machine": facts(), "quick": quick, "reports": [r.to_dict() for r in reports]}
         file.write_text(json.dumps(written, indent=1, default=float) + "\n", encoding="utf-8")
     raise SystemExit(0 if all(r.passed for r in reports) else 1)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
 
 
 if __name__ == "__main__":

@@ -172,14 +172,18 @@ def _plain(fn: Callable[..., Any], traced: Traced, leaves: Sequence[Any]) -> Seq
         args, kwargs = traced.signature.arguments(arrays)
         return [x for i, x in enumerate(jax.tree.leaves(fn(*args, **kwargs))) if i not in static]
 
-    device = jax.devices()[0]
-    dtypes = [a.dtype for a in traced.signature.avals()]
-    whole = [
-        jax.device_put(x if isinstance(x, jax.Array) else np.asarray(x, dtype), device)
-        for x, dtype in zip(leaves, dtypes, strict=True)
-    ]
-    result: Sequence[Any] = jax.jit(flat)(*whole)
+    with jax.default_device(jax.devices()[0]):
+        whole = [_copied(x, a.dtype) for x, a in zip(leaves, traced.signature.avals(), strict=True)]
+        result: Sequence[Any] = jax.jit(flat)(*whole)
     return result
+
+
+def _copied(leaf: Any, dtype: Any) -> Any:
+    """A copy on the default device, but not bound to it: a step may have a mesh of its own with more devices."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        data = jnp.asarray(np.asarray(jax.random.key_data(leaf)))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    return jnp.asarray(np.asarray(leaf, dtype))
 
 
 def _leaf(path: str, type: str, got: Any, want: Any) -> LeafReport:

@@ -87,3 +87,10 @@ def test_differences():
     assert difference(np.array([3.0, 4.5]), np.array([3.0, 4.0])).relative == pytest.approx(0.1)
     assert difference(jax.random.key(1), jax.random.key(1)).relative == 0
     assert difference(np.ones(2, np.float32), np.ones(2)).relative == np.inf
+
+
+def test_keys_and_half_precision():
+    def step(key, x):
+        return jax.random.split(key)[0], x * jax.random.normal(key, x.shape, x.dtype)
+
+    assert autopar.check(step, jax.random.key(0), jnp.ones((8, 4), jnp.bfloat16), cluster=CLUSTER).ok

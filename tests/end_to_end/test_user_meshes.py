@@ -206,3 +206,17 @@ def test_what_cannot_be_batched_is_refused():
         autopar.TraceError, match=r"a shard_map has a ragged_all_to_all(.|\n)*at: test_user_meshes.py:\d+"
     ):
         autopar.parallelize(f, cluster=MIDDLE)(jnp.ones((64, 2)))
+
+
+def test_data_parallelism_by_hand_costs_what_ours_costs():
+    """The user's mesh axis is a dim like any other: split over the plan's devices, it needs the same all-reduces."""
+    f = mapped(lambda w, v: lax.pmean(jnp.mean(jnp.tanh(v @ w)), "p"), mesh_of(8), (P(), P("p")), P(), check_vma=True)
+
+    def step(w, x):
+        loss, g = jax.value_and_grad(f)(w, x)
+        return w - 0.1 * g, loss
+
+    args = (array(4, 2), array(16, 4))
+    plan = autopar.parallelize(step, cluster=MIDDLE, search="data-parallel").plan(*args)
+    assert sorted((c.kind, c.bytes) for c in plan.communication) == [("all-reduce", 4), ("all-reduce", 32)]
+    assert autopar.check(step, *args, cluster=MIDDLE).ok

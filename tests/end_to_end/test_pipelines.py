@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import jax
 import numpy as np
 import pytest
@@ -52,12 +50,6 @@ def test_tied_embeddings_dropout_and_clipping():
     compare("gpt", 2, 2, "1f1b", steps=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
-def test_gpt_in_any_number_of_microbatches(microbatches):
-    compare("gpt", 2, microbatches, "gpipe", steps=5)
-
-
 def test_scanned_layers_are_cut():
     """Stacked parameters lie in parts on the stages of their layers."""
     found = compare("short llama", 2, 2, "1f1b", steps=1)
@@ -86,24 +78,6 @@ def test_no_more_is_held_than_the_formulas_say(schedule):
 
     program.runtime.run(program._start([*program.place_all(jax.tree.leaves(args)), *program.constants]), observe)
     assert most == in_flight(schedule, 2, 4)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("schedule", TRAINING)
-@pytest.mark.parametrize("name", ["gpt", "deep gpt", "llama", "moe", "wide_resnet", "uneven mlp"])
-def test_models(name, schedule):
-    stages = 4 if schedule in ("interleaved", "zb-v") else 2
-    compare(name, stages, 4, schedule, steps=5)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("stages", [2, 3, 4])
-def test_mlp_in_all_shapes(stages):
-    for microbatches, schedule in itertools.product((1, 2, 4, 8), ("gpipe", "1f1b", "zb-h1")):
-        if 8 % stages == 0:
-            compare("uneven mlp", stages, microbatches, schedule, steps=2)
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

@@ -258,6 +258,7 @@ class PureFunction:
         """The best plan with several stages on a cluster; what is None is free."""
         options = replace(
             self.problem(traced, self.options.memory_limit_bytes).options,
+            donated=frozenset(n for i in self.donated(traced) for n in unstacked.names(i)),
             num_microbatches=microbatches,
             num_stages=stages,
             schedule=schedule,
@@ -340,7 +341,8 @@ class PureFunction:
         if plan.num_stages > 1:
             with clock.phase("lower"):
                 unstacked = unstack(traced, plan.content.stack_groups)
-                lowered = lower_pipeline(unstacked.step, plan)
+                pieces = {n for i in self.donated(traced) for n in unstacked.names(i)}
+                lowered = lower_pipeline(unstacked.step, plan, pieces)
             self._say("compiling")
             with clock.phase("compile"):
                 pipelined = load_pipeline(traced, unstacked, lowered, devices, self.donated(traced))

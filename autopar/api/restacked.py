@@ -36,6 +36,8 @@ def restacked(plan: Plan, graph: Graph, unstacked: Unstacked) -> Plan:
         outputs=outputs,
         fingerprint=fingerprint(graph),
         stack_groups=unstacked.groups,
-        donated=tuple(i.name for i in graph.inputs if i.name in donated),
+        donated=tuple(
+            i.name for n, i in enumerate(graph.inputs) if donated.issuperset(unstacked.names(n)) and unstacked.names(n)
+        ),
     )
     return Plan(told, plan.phases)

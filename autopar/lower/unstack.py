@@ -49,6 +49,10 @@ class Unstacked:
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
 
+    def names(self, index: int) -> tuple[str, ...]:
+        """Names of the rewritten step's inputs that an input of the original step is in."""
+        return tuple(self.step.graph.inputs[i].name for i in self.inputs[index])
+
 
 def layer_count(graph: Graph) -> int:
     """Length of the loop over stacked layers that does the most; 0 where there is none.

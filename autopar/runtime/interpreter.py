@@ -95,7 +95,7 @@ class Worker:
             case Recv(value=value, source=source, tag=tag):
                 self.arrays[value] = self._link.receive(source, tag, self._placements.get(value.value))
             case Accumulate(into=into, value=value, reduce=reduce, first=first, donate=donate):
-                self._accumulate(into, value, reduce, first)
+                self._accumulate(into, value, reduce, first, donate)
                 self._forget((value,) if donate else ())
             case Free(values=values):
                 self._forget(values)
@@ -134,12 +134,13 @@ class Worker:
             self.arrays[buffer] = array
         return made
 
-    def _accumulate(self, into: Buffer, value: Buffer, reduce: str, first: bool) -> None:
+    def _accumulate(self, into: Buffer, value: Buffer, reduce: str, first: bool, given_up: bool) -> None:
         term = self.arrays[value]
         if reduce == "concatenate":
             self._rows.setdefault(into, {})[value.microbatch] = term
         elif first:
-            self.arrays[into] = term
+            # Totals are written over: a term that somebody still reads is not one.
+            self.arrays[into] = term if given_up else jnp.copy(term)
         else:
             if into in self._joining:
                 self._join()
@@ -165,4 +166,4 @@ def _add_up(reduces: tuple[str, ...], totals: list[Any], terms: list[Any]) -> li
     return [joins[reduce](total, term) for reduce, total, term in zip(reduces, totals, terms, strict=True)]
 
 
-_joined = jax.jit(_add_up, static_argnums=0)
+_joined = jax.jit(_add_up, static_argnums=0, donate_argnums=1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -16,6 +18,7 @@ from autopar._compat.trees import partition_spec
 from autopar.frontend import Traced
 from autopar.ir import Layout
 from autopar.lower.pipeline.build import LoweredPipeline
+from autopar.lower.pipeline.donation import given_up
 from autopar.lower.program import stage_devices
 from autopar.lower.unstack import Unstacked
 from autopar.runtime.leaves import check_data, fits, give_up
@@ -77,7 +80,12 @@ class PipelineProgram:
         check_data(leaf, self.names[index])
         if isinstance(leaf, jax.Array):
             wanted = self.program.input_shardings[index]
-            return leaf if leaf.sharding == wanted else jax.device_put(leaf, wanted)
+            if leaf.sharding == wanted:
+                return leaf
+            moved = jax.device_put(leaf, wanted)
+            # What is given up is written over. The piece on the device that had it all may be the caller's own buffer,
+            # and that of another argument; `may_alias` does not keep them apart.
+            return jnp.copy(moved) if index in self.donated else moved
         return jax.device_put(np.array(leaf, self.entries[index][1]), self.program.input_shardings[index])
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
@@ -101,11 +109,12 @@ class PipelineProgram:
     def _start(self, inputs: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:
         """What lies on each worker when the step begins."""
         flat: list[Any] = []
-        for n, array in enumerate(inputs):
+        for n, array in enumerate(self._apart(inputs)):
             flat += self.leaves[n].split(array) if n in self.leaves else [array]
         by_name = dict(zip((i.name for i in self.unstacked.step.graph.inputs), flat, strict=True))
         start: dict[tuple[int, Buffer], Any] = {}
         table = self.lowered.table
+        lies: set[tuple[int, str]] = set()
         for value in self.lowered.instructions.dataflow.values:
             if not value.is_input:
                 continue
@@ -113,10 +122,17 @@ class PipelineProgram:
             array = by_name[name]
             if kind == "in":
                 for worker in sorted({w for s in value.stages for w in table.workers_of_stage(s)}):
-                    start[worker, Buffer(value.name)] = self._put(worker, value.name, array)
+                    own = jnp.copy(array) if value.donated and (worker, name) in lies else array
+                    start[worker, Buffer(value.name)] = self._put(worker, value.name, own)
+                    lies.add((worker, name))
             else:
                 self._put_pieces(start, value, name, array)
         return start
+
+    def _apart(self, inputs: Sequence[Any]) -> list[Any]:
+        """``inputs``, with a copy for each that is given up, to be written over, and is the same array as another."""
+        same = Counter(map(id, inputs))  # arrays are no keys: their values compare
+        return [jnp.copy(a) if n in self.donated and same[id(a)] > 1 else a for n, a in enumerate(inputs)]
 
     def _put_pieces(self, start: dict[tuple[int, Buffer], Any], value: ValueSpec, name: str, array: Any) -> None:
         table = self.lowered.table
@@ -224,11 +240,13 @@ def load_pipeline(
     """
     meshes = [stage_devices(lowered.plan, s, devices) for s in range(lowered.plan.num_stages)]
     loaded: dict[tuple[int, Work], Loaded] = {}
+    unused = [given_up(lowered.instructions, worker) for worker in range(lowered.table.num_workers)]
     for program in lowered.programs:
         stage = program.work.stage
         for worker in lowered.table.workers_of_stage(stage):
             mesh = stage_mesh(lowered, worker, stage, devices)
-            loaded[worker, program.work] = Loaded.compile(program, mesh)
+            names = unused[worker].get(program.work, frozenset())
+            loaded[worker, program.work] = Loaded.compile(program, mesh, names)
     runtime = LocalPipeline(lowered.instructions, loaded)
     content = lowered.plan.content
     step = unstacked.step.graph

@@ -8,7 +8,7 @@ allows it (XLA's CPU client does not).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from autopar._compat.dtypes import jax_dtype
 from autopar.errors import ScheduleError
+from autopar.lower.pipeline.donation import donated
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.programs import StageProgram
 from autopar.runtime.interpreter import Ready, Worker
@@ -36,16 +37,24 @@ class Loaded:
         mesh: the devices.
         compiled: jax's compiled object: (number of the microbatch, arrays) -> tuple of arrays.
         shardings: of the arrays that it takes.
+        donated: names of the values whose buffers it writes results into.
     """
 
     program: StageProgram
     mesh: Mesh
     compiled: Any
     shardings: tuple[NamedSharding, ...]
+    donated: frozenset[str] = frozenset()
 
     @staticmethod
-    def compile(program: StageProgram, mesh: Mesh) -> Loaded:
-        """Compiles ``program`` for ``mesh``."""
+    def compile(program: StageProgram, mesh: Mesh, given_up: Set[str] = frozenset()) -> Loaded:
+        """Compiles ``program`` for ``mesh``.
+
+        Args:
+            program: of a stage.
+            mesh: the devices.
+            given_up: values that are not used again once it has run.
+        """
         shardings = tuple(p.sharding(mesh) for p in program.reads)
         sizes = {str(a): int(n) for a, n in mesh.shape.items()}
         shapes = [
@@ -53,8 +62,9 @@ class Loaded:
             for p, s in zip(program.reads, shardings, strict=True)
         ]
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        compiled = program.jitted(mesh).lower(number, *shapes).compile() if program.results else None
-        return Loaded(program, mesh, compiled, shardings)
+        at = donated(program, given_up, sizes)
+        compiled = program.jitted(mesh, at).lower(number, *shapes).compile() if program.results else None
+        return Loaded(program, mesh, compiled, shardings, frozenset(program.reads[n].name for n in at))
 
 
 @dataclass(frozen=True, eq=False)

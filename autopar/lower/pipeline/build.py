@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from autopar.errors import PlanMismatchError
@@ -60,12 +60,13 @@ class LoweredPipeline:
         return self.table.worker_of(Task("forward", stage, 0))
 
 
-def lower_pipeline(step: Step, plan: Plan) -> LoweredPipeline:
+def lower_pipeline(step: Step, plan: Plan, donated: Set[str] = frozenset()) -> LoweredPipeline:
     """Programs and instruction lists of ``plan``.
 
     Args:
         step: the step that it was made for: not in microbatches, its stacks taken apart as the plan says.
         plan: a plan with several stages.
+        donated: names of the step's inputs whose buffers the caller gives up.
 
     Raises:
         PlanMismatchError: the plan's cuts are not operators of the step.
@@ -93,7 +94,7 @@ def lower_pipeline(step: Step, plan: Plan) -> LoweredPipeline:
         for task in row:
             kinds.setdefault(task.stage, set()).add(task.kind)
     wanted = tuple(p for p in programs if p.work.kind in ("before", "update") or p.work.kind in kinds[p.work.stage])
-    flow = dataflow_of(wanted, sizes, {s: sorted(k) for s, k in kinds.items()})
+    flow = dataflow_of(wanted, sizes, {s: sorted(k) for s, k in kinds.items()}, donated)
     map = source.slice(plan.num_microbatches, members).map
     return LoweredPipeline(plan, map, wanted, build(table, flow))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.programs import StageProgram
@@ -16,7 +16,10 @@ _REDUCES: Mapping[str, Reduce] = {
 
 
 def dataflow_of(
-    programs: Sequence[StageProgram], sizes: Sequence[Mapping[str, int]], kinds: Mapping[int, Sequence[str]]
+    programs: Sequence[StageProgram],
+    sizes: Sequence[Mapping[str, int]],
+    kinds: Mapping[int, Sequence[str]],
+    donated: Set[str] = frozenset(),
 ) -> Dataflow:
     """What the programs of all stages read and write.
 
@@ -24,6 +27,7 @@ def dataflow_of(
         programs: of all stages.
         sizes: by stage the sizes of its mesh axes.
         kinds: by stage the kinds of work that its tasks run; programs that are not there are empty.
+        donated: names of the step's inputs that the caller gives up.
     """
     values: dict[str, ValueSpec] = {}
     works: dict[Work, WorkSpec] = {
@@ -53,7 +57,11 @@ def dataflow_of(
         for port in program.reads:
             if port.name not in values:
                 values[port.name] = ValueSpec(
-                    port.name, port.local_bytes(sizes[stage]), _lifetime(port.name), stages=(stage,)
+                    port.name,
+                    port.local_bytes(sizes[stage]),
+                    _lifetime(port.name),
+                    stages=(stage,),
+                    donated=port.name.startswith("in/") and port.name[3:].rpartition("@")[0] in donated,
                 )
     return Dataflow(tuple(works[w] for w in sorted(works)), tuple(values.values()))
 

@@ -44,8 +44,13 @@ class StageProgram:
         """All that it returns, in order."""
         return (*self.writes, *(p for p, _ in self.accumulates))
 
-    def jitted(self, mesh: Mesh) -> Any:
-        """The program on a mesh: takes the microbatch's number and the arrays of ``reads``, returns a tuple."""
+    def jitted(self, mesh: Mesh, donated: Sequence[int] = ()) -> Any:
+        """The program on a mesh: takes the microbatch's number and the arrays of ``reads``, returns a tuple.
+
+        Args:
+            mesh: the devices.
+            donated: indices of the ``reads`` whose buffers it may write results into.
+        """
 
         def body(number: Any, *arrays: Any) -> tuple[Any, ...]:
             pieces = [p.enter(a) for p, a in zip(self.reads, arrays, strict=True)]
@@ -67,6 +72,7 @@ class StageProgram:
                 *(p.sharding(mesh) for p in self.reads),
             ),
             out_shardings=tuple(p.sharding(mesh) for p in self.results),
+            donate_argnums=tuple(n + 1 for n in donated),
         )
 
 

@@ -1,0 +1,55 @@
+"""Which arguments of stage programs give their buffers to results: those that instruction lists never use again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.programs import StageProgram
+from autopar.schedule import Apply, Program, Run, Send, Work
+
+
+def given_up(program: Program, worker: int) -> Mapping[Work, frozenset[str]]:
+    """By work the values that a worker never uses again, whenever it runs that work.
+
+    What it sends stays out: the value may still be on its way when the work runs.
+
+    Args:
+        program: instruction lists that `autopar.schedule.verify` accepts.
+        worker: its number.
+    """
+    lines = program.workers[worker].instructions
+    sent = {i.value.value for i in lines if isinstance(i, Send)}
+    found: dict[Work, frozenset[str]] = {}
+    for i in lines:
+        if isinstance(i, Run | Apply):
+            names = frozenset(b.value for b in i.donate) - sent
+            found[i.work] = found.get(i.work, names) & names
+    return found
+
+
+def donated(program: StageProgram, names: Set[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Indices of the arguments whose buffers become results: given up, and each with a result just like it.
+
+    Args:
+        program: of a stage.
+        names: values that are given up.
+        sizes: sizes of the mesh axes.
+    """
+    free = [_kind(p, sizes) for p in program.results]
+    found = []
+    for n, port in enumerate(program.reads):
+        kind = _kind(port, sizes)
+        alone = sum(p.name == port.name for p in program.reads) == 1
+        if port.name in names and alone and kind in free:
+            free.remove(kind)
+            found.append(n)
+    return tuple(found)
+
+
+def _kind(port: Port, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], str, Sequence[object]]:
+    """Shape, dtype and partition of the array of a port."""
+    spec = tuple(port.spec)
+    while spec and spec[-1] is None:
+        spec = spec[:-1]
+    return port.shape(sizes), port.type.dtype, spec

@@ -63,7 +63,7 @@ class Stage(_Record, frozen=True):
         memory: bytes a device by kind.
         collectives: what it communicates inside, dearest first.
         work_times: (kind of work, seconds a step) of a stage with a loop over microbatches: "forward", "backward",
-            "update".
+            "update", and "weight": the part of "backward" that schedules which split it may put off.
         held_bytes: bytes a device that each microbatch in flight keeps for its backward pass.
         remat: what is held of the forward pass for the backward pass, which computes the rest anew: "none" (nothing is
             computed anew), "selective" or "full".

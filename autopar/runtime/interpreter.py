@@ -61,6 +61,7 @@ class Worker:
         self.arrays: dict[Buffer, Any] = dict(start)
         self._rows: dict[Buffer, dict[int, Any]] = {}
         self._joining: dict[Buffer, tuple[Any, str]] = {}
+        self._sent: set[Buffer] = set()
 
     def ready(self, instruction: Instruction) -> bool:
         """Whether the instruction need not wait: a receiver for its value, a sender for room in the queue."""
@@ -92,6 +93,7 @@ class Worker:
                 return self._run(work, 0, reads, writes, donate)
             case Send(value=value, to=to, tag=tag):
                 self._link.send(to, tag, self.read(value), value.value)
+                self._sent.add(value)
             case Recv(value=value, source=source, tag=tag):
                 self.arrays[value] = self._link.receive(source, tag, self._placements.get(value.value))
             case Accumulate(into=into, value=value, reduce=reduce, first=first, donate=donate):
@@ -150,7 +152,8 @@ class Worker:
         """Adds up what consecutive ACCUMULATE instructions named, in one program: there is one for every parameter."""
         if not self._joining:
             return
-        totals = [self.arrays[into] for into in self._joining]
+        # Totals are written over, but for those that may still be on their way to another worker.
+        totals = [jnp.copy(self.arrays[b]) if b in self._sent else self.arrays[b] for b in self._joining]
         terms = [
             term if term.sharding == total.sharding else jax.device_put(term, total.sharding)
             for total, (term, _) in zip(totals, self._joining.values(), strict=True)

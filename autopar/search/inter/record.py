@@ -62,7 +62,8 @@ def record_of(graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table:
             works.append(
                 WorkSpec(weight, (f"held@{s}", f"kept@{s}"), (), (f"gradients@{s}",), temporaries_bytes=temporaries)
             )
-            seconds[backward], seconds[weight] = backward_s / 2, backward_s / 2
+            weight_s = times.get("weight", 0.0) / count
+            seconds[backward], seconds[weight] = max(0.0, backward_s - weight_s), weight_s
         elif backward_s or any(t.kind == "backward" for row in table.rows for t in row):
             works.append(WorkSpec(backward, reads, tuple(sent_back), (f"gradients@{s}",), temporaries))
             seconds[backward] = backward_s

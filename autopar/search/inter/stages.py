@@ -67,7 +67,9 @@ def waiting_bytes(content: PlanContent, sliced: Sliced, stage: int) -> int:
     """Bytes a device that every further microbatch in flight keeps: what it holds, and what it was sent for that."""
     own = content.stages[0]
     types = sliced.graphs[stage].types
-    received = sum(types[f"from/{r.name}"].nbytes for r in sliced.parts[stage].received if not r.backward)
+    received = sum(
+        types[f"from/{r.name}"].nbytes for r in sliced.parts[stage].received if not r.backward and r.source < stage
+    )
     return own.held_bytes + math.ceil(received / len(own.devices))
 
 

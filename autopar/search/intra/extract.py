@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from autopar.ir import Layout, Literal
+from autopar.ir import Graph, Layout, Literal
 from autopar.ir.phases import LOOP
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.build import ShardingProblem
@@ -63,7 +63,7 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
     """
     made = made_layouts(stated, choice)
     copies = copy_layouts(stated, choice, made)
-    by_work = _Works(stated)
+    by_work = _Works(stated, problem.graph)
     communication = _communication(problem, stated, choice, made, copies, by_work)
     for s in stated.sites:
         by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]))
@@ -87,20 +87,41 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
 
 
 class _Works:
-    """Adds up seconds by kind of work, for graphs with a loop over microbatches."""
+    """Adds up seconds by kind of work, for graphs with a loop over microbatches.
 
-    def __init__(self, stated: ShardingProblem) -> None:
+    "weight" is that part of "backward" that no other stage waits for: gradients of parameters.
+    """
+
+    def __init__(self, stated: ShardingProblem, graph: Graph) -> None:
         self.loops = any(r.id.startswith(LOOP) for r in stated.region_sites)
-        self.seconds: dict[str, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0}
+        self.seconds: dict[str, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0, "weight": 0.0}
+        self.sent = _sent(graph) if self.loops else frozenset()
 
     def add(self, id: str, phase: str, seconds: float) -> None:
         """``seconds`` of the operator ``id``."""
         inside = id.startswith(LOOP) and "/body/" in id
         self.seconds[("backward" if phase == "backward" else "forward") if inside else "update"] += seconds
+        loop, _, rest = id.partition("/body/")
+        if inside and phase == "backward" and f"{loop}/body/{rest.partition('/body/')[0]}" not in self.sent:
+            self.seconds["weight"] += seconds
 
     def times(self) -> tuple[tuple[str, float], ...]:
         """(kind, seconds); empty where there is no such loop."""
         return tuple(self.seconds.items()) if self.loops else ()
+
+
+def _sent(graph: Graph) -> frozenset[str]:
+    """Operators of the loops over microbatches on which something that leaves the stage in its turn depends."""
+    found: set[str] = set()
+    for loop in graph.operators:
+        if loop.primitive == "scan" and loop.id.startswith(LOOP):
+            body = loop.region("body")
+            needed = {v.name for op in body.operators if op.primitive == "stage_boundary" for v in op.results}
+            for op in reversed(body.operators):
+                if any(v.name in needed for v in op.results):
+                    found.add(f"{loop.id}/body/{op.id}")
+                    needed.update(o for o in op.operands if isinstance(o, str))
+    return frozenset(found)
 
 
 def _held_bytes(stated: ShardingProblem, made: Mapping[str, Layout]) -> int:

@@ -1,0 +1,51 @@
+"""What a plan says of splitting the backward pass, and of computing the forward pass anew where memory is short."""
+
+from __future__ import annotations
+
+import pytest
+
+import autopar
+from autopar import InfeasiblePlanError
+from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
+from examples import mlp
+
+SHAPE = {"layers": 8, "hidden": 64, "batch": 1024}
+
+
+def cluster(memory=10**9):
+    device = Device("toy", memory, 1e12, (("f32", 2e9),))
+    return Cluster("toy", (NodeGroup(1, 2, device, LinkSpec(1e9, 1e-7), "intra"),))
+
+
+def plan(memory=10**9, remat="auto", **options):
+    fn, args = mlp.build(abstract=True, **SHAPE)
+    options = {"num_stages": 2, "num_microbatches": 4, "schedule": "gpipe", **options}
+    return autopar.parallelize(fn, cluster=cluster(memory), remat=remat, **options).plan(*args)
+
+
+def test_weight_gradients_take_what_they_take():
+    found = plan(schedule="zb-h1", remat="none")
+    works = {(w.kind, w.stage): w.seconds for w in found.content.pipeline.works}
+    for n, stage in enumerate(found.stages):
+        backward = dict(stage.work_times)["backward"] / found.num_microbatches
+        assert works["backward", n] + works["weight", n] == pytest.approx(backward)
+    # No stage waits for what the first one computes; half of the products of the last are cotangents.
+    assert works["backward", 0] == pytest.approx(0.0, abs=1e-12)
+    assert 0 < works["weight", 1] < works["backward", 1] + works["weight", 1]
+
+
+def test_nothing_is_computed_anew_without_need():
+    assert {s.remat for s in plan().stages} == {"none"}
+
+
+def test_memory_is_traded_for_time():
+    kept = plan(remat="none")
+    all_anew = plan(remat="full")
+    assert all_anew.peak_memory < kept.peak_memory and all_anew.step_time > kept.step_time
+    limit = (all_anew.peak_memory + kept.peak_memory) // 2
+    with pytest.raises(InfeasiblePlanError):
+        plan(memory=limit, remat="none")
+    chosen = plan(memory=limit)
+    assert chosen.peak_memory <= limit
+    assert any(s.remat != "none" for s in chosen.stages)
+    assert kept.step_time <= chosen.step_time <= all_anew.step_time * (1 + 1e-9)

@@ -308,6 +308,7 @@ class PureFunction:
                 memory_limit_bytes=memory_limit_bytes,
                 donated=donated,
                 num_microbatches=microbatches,
+                say=o.progress,
             ),
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autopar.ir import Graph, Input, Output, TensorType, is_float
 
@@ -33,10 +33,11 @@ def assign_roles(
     updates = _updates(leaves, arguments, graph.outputs, set(batch_argnums or ()), reach)
     outputs = tuple(replace(o, updates=updates.get(i)) for i, o in enumerate(graph.outputs))
     carried = set(updates.values())
+    returned = _Returned.of(outputs, reach)
     roles: dict[str, str] = {}
     for leaf, (argument, _) in zip(leaves, arguments, strict=True):
         if leaf.name in carried:
-            roles[leaf.name] = _state_role(leaf, reach, outputs)
+            roles[leaf.name] = _state_role(leaf, returned)
         elif batch_argnums is not None:
             roles[leaf.name] = "batch" if argument in batch_argnums else "other"
         else:
@@ -59,7 +60,7 @@ def _updates(
     arguments: Sequence[tuple[int | str, str]],
     outputs: Sequence[Output],
     batch_argnums: set[int],
-    reach: Mapping[str, frozenset[int]],
+    reach: Mapping[str, int],
 ) -> dict[int, str]:
     """Index of an output -> name of the input that it replaces.
 
@@ -78,7 +79,7 @@ def _updates(
         for prefix in _prefixes(outputs):
             arrays = [(at.get(prefix + path), leaf) for leaf, path in members]
             fit = all(i is not None and i not in taken and outputs[i].type == leaf.type for i, leaf in arrays)
-            if fit and any(i in reach[leaf.name] for i, leaf in arrays):
+            if fit and any(i is not None and reach[leaf.name] >> i & 1 for i, leaf in arrays):
                 for i, leaf in arrays:
                     assert i is not None
                     taken.add(i)
@@ -98,37 +99,59 @@ def _prefixes(outputs: Sequence[Output]) -> list[str]:
     return sorted(seen, key=lambda p: (p.count("[") + p.count("."), p))
 
 
-def _reach(graph: Graph, outputs: Sequence[Output]) -> Mapping[str, frozenset[int]]:
-    """Which outputs each value reaches, for inputs that come back."""
-    reach: dict[str, set[int]] = defaultdict(set)
+def _reach(graph: Graph, outputs: Sequence[Output]) -> Mapping[str, int]:
+    """Which outputs each input reaches: bit i stands for output i. Sets would take as long as inputs times outputs."""
+    reach: dict[str, int] = defaultdict(int)
     for i, output in enumerate(outputs):
         if isinstance(output.operand, str):
-            reach[output.operand].add(i)
-    frozen: dict[str, frozenset[int]] = {}
+            reach[output.operand] |= 1 << i
     for op in reversed(graph.operators):
-        total: set[int] = set()
+        total = 0
         for v in op.results:
             total |= reach[v.name]
-        for operand in op.operands:
-            if isinstance(operand, str):
-                reach[operand] |= total
-    for leaf in graph.inputs:
-        frozen[leaf.name] = frozenset(reach[leaf.name])
-    return frozen
+        if total:
+            for operand in op.operands:
+                if isinstance(operand, str):
+                    reach[operand] |= total
+    return reach
 
 
-def _state_role(leaf: Input, reach: Mapping[str, frozenset[int]], outputs: Sequence[Output]) -> str:
-    """Role of an input that comes back.
+@dataclass(frozen=True)
+class _Returned:
+    """Outputs by what becomes of them, as bits.
 
     Args:
-        leaf: the input.
-        reach: indices of the outputs that each input reaches.
-        outputs: outputs, with the inputs that they replace.
+        outputs: all of them, with the inputs that they replace.
+        replacing: for each input that comes back the index of the output that replaces it.
+        free: those that replace nothing.
+        scalars: those without dims among ``free``: the loss and other metrics.
+        reach: from `_reach`.
+        seen: inputs that come back and reach something in ``free``.
     """
-    own = reach[leaf.name]
+
+    outputs: Sequence[Output]
+    replacing: Mapping[str, int]
+    free: int
+    scalars: int
+    reach: Mapping[str, int]
+    seen: tuple[str, ...]
+
+    @staticmethod
+    def of(outputs: Sequence[Output], reach: Mapping[str, int]) -> _Returned:
+        """From all outputs."""
+        replacing = {o.updates: i for i, o in enumerate(outputs) if o.updates is not None}
+        free = sum(1 << i for i, o in enumerate(outputs) if o.updates is None)
+        scalars = sum(1 << i for i, o in enumerate(outputs) if o.updates is None and o.type.rank == 0)
+        seen = tuple(name for name in replacing if reach[name] & free)
+        return _Returned(outputs, replacing, free, scalars, reach, seen)
+
+
+def _state_role(leaf: Input, returned: _Returned) -> str:
+    """Role of an input that comes back."""
+    reached = returned.reach[leaf.name]
+    own = 1 << returned.replacing[leaf.name]
     named = any(word in _words(leaf.name) for word in _OPTIMIZER_WORDS)
-    free = {i for i, o in enumerate(outputs) if o.updates is None}
-    seen = any(outputs[i].type.rank == 0 for i in own & free)  # by the loss or another metric
+    seen = bool(reached & returned.scalars)  # by the loss or another metric
     if leaf.type.rank == 0:
         counts = named or "count" in leaf.name
         return "optimizer" if counts else "parameter" if seen and is_float(leaf.type.dtype) else "other"
@@ -136,17 +159,16 @@ def _state_role(leaf: Input, reach: Mapping[str, frozenset[int]], outputs: Seque
         return "parameter"
     if named:
         return "optimizer"
-    others = {outputs[i].updates for i in own - free} - {leaf.name}
-    if len(others) == 1:
-        return "optimizer"
-    return "optimizer" if not others and _is_average(leaf, reach, outputs, free) else "parameter"
+    others = reached & ~returned.free & ~own
+    if others and not others & (others - 1):
+        return "optimizer"  # it reaches one other input alone: the parameter that it updates
+    return "optimizer" if not others and _is_average(leaf, returned) else "parameter"
 
 
-def _is_average(leaf: Input, reach: Mapping[str, frozenset[int]], outputs: Sequence[Output], free: set[int]) -> bool:
+def _is_average(leaf: Input, returned: _Returned) -> bool:
     """Whether what replaces ``leaf`` is computed from inputs that come back and that the loss depends on."""
-    sources = {o.updates for o in outputs if o.updates is not None and o.updates != leaf.name}
-    (own,) = (i for i, o in enumerate(outputs) if o.updates == leaf.name)
-    return any(own in reach[s] and reach[s] & free for s in sources)
+    own = returned.replacing[leaf.name]
+    return any(returned.reach[s] >> own & 1 for s in returned.seen if s != leaf.name)
 
 
 def _words(path: str) -> set[str]:

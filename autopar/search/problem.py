@@ -29,6 +29,7 @@ class Options:
         steps: choices that strategies which search by trying may evaluate on one mesh; None for their own number.
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
         progress: called with every better answer while a strategy searches.
+        say: told in a line of text what is being worked on.
     """
 
     mesh_shape: tuple[int, ...] | None = None
@@ -42,6 +43,7 @@ class Options:
     steps: int | None = None
     remat: str = "auto"
     progress: Callable[[Progress], None] | None = None
+    say: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,15 @@ class Sliced:
         graphs: each stage as a graph of its own.
         origins: by stage, for operators of its graph (with the ids of the loop before those of the loop's body) the id
             of the operator of the step.
+        alike: for each stage the first whose graph is the same but for the names of inputs and outputs; empty where
+            that is not known.
     """
 
     map: StageMap
     parts: tuple[StageParts, ...]
     graphs: tuple[Graph, ...]
     origins: tuple[Mapping[str, str], ...]
+    alike: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class StageSource(Protocol):
             count: number of microbatches.
             members: by stage the ids of its operators of the forward pass.
         """
+        ...
+
+    def piece(self, count: int, members: Sequence[Sequence[str]], stage: int) -> Sliced:
+        """One stage of `slice`, with the map of all of them."""
         ...
 
     def recomputed(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> Graph:

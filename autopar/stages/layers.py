@@ -2,19 +2,28 @@
 
 Layers are runs of consecutive operators, in the order in which the user's function computes them. The dynamic program
 is Alpa's: of all ways to cut the forward pass into a number of runs, each with at most (1 + slack) times the mean
-FLOPs, the one whose cuts let the fewest bytes through.
+FLOPs, the one whose cuts let the fewest bytes through. Where the forward pass is a stack of equal blocks, blocks are
+the layers (`_of_blocks`): what is known of one is then known of all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.cost import operator_flops
 from autopar.ir import Graph, Literal, Operator
+from autopar.ir.fingerprint import structural_hash
 from autopar.ir.phases import phase_of
 from autopar.microbatch import Microbatching
+from autopar.stages.repeats import find_repeats
+
+#: Most layers that blocks make; of more blocks several are a layer.
+MOST_BLOCKS = 160
+#: Share of a block's FLOPs above which what is before or after the blocks is a layer of its own.
+OWN_LAYER = 0.1
 
 
 @dataclass(frozen=True)
@@ -25,11 +34,13 @@ class Layers:
         members: by layer the ids of its operators, in running order.
         flops: by layer, of one microbatch and forward alone.
         cut_bytes: bytes of one microbatch that cross from layer i to i + 1 and beyond.
+        alike: for each layer the first whose operators are the same, wiring left aside; empty where that is not known.
     """
 
     members: tuple[tuple[str, ...], ...]
     flops: tuple[float, ...]
     cut_bytes: tuple[int, ...]
+    alike: tuple[int, ...] = ()
 
 
 def forward_operators(graph: Graph, found: Microbatching) -> list[Operator]:
@@ -58,27 +69,67 @@ def flops_of(graph: Graph, op: Operator) -> float:
     return inner if op.regions else operator_flops(op, graph.operand_types(op))
 
 
-def cluster(graph: Graph, found: Microbatching, count: int, slack: float = 0.2) -> Layers:
+def cluster(graph: Graph, found: Microbatching, count: int, slack: float = 0.2, fewest: int | None = None) -> Layers:
     """The forward pass in at most ``count`` layers.
 
     Args:
         graph: a train step.
         found: its microbatches.
-        count: number of layers; fewer where there are fewer heavy operators.
+        count: number of layers; fewer where there are fewer heavy operators, more where there are that many blocks.
         slack: by how much a layer may exceed the mean FLOPs.
+        fewest: blocks are the layers if there are so many of them; None where they never are.
     """
     operators = forward_operators(graph, found)
     flops = np.array([flops_of(graph, op) for op in operators])
     cuts = _cut_bytes(graph, found, operators)
     heavy = [i for i, f in enumerate(flops) if f > 0.01 * flops.max()] if len(flops) and flops.max() > 0 else []
     count = max(1, min(count, len(heavy) or 1))
-    ends = _best_ends(flops, cuts, count, slack)
+    tokens = [_token(graph, op) for op in operators]
+    blocks = None if fewest is None else _of_blocks(tokens, flops, cuts, fewest)
+    ends = blocks or _best_ends(flops, cuts, count, slack)
     starts = [0, *ends[:-1]]
+    seen: dict[tuple[object, ...], int] = {}
+    alike = tuple(seen.setdefault(tuple(tokens[a:b]), n) for n, (a, b) in enumerate(zip(starts, ends, strict=True)))
     return Layers(
         tuple(tuple(op.id for op in operators[a:b]) for a, b in zip(starts, ends, strict=True)),
         tuple(float(flops[a:b].sum()) for a, b in zip(starts, ends, strict=True)),
         tuple(int(cuts[e - 1]) for e in ends[:-1]),
+        alike,
     )
+
+
+def _of_blocks(
+    tokens: Sequence[tuple[object, ...]], flops: np.ndarray, cuts: np.ndarray, fewest: int
+) -> list[int] | None:
+    """Ends of layers of whole blocks; None where there are no blocks, or not ``fewest`` of them.
+
+    Up to `MOST_BLOCKS` blocks are a layer each, however few layers would do. What comes before the first block and
+    after the last belongs to them, or is a layer of its own where it computes much.
+    """
+    repeats = find_repeats(tokens, flops)
+    if repeats is None:
+        return None
+    repeats = repeats.phased(cuts)
+    together = -(-repeats.count // MOST_BLOCKS)
+    if repeats.count // together < fewest:
+        return None
+    sums = np.concatenate([[0.0], np.cumsum(flops)])
+    ends = [repeats.start + repeats.period * k for k in range(together, repeats.count + 1, together)]
+    block = float(sums[ends[0]] - sums[repeats.start])
+    ends[-1] = repeats.start + repeats.period * repeats.count
+    head = [repeats.start] if sums[repeats.start] > OWN_LAYER * block else []
+    if sums[-1] - sums[ends[-1]] > OWN_LAYER * block:
+        ends.append(len(tokens))
+    else:
+        ends[-1] = len(tokens)
+    return [*head, *ends]
+
+
+def _token(graph: Graph, op: Operator) -> tuple[object, ...]:
+    """What two operators of equal blocks have in common."""
+    types = tuple((o.text if isinstance(o, Literal) else None, graph.type_of(o)) for o in op.operands)
+    inside = structural_hash(op, graph.operand_types(op)) if op.regions else ""
+    return op.primitive, repr(op.attrs), types, tuple(v.type for v in op.results), inside
 
 
 def _cut_bytes(graph: Graph, found: Microbatching, operators: list[Operator]) -> np.ndarray:

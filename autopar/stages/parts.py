@@ -107,6 +107,27 @@ class _Split:
                 if op.id in self.late and v.name not in self.joined:
                     self.late_maker[v.name] = op
         self.parts = self._part_numbers()
+        # By stage, so that many stages take no longer than a few.
+        self.bodies: dict[int, list[Operator]] = {s: [] for s in range(map.count)}
+        self.updates: dict[int, list[Operator]] = {s: [] for s in range(map.count)}
+        for op in graph.operators:
+            if op.id in self.inside:
+                for s in map.body[op.id]:
+                    self.bodies[s].append(op)
+            if op.id in self.late:
+                for s in map.update[op.id]:
+                    self.updates[s].append(op)
+        self.before = [op for op in graph.operators if op.id in self.early]
+        self.order = {v.name: n for n, v in enumerate(v for op in graph.operators for v in op.results)}
+        self.sent = self._all_sent()
+        self.sent_late = self._all_sent_late()
+        self.returned: dict[int, list[int]] = {s: [] for s in range(map.count)}
+        for i in range(len(graph.outputs)):
+            self.returned[self._output_stage(i)].append(i)
+        self.joined_at: dict[int, list[Joined]] = {s: [] for s in range(map.count)}
+        for j in found.joined:
+            self.joined_at[self.home(j.name)].append(j)
+        self.input_order = {i.name: n for n, i in enumerate(graph.inputs)}
 
     def home(self, name: str) -> int:
         """The stage that joins a value of the loop."""
@@ -133,8 +154,7 @@ class _Split:
 
     def stage(self, s: int) -> StageParts:
         graph, map = self.graph, self.map
-        body = [op for op in graph.operators if op.id in self.inside and s in map.body[op.id]]
-        late = [op for op in graph.operators if op.id in self.late and s in map.update[op.id]]
+        body, late = self.bodies[s], self.updates[s]
         own = {v.name for op in body for v in op.results}
         own_late = {v.name for op in late for v in op.results}
         taken = self._in_order(n for op in body for n in _names(op) if n not in own)
@@ -145,9 +165,9 @@ class _Split:
         )
         from_loop = {r.name for r in received}
         whole = [n for n in taken if n not in from_loop and n not in self.batch]
-        joined = tuple(j for j in map.found.joined if self.home(j.name) == s)
+        joined = tuple(self.joined_at[s])
         own_joined = {j.name for j in joined}
-        outputs = tuple(i for i, o in enumerate(graph.outputs) if self._output_stage(i) == s)
+        outputs = tuple(self.returned[s])
         returned = {o.operand for i in outputs if isinstance((o := graph.outputs[i]).operand, str)}
         late_taken = self._in_order(
             n for n in [*(n for op in late for n in _names(op)), *sorted(map_str(returned))] if n not in own_late
@@ -163,16 +183,16 @@ class _Split:
         inputs = {n for op in before for n in _names(op)} | set(early)
         return StageParts(
             stage=s,
-            inputs=tuple(i.name for i in graph.inputs if i.name in inputs),
+            inputs=tuple(sorted((n for n in inputs if n in self.input_order), key=self.input_order.__getitem__)),
             pieces=tuple(n for n in taken if n in self.batch),
             received=received,
-            sent=self._sent(s, own),
+            sent=self._ordered(self.sent[s]),
             before=tuple(op.id for op in before),
             body=tuple(op.id for op in body),
             backward=frozenset(op.id for op in body if op.id in map.backward),
             joined=joined,
             received_late=received_late,
-            sent_late=self._sent_late(s, own_late | own_joined),
+            sent_late=self._ordered(n for n in self.sent_late[s] if n in own_late or n in own_joined),
             late=tuple(op.id for op in late),
             part_of={op.id: self.parts[op.id, s] for op in late},
             outputs=outputs,
@@ -184,27 +204,29 @@ class _Split:
     def _closure(self, wanted: Iterable[str]) -> list[Operator]:
         needed = set(wanted)
         found = []
-        for op in reversed(self.graph.operators):
-            if op.id in self.early and any(v.name in needed for v in op.results):
+        for op in reversed(self.before):
+            if any(v.name in needed for v in op.results):
                 found.append(op)
                 needed.update(_names(op))
         return found[::-1]
 
-    def _sent(self, s: int, own: set[str]) -> tuple[str, ...]:
-        """Values made here first and read in the loop by stages that do not make them."""
-        wanted: set[str] = set()
+    def _ordered(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Made values in the order in which they are made."""
+        return tuple(sorted(names, key=self.order.__getitem__))
+
+    def _all_sent(self) -> dict[int, set[str]]:
+        """By stage the values made there first and read in the loop by stages that do not make them."""
+        wanted: dict[int, set[str]] = {s: set() for s in range(self.map.count)}
         for op in self.graph.operators:
-            if op.id in self.inside:
-                for t in self.map.body[op.id]:
-                    wanted.update(
-                        n
-                        for n in _names(op)
-                        if n in own
-                        and n not in self.outside
-                        and t not in (made := self.map.body[self.maker[n].id])
-                        and made[0] == s
-                    )
-        return tuple(v.name for op in self.graph.operators for v in op.results if v.name in wanted)
+            if op.id not in self.inside:
+                continue
+            for n in _names(op):
+                maker = self.maker.get(n)
+                if maker is not None and n not in self.outside:
+                    made = self.map.body[maker.id]
+                    if any(t not in made for t in self.map.body[op.id]):
+                        wanted[made[0]].add(n)
+        return wanted
 
     def _late_source(self, name: str) -> tuple[int, int]:
         """(stage that makes it, first part that can read it)."""
@@ -214,18 +236,18 @@ class _Split:
         t = self.map.update[maker.id][0]
         return t, self.parts[maker.id, t] + 1
 
-    def _sent_late(self, s: int, own: set[str]) -> tuple[str, ...]:
-        wanted: set[str] = set()
+    def _all_sent_late(self) -> dict[int, set[str]]:
+        """By stage the values, made after the loop or joined there, that others read after the loop."""
+        wanted: dict[int, set[str]] = {s: set() for s in range(self.map.count)}
         for op in self.graph.operators:
-            if op.id in self.late:
-                for t in self.map.update[op.id]:
-                    for n in _names(op):
-                        if n in own and self._late_home(n, s) and t != s and not self._has(n, t):
-                            wanted.add(n)
-        return tuple(v.name for op in self.graph.operators for v in op.results if v.name in wanted)
-
-    def _late_home(self, name: str, s: int) -> bool:
-        return self._late_source(name)[0] == s
+            if op.id not in self.late:
+                continue
+            for n in _names(op):
+                if n in self.joined or n in self.late_maker:
+                    home = self._late_source(n)[0]
+                    if any(t != home and not self._has(n, t) for t in self.map.update[op.id]):
+                        wanted[home].add(n)
+        return wanted
 
     def _has(self, name: str, t: int) -> bool:
         if name in self.joined:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autopar.ir import Graph
 from autopar.ir.phases import LOOP
 from autopar.ir.verify import verify
 from autopar.lower.microbatch.parts import Again
-from autopar.lower.pipeline.stage_graph import StageGraph, stage_graph
+from autopar.lower.pipeline.stage_graph import FROM, LATE, PIECE, SEND, StageGraph, stage_graph
 from autopar.lower.step import Step
 from autopar.microbatch import Microbatching, analyze
 from autopar.recompute import Phases
 from autopar.search.source import Recomputation, Sliced
 from autopar.stages import StageMap, StageParts, assign, stage_parts
+from autopar.stages.kinds import KindTable, StageKind, first_of_kind
 from autopar.stages.layers import Layers
+
+_Members = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """The step cut into stages: where everything runs, what each stage does, and of what kind it is."""
+
+    map: StageMap
+    parts: tuple[StageParts, ...]
+    table: KindTable
+    kinds: dict[int, StageKind] = field(default_factory=dict)
+
+    def kind(self, stage: int) -> StageKind:
+        """What a stage computes."""
+        if stage not in self.kinds:
+            self.kinds[stage] = self.table.kind(self.parts[stage])
+        return self.kinds[stage]
 
 
 @dataclass(eq=False)
@@ -28,10 +47,9 @@ class TracedStages:
 
     step: Step
     counts: dict[int, Microbatching] = field(default_factory=dict)
-    slices: dict[tuple[int, tuple[tuple[str, ...], ...]], tuple[Sliced, tuple[StageGraph, ...]]] = field(
-        default_factory=dict
-    )
-    anew: dict[tuple[int, tuple[tuple[str, ...], ...], int, Recomputation], StageGraph] = field(default_factory=dict)
+    cuts: dict[tuple[int, _Members], _Cut] = field(default_factory=dict)
+    tables: dict[tuple[int, tuple[str, ...]], KindTable] = field(default_factory=dict)
+    traced: dict[tuple[object, ...], tuple[StageGraph, StageKind]] = field(default_factory=dict)
 
     def microbatches(self, count: int) -> Microbatching:
         """The step in ``count`` microbatches."""
@@ -40,44 +58,102 @@ class TracedStages:
         return self.counts[count]
 
     def slice(self, count: int, members: Sequence[Sequence[str]]) -> Sliced:
-        """The step cut into stages."""
-        return self._cut(count, members)[0]
+        """The step cut into stages. Of stages that are alike one is traced; the others are it under other names."""
+        cut = self._cut(count, members)
+        stages = range(len(cut.parts))
+        kinds = [cut.kind(s) for s in stages]
+        found = [self._planned(count, cut, s, Recomputation("none", ())) for s in stages]
+        return Sliced(cut.map, cut.parts, tuple(g for g, _ in found), tuple(o for _, o in found), first_of_kind(kinds))
+
+    def piece(self, count: int, members: Sequence[Sequence[str]], stage: int) -> Sliced:
+        """One stage of the step cut into stages; the others are not traced."""
+        cut = self._cut(count, members)
+        graph, origins = self._planned(count, cut, stage, Recomputation("none", ()))
+        return Sliced(cut.map, (cut.parts[stage],), (graph,), (origins,))
 
     def recomputed(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> Graph:
         """The graph of one stage with a backward pass that computes anew what ``again`` does not hold."""
-        return self.stage_graph(count, members, stage, again).graph
+        return self._planned(count, self._cut(count, members), stage, again)[0]
 
     def stage_graph(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> StageGraph:
         """A stage with what running it needs."""
-        sliced, graphs = self._cut(count, members)
-        if again.level == "none":
-            return graphs[stage]
-        key = (count, tuple(map(tuple, members)), stage, again)
-        if key not in self.anew:
-            parts = sliced.parts[stage]
-            phases = Phases.of(self.step.graph, parts.body, parts.backward)
-            found = Again(phases, again.layers, again.level)
-            self.anew[key] = self._stage(sliced.map, parts, found)
-        return self.anew[key]
+        return self._stage(self._cut(count, members), stage, again)
 
-    def _cut(self, count: int, members: Sequence[Sequence[str]]) -> tuple[Sliced, tuple[StageGraph, ...]]:
-        key = (count, tuple(map(tuple, members)))
-        if key not in self.slices:
-            self.slices[key] = self._sliced(count, key[1])
-        return self.slices[key]
+    def _cut(self, count: int, members: Sequence[Sequence[str]]) -> _Cut:
+        key = (count, tuple(tuple(m) for m in members))
+        if key not in self.cuts:
+            layers = Layers(key[1], (0.0,) * len(members), (0,) * (len(members) - 1))
+            map = assign(self.step.graph, self.microbatches(count), layers, range(1, len(members) + 1))
+            self.cuts[key] = _Cut(map, stage_parts(self.step.graph, map), self._table(count, map.found))
+        return self.cuts[key]
 
-    def _sliced(self, count: int, members: tuple[tuple[str, ...], ...]) -> tuple[Sliced, tuple[StageGraph, ...]]:
-        graph = self.step.graph
-        layers = Layers(members, (0.0,) * len(members), (0,) * (len(members) - 1))
-        map = assign(graph, self.microbatches(count), layers, range(1, len(members) + 1))
-        parts = stage_parts(graph, map)
-        graphs = tuple(self._stage(map, p) for p in parts)
-        return Sliced(map, parts, tuple(g.graph for g in graphs), tuple(_origins(g) for g in graphs)), graphs
+    def _table(self, count: int, found: Microbatching) -> KindTable:
+        """What is known of operators in ``found``, which joins of contributions from several stages change."""
+        key = (count, tuple(j.name for j in found.joined))
+        if key not in self.tables:
+            self.tables[key] = KindTable(self.step.graph, found)
+        return self.tables[key]
 
-    def _stage(self, map: StageMap, parts: StageParts, again: Again | None = None) -> StageGraph:
-        found = stage_graph(self.step, map.found, parts, again)
+    def _planned(self, count: int, cut: _Cut, stage: int, again: Recomputation) -> tuple[Graph, Mapping[str, str]]:
+        """The graph of a stage and the origins of its operators: traced, or a stage alike under other names."""
+        kind, name = cut.kind(stage), f"{self.step.graph.name}/stage {cut.parts[stage].stage}"
+        at = {id: n for n, id in enumerate(kind.operators)}
+        layers = () if again.level == "none" else tuple(tuple(at[id] for id in layer) for layer in again.layers)
+        key = (count, kind.key, again.level, layers)
+        if key not in self.traced:
+            self.traced[key] = self._stage(cut, stage, again), kind
+        source, old = self.traced[key]
+        if old is kind:
+            return source.graph, _origins(source)
+        return _renamed(source, old, kind, name, self.step.graph), _renamed_origins(source, old, kind)
+
+    def _stage(self, cut: _Cut, stage: int, again: Recomputation) -> StageGraph:
+        parts = cut.parts[stage]
+        anew = None
+        if again.level != "none":
+            anew = Again(Phases.of(self.step.graph, parts.body, parts.backward), again.layers, again.level)
+        found = stage_graph(self.step, cut.map.found, parts, anew)
         verify(found.graph)
         return found
+
+
+def _renamed(source: StageGraph, old: StageKind, new: StageKind, name: str, whole: Graph) -> Graph:
+    """The graph of a stage that is like the one that was traced."""
+    names = dict(zip((*old.values, *old.sent), (*new.values, *new.sent), strict=True))
+
+    def renamed(name: str) -> str:
+        for prefix in (PIECE, FROM, LATE, SEND):
+            if name.startswith(prefix):
+                return prefix + names[name.removeprefix(prefix)]
+        return names[name]
+
+    graph = source.graph
+    inputs = {i.name: renamed(i.name) for i in graph.inputs}
+    returned = len(new.outputs)
+    return Graph(
+        name,
+        tuple(replace(i, name=inputs[i.name]) for i in graph.inputs),
+        tuple(
+            replace(op, operands=tuple(inputs.get(o, o) if isinstance(o, str) else o for o in op.operands))
+            if any(o in inputs for o in op.operands if isinstance(o, str))
+            else op
+            for op in graph.operators
+        ),
+        tuple(
+            replace(
+                o,
+                operand=inputs.get(o.operand, o.operand) if isinstance(o.operand, str) else o.operand,
+                path=whole.outputs[new.outputs[n]].path if n < returned else renamed(o.path),
+                updates=None if o.updates is None else inputs[o.updates],
+            )
+            for n, o in enumerate(graph.outputs)
+        ),
+    )
+
+
+def _renamed_origins(source: StageGraph, old: StageKind, new: StageKind) -> Mapping[str, str]:
+    ids = dict(zip(old.operators, new.operators, strict=True))
+    return {id: ids[origin] for id, origin in _origins(source).items()}
 
 
 def _origins(stage: StageGraph) -> dict[str, str]:

@@ -1,13 +1,14 @@
-"""Costs of all runs of layers, composed from plans of the whole model.
+"""Costs of all runs of layers, composed from those of single layers.
 
-For each kind of submesh the integer program of the whole model is solved once on it. Its operators, with their
-seconds, collectives and bytes, belong to layers; a stage of layers i..j costs what its layers cost together, and what
-its boundaries send. So layers of a stage are sharded as they would be in the whole model, and nothing is
-solved, compiled or measured per candidate; the stages that are chosen are planned exactly afterwards.
+Of layers that are alike one is cut out and sharded by the integer program on each kind of submesh; a stage of layers
+i..j costs what its layers cost together, and what its boundaries send. So nothing is solved, compiled or measured per
+candidate, and a model of equal layers takes no longer than one of few; the stages that are chosen are planned exactly
+afterwards. `layer_costs` has the same from one plan of the whole model, for strategies that profile on one device.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from autopar.search.intra.extract import collectives, copy_layouts, made_layouts
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
 from autopar.solver import Solution, solve
-from autopar.stages import Layers, StageMap, assign
+from autopar.stages import Layers, StageMap
 
 
 @dataclass(frozen=True)
@@ -63,45 +64,121 @@ class LayerCosts:
         return Anew(self.loop_s, self.held_bytes) if level == "none" else self.anew[level]
 
 
-def stage_costs(
-    problem: Problem, source: StageSource, count: int, layers: Layers, kinds: Sequence[Submesh]
-) -> StageCosts:
-    """Costs of all runs of ``layers`` on each kind of submesh.
+class LayerPrices:
+    """Costs of the layers of one step in one number of microbatches; remembers those that it was asked for.
 
     Args:
         problem: what is planned; its memory limit is that of a device.
         source: the step.
         count: number of microbatches.
         layers: of the step.
+    """
+
+    def __init__(self, problem: Problem, source: StageSource, count: int, layers: Layers) -> None:
+        self.problem, self.source, self.count, self.layers = problem, source, count, layers
+        alike = layers.alike or tuple(range(len(layers.members)))
+        by_kind: dict[int, list[int]] = {}
+        for n, first in enumerate(alike):
+            by_kind.setdefault(first, []).append(n)
+        # One from the middle: the first and last of their kind may have work of the whole step beside their own.
+        self.chosen = {members[len(members) // 2]: members for members in by_kind.values()}
+        self.known: dict[Submesh, tuple[LayerCosts, tuple[int, ...]]] = {}
+        self.selected: dict[tuple[int, Level], Selected] = {}
+
+    def part(self, submesh: Submesh) -> Cluster:
+        """A submesh of that kind."""
+        cluster = self.problem.cluster
+        return cluster.part(cluster.group_starts[submesh.group], submesh.size)
+
+    def on(self, submesh: Submesh) -> tuple[LayerCosts, tuple[int, ...]]:
+        """Costs of all layers on a kind of submesh, and the sizes of the axes of the logical mesh that they are of."""
+        if submesh not in self.known:
+            self.known[submesh] = self._priced(submesh)
+        return self.known[submesh]
+
+    def _priced(self, submesh: Submesh) -> tuple[LayerCosts, tuple[int, ...]]:
+        part, n = self.part(submesh), len(self.layers.members)
+        if self.problem.options.say is not None:
+            self.problem.options.say(f"pricing {n} layers, {len(self.chosen)} of them different, on {part}")
+        flops = self.layers.flops
+        shape = self.problem.options.mesh_shape
+        if shape is not None and math.prod(shape) != submesh.size:
+            shape = None
+        levels = [level for level in levels_of(self.problem) if level != "none"]
+        plain = [np.zeros(n) for _ in range(4)]
+        anew: dict[Level, Anew] = {level: Anew(np.zeros(n), np.zeros(n)) for level in levels}
+        # The layers that do most of the work decide the mesh: those of a stage are on one.
+        for layer in sorted(self.chosen, key=lambda n: (-flops[n] * len(self.chosen[n]), n)):
+            solved, shape = self._solved(layer, part, shape)
+            costs, at = solved.costs(), int(layer > 0)
+            members = self.chosen[layer]
+            found = (costs.loop_s, costs.once_s, costs.state_bytes, costs.held_bytes)
+            for target, values in zip(plain, found, strict=True):
+                target[members] = values[at]
+            for level in levels:
+                way = solved.anew(costs, self._selected(layer, level, solved.whole))
+                anew[level].loop_s[members] = way.loop_s[at]
+                anew[level].held_bytes[members] = way.held_bytes[at]
+        assert shape is not None
+        return LayerCosts(plain[0], plain[1], plain[2], plain[3], anew), shape
+
+    def _solved(self, layer: int, part: Cluster, shape: tuple[int, ...] | None) -> tuple[_Solved, tuple[int, ...]]:
+        """The best plan of a layer alone, and the mesh that it is for."""
+        members = self.layers.members
+        around = (members[:layer], members[layer : layer + 1], members[layer + 1 :])
+        cut = [[id for run in runs for id in run] for runs in around if runs]
+        piece = self.source.piece(self.count, cut, int(layer > 0))
+        solved = _best(self.problem, part, piece, piece.map, self.count, shape)
+        return solved, tuple(n for _, n in solved.stated.mesh.axes)
+
+    def _selected(self, layer: int, level: Level, piece: Sliced) -> Selected:
+        """What a level of recomputation means for a layer alone."""
+        key = (layer, level)
+        if key not in self.selected:
+            graph, (parts,) = self.problem.graph, piece.parts
+            phases = Phases.of(graph, parts.body, parts.backward)
+            own: list[tuple[str, ...]] = [() for _ in range(piece.map.count)]
+            own[parts.stage] = self.layers.members[layer]
+            self.selected[key] = select(graph, phases, own, level)
+        return self.selected[key]
+
+
+def stage_costs(prices: LayerPrices, kinds: Sequence[Submesh]) -> StageCosts:
+    """Costs of all runs of layers on each kind of submesh.
+
+    Args:
+        prices: of the layers.
         kinds: of submeshes.
     """
-    found = source.microbatches(count)
+    problem, layers, count = prices.problem, prices.layers, prices.count
     n = len(layers.members)
-    by_layer = assign(problem.graph, found, layers, range(1, n + 1))
-    whole = source.slice(count, [[id for layer in layers.members for id in layer]])
     shape = (len(kinds), n, n)
     levels = levels_of(problem)
     by_level = [tuple(np.full(shape, np.inf) for _ in range(3)) for _ in levels]
     cuts = np.array([0.0, *layers.cut_bytes])
     for kind, submesh in enumerate(kinds):
-        part = problem.cluster.part(problem.cluster.group_starts[submesh.group], submesh.size)
-        costs = layer_costs(problem, part, whole, by_layer, count, layers)
-        sends = boundary_s(problem.cluster.groups[submesh.group], part, layers)
-        for first in range(n):
-            for last in range(first, n):
-                run = slice(first, last + 1)
-                beside = costs.once_s[run].sum() / count + sends[first] + sends[last + 1]
-                received = cuts[first] / submesh.size
-                for level, (seconds, fixed, held) in zip(levels, by_level, strict=True):
-                    way = costs.way(level)
-                    seconds[kind, first, last] = way.loop_s[run].sum() + beside
-                    # The layer whose backward pass runs is there as a whole.
-                    whole_layer = (costs.held_bytes[run] - way.held_bytes[run]).max()
-                    fixed[kind, first, last] = costs.state_bytes[run].sum() + max(0.0, whole_layer)
-                    held[kind, first, last] = way.held_bytes[run].sum() + received
+        costs, _ = prices.on(submesh)
+        sends = boundary_s(problem.cluster.groups[submesh.group], prices.part(submesh), layers)
+        once, state = _sums(costs.once_s / count), _sums(costs.state_bytes)
+        for level, (seconds, fixed, held) in zip(levels, by_level, strict=True):
+            way = costs.way(level)
+            loop, kept = _sums(way.loop_s), _sums(way.held_bytes)
+            # The layer whose backward pass runs is there as a whole.
+            whole_layer = np.maximum(0.0, costs.held_bytes - way.held_bytes)
+            for first in range(n):
+                last = np.arange(first, n)
+                beside = once[last + 1] - once[first] + sends[first] + sends[last + 1]
+                seconds[kind, first, last] = loop[last + 1] - loop[first] + beside
+                fixed[kind, first, last] = state[last + 1] - state[first] + np.maximum.accumulate(whole_layer[first:])
+                held[kind, first, last] = kept[last + 1] - kept[first] + cuts[first] / submesh.size
     sizes, groups = tuple(k.size for k in kinds), tuple(k.group for k in kinds)
     ways = [StageCosts(sizes, seconds, fixed, held, groups) for seconds, fixed, held in by_level]
     return replace(ways[0], others=tuple(ways[1:]))
+
+
+def _sums(values: np.ndarray) -> np.ndarray:
+    """Sums of the first so many."""
+    return np.concatenate([[0.0], np.cumsum(values)])
 
 
 def boundary_s(group: NodeGroup, part: Cluster, layers: Layers) -> np.ndarray:
@@ -131,16 +208,7 @@ def layer_costs(
         count: number of microbatches.
         layers: operators of the forward pass by layer, where costs of computing them anew are asked for.
     """
-    cost = CostModel(part)
-    single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=cost)
-    best: tuple[float, ShardingProblem, Solution] | None = None
-    for mesh in part.logical_meshes():
-        stated = build(single, mesh, split_phases=False)
-        answer = solve(replace(stated.problem, limit_bytes=None), time_limit_s=10.0, seed=0)
-        if answer.found and (best is None or answer.objective < best[0]):
-            best = (answer.objective, stated, answer)
-    assert best is not None, "without a memory limit there is always a choice"
-    solved = _Solved(single, best[1], best[2].choice, whole, by_layer, count)
+    solved = _best(problem, part, whole, by_layer, count)
     found = solved.costs()
     if layers is None:
         return found
@@ -152,12 +220,32 @@ def layer_costs(
     return replace(found, anew=anew)
 
 
+def _best(
+    problem: Problem,
+    part: Cluster,
+    whole: Sliced,
+    by_layer: StageMap,
+    count: int,
+    shape: tuple[int, ...] | None = None,
+) -> _Solved:
+    """The cheapest plan on all logical meshes of ``part``, or on that of ``shape``."""
+    single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=CostModel(part))
+    best: tuple[float, ShardingProblem, Solution] | None = None
+    for mesh in part.logical_meshes(shape):
+        stated = build(single, mesh, split_phases=False)
+        answer = solve(replace(stated.problem, limit_bytes=None), time_limit_s=10.0, seed=0)
+        if answer.found and (best is None or answer.objective < best[0]):
+            best = (answer.objective, stated, answer)
+    assert best is not None, "without a memory limit there is always a choice"
+    return _Solved(single, best[1], best[2].choice, whole, by_layer, count)
+
+
 @dataclass(frozen=True)
 class _Solved:
-    """A plan of the whole model on a submesh, by layer.
+    """A plan of the whole model, or of a part of it, on a submesh, by layer.
 
     Args:
-        problem: the whole model as one stage.
+        problem: the model as one stage.
         stated: its choice problem.
         choice: the answer.
         whole: where the stage's operators are from.

@@ -23,9 +23,10 @@ from autopar.plan import (
 )
 from autopar.schedule import Schedule, Table, Task, get
 from autopar.search.clock import Clock
-from autopar.search.inter.costs import stage_costs
+from autopar.search.inter.costs import LayerPrices, stage_costs
 from autopar.search.inter.dp import slice_layers
 from autopar.search.inter.record import record_of
+from autopar.search.inter.shared import SharedPlans
 from autopar.search.inter.stages import Chosen, in_flight, plan_stage, waiting_bytes
 from autopar.search.inter.submesh import placed, worthwhile
 from autopar.search.problem import Problem
@@ -36,12 +37,16 @@ from autopar.stages import Layers, cluster
 #: Layers that the model is clustered into: so many a stage, and at most so many in all.
 LAYERS_PER_STAGE, MOST_LAYERS = 4, 32
 
+#: Operators of a model from which on no layer is less than a block, if there are as many blocks as stages.
+LARGE = 4000
+
 
 @dataclass(frozen=True)
 class Candidate:
     """A way to slice the step: by stage the ids of its forward operators and its devices (first, number).
 
     ``layers`` has the layers inside the stages, for recomputation; where it is empty each stage is one layer.
+    ``meshes`` has by stage the shape of the logical mesh that suits its layers best; empty where that is not known.
     """
 
     count: int
@@ -49,6 +54,7 @@ class Candidate:
     devices: tuple[tuple[int, int], ...]
     estimate_s: float
     layers: tuple[tuple[str, ...], ...] = ()
+    meshes: tuple[tuple[int, ...], ...] = ()
 
 
 def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
@@ -70,26 +76,31 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
             remedy="plan by autopar.parallelize(...).plan(...), or with num_stages=1",
         )
     clock = Clock()
-    with clock.phase("slice"):
-        candidates = sorted(_candidates(problem, source), key=lambda c: (c.estimate_s, c.count, len(c.members)))
-    if not candidates:
+    plans: list[Plan] = []
+    failures: list[InfeasiblePlanError] = []
+    for fewest in (lambda stages: _fewest(problem, stages), None):  # where whole blocks do not fit, parts of them may
+        with clock.phase("slice"):
+            candidates = sorted(
+                _candidates(problem, source, fewest), key=lambda c: (c.estimate_s, c.count, len(c.members))
+            )
+        for candidate in candidates[:3]:
+            try:
+                with clock.phase("stages"):
+                    plans.append(plan_candidate(problem, source, candidate, intra))
+            except InfeasiblePlanError as error:
+                failures.append(error)
+            if plans and problem.options.num_stages is not None and problem.options.num_microbatches is not None:
+                break
+        if plans:
+            break
+    if failures and not plans:
+        raise failures[0]
+    if not plans:
         raise InfeasiblePlanError(
             f"no way to cut {problem.graph.name} into stages fits {problem.cluster.name}",
             cause="too few layers, devices or bytes for the number of stages",
             remedy="fewer stages, more microbatches, or a higher memory_limit",
         )
-    plans: list[Plan] = []
-    failures: list[InfeasiblePlanError] = []
-    for candidate in candidates[:3]:
-        try:
-            with clock.phase("stages"):
-                plans.append(plan_candidate(problem, source, candidate, intra))
-        except InfeasiblePlanError as error:
-            failures.append(error)
-        if plans and problem.options.num_stages is not None and problem.options.num_microbatches is not None:
-            break
-    if not plans:
-        raise failures[0]
     best = min(plans, key=lambda p: p.step_time)
     considered = tuple(
         Considered(
@@ -112,7 +123,8 @@ def schedule_of(problem: Problem) -> Schedule:
     return get("1f1b" if asked in ("auto", "none") else asked)
 
 
-def _candidates(problem: Problem, source: StageSource) -> Iterable[Candidate]:
+def _candidates(problem: Problem, source: StageSource, fewest: Callable[[int], int] | None) -> Iterable[Candidate]:
+    """Ways to cut the step; ``fewest`` says from how many blocks on they are the layers, None that they never are."""
     schedule = schedule_of(problem)
     asked = problem.options.num_microbatches
     counts = [asked] if asked is not None else microbatch_counts(problem)
@@ -123,9 +135,11 @@ def _candidates(problem: Problem, source: StageSource) -> Iterable[Candidate]:
             if asked is not None:
                 raise
             continue
+        known: dict[Layers, LayerPrices] = {}
         for stages in _stage_counts(problem, schedule):
             wanted = stages * (1 if schedule.chunks > 1 else LAYERS_PER_STAGE)
-            layers = cluster(problem.graph, found, min(wanted, MOST_LAYERS))
+            most = max(stages, MOST_LAYERS)
+            layers = cluster(problem.graph, found, min(wanted, most), fewest=fewest and fewest(stages))
             if len(layers.members) < stages:
                 continue
             try:
@@ -138,7 +152,13 @@ def _candidates(problem: Problem, source: StageSource) -> Iterable[Candidate]:
             if even is not None:
                 yield even
             elif schedule.chunks == 1:
-                yield from _sliced(problem, source, layers, count, stages)
+                prices = known.setdefault(layers, LayerPrices(problem, source, count, layers))
+                yield from _sliced(prices, stages)
+
+
+def _fewest(problem: Problem, stages: int) -> int:
+    """Blocks of the model from which on they are the layers: two a stage; of large models one a stage."""
+    return stages if len(problem.graph.operators) >= LARGE else 2 * stages
 
 
 def microbatch_counts(problem: Problem) -> list[int]:
@@ -191,12 +211,14 @@ def merge_layers(layers: Layers, stages: int) -> tuple[tuple[str, ...], ...]:
     return (*runs, tuple(current))
 
 
-def _sliced(problem: Problem, source: StageSource, layers: Layers, count: int, stages: int) -> Iterable[Candidate]:
+def _sliced(prices: LayerPrices, stages: int) -> Iterable[Candidate]:
     """The answer of the dynamic program for a number of stages."""
-    kinds = worthwhile(problem.cluster, stages)
+    problem, layers, count = prices.problem, prices.layers, prices.count
+    # Of layers that are alike none wants more than its share of the devices.
+    kinds = worthwhile(problem.cluster, stages, 1 if len(set(layers.alike)) * 2 <= len(layers.members) else 2)
     if not kinds:
         return
-    costs = stage_costs(problem, source, count, layers, kinds)
+    costs = stage_costs(prices, kinds)
     devices = [g.size for g in problem.cluster.groups]
     asked = problem.options.memory_limit_bytes
     limits = [asked or g.device.memory_bytes for g in problem.cluster.groups]
@@ -207,7 +229,8 @@ def _sliced(problem: Problem, source: StageSource, layers: Layers, count: int, s
         return
     members = tuple(tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages)
     homes = placed(problem.cluster, [kinds[x.kind] for x in found.stages])
-    yield Candidate(count, members, homes, found.objective, layers.members)
+    meshes = tuple(prices.on(kinds[x.kind])[1] for x in found.stages)
+    yield Candidate(count, members, homes, found.objective, layers.members, meshes)
 
 
 def plan_candidate(
@@ -218,7 +241,8 @@ def plan_candidate(
     schedule = schedule_of(problem)
     table = schedule.table(len(candidate.members), candidate.count)
     chosen = Chosen(problem, source, sliced, candidate.members, candidate.layers, table)
-    parts = [plan_stage(chosen, i, home, intra) for i, home in enumerate(candidate.devices)]
+    shared = SharedPlans(intra, candidate.meshes)
+    parts = [plan_stage(chosen, i, home, shared) for i, home in enumerate(candidate.devices)]
     return assemble(problem, candidate, sliced, parts, table)
 
 

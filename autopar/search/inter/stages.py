@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
-from autopar.plan import Plan, PlanContent
+from autopar.plan import PlanContent
 from autopar.plan.text import bytes_text
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Table
+from autopar.search.inter.shared import SharedPlans
 from autopar.search.problem import Problem
 from autopar.search.source import Recomputation, Sliced, StageSource
 
@@ -73,7 +74,7 @@ def waiting_bytes(content: PlanContent, sliced: Sliced, stage: int) -> int:
     return own.held_bytes + math.ceil(received / len(own.devices))
 
 
-def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], intra: Callable[[Problem], Plan]) -> PlanContent:
+def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], shared: SharedPlans) -> PlanContent:
     """The plan of one stage, within the memory that microbatches in flight leave.
 
     Nothing is computed anew where that fits as it would be without a limit. Else the fastest of all levels
@@ -83,15 +84,28 @@ def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], intra: Callabl
         chosen: what is planned.
         stage: its number.
         home: its first device and the number of devices.
-        intra: plans one stage on its submesh.
+        shared: plans one stage on its submesh.
 
     Raises:
         InfeasiblePlanError: no level fits.
     """
+    asked = chosen.problem.options.mesh_shape
+    if asked is not None:
+        return _on_mesh(chosen, stage, home, asked if math.prod(asked) == home[1] else None, shared)
+    if shared.meshes:
+        with contextlib.suppress(InfeasiblePlanError):
+            return _on_mesh(chosen, stage, home, shared.meshes[stage], shared)
+    return _on_mesh(chosen, stage, home, None, shared)
+
+
+def _on_mesh(
+    chosen: Chosen, stage: int, home: tuple[int, int], shape: tuple[int, ...] | None, shared: SharedPlans
+) -> PlanContent:
+    """`plan_stage` on the logical mesh of a shape, or on all of them."""
     first, *more = levels_of(chosen.problem)
     fitting: list[PlanContent] = []
     try:
-        content, free = _at_level(chosen, stage, home, first, intra)
+        content, free = _at_level(chosen, stage, home, first, shape, shared)
         if free or not more:
             return content
         fitting.append(content)
@@ -101,7 +115,7 @@ def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], intra: Callabl
     # The smallest next: where it does not fit, nothing does.
     for level in reversed(more):
         try:
-            fitting.append(_at_level(chosen, stage, home, level, intra)[0])
+            fitting.append(_at_level(chosen, stage, home, level, shape, shared)[0])
         except InfeasiblePlanError:
             if not fitting:
                 raise
@@ -109,7 +123,12 @@ def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], intra: Callabl
 
 
 def _at_level(
-    chosen: Chosen, stage: int, home: tuple[int, int], level: Level, intra: Callable[[Problem], Plan]
+    chosen: Chosen,
+    stage: int,
+    home: tuple[int, int],
+    level: Level,
+    shape: tuple[int, ...] | None,
+    shared: SharedPlans,
 ) -> tuple[PlanContent, bool]:
     """The plan at a level, and whether the limit had no part in it."""
     problem, table = chosen.problem, chosen.table
@@ -124,9 +143,12 @@ def _at_level(
         num_microbatches=table.num_microbatches,
         num_stages=1,
         schedule="auto",
-        mesh_shape=problem.options.mesh_shape if _holds(problem, home[1]) else None,
+        mesh_shape=shape,
         remat="none",
     )
+    first = chosen.sliced.alike[stage] if chosen.sliced.alike else stage
+    at = {id: n for n, id in enumerate(chosen.members[stage])}
+    kind = (first, level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
     more = in_flight(table, stage) - 1
     left = limit
     for attempt in range(3):
@@ -138,7 +160,7 @@ def _at_level(
             options=replace(options, memory_limit_bytes=left),
             source=None,
         )
-        content = intra(stated).content
+        content = shared.plan(stated, kind, f"stage {stage + 1} of {len(chosen.members)}")
         waiting = more * waiting_bytes(content, chosen.sliced, stage)
         needed = content.peak_memory + waiting
         if needed <= limit:
@@ -162,8 +184,3 @@ def _labelled(content: PlanContent, again: Recomputation) -> PlanContent:
     ends = tuple(layer[-1] for layer in again.layers[:-1])
     own = msgspec.structs.replace(content.stages[0], remat=again.level, layer_ends=ends)
     return msgspec.structs.replace(content, stages=(own, *content.stages[1:]))
-
-
-def _holds(problem: Problem, devices: int) -> bool:
-    shape = problem.options.mesh_shape
-    return shape is not None and math.prod(shape) == devices

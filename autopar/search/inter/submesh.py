@@ -33,18 +33,23 @@ def submeshes(cluster: Cluster) -> list[Submesh]:
     return found
 
 
-def worthwhile(cluster: Cluster, stages: int) -> list[Submesh]:
+def worthwhile(cluster: Cluster, stages: int, uneven: int = 2) -> list[Submesh]:
     """Those of `submeshes` that ``stages`` of them, which together are all devices, may have among them.
 
     A stage with twice its share leaves the others with half of theirs; more uneven submeshes never paid in trials,
     and are taken only where there is nothing else.
+
+    Args:
+        cluster: all devices.
+        stages: their number.
+        uneven: how many times its share a stage may have, or the share may be of what it has.
     """
     every = submeshes(cluster)
     if len(cluster.groups) > 1:
         return every
     devices = cluster.num_devices
     even = devices / stages
-    near = [m for m in every if even / 2 <= m.size <= 2 * even and m.size <= devices]
+    near = [m for m in every if even / uneven <= m.size <= uneven * even and m.size <= devices]
     return _usable(near, stages, devices) or _usable(every, stages, devices)
 
 

@@ -1,0 +1,112 @@
+"""`SharedPlans`: of stages that are alike one is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from autopar.ir import Graph
+from autopar.ir.fingerprint import fingerprint
+from autopar.plan import Plan, PlanContent
+from autopar.search.problem import Problem
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A plan of a stage's graph that is the best within ``limit_bytes``."""
+
+    graph: Graph
+    limit_bytes: float
+    content: PlanContent
+
+
+@dataclass
+class SharedPlans:
+    """Plans of the stages of one way to cut the step.
+
+    Args:
+        intra: plans one stage on its submesh.
+        meshes: by stage the shape of the logical mesh that is tried first; empty where none is better known.
+    """
+
+    intra: Callable[[Problem], Plan]
+    meshes: tuple[tuple[int, ...], ...] = ()
+    known: dict[tuple[object, ...], list[_Planned]] = field(default_factory=dict)
+
+    def plan(self, stated: Problem, kind: tuple[object, ...], what: str) -> PlanContent:
+        """The best plan of a stage: that of a stage alike, or a new one.
+
+        Args:
+            stated: the stage as a problem of its own.
+            kind: equal for stages whose graphs differ in names of inputs and outputs alone.
+            what: the stage in words.
+
+        Raises:
+            InfeasiblePlanError: it does not fit.
+        """
+        limit, graph = stated.memory_limit_bytes, stated.graph
+        known = self.known.setdefault((kind, stated.cluster.to_json(), stated.options.mesh_shape), [])
+        for k in known:
+            # What is the best within more, and needs no more than this, is the best within this.
+            if k.content.peak_memory <= limit <= k.limit_bytes:
+                return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)
+        if stated.options.say is not None:
+            stated.options.say(f"planning {what}: {len(graph.operators)} operators on {stated.cluster}")
+        content = self.intra(stated).content
+        known.append(_Planned(graph, limit, content))
+        return content
+
+
+def renamed_content(content: PlanContent, old: Graph, new: Graph) -> PlanContent:
+    """The plan of a graph as that of one that is the same but for names of inputs and paths of outputs.
+
+    Args:
+        content: of ``old``.
+        old, new: inputs and outputs in the same order, operators with the same ids.
+    """
+    names = {i.name: j.name for i, j in zip(old.inputs, new.inputs, strict=True)}
+    paths = {a.path: b.path for a, b in zip(old.outputs, new.outputs, strict=True)}
+    names.update({f"result{a}": f"result{b}" for a, b in paths.items()})
+
+    def name_of(name: str) -> str:
+        if name in names:
+            return names[name]
+        copied = name.removeprefix("copy of ")
+        if copied != name:
+            value, mark, phase = copied.rpartition(" (")
+            return f"copy of {names.get(value, value)}{mark}{phase}" if mark else f"copy of {names.get(copied, copied)}"
+        return name
+
+    def note_of(note: str) -> str:
+        first, space, rest = note.partition(" ")
+        return f"{names.get(first, first)}{space}{rest}"
+
+    stages = tuple(
+        msgspec.structs.replace(
+            s,
+            collectives=tuple(
+                msgspec.structs.replace(c, operators=tuple(map(name_of, c.operators))) for c in s.collectives
+            ),
+        )
+        for s in content.stages
+    )
+    return msgspec.structs.replace(
+        content,
+        program=new.name,
+        fingerprint=fingerprint(new),
+        stages=stages,
+        inputs=tuple(msgspec.structs.replace(r, path=names[r.path]) for r in content.inputs),
+        outputs=tuple(
+            msgspec.structs.replace(r, path=paths[r.path], updates=None if r.updates is None else names[r.updates])
+            for r in content.outputs
+        ),
+        copies=tuple(msgspec.structs.replace(c, value=name_of(c.value)) for c in content.copies),
+        choices=tuple(
+            msgspec.structs.replace(c, name=name_of(c.name), members=tuple(map(name_of, c.members)))
+            for c in content.choices
+        ),
+        notes=tuple(map(note_of, content.notes)),
+        donated=tuple(names[n] for n in content.donated),
+    )

@@ -13,14 +13,16 @@ devices in s stages, is found from the last stage backward:
 
     F(s, k, d; t_max) = min over i, submesh of t(k..i) + F(s - 1, i + 1, d - |submesh|; t_max),  F(0, L, 0) = 0
 
-and the search stops where (m - 1) * t_max alone reaches the best objective found. Where the cluster has groups of
+The search begins at the least bound that has an answer, found by halving, and stops where (m - 1) * t_max and the
+least sum under no bound reach the best objective found. Where the cluster has groups of
 different devices, d counts those of each group, a submesh lies in one group, and the limit is that of its devices.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,10 +89,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class Slicing:
-    """An answer of `slice_layers`: its stages, and the objective in seconds."""
+    """An answer of `slice_layers`: its stages, the objective in seconds, and the sum of the stages' seconds."""
 
     stages: tuple[Slice, ...]
     objective: float
+    sum_s: float
 
 
 def slice_layers(
@@ -114,19 +117,46 @@ def slice_layers(
     most = min(costs.num_layers, sum(counts))
     if num_stages is not None and num_stages > most:
         return None
+    most = num_stages or most
     limit_by_kind = np.array([limits[costs.group(kind)] for kind in range(len(costs.sizes))])[:, None, None]
     flying = {f: costs.fitting_s(f, limit_by_kind) for f in range(1, min(microbatches, most) + 1)}
     seconds = [flying[min(microbatches, s)] for s in range(1, most + 1)]
-    best: Slicing | None = None
-    for bound in costs.distinct_s:
-        if best is not None and (microbatches - 1) * bound >= best.objective:
+    counted, units = _in_units(costs, counts)
+
+    def within(bound: float) -> Slicing | None:
+        return _within(counted, units, microbatches, seconds, bound, num_stages)
+
+    loosest = within(np.inf)
+    if loosest is None:
+        return None
+    bounds = _apart(costs.distinct_s)
+    low, high = 0, len(bounds) - 1  # the first that has an answer is among these
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if within(float(bounds[middle])) is not None else (middle + 1, high)
+    best = loosest
+    for bound in bounds[low:]:
+        if (microbatches - 1) * bound + loosest.sum_s >= best.objective:
             break
-        if best is not None and bound * microbatches >= best.objective:
-            break
-        found = _within(costs, counts, microbatches, seconds, float(bound), num_stages)
-        if found is not None and (best is None or found.objective < best.objective * (1 - 1e-12)):
+        found = within(float(bound))
+        if found is not None and found.objective < best.objective * (1 - 1e-12):
             best = found
     return best
+
+
+def _apart(values: Array) -> Array:
+    """Those of rising ``values`` that are not followed by one that differs by rounding alone."""
+    return values[np.append(values[1:] > values[:-1] * (1 + 1e-9), True)] if values.size else values
+
+
+def _in_units(costs: StageCosts, devices: tuple[int, ...]) -> tuple[StageCosts, tuple[int, ...]]:
+    """Sizes and devices counted in the largest number of devices that divides them all, group by group."""
+    units = [
+        math.gcd(count, *(n for kind, n in enumerate(costs.sizes) if costs.group(kind) == group))
+        for group, count in enumerate(devices)
+    ]
+    sizes = tuple(n // units[costs.group(kind)] for kind, n in enumerate(costs.sizes))
+    return replace(costs, sizes=sizes), tuple(n // unit for n, unit in zip(devices, units, strict=True))
 
 
 def _within(
@@ -146,8 +176,9 @@ def _within(
     total[(0, n, *(0 for _ in devices))] = 0.0
     back: dict[tuple[int, ...], tuple[int, int]] = {}
     for s in range(1, most + 1):
-        fits = seconds[s - 1] <= bound
-        for k in range(n):
+        fits = np.isfinite(seconds[s - 1]) & (seconds[s - 1] <= bound)
+        fits &= np.isfinite(total[s - 1].reshape(n + 1, -1)).any(axis=1)[1:]
+        for k in range(max(0, (num_stages or s) - s), n + 1 - s):
             for kind, size in enumerate(costs.sizes):
                 group = costs.group(kind)
                 lasts = np.flatnonzero(fits[kind, k, k:]) + k
@@ -179,7 +210,7 @@ def _within(
         times.append(float(seconds[s - 1][kind, k, last]))
         free = tuple(d - costs.sizes[kind] if g == costs.group(kind) else d for g, d in enumerate(free))
         s, k = s - 1, last + 1
-    return Slicing(tuple(stages), objective(times, microbatches))
+    return Slicing(tuple(stages), objective(times, microbatches), float(sum(times)))
 
 
 def objective(seconds: Sequence[float], microbatches: int) -> float:

@@ -1,0 +1,100 @@
+"""Of layers and stages that are alike one is looked at, and the others come out as if each had been."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import autopar
+from autopar.cost import CostModel
+from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.lower.pipeline.source import TracedStages
+from autopar.lower.step import step_of
+from autopar.search import Options, Problem, alpa
+from autopar.search.inter.shared import renamed_content
+from autopar.search.source import Recomputation
+from autopar.stages import cluster
+from autopar.stages.repeats import find_repeats
+from examples import gpt, mlp
+from tests.end_to_end.clusters import MIDDLE
+
+COUNT = 4
+
+
+@pytest.fixture(scope="module")
+def cut():
+    """A GPT of six blocks and a head, a stage for each."""
+    fn, args = gpt.build("tiny", layers=6, abstract=True)
+    signature, _ = flatten_call(fn, args, {}, SignatureOptions())
+    source = TracedStages(step_of(trace(fn, signature)))
+    layers = cluster(source.step.graph, source.microbatches(COUNT), 6, fewest=6)
+    return source, layers
+
+
+def test_blocks_are_the_layers(cut):
+    _, layers = cut
+    assert len(layers.members) == 7
+    assert layers.alike == (0, 1, 1, 1, 1, 1, 6), "the first has the embedding, the last the loss"
+    assert len(set(layers.cut_bytes[:-1])) == 1, "every cut lets the residual stream through"
+
+
+def test_stages_alike_are_one_under_other_names(cut):
+    source, layers = cut
+    sliced = source.slice(COUNT, layers.members)
+    assert len(set(sliced.alike)) < len(layers.members)
+    for level in ("none", "full"):
+        for stage in range(len(layers.members)):
+            again = Recomputation(level, (layers.members[stage],))
+            traced = source.stage_graph(COUNT, layers.members, stage, again).graph
+            assert source.recomputed(COUNT, layers.members, stage, again) == traced
+
+
+def test_a_plan_is_handed_on_as_it_would_have_been_made(cut):
+    source, layers = cut
+    sliced = source.slice(COUNT, layers.members)
+    first, second = next((a, b) for b, a in enumerate(sliced.alike) if a != b)
+    part = MIDDLE.part(0, 2)
+    donated = frozenset(i.name for s in (first, second) for i in sliced.graphs[s].inputs if i.role == "parameter")
+
+    def content(stage):
+        problem = Problem(sliced.graphs[stage], part, CostModel(part), Options(num_microbatches=COUNT))
+        own = donated & {i.name for i in problem.graph.inputs}
+        return alpa(replace(problem, options=replace(problem.options, donated=own))).content
+
+    assert renamed_content(content(first), sliced.graphs[first], sliced.graphs[second]) == content(second)
+
+
+def test_every_stage_priced_and_planned_is_told():
+    told = []
+    fn, args = mlp.build(abstract=True)
+    plan = autopar.parallelize(fn, cluster=MIDDLE, num_stages=2, num_microbatches=2, progress=told.append).plan(*args)
+    assert plan.num_stages == 2
+    assert any(line.startswith("pricing") for line in told)
+    assert sum(line.startswith("planning stage") for line in told) >= 2
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_blocks_are_found(seed):
+    rng = np.random.default_rng(seed)
+    period, count = int(rng.integers(1, 12)), int(rng.integers(3, 20))
+    block = rng.integers(0, 5, period).tolist()
+    block[0] = 99
+    head = [f"head {i}" for i in range(rng.integers(0, 6))]
+    tail = [f"tail {i}" for i in range(rng.integers(0, 6))]
+    sequence = [*head, *(block * count), *tail]
+    found = find_repeats(sequence, np.array([100.0 if x == 99 else 1.0 for x in sequence]))
+    assert found is not None
+    assert (found.start, found.period, found.count, found.extra) == (len(head), period, count, 0)
+    cost = np.ones(len(sequence))
+    wanted = int(rng.integers(0, period))
+    cost[[len(head) + wanted - 1 + period * k for k in range(count) if len(head) + wanted + period * k]] = 0.5
+    phased = found.phased(cost)
+    assert phased.start == len(head) + wanted
+    assert phased.count == count - (wanted > 0)
+
+
+def test_what_does_not_repeat_has_no_blocks():
+    assert find_repeats(list("abcdefgh"), np.ones(8)) is None
+    assert find_repeats(list("abababcdefghijklmnop"), np.ones(20)) is None, "too little of the whole"

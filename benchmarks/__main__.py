@@ -18,6 +18,7 @@ from rich.console import Console
 from benchmarks import (
     calibrated,
     contest,
+    large,
     memory_limit,
     overhead,
     pipelines,
@@ -39,6 +40,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "calibrated": calibrated.run,
         "contest": contest.run,
         "experts": experts.run,
+        "large": large.run,
         "predicted": predicted.run,
         "memory_limit": memory_limit.run,
         "overhead": overhead.run,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import memory_limit, overhead, pipelines, planning, predicted, ray_step, schedules
+from benchmarks import large, memory_limit, overhead, pipelines, planning, predicted, ray_step, schedules
 from benchmarks.experts import cases, llama
 from benchmarks.experts.compare import measure_expert
 from benchmarks.published import table as published
@@ -50,6 +50,14 @@ def test_planning_phases_add_up() -> None:
     assert counted <= row["wall_s"]
     assert sum(s for name, s in seconds.items() if name.startswith("  of it")) <= seconds["plan"]
     assert row["gap"] >= -1e-9
+
+
+def test_large_cases_have_phases_and_memory() -> None:
+    (case,) = large.QUICK
+    row = large.measure(case)
+    assert row["stages"] == 2 and "error" not in row
+    assert row["trace_s"] + row["slice_s"] + row["stages_s"] <= row["wall_s"]
+    assert row["peak_rss_bytes"] > 0
 
 
 def test_expert_parallel_sends_all_to_all() -> None:

@@ -82,6 +82,15 @@ class LayerPrices:
             by_kind.setdefault(first, []).append(n)
         # One from the middle: the first and last of their kind may have work of the whole step beside their own.
         self.chosen = {members[len(members) // 2]: members for members in by_kind.values()}
+        # The step is cut around all of them at once: every cut is a walk over the whole step.
+        self.cut: list[list[str]] = []
+        self.stages: dict[int, int] = {}
+        for n, members in enumerate(layers.members):
+            if n in self.chosen or n == 0 or n - 1 in self.chosen:
+                self.cut.append([])
+            if n in self.chosen:
+                self.stages[n] = len(self.cut) - 1
+            self.cut[-1] += members
         self.known: dict[Submesh, tuple[LayerCosts, tuple[int, ...]]] = {}
         self.selected: dict[tuple[int, Level], Selected] = {}
 
@@ -110,7 +119,7 @@ class LayerPrices:
         # The layers that do most of the work decide the mesh: those of a stage are on one.
         for layer in sorted(self.chosen, key=lambda n: (-flops[n] * len(self.chosen[n]), n)):
             solved, shape = self._solved(layer, part, shape)
-            costs, at = solved.costs(), int(layer > 0)
+            costs, at = solved.costs(), self.stages[layer]
             members = self.chosen[layer]
             found = (costs.loop_s, costs.once_s, costs.state_bytes, costs.held_bytes)
             for target, values in zip(plain, found, strict=True):
@@ -124,10 +133,7 @@ class LayerPrices:
 
     def _solved(self, layer: int, part: Cluster, shape: tuple[int, ...] | None) -> tuple[_Solved, tuple[int, ...]]:
         """The best plan of a layer alone, and the mesh that it is for."""
-        members = self.layers.members
-        around = (members[:layer], members[layer : layer + 1], members[layer + 1 :])
-        cut = [[id for run in runs for id in run] for runs in around if runs]
-        piece = self.source.piece(self.count, cut, int(layer > 0))
+        piece = self.source.piece(self.count, self.cut, self.stages[layer])
         solved = _best(self.problem, part, piece, piece.map, self.count, shape)
         return solved, tuple(n for _, n in solved.stated.mesh.axes)
 

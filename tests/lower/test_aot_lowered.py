@@ -74,3 +74,19 @@ def test_collectives_that_do_the_same_are_counted() -> None:
     found, equal = counted_collectives(function, [jax.ShapeDtypeStruct((8,), "float32")], (("x", 4),))
     assert found == {("all-gather", "x", 32): 3.0}
     assert equal == {("all-gather", "x", 32): 1.0}
+
+
+def test_sums_that_are_added_up_can_be_one() -> None:
+    mesh = AbstractMesh((4,), ("x",), (AxisType.Auto,))
+
+    def body(a, b):
+        halves = [jax.lax.psum_scatter(v, "x", tiled=True) for v in (a, b)]
+        other = jax.lax.psum_scatter(a * b, "x", tiled=True)
+        return halves[0] + halves[1], other
+
+    shapes = [jax.ShapeDtypeStruct((8,), "float32")] * 2
+    spec = PartitionSpec()
+    function = jax.shard_map(body, mesh=mesh, in_specs=(spec, spec), out_specs=PartitionSpec("x"), check_vma=False)
+    found, equal = counted_collectives(function, shapes, (("x", 4),))
+    assert found == {("reduce-scatter", "x", 32): 3.0}
+    assert equal == {("reduce-scatter", "x", 32): 1.0}

@@ -73,7 +73,7 @@ def join(
         compiled: what was read of the compiled program.
         axes: (axis, size) of the mesh.
         lowered: what the lowered program runs; None takes it to be what was predicted.
-        equal: of that, what does the same as another one.
+        equal: of that, what a compiler can do without.
     """
     said, sizes = _by_place(predicted, axes), dict(axes)
     found: dict[_Place, dict[int, CompiledCollective]] = defaultdict(dict)

@@ -34,6 +34,10 @@ _PRIMITIVES: Mapping[str, tuple[str, bool]] = MappingProxyType(
     }
 )
 
+#: Sums over devices, and what may stand between them.
+_SUMS = frozenset({"psum", "psum2", "psum_invariant", "reduce_scatter"})
+_PASSED = frozenset({"add", "add_any", "convert_element_type"})
+
 
 def lowered_collectives(
     function: Callable[..., Any], arguments: Sequence[Any], axes: tuple[tuple[str, int], ...]
@@ -53,7 +57,10 @@ def lowered_collectives(
 def counted_collectives(
     function: Callable[..., Any], arguments: Sequence[Any], axes: tuple[tuple[str, int], ...]
 ) -> tuple[dict[Key, float], dict[Key, float]]:
-    """`lowered_collectives`, and how many of them do what another one does, which compilers do once.
+    """`lowered_collectives`, and how many of them compilers can do without.
+
+    These do what another one does, or sum up what is then added to the like result of another one, where one
+    collective of the sum does (XLA's reassociation of all-reduce and reduce-scatter).
 
     Args:
         function: of global arrays, over all devices of a mesh.
@@ -65,7 +72,16 @@ def counted_collectives(
     equal: dict[Key, float] = {}
     closed = jax.make_jaxpr(function)(*arguments)
     seen: set[Any] = set()
+    summed: dict[Any, Key] = {}
     for eqn, times, number in _equations(closed.jaxpr, 1.0, _Numbers()):
+        if eqn.primitive.name in _PASSED:
+            keys = {summed.get(v) if hasattr(v, "aval") and not hasattr(v, "val") else None for v in eqn.invars}
+            (key,) = keys if len(keys) == 1 else (None,)
+            if key is not None:
+                summed[eqn.outvars[0]] = key
+                if len(eqn.invars) > 1:
+                    equal[key] = equal.get(key, 0.0) + times
+            continue
         kind, of_result = _PRIMITIVES[eqn.primitive.name]
         given = eqn.params.get("axes", eqn.params.get("axis_name"))
         along = tuple(a for a in (given if isinstance(given, tuple | list) else (given,)) if isinstance(a, str))
@@ -78,6 +94,8 @@ def counted_collectives(
             found[key] = found.get(key, 0.0) + times
             if number in seen:
                 equal[key] = equal.get(key, 0.0) + times
+            elif eqn.primitive.name in _SUMS:
+                summed[eqn.outvars[eqn.invars.index(var)]] = key
         seen.add(number)
     return found, equal
 
@@ -109,13 +127,13 @@ class _Numbers:
 
 
 def _equations(jaxpr: Any, times: float, numbers: _Numbers) -> Iterator[tuple[Any, float, int]]:
-    """Collectives of a jaxpr and of those inside it, how often each runs, and the number of what it does."""
+    """Collectives and sums of a jaxpr and of those inside it, how often each runs, and the number of what it does."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         inner = [sub for value in eqn.params.values() for sub in _jaxprs(value)]
         if name in _PRIMITIVES or not inner:
             number = numbers.equation(eqn)
-            if name in _PRIMITIVES:
+            if name in _PRIMITIVES or name in _PASSED:
                 yield eqn, times, number
             continue
         factor = {

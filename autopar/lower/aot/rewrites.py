@@ -6,7 +6,7 @@ found and not predicted, is paired by these rules; each needs the same mesh axes
     along ... at once     all-reduce along one axis and then along another, done at once along both
     joined                several small ones concatenated into one
     other width           a conversion to a dtype of half the width (or twice) was moved to the other side
-    done once             of several equal ones of the lowered program one is left
+    done once             of several equal ones, or of sums that are added up, one is left
     as all-reduce         reduce-scatter done as all-reduce and slice; all-gather as all-reduce of padded pieces
     axis by axis          one along several axes, done along one after the other
 
@@ -84,7 +84,7 @@ def paired(
         predicted: counts of predicted collectives.
         compiled: counts of compiled ones.
         sizes: size of each mesh axis.
-        equal: counts of collectives of the lowered program that do what another one does.
+        equal: counts of collectives of the lowered program that can be done without.
     """
     found = []
     for halves in (None, 0.5, 2.0):

@@ -35,7 +35,7 @@ class Compilation:
 
     Args:
         lowered: runs a step of each collective before compiling, by kind, axes and bytes.
-        equal: of these, those that do what another one does.
+        equal: of these, those that a compiler can do without.
         compiled: what was read of the result.
         hlo: its text.
     """

@@ -29,7 +29,7 @@ class StageCompilation:
         stage: its number.
         mesh_axes: (axis, size) of its mesh.
         lowered: runs a step of each collective before compiling, by kind, axes and bytes.
-        equal: of these, those that do what another one of their program does.
+        equal: of these, those that a compiler can do without.
         collectives: of the compiled programs, each as often as it runs in a step.
         fusions: fusions of all its programs.
         cycles: cycles of a step as the compiler estimates them; None where it says none.

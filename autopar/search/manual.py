@@ -163,9 +163,8 @@ class Manual:
             )
         if self.recompute != "none":
             raise InfeasiblePlanError(
-                f"Manual(recompute={self.recompute!r}) is not available for a function: autopar keeps the "
-                "recomputation that the function states",
-                remedy="use jax.checkpoint in the function",
+                f"Manual(recompute={self.recompute!r}) is for pipelines: one stage is rewritten before it is planned",
+                remedy=f"parallelize(..., remat={self.recompute!r}), or jax.checkpoint in the function",
             )
         if self.ep > 1:
             self._check_experts(problem)

@@ -26,12 +26,12 @@ def compare(name, level, steps=2, **options):
         return assert_same(fn, args, steps=steps, rtol=1e-10, remat=level, **options)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "zb-h1"])
+@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.slow), "zb-h1"])
 def test_pipelines(schedule):
     compare("mlp", "full", num_stages=2, num_microbatches=4, schedule=schedule)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_stage(microbatches):
     compare("mlp", "full", num_stages=1, num_microbatches=microbatches)
 

@@ -70,6 +70,7 @@ def live_bytes(program, args):
     return sum(s.data.nbytes for a in arrays.values() for s in a.addressable_shards)
 
 
+@pytest.mark.slow
 def test_less_is_alive_where_the_state_is_given_up():
     _, args, _, kept = compiled_pipeline(hidden=64)
     _, _, _, given = compiled_pipeline(hidden=64, donate_argnums=0)
@@ -79,9 +80,8 @@ def test_less_is_alive_where_the_state_is_given_up():
     assert live_bytes(given.local, copy) <= live_bytes(kept.local, args) - 0.9 * state
 
 
-@pytest.mark.parametrize("build", [mlp.build])
-def test_nothing_of_the_user_is_deleted_unless_given_up(build):
-    fn, args, step, _ = compiled_pipeline(build)
+def test_nothing_of_the_user_is_deleted_unless_given_up():
+    fn, args, step, _ = compiled_pipeline()
     first = step(*args)
     again = step(*args)
     assert not any(a.is_deleted() for a in jax.tree.leaves((args, first)))
@@ -89,7 +89,7 @@ def test_nothing_of_the_user_is_deleted_unless_given_up(build):
     assert_trees_same(first, jax.jit(fn)(*args))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("schedule", [pytest.param("1f1b", marks=pytest.mark.slow), "zb-h1"])
 def test_a_state_that_is_given_up_trains_as_ever(schedule):
     fn, args, step, _ = compiled_pipeline(donate_argnums=0, schedule=schedule)
     ours, theirs = jax.tree.map(lambda a: a + 0, args[0]), args[0]

@@ -38,6 +38,14 @@ def test_nothing_is_computed_anew_without_need():
     assert {s.remat for s in plan().stages} == {"none"}
 
 
+def test_a_person_names_it():
+    found = plan(search=autopar.search.Manual(pp=2, recompute="full"), num_stages="auto", schedule="auto")
+    assert [s.remat for s in found.stages] == ["full", "full"]
+    assert all(
+        0 < s.held_bytes < t.held_bytes for s, t in zip(found.stages[1:], plan(remat="none").stages[1:], strict=True)
+    )
+
+
 def test_memory_is_traded_for_time():
     kept = plan(remat="none")
     all_anew = plan(remat="full")

@@ -31,6 +31,13 @@ def test_pipelines(schedule):
     compare("mlp", "full", num_stages=2, num_microbatches=4, schedule=schedule)
 
 
+def test_what_joins_terms_of_several_stages_is_in_no_layer():
+    """Chunks of a model with uneven layers: the mean of the loss runs once, after the last microbatch."""
+    fn, args = mlp.build(layers=5, abstract=True)
+    plan = autopar.parallelize(fn, num_stages=4, num_microbatches=2, schedule="interleaved", remat="full").plan(*args)
+    assert [s.remat for s in plan.stages] == ["full"] * 4
+
+
 @pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_stage(microbatches):
     compare("mlp", "full", num_stages=1, num_microbatches=microbatches)

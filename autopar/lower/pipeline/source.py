@@ -98,7 +98,9 @@ class TracedStages:
         """The graph of a stage and the origins of its operators: traced, or a stage alike under other names."""
         kind, name = cut.kind(stage), f"{self.step.graph.name}/stage {cut.parts[stage].stage}"
         at = {id: n for n, id in enumerate(kind.operators)}
-        layers = () if again.level == "none" else tuple(tuple(at[id] for id in layer) for layer in again.layers)
+        # An operator of the forward pass that joins terms of several stages runs after the loop, and not again.
+        own = [[at[id] for id in layer if id in at] for layer in again.layers if again.level != "none"]
+        layers = tuple(map(tuple, own))
         key = (count, kind.key, again.level, layers)
         if key not in self.traced:
             self.traced[key] = self._stage(cut, stage, again), kind

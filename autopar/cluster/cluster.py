@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from autopar._compat.devices import local_devices
 from autopar.cluster.arrange import AXIS_NAMES, Place, arrange, distinct, mesh_shapes, places
@@ -91,10 +91,11 @@ class Cluster:
     def ray(
         address: str | None = None,
         *,
-        workers: int = 2,
-        devices_per_worker: int = 4,
+        workers: int | None = None,
+        devices_per_worker: int | None = None,
         hosts_per_stage: int = 1,
-        like: str = "local-cpu",
+        devices: Literal["auto", "cpu", "gpu", "tpu"] = "auto",
+        like: str | None = None,
         object_store_bytes: int = 80 * 2**20,
         deadline_s: float = 300.0,
         recover: bool = False,
@@ -109,11 +110,16 @@ class Cluster:
 
         Args:
             address: of a running cluster, as ``host:6379``, or "auto" for one that runs on this machine.
-            workers: number of worker processes; each is a node.
-            devices_per_worker: virtual CPU devices of each.
+            workers: number of worker processes; each is a node. None takes 2 with CPU devices, and as many as there is
+                room for with others.
+            devices_per_worker: devices of each. None takes 4 virtual CPU devices, or all GPUs or TPUs of a machine (of
+                the machine that has least).
             hosts_per_stage: workers that hold a stage together, where ``num_stages`` is not said otherwise; several
                 are a world of `jax.distributed` of their own.
-            like: name or path of the cluster file whose first group has the figures of such devices.
+            devices: kind of devices; "auto" takes the GPUs of a running cluster, else its TPUs, else virtual CPU
+                devices, and these where Ray is started here.
+            like: name or path of the cluster file whose first group has the figures of such devices; None takes the
+                one of the devices that Ray names.
             object_store_bytes: shared memory of a Ray that is started here, for what driver and workers exchange.
             deadline_s: seconds that a step may take before `WorkerLostError`.
             recover: whether workers that are lost are replaced and the step is run again.
@@ -121,7 +127,7 @@ class Cluster:
             cache: folder of compiled programs; None for one that goes with the cluster.
 
         Raises:
-            ClusterError: Ray does not start or answer, or has too few CPUs.
+            ClusterError: Ray does not start or answer, or has too few devices.
         """
         # By name: this floor knows neither ray nor jax.
         made: Cluster = import_module("autopar.runtime.ray.start").ray_cluster(
@@ -129,6 +135,7 @@ class Cluster:
             workers=workers,
             devices_per_worker=devices_per_worker,
             hosts_per_stage=hosts_per_stage,
+            devices=devices,
             like=like,
             object_store_bytes=object_store_bytes,
             deadline_s=deadline_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import signal
@@ -22,7 +23,8 @@ import pytest
 
 import autopar
 from autopar.cluster import Cluster
-from autopar.errors import WorkerLostError
+from autopar.errors import ClusterError, WorkerLostError
+from autopar.runtime.checkpoints import Checkpoints
 from autopar.runtime.ray import Deployment, RemoteArray, RemotePipeline, RunOptions
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.machine import exists
@@ -128,26 +130,65 @@ def bits(results: list[Any]) -> list[bytes]:
     return [numbers(r).tobytes() for r in results]
 
 
+def strike_next(cluster: RayCluster, worker: int, kind: signal.Signals) -> threading.Thread:
+    """Sends a signal to a worker of the next crew, when it has started and begins to load."""
+    count, before = len(cluster.crews), cluster.processes
+
+    def watch() -> None:
+        while len(cluster.crews) == count or cluster.processes == before:
+            time.sleep(0.0005)
+        os.kill(cluster.processes[worker], kind)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
 def test_workers_that_are_killed_or_stopped_change_no_bit(
-    cluster: RayCluster, mlp: Example, pipeline: RemotePipeline
+    cluster: RayCluster, mlp: Example, pipeline: RemotePipeline, tmp_path: Path
 ) -> None:
+    """Killed in a step, killed while its successor loads, and stopped while a checkpoint is written."""
     want = bits(trained(mlp, pipeline, 4))
-    own = started(cluster, mlp, deadline_s=4, recover=True, copy_every=2, cache=cluster.run.cache)
+    own = started(cluster, mlp, deadline_s=4, load_s=60, recover=True, copy_every=2, cache=cluster.run.cache)
+    checkpoints = Checkpoints(tmp_path)
     try:
         first = own.crew.processes
-        kinds = {1: (1, signal.SIGKILL), 3: (0, signal.SIGSTOP)}
-
-        def between(step: int) -> None:
-            if step in kinds:
-                strike(own, *kinds[step], step, 2)
-
-        got = trained(mlp, own, 4, between)
-        assert own.recoveries == 2
+        leaves, threads = list(mlp.leaves), []
+        for step in range(4):
+            if step == 1:
+                threads = [strike(own, 1, signal.SIGKILL, step, 2), strike_next(cluster, 0, signal.SIGKILL)]
+            if step == 3:
+                os.kill(own.crew.processes[0], signal.SIGSTOP)
+                # It waits for the stopped worker, and is begun again when that was replaced.
+                checkpoints.save(step, leaves[: mlp.state], wait=False)
+                saved = [numbers(x) for x in leaves[: mlp.state]]
+            got = own.step(leaves)
+            leaves = [*got[: mlp.state], *leaves[mlp.state :]]
+        for thread in threads:
+            thread.join(30)
+        assert own.recoveries >= 3
         assert bits(got) == want
+        checkpoints.wait()
+        restored = checkpoints.restore([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in saved])
+        assert [np.asarray(x).tobytes() for x in restored] == [x.tobytes() for x in saved]
+        assert [p.name for p in tmp_path.iterdir()] == ["step-00000003"]
         last = own.crew.processes
     finally:
         own.close()
     assert not any(exists(p) for p in (*first, *last))
+
+
+def test_room_is_set_aside_for_all_workers_or_none(cluster: RayCluster) -> None:
+    from autopar.runtime.ray.placing import Placement  # not before Ray was started
+
+    slot = dataclasses.replace(cluster.slots[0], shared=False)
+    room = Placement([slot] * 2, machines=1, timeout_s=30)
+    assert room.options(1, slot)["num_cpus"] == 1
+    with pytest.raises(ClusterError, match="no room for 1 workers"):
+        Placement([slot], machines=1, timeout_s=0.2)
+    room.close()
+    with pytest.raises(ClusterError, match="no room for 3 workers"):
+        Placement([slot] * 3, machines=1, timeout_s=0.2)
 
 
 def test_without_recovery_a_lost_worker_is_named(cluster: RayCluster, mlp: Example) -> None:
@@ -185,8 +226,10 @@ def test_parallelize_runs_on_the_cluster(cluster: RayCluster) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_fifty_random_strikes_change_no_bit(cluster: RayCluster, mlp: Example, pipeline: RemotePipeline) -> None:
-    """Killed or stopped, any worker, any moment: of steps, of copies, and while replaced workers load."""
+def test_fifty_random_strikes_change_no_bit(
+    cluster: RayCluster, mlp: Example, pipeline: RemotePipeline, tmp_path: Path
+) -> None:
+    """Killed or stopped, any worker, any moment: of steps, copies and checkpoints, and while replaced workers load."""
     steps, draw = 60, random.Random(0)
     want = bits(trained(mlp, pipeline, steps))
     own = started(
@@ -214,14 +257,29 @@ def test_fifty_random_strikes_change_no_bit(cluster: RayCluster, mlp: Example, p
 
     thread = threading.Thread(target=strikes, daemon=True)
     thread.start()
+    checkpoints = Checkpoints(tmp_path)
+    seen: set[int] = set()
     try:
-        got = trained(mlp, own, steps, lambda step: time.sleep(2.0 if len(struck) < 50 else 0))
+        leaves, got = list(mlp.leaves), []
+        for step in range(steps):
+            time.sleep(2.0 if len(struck) < 50 else 0)
+            if step % 4 == 3:
+                checkpoints.save(step, leaves[: mlp.state], wait=False)
+            got = own.step(leaves)
+            leaves = [*got[: mlp.state], *leaves[mlp.state :]]
+            seen.update(cluster.processes)
         over.set()
         assert bits(got) == want
         assert own.recoveries >= 10
+        checkpoints.save(steps, leaves[: mlp.state])
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves[: mlp.state]]
+        assert [np.asarray(x).tobytes() for x in checkpoints.restore(shapes)] == want[: mlp.state]
+        assert checkpoints.steps == (steps - 5, steps - 1, steps)
+        assert len(list(tmp_path.iterdir())) == 3
     finally:
         over.set()
         own.close()
+    assert not any(exists(p) for p in seen)
 
 
 @pytest.fixture

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import ray
 
 from autopar.errors import ClusterError, WorkerLostError
 from autopar.runtime.ray.crew import Answer, Crew
 from autopar.runtime.ray.machine import CREW_MARK, end_process, machine, marked
 from autopar.runtime.ray.messages import Hello, Here, decode, encode
+from autopar.runtime.ray.placing import Placement
 
 
 class _Actor:
@@ -22,6 +24,10 @@ class _Actor:
     def __init__(self, hello: bytes) -> None:
         from autopar.runtime.ray.host import WorkerHost, configure
 
+        told = decode(hello, Hello)
+        if not told.listen:
+            told = msgspec.structs.replace(told, listen=str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
+        hello = encode(told)
         configure(hello)
         self._host = WorkerHost(hello)
 
@@ -38,6 +44,7 @@ class RayCrew(Crew):
         environments: environment variables of each process.
         options: further options of each actor, as resources.
         timeout_s: seconds that starting may take.
+        placement: room that was set aside for them; it ends with them.
 
     Raises:
         ClusterError: workers did not start.
@@ -50,7 +57,9 @@ class RayCrew(Crew):
         environments: Sequence[Mapping[str, str]],
         options: Sequence[Mapping[str, Any]],
         timeout_s: float = 300,
+        placement: Placement | None = None,
     ) -> None:
+        self._placement = placement
         actor: Any = ray.remote(_Actor)
         self._processes: list[int] = []
         self._mark = secrets.token_hex(8)
@@ -103,6 +112,9 @@ class RayCrew(Crew):
         """See `Crew.kill`."""
         for actor in self._actors if ray.is_initialized() else ():
             ray.kill(actor, no_restart=True)
+        if self._placement is not None:
+            self._placement.close()
+            self._placement = None
         for process in sorted({*self._processes, *marked(f"{CREW_MARK}={self._mark}")}):
             end_process(process, 0.5)
 

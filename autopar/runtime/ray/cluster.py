@@ -21,24 +21,41 @@ class Slot:
     Args:
         devices: how many it has.
         platform: jax's name of their kind.
-        resources: what Ray must set aside for it: arguments of ``actor.options``.
+        resource: Ray's name of their kind; empty for virtual CPU devices.
+        shared: whether processes share the CPUs of one machine: nothing is set aside for them.
     """
 
     devices: int
     platform: str
-    resources: Mapping[str, Any] = field(default_factory=dict)
+    resource: str = ""
+    shared: bool = False
 
     def of(self, devices: int) -> Slot:
         """The slot with another number of devices."""
         return replace(self, devices=devices)
 
     @property
+    def bundle(self) -> Mapping[str, float]:
+        """What Ray sets aside for it."""
+        return {"CPU": 1.0, **({self.resource: float(self.devices)} if self.resource else {})}
+
+    @property
+    def resources(self) -> Mapping[str, Any]:
+        """What the process takes of that: arguments of ``actor.options``."""
+        found: dict[str, Any] = {"num_cpus": 0 if self.shared else 1}
+        if self.resource == "GPU":
+            found["num_gpus"] = self.devices
+        elif self.resource:
+            found["resources"] = {self.resource: self.devices}
+        return found
+
+    @property
     def environment(self) -> dict[str, str]:
         """Variables of the process."""
-        return {
-            "JAX_PLATFORMS": self.platform,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={self.devices}",
-        }
+        found = {"JAX_PLATFORMS": self.platform}
+        if self.platform == "cpu":
+            found["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={self.devices}"
+        return found
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,15 @@ from typing import Any
 
 import ray
 
-from autopar.cluster import Cluster
 from autopar.errors import ClusterError
 from autopar.runtime.ray.actors import RayCrew
 from autopar.runtime.ray.cluster import RayCluster, Slot
 from autopar.runtime.ray.crew import Crew
 from autopar.runtime.ray.machine import RAY_MARK, clean_up, guard
 from autopar.runtime.ray.messages import Hello
+from autopar.runtime.ray.nodes import Devices, layout, machines, planned
 from autopar.runtime.ray.options import RunOptions
+from autopar.runtime.ray.placing import Placement
 
 _LOOPBACK = "127.0.0.1"
 #: Paths of sockets have at most 107 characters; Ray appends up to 76 to its folder.
@@ -33,10 +34,11 @@ _LONGEST = 20
 def connect(
     address: str | None,
     *,
-    workers: int = 2,
-    devices_per_worker: int = 4,
+    workers: int | None = None,
+    devices_per_worker: int | None = None,
     hosts_per_stage: int = 1,
-    like: str = "local-cpu",
+    devices: Devices = "auto",
+    like: str | None = None,
     object_store_bytes: int = 80 * 2**20,
     deadline_s: float = 300.0,
     recover: bool = False,
@@ -50,6 +52,7 @@ def connect(
         workers: see `autopar.Cluster.ray`.
         devices_per_worker: likewise.
         hosts_per_stage: likewise.
+        devices: likewise.
         like: likewise.
         object_store_bytes: likewise.
         deadline_s: likewise.
@@ -59,46 +62,41 @@ def connect(
     """
     counts = {"workers": workers, "devices_per_worker": devices_per_worker, "hosts_per_stage": hosts_per_stage}
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ClusterError(f"{name}={count!r} is no count", remedy="give 1 or more")
-    if workers % hosts_per_stage:
-        raise ClusterError(
-            f"{workers} workers cannot be in groups of {hosts_per_stage}", remedy="give a divisor as hosts_per_stage"
-        )
-    group = Cluster.load(like).groups[0]
     own = not ray.is_initialized()
     folder = _new_folder()
     crews: list[RayCrew] = []
     mark = f"{RAY_MARK}={secrets.token_hex(8)}"
-    guarding = guard(mark, folder)
-    end = functools.partial(_end, folder, mark, guarding, crews, own)
+    end = functools.partial(_end, folder, mark, guard(mark, folder), crews, own)
+    # On a machine of its own, GPUs are looked for where they are asked for.
+    kind: Devices = "cpu" if own and address is None and devices == "auto" else devices
     try:
         if own:
-            _initialize(address, workers, object_store_bytes, folder, mark)
-    except ClusterError:
+            _initialize(address, workers or 2, object_store_bytes, folder, mark, kind)
+        found = machines(_nodes())
+        wanted = layout(found, kind, workers, devices_per_worker, like)
+        if wanted.workers % hosts_per_stage:
+            raise ClusterError(
+                f"{wanted.workers} workers cannot be in groups of {hosts_per_stage}",
+                remedy="give a divisor as hosts_per_stage",
+            )
+        planner = planned(wanted)
+    except BaseException:
         end()
         raise
     atexit.register(end)
-    nodes = _alive()
-    if sum(n["Resources"].get("CPU", 0) for n in nodes) < workers:
-        have = int(sum(n["Resources"].get("CPU", 0) for n in nodes))
-        raise ClusterError(
-            f"{workers} workers need a CPU each; Ray has {have}",
-            remedy="ask for fewer workers, or start Ray with --num-cpus",
-        )
-    group = dataclasses.replace(group, count=workers, devices_per_node=devices_per_worker)
-    # Workers share the processors of one machine; on others Ray chooses machines that have some to spare.
-    resources = {"num_cpus": 0} if address is None else {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
-    slot = Slot(devices_per_worker, "cpu", resources)
-    listen = _LOOPBACK if len(nodes) == 1 else _own_address()
-    name = f"ray-{like.removeprefix('local-')}"
     options = RunOptions(
-        deadline_s=deadline_s, recover=recover, copy_every=copy_every, listen=listen,
+        deadline_s=deadline_s, recover=recover, copy_every=copy_every, platform=wanted.slot.platform,
+        listen=_LOOPBACK if len(found) == 1 else _own_address(), each_own=len(found) > 1,
         cache=str(Path(folder, "programs")) if cache is None else cache,
     )  # fmt: skip
+    # Workers share the processors of one machine that is theirs.
+    shared = address is None and wanted.kind == "cpu"
+    slot = dataclasses.replace(wanted.slot, shared=shared)
     return RayCluster(
-        name, (group,), (slot,) * workers, options, functools.partial(_launch, crews), end, crews,
-        lambda: workers, hosts_per_stage,
+        planner.name, planner.groups, (slot,) * wanted.workers, options, functools.partial(_launch, crews), end, crews,
+        lambda: wanted.room(machines(_nodes())), hosts_per_stage,
     )  # fmt: skip
 
 
@@ -108,17 +106,18 @@ def _new_folder() -> str:
     return tempfile.mkdtemp(prefix="autopar-", dir=None if short else "/tmp")
 
 
-def _alive() -> list[dict[str, Any]]:
-    return [n for n in ray.nodes() if n["Alive"]]  # type: ignore[no-untyped-call]
+def _nodes() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return found
 
 
 def _own_address() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def _initialize(address: str | None, workers: int, object_store_bytes: int, folder: str, mark: str) -> None:
+def _initialize(address: str | None, workers: int, object_store_bytes: int, folder: str, mark: str, kind: str) -> None:
     here: dict[str, Any] = {
-        "address": "local", "num_cpus": workers, "num_gpus": 0, "include_dashboard": False,
+        "address": "local", "num_cpus": workers, "num_gpus": None if kind == "gpu" else 0, "include_dashboard": False,
         "_node_ip_address": _LOOPBACK, "object_store_memory": object_store_bytes, "_temp_dir": folder,
         # Workers have environments of their own: a process that Ray starts ahead of time is never one of them. And they
         # are what the machine is there for: as Ray has it they would yield to everything else that runs.
@@ -161,6 +160,16 @@ def _end(folder: str, mark: str, guarding: subprocess.Popen[bytes], crews: list[
 
 
 def _launch(crews: list[RayCrew], hellos: Sequence[Hello], slots: Sequence[Slot], limit_s: float) -> Crew:
-    crew = RayCrew(hellos, [s.environment for s in slots], [s.resources for s in slots], limit_s)
+    # Who shares a machine needs no room there. Others have all of it or none.
+    placement = None
+    if not slots[0].shared:
+        placement = Placement(slots, len(machines(_nodes())), min(limit_s, 60.0))
+    settings = [s.resources if placement is None else placement.options(n, s) for n, s in enumerate(slots)]
+    try:
+        crew = RayCrew(hellos, [s.environment for s in slots], settings, limit_s, placement)
+    except BaseException:
+        if placement is not None:
+            placement.close()
+        raise
     crews.append(crew)
     return crew

@@ -23,7 +23,7 @@ class Hello(msgspec.Struct, frozen=True):
         process: its number.
         secret: what its connections begin with.
         monitor: where it reports to: host and port.
-        listen: address that it listens on.
+        listen: address that it listens on; empty means that of its machine.
         x64: whether 64-bit types are enabled.
         cache: folder of compiled programs; empty for none.
         devices: how many of the process's devices it has, from ``first_device`` on; 0 means all.

@@ -18,6 +18,7 @@ class RunOptions:
         attempts: how often one step may be begun.
         cache: folder in which workers keep compiled programs; empty for none.
         listen: address that workers and driver listen on.
+        each_own: whether every worker listens on the address of its own machine instead.
         platform: kind of the workers' devices.
     """
 
@@ -29,4 +30,5 @@ class RunOptions:
     attempts: int = 10
     cache: str = ""
     listen: str = "127.0.0.1"
+    each_own: bool = False
     platform: str = "cpu"

@@ -48,7 +48,7 @@ class World:
         self.monitor = Monitor(secret, options.listen)
         hellos = [
             Hello(
-                p, secret, self.monitor.address, options.listen, x64, options.cache,
+                p, secret, self.monitor.address, "" if options.each_own else options.listen, x64, options.cache,
                 rank=teams.rank(p), mates=teams.sizes[teams.workers[p]],
             )
             for p in range(teams.num_processes)

@@ -7,7 +7,7 @@ here and in ``axis_index``; layouts name axes major first too, so that pieces ke
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -48,7 +48,7 @@ def _apply(step: Step, array: Any, sizes: tuple[int, ...], index: AxisIndex) -> 
         case "all-reduce":
             return _all_reduce(array, step.axes, step.reduce)
         case "reduce-scatter":
-            return lax.psum_scatter(array, step.axes, scatter_dimension=step.dim, tiled=True)
+            return _in_reals(lambda a: lax.psum_scatter(a, step.axes, scatter_dimension=step.dim, tiled=True), array)
         case "all-gather":
             return lax.all_gather(array, step.axes, axis=step.dim, tiled=True)
         case "all-to-all":
@@ -90,11 +90,20 @@ def exchange(a: int, b: int, *, transposed: bool = False) -> tuple[tuple[int, in
 
 def _all_reduce(array: Any, axes: tuple[str, ...], reduce: str) -> Any:
     if reduce == "sum":
-        return lax.psum(array, axes)
+        return _in_reals(lambda a: lax.psum(a, axes), array)
     # As bytes: collectives of bool are not everywhere, and the plan counts one byte an element.
     numbers = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else array
     total = lax.pmax(numbers, axes) if reduce in ("max", "or") else lax.pmin(numbers, axes)
     return total.astype(array.dtype)
+
+
+def _in_reals(total: Callable[[Any], Any], array: Any) -> Any:
+    """A sum over devices, of complex numbers as pairs of real ones: XLA's CPU compiler ends the process where the
+    complex numbers are constants."""
+    if not jnp.issubdtype(array.dtype, jnp.complexfloating):
+        return total(array)
+    pairs = total(jnp.stack([array.real, array.imag], axis=-1))
+    return lax.complex(pairs[..., 0], pairs[..., 1])
 
 
 def _empty(step: Step, array: Any, sizes: tuple[int, ...]) -> Any:

@@ -45,3 +45,15 @@ def test_half_precision_programs_compare():
 
     args = (argument("float", (8, 16), 1, "bfloat16"), argument("float", (16, 8), 2, "bfloat16"))
     assert_program(step, args, *PLANS[:2], dtype="bfloat16")
+
+
+def test_a_sum_over_devices_of_a_complex_constant():
+    """XLA's CPU compiler ends the process at an all-reduce or reduce-scatter of complex constants."""
+
+    def step(p, x):
+        return jnp.where(p.any(), x, 0.0)
+
+    with jax.enable_x64(True):
+        x = argument("float", (64, 8), 2)
+        args = (argument("float", (8, 8), 1) > 0, x * (1 + 2j))
+    assert_program(step, args, *PLANS)

@@ -190,9 +190,10 @@ def predicted(cases: list[Case], mesh: LogicalMesh) -> list[tuple[str, str, int,
             record = communication(step, type, at, mesh)
             if record is not None:
                 kind, full_bytes, axes = record
-                # A permutation has pairs, not groups. Bool is reduced as bytes.
+                # A permutation has pairs, not groups. Bool is reduced as bytes, complex numbers as pairs of real ones.
                 size = 2 if kind == "collective-permute" else mesh.group_size(axes)
-                dtype = "u8" if type.dtype == "bool" and kind == "all-reduce" else type.dtype
+                reduced = {("bool", "all-reduce"): "u8", ("c64", "all-reduce"): "f32", ("c64", "reduce-scatter"): "f32"}
+                dtype = reduced.get((type.dtype, kind), type.dtype)
                 found.append((kind, dtype, full_bytes, size))
             at = after(step, at, mesh)
     return sorted(found)

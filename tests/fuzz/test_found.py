@@ -57,3 +57,15 @@ def test_a_sum_over_devices_of_a_complex_constant():
         x = argument("float", (64, 8), 2)
         args = (argument("float", (8, 8), 1) > 0, x * (1 + 2j))
     assert_program(step, args, *PLANS)
+
+
+@pytest.mark.parametrize("seed", [19, 20, 28])
+def test_a_piece_of_a_slice_that_begins_too_late(seed):
+    """XLA makes one slice of two, and forgets that the first start, 9 of at most 8, is clamped before."""
+
+    def step(x, i):
+        return jax.lax.dynamic_slice(x, (i.sum() % 17,), (8,))
+
+    with jax.enable_x64(True):
+        args = (argument("float", (16,), 13), argument("int", (4,), 63))
+    assert_program(step, args, ((2, 4), seed))

@@ -150,8 +150,17 @@ def scatter(primitive: Primitive, params: Mapping[str, Any], operands: list[Any]
 def dynamic_slice(
     primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext
 ) -> list[Any]:
-    """Split dims are taken whole: the slice is the result's piece."""
-    return bind(primitive, {**params, "slice_sizes": context.result_shape()}, operands)
+    """Split dims are taken whole: the slice is the result's piece.
+
+    Starts are clamped here: of a slice of a slice XLA makes one slice of the whole, and forgets to clamp the first start.
+    """
+    array, *starts = operands
+    sizes = context.result_shape()
+    kept = [
+        lax.clamp(jnp.zeros_like(i), i, jnp.full_like(i, whole - size))
+        for i, whole, size in zip(starts, array.shape, sizes, strict=True)
+    ]
+    return bind(primitive, {**params, "slice_sizes": sizes}, [array, *kept])
 
 
 _SCATTERS = ("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub", "scatter_add",

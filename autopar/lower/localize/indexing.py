@@ -152,7 +152,7 @@ def dynamic_slice(
 ) -> list[Any]:
     """Split dims are taken whole: the slice is the result's piece.
 
-    Starts are clamped here: of a slice of a slice XLA makes one slice of the whole, and forgets to clamp the first start.
+    Starts are clamped here: of a slice of a slice XLA makes one slice of the whole, and forgets to clamp the first.
     """
     array, *starts = operands
     sizes = context.result_shape()

@@ -30,7 +30,7 @@ from autopar.ir.phases import phase_of
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.fusion import growth_of, is_light, is_recomputed, takes_on_the_fly
 from autopar.search.intra.layouts import LayoutTable
-from autopar.search.intra.memory import usages
+from autopar.search.intra.memory import local_bytes, usages
 from autopar.search.intra.operators import OperatorTable, Options
 from autopar.search.intra.regions import REGIONS
 from autopar.search.problem import Problem
@@ -396,6 +396,9 @@ class Builder:
             costs = np.minimum(direct, self.layouts.resharding(value.type, used, u.required)) * u.weight
             if u.stacked or u.until:  # the loop may take what is there, not a copy that nobody counted
                 here = np.array([[k in (a, b) for k in u.required] for a, b in zip(stored, used, strict=True)])
+                if not u.stacked:  # or a small one
+                    bytes = [local_bytes(value.type, k, self.mesh.sizes) for k in (stored, u.required)]
+                    here |= bytes[0][:, None] >= bytes[1][None, :]
                 costs = np.where(here, costs, np.inf)
             self.edge(value.node, u.node, np.where(new, costs, 0.0))
 

@@ -15,7 +15,6 @@ import autopar
 from autopar import Cluster
 from autopar.errors import InfeasiblePlanError
 from benchmarks.clusters import bytes_cluster
-from benchmarks.footprint import footprint_bytes
 from benchmarks.report import Report, Row, Say
 from examples import gpt, mlp, moe, wide_resnet
 
@@ -64,12 +63,15 @@ def measure(model: Model, cluster: Cluster, mesh_shape: tuple[int, ...] | None =
             yield {**row, "limit_bytes": limit, "least_bytes": error.least_bytes, "mesh": "infeasible"}
             return
         plan = compiled.plan
-        used = footprint_bytes(compiled.memory_analysis())
+        used = compiled.local.footprint_bytes
         free = used if free is None else free
         yield {
             **row,
             "limit_bytes": limit,
             "mesh": "x".join(str(n) for n in plan.stages[0].mesh_shape.values()),
+            "stages": plan.num_stages,
+            "microbatches": plan.num_microbatches,
+            "recomputed": plan.stages[0].remat,
             "predicted_bytes": plan.peak_memory,
             "compiled_bytes": used,
             "compiled/predicted": used / plan.peak_memory,

@@ -69,3 +69,14 @@ def test_a_piece_of_a_slice_that_begins_too_late(seed):
     with jax.enable_x64(True):
         args = (argument("float", (16,), 13), argument("int", (4,), 63))
     assert_program(step, args, ((2, 4), seed))
+
+
+def test_a_piece_of_slices_that_begin_too_late():
+    """The same, of a gather that picks one position, as slices under vmap are."""
+
+    def step(x, i):
+        return jax.vmap(lambda row: jax.lax.dynamic_slice(row, (i.sum() % 17,), (8,)))(x)
+
+    with jax.enable_x64(True):
+        args = (argument("float", (8, 16), 13), argument("int", (4,), 63))
+    assert_program(step, args, *(((2, 4), seed) for seed in (13, 19, 20, 28)))

@@ -88,7 +88,11 @@ def gather(primitive: Primitive, params: Mapping[str, Any], operands: list[Any],
     dims = numbers.start_index_map
     routed = [d for d in dims if split[d] and sizes[d] != whole[d]]
     if not routed:
-        return bind(primitive, {**params, "slice_sizes": windows}, operands)
+        if math.prod(indices.shape[:-1]) == 1 and params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+            indices = clamp_index(
+                indices, [local[d] - windows[d] for d in dims]
+            )  # it becomes a slice: see dynamic_slice
+        return bind(primitive, {**params, "slice_sizes": windows}, [operand, indices])
 
     upper = [whole[d] - sizes[d] for d in dims]
     fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP

@@ -40,9 +40,13 @@ def clamp_index(indices: Any, upper: Sequence[int]) -> jax.Array:
     # An index of a narrow type cannot pass a bound that its type does not hold.
     info: Any = jnp.iinfo
     most = info(indices.dtype).max
-    bounds = np.asarray([min(n, most) for n in upper], indices.dtype)
-    high = lax.broadcast_in_dim(bounds, indices.shape, (indices.ndim - 1,))
-    return lax.clamp(np.zeros((), indices.dtype), indices, high)
+    zero, last = np.zeros((), indices.dtype), indices.ndim - 1
+    # Bounds are scalars, not an array: traced again in a loop an array would be a constant that nothing makes.
+    kept = [
+        lax.clamp(zero, lax.slice_in_dim(indices, i, i + 1, axis=last), np.asarray(min(n, most), indices.dtype))
+        for i, n in enumerate(upper)
+    ]
+    return lax.concatenate(kept, last) if kept else indices
 
 
 def signed(indices: Any) -> jax.Array:

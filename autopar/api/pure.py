@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import msgspec
 
 from autopar.api.compiled import Compiled
 from autopar.api.effects import check_effects
@@ -236,7 +235,7 @@ class PureFunction:
         """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold."""
         traced, ends = self._microbatched(signature, count, level)
         plan = self._search(traced, self.options.memory_limit_bytes, count)
-        return traced, _labelled(plan, level, ends)
+        return traced, Plan(plan.content.recomputing(level, ends), plan.phases)
 
     def _pipeline(self, signature: CallSignature) -> Plan:
         """The best plan with several stages."""
@@ -360,7 +359,7 @@ class PureFunction:
             with clock.phase("plan again"):
                 own = plan.stages[0]
                 found = self._search(traced, memory_limit_bytes, plan.num_microbatches)
-                return _labelled(found, own.remat, own.layer_ends)
+                return Plan(found.content.recomputing(own.remat, own.layer_ends), found.phases)
 
         limit = None if self.options.plan is not None else self.options.memory_limit_bytes
         content, local = build_within(plan.content, limit, lambda c: build(Plan(c)), lambda n: search(n).content)
@@ -415,14 +414,6 @@ class PureFunction:
     def _say(self, text: str) -> None:
         if self.options.progress is not None:
             self.options.progress(text)
-
-
-def _labelled(plan: Plan, level: Level, ends: tuple[str, ...]) -> Plan:
-    """A plan of one stage that says what is computed anew."""
-    if level == "none":
-        return plan
-    own = msgspec.structs.replace(plan.stages[0], remat=level, layer_ends=ends)
-    return Plan(msgspec.structs.replace(plan.content, stages=(own,)), plan.phases)
 
 
 def _tree_of(traced: Traced) -> Callable[[list[Any]], Any]:

@@ -42,16 +42,9 @@ def command(
     set_: dict[str, Any],
     cluster_name: str | None,
     nodes: int | None,
-    microbatches: int | str | None,
-    stages: int | str | None,
-    schedule: str | None,
-    remat: str | None,
-    memory_limit: str | None,
-    mesh: tuple[int, ...] | None,
-    donate: tuple[int, ...] | None,
-    batch: tuple[int, ...] | None,
     form: str,
     quiet: bool,
+    **asked: Any,
 ) -> None:
     """Rank search strategies on a function.
 
@@ -75,40 +68,25 @@ def command(
     with progress(quiet) as say, user_code(wanted):
         say("loading jax")
         planning, api = import_module("autopar.cli.planning"), import_module("autopar.api.compare")
-        planning.limit_bytes(memory_limit)
-        request = planning.Request(
-            arguments,
-            preset,
-            set_,
-            cluster,
-            microbatches=microbatches,
-            stages=stages,
-            schedule=schedule,
-            remat=remat,
-            memory_limit=memory_limit,
-            mesh=mesh,
-            donate=donate,
-            batch=batch,
-        )
+        planning.limit_bytes(asked["memory_limit"])
+        request = planning.Request(arguments, preset, set_, cluster, **asked)
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)
         names = STANDARD if search is None else tuple(n for n in search.split(",") if n)
         for name in names:
             planning.check_strategy(name)
-        plain, options = planning.options_of(function, request)
-        found = api.compare_with(plain, values, options, names, budget, say)
+        plain, chosen = planning.options_of(function, request)
+        found = api.compare_with(plain, values, chosen, names, budget, say)
     show(found, form)
 
 
 def check_problem_options(ctx: click.Context) -> None:
     """Raises click.UsageError where an option of functions was given for a file that holds a problem."""
     own = ("target", "search", "time_limit", "steps", "seeds", "form", "quiet")
-    source = click.core.ParameterSource.COMMANDLINE
-    wrong = [p for p in ctx.params if p not in own and ctx.get_parameter_source(p) is source]
-    if wrong:
-        raise click.UsageError(
-            f"--{wrong[0].strip('_').replace('_name', '').replace('_', '-')} is for functions: a saved problem has it"
-        )
+    for p in ctx.command.params:
+        given = p.name and ctx.get_parameter_source(p.name) is click.core.ParameterSource.COMMANDLINE
+        if given and p.name not in own:
+            raise click.UsageError(f"{p.opts[0]} is for functions: a saved problem has it")
 
 
 def show(found: Comparison, form: str) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from autopar.cli.values import count_or_auto, mesh_sizes, overrides, positions
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-Option = Callable[[Decorated], Decorated]
+Option = Callable[[Any], Any]
 
 
-def options(*parts: Option[Any]) -> Option[Any]:
+def options(*parts: Option) -> Option:
     """One decorator for several; they are shown in the order given."""
 
     def decorate(function: Any) -> Any:
@@ -25,7 +24,7 @@ def options(*parts: Option[Any]) -> Option[Any]:
 
 
 #: Which function, and with which arguments: ``arguments``, ``preset``, ``set_``.
-target_options: Option[Any] = options(
+target_options: Option = options(
     click.option(
         "--args",
         "arguments",
@@ -46,7 +45,7 @@ target_options: Option[Any] = options(
 )
 
 #: What to plan for: ``cluster_name``, ``nodes``.
-cluster_options: Option[Any] = options(
+cluster_options: Option = options(
     click.option(
         "--cluster",
         "cluster_name",
@@ -57,12 +56,12 @@ cluster_options: Option[Any] = options(
 )
 
 #: The strategy: ``search``.
-search_option: Option[Any] = click.option(
+search_option: Option = click.option(
     "--search", metavar="NAME", help="Search strategy; see `autopar strategies`.  [default: alpa]"
 )
 
 #: How time is divided: ``microbatches``, ``stages``, ``schedule``, ``remat``.
-pipeline_options: Option[Any] = options(
+pipeline_options: Option = options(
     click.option(
         "--microbatches", metavar="N", callback=count_or_auto, help="Parts of the batch that run one after another."
     ),
@@ -78,7 +77,7 @@ pipeline_options: Option[Any] = options(
 )
 
 #: Limits on the answer and facts of the call: ``memory_limit``, ``mesh``, ``donate``.
-limit_options: Option[Any] = options(
+limit_options: Option = options(
     click.option(
         "--memory-limit", metavar="SIZE", help="Memory a device, as 40GB or 16GiB.  [default: that of the device]"
     ),
@@ -89,15 +88,15 @@ limit_options: Option[Any] = options(
 )
 
 #: Where roles cannot be told: ``batch``.
-batch_option: Option[Any] = click.option(
+batch_option: Option = click.option(
     "--batch", metavar="N[,N]", callback=positions, help="Arguments that are the batch, where it cannot be told."
 )
 
 #: No progress: ``quiet``.
-quiet_option: Option[Any] = click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+quiet_option: Option = click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
 
 
-def format_option(*forms: str) -> Option[Any]:
+def format_option(*forms: str) -> Option:
     """What is printed: ``form``, one of ``forms``, the first unless given."""
     return click.option(
         "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="What is printed."

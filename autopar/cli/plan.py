@@ -37,18 +37,10 @@ def command(
     set_: dict[str, Any],
     cluster_name: str | None,
     nodes: int | None,
-    search: str | None,
-    microbatches: int | str | None,
-    stages: int | str | None,
-    schedule: str | None,
-    remat: str | None,
-    memory_limit: str | None,
-    mesh: tuple[int, ...] | None,
-    donate: tuple[int, ...] | None,
-    batch: tuple[int, ...] | None,
     output: str | None,
     form: str,
     quiet: bool,
+    **asked: Any,
 ) -> None:
     """Plan a function for a cluster.
 
@@ -66,22 +58,8 @@ def command(
     with progress(quiet) as say, user_code(wanted):
         say("loading jax")
         planning = import_module("autopar.cli.planning")
-        planning.limit_bytes(memory_limit)
-        request = planning.Request(
-            arguments,
-            preset,
-            set_,
-            cluster,
-            search=search,
-            microbatches=microbatches,
-            stages=stages,
-            schedule=schedule,
-            remat=remat,
-            memory_limit=memory_limit,
-            mesh=mesh,
-            donate=donate,
-            batch=batch,
-        )
+        planning.limit_bytes(asked["memory_limit"])
+        request = planning.Request(arguments, preset, set_, cluster, **asked)
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)
         plan = planning.make_plan(function, values, request, say)

@@ -35,23 +35,17 @@ from autopar.plan import Plan
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     function: str,
     device: str,
     plan_file: str | None,
     arguments: str,
     preset: str | None,
     set_: dict[str, Any],
-    search: str | None,
-    microbatches: int | str | None,
-    stages: int | str | None,
-    schedule: str | None,
-    remat: str | None,
-    memory_limit: str | None,
-    mesh: tuple[int, ...] | None,
-    donate: tuple[int, ...] | None,
     form: str,
     strict: bool,
     quiet: bool,
+    **asked: Any,
 ) -> None:
     """Compile a plan with the XLA compiler of its devices and compare.
 
@@ -67,20 +61,7 @@ def command(
         planning, aot = import_module("autopar.cli.planning"), import_module("autopar.lower.aot")
         target = aot.parse_target(device)
         target.check_installed()
-        request = planning.Request(
-            arguments,
-            preset,
-            set_,
-            target.cluster(),
-            search=search,
-            microbatches=microbatches,
-            stages=stages,
-            schedule=schedule,
-            remat=remat,
-            memory_limit=memory_limit,
-            mesh=mesh,
-            donate=donate,
-        )
+        request = planning.Request(arguments, preset, set_, target.cluster(), **asked)
         say(f"loading {wanted.place}")
         fn, values = planning.function_and_arguments(load(wanted), wanted, request)
         if plan is None:

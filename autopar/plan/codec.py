@@ -70,13 +70,13 @@ def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
         ) from error
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes ``text`` to ``path`` so that the file is the old one or the new one, never a part."""
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes ``content`` (text as UTF-8) to ``path`` so that the file is the old one or the new one, never a part."""
     target = Path(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
-        with part.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with part.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, target)

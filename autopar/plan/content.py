@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from autopar.plan.pipeline import Pipeline
 from autopar.plan.types import (
@@ -12,6 +13,7 @@ from autopar.plan.types import (
     InputRecord,
     OperatorRecord,
     OutputRecord,
+    Remat,
     Stage,
 )
 
@@ -77,3 +79,10 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cuts: tuple[str, ...] = ()
     parts: tuple[PlanContent, ...] = ()
     stack_groups: int = 1
+
+    def recomputing(self, level: Remat, layer_ends: tuple[str, ...]) -> PlanContent:
+        """The same, saying that its one stage computes anew what ``level`` does not hold; see `Stage`."""
+        if level == "none":
+            return self
+        (stage,) = self.stages
+        return replace(self, stages=(replace(stage, remat=level, layer_ends=layer_ends),))

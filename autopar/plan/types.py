@@ -6,6 +6,7 @@ from typing import Literal as OneOf
 
 import msgspec
 
+Remat = OneOf["none", "selective", "full"]
 CollectiveKind = OneOf["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send"]
 
 
@@ -80,7 +81,7 @@ class Stage(_Record, frozen=True):
     collectives: tuple[Communication, ...] = ()
     work_times: tuple[tuple[str, float], ...] = ()
     held_bytes: int = 0
-    remat: OneOf["none", "selective", "full"] = "none"
+    remat: Remat = "none"
     layer_ends: tuple[str, ...] = ()
 
     @property

@@ -14,6 +14,7 @@ from autopar.errors import AutoparError
 from autopar.ir.parse import GraphSyntaxError, parse_graph
 from autopar.ir.text import graph_text
 from autopar.ir.verify import verify
+from autopar.plan import write_whole
 from autopar.search.problem import Options, Problem
 
 _VERSION = 1
@@ -37,7 +38,7 @@ def save_problem(problem: Problem, path: str | os.PathLike[str]) -> None:
         "graph": graph_text(problem.graph),
     }
     text = (json.dumps(data, indent=1) + "\n").encode()
-    Path(path).write_bytes(gzip.compress(text, mtime=0) if os.fspath(path).endswith(".gz") else text)
+    write_whole(path, gzip.compress(text, mtime=0) if os.fspath(path).endswith(".gz") else text)
 
 
 def load_problem(path: str | os.PathLike[str]) -> Problem:

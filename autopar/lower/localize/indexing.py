@@ -93,9 +93,8 @@ def gather(primitive: Primitive, params: Mapping[str, Any], operands: list[Any],
     routed = [d for d in dims if split[d] and sizes[d] != whole[d]]
     if not routed:
         if math.prod(indices.shape[:-1]) == 1 and params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
-            indices = clamp_index(
-                indices, [local[d] - windows[d] for d in dims]
-            )  # it becomes a slice: see dynamic_slice
+            # XLA makes it a slice: see `dynamic_slice`.
+            indices = clamp_index(indices, [local[d] - windows[d] for d in dims])
         return bind(primitive, {**params, "slice_sizes": windows}, [operand, indices])
 
     upper = [whole[d] - sizes[d] for d in dims]

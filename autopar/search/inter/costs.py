@@ -201,9 +201,7 @@ def boundary_s(group: NodeGroup, part: Cluster, layers: Layers) -> np.ndarray:
     return np.where(cuts > 0, seconds, 0.0)
 
 
-def layer_costs(
-    problem: Problem, part: Cluster, whole: Sliced, by_layer: StageMap, count: int, layers: Layers | None = None
-) -> LayerCosts:
+def layer_costs(problem: Problem, part: Cluster, whole: Sliced, by_layer: StageMap, count: int) -> LayerCosts:
     """Costs by layer on the submesh ``part``, from the best plan of the whole model on it.
 
     Args:
@@ -212,18 +210,8 @@ def layer_costs(
         whole: the step as one stage.
         by_layer: layers of all operators.
         count: number of microbatches.
-        layers: operators of the forward pass by layer, where costs of computing them anew are asked for.
     """
-    solved = _best(problem, part, whole, by_layer, count)
-    found = solved.costs()
-    if layers is None:
-        return found
-    anew: dict[Level, Anew] = {}
-    for level in levels_of(problem):
-        if level != "none":
-            phases = Phases.of(problem.graph, whole.map.found.body, by_layer.backward)
-            anew[level] = solved.anew(found, select(problem.graph, phases, layers.members, level))
-    return replace(found, anew=anew)
+    return _best(problem, part, whole, by_layer, count).costs()
 
 
 def _best(

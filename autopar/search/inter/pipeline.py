@@ -152,8 +152,9 @@ def _candidates(problem: Problem, source: StageSource, fewest: Callable[[int], i
             if even is not None:
                 yield even
             elif schedule.chunks == 1:
-                prices = known.setdefault(layers, LayerPrices(problem, source, count, layers))
-                yield from _sliced(prices, stages)
+                if layers not in known:
+                    known[layers] = LayerPrices(problem, source, count, layers)
+                yield from _sliced(known[layers], stages)
 
 
 def _fewest(problem: Problem, stages: int) -> int:

@@ -6,8 +6,6 @@ import contextlib
 import math
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import PlanContent
@@ -164,7 +162,8 @@ def _at_level(
         waiting = more * waiting_bytes(content, chosen.sliced, stage)
         needed = content.peak_memory + waiting
         if needed <= limit:
-            return _labelled(content, again), attempt == 0 and not content.tight
+            ends = tuple(layer[-1] for layer in again.layers[:-1])
+            return content.recomputing(level, ends), attempt == 0 and not content.tight
         left = limit - waiting
         if left <= 0:
             break
@@ -175,12 +174,3 @@ def _at_level(
         remedy="more stages, more and smaller microbatches, remat='auto', or schedule='1f1b'",
         least_bytes=needed,
     )
-
-
-def _labelled(content: PlanContent, again: Recomputation) -> PlanContent:
-    """A stage's plan that says what it computes anew."""
-    if again.level == "none":
-        return content
-    ends = tuple(layer[-1] for layer in again.layers[:-1])
-    own = msgspec.structs.replace(content.stages[0], remat=again.level, layer_ends=ends)
-    return msgspec.structs.replace(content, stages=(own, *content.stages[1:]))

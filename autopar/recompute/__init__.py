@@ -1,8 +1,9 @@
 """Recomputation: values of the forward pass that the backward pass computes anew instead of holding them.
 
 `select` says what of each layer is held and what is computed anew, `recomputed` rewrites a graph accordingly.
-Levels: "none"; "full": only what enters a layer is held (Chen et al., 2016); "selective": also results of matrix
-products and of other operators that are dear to repeat (in the spirit of Korthikanti et al., MLSys'23, section 5).
+Levels: "none"; "full": only what enters a layer is held (Chen et al., 2016); "selective": the fewest bytes with which
+no matrix product, nor another operator that is dear, has to be repeated (in the spirit of Korthikanti et al., MLSys'23,
+section 5; `autopar.recompute.cut` has the formula).
 """
 
 from autopar.recompute.levels import LEVELS, Level

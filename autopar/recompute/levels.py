@@ -21,7 +21,7 @@ _DEAR = frozenset(
 
 
 def stays_held(op: Operator, level: Level) -> bool:
-    """Whether what ``op`` makes is held rather than made again."""
+    """Whether ``op`` never runs again: what it makes is held where it is needed."""
     if op.effects or level == "none":
         return True
     return level == "selective" and (op.primitive in _DEAR or bool(op.regions))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 from autopar.ir import Graph, Operator
 from autopar.ir.phases import phase_of
+from autopar.recompute.cut import cheapest_held
 from autopar.recompute.levels import Level, stays_held
 from autopar.sharding.generators import is_generator
 
@@ -87,30 +89,44 @@ class _Selection:
         return None if op is None or op.id not in self.phases.forward or is_generator(op) else op
 
     def selected(self) -> Selected:
-        needed: dict[int | str, list[str]] = {}
-        held: dict[str, None] = {}
+        needed: dict[int | str, dict[str, None]] = {}
         for op in self.graph.operators:
             if op.id not in self.phases.backward:
                 continue
             for name in (o for o in op.operands if isinstance(o, str)):
                 maker = self.maker(name)
-                if maker is None:
-                    continue
-                if stays_held(maker, self.level):
-                    held[name] = None
-                else:
+                if maker is not None:
                     # What belongs to no layer is made again by itself, or it would wait for some layer.
-                    needed.setdefault(self.layer_of.get(maker.id, maker.id), []).append(name)
-        again = [
-            self._again(key if isinstance(key, int) else None, tuple(dict.fromkeys(names)))
-            for key, names in needed.items()
-        ]
-        for group in again:
-            held.update((n, None) for n in group.taken if self.maker(n) is not None)
-        names = (v.name for op in self.graph.operators for v in op.results)
-        return Selected(tuple(again), tuple(n for n in names if n in held))
+                    needed.setdefault(self.layer_of.get(maker.id, maker.id), {})[name] = None
+        kept = self._kept(needed)
+        held: set[str] = set()
+        again: list[Again] = []
+        for key, names in needed.items():
+            held.update(kept.intersection(names))
+            repeated = tuple(n for n in names if n not in kept)
+            if repeated:
+                group = self._again(key if isinstance(key, int) else None, repeated, kept)
+                held.update(n for n in group.taken if self.maker(n) is not None)
+                again.append(group)
+        order = (v.name for op in self.graph.operators for v in op.results)
+        return Selected(tuple(again), tuple(n for n in order if n in held))
 
-    def _again(self, layer: int | None, names: tuple[str, ...]) -> Again:
+    def _kept(self, needed: Mapping[int | str, Iterable[str]]) -> set[str]:
+        """Values that are held rather than made again, of those that the backward pass could need."""
+        if self.level != "selective":
+            forward = (op for op in self.graph.operators if op.id in self.phases.forward)
+            return {v.name for op in forward if stays_held(op, self.level) for v in op.results}
+        kept: set[str] = set()
+        # From the last layer on: what one takes from those before is then held for them too.
+        for key in sorted(needed, key=lambda k: -k if isinstance(k, int) else 1):
+            layer = key if isinstance(key, int) else None
+            kept |= cheapest_held(self.graph, needed[key], self.maker, partial(self._repeats, layer), kept)
+        return kept
+
+    def _repeats(self, layer: int | None, op: Operator) -> bool:
+        return self.layer_of.get(op.id, layer) == layer and not stays_held(op, self.level)
+
+    def _again(self, layer: int | None, names: tuple[str, ...], kept: Set[str]) -> Again:
         chosen: set[str] = set()
         taken: dict[str, None] = {}
         stack = list(reversed(names))
@@ -118,7 +134,7 @@ class _Selection:
             name = stack.pop()
             op = self.maker(name)
             elsewhere = op is not None and self.layer_of.get(op.id, layer) != layer
-            if op is None or elsewhere or stays_held(op, self.level):
+            if op is None or elsewhere or name in kept:
                 made = self.graph.producers.get(name)
                 if made is None or not is_generator(made):
                     taken[name] = None

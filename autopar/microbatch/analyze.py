@@ -32,10 +32,16 @@ _MODEL_ROLES = ("parameter", "optimizer")
 
 @dataclass
 class _States:
-    """What the forward pass finds; ``late`` holds names of values that are known after the loop only."""
+    """What the forward pass finds.
+
+    ``late`` holds names of values that are known after the loop only, ``fenced`` those that come out of a barrier
+    beside values of a microbatch: the same in every turn or not, they must not be asked for outside the loop, which
+    would take the whole batch through the barrier.
+    """
 
     values: dict[str, Layout] = field(default_factory=dict)
     late: set[str] = field(default_factory=set)
+    fenced: set[str] = field(default_factory=set)
     matches: dict[str, Match] = field(default_factory=dict)
     mixing: list[Operator] = field(default_factory=list)
 
@@ -163,6 +169,9 @@ def _forward(graph: Graph, batch: Mapping[str, int], mesh: LogicalMesh, late: fr
             _wait(op, s)
         else:
             s.values.update(zip(results, made, strict=True))
+            mixed = op.primitive == "optimization_barrier" and not is_whole(found)
+            if mixed or not s.fenced.isdisjoint(names):
+                s.fenced.update(results)
     return s
 
 
@@ -334,12 +343,20 @@ def _in_loop(
         return chosen.operands
     piece = only_piece(op, demand)
     local = None if piece is None else local_match(op, graph.operand_types(op), piece, mesh)
-    if local is None or not all(
+    if local is not None and all(
         k is None or k.is_replicated or k == wanted for k, wanted in zip(found, local.operands, strict=True)
     ):
+        out.add(op.id, local)
+        return local.operands
+    if s.fenced.isdisjoint(o for o in op.operands if isinstance(o, str)) or op.effects:
         return None
-    out.add(op.id, local)
-    return local.operands
+    if op.regions:
+        again = region_states(graph, op, found, op.id, mesh, out)
+        return None if again is None else again.operands
+    types = graph.operand_types(op)
+    every = Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))
+    out.add(op.id, every)
+    return every.operands
 
 
 def _closure(graph: Graph, wanted: Iterable[str], ready: Iterable[str] = ()) -> list[Operator]:

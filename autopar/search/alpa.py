@@ -15,7 +15,7 @@ from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Solution, Status, peak_bytes, solve
-from autopar.solver.memory import least_memory
+from autopar.solver.memory import least_memory, memory_floor
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ def alpa(problem: Problem) -> Plan:
 def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock) -> Answer:
     """The answer on one mesh without the memory limit, which is quick; ``tight`` where it breaks the limit."""
     stated = _stated(problem, mesh, clock, split_phases=False)
+    if memory_floor(stated.problem) > problem.memory_limit_bytes:
+        return Answer(replace(stated, tight=True), Solution(Status.UNKNOWN, (), math.inf, -math.inf, 0.0, ""))
     with clock.phase("solve"):
         free = _solve(problem, replace(stated.problem, limit_bytes=None))
     fits = free.found and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes
@@ -123,7 +125,10 @@ def best_plan(problem: Problem, answers: Sequence[Answer], name: str, clock: Clo
 
 def infeasible(problem: Problem, stated: Sequence[ShardingProblem]) -> InfeasiblePlanError:
     """The error that says how much memory would do."""
-    least = min(least_memory(s.problem)[0] for s in stated)
+    least = math.inf
+    for floor, s in sorted(((memory_floor(s.problem), s.problem) for s in stated), key=lambda p: p[0]):
+        if floor < least:
+            least = min(least, least_memory(s)[0])
     limit = problem.memory_limit_bytes
     return InfeasiblePlanError(
         f"{problem.graph.name} does not fit {bytes_text(limit)} a device on {problem.cluster.name}; "

@@ -12,7 +12,7 @@ from autopar.solver.base import SolverError
 from autopar.solver.evaluate import maximal_times, peak_bytes, usage_profile, within
 from autopar.solver.integer_program import least_peak_program
 from autopar.solver.presolve import reduce_problem
-from autopar.solver.problem import Array, ChoiceProblem
+from autopar.solver.problem import Array, ChoiceProblem, Node
 from autopar.solver.pulp_highs import run_highs
 
 _ROWS_A_ROUND = 6
@@ -34,6 +34,20 @@ def broken_times(
     peaks = [i for i in over if (i == 0 or used[i] > used[i - 1]) and (i + 1 == used.size or used[i] >= used[i + 1])]
     peaks.sort(key=lambda i: (-used[i], i))
     return tuple(int(candidates[i]) for i in peaks[:most])
+
+
+def memory_floor(problem: ChoiceProblem) -> float:
+    """Bytes below which no choice stays: at each time every node by itself holds as little as it can.
+
+    max_t sum_{v live at t} min_s usage[v][s] over the strategies s that are not forbidden; 0 without usages, inf where
+    all strategies of a node are. Choices that must fit each other may need more (see `least_memory`).
+    """
+    allowed = [np.isfinite(node.costs) for node in problem.nodes]
+    if not all(a.any() for a in allowed):
+        return math.inf
+    least = [replace(u, node=0, bytes=u.bytes[allowed[u.node]].min(keepdims=True)) for u in problem.usages]
+    every = ChoiceProblem((Node("every node", np.zeros(1)),), (), tuple(least))
+    return peak_bytes(every, (0,))
 
 
 def least_memory(

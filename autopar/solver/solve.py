@@ -10,10 +10,10 @@ from importlib.metadata import entry_points
 from autopar.solver.base import Solver, SolverError
 from autopar.solver.bounded import solve_bounded
 from autopar.solver.elimination import plan_elimination
-from autopar.solver.evaluate import is_feasible, maximal_times, objective
+from autopar.solver.evaluate import is_feasible, maximal_times, objective, within
 from autopar.solver.exhaustive import ExhaustiveSolver
 from autopar.solver.highs import HighsSolver
-from autopar.solver.memory import broken_times
+from autopar.solver.memory import broken_times, memory_floor
 from autopar.solver.presolve import reduce_problem
 from autopar.solver.problem import ChoiceProblem
 from autopar.solver.solution import Solution, Status
@@ -72,6 +72,8 @@ def solve(
     engine = solver_named(solver) if isinstance(solver, str) else solver
     if engine.capabilities.presolves:
         return engine.solve(problem, time_limit_s=time_limit_s, start=start, seed=seed)
+    if not within(memory_floor(problem), problem.limit_bytes):
+        return Solution(Status.INFEASIBLE, (), math.inf, math.inf, time.monotonic() - began, engine.name)
     best = start if start is not None and is_feasible(problem, start) else ()
     best_cost = objective(problem, best) if best else math.inf  # an empty problem gets its () below
     bound = -math.inf

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from jax import lax
 
+from autopar.lower.microbatch import microbatched
+from autopar.lower.recompute import recomputed_step
 from autopar.microbatch import analyze
 from examples import gpt, llama, mlp, moe, wide_resnet
-from tests.microbatch.running import assert_same_in_microbatches, traced
+from tests.microbatch.running import assert_same_in_microbatches, numbers, run, traced
 
 TEXT = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 8, "batch": 8}
 EXAMPLES = {
@@ -198,3 +200,53 @@ def test_the_update_runs_once():
     assert sum(op.primitive == "dot_general" for op in in_loop) == sum(
         op.primitive == "dot_general" for op in plain.graph.operators
     )
+
+
+def checkpointed_step():
+    """Two layers that the user's own `jax.checkpoint` computes anew."""
+
+    def layer(w, h):
+        return jnp.tanh(h @ w["kernel"] + w["bias"])
+
+    def step(params, batch):
+        def loss(params):
+            h = batch["x"]
+            for w in params:
+                h = jax.checkpoint(layer)(w, h)
+            return jnp.mean(h**2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = [{"kernel": jax.random.normal(k, (8, 8)), "bias": jnp.ones(8)} for k in keys[:2]]
+    return step, (params, {"x": jax.random.normal(keys[2], (16, 8))})
+
+
+RECOMPUTED = {
+    "gpt, selective": (lambda: gpt.build(dtype="float64", **TEXT), "selective"),
+    "gpt, full": (lambda: gpt.build(dtype="float64", **TEXT), "full"),
+    "moe, full": (lambda: moe.build(dtype="float64"), "full"),
+    "jax.checkpoint": (checkpointed_step, "none"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(RECOMPUTED))
+def test_what_is_computed_anew_runs_in_the_loop_alone(name):
+    """What is the same in every turn lies behind a barrier with what is not: it must not pull that out of the loop."""
+    build, level = RECOMPUTED[name]
+    plain, leaves = traced(*build())
+    again, _ = recomputed_step(plain, level)
+    found = analyze(again.graph, 4)
+    of_batch = {i.name for i in again.graph.inputs if i.role == "batch"}
+    for op in again.graph.operators:
+        if not of_batch.isdisjoint(op.operands):
+            of_batch.update(v.name for v in op.results)
+    outside = {*found.before, *found.after} & set(found.body)
+    twice = [id for id in outside if any(v.name in of_batch for v in again.graph.by_id[id].results)]
+    assert not twice
+    products = [op.id for op in again.graph.operators if op.primitive == "dot_general"]
+    assert products and set(products) <= set(found.body)
+    for a, b in zip(run(microbatched(again, 4), leaves), run(plain, leaves), strict=True):
+        if b.dtype.kind == "f":
+            assert np.linalg.norm(numbers(a) - numbers(b)) <= 1e-10 * np.linalg.norm(numbers(b))

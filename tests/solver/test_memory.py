@@ -8,7 +8,7 @@ import pytest
 
 from autopar.solver import ChoiceProblem, Edge, Node, Status, Usage, least_memory, peak_bytes, solve, usage_profile
 from autopar.solver.evaluate import maximal_times
-from autopar.solver.memory import broken_times
+from autopar.solver.memory import broken_times, memory_floor
 from tests.solver.problems import choices, ladder, plain_cost, plain_peak, random_problem, with_limit
 
 
@@ -65,3 +65,20 @@ def test_peaks_lie_at_maximal_times() -> None:
         broken = broken_times(problem, choice, peak_bytes(problem, choice) * 0.9)
         assert bool(broken) == (peak_bytes(problem, choice) > 0)
         assert set(broken) <= set(maximal_times(problem.usages))
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_no_choice_holds_less_than_the_floor(block: int) -> None:
+    for seed in range(4000 + 30 * block, 4030 + 30 * block):
+        problem = random_problem(seed, 6)
+        floor, least = memory_floor(problem), least_memory(problem)[0]
+        assert floor <= least
+        if 0 < floor < math.inf:
+            assert solve(with_limit(problem, floor * 0.999)).status is Status.INFEASIBLE
+
+
+def test_the_floor_passes_over_what_is_forbidden() -> None:
+    usages = (Usage(0, 0, 2, [1.0, 5.0]), Usage(1, 1, 3, [2.0]))
+    assert memory_floor(ChoiceProblem((Node("a", [0.0, 0.0]), Node("b", [0.0])), (), usages)) == 3.0
+    assert memory_floor(ChoiceProblem((Node("a", [math.inf, 0.0]), Node("b", [0.0])), (), usages)) == 7.0
+    assert memory_floor(ChoiceProblem((Node("a", [math.inf, math.inf]), Node("b", [0.0])), (), usages)) == math.inf

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 
+from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
 from autopar.api.effects import check_effects
 from autopar.api.fitting import build_within
@@ -182,11 +184,13 @@ class PureFunction:
         several = asked == "auto" and isinstance(self.options.search, str | Budgeted)
         try:
             traced, plan = self._one_stage(signature)
-        except InfeasiblePlanError:
-            if several:
-                with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
-                    return self._traced[signature], self._pipeline(signature)
-            raise
+        except InfeasiblePlanError as error:
+            if not several:
+                raise
+            try:
+                return self._traced[signature], self._pipeline(signature)
+            except (InfeasiblePlanError, MicrobatchError):  # of a stage: less would not do for all of them
+                raise error from None
         nodes = (self.options.cluster or Cluster.local()).num_nodes
         if several and (nodes > 1 or self.options.schedule not in ("auto", "none")) and self.options.schedule != "none":
             with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
@@ -203,33 +207,19 @@ class PureFunction:
         """
         asked, remat = self.options.num_microbatches, self.options.remat or "none"
         first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
-        count = asked if isinstance(asked, int) else 1
-        try:
-            return self._one_way(signature, count, first)
-        except InfeasiblePlanError:
-            size = 1 if isinstance(asked, int) else batch_size(self._traced[signature].graph) or 1
-            counts = [count, *(2**k for k in range(1, size.bit_length()))]
-            for more in counts[1:]:
-                with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
-                    return self._one_way(signature, more, first)
-            if remat == "auto" and (least := self._least_memory(signature, counts)) is not None:
-                for level in ("selective", "full"):
-                    for more in counts:
-                        with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
-                            return self._one_way(signature, more, level)
-                return least
-            raise
-
-    def _least_memory(self, signature: CallSignature, counts: Sequence[int]) -> tuple[Traced, Plan] | None:
-        """The plan that computes all anew in as many microbatches as there can be; None where it does not fit."""
-        for count in reversed(counts):
-            try:
-                return self._one_way(signature, count, "full")
-            except MicrobatchError:
-                continue
-            except InfeasiblePlanError:
-                return None
-        return None
+        attempts = Attempts(partial(self._one_way, signature))
+        size = 1 if isinstance(asked, int) else batch_size(self._traced[signature].graph) or 1
+        counts = [asked] if isinstance(asked, int) else [2**k for k in range(size.bit_length())]
+        found = attempts.first((count, first) for count in counts)
+        if found is None and remat == "auto" and (possible := attempts.possible(counts)):
+            # Where the way that holds least does not fit, none of those between needs to be tried.
+            found = attempts.first([(possible[-1], "full")])
+            if found is not None:
+                between = [(count, level) for level in LEVELS[1:] for count in possible]
+                found = attempts.first(between[:-1]) or found
+        if found is None:
+            raise attempts.error()
+        return found
 
     def _one_way(self, signature: CallSignature, count: int, level: Level) -> tuple[Traced, Plan]:
         """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold."""

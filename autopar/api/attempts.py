@@ -1,0 +1,64 @@
+"""Ways of planning a step that are tried one after another until one fits the memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.recompute import Level
+
+_T = TypeVar("_T")
+
+
+class Attempts(Generic[_T]):
+    """Remembers what was tried, for the error where nothing fits.
+
+    Args:
+        attempt: plans for a number of microbatches and what is held.
+    """
+
+    def __init__(self, attempt: Callable[[int, Level], _T]) -> None:
+        self.attempt = attempt
+        self.failures: list[InfeasiblePlanError] = []
+        self.impossible: list[MicrobatchError] = []
+        self._counts: set[int] = set()
+
+    def first(self, ways: Iterable[tuple[int, Level]]) -> _T | None:
+        """What the first of ``ways`` that fits gives; None if none does."""
+        for count, level in ways:
+            if count in self._counts:
+                continue
+            try:
+                return self.attempt(count, level)
+            except MicrobatchError as error:
+                self.impossible.append(error)
+                self._counts.add(count)
+            except InfeasiblePlanError as error:
+                self.failures.append(_told(error, count, level))
+        return None
+
+    def possible(self, counts: Sequence[int]) -> list[int]:
+        """Those of ``counts`` that were not found to be impossible."""
+        return [n for n in counts if n not in self._counts]
+
+    def error(self) -> InfeasiblePlanError | MicrobatchError:
+        """Of all that failed the one that came nearest to the memory."""
+        if not self.failures:
+            return self.impossible[0]
+        return min(self.failures, key=lambda e: math.inf if e.least_bytes is None else e.least_bytes)
+
+
+def _told(error: InfeasiblePlanError, count: int, level: Level) -> InfeasiblePlanError:
+    """``error``, which says in what number of microbatches, and with what computed anew."""
+    ways = [f"in {count} microbatches"] * (count > 1) + [f"with remat={level!r}"] * (level != "none")
+    if not ways:
+        return error
+    return InfeasiblePlanError(
+        f"{error.fact}, {' '.join(ways)}",
+        cause=error.cause,
+        remedy=error.remedy,
+        source=error.source,
+        least_bytes=error.least_bytes,
+    )

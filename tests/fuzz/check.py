@@ -123,6 +123,7 @@ def check(
     plans: Sequence[Config],
     noisy: Sequence[Callable[..., Any]] = (),
     dtype: str = "float64",
+    ran_plain: Callable[[], object] = object,
 ) -> Outcome:
     """Compares ``fn`` planned and plain.
 
@@ -133,11 +134,13 @@ def check(
         noisy: the same function with noise in the last digits, by which to judge differences: they are unstable where
             noise alone makes values differ by more than is allowed, or by a tenth of the difference.
         dtype: that the function computes in.
+        ran_plain: called when the plain function has run: what ends the process before is not a fault of plans.
     """
     try:
         want = jax.block_until_ready(jax.jit(fn)(*args))
     except Exception as error:
         return Outcome("invalid", f"{type(error).__name__}: {error}")
+    ran_plain()
     found: set[str] = set()
     for config in plans:
         try:
@@ -162,11 +165,13 @@ def _explains(noisy: Callable[..., Any], args: Sequence[Any], want: Any, most: f
     return moved > 1 or most <= _EXPLAINED * moved
 
 
-def check_program(program: Program, plans: Sequence[Config], filename: str = "<program>") -> Outcome:
+def check_program(
+    program: Program, plans: Sequence[Config], filename: str = "<program>", ran_plain: Callable[[], object] = object
+) -> Outcome:
     """`check` of a generated program."""
     fn = load(source(program), filename=filename)
     noisy = [load(source(program, k)) for k in range(_NOISE_SEEDS)]
-    return check(fn, arguments(program), plans, noisy, program.dtype)
+    return check(fn, arguments(program), plans, noisy, program.dtype, ran_plain)
 
 
 def assert_program(fn: Callable[..., Any], args: Sequence[Any], *plans: Config, dtype: str = "float64") -> None:

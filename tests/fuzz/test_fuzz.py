@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.fuzz.__main__ import summary
+from tests.fuzz.__main__ import Supervisor, _options, summary
 from tests.fuzz.check import apart, check, configs
 from tests.fuzz.generate import generate
 from tests.fuzz.operators import OPERATORS
@@ -43,6 +43,18 @@ def test_a_longer_run(tmp_path):
     command = [sys.executable, "-m", "tests.fuzz", "--programs", "400", "--seed", "2", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("said", "kind"), [("start", "invalid"), ("plain", "died")])
+def test_only_a_death_after_the_plain_run_is_a_failure(tmp_path, said, kind):
+    worker = tmp_path / "worker.py"
+    worker.write_text(f"""import os
+print('{{"start": 0}}', flush=True)
+print('{{"{said}": 0}}', flush=True)
+os.abort()
+""")
+    found = Supervisor(_options(["--programs", "1", "--out", str(tmp_path)]), [str(worker)]).run()
+    assert [r["kind"] for r in found] == [kind]
 
 
 def test_a_number_is_a_program(x64):

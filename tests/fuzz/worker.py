@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import jax
@@ -96,7 +97,8 @@ def run(job: Job) -> None:
         _say(start=number)
         began = time.monotonic()
         program = generate(job.seed, number, job.dtype)
-        outcome = check_program(program, configs(number, job.plans), f"program_{number}.py")
+        ran_plain = partial(_say, plain=number)
+        outcome = check_program(program, configs(number, job.plans), f"program_{number}.py", ran_plain)
         record = {
             "number": number,
             "kind": outcome.kind,

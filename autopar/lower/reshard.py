@@ -52,7 +52,9 @@ def _apply(step: Step, array: Any, sizes: tuple[int, ...], index: AxisIndex) -> 
         case "all-gather":
             return lax.all_gather(array, step.axes, axis=step.dim, tiled=True)
         case "all-to-all":
-            return lax.all_to_all(array, step.axes, split_axis=step.to_dim, concat_axis=step.dim, tiled=True)
+            # XLA's CPU compiler cannot do with what another all-to-all made, which it takes apart and forwards.
+            held = lax.optimization_barrier(array)
+            return lax.all_to_all(held, step.axes, split_axis=step.to_dim, concat_axis=step.dim, tiled=True)
         case "slice":
             size = array.shape[step.dim] // math.prod(sizes)
             return lax.dynamic_slice_in_dim(array, index(step.axes) * size, size, step.dim)

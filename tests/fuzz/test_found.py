@@ -80,3 +80,16 @@ def test_a_piece_of_slices_that_begin_too_late():
     with jax.enable_x64(True):
         args = (argument("float", (8, 16), 13), argument("int", (4,), 63))
     assert_program(step, args, *(((2, 4), seed) for seed in (13, 19, 20, 28)))
+
+
+def test_an_all_to_all_after_another():
+    """XLA forwards the pieces of the first to the second, in another layout than its other operands have."""
+
+    def step(a, b, key):
+        x = jnp.einsum("fcbe,abc->aef", b, a) * 0.354
+        y = x @ jnp.swapaxes(x, -1, -2) * 0.447
+        return y * jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5, (8, 2, 2)), x
+
+    with jax.enable_x64(True):
+        args = (argument("float", (8, 2, 4), 1), argument("float", (5, 4, 2, 2), 2), argument("key", (), 3))
+    assert_program(step, args, ((2, 4), 28), ((2, 4), 87))

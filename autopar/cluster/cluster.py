@@ -101,6 +101,7 @@ class Cluster:
         recover: bool = False,
         copy_every: int = 10,
         cache: str | None = None,
+        transport: Literal["auto", "sockets", "direct"] = "auto",
     ) -> Cluster:
         """Workers on Ray, each a process with its own devices: nodes of a cluster to plan for, and to run on.
 
@@ -125,6 +126,8 @@ class Cluster:
             recover: whether workers that are lost are replaced and the step is run again.
             copy_every: with ``recover``, steps between two copies of the workers' arrays in the driver's memory.
             cache: folder of compiled programs; None for one that goes with the cluster.
+            transport: how arrays get from worker to worker: over sockets, by way of the host, or "direct", pulled from
+                device to device. "auto" takes the second where devices are no CPUs.
 
         Raises:
             ClusterError: Ray does not start or answer, or has too few devices.
@@ -142,6 +145,7 @@ class Cluster:
             recover=recover,
             copy_every=copy_every,
             cache=cache,
+            transport=transport,
         )
         return made
 

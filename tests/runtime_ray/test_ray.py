@@ -99,6 +99,38 @@ def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster, mlp:
         own.close()
 
 
+def test_arrays_are_pulled_from_device_to_device(cluster: RayCluster, mlp: Example, pipeline: RemotePipeline) -> None:
+    """Also by and from a stage of two processes; a worker that is killed while others wait for it is replaced."""
+    want = bits(trained(mlp, pipeline, 3))
+    own = started(cluster, mlp, deadline_s=8, recover=True, copy_every=2, transport="direct")
+    try:
+        leaves = list(mlp.leaves)
+        for step in range(3):
+            if step == 1:
+                thread = strike(own, 0, signal.SIGKILL, step, 2)
+            got = own.step(leaves)
+            leaves = [*got[: mlp.state], *leaves[mlp.state :]]
+        thread.join(30)
+        assert own.recoveries >= 1
+        assert bits(got) == want
+    finally:
+        own.close()
+    slot = cluster.slots[0]
+    slots = [slot.of(1), slot.of(1), slot.of(2)]
+    deployment = Deployment(mlp.source, lambda h: cluster.launch(h, slots, 300), (2, 1))
+    several = RemotePipeline(deployment, RunOptions(deadline_s=60, transport="direct"))
+    several.load()
+    try:
+        assert furthest(several.step(list(mlp.leaves)), trained_plain(mlp, 1)) < 1e-5
+    finally:
+        several.close()
+
+
+def test_a_transport_that_is_not_known_is_told() -> None:
+    with pytest.raises(ClusterError, match=r"transport='pigeon'.*\n.*auto, sockets, direct"):
+        Cluster.ray(transport="pigeon")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["gpipe", "1f1b"])
 def test_training_gpt_is_that_of_one_device(cluster: RayCluster, pipeline: RemotePipeline, table: str) -> None:

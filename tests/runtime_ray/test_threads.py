@@ -23,10 +23,10 @@ def mlp() -> Example:
         return example("mlp", 2, dtype="float64", layers=2, hidden=16, batch=8)
 
 
-@pytest.fixture
-def pipeline(mlp: Example) -> Iterator[RemotePipeline]:
+@pytest.fixture(params=["sockets", "direct"])
+def pipeline(mlp: Example, request: pytest.FixtureRequest) -> Iterator[RemotePipeline]:
     with jax.enable_x64(True):
-        made = RemotePipeline(Deployment(mlp.source, threads(2)), RunOptions(deadline_s=30))
+        made = RemotePipeline(Deployment(mlp.source, threads(2)), RunOptions(deadline_s=30, transport=request.param))
         made.load()
         yield made
         made.close()

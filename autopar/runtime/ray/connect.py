@@ -12,7 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import ray
 
@@ -23,7 +23,7 @@ from autopar.runtime.ray.crew import Crew
 from autopar.runtime.ray.machine import RAY_MARK, clean_up, guard
 from autopar.runtime.ray.messages import Hello
 from autopar.runtime.ray.nodes import Devices, layout, machines, planned
-from autopar.runtime.ray.options import RunOptions
+from autopar.runtime.ray.options import RunOptions, Transport
 from autopar.runtime.ray.placing import Placement
 
 _LOOPBACK = "127.0.0.1"
@@ -44,6 +44,7 @@ def connect(
     recover: bool = False,
     copy_every: int = 10,
     cache: str | None = None,
+    transport: Transport = "auto",
 ) -> RayCluster:
     """A cluster of workers on Ray; `autopar.runtime.ray.start` has to be called instead.
 
@@ -59,7 +60,10 @@ def connect(
         recover: likewise.
         copy_every: likewise.
         cache: likewise.
+        transport: likewise.
     """
+    if transport not in get_args(Transport):
+        raise ClusterError(f"transport={transport!r} is not known", remedy=f"one of: {', '.join(get_args(Transport))}")
     counts = {"workers": workers, "devices_per_worker": devices_per_worker, "hosts_per_stage": hosts_per_stage}
     for name, count in counts.items():
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
@@ -90,6 +94,7 @@ def connect(
         deadline_s=deadline_s, recover=recover, copy_every=copy_every, platform=wanted.slot.platform,
         listen=_LOOPBACK if len(found) == 1 else _own_address(), each_own=len(found) > 1,
         cache=str(Path(folder, "programs")) if cache is None else cache,
+        transport=transport,
     )  # fmt: skip
     # Workers share the processors of one machine that is theirs.
     shared = address is None and wanted.kind == "cpu"

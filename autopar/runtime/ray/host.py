@@ -34,6 +34,7 @@ from autopar.runtime.ray.messages import (
 )
 from autopar.runtime.shards import DamageError, Leaf, read_boxes, write_shards
 from autopar.runtime.transport import Link, PeerLostError, SilentPeerError, SocketLink
+from autopar.runtime.transport.direct import Transfers
 from autopar.runtime.transport.teams import TeamLink, Teams
 from autopar.runtime.transport.tiles import (
     Tiled,
@@ -110,6 +111,8 @@ class WorkerHost:
         self._instructions = told.instructions
         self._slow = tuple(isinstance(i, Run | Apply | Recv) for i in told.instructions)
         self._worker = teams.workers[self._told.process]
+        if told.direct and self._link.transfers is None:
+            self._link.transfers = Transfers(self._link.address[0])
         self._peers = TeamLink(self._link, teams, told.lying)
         targets = sorted({p for i in told.instructions if hasattr(i, "to") for p in teams.members(i.to)})
         self._link.connect(told.addresses, tuple(targets))

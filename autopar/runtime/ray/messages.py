@@ -69,6 +69,7 @@ class Load(msgspec.Struct, frozen=True):
         addresses: of all processes.
         teams: number of processes of each worker.
         lying: how values lie on workers that have several processes, by name.
+        direct: whether arrays are pulled from device to device.
     """
 
     instructions: tuple[Instruction, ...]
@@ -76,6 +77,7 @@ class Load(msgspec.Struct, frozen=True):
     addresses: dict[int, tuple[str, int]]
     teams: tuple[int, ...]
     lying: dict[int, dict[str, Lying]] = {}
+    direct: bool = False
 
 
 class Start(msgspec.Struct, frozen=True):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Transport: TypeAlias = Literal["auto", "sockets", "direct"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,8 @@ class RunOptions:
         listen: address that workers and driver listen on.
         each_own: whether every worker listens on the address of its own machine instead.
         platform: kind of the workers' devices.
+        transport: how arrays get from worker to worker: over sockets by way of the host, or "direct", pulled from
+            device to device (`jax.experimental.transfer`). "auto" takes the second where devices are no CPUs.
     """
 
     deadline_s: float = 300.0
@@ -32,3 +37,9 @@ class RunOptions:
     listen: str = "127.0.0.1"
     each_own: bool = False
     platform: str = "cpu"
+    transport: Transport = "auto"
+
+    @property
+    def direct(self) -> bool:
+        """Whether arrays are pulled from device to device."""
+        return self.transport == "direct" or (self.transport == "auto" and self.platform != "cpu")

@@ -73,8 +73,9 @@ class World:
         source, teams = self.source, self.teams
         own = [tuple(p for p in programs if p.work.stage in source.stages(w)) for w in range(teams.num_workers)]
         lying = {w: _lying(own[w], size) for w, size in enumerate(teams.sizes) if size > 1}
+        direct = self._options.direct
         messages = [
-            encode(Load(source.program.workers[w].instructions, own[w], self._addresses, teams.sizes, lying))
+            encode(Load(source.program.workers[w].instructions, own[w], self._addresses, teams.sizes, lying, direct))
             for w in range(teams.num_workers)
         ]
         self.call("load", [(messages[w],) for w in teams.workers], self._options.load_s)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from autopar.runtime.transport.direct import Came, Offered, Piece
 from autopar.runtime.transport.tiles import Tile, Tiled
 
 _LENGTH = struct.Struct("<I")
@@ -26,6 +27,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
         key: random number generator of keys, or empty.
         starts: first index of each tile.
         sizes: shape of each tile.
+        server: where the tiles can be pulled; empty where they follow.
+        numbers: as what.
     """
 
     tag: int
@@ -34,6 +37,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     key: str
     starts: tuple[tuple[int, ...], ...]
     sizes: tuple[tuple[int, ...], ...]
+    server: str = ""
+    numbers: tuple[int, ...] = ()
 
 
 def write_frame(connection: socket.socket, tag: int, tiled: Tiled) -> None:
@@ -57,12 +62,34 @@ def write_frame(connection: socket.socket, tag: int, tiled: Tiled) -> None:
         connection.sendall(_view(tile.data))
 
 
-def read_frame(connection: socket.socket) -> tuple[int, Tiled]:
+def write_offer(connection: socket.socket, tag: int, offered: Offered) -> None:
+    """Sends where an array can be pulled; OSError where the connection breaks."""
+    pieces = offered.pieces
+    header = msgspec.msgpack.encode(
+        Header(
+            tag,
+            offered.shape,
+            offered.dtype,
+            offered.key,
+            tuple(p.start for p in pieces),
+            tuple(p.shape for p in pieces),
+            next((p.server for p in pieces), ""),
+            tuple(p.number for p in pieces),
+        )
+    )
+    connection.sendall(_LENGTH.pack(len(header)) + header)
+
+
+def read_frame(connection: socket.socket) -> tuple[int, Came]:
     """The next array that was sent; EOFError at the end, OSError where the connection breaks."""
     (length,) = _LENGTH.unpack(read_exactly(connection, _LENGTH.size))
     if length > _LONGEST_HEADER:
         raise EOFError(f"a header of {length} bytes")
     header = msgspec.msgpack.decode(read_exactly(connection, length), type=Header)
+    if header.server:
+        found = zip(header.starts, header.sizes, header.numbers, strict=True)
+        pieces = tuple(Piece(start, size, header.server, number) for start, size, number in found)
+        return header.tag, Offered(header.shape, header.dtype, pieces, header.key)
     tiles = []
     for start, size in zip(header.starts, header.sizes, strict=True):
         data: np.ndarray[Any, Any] = np.empty(size, jnp.dtype(header.dtype))

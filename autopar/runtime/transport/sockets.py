@@ -20,10 +20,11 @@ from typing import Any, TypeAlias
 from jax.sharding import NamedSharding
 
 from autopar.runtime.transport.base import Link, PeerLostError, SilentPeerError
-from autopar.runtime.transport.frames import read_exactly, read_frame, write_frame
+from autopar.runtime.transport.direct import Came, Offered, Transfers, merged
+from autopar.runtime.transport.frames import read_exactly, read_frame, write_frame, write_offer
 from autopar.runtime.transport.pieces import Box, cut
 from autopar.runtime.transport.queues import check_tag
-from autopar.runtime.transport.tiles import Tiled, placed, tiles_of
+from autopar.runtime.transport.tiles import placed, tiles_of
 
 _NUMBER = struct.Struct("<i")
 #: Shape of an array -> parts of it.
@@ -39,16 +40,19 @@ class SocketLink(Link):
         worker: its number.
         secret: what every connection begins with.
         host: address to listen on.
+
+    With ``transfers``, to be set before the first array is sent, receivers pull arrays, of which they are told here.
     """
 
     def __init__(self, worker: int, secret: bytes, host: str = "127.0.0.1") -> None:
+        self.transfers: Transfers | None = None
         self._worker = worker
         self._secret = secret
         self._deadline = time.monotonic() + 60
         self._waited_from = time.monotonic()
         self._addresses: dict[int, tuple[str, int]] = {}
         self._outgoing: dict[int, _Sender] = {}
-        self._incoming: dict[int, queue.Queue[tuple[int, Tiled] | Exception]] = {}
+        self._incoming: dict[int, queue.Queue[tuple[int, Came] | Exception]] = {}
         self._accepted: list[socket.socket] = []
         self._lock = threading.Lock()
         self._listener = socket.create_server((host, 0))
@@ -65,6 +69,8 @@ class SocketLink(Link):
         """From now on `receive` waits for ``deadline_s`` seconds at most, counted from this call."""
         self._waited_from = time.monotonic()
         self._deadline = self._waited_from + deadline_s
+        if self.transfers is not None:
+            self.transfers.next_step()
 
     def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
         """See `Link.send`."""
@@ -91,10 +97,25 @@ class SocketLink(Link):
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
         """See `Link.receive`; without a sharding the array stays on the host until somebody needs it."""
-        tiled = self.receive_pieces(source, tag)
-        return tiled.array() if sharding is None else placed(tiled, sharding)
+        return self.laid([self.receive_pieces(source, tag)], sharding)
 
-    def receive_pieces(self, source: int, tag: int) -> Tiled:
+    def laid(self, parts: Sequence[Came], sharding: NamedSharding | None) -> Any:
+        """An array of which these parts came.
+
+        Args:
+            parts: what each process sent of it.
+            sharding: how it is to lie; without one it stays on the host.
+        """
+        came = merged(parts, self.transfers)
+        if isinstance(came, Offered):
+            if self.transfers is None:
+                raise PeerLostError(-1, "arrays were offered to a process that cannot pull them")
+            if sharding is not None:
+                return self.transfers.laid(came, sharding)
+            came = self.transfers.on_host(came)
+        return came.array() if sharding is None else placed(came, sharding)
+
+    def receive_pieces(self, source: int, tag: int) -> Came:
         """The pieces that ``source`` sent next; see `Link.receive`."""
         try:
             came = self._line(source).get(timeout=max(0.0, self._deadline - time.monotonic()))
@@ -102,9 +123,9 @@ class SocketLink(Link):
             raise SilentPeerError(source, time.monotonic() - self._waited_from) from None
         if isinstance(came, Exception):
             raise PeerLostError(source, str(came)) from came
-        found, tiled = came
+        found, pieces = came
         check_tag(source, tag, found)
-        return tiled
+        return pieces
 
     def close(self) -> None:
         """Ends all connections."""
@@ -125,10 +146,10 @@ class SocketLink(Link):
             connection.settimeout(None)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(self._secret + _NUMBER.pack(self._worker))
-            self._outgoing[to] = _Sender(connection)
+            self._outgoing[to] = _Sender(connection, self.transfers)
         return self._outgoing[to]
 
-    def _line(self, source: int) -> queue.Queue[tuple[int, Tiled] | Exception]:
+    def _line(self, source: int) -> queue.Queue[tuple[int, Came] | Exception]:
         with self._lock:
             return self._incoming.setdefault(source, queue.Queue(_AHEAD))
 
@@ -161,10 +182,11 @@ class SocketLink(Link):
 
 
 class _Sender:
-    """A connection to one worker, and the thread that writes to it."""
+    """A connection to one worker, and the thread that writes to it; see `SocketLink` for ``transfers``."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, transfers: Transfers | None) -> None:
         self.connection = connection
+        self._transfers = transfers
         self.lines: queue.SimpleQueue[tuple[int, Any, Boxes | None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="send", daemon=True).start()
 
@@ -173,6 +195,10 @@ class _Sender:
         while (item := self.lines.get()) is not None:
             tag, array, boxes = item
             try:
+                offered = None if self._transfers is None else self._transfers.offer(array, boxes)
+                if offered is not None:
+                    write_offer(self.connection, tag, offered)
+                    continue
                 tiled = tiles_of(array)
                 write_frame(self.connection, tag, tiled if boxes is None else cut(tiled, boxes(tiled.shape)))
             except Exception:

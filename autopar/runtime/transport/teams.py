@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding
 from autopar.runtime.transport.base import Link
 from autopar.runtime.transport.pieces import Lying
 from autopar.runtime.transport.sockets import SocketLink
-from autopar.runtime.transport.tiles import Tiled, placed
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,4 @@ class TeamLink(Link):
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
         """See `Link.receive`."""
         parts = [self._link.receive_pieces(p, tag) for p in self._teams.members(source)]
-        first = parts[0]
-        tiled = Tiled(first.shape, first.dtype, tuple(t for p in parts for t in p.tiles), first.key)
-        return tiled.array() if sharding is None else placed(tiled, sharding)
+        return self._link.laid(parts, sharding)

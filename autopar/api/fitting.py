@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from msgspec.structs import replace
+import msgspec
 
 from autopar.errors import InfeasiblePlanError
-from autopar.plan import PlanContent
+from autopar.frontend import Traced
+from autopar.plan import Plan
 from autopar.plan.text import bytes_text
-from autopar.runtime import LocalProgram
+from autopar.runtime import LocalProgram, PipelineProgram
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the function in the form that it was made for: in its number of microbatches, for one stage."""
+
+    traced: Traced
+    plan: Plan
+
 
 # Programs compiled for one signature at most, and how far below the limit a new plan aims.
 _ROUNDS = 4
@@ -20,18 +31,19 @@ _TOLERANCE = 1.1
 
 
 def build_within(
-    content: PlanContent,
+    planned: Planned,
     limit_bytes: int | None,
-    build: Callable[[PlanContent], LocalProgram],
-    search: Callable[[int], PlanContent],
-) -> tuple[PlanContent, LocalProgram]:
+    build: Callable[[Planned], LocalProgram | PipelineProgram],
+    search: Callable[[int], Planned],
+) -> tuple[Planned, LocalProgram | PipelineProgram]:
     """A plan and its program, planned again for less memory while the program needs more than the limit.
 
     Compilers schedule, fuse and copy as they like; their programs have needed from 0.95 to 1.5 times the bytes
-    of the model. The prediction is scaled by what was measured, a few times.
+    of the model. The prediction is scaled by what was measured, a few times. All that was free is free again: less
+    memory may take more microbatches, recomputation, or more stages.
 
     Args:
-        content: the plan to begin with.
+        planned: the plan to begin with.
         limit_bytes: bytes a device that the user allows; None builds the plan as it is.
         build: compiles a plan.
         search: the plan for another limit; raises InfeasiblePlanError where there is none.
@@ -42,23 +54,24 @@ def build_within(
     Raises:
         InfeasiblePlanError: all programs need more than a tenth above the limit.
     """
-    local = build(content)
+    program = build(planned)
     if limit_bytes is None:
-        return content, local
-    best = (local.footprint_bytes, content, local)
+        return planned, program
+    best = (program.footprint_bytes, planned, program)
     aim = limit_bytes
     for _ in range(_ROUNDS - 1):
         if best[0] <= limit_bytes:
             break
-        aim = int(aim * min(_MARGIN, limit_bytes / local.footprint_bytes * _MARGIN))
+        aim = int(aim * min(_MARGIN, limit_bytes / program.footprint_bytes * _MARGIN))
         try:
-            content = search(aim)
+            planned = search(aim)
         except InfeasiblePlanError:
             break
-        local = build(content)
-        if local.footprint_bytes < best[0]:
-            best = (local.footprint_bytes, content, local)
-    needed, content, local = best
+        program = build(planned)
+        if program.footprint_bytes < best[0]:
+            best = (program.footprint_bytes, planned, program)
+    needed, planned, program = best
+    content = planned.plan.content
     if needed > _TOLERANCE * limit_bytes:
         raise InfeasiblePlanError(
             f"the least that a compiled program of {content.program} needed is {bytes_text(needed)} a device, "
@@ -67,7 +80,10 @@ def build_within(
             remedy=f"memory_limit={needed}, more devices or microbatches, or donate_argnums for the state",
             least_bytes=needed,
         )
+    # The plan may have been made for less than the limit.
+    notes = content.notes
     if needed > limit_bytes:
-        note = f"the compiled program needs {bytes_text(needed)} a device, above the limit of {bytes_text(limit_bytes)}"
-        content = replace(content, notes=(*content.notes, note))
-    return content, local
+        text = f"the compiled program needs {bytes_text(needed)} a device, above the limit of {bytes_text(limit_bytes)}"
+        notes = (*notes, text)
+    content = msgspec.structs.replace(content, notes=notes, memory_limit=limit_bytes)
+    return replace(planned, plan=Plan(content, planned.plan.phases, planned.plan.input_tree)), program

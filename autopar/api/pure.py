@@ -13,7 +13,7 @@ import jax
 from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
 from autopar.api.effects import check_effects
-from autopar.api.fitting import build_within
+from autopar.api.fitting import Planned, build_within
 from autopar.api.options import ParallelOptions
 from autopar.api.restacked import restacked
 from autopar.cluster import Cluster
@@ -140,7 +140,7 @@ class PureFunction:
             names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
             plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         else:
-            traced, plan = self._planned(signature)
+            traced, plan = self._planned(signature, self.options.memory_limit_bytes)
         plan = Plan(plan.content, (*traced.phases, *clock.phases(), *plan.phases), _tree_of(traced))
         self.planned[signature] = traced, plan
         return traced, plan
@@ -167,39 +167,39 @@ class PureFunction:
             verify(made.graph)
         return made, found
 
-    def _planned(self, signature: CallSignature) -> tuple[Traced, Plan]:
-        """The function in the number of microbatches that was chosen, and its plan.
+    def _planned(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
+        """The function in the number of microbatches that was chosen, and its plan within ``limit_bytes`` a device.
 
         One stage is tried first. Where the number of stages is free, several are tried where one does not fit, or where
         the cluster has several nodes; the plan that is predicted faster is taken.
         """
         asked = self.options.num_stages
         if isinstance(self.options.cluster, RayCluster):
-            return self._traced[signature], self._pipeline(signature)
+            return self._traced[signature], self._pipeline(signature, limit_bytes)
         if isinstance(asked, int) and asked > 1:
-            return self._traced[signature], self._pipeline(signature)
+            return self._traced[signature], self._pipeline(signature, limit_bytes)
         devices = (self.options.cluster or Cluster.local()).num_devices
         if asked == "auto" and devices > 1 and cuts_stages(self._strategy()):
-            return self._traced[signature], self._pipeline(signature)
+            return self._traced[signature], self._pipeline(signature, limit_bytes)
         several = asked == "auto" and isinstance(self.options.search, str | Budgeted)
         try:
-            traced, plan = self._one_stage(signature)
+            traced, plan = self._one_stage(signature, limit_bytes)
         except InfeasiblePlanError as error:
             if not several:
                 raise
             try:
-                return self._traced[signature], self._pipeline(signature)
+                return self._traced[signature], self._pipeline(signature, limit_bytes)
             except (InfeasiblePlanError, MicrobatchError):  # of a stage: less would not do for all of them
                 raise error from None
         nodes = (self.options.cluster or Cluster.local()).num_nodes
         if several and (nodes > 1 or self.options.schedule not in ("auto", "none")) and self.options.schedule != "none":
             with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
-                other = self._pipeline(signature)
+                other = self._pipeline(signature, limit_bytes)
                 if other.step_time < plan.step_time:
                     return self._traced[signature], other
         return traced, plan
 
-    def _one_stage(self, signature: CallSignature) -> tuple[Traced, Plan]:
+    def _one_stage(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
         """The plan of one stage.
 
         "auto" takes one microbatch and computes nothing anew. Where no plan fits the memory then, it takes the fewest
@@ -207,7 +207,7 @@ class PureFunction:
         """
         asked, remat = self.options.num_microbatches, self.options.remat or "none"
         first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
-        attempts = Attempts(partial(self._one_way, signature))
+        attempts = Attempts(partial(self._one_way, signature, limit_bytes))
         size = 1 if isinstance(asked, int) else batch_size(self._traced[signature].graph) or 1
         counts = [asked] if isinstance(asked, int) else [2**k for k in range(size.bit_length())]
         found = attempts.first((count, first) for count in counts)
@@ -221,19 +221,22 @@ class PureFunction:
             raise attempts.error()
         return found
 
-    def _one_way(self, signature: CallSignature, count: int, level: Level) -> tuple[Traced, Plan]:
+    def _one_way(
+        self, signature: CallSignature, limit_bytes: int | None, count: int, level: Level
+    ) -> tuple[Traced, Plan]:
         """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold."""
         traced, ends = self._microbatched(signature, count, level)
-        plan = self._search(traced, self.options.memory_limit_bytes, count)
+        plan = self._search(traced, limit_bytes, count)
         return traced, Plan(plan.content.recomputing(level, ends), plan.phases)
 
-    def _pipeline(self, signature: CallSignature) -> Plan:
+    def _pipeline(self, signature: CallSignature, limit_bytes: int | None) -> Plan:
         """The best plan with several stages."""
         traced = self._traced[signature]
         o = self.options
         count = None if o.num_microbatches == "auto" else int(o.num_microbatches)
         unstacked = unstack(traced, self._stack_groups(traced))
-        return self._pipelined(traced, unstacked, o.cluster or Cluster.local(), self._num_stages(), count, o.schedule)
+        cluster = o.cluster or Cluster.local()
+        return self._pipelined(traced, unstacked, cluster, self._num_stages(), count, o.schedule, limit_bytes)
 
     def _pipelined(
         self,
@@ -243,10 +246,11 @@ class PureFunction:
         stages: int | None,
         microbatches: int | None,
         schedule: Any,
+        limit_bytes: int | None,
     ) -> Plan:
         """The best plan with several stages on a cluster; what is None is free."""
         options = replace(
-            self.problem(traced, self.options.memory_limit_bytes).options,
+            self.problem(traced, limit_bytes).options,
             donated=frozenset(n for i in self.donated(traced) for n in unstacked.names(i)),
             num_microbatches=microbatches,
             num_stages=stages,
@@ -328,32 +332,34 @@ class PureFunction:
         check_effects(traced.graph)
         clock = Clock()
 
-        if plan.num_stages > 1:
+        def build(planned: Planned) -> LocalProgram | PipelineProgram:
+            if planned.plan.num_stages > 1:
+                return self._build_stages(planned, clock)
             with clock.phase("lower"):
-                unstacked = unstack(traced, plan.content.stack_groups)
-                pieces = {n for i in self.donated(traced) for n in unstacked.names(i)}
-                lowered = lower_pipeline(unstacked.step, plan, pieces)
+                program = lower(planned.traced, planned.plan, devices)
             self._say("compiling")
             with clock.phase("compile"):
-                pipelined = load_pipeline(traced, unstacked, lowered, devices, self.donated(traced))
-            return self._keep(signature, traced, plan, clock, pipelined)
+                return load_local(planned.traced, program, self.donated(planned.traced))
 
-        def build(plan: Plan) -> LocalProgram:
-            self._say("compiling")
-            with clock.phase("lower"):
-                program = lower(traced, plan, devices)
-            with clock.phase("compile"):
-                return load_local(traced, program, self.donated(traced))
-
-        def search(memory_limit_bytes: int) -> Plan:
+        def search(memory_limit_bytes: int) -> Planned:
             with clock.phase("plan again"):
-                own = plan.stages[0]
-                found = self._search(traced, memory_limit_bytes, plan.num_microbatches)
-                return Plan(found.content.recomputing(own.remat, own.layer_ends), found.phases)
+                return Planned(*self._planned(signature, memory_limit_bytes))
 
         limit = None if self.options.plan is not None else self.options.memory_limit_bytes
-        content, local = build_within(plan.content, limit, lambda c: build(Plan(c)), lambda n: search(n).content)
-        return self._keep(signature, traced, Plan(content, plan.phases, plan.input_tree), clock, local)
+        final, local = build_within(Planned(traced, plan), limit, build, search)
+        kept = Plan(final.plan.content, plan.phases, plan.input_tree)
+        return self._keep(signature, final.traced, kept, clock, local)
+
+    def _build_stages(self, planned: Planned, clock: Clock) -> PipelineProgram:
+        """The program of a plan with several stages, in this process."""
+        traced, plan = planned.traced, planned.plan
+        with clock.phase("lower"):
+            unstacked = unstack(traced, plan.content.stack_groups)
+            pieces = {n for i in self.donated(traced) for n in unstacked.names(i)}
+            lowered = lower_pipeline(unstacked.step, plan, pieces)
+        self._say("compiling")
+        with clock.phase("compile"):
+            return load_pipeline(traced, unstacked, lowered, jax.devices(), self.donated(traced))
 
     def _compile_remote(self, signature: CallSignature, traced: Traced, plan: Plan, cluster: RayCluster) -> Compiled:
         """The program for a signature on workers in other processes."""
@@ -381,10 +387,11 @@ class PureFunction:
         """The best pipeline for fewer workers than ``before`` was made for; what was asked for holds where it can."""
         o = self.options
         stages = cluster.num_stages if isinstance(o.num_stages, str) else min(int(o.num_stages), len(cluster.slots))
+        limit = o.memory_limit_bytes
         try:
-            return self._pipelined(traced, unstacked, cluster, stages, before.num_microbatches, o.schedule)
+            return self._pipelined(traced, unstacked, cluster, stages, before.num_microbatches, o.schedule, limit)
         except (InfeasiblePlanError, MicrobatchError, ScheduleError):
-            return self._pipelined(traced, unstacked, cluster, None, None, "auto")
+            return self._pipelined(traced, unstacked, cluster, None, None, "auto", limit)
 
     def _keep(
         self,

@@ -180,13 +180,8 @@ class PipelineProgram:
 
     @property
     def footprint_bytes(self) -> int:
-        """Bytes a device that the program with the largest arguments, results and temporaries needs."""
-        sizes = []
-        for loaded in self.runtime.loaded.values():
-            if loaded.compiled is not None:
-                m = loaded.compiled.memory_analysis()
-                sizes.append(m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes)
-        return int(max(sizes, default=0))
+        """Bytes a device that the worker which needs most needs when it needs the most."""
+        return max((m.total for m in self.worker_memory), default=0)
 
     @property
     def executable(self) -> _Executables:

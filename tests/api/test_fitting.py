@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from autopar.api.fitting import build_within
+from autopar.api.fitting import Planned, build_within
 from autopar.errors import InfeasiblePlanError
-from autopar.plan import PlanContent
+from autopar.plan import Plan, PlanContent
 from tests.plan.plans import small_plan
 
 LIMIT = 1000
+
+
+def planned(peak_bytes: int) -> Planned:
+    traced: Any = None
+    return Planned(traced, Plan(replace(small_plan().content, peak_memory=peak_bytes)))
 
 
 class Compiler:
@@ -25,19 +31,20 @@ class Compiler:
         self.built: list[int] = []
         self.aims: list[int] = []
 
-    def build(self, content: PlanContent) -> SimpleNamespace:
-        self.built.append(content.peak_memory)
-        return SimpleNamespace(footprint_bytes=max(int(self.factor * content.peak_memory), self.least))
+    def build(self, planned: Planned) -> SimpleNamespace:
+        self.built.append(planned.plan.peak_memory)
+        return SimpleNamespace(footprint_bytes=max(int(self.factor * planned.plan.peak_memory), self.least))
 
-    def search(self, limit: int) -> PlanContent:
+    def search(self, limit: int) -> Planned:
         self.aims.append(limit)
         if limit < 300:
             raise InfeasiblePlanError(f"nothing fits {limit} bytes", least_bytes=300)
-        return replace(small_plan().content, peak_memory=limit)
+        return planned(limit)
 
     def run(self, limit: int | None = LIMIT) -> tuple[PlanContent, SimpleNamespace]:
         build: Callable = self.build
-        return build_within(replace(small_plan().content, peak_memory=LIMIT), limit, build, self.search)
+        found, program = build_within(planned(LIMIT), limit, build, self.search)
+        return found.plan.content, program
 
 
 def test_a_program_that_fits_is_built_once():
@@ -60,6 +67,7 @@ def test_what_was_measured_scales_the_next_aim():
     assert compiler.aims == [int(LIMIT / 1.25 * 0.98)]
     assert program.footprint_bytes <= LIMIT
     assert content.peak_memory == compiler.aims[0]
+    assert content.memory_limit == LIMIT
     assert not any("above the limit" in note for note in content.notes)
 
 

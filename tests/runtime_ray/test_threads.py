@@ -133,3 +133,16 @@ def test_workers_make_what_they_read(mlp: Example, pipeline: RemotePipeline) -> 
     results = pipeline.step([*(made[n] for n in range(len(leaves))), *mlp.leaves[len(leaves) :]])
     plain = jax.tree.leaves(jax.jit(mlp.step)(jax.tree.unflatten(structure, want), *mlp.arguments[1:]))
     assert furthest(results, [np.asarray(x) for x in plain]) < 1e-12
+
+
+def test_programs_write_into_what_nobody_uses_again(mlp: Example, pipeline: RemotePipeline) -> None:
+    """Training is the same with it (above); what is sent, and the state, is not written over."""
+    memory = [m for name, (_, m) in pipeline.compiled().items() if "update" in name]
+    assert memory
+    assert all(m["alias_size_in_bytes"] > 0 for m in memory)
+    before = [numbers(x).copy() for x in mlp.leaves]
+    results = trained(mlp, pipeline, 2)
+    kept = [numbers(r).copy() for r in results]
+    trained(mlp, pipeline, 1)
+    assert all(np.array_equal(numbers(r), k) for r, k in zip(results, kept, strict=True))
+    assert all(np.array_equal(numbers(x), b) for x, b in zip(mlp.leaves, before, strict=True))

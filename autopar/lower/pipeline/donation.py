@@ -28,6 +28,18 @@ def given_up(program: Program, worker: int) -> Mapping[Work, frozenset[str]]:
     return found
 
 
+def given_up_by_all(program: Program, stages: Sequence[Sequence[int]], work: Work) -> frozenset[str]:
+    """Values that no worker which runs a work uses again when it has run it.
+
+    Args:
+        program: see `given_up`.
+        stages: by worker the stages that it holds.
+        work: of one of them.
+    """
+    holders = [w for w, own in enumerate(stages) if work.stage in own]
+    return frozenset.intersection(*(given_up(program, w).get(work, frozenset()) for w in holders))
+
+
 def donated(program: StageProgram, names: Set[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Indices of the arguments whose buffers become results: given up, and each with a result just like it.
 

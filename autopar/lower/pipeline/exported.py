@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from autopar._compat.dtypes import jax_dtype
 from autopar._compat.trees import partition_spec
+from autopar.lower.pipeline.donation import donated
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.programs import StageProgram
 from autopar.schedule import Work
@@ -47,6 +48,7 @@ class ExportedProgram(msgspec.Struct, frozen=True):
         reads: its arguments, behind the number of the microbatch.
         results: its results.
         code: what `jax.export` wrote.
+        donated: indices of those of ``reads`` whose buffers become results.
     """
 
     work: Work
@@ -54,15 +56,19 @@ class ExportedProgram(msgspec.Struct, frozen=True):
     reads: tuple[PlacedPort, ...]
     results: tuple[PlacedPort, ...]
     code: bytes
+    donated: tuple[int, ...] = ()
 
 
-def export_program(program: StageProgram, axes: Axes, platform: str) -> ExportedProgram:
+def export_program(
+    program: StageProgram, axes: Axes, platform: str, given_up: Set[str] = frozenset()
+) -> ExportedProgram:
     """Traces and lowers a program.
 
     Args:
         program: from `stage_programs`.
         axes: sizes of the mesh axes of its stage.
         platform: jax's name of the devices that will run it: "cpu", "cuda", "tpu".
+        given_up: values that nobody uses when it has run; see `autopar.lower.pipeline.donation.given_up`.
     """
     function, given = prepared(program, axes)
     code = export.export(function, platforms=[platform])(*given).serialize()
@@ -72,6 +78,7 @@ def export_program(program: StageProgram, axes: Axes, platform: str) -> Exported
         tuple(map(placed_port, program.reads)),
         tuple(map(placed_port, program.results)),
         bytes(code),
+        donated(program, given_up, dict(axes)),
     )
 
 
@@ -157,7 +164,8 @@ def compile_program(program: ExportedProgram, mesh: Mesh) -> Callable[..., Seque
     whole = NamedSharding(mesh, jax.sharding.PartitionSpec())
     shardings = (whole, *(p.sharding(mesh) for p in program.reads))
     results = tuple(p.sharding(mesh) for p in program.results)
-    function = jax.jit(exported.call, in_shardings=shardings, out_shardings=results)
+    behind_number = tuple(n + 1 for n in program.donated)
+    function = jax.jit(exported.call, in_shardings=shardings, out_shardings=results, donate_argnums=behind_number)
     given = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s) for a, s in zip(exported.in_avals, shardings, strict=True)
     ]

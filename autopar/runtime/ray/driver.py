@@ -13,6 +13,7 @@ import numpy as np
 
 from autopar._compat.dtypes import jax_dtype
 from autopar.errors import AutoparError, ClusterError, WorkerLostError
+from autopar.lower.pipeline.donation import given_up_by_all
 from autopar.lower.pipeline.exported import ExportedProgram, export_maker, export_program
 from autopar.runtime.ray.crew import Crew
 from autopar.runtime.ray.deployment import Deployment, Spare
@@ -106,8 +107,14 @@ class RemotePipeline(ArrayHome):
         source = self.source
         if not self._exported:
             self._progress(f"exporting {len(source.programs)} programs")
+            stages = [source.stages(w) for w in range(source.num_workers)]
             self._exported = tuple(
-                export_program(p, source.axes[p.work.stage], self.options.platform)
+                export_program(
+                    p,
+                    source.axes[p.work.stage],
+                    self.options.platform,
+                    given_up_by_all(source.program, stages, p.work),
+                )
                 for p in source.programs
                 if p.results
             )

@@ -27,6 +27,8 @@ class Options:
         time_limit_s: seconds that the solver may take for one mesh; None waits for the proof.
         seed: for strategies that draw numbers.
         steps: choices that strategies which search by trying may evaluate on one mesh; None for their own number.
+        waiting: microbatches besides the one that runs whose forward pass is done and whose backward pass is not: a
+            stage of a pipeline holds for each of them what its backward pass takes.
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
         progress: called with every better answer while a strategy searches.
         say: told in a line of text what is being worked on.
@@ -41,6 +43,7 @@ class Options:
     time_limit_s: float | None = 60.0
     seed: int = 0
     steps: int | None = None
+    waiting: int = 0
     remat: str = "auto"
     progress: Callable[[Progress], None] | None = None
     say: Callable[[str], None] | None = None

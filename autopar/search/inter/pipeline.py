@@ -243,8 +243,10 @@ def plan_candidate(
     table = schedule.table(len(candidate.members), candidate.count)
     chosen = Chosen(problem, source, sliced, candidate.members, candidate.layers, table)
     shared = SharedPlans(intra, candidate.meshes)
-    parts = [plan_stage(chosen, i, home, shared) for i, home in enumerate(candidate.devices)]
-    return assemble(problem, candidate, sliced, parts, table)
+    # With the fewest microbatches in flight first: what is best there is best for stages alike that it fits too.
+    order = sorted(range(len(candidate.members)), key=lambda i: (in_flight(table, i), i))
+    found = {i: plan_stage(chosen, i, candidate.devices[i], shared) for i in order}
+    return assemble(problem, candidate, sliced, [found[i] for i in sorted(found)], table)
 
 
 def assemble(

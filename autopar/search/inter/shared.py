@@ -15,10 +15,11 @@ from autopar.search.problem import Problem
 
 @dataclass(frozen=True)
 class _Planned:
-    """A plan of a stage's graph that is the best within ``limit_bytes``."""
+    """A plan of a stage's graph that is the best within ``limit_bytes`` with so many microbatches waiting."""
 
     graph: Graph
     limit_bytes: float
+    waiting: int
     content: PlanContent
 
 
@@ -46,16 +47,17 @@ class SharedPlans:
         Raises:
             InfeasiblePlanError: it does not fit.
         """
-        limit, graph = stated.memory_limit_bytes, stated.graph
+        limit, waiting, graph = stated.memory_limit_bytes, stated.options.waiting, stated.graph
         known = self.known.setdefault((kind, stated.cluster.to_json(), stated.options.mesh_shape), [])
         for k in known:
             # What is the best within more, and needs no more than this, is the best within this.
-            if k.content.peak_memory <= limit <= k.limit_bytes:
+            needed = k.content.peak_memory + waiting * k.content.stages[0].held_bytes
+            if needed <= limit <= k.limit_bytes and waiting >= k.waiting:
                 return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)
         if stated.options.say is not None:
             stated.options.say(f"planning {what}: {len(graph.operators)} operators on {stated.cluster}")
         content = self.intra(stated).content
-        known.append(_Planned(graph, limit, content))
+        known.append(_Planned(graph, limit, waiting, content))
         return content
 
 

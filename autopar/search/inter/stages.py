@@ -65,11 +65,16 @@ def in_flight(table: Table, stage: int) -> int:
 def waiting_bytes(content: PlanContent, sliced: Sliced, stage: int) -> int:
     """Bytes a device that every further microbatch in flight keeps: what it holds, and what it was sent for that."""
     own = content.stages[0]
+    return own.held_bytes + received_bytes(sliced, stage, len(own.devices))
+
+
+def received_bytes(sliced: Sliced, stage: int, devices: int) -> int:
+    """Bytes a device that a stage was sent by earlier ones for one microbatch, split over all its devices."""
     types = sliced.graphs[stage].types
     received = sum(
         types[f"from/{r.name}"].nbytes for r in sliced.parts[stage].received if not r.backward and r.source < stage
     )
-    return own.held_bytes + math.ceil(received / len(own.devices))
+    return math.ceil(received / devices)
 
 
 def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], shared: SharedPlans) -> PlanContent:
@@ -135,9 +140,15 @@ def _at_level(
     if level != "none":
         graph = chosen.source.recomputed(table.num_microbatches, chosen.members, stage, again)
     part = problem.cluster.part(*home)
-    limit = problem.options.memory_limit_bytes or part.memory_bytes
+    waiting = in_flight(table, stage) - 1
+    received = waiting * received_bytes(chosen.sliced, stage, home[1])
+    limit = (problem.options.memory_limit_bytes or part.memory_bytes) - received
+    if limit <= 0:
+        raise _too_little(stage, waiting, received, limit + received)
     options = replace(
         problem.options,
+        memory_limit_bytes=limit,
+        waiting=waiting,
         num_microbatches=table.num_microbatches,
         num_stages=1,
         schedule="auto",
@@ -147,30 +158,16 @@ def _at_level(
     first = chosen.sliced.alike[stage] if chosen.sliced.alike else stage
     at = {id: n for n, id in enumerate(chosen.members[stage])}
     kind = (first, level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
-    more = in_flight(table, stage) - 1
-    left = limit
-    for attempt in range(3):
-        stated = replace(
-            problem,
-            graph=graph,
-            cluster=part,
-            cost_model=CostModel(part),
-            options=replace(options, memory_limit_bytes=left),
-            source=None,
-        )
-        content = shared.plan(stated, kind, f"stage {stage + 1} of {len(chosen.members)}")
-        waiting = more * waiting_bytes(content, chosen.sliced, stage)
-        needed = content.peak_memory + waiting
-        if needed <= limit:
-            ends = tuple(layer[-1] for layer in again.layers[:-1])
-            return content.recomputing(level, ends), attempt == 0 and not content.tight
-        left = limit - waiting
-        if left <= 0:
-            break
-    raise InfeasiblePlanError(
-        f"stage {stage} needs {bytes_text(needed)} ({needed} bytes) a device with {more + 1} microbatches in flight; "
-        f"the limit is {bytes_text(limit)}",
-        cause="what the backward pass takes from the forward pass is held for all microbatches in flight",
-        remedy="more stages, more and smaller microbatches, remat='auto', or schedule='1f1b'",
-        least_bytes=needed,
+    stated = replace(problem, graph=graph, cluster=part, cost_model=CostModel(part), options=options, source=None)
+    content = shared.plan(stated, kind, f"stage {stage + 1} of {len(chosen.members)}")
+    ends = tuple(layer[-1] for layer in again.layers[:-1])
+    return content.recomputing(level, ends), not content.tight
+
+
+def _too_little(stage: int, waiting: int, needed: int, limit: int) -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        f"stage {stage} is sent {bytes_text(needed)} ({needed} bytes) a device by others for {waiting} microbatches in "
+        f"flight; the limit is {bytes_text(limit)}",
+        cause="what the backward pass takes from other stages is held for all microbatches in flight",
+        remedy="more stages, more and smaller microbatches, or schedule='1f1b'",
     )

@@ -16,6 +16,7 @@ from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, Op
 from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.draft import Use
 from autopar.search.intra.layouts import path_tables
+from autopar.search.intra.memory import WAITING, waits
 from autopar.search.problem import Problem
 from autopar.sharding.routes import Routes
 
@@ -129,11 +130,8 @@ def _held_bytes(stated: ShardingProblem, made: Mapping[str, Layout]) -> int:
     sizes = stated.mesh.sizes
     total = 0
     for v in stated.values.values():
-        inside = v.key.startswith(LOOP) and v.key.count("/body/") == 1
-        if inside and v.key in made and not v.alias and v.phase != "backward":
-            entering = v.key.rpartition("/body/")[2].startswith("in.")
-            if not entering and any(u.phase == "backward" for u in v.uses):
-                total += made[v.key].local_bytes(v.type, sizes)
+        if v.key in made and waits(v):
+            total += made[v.key].local_bytes(v.type, sizes)
     return total
 
 
@@ -254,7 +252,7 @@ def _memory(stated: ShardingProblem, choice: Sequence[int]) -> Memory:
     if not stated.usages:
         return Memory()
     views = _views(stated, choice)
-    usages = [u for u in stated.usages if u.key not in views]
+    usages = [u for u in stated.usages if u.key not in views and u.kind != WAITING]
     stop = max(u.stop for u in usages)
     change = np.zeros(stop + 1)
     for u in usages:

@@ -7,7 +7,8 @@ elementwise too, is never stored: compilers fuse the two, and its operands live 
 is no smaller than the values that it is computed from, where all its readers are elementwise or sums (on CPU: what is
 about twice as large; see `fusion`). While
 an operator that is neither runs, each operand is counted once more in the layout that it takes. A
-value that is read through a shared copy is given up once the copy is made.
+value that is read through a shared copy is given up once the copy is made. Of a stage of a pipeline,
+what its microbatches in flight wait with is held all the time, once for each of them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autopar.ir import Layout, TensorType
+from autopar.ir.phases import LOOP
 from autopar.search.intra.draft import Array, CopyDraft, UsageDraft, Use, ValueDraft
 from autopar.search.problem import Problem
+
+#: Kind of what microbatches in flight hold besides the one that runs.
+WAITING = "waiting"
 
 _ROLE_KINDS = {"parameter": "parameters", "optimizer": "optimizer", "batch": "batch"}
 
@@ -47,11 +52,23 @@ def usages(
         if v.alias:  # what it is another name of is counted, but not what readers make of it
             found += _operands(v, [u for u in v.uses if u.node != v.node], sized)
             continue
+        if problem.options.waiting and waits(v):
+            each = sized.of(v.type, v.layouts)
+            found.append(UsageDraft(v.node, 0, stop, problem.options.waiting * each, WAITING, v.key))
         if v.source:
             found += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sized, stop)
         else:
             found += _made(v, v.key in returned, by_value[v.key], sized, stop, until)
     return [u for u in found if u.stop > u.start and np.any(u.bytes)]
+
+
+def waits(v: ValueDraft) -> bool:
+    """Whether a microbatch in flight holds the value: made in the forward pass and read in the backward pass of a loop
+    over microbatches."""
+    if not v.key.startswith(LOOP) or v.key.count("/body/") != 1 or v.alias or v.phase == "backward":
+        return False
+    entering = v.key.rpartition("/body/")[2].startswith("in.")
+    return not entering and any(u.phase == "backward" for u in v.uses)
 
 
 def local_bytes(type: TensorType, layouts: Iterable[Layout], sizes: Mapping[str, int]) -> Array:

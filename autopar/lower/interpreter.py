@@ -19,6 +19,7 @@ from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend import Bound, BoundGraph
 from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.phases import phase_of
+from autopar.lower.fences import Fences
 from autopar.lower.localize.base import AxisIndex, LocalContext, bind
 from autopar.lower.localize.registry import localize
 from autopar.lower.values import Held, Made, not_before
@@ -36,7 +37,8 @@ class Sharded:
 
     ``tight`` is as in `autopar.sharding.routes.Routes`; ``index`` says which piece the interpreted one is; ``around``
     is entered while an operator is applied; ``apart`` says that something is computed again in the same program, which
-    a compiler must not merge with the first time.
+    a compiler must not merge with the first time; ``fenced`` that collectives must not overlap with regions that have
+    some inside (`autopar.lower.fences`).
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -47,6 +49,7 @@ class Sharded:
     index: AxisIndex = lax.axis_index
     around: Callable[[Operator], AbstractContextManager[Any]] = nullcontext
     apart: bool = False
+    fenced: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -77,20 +80,27 @@ class Interpreter:
         sharded: the plan's decisions.
         prefix: ids of enclosing operators and regions, each followed by ``/``.
         phase: phase of the enclosing operator.
+        fences: of this graph, where the plan's decisions want some.
     """
 
     sharded: Sharded
     prefix: str = ""
     phase: str = "update"
+    fences: Fences | None = None
 
-    def held(self, name: str, type: TensorType, layout: Layout, array: Any) -> Held:
-        """The value ``name`` of this graph, made in ``layout``."""
+    def __post_init__(self) -> None:
+        if self.sharded.fenced and self.fences is None:
+            self.fences = Fences()
+
+    def held(self, name: str, type: TensorType, layout: Layout, array: Any, age: int = 0) -> Held:
+        """The value ``name`` of this graph, made in ``layout``; ``age`` as in `Held`."""
         copies = dict(self.sharded.copies.get(self.prefix + name, {}))
-        return self._held(type, layout, array, copies)
+        return self._held(type, layout, array, copies, age)
 
-    def _held(self, type: TensorType, layout: Layout, array: Any, copies: dict[str, Layout]) -> Held:
+    def _held(self, type: TensorType, layout: Layout, array: Any, copies: dict[str, Layout], age: int = 0) -> Held:
         s = self.sharded
-        return Held(Routes(s.tables, type, layout, copies, s.tight), {("", layout): array}, s.index)
+        routes = Routes(s.tables, type, layout, copies, s.tight)
+        return Held(routes, {("", layout): array}, s.index, self.fences, age)
 
     def run(
         self, bound: BoundGraph, arrays: Sequence[Any], layouts: Sequence[Layout], wanted: Sequence[Layout]
@@ -174,8 +184,9 @@ class Interpreter:
             self.sharded.index,
         )
         made = localize(bound.primitive, bound.params, operands, context)
+        age = _age(env, op)
         for v, layout, array in zip(op.results, results, made, strict=True):
-            env[v.name] = self.held(v.name, v.type, layout, array)
+            env[v.name] = self.held(v.name, v.type, layout, array, age)
 
     def _maker(self, bound: BoundGraph, op: Operator, type: TensorType) -> Any:
         def make(layout: Layout) -> Any:
@@ -209,7 +220,7 @@ class Interpreter:
             after.update((i, not_before(after[i], after[last])) for i in after if op.operands[i] not in inputs)
         for i, (source, result) in enumerate(zip(sources, op.results, strict=True)):
             if isinstance(source, Held):
-                env[result.name] = self.held(result.name, result.type, source.made, after[i])
+                env[result.name] = self.held(result.name, result.type, source.made, after[i], source.age)
             else:
                 env[result.name] = source
 
@@ -226,11 +237,33 @@ class Interpreter:
             for k, t in zip(self.sharded.operands[self.prefix + op.id], types, strict=True)
         ]
         arrays = [self.read(env, o, t, k, self.phase) for o, t, k in zip(op.operands, types, layouts, strict=True)]
-        return [jnp.asarray(a) if isinstance(a, np.ndarray | np.generic) else a for a in arrays], layouts
+        arrays = [jnp.asarray(a) if isinstance(a, np.ndarray | np.generic) else a for a in arrays]
+        if self.fences is not None and self._splits(op):
+            arrays = self.fences.enter(arrays, _age(env, op))
+        return arrays, layouts
 
     def _leave(self, op: Operator, env: Env, arrays: Sequence[Any]) -> None:
+        age = _age(env, op)
+        if self.fences is not None and self._splits(op):
+            self.fences.leave(arrays)
+            age = self.fences.regions
         for v, layout, array in zip(op.results, self.sharded.results[self.prefix + op.id], arrays, strict=True):
-            env[v.name] = self.held(v.name, v.type, layout, array)
+            env[v.name] = self.held(v.name, v.type, layout, array, age)
+
+    def _splits(self, op: Operator) -> bool:
+        """Whether anything inside the regions of ``op`` is split, so that there may be collectives."""
+        return self._splits_inside(f"{self.prefix}{op.id}/", op)
+
+    def _splits_inside(self, prefix: str, op: Operator) -> bool:
+        for name, region in op.regions:
+            for inner in region.operators:
+                id = f"{prefix}{name}/{inner.id}"
+                layouts = (*self.sharded.operands.get(id, ()), *self.sharded.results.get(id, ()))
+                if any(k is not None and not k.is_replicated for k in layouts):
+                    return True
+                if inner.regions and self._splits_inside(f"{id}/", inner):
+                    return True
+        return False
 
     def _scan(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:
         arrays, layouts = self._enter(graph, op, env)
@@ -307,6 +340,12 @@ class Interpreter:
 
         branches = [branch(name) for name, _ in op.regions]
         self._leave(op, env, lax.switch(arrays[0], branches, *arrays[1:]))
+
+
+def _age(env: Env, op: Operator) -> int:
+    """Number of the last region that an operand of ``op`` depends on."""
+    sources = (env.get(o) for o in op.operands if isinstance(o, str))
+    return max((s.age for s in sources if isinstance(s, Held)), default=0)
 
 
 def slice_layout(layout: Layout) -> Layout:

@@ -7,7 +7,7 @@ every collective is one that the plan counted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -146,7 +146,7 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
         mesh: its logical mesh, from `device_mesh` or `abstract_mesh`.
         platform: jax's name of the kind of devices: "cpu", "tpu", "cuda".
     """
-    decisions = sharded(plan)
+    decisions = replace(sharded(plan), fenced=platform == "cpu")
     graph = traced.graph
     inputs = [Layout.parse(r.layout) for r in plan.content.inputs]
     outputs = [Layout.parse(r.layout) for r in plan.content.outputs]

@@ -10,9 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.ir import Layout, TensorType
+from autopar.lower.fences import Fences
 from autopar.lower.localize.base import AxisIndex
 from autopar.lower.reshard import apply_steps
 from autopar.sharding.routes import Routes
+
+#: Steps of resharding that send nothing.
+_LOCAL = ("slice", "mask")
 
 
 @dataclass
@@ -23,11 +27,15 @@ class Held:
         routes: says from which copy a reader takes it.
         arrays: local pieces by (phase, layout).
         index: which piece this is.
+        fences: of the graph that it is in; None where collectives may run as they like.
+        age: number of the last region of ``fences`` that it depends on.
     """
 
     routes: Routes
     arrays: dict[tuple[str, Layout], Any]
     index: AxisIndex = lax.axis_index
+    fences: Fences | None = None
+    age: int = 0
 
     @property
     def type(self) -> TensorType:
@@ -53,7 +61,13 @@ class Held:
             piece = self.arrays[source]
             if self.routes.tight and source == ("", self.made):
                 piece = not_before(piece, now)
-            self.arrays[target] = apply_steps(steps, piece, self.routes.tables.mesh, self.index)
+            sends = self.fences is not None and any(s.kind not in _LOCAL for s in steps)
+            if self.fences is not None and sends:
+                piece = self.fences.collective(piece, self.age)
+            made = apply_steps(steps, piece, self.routes.tables.mesh, self.index)
+            if self.fences is not None and sends:
+                self.fences.collected(made)
+            self.arrays[target] = made
         return self.arrays[self.routes.place(required, phase)]
 
 

@@ -1,0 +1,92 @@
+"""Keeps collectives of a program apart from loops and branches that have collectives inside.
+
+XLA's CPU client runs what is independent at the same time, on as many threads as there are devices. It keeps
+collectives in one order on all devices, but not those inside of loops and branches: some devices may wait within a
+branch, others at a collective beside it, until no thread is left, and the process is ended. So what must not
+overlap is made to depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
+
+
+@dataclass
+class Fences:
+    """What of one graph was done so far, in the order in which it is traced.
+
+    Args:
+        regions: how many loops and branches with collectives inside there were.
+        last: an element of a result of the last of them; None where there was none.
+        since: elements of the results of collectives after that.
+    """
+
+    regions: int = 0
+    last: Any = None
+    since: list[Any] = field(default_factory=list)
+
+    def collective(self, piece: Any, age: int) -> Any:
+        """What a collective takes, not there before the last region is done.
+
+        Args:
+            piece: of this device.
+            age: number of the last region that it depends on by itself.
+        """
+        return piece if age == self.regions or self.last is None else behind(piece, [self.last])
+
+    def collected(self, result: Any) -> None:
+        """Notes what a collective made."""
+        if (found := _element(result)) is not None:
+            self.since.append(found)
+
+    def enter(self, arrays: Sequence[Any], age: int) -> list[Any]:
+        """What a region takes, of which one is not there before the collectives so far, and the last region, are done.
+
+        Args:
+            arrays: its operands.
+            age: see `collective`.
+        """
+        before = [*self.since, *([] if age == self.regions or self.last is None else [self.last])]
+        sizes = {n: a.size for n, a in enumerate(map(jnp.asarray, arrays)) if _element(a) is not None}
+        if not before or not sizes:
+            return list(arrays)
+        least = min(sizes, key=lambda n: (sizes[n], n))
+        return [behind(jnp.asarray(a), before) if n == least else a for n, a in enumerate(arrays)]
+
+    def leave(self, results: Sequence[Any]) -> None:
+        """Notes what a region made."""
+        found = [e for r in results if (e := _element(r)) is not None]
+        if found:
+            self.regions, self.last, self.since = self.regions + 1, found[0], []
+
+
+def behind(piece: Any, others: Sequence[Any]) -> Any:
+    """``piece`` as it is, in a form that a compiler cannot compute before all of ``others``, numbers, are there.
+
+    More bits set than there are is never true, which no compiler knows.
+    """
+    never = jnp.zeros((), bool)
+    for other in others:
+        bits = lax.bitcast_convert_type(other, _BITS[other.dtype.itemsize])
+        never |= lax.population_count(bits) > 8 * other.dtype.itemsize
+    return jnp.where(never, jnp.zeros_like(piece), piece)
+
+
+def _element(array: Any) -> Any:
+    """One number of an array; None where it has none."""
+    array = jnp.asarray(array)
+    if not array.size or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return None
+    element = lax.squeeze(lax.slice(array, (0,) * array.ndim, (1,) * array.ndim), range(array.ndim))
+    if element.dtype == bool:
+        return element.astype(jnp.uint8)
+    element = element.real if jnp.issubdtype(element.dtype, jnp.complexfloating) else element
+    return element if element.dtype.itemsize in _BITS else None

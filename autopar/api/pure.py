@@ -356,7 +356,7 @@ class PureFunction:
         with clock.phase("lower"):
             unstacked = unstack(traced, plan.content.stack_groups)
             pieces = {n for i in self.donated(traced) for n in unstacked.names(i)}
-            lowered = lower_pipeline(unstacked.step, plan, pieces)
+            lowered = lower_pipeline(unstacked.step, plan, pieces, jax.devices()[0].platform)
         self._say("compiling")
         with clock.phase("compile"):
             return load_pipeline(traced, unstacked, lowered, jax.devices(), self.donated(traced))
@@ -372,10 +372,11 @@ class PureFunction:
         clock = Clock()
         with clock.phase("lower"):
             unstacked = unstack(traced, plan.content.stack_groups)
-            lowered = lower_pipeline(unstacked.step, plan)
+            lowered = lower_pipeline(unstacked.step, plan, platform=cluster.run.platform)
 
         def again(smaller: RayCluster) -> LoweredPipeline:
-            return lower_pipeline(unstacked.step, self._pipeline_on(smaller, traced, unstacked, plan))
+            other = self._pipeline_on(smaller, traced, unstacked, plan)
+            return lower_pipeline(unstacked.step, other, platform=cluster.run.platform)
 
         with clock.phase("compile"):
             remote = load_remote(

@@ -65,7 +65,7 @@ def verify(
     traced, plan = pure.plan(pure.resolve(args, kwargs)[0])
     check_effects(traced.graph)
     if plan.num_stages > 1:
-        lowered = lower_pipeline(unstack(traced, plan.content.stack_groups).step, plan)
+        lowered = lower_pipeline(unstack(traced, plan.content.stack_groups).step, plan, platform=chosen.platform)
         return compare_stages(plan, chosen, compile_stages(chosen, lowered, timeout_s))
     return compare(plan, chosen, compile_for(chosen, traced, plan, timeout_s))
 

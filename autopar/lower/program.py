@@ -7,7 +7,7 @@ every collective is one that the plan counted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -64,8 +64,8 @@ def plan_tables(plan: Plan) -> PathTables:
     return path_tables(mesh, CostModel(cluster))
 
 
-def sharded(plan: Plan) -> Sharded:
-    """The plan's records, parsed."""
+def sharded(plan: Plan, platform: str) -> Sharded:
+    """The plan's records, parsed, for a kind of devices."""
     content = plan.content
     copies: dict[str, dict[str, Layout]] = {}
     for c in content.copies:
@@ -77,6 +77,7 @@ def sharded(plan: Plan) -> Sharded:
         plan_tables(plan),
         content.tight,
         apart=not content.pipeline and content.stages[0].remat != "none",
+        fenced=platform == "cpu",
     )
 
 
@@ -146,7 +147,7 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
         mesh: its logical mesh, from `device_mesh` or `abstract_mesh`.
         platform: jax's name of the kind of devices: "cpu", "tpu", "cuda".
     """
-    decisions = replace(sharded(plan), fenced=platform == "cpu")
+    decisions = sharded(plan, platform)
     graph = traced.graph
     inputs = [Layout.parse(r.layout) for r in plan.content.inputs]
     outputs = [Layout.parse(r.layout) for r in plan.content.outputs]

@@ -60,13 +60,14 @@ class LoweredPipeline:
         return self.table.worker_of(Task("forward", stage, 0))
 
 
-def lower_pipeline(step: Step, plan: Plan, donated: Set[str] = frozenset()) -> LoweredPipeline:
+def lower_pipeline(step: Step, plan: Plan, donated: Set[str] = frozenset(), platform: str = "cpu") -> LoweredPipeline:
     """Programs and instruction lists of ``plan``.
 
     Args:
         step: the step that it was made for: not in microbatches, its stacks taken apart as the plan says.
         plan: a plan with several stages.
         donated: names of the step's inputs whose buffers the caller gives up.
+        platform: jax's name of the kind of devices.
 
     Raises:
         PlanMismatchError: the plan's cuts are not operators of the step.
@@ -87,7 +88,7 @@ def lower_pipeline(step: Step, plan: Plan, donated: Set[str] = frozenset()) -> L
     for stage, part in zip(stages, content.parts, strict=True):
         inputs = [Layout.parse(r.layout) for r in part.inputs]
         outputs = [Layout.parse(r.layout) for r in part.outputs]
-        programs += stage_programs(stage, sharded(Plan(part)), inputs, outputs, split=table.splits_backward)
+        programs += stage_programs(stage, sharded(Plan(part), platform), inputs, outputs, split=table.splits_backward)
         sizes.append(part.stages[0].mesh_shape)
     kinds: dict[int, set[str]] = {}
     for row in table.rows:

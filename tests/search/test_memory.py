@@ -165,3 +165,12 @@ def test_a_loop_over_microbatches_needs_what_was_predicted(count):
         footprint = used.argument_size_in_bytes + used.temp_size_in_bytes + used.output_size_in_bytes
         assert footprint - used.alias_size_in_bytes == pytest.approx(plan.peak_memory, rel=0.15)
     assert free.stages[0].memory.gradients > 0
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_new_moments_are_counted_once(layers):
+    """New moments are results that the new parameters are computed from: one buffer serves both."""
+    step, args = adam(layers=layers, hidden=256, batch=64)
+    compiled = parallelize(step, cluster=toy(8, bandwidth=1e9, flops=1e10), donate_argnums=0).compile(*args)
+    predicted, needed = compiled.plan.peak_memory, compiled.local.footprint_bytes
+    assert 0.9 * needed <= predicted <= 1.1 * needed, predicted / needed

@@ -122,15 +122,18 @@ def _made(
     inside = [u for u in v.uses if u.node == v.node]
     outside = [u for u in v.uses if u.node != v.node]
     found: list[UsageDraft] = []
-    end = max([v.time + 1, *(_end(u, until) for u in inside)])
+    end = v.time + 1
+    copied = {phase for c in copies for phase in c.phases}
     for c in copies:
         readers = [u for u in outside if c.phases in (("",), (u.phase,))]
         first, last = min(u.time for u in readers), max(_end(u, until) for u in readers)
         found.append(UsageDraft(c.node, first, last, sized.of(v.type, c.layouts), kind, v.key))
         end = max(end, first)
-    if not copies:
-        end = max([end, *(_end(u, until) for u in outside)])
-    found.append(UsageDraft(v.node, v.time, stop if returned else end, sized.of(v.type, v.layouts), kind, v.key))
+    # Who takes the value itself; what else reads it, be it the result of the step, takes a copy.
+    direct = [*inside, *(u for u in outside if not copied.intersection(("", u.phase)))]
+    end = max([end, *(_end(u, until) for u in direct)])
+    last = stop if returned and (not copies or any(u.time >= stop - 1 for u in direct)) else end
+    found.append(UsageDraft(v.node, v.time, last, sized.of(v.type, v.layouts), kind, v.key))
     return found + _operands(v, outside, sized)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -48,6 +49,27 @@ def test_every_schedule(schedule):
 
 def test_tied_embeddings_dropout_and_clipping():
     compare("gpt", 2, 2, "1f1b", steps=1)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_metric_that_is_sent_to_the_next_stage_too(microbatches):
+    """As the auxiliary loss of a mixture of experts: a result of the step, and a term of the loss."""
+
+    def step(params, batch):
+        def loss(params):
+            h = jnp.tanh(batch["x"] @ params[0])
+            auxiliary = jnp.mean(h**2)
+            h = jnp.tanh(h @ params[1])
+            return jnp.mean(h**2) + 0.1 * auxiliary, auxiliary
+
+        (value, auxiliary), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return [p - g for p, g in zip(params, grads, strict=True)], {"loss": value, "auxiliary": auxiliary}
+
+    with jax.enable_x64(True):
+        keys = jax.random.split(jax.random.key(0), 3)
+        params = [jax.random.normal(k, (16, 16)) for k in keys[:2]]
+        args = (params, {"x": jax.random.normal(keys[2], (8, 16))})
+        assert_same(step, args, steps=2, rtol=1e-10, num_stages=2, num_microbatches=microbatches, schedule="1f1b")
 
 
 def test_scanned_layers_are_cut():

@@ -72,7 +72,8 @@ def find_loop(stage: StageGraph, decisions: Sharded) -> Loop | None:
     prefix = f"{op.id}/body/"
     entering = tuple((inputs[i].name, op.operands[i], layouts[i]) for i in range(consts))
     leaving = []
-    sums = [n for n in stage.carried if n not in set(stage.parts.sent)]
+    # By position: what is joined, as a loss that is an output too, may be sent as well.
+    sums = stage.carried[: len(stage.carried) - len(stage.parts.sent)]
     reduces = {j.name: j.layout.reduce for j in stage.parts.joined}
     partial = {j.name for j in stage.parts.joined if j.layout.partial}
     for j, name in enumerate([*sums, *stage.parts.sent]):

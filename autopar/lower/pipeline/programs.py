@@ -260,10 +260,9 @@ class _Cutter:
 
     def _total_ids(self, loop: Loop) -> set[str]:
         """Operators that only add a contribution to a total: accumulating is the schedule's."""
-        terms = {x.name: x.operand for x in loop.leaving}
         found = set()
         for o, x in zip(loop.graph.outputs, loop.leaving, strict=False):
-            if x.reduce is not None and isinstance(o.operand, str) and o.operand != terms[x.name]:
+            if x.reduce is not None and isinstance(o.operand, str) and o.operand != x.operand:
                 found.add(loop.graph.producers[o.operand].id)
         return found
 

@@ -69,7 +69,7 @@ def example(
         inputs, outputs = (
             [Layout.parse(r.layout) for r in some] for some in (plan.content.inputs, plan.content.outputs)
         )
-        programs += stage_programs(cut, sharded(plan), inputs, outputs, split=rows.splits_backward)
+        programs += stage_programs(cut, sharded(plan, "cpu"), inputs, outputs, split=rows.splits_backward)
         axes.append(plan.stages[0].mesh_axes)
     kinds: dict[int, set[str]] = {}
     for row in rows.rows:

@@ -13,8 +13,7 @@ import numpy as np
 
 from autopar._compat.dtypes import jax_dtype
 from autopar.errors import AutoparError, ClusterError, WorkerLostError
-from autopar.lower.pipeline.donation import given_up_by_all
-from autopar.lower.pipeline.exported import ExportedProgram, export_maker, export_program
+from autopar.lower.pipeline.exported import ExportedProgram, export_maker
 from autopar.runtime.ray.crew import Crew
 from autopar.runtime.ray.deployment import Deployment, Spare
 from autopar.runtime.ray.holding import HeldArrays
@@ -107,17 +106,7 @@ class RemotePipeline(ArrayHome):
         source = self.source
         if not self._exported:
             self._progress(f"exporting {len(source.programs)} programs")
-            stages = [source.stages(w) for w in range(source.num_workers)]
-            self._exported = tuple(
-                export_program(
-                    p,
-                    source.axes[p.work.stage],
-                    self.options.platform,
-                    given_up_by_all(source.program, stages, p.work),
-                )
-                for p in source.programs
-                if p.results
-            )
+            self._exported = source.exported(self.options.platform)
         several = "" if self.teams.num_processes == source.num_workers else f" of {self.teams.num_processes} processes"
         self._progress(f"starting {source.num_workers} workers{several}")
         self._world = World(source, self.teams, self.deployment.start, self.options, self._x64)

@@ -9,7 +9,8 @@ from typing import Any
 
 from autopar._compat.dtypes import jax_dtype
 from autopar.ir import Input, TensorType
-from autopar.lower.pipeline.exported import Axes, placed_port
+from autopar.lower.pipeline.donation import given_up_by_all
+from autopar.lower.pipeline.exported import Axes, ExportedProgram, export_program, placed_port
 from autopar.lower.pipeline.programs import StageProgram
 from autopar.schedule import NONE, Buffer, Program, Task, instruction_text, made_by
 from autopar.schedule.instructions import Instruction
@@ -73,6 +74,19 @@ class Pipelined:
     inputs: tuple[Input, ...]
     num_outputs: int
     batch: Mapping[str, int]
+
+    def exported(self, platform: str) -> tuple[ExportedProgram, ...]:
+        """All programs as bytes; they write into what nobody uses again.
+
+        Args:
+            platform: jax's name of the workers' devices.
+        """
+        stages = [self.stages(w) for w in range(self.num_workers)]
+        return tuple(
+            export_program(p, self.axes[p.work.stage], platform, given_up_by_all(self.program, stages, p.work))
+            for p in self.programs
+            if p.results
+        )
 
     @property
     def num_workers(self) -> int:

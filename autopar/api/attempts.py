@@ -22,31 +22,29 @@ class Attempts(Generic[_T]):
     def __init__(self, attempt: Callable[[int, Level], _T]) -> None:
         self.attempt = attempt
         self.failures: list[InfeasiblePlanError] = []
-        self.impossible: list[MicrobatchError] = []
-        self._counts: set[int] = set()
+        self.impossible: dict[int, MicrobatchError] = {}
 
     def first(self, ways: Iterable[tuple[int, Level]]) -> _T | None:
         """What the first of ``ways`` that fits gives; None if none does."""
         for count, level in ways:
-            if count in self._counts:
+            if count in self.impossible:
                 continue
             try:
                 return self.attempt(count, level)
             except MicrobatchError as error:
-                self.impossible.append(error)
-                self._counts.add(count)
+                self.impossible[count] = error
             except InfeasiblePlanError as error:
                 self.failures.append(_told(error, count, level))
         return None
 
     def possible(self, counts: Sequence[int]) -> list[int]:
         """Those of ``counts`` that were not found to be impossible."""
-        return [n for n in counts if n not in self._counts]
+        return [n for n in counts if n not in self.impossible]
 
     def error(self) -> InfeasiblePlanError | MicrobatchError:
         """Of all that failed the one that came nearest to the memory."""
         if not self.failures:
-            return self.impossible[0]
+            return next(iter(self.impossible.values()))
         return min(self.failures, key=lambda e: math.inf if e.least_bytes is None else e.least_bytes)
 
 

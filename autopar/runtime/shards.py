@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from autopar.runtime.transport.pieces import Box
-from autopar.runtime.transport.tiles import Tile, Tiled
+from autopar.runtime.transport.tiles import Box, Tile, Tiled
 
 
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -85,7 +85,7 @@ class Supervisor:
         ]
         for reader in readers:
             reader.start()
-        number, broken, ran_plain = first, "", False
+        number, broken, in_plain = first, "", False
         try:
             while time.monotonic() < self.deadline:
                 line = lines.get(timeout=self.options.hang)
@@ -93,7 +93,7 @@ class Supervisor:
                     broken = "" if number >= stop else "died"
                     break
                 record = json.loads(line) if line.startswith("{") else {}
-                ran_plain = "plain" in record or (ran_plain and "start" not in record)
+                in_plain = "start" in record or (in_plain and not {"plain", "kind"} & record.keys())
                 if "kind" in record:
                     self._note(record)
                     number = record["number"] + 1
@@ -109,7 +109,7 @@ class Supervisor:
         if broken:
             detail = f"{broken}, exit status {process.returncode}: {''.join(errors)[-1500:]}"
             # XLA ends the process at some programs; where it does so at the plain one there is nothing to compare.
-            kind = broken if ran_plain else "invalid"
+            kind = "invalid" if in_plain else broken
             self._note({"number": number, "kind": kind, "detail": detail})
             number += 1
         return number

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar.runtime.transport import SocketLink
@@ -17,7 +16,7 @@ from autopar.runtime.transport.direct import Offered, Transfers, merged
 from autopar.runtime.transport.pieces import Lying
 from autopar.runtime.transport.teams import TeamLink, Teams
 from autopar.runtime.transport.tiles import Tiled, tiles_of
-from tests.runtime_ray.test_tiles import SPECS, mesh
+from tests.runtime_ray.test_tiles import assert_arrived, mesh, moves
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +37,13 @@ def links(ends):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.sampled_from(SPECS),
-    st.sampled_from(SPECS),
-    st.sampled_from([(2, 2), (4, 1), (1, 4)]),
-    st.sampled_from([(2, 2), (4, 1), (1, 4), (2, 1)]),
-    st.sampled_from(["float32", "bfloat16", "int32", "bool"]),
-)
+@moves
 def test_an_array_gets_from_any_mesh_to_any_other(ends, of, to, shape, other, dtype) -> None:
     array = jnp.arange(64).reshape(8, 8).astype(dtype)
     offered = ends[0].offer(jax.device_put(array, NamedSharding(mesh(0, shape), PartitionSpec(*of))))
     assert sum(math.prod(p.shape) for p in offered.pieces) == 64  # each distinct piece once
     sharding = NamedSharding(mesh(4, other), PartitionSpec(*to))
-    target = ends[1].laid(offered, sharding)
-    assert target.sharding == sharding
-    assert target.dtype == array.dtype
-    assert np.array_equal(np.asarray(target), np.asarray(array))
+    assert_arrived(ends[1].laid(offered, sharding), array, sharding)
 
 
 def test_typed_keys_stay_keys(ends) -> None:

@@ -26,24 +26,31 @@ def mesh(first: int, shape: tuple[int, int]) -> Mesh:
     return Mesh(devices, ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 
 
-@settings(max_examples=40)
-@given(
+#: Specs of an array here and there, shapes of the two meshes, dtype.
+moves = given(
     st.sampled_from(SPECS),
     st.sampled_from(SPECS),
     st.sampled_from([(2, 2), (4, 1), (1, 4)]),
     st.sampled_from([(2, 2), (4, 1), (1, 4), (2, 1)]),
     st.sampled_from(["float32", "bfloat16", "int32", "bool"]),
 )
+
+
+def assert_arrived(target, array, sharding) -> None:
+    assert target.sharding == sharding
+    assert target.dtype == array.dtype
+    assert np.array_equal(np.asarray(target), np.asarray(array))
+
+
+@settings(max_examples=40)
+@moves
 def test_an_array_gets_from_any_mesh_to_any_other(of, to, shape, other, dtype) -> None:
     array = jnp.arange(64).reshape(8, 8).astype(dtype)
     source = jax.device_put(array, NamedSharding(mesh(0, shape), PartitionSpec(*of)))
     tiled = tiles_of(source)
     assert sum(t.data.size for t in tiled.tiles) == 64  # each distinct piece once
     sharding = NamedSharding(mesh(4, other), PartitionSpec(*to))
-    target = placed(tiled, sharding)
-    assert target.sharding == sharding
-    assert target.dtype == array.dtype
-    assert np.array_equal(np.asarray(target), np.asarray(array))
+    assert_arrived(placed(tiled, sharding), array, sharding)
 
 
 @pytest.mark.parametrize(

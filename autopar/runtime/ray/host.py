@@ -38,6 +38,7 @@ from autopar.runtime.transport.direct import Transfers
 from autopar.runtime.transport.teams import TeamLink, Teams
 from autopar.runtime.transport.tiles import (
     Tiled,
+    device_boxes,
     host_copy,
     moved,
     on_host,
@@ -285,11 +286,8 @@ class WorkerHost:
 def _read_leaf(folder: Path, leaf: Leaf, sharding: NamedSharding | None) -> Any:
     if sharding is None:
         return read_boxes(folder, leaf, [tuple((0, n) for n in leaf.shape)]).array()
-    boxes = []
-    for index in sharding.addressable_devices_indices_map(leaf.shape).values():
-        slices = (*(index or ()), *(slice(None),) * (len(leaf.shape) - len(index or ())))
-        boxes.append(tuple(s.indices(n)[:2] for s, n in zip(slices, leaf.shape, strict=True)))
-    return placed(read_boxes(folder, leaf, list(dict.fromkeys(boxes))), sharding)
+    boxes = dict.fromkeys(device_boxes(sharding, leaf.shape).values())
+    return placed(read_boxes(folder, leaf, list(boxes)), sharding)
 
 
 def _kept_port(listen: str) -> socket.socket:

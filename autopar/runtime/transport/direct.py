@@ -22,8 +22,7 @@ from jax import lax
 from jax.experimental import transfer
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from autopar.runtime.transport.pieces import Box
-from autopar.runtime.transport.tiles import Tile, Tiled, is_key
+from autopar.runtime.transport.tiles import Box, Tile, Tiled, device_boxes, is_key
 
 _NUMBER_BITS = 62
 _ATTEMPTS = 5
@@ -137,10 +136,7 @@ class Transfers:
         if offered.key:
             data = self.laid(Offered(offered.shape, offered.dtype, offered.pieces), sharding)
             return jax.random.wrap_key_data(data, impl=offered.key)
-        parts: dict[jax.Device, Box] = {}
-        for device, index in sharding.addressable_devices_indices_map(offered.shape).items():
-            slices = (*(index or ()), *(slice(None),) * (len(offered.shape) - len(index or ())))
-            parts[device] = tuple(s.indices(n)[:2] for s, n in zip(slices, offered.shape, strict=True))
+        parts = device_boxes(sharding, offered.shape)
         buffers: dict[jax.Device, Any] = {}
         for piece in offered.pieces:
             takers = {d: part for d, box in parts.items() if (part := common(box, piece.box)) is not None}

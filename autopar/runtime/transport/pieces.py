@@ -5,15 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from autopar.runtime.transport.tiles import Tile, Tiled
-
-#: A rectangular part of an array: (first index, index behind the last) of each dim.
-Box: TypeAlias = tuple[tuple[int, int], ...]
+from autopar.runtime.transport.tiles import Box, Tile, Tiled
 
 
 class Lying(msgspec.Struct, frozen=True, array_like=True):

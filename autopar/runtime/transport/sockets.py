@@ -22,9 +22,9 @@ from jax.sharding import NamedSharding
 from autopar.runtime.transport.base import Link, PeerLostError, SilentPeerError
 from autopar.runtime.transport.direct import Came, Offered, Transfers, merged
 from autopar.runtime.transport.frames import read_exactly, read_frame, write_frame, write_offer
-from autopar.runtime.transport.pieces import Box, cut
+from autopar.runtime.transport.pieces import cut
 from autopar.runtime.transport.queues import check_tag
-from autopar.runtime.transport.tiles import placed, tiles_of
+from autopar.runtime.transport.tiles import Box, placed, tiles_of
 
 _NUMBER = struct.Struct("<i")
 #: Shape of an array -> parts of it.

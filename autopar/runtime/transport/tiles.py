@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
+
+#: A rectangular part of an array: (first index, index behind the last) of each dim.
+Box: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,15 @@ def tiles_of(array: Any) -> Tiled:
     return Tiled(tuple(array.shape), array.dtype.name, tuple(found), key)
 
 
+def device_boxes(sharding: NamedSharding, shape: Sequence[int]) -> dict[jax.Device, Box]:
+    """What of an array of a shape lies on each device of this process."""
+    found: dict[jax.Device, Box] = {}
+    for device, index in sharding.addressable_devices_indices_map(tuple(shape)).items():
+        slices = (*(index or ()), *(slice(None),) * (len(shape) - len(index or ())))
+        found[device] = tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=True))
+    return found
+
+
 def placed(tiled: Tiled, sharding: NamedSharding) -> Any:
     """The array of these tiles, lying as ``sharding`` says on devices of this process.
 
@@ -145,12 +157,9 @@ def placed(tiled: Tiled, sharding: NamedSharding) -> Any:
         return jax.random.wrap_key_data(data, impl=tiled.key)
     if sharding.is_fully_addressable:
         return jax.device_put(tiled.whole(), sharding)
-    made: dict[tuple[tuple[int, int], ...], np.ndarray[Any, Any]] = {}
+    made: dict[Box, np.ndarray[Any, Any]] = {}
     buffers = []
-    for device, index in sharding.addressable_devices_indices_map(tiled.shape).items():
-        slices = tuple(index or ())
-        slices += (slice(None),) * (len(tiled.shape) - len(slices))
-        at = tuple((s.start or 0, n if s.stop is None else s.stop) for s, n in zip(slices, tiled.shape, strict=True))
+    for device, at in device_boxes(sharding, tiled.shape).items():
         if at not in made:
             made[at] = tiled.region([slice(a, b) for a, b in at])
         buffers.append(jax.device_put(made[at], device))

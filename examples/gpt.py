@@ -1,4 +1,4 @@
-"""GPT in flax nnx with AdamW: layers unrolled, embeddings tied, dropout and clipping optional.
+"""GPT in flax nnx with AdamW: layers unrolled or scanned, embeddings tied, dropout and clipping optional.
 
     python -m examples.gpt --preset tiny --steps 5
 
@@ -51,6 +51,8 @@ class Config:
         dtype: Dtype of the computation.
         tied: Use the embedding table as output projection.
         dropout: Probability that an activation is dropped. Above 0 the state carries a key, ``"rng"``.
+        scan: Stack the parameters of all blocks and loop over them with ``jax.lax.scan``.
+        remat: Recompute each block in the backward pass (``jax.checkpoint``).
         masked: Add a ``"mask"`` of token weights to the batch and take the mean over those tokens.
         clip: Largest global norm of the gradients; None does not clip.
         learning_rate: Of AdamW.
@@ -69,6 +71,8 @@ class Config:
     dtype: str = "float32"
     tied: bool = True
     dropout: float = 0.0
+    scan: bool = False
+    remat: bool = False
     masked: bool = False
     clip: float | None = 1.0
     learning_rate: float = 1e-3
@@ -194,8 +198,9 @@ def make_model(config: Config) -> tuple[Callable[..., Tree], Callable[..., jax.A
 
     Returns:
         ``init(key, share_trace=False)``, which gives the parameters ``{"ends", "blocks": [...]}`` (``share_trace``
-        traces one block for all, which makes the shapes of 96 blocks quick), and
-        ``apply(params, tokens, rng=None)``, which gives logits ``[batch, seq, vocab]``; ``rng`` None is no dropout.
+        traces one block for all, which makes the shapes of 96 blocks quick; with ``scan`` ``"blocks"`` is one tree,
+        whose arrays have a leading dim of ``config.layers``), and ``apply(params, tokens, rng=None)``, which gives
+        logits ``[batch, seq, vocab]``; ``rng`` None is no dropout.
     """
     # All blocks share one graph: flax walks a module object by object, which for 96 blocks takes minutes.
     block_graph = nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0))))[0]
@@ -207,13 +212,26 @@ def make_model(config: Config) -> tuple[Callable[..., Tree], Callable[..., jax.A
     def init(key: jax.Array, share_trace: bool = False) -> Tree:
         part = jax.jit(init_part, static_argnums=0) if share_trace else init_part
         keys = jax.random.split(key, config.layers + 1)
+        if config.scan:
+            return {"ends": part(Ends, keys[-1]), "blocks": jax.vmap(lambda k: init_part(Block, k))(keys[:-1])}
         return {"ends": part(Ends, keys[-1]), "blocks": [part(Block, k) for k in keys[:-1]]}
+
+    def run_block(x: jax.Array, block: Tree, index: jax.Array | int | None, rng: jax.Array | None) -> jax.Array:
+        mixed: jax.Array = nnx.merge(block_graph, block)(x, None if rng is None else jax.random.fold_in(rng, index))
+        return mixed
+
+    one_block = jax.checkpoint(run_block) if config.remat else run_block
 
     def apply(params: Tree, tokens: jax.Array, rng: jax.Array | None = None) -> jax.Array:
         ends = nnx.merge(ends_graph, params["ends"])
         x = _dropout(ends.embed(tokens), config.dropout, rng)
-        for index, block in enumerate(params["blocks"]):
-            x = nnx.merge(block_graph, block)(x, None if rng is None else jax.random.fold_in(rng, index))
+        if config.scan:
+            # Numbers that nothing reads would make equal runs of blocks different programs.
+            indices = None if rng is None else jnp.arange(config.layers, dtype=jnp.int32)
+            x, _ = jax.lax.scan(lambda y, own: (one_block(y, *own, rng), None), x, (params["blocks"], indices))
+        else:
+            for index, block in enumerate(params["blocks"]):
+                x = one_block(x, block, index, rng)
         logits: jax.Array = ends.logits(x)
         return logits
 

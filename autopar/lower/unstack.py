@@ -27,7 +27,7 @@ from autopar.lower.microbatch.parts import Recorder
 from autopar.lower.step import Step, step_of
 from autopar.microbatch import AXIS, pseudo_mesh
 from autopar.microbatch.inside import zeros_of
-from autopar.microbatch.match import Match, match
+from autopar.microbatch.match import Match, local_match, match
 from autopar.sharding.generators import is_generator
 
 _STATE = ("parameter", "optimizer")
@@ -164,6 +164,7 @@ class _Pieces:
         self.mesh = pseudo_mesh(groups)
         self.recorder = Recorder()
         self.env: dict[str, _Value] = {}
+        self.made_of_nothing: dict[str, Operator] = {}
         self.split_outputs: tuple[bool, ...] = ()
 
     def run(self, arrays: Sequence[Any], inputs: Sequence[tuple[int, ...]]) -> list[Any]:
@@ -206,6 +207,10 @@ class _Pieces:
             return self.whole(operand)
         if value.dim == dim:
             return value.arrays[group]
+        if value.dim is None and layout is not None and operand in self.made_of_nothing:
+            made = self._remade(self.made_of_nothing[operand], layout, group)
+            if made is not None:
+                return made
         array = self.whole(operand)
         size = array.shape[dim] // self.groups
         return lax.slice_in_dim(array, group * size, (group + 1) * size, axis=dim)
@@ -218,6 +223,8 @@ class _Pieces:
         bound = self.bound.bounds[op.id]
         states = [None if isinstance(o, Literal) else self.env[o].layout for o in op.operands]
         apart = any(k is not None and k.axes for k in states)
+        if self._needs_nothing(op):
+            self.made_of_nothing[op.results[0].name] = op
         if not apart and not (op.primitive == "scan" and self._is_layers(op)):
             self._keep(op, bind(bound.primitive, bound.params, [self.whole(o) for o in op.operands]))
         elif op.primitive == "scan" and self._is_layers(op):
@@ -232,32 +239,43 @@ class _Pieces:
             if found is None:
                 self._keep(op, bind(bound.primitive, bound.params, [self.whole(o) for o in op.operands]))
             else:
-                self._matched(op, bound, found)
+                self._matched(op, found)
 
     def _keep(self, op: Operator, arrays: Sequence[Any]) -> None:
         for v, array in zip(op.results, arrays, strict=True):
             self.env[v.name] = _Value(Layout.replicated(v.type.rank), [array])
 
-    def _matched(self, op: Operator, bound: Bound, found: Match) -> None:
+    def _needs_nothing(self, op: Operator) -> bool:
+        """Whether ``op`` makes one array out of numbers in the program alone, so that any piece of it can be made."""
+        if op.effects or op.regions or len(op.results) != 1 or op.primitive == "constant":
+            return False
+        return all(isinstance(o, Literal) or o in self.made_of_nothing for o in op.operands)
+
+    def _remade(self, op: Operator, layout: Layout, group: int) -> Any | None:
+        """The piece ``layout`` of what ``op`` makes, of which the whole would have the size of all layers."""
+        types = self.bound.graph.operand_types(op)
+        if is_generator(op):
+            return self._run(op, Match(tuple(Layout.replicated(t.rank) for t in types), (layout,)), group)[0]
+        found = local_match(op, types, layout, self.mesh)
+        return None if found is None else self._run(op, found, group)[0]
+
+    def _run(self, op: Operator, found: Match, group: int) -> list[Any]:
+        """What ``op`` makes of a group's pieces."""
+        bound, types = self.bound.bounds[op.id], self.bound.graph.operand_types(op)
+        context = LocalContext(
+            {AXIS: self.groups},
+            types,
+            tuple(v.type for v in op.results),
+            tuple(k or Layout.replicated(t.rank) for k, t in zip(found.operands, types, strict=True)),
+            found.results,
+            lambda axes: jnp.int32(group),
+        )
+        operands = [self.piece(o, k, group) for o, k in zip(op.operands, found.operands, strict=True)]
+        return localize(bound.primitive, bound.params, operands, context)
+
+    def _matched(self, op: Operator, found: Match) -> None:
         """Runs an operator group by group; terms of a reduction are joined at once."""
-        graph = self.bound.graph
-        types = graph.operand_types(op)
-        made = []
-        for g in range(self.groups):
-
-            def index(axes: tuple[str, ...], g: int = g) -> Any:
-                return jnp.int32(g)
-
-            context = LocalContext(
-                {AXIS: self.groups},
-                types,
-                tuple(v.type for v in op.results),
-                tuple(k or Layout.replicated(t.rank) for k, t in zip(found.operands, types, strict=True)),
-                found.results,
-                index,
-            )
-            operands = [self.piece(o, k, g) for o, k in zip(op.operands, found.operands, strict=True)]
-            made.append(localize(bound.primitive, bound.params, operands, context))
+        made = [self._run(op, found, g) for g in range(self.groups)]
         for n, (v, layout) in enumerate(zip(op.results, found.results, strict=True)):
             pieces = [m[n] for m in made]
             if layout.partial:

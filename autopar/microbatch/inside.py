@@ -6,7 +6,7 @@ them, and `region_states` answers None.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cluster.mesh import LogicalMesh
@@ -98,8 +98,8 @@ def _outputs(graph: Graph, states: dict[str, Layout]) -> list[Layout]:
 
 def _decide(
     graph: Graph, states: dict[str, Layout], wanted: Sequence[Layout], prefix: str, mesh: LogicalMesh, out: Decisions
-) -> None:
-    """Records the layouts of a region's operators, readers first.
+) -> dict[str, set[Layout]]:
+    """Records the layouts of a region's operators, readers first; returns those in which each value is read.
 
     What is the same in every turn, but only read in pieces, is made in pieces.
     """
@@ -121,6 +121,44 @@ def _decide(
         for operand, type, taken in zip(op.operands, types, used, strict=True):
             if isinstance(operand, str):
                 demand.setdefault(operand, set()).add(taken or whole(type))
+    return demand
+
+
+def _narrowed(graph: Graph, inputs: Sequence[Layout], demand: dict[str, set[Layout]]) -> list[Layout]:
+    """What a region is given, with what is the same in every turn as the piece of it that all readers take.
+
+    So what makes it outside makes the piece alone: a mask for all examples, which jax takes out of a loop over layers,
+    would have the size of the batch.
+    """
+
+    def one(name: str, state: Layout) -> Layout:
+        wanted = demand.get(name, set())
+        piece = next(iter(wanted)) if len(wanted) == 1 else state
+        return piece if state.is_replicated and not piece.partial else state
+
+    return [one(i.name, state) for i, state in zip(graph.inputs, inputs, strict=True)]
+
+
+def _again(
+    handler: Callable[[Operator, list[Layout], str, LogicalMesh, Decisions], Match | None],
+    op: Operator,
+    states: Sequence[Layout],
+    narrowed: list[Layout],
+    id: str,
+    mesh: LogicalMesh,
+    out: Decisions,
+    plain: Match,
+) -> Match:
+    """``plain``, or what ``handler`` finds for the ``narrowed`` states if it makes the same of them."""
+    if narrowed == list(states):
+        return plain
+    trial = Decisions()
+    found = handler(op, narrowed, id, mesh, trial)
+    if found is None or found.results != plain.results:
+        return plain
+    out.operands.update(trial.operands)
+    out.results.update(trial.results)
+    return found
 
 
 def _choose(
@@ -180,8 +218,11 @@ def _scan(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: D
             break
         carry = [k for k in joined if k is not None]
     wanted = [*carry, *made[carries:]]
-    _decide(body, found, wanted, f"{id}/body/", mesh, out)
-    return Match((*states[:consts], *carry, *states[first:]), (*carry, *map(stacked, made[carries:])))
+    demand = _decide(body, found, wanted, f"{id}/body/", mesh, out)
+    plain = Match((*states[:consts], *carry, *states[first:]), (*carry, *map(stacked, made[carries:])))
+    pieces = _narrowed(body, inputs, demand)
+    narrowed = [*pieces[:consts], *states[consts:first], *map(stacked, pieces[first:])]
+    return _again(_scan, op, states, narrowed, id, mesh, out, plain)
 
 
 def _while(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: Decisions) -> Match | None:
@@ -200,9 +241,11 @@ def _while(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: 
         if joined == carry:
             break
         carry = [k for k in joined if k is not None]
-    _decide(body, inside, carry, f"{id}/body/", mesh, out)
+    demand = _decide(body, inside, carry, f"{id}/body/", mesh, out)
     _decide(cond, decided, _outputs(cond, decided), f"{id}/cond/", mesh, out)
-    return Match((*states[:first], *carry), tuple(carry))
+    plain = Match((*states[:first], *carry), tuple(carry))
+    pieces = _narrowed(body, [*states[in_cond:first], *carry], demand)[:in_body]
+    return _again(_while, op, states, [*states[:in_cond], *pieces, *states[first:]], id, mesh, out, plain)
 
 
 def _cond(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: Decisions) -> Match | None:
@@ -218,8 +261,15 @@ def _cond(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: D
         if any(k is None for k in joined):
             return None
         results = [k for k in joined if k is not None]
+    read = []
     for name, branch in op.regions:
         inside = found[name]
         assert inside is not None
-        _decide(branch, inside, results, f"{id}/{name}/", mesh, out)
-    return Match(tuple(states), tuple(results))
+        demand = _decide(branch, inside, results, f"{id}/{name}/", mesh, out)
+        read.append(_narrowed(branch, states[1:], demand))
+    # A branch that does not read it is given the piece that the others take.
+    offered = [
+        {k for k in pieces if k != state} for state, pieces in zip(states[1:], zip(*read, strict=True), strict=True)
+    ]
+    narrowed = [next(iter(k)) if len(k) == 1 else state for state, k in zip(states[1:], offered, strict=True)]
+    return _again(_cond, op, states, [states[0], *narrowed], id, mesh, out, Match(tuple(states), tuple(results)))

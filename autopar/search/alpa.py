@@ -17,6 +17,9 @@ from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Solution, Status, peak_bytes, solve
 from autopar.solver.memory import least_memory, memory_floor
 
+#: Relative cost of a memory limit below which no further way to keep it is looked for.
+_NOTHING = 1e-3
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -40,6 +43,9 @@ def alpa(problem: Problem) -> Plan:
     free = [_without_limit(problem, m, clock) for m in problem.cluster.logical_meshes(problem.options.mesh_shape)]
     answers = [answer for answer in free if not answer.stated.tight]
     best = min((answer.solution.objective for answer in answers), default=math.inf)
+    cheapest = min(answer.solution.lower_bound for answer in free)
+    if cheapest >= problem.options.enough_s:
+        raise _no_better(problem, cheapest)
     short = [answer for answer in free if answer.stated.tight]
     # The most promising first: what they cost is then often less than what the others would cost without a limit.
     for answer in sorted(short, key=lambda a: (a.solution.lower_bound, str(a.stated.mesh))):
@@ -47,7 +53,7 @@ def alpa(problem: Problem) -> Plan:
             left_out = replace(answer.solution, status=Status.UNKNOWN, choice=(), objective=math.inf)
             answers.append(replace(answer, solution=left_out, note="left out: costs more without a limit"))
             continue
-        found = _under_limit(problem, answer.stated, clock)
+        found = _under_limit(problem, answer, clock)
         answers += found
         best = min([best, *(a.solution.objective for a in found)])
     order = [str(answer.stated.mesh) for answer in free]
@@ -65,17 +71,33 @@ def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock) -> Answer:
     return Answer(stated if fits else replace(stated, tight=True), free)
 
 
-def _under_limit(problem: Problem, stated: ShardingProblem, clock: Clock) -> list[Answer]:
+def _under_limit(problem: Problem, free: Answer, clock: Clock) -> list[Answer]:
     """Answers within the limit: with copies that all phases share, and with copies of each phase's own.
 
-    The second cost no less than the first without a limit, for they are made more often.
+    The second cost no less than the first without a limit, for they are made more often; where the first within the
+    limit costs next to nothing more than that, they are not tried.
     """
+    stated = free.stated
+    with clock.phase("solve"):
+        shared = Answer(stated, _solve(problem, stated.problem), "memory binds")
+    least = free.solution.lower_bound
+    if shared.solution.objective <= least + _NOTHING * abs(least):
+        return [shared]
     split = _stated(problem, stated.mesh, clock, split_phases=True)
     with clock.phase("solve"):
-        return [
-            Answer(stated, _solve(problem, stated.problem), "memory binds"),
-            Answer(replace(split, tight=True), _solve(problem, split.problem), "memory binds, each phase gathers anew"),
-        ]
+        own = Answer(
+            replace(split, tight=True), _solve(problem, split.problem), "memory binds, each phase gathers anew"
+        )
+    return [shared, own]
+
+
+def _no_better(problem: Problem, cheapest_s: float) -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        f"no plan of {problem.graph.name} takes less than {problem.options.enough_s} s; the fastest, without a limit, "
+        f"takes {cheapest_s} s",
+        cause="another plan is at hand that is as fast",
+        remedy="leave enough_s away",
+    )
 
 
 def _stated(problem: Problem, mesh: LogicalMesh, clock: Clock, *, split_phases: bool) -> ShardingProblem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ class Options:
         steps: choices that strategies which search by trying may evaluate on one mesh; None for their own number.
         waiting: microbatches besides the one that runs whose forward pass is done and whose backward pass is not: a
             stage of a pipeline holds for each of them what its backward pass takes.
+        enough_s: seconds of a step that a plan must stay below to be of use: another of so many is at hand.
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
         progress: called with every better answer while a strategy searches.
         say: told in a line of text what is being worked on.
@@ -44,6 +46,7 @@ class Options:
     seed: int = 0
     steps: int | None = None
     waiting: int = 0
+    enough_s: float = math.inf
     remat: str = "auto"
     progress: Callable[[Progress], None] | None = None
     say: Callable[[str], None] | None = None

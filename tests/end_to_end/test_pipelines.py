@@ -21,6 +21,10 @@ MODELS = {
     "deep gpt": (gpt.build, {**TEXT, "layers": 4}),
     "llama": (llama.build, {**TEXT, "kv_heads": 2, "layers": 4}),
     "short llama": (llama.build, {**TEXT, "heads": 2, "kv_heads": 2, "vocab": 16}),
+    "scanned gpt": (
+        gpt.build,
+        {**TEXT, "layers": 4, "heads": 2, "vocab": 16, "dropout": 0.1, "scan": True, "remat": True},
+    ),
     "moe": (moe.build, {}),
     "wide_resnet": (wide_resnet.build, {}),
 }
@@ -72,9 +76,10 @@ def test_a_metric_that_is_sent_to_the_next_stage_too(microbatches):
         assert_same(step, args, steps=2, rtol=1e-10, num_stages=2, num_microbatches=microbatches, schedule="1f1b")
 
 
-def test_scanned_layers_are_cut():
+@pytest.mark.parametrize("model", ["short llama", "scanned gpt"])
+def test_scanned_layers_are_cut(model):
     """Stacked parameters lie in parts on the stages of their layers."""
-    found = compare("short llama", 2, 2, "1f1b", steps=1)
+    found = compare(model, 2, 2, "1f1b", steps=1)
     (compiled,) = found._plain.compiled.values()
     assert compiled.local.leaves
     assert all(len(leaf.runs) == 2 for leaf in compiled.local.leaves.values())

@@ -62,6 +62,23 @@ def test_llama_scanned_equals_unrolled() -> None:
         assert_close(results[2], results[0], 1e-9)
 
 
+def test_gpt_scanned_equals_unrolled() -> None:
+    options = {"layers": 2, "dropout": 0.25, "dtype": "float64"}
+
+    def stacked(tree: Any) -> Any:
+        blocks = jax.tree.map(lambda *leaves: jnp.stack(leaves), *tree["blocks"])
+        return {**tree, "blocks": blocks}
+
+    with jax.enable_x64(True):
+        unrolled, (state, batch) = gpt.build(**options)
+        scanned, (scanned_state, _) = gpt.build(scan=True, remat=True, **options)
+        assert_close(stacked(state["params"]), scanned_state["params"], 1e-12)
+        state, loss = quick_jit(unrolled)(state, batch)
+        scanned_state, scanned_loss = quick_jit(scanned)(scanned_state, batch)
+        assert_close(scanned_loss, loss, 1e-9)
+        assert_close(stacked(state["params"]), scanned_state["params"], 1e-9)
+
+
 def test_llama_options_show_in_the_program() -> None:
     def primitives(**options: bool) -> set[str]:
         config = dataclasses.replace(llama.PRESETS["tiny"], **options)

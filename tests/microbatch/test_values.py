@@ -19,6 +19,7 @@ EXAMPLES = {
     "mlp": (mlp.build, {}),
     "gpt": (gpt.build, TEXT),
     "gpt dropout masked": (gpt.build, {**TEXT, "layers": 1, "dropout": 0.1, "masked": True}),
+    "gpt scanned": (gpt.build, {**TEXT, "scan": True, "remat": True, "dropout": 0.1}),
     "llama": (llama.build, {**TEXT, "kv_heads": 2}),
     "moe": (moe.build, {"gate": "gshard"}),
     "resnet": (wide_resnet.build, {"stages": (1,), "base_channels": 8, "groups": 2, "image": 8}),
@@ -189,6 +190,42 @@ def test_half_precision_gradients_add_up_in_float32():
 
     x = {"x": jnp.full((2048,), 1.0 / 2048, jnp.bfloat16)}
     assert_same_in_microbatches(step, ({"w": jnp.ones((), jnp.bfloat16)}, x), (1024,), rtol=1e-3)
+
+
+def scan_layers(layer, x, params):
+    return lax.scan(lambda y, w: (layer(y, w), None), x, params)[0]
+
+
+def while_layers(layer, x, params):
+    return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, layer(c[1], params[c[0]])), (0, x))[1]
+
+
+def cond_layers(layer, x, params):
+    return lax.cond(params.sum() > 0, lambda y: layer(y, params[0]), lambda y: layer(y, params[1]), x)
+
+
+@pytest.mark.parametrize("layers", [scan_layers, while_layers, cond_layers])
+def test_a_mask_for_all_examples_is_made_in_pieces(layers):
+    """It is the same in every turn, but of the batch's size; a region that reads it in pieces is given its piece."""
+
+    def step(params, batch):
+        def loss(params):
+            fixed = lax.stop_gradient(params)
+            mask = jnp.broadcast_to(jnp.tril(fixed.sum() > jnp.zeros((4, 4))), (batch.shape[0], 4, 4))
+
+            def layer(x, w):
+                return jnp.tanh(jnp.where(mask, x[:, :, None] * x[:, None, :], 0.5).sum(-1) @ w)
+
+            return jnp.mean((layers(layer, batch, fixed) @ params[0]) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return params - grads, value
+
+    args = (jax.random.normal(jax.random.key(0), (2, 4, 4)), jax.random.normal(jax.random.key(1), (12, 4)))
+    plain = assert_same_in_microbatches(step, args, [1, 2, 6])
+    found = analyze(plain.graph, 6)
+    types = [plain.graph.types[n] for n in found.body_inputs if n not in found.batch]
+    assert types and all(12 not in type.shape for type in types)
 
 
 def test_the_update_runs_once():

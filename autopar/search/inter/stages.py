@@ -108,7 +108,7 @@ def _on_mesh(
     first, *more = levels_of(chosen.problem)
     fitting: list[PlanContent] = []
     try:
-        content, free = _at_level(chosen, stage, home, first, shape, shared)
+        content, free = _at_level(chosen, stage, home, first, shape, shared, math.inf)
         if free or not more:
             return content
         fitting.append(content)
@@ -117,8 +117,9 @@ def _on_mesh(
             raise
     # The smallest next: where it does not fit, nothing does.
     for level in reversed(more):
+        enough_s = min((c.step_time for c in fitting), default=math.inf)
         try:
-            fitting.append(_at_level(chosen, stage, home, level, shape, shared)[0])
+            fitting.append(_at_level(chosen, stage, home, level, shape, shared, enough_s)[0])
         except InfeasiblePlanError:
             if not fitting:
                 raise
@@ -132,8 +133,9 @@ def _at_level(
     level: Level,
     shape: tuple[int, ...] | None,
     shared: SharedPlans,
+    enough_s: float,
 ) -> tuple[PlanContent, bool]:
-    """The plan at a level, and whether the limit had no part in it."""
+    """The plan at a level, and whether the limit had no part in it; it need not be found if it takes ``enough_s``."""
     problem, table = chosen.problem, chosen.table
     again = chosen.recomputation(stage, level)
     graph = chosen.sliced.graphs[stage]
@@ -153,6 +155,7 @@ def _at_level(
         num_stages=1,
         schedule="auto",
         mesh_shape=shape,
+        enough_s=enough_s,
         remat="none",
     )
     first = chosen.sliced.alike[stage] if chosen.sliced.alike else stage

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import autopar
 from autopar import InfeasiblePlanError
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
+from autopar.search.alpa import alpa
 from examples import mlp
+from tests.search.problems import problem_of
 
 SHAPE = {"layers": 8, "hidden": 64, "batch": 1024}
 
@@ -57,3 +61,23 @@ def test_memory_is_traded_for_time():
     assert chosen.peak_memory <= limit
     assert any(s.remat != "none" for s in chosen.stages)
     assert kept.step_time <= chosen.step_time <= all_anew.step_time * (1 + 1e-9)
+
+
+def test_more_memory_is_never_slower():
+    kept, all_anew = plan(remat="none"), plan(remat="full")
+    least = plan(memory=all_anew.peak_memory + (kept.peak_memory - all_anew.peak_memory) // 8)
+    for part in range(1, 8):
+        limit = all_anew.peak_memory + (kept.peak_memory - all_anew.peak_memory) * part // 8
+        chosen = plan(memory=limit)
+        assert chosen.step_time <= least.step_time * (1 + 1e-3)  # stages agree on layouts after each is chosen
+        least = chosen
+
+
+def test_nothing_is_searched_for_that_is_not_faster_than_what_is_there():
+    fn, args = mlp.build(abstract=True, **SHAPE)
+    problem = problem_of(fn, args, cluster())
+    best = alpa(problem)
+    within = replace(problem, options=replace(problem.options, enough_s=best.step_time * 1.001))
+    assert alpa(within).content.choices == best.content.choices
+    with pytest.raises(InfeasiblePlanError, match="takes less than"):
+        alpa(replace(problem, options=replace(problem.options, enough_s=best.step_time * 0.999)))

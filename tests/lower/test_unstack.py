@@ -1,0 +1,70 @@
+"""Stacks of layers taken apart into groups."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from autopar.frontend import BoundGraph
+from autopar.ir import Graph
+from autopar.lower.unstack import unstack
+from examples import gpt
+from tests.microbatch.running import numbers, run, traced
+
+LAYERS = 6
+
+
+def scanned_gpt():
+    return gpt.build(
+        layers=LAYERS, hidden=8, heads=2, vocab=16, seq=4, batch=3, scan=True, dropout=0.1, dtype="float64"
+    )
+
+
+def with_ramps():
+    """An update that adds to the gradient what comes of a range over all layers, and of zeros."""
+
+    def step(state, batch):
+        def loss(params):
+            x, _ = lax.scan(lambda y, w: (jnp.tanh(y @ w), None), batch, params)
+            return jnp.mean(x**2)
+
+        value, grad = jax.value_and_grad(loss)(state["params"])
+        ramp = jnp.sin(lax.broadcasted_iota(grad.dtype, grad.shape, 0)) + jnp.square(jnp.zeros_like(grad))
+        return {"params": state["params"] - 0.1 * (grad + ramp)}, value
+
+    params = jax.random.normal(jax.random.key(0), (LAYERS, 4, 4))
+    return step, ({"params": params}, jax.random.normal(jax.random.key(1), (3, 4)))
+
+
+class Program(NamedTuple):
+    """What `run` takes."""
+
+    graph: Graph
+    program: BoundGraph
+    closed_over: tuple[jax.Array, ...]
+
+
+@pytest.mark.parametrize("build", [scanned_gpt, with_ramps])
+@pytest.mark.parametrize("groups", [2, 3])
+def test_nothing_has_the_size_of_all_layers(build, groups, x64):
+    fn, args = build()
+    plain, leaves = traced(fn, args)
+    found = unstack(plain, groups)
+    graph = found.step.graph
+    made = [v for op in graph.operators for v in op.results if v.type.rank > 1 and v.type.shape[0] == LAYERS]
+    assert not made
+    pieces = []
+    for leaf, at in zip([*leaves, *plain.closed_over], found.inputs, strict=True):
+        pieces += [leaf] if len(at) == 1 else np.split(leaf, len(at))
+    got = run(Program(graph, found.step.program, ()), pieces)
+    wanted = [numbers(x) for x in jax.tree.leaves(jax.jit(fn)(*args))]
+    assert len(wanted) == len(found.outputs)
+    for value, at in zip(wanted, found.outputs, strict=True):
+        ours = [numbers(got[i]) for i in at]
+        whole = ours[0] if len(at) == 1 else np.concatenate(ours)
+        assert np.linalg.norm(whole - value) <= 1e-10 * max(np.linalg.norm(value), 1e-12)

@@ -1,0 +1,167 @@
+"""Which dims of the batch the dims of all values come from, by the sharding rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+
+from autopar.ir import Graph, Literal, Operator, TensorType
+from autopar.sharding import Rule, rule_for
+
+#: A dim of a batch input: its name and the dim.
+Label: TypeAlias = tuple[str, int]
+#: For each dim of a value the dims of the batch that it comes from; several where they meet in a sum or a product.
+Labels: TypeAlias = tuple[frozenset[Label], ...]
+
+_NONE: frozenset[Label] = frozenset()
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+# Their rules split all operands of one shape together, which do not belong together for that.
+_PASSED_ON = ("device_put", "optimization_barrier", "stage_boundary")
+
+
+@dataclass(frozen=True)
+class Origins:
+    """What `origins` finds.
+
+    Args:
+        dims: by value, with the ids of enclosing operators and regions before its name, the origins of its dims.
+        kept: dims of the batch that a product with parameters has in its result, the same for each index.
+        summed: those that a product with parameters sums over.
+        products: by key as in ``dims`` the values that are products of the batch with parameters.
+    """
+
+    dims: Mapping[str, Labels]
+    kept: frozenset[Label]
+    summed: frozenset[Label]
+    products: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Of a value: its dims' origins, whether it depends on the batch, and whether on parameters."""
+
+    dims: Labels
+    data: bool = False
+    weight: bool = False
+
+    def joined(self, other: _Known) -> _Known:
+        dims = tuple(a | b for a, b in zip(self.dims, other.dims, strict=True))
+        return _Known(dims, self.data or other.data, self.weight or other.weight)
+
+
+def origins(graph: Graph) -> Origins:
+    """Follows every dim of every batch input through the graph, as far as it keeps its size.
+
+    Args:
+        graph: a train step, or a stage of one; loops and branches are looked into.
+    """
+    walk = _Walk()
+    start = []
+    for i in graph.inputs:
+        if i.role == "batch":
+            start.append(_Known(tuple(frozenset({(i.name, d)}) for d in range(i.type.rank)), data=True))
+        else:
+            start.append(_Known((_NONE,) * i.type.rank, weight=i.role == "parameter"))
+    walk.graph(graph, start, "")
+    dims = {key: known.dims for key, known in walk.values.items() if any(known.dims)}
+    return Origins(dims, frozenset(walk.kept), frozenset(walk.summed), frozenset(walk.products))
+
+
+@dataclass
+class _Walk:
+    values: dict[str, _Known] = field(default_factory=dict)
+    kept: set[Label] = field(default_factory=set)
+    summed: set[Label] = field(default_factory=set)
+    products: set[str] = field(default_factory=set)
+
+    def graph(self, graph: Graph, inputs: Sequence[_Known], prefix: str) -> list[_Known]:
+        """What is known of the outputs of a graph whose inputs are known."""
+        self.values.update((prefix + i.name, k) for i, k in zip(graph.inputs, inputs, strict=True))
+        for op in graph.operators:
+            operands = [self._of(o, graph.type_of(o), prefix) for o in op.operands]
+            region = _REGIONS.get(op.primitive) if op.regions else None
+            if region:
+                made = region(self, op, operands, f"{prefix}{op.id}/")
+            else:
+                made = self._operator(graph, op, operands, prefix)
+            self.values.update((prefix + v.name, k) for v, k in zip(op.results, made, strict=True))
+        return [self._of(o.operand, o.type, prefix) for o in graph.outputs]
+
+    def _of(self, operand: str | Literal, type: TensorType, prefix: str) -> _Known:
+        return self.values[prefix + operand] if isinstance(operand, str) else _Known((_NONE,) * type.rank)
+
+    def _operator(self, graph: Graph, op: Operator, operands: list[_Known], prefix: str) -> list[_Known]:
+        if op.primitive in _PASSED_ON and len(op.operands) == len(op.results):
+            return operands
+        types = graph.operand_types(op)
+        rule, _ = rule_for(op, types)
+        found: dict[tuple[int | None, int], frozenset[Label]] = {}
+        for known, type, factors in zip(operands, types, rule.operands, strict=True):
+            for labels, size, factor in zip(known.dims, type.shape, factors, strict=True):
+                found[factor, size] = found.get((factor, size), _NONE) | labels
+        if op.primitive in _PRODUCTS:
+            self._product(rule, operands, prefix + op.results[0].name)
+        data = any(k.data for k in operands)
+        weight = any(k.weight for k in operands)
+        return [
+            _Known(
+                tuple(
+                    _NONE if factor is None else found.get((factor, size), _NONE)
+                    for factor, size in zip(factors, v.type.shape, strict=True)
+                ),
+                data,
+                weight,
+            )
+            for v, factors in zip(op.results, rule.results, strict=True)
+        ]
+
+    def _product(self, rule: Rule, operands: Sequence[_Known], result: str) -> None:
+        for side in (0, 1):
+            known, other = operands[side], operands[1 - side]
+            if not known.data or other.data or not other.weight:
+                continue
+            self.products.add(result)
+            for labels, factor in zip(known.dims, rule.operands[side], strict=True):
+                if factor is None or factor not in rule.results[0]:
+                    self.summed |= labels
+                elif factor not in rule.operands[1 - side]:
+                    self.kept |= labels
+
+    def scan(self, op: Operator, operands: Sequence[_Known], prefix: str) -> list[_Known]:
+        """What is known of the results of a scan."""
+        consts, carries = op.integer("num_consts"), op.integer("num_carry")
+        first = consts + carries
+        slices = [_Known(k.dims[1:], k.data, k.weight) for k in operands[first:]]
+        carried = list(operands[consts:first])
+        while True:
+            made = self.graph(op.region("body"), [*operands[:consts], *carried, *slices], f"{prefix}body/")
+            joined = [a.joined(b) for a, b in zip(carried, made, strict=False)]
+            if joined == carried:
+                return [*carried, *(_Known((_NONE, *k.dims), k.data, k.weight) for k in made[carries:])]
+            carried = joined
+
+    def while_loop(self, op: Operator, operands: Sequence[_Known], prefix: str) -> list[_Known]:
+        """What is known of the results of a while loop."""
+        in_cond = op.integer("cond_nconsts")
+        first = in_cond + op.integer("body_nconsts")
+        carried = list(operands[first:])
+        while True:
+            made = self.graph(op.region("body"), [*operands[in_cond:first], *carried], f"{prefix}body/")
+            joined = [a.joined(b) for a, b in zip(carried, made, strict=True)]
+            if joined == carried:
+                self.graph(op.region("cond"), [*operands[:in_cond], *carried], f"{prefix}cond/")
+                return carried
+            carried = joined
+
+    def cond(self, op: Operator, operands: Sequence[_Known], prefix: str) -> list[_Known]:
+        """What is known of the results of branches."""
+        first, *rest = (self.graph(branch, operands[1:], f"{prefix}{name}/") for name, branch in op.regions)
+        for made in rest:
+            first = [a.joined(b) for a, b in zip(first, made, strict=True)]
+        return first
+
+
+_Region: TypeAlias = Callable[[_Walk, Operator, Sequence[_Known], str], list[_Known]]
+_REGIONS: Mapping[str, _Region] = MappingProxyType({"scan": _Walk.scan, "while": _Walk.while_loop, "cond": _Walk.cond})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
-from autopar.ir import Input, Layout
+from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.schedule import Task, get
 from autopar.search.clock import Clock
@@ -22,20 +21,19 @@ from autopar.search.inter.pipeline import (
     schedule_of,
 )
 from autopar.search.named import renamed
+from autopar.search.named_layouts import NamedAxes, NamedLayouts
 from autopar.search.problem import Problem
 from autopar.search.restrict import Restricted, restricted_plan, solve_restricted
+from autopar.search.tokens import SharedTokens, check_tokens, token_dims
 from autopar.stages import cluster
-
-#: State of less than this fraction of all parameters may stay whole under tensor parallelism: biases, scales.
-_SMALL = 1e-3
 
 
 @dataclass(frozen=True)
 class Manual:
     """A strategy with one plan: the one that is named. ``autopar.parallelize(fn, search=Manual(tp=4, dp=2))``.
 
-    The mesh has an axis for dp and one for tp, tp the nearer devices. Batch arguments are split over dp on their
-    first dim; parameters and their optimizer state over tp on a dim that the integer program chooses, with
+    The mesh has an axis for dp, one for cp and one for tp, tp the nearest devices. Batch arguments are split over dp on
+    their first dim; parameters and their optimizer state over tp on a dim that the integer program chooses, with
     everything between them: it splits activations over tp, which is sequence parallelism, wherever that is
     cheaper. From their ZeRO stage on, optimizer state (1) and parameters (3) are split over dp on a dim that it
     chooses. From stage 1 on gradients are reduced into the layout of the state, so stages 1 and 2 are one plan.
@@ -44,9 +42,15 @@ class Manual:
     experts (see `autopar.search.experts`) and their state are split over the latter on that dim; how tokens come to
     them and back is the integer program's choice, which is an all-to-all where it is cheapest.
 
+    With cp batch arguments that have a dim of tokens (see `autopar.search.tokens`) are split over cp on it, parameters
+    are whole over cp, and ZeRO splits over dp and cp together. Products with parameters have tokens split over cp, and
+    nothing has examples split over it, as it would be if cp were more of dp. All else is the integer program's choice:
+    in attention it may gather keys and values over cp, or give each device other heads. A stage of a pipeline takes
+    what others send it split over cp on its dim of tokens, if it has one that cp divides.
+
     Args:
         tp: devices that share the matrices of a layer.
-        pp: pipeline stages; the mesh of each has the axes of dp and tp.
+        pp: pipeline stages; the mesh of each has the axes of dp, cp and tp.
         dp: replicas that share the batch.
         cp: devices that share the tokens of an example.
         ep: devices, of those of dp, that share experts.
@@ -91,7 +95,7 @@ class Manual:
         return self.pp > 1
 
     def _staged(self, problem: Problem) -> Plan:
-        """The plan of ``pp * chunks`` stages with about equal FLOPs, on ``pp`` equal submeshes of tp and dp.
+        """The plan of ``pp * chunks`` stages with about equal FLOPs, on ``pp`` equal submeshes of tp, cp and dp.
 
         The schedule is 1F1B, or interleaved 1F1B with chunks, unless another is asked for.
 
@@ -104,7 +108,7 @@ class Manual:
             raise InfeasiblePlanError(
                 f"Manual(pp={self.pp}) cannot cut {problem.graph.name} on {devices} devices",
                 cause="the problem was made from a graph alone" if problem.source is None else "pp must divide them",
-                remedy="plan by autopar.parallelize(...).plan(...), with pp * tp * dp devices",
+                remedy="plan by autopar.parallelize(...).plan(...), with pp * tp * cp * dp devices",
             )
         schedule = problem.options.schedule
         if schedule in ("auto", "none"):
@@ -121,45 +125,65 @@ class Manual:
         table, per = schedule_of(staged).table(stages, count), devices // self.pp
         homes = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
         candidate = Candidate(count, merge_layers(layers, stages), homes, 0.0, layers.members)
-        inside = replace(self, pp=1, chunks=1, recompute="none")
+        inside = _Stage(replace(self, pp=1, chunks=1, recompute="none"), self._tokens(problem.graph))
         return renamed(plan_candidate(staged, problem.source, candidate, inside), "manual")
 
-    def plan(self, problem: Problem, name: str) -> Plan:
+    def plan(self, problem: Problem, name: str, tokens: Mapping[str, int] | None = None) -> Plan:
         """The plan, under the name of a strategy.
 
+        Args:
+            problem: what is planned, as one stage.
+            name: of the strategy.
+            tokens: by batch input the dim of its tokens, which cp divides; None finds them.
+
         Raises:
-            InfeasiblePlanError: the plan does not suit the cluster or the program, does not fit its memory, or
-                has something that a graph cannot be given yet; `autopar.cost.transformer` prices that for
-                transformers.
+            InfeasiblePlanError: the plan does not suit the cluster or the program, or does not fit its memory.
         """
         clock = Clock()
-        return restricted_plan(problem, self.solve(problem, clock), name, clock, self.notes())
+        return restricted_plan(problem, self.solve(problem, clock, tokens), name, clock, self.notes())
 
-    def solve(self, problem: Problem, clock: Clock) -> Restricted:
-        """The restricted problem and its solution. Raises InfeasiblePlanError as `plan` does, but for memory."""
+    def solve(self, problem: Problem, clock: Clock, tokens: Mapping[str, int] | None = None) -> Restricted:
+        """The restricted problem and its solution; ``tokens`` and errors as in `plan`, but for memory."""
         self._check(problem)
         check_batch(problem, self.dp)
-        return solve_restricted(problem, self.mesh(problem), _Rules(self, problem).allowed, clock)
+        graph, mesh = problem.graph, self.mesh(problem)
+        axes = self._axes(mesh)
+        tokens = self._tokens(graph) if tokens is None else tokens
+        experts = expert_state(graph, expert_dims(graph)) if axes.ep else {}
+        rules = NamedLayouts(graph, axes, self.zero, tokens, experts)
+        made = SharedTokens.of(graph, tokens, axes.cp).allowed if axes.cp else None
+        return solve_restricted(problem, mesh, rules.allowed, clock, made)
+
+    def _tokens(self, graph: Graph) -> dict[str, int]:
+        """By value of a whole step the dim of its tokens, empty without cp. Raises where cp does not divide them."""
+        if self.cp == 1:
+            return {}
+        dims = token_dims(graph)
+        check_tokens(graph, dims, self.cp)
+        return dims
 
     def mesh(self, problem: Problem) -> LogicalMesh:
-        """The logical mesh: axes of dp (of replicas, and of experts) and tp, those of one device left out."""
-        sizes = tuple(n for n in (self.dp // self.ep, self.ep, self.tp) if n > 1) or (1,)
+        """The logical mesh: axes of dp (of replicas, and of experts), cp and tp, those of one device left out."""
+        sizes = tuple(n for n in (self.dp // self.ep, self.ep, self.cp, self.tp) if n > 1) or (1,)
         (mesh,) = problem.cluster.logical_meshes(sizes)
         return mesh
 
+    def _axes(self, mesh: LogicalMesh) -> NamedAxes:
+        names = list(mesh.names)
+        tp = names.pop() if self.tp > 1 else None
+        cp = names.pop() if self.cp > 1 else None
+        return NamedAxes(tuple(names) if self.dp > 1 else (), names[-1] if self.ep > 1 else None, cp, tp)
+
     def notes(self) -> tuple[str, ...]:
         """What a reader of the plan should know."""
-        grid = [f"{k}={getattr(self, k)}" for k in ("tp", "dp", "ep", "zero") if getattr(self, k) > (k != "zero")]
+        grid = [f"{k}={getattr(self, k)}" for k in ("tp", "cp", "dp", "ep", "zero") if getattr(self, k) > (k != "zero")]
         return (f"named by hand: {', '.join(grid) or 'one device'}",)
 
     def _check(self, problem: Problem) -> None:
-        asked = {"cp": self.cp, "chunks": self.chunks}
-        beyond = [f"{k}={n}" for k, n in asked.items() if n > 1]
-        if beyond:
+        if self.chunks > 1:
             raise InfeasiblePlanError(
-                f"Manual({', '.join(beyond)}) is not available for a function: this version plans stages (pp, with "
-                "chunks) on meshes of tp, dp and ep",
-                remedy="leave it out, or price a transformer with autopar.cost.transformer.predict",
+                f"Manual(chunks={self.chunks}) has one stage a device, which is not cut into chunks",
+                remedy="leave chunks out, or give pp",
             )
         if self.recompute != "none":
             raise InfeasiblePlanError(
@@ -169,9 +193,11 @@ class Manual:
         if self.ep > 1:
             self._check_experts(problem)
         n = problem.cluster.num_devices
-        if self.tp * self.dp != n:
+        asked = self.tp * self.cp * self.dp
+        if asked != n:
+            with_cp = f" times cp={self.cp}" if self.cp > 1 else ""
             raise InfeasiblePlanError(
-                f"tp={self.tp} times dp={self.dp} are {self.tp * self.dp} devices; {problem.cluster.name} has {n}",
+                f"tp={self.tp}{with_cp} times dp={self.dp} are {asked} devices; {problem.cluster.name} has {n}",
                 remedy=f"numbers whose product is {n}, or another cluster",
             )
 
@@ -191,68 +217,25 @@ class Manual:
 
 
 @dataclass(frozen=True)
-class _Rules:
-    """Which layouts a named plan allows.
+class _Stage:
+    """Plans the stages of a pipeline.
 
     Args:
-        manual: the plan.
-        problem: what it is for.
+        manual: the plan of each.
+        tokens: by value of the whole step the dim of its tokens.
     """
 
     manual: Manual
-    problem: Problem
+    tokens: Mapping[str, int]
 
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return self.manual.mesh(self.problem).names
-
-    @property
-    def dp_axes(self) -> tuple[str, ...]:
-        """The mesh axes of dp, major first: of replicas, and of devices that share experts."""
-        m = self.manual
-        return self._names[: (m.dp // m.ep > 1) + (m.ep > 1)]
-
-    @property
-    def tp_axis(self) -> str | None:
-        """The mesh axis of tp, None where tp is 1."""
-        return self._names[-1] if self.manual.tp > 1 else None
-
-    @cached_property
-    def _experts(self) -> dict[str, int]:
-        graph = self.problem.graph
-        return expert_state(graph, expert_dims(graph)) if self.manual.ep > 1 else {}
-
-    def allowed(self, i: Input, layouts: Sequence[Layout]) -> list[bool]:
-        """For each layout whether input ``i`` may have it; one or more are true."""
-        if i.role == "batch":
-            split = (self.dp_axes,) if i.type.rank else ()
-            return [k.dims[:1] == split and not any(k.dims[1:]) for k in layouts]
-        if i.role not in ("parameter", "optimizer"):
-            return [k.is_replicated for k in layouts]
-        over_dp = self.manual.zero >= (3 if i.role == "parameter" else 1)
-        ok, free = [True] * len(layouts), self.dp_axes
-        expert = self._experts.get(i.name)
-        if expert is not None:
-            *free_axes, axis = self.dp_axes
-            among = [k.dims[expert][:1] == (axis,) for k in layouts]
-            if any(among):
-                ok, free = among, tuple(free_axes)
-        for axis in free:
-            ok = self._split(layouts, ok, axis, must=over_dp, may=over_dp)
-        large = i.type.nbytes >= _SMALL * self._parameter_bytes
-        return self._split(layouts, ok, self.tp_axis, must=i.type.rank > 1 and large, may=True)
-
-    @staticmethod
-    def _split(layouts: Sequence[Layout], ok: Sequence[bool], axis: str | None, *, must: bool, may: bool) -> list[bool]:
-        """``ok`` where also ``axis`` splits the layout if it must (and some can), and does not unless it may."""
-        has = [axis in k.axes for k in layouts]
-        if must and any(a and b for a, b in zip(ok, has, strict=True)):
-            return [a and b for a, b in zip(ok, has, strict=True)]
-        return [a and (may or not b) for a, b in zip(ok, has, strict=True)]
-
-    @property
-    def _parameter_bytes(self) -> int:
-        return sum(i.type.nbytes for i in self.problem.graph.inputs if i.role == "parameter")
+    def __call__(self, problem: Problem) -> Plan:
+        """The plan of a stage, whose inputs are named as values of the step with ``piece/`` or ``from/`` before."""
+        tokens = {}
+        for i in problem.graph.inputs:
+            dim = self.tokens.get(i.name.removeprefix("piece/").removeprefix("from/"))
+            if dim is not None and i.type.shape[dim] % self.manual.cp == 0:
+                tokens[i.name] = dim
+        return self.manual.plan(problem, "manual", tokens)
 
 
 def manual(problem: Problem) -> Plan:

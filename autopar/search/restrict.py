@@ -20,6 +20,8 @@ from autopar.solver import Node, Solution, solve
 
 #: input, its layouts -> for each of them whether a plan may give it that layout
 Allowed: TypeAlias = Callable[[Input, Sequence[Layout]], Sequence[bool]]
+#: value that an operator makes (with the ids of enclosing operators and regions before its name), layouts -> likewise
+AllowedMade: TypeAlias = Callable[[str, Sequence[Layout]], Sequence[bool]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ class Restricted:
     solution: Solution
 
 
-def solve_restricted(problem: Problem, mesh: LogicalMesh, allowed: Allowed, clock: Clock) -> Restricted:
+def solve_restricted(
+    problem: Problem, mesh: LogicalMesh, allowed: Allowed, clock: Clock, made: AllowedMade | None = None
+) -> Restricted:
     """The cheapest sharding on ``mesh`` whose inputs have allowed layouts.
 
     Args:
@@ -38,15 +42,19 @@ def solve_restricted(problem: Problem, mesh: LogicalMesh, allowed: Allowed, cloc
         mesh: where.
         allowed: which layouts an input may have; it must allow one or more.
         clock: takes the time.
+        made: which layouts a value may be made in; it must allow one or more. None allows all.
     """
     with clock.phase("program"):
         stated = build(problem, mesh)
         roles = {i.name: i for i in problem.graph.inputs}
         nodes = list(stated.problem.nodes)
         for v in stated.values.values():
-            if v.source and v.node is not None:
-                ok = np.array(allowed(roles[v.key], v.layouts), dtype=bool)
-                nodes[v.node] = Node(nodes[v.node].name, np.where(ok, nodes[v.node].costs, np.inf))
+            if v.node is None or not (v.source or made):
+                continue
+            ok = allowed(roles[v.key], v.layouts) if v.source or made is None else made(v.key, v.layouts)
+            costs = np.where(ok, nodes[v.node].costs, np.inf)
+            if v.source or np.isfinite(costs).any():  # values that follow one node may allow nothing together
+                nodes[v.node] = Node(nodes[v.node].name, costs)
     with clock.phase("solve"):
         solution = solve(
             replace(stated.problem, nodes=tuple(nodes)),

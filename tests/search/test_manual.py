@@ -72,7 +72,8 @@ def test_tensor_parallelism_stays_inside_a_node():
     [
         ({"tp": 2}, "2 devices; toy has 8"),
         ({"dp": 4, "pp": 2}, "made from a graph alone"),
-        ({"dp": 8, "cp": 2}, "cp=2"),
+        ({"dp": 8, "cp": 2}, "tp=1 times cp=2 times dp=8 are 16 devices"),
+        ({"dp": 8, "chunks": 2}, "chunks=2"),
         ({"dp": 8, "recompute": "full"}, "jax.checkpoint"),
     ],
 )

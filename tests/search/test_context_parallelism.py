@@ -1,0 +1,94 @@
+"""Context parallelism that a person names: where tokens and state lie, what is gathered, what it saves."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.errors import InfeasiblePlanError
+from autopar.ir import Layout
+from autopar.search import Manual
+from examples import gpt, mlp, moe
+from tests.search.problems import problem_of, toy
+
+TEXT = {"abstract": True, "layers": 1, "hidden": 32, "heads": 4, "vocab": 64, "seq": 64, "batch": 2}
+
+
+def text(devices, **options):
+    return problem_of(*gpt.build(**{**TEXT, **options}), toy(devices))
+
+
+def results(plan, *names):
+    """Layouts of what operators make, by the operators' ids."""
+    return {o.id: Layout.parse(o.results[0]) for o in plan.content.operators if any(name in o.id for name in names)}
+
+
+@pytest.fixture(scope="module")
+def grid():
+    """cp lies between dp and tp: axes x of dp, y of cp, z of tp."""
+    return Manual(dp=2, cp=2, tp=2)(text(8))
+
+
+def test_tokens_lie_along_an_axis_of_their_own(grid):
+    assert grid.stages[0].mesh_shape == {"x": 2, "y": 2, "z": 2}
+    lying = {i.path: i.layout for i in grid.content.inputs if i.role == "batch"}
+    assert set(lying.values()) == {"[x,y]"}
+    state = [Layout.parse(i.layout) for i in grid.content.inputs if i.role in ("parameter", "optimizer")]
+    assert not any({"x", "y"} & set(k.axes) for k in state)
+    assert any("tp=2, cp=2, dp=2" in note for note in grid.content.notes)
+
+
+def test_products_with_parameters_have_their_tokens_split(grid):
+    forward = results(grid, *(f"jvp()/dot_general.{n}" for n in range(7)))
+    assert len(forward) == 7  # query, key, value, out, up, down, logits
+    assert all("y" in k.dims[1] for k in forward.values())
+
+
+def test_keys_and_values_are_gathered_and_their_gradients_summed_over_cp(grid):
+    whole = 2 * 64 * 32 * 4  # bytes of keys
+    over_cp = [c for c in grid.stages[0].collectives if c.axis == "y" and c.bytes == whole // 4]
+    assert {(c.kind, c.count) for c in over_cp} == {("all-gather", 2.0), ("reduce-scatter", 2.0)}
+    gradients = results(grid, *(f"transpose(jvp())/dot_general.{n}" for n in range(20)))
+    assert any(set(k.partial) == {"x", "y"} for k in gradients.values())
+
+
+def test_what_a_device_holds_and_does_falls_with_cp():
+    alone, shared = Manual(dp=2)(text(2)), Manual(dp=2, cp=4)(text(8))
+    assert alone.stages[0].memory.parameters == shared.stages[0].memory.parameters
+    assert alone.stages[0].memory.batch == 4 * shared.stages[0].memory.batch
+    # All but the keys and values that are gathered.
+    assert 3 < alone.stages[0].memory.activations / shared.stages[0].memory.activations <= 4
+    assert 3 < alone.step_time / shared.step_time < 4
+
+
+def test_zero_splits_over_dp_and_cp():
+    problem = text(4)
+    plain, zero1, zero3 = (Manual(dp=2, cp=2, zero=z)(problem).stages[0].memory for z in (0, 1, 3))
+    assert zero1.optimizer == pytest.approx(plain.optimizer / 4, rel=0.05)
+    assert zero1.parameters == pytest.approx(plain.parameters, rel=0.05)
+    assert zero3.optimizer == pytest.approx(plain.optimizer / 4, rel=0.05)
+    assert zero3.parameters == pytest.approx(plain.parameters / 4, rel=0.05)
+
+
+def test_examples_are_not_shared_by_cp_even_where_that_is_cheaper():
+    """With tokens split between few examples the cheapest plan is one of more data parallelism."""
+    plan = Manual(dp=2, cp=2)(text(4, batch=8, seq=8))
+    made = [k for k in results(plan, "jvp()").values() if len(k.dims) == 3]
+    assert made and not any("y" in k.dims[0] for k in made)
+
+
+def test_experts_and_tokens_have_an_axis_each():
+    problem = problem_of(*moe.build(abstract=True, gate="gshard"), toy(8))
+    plan = Manual(dp=4, ep=2, cp=2)(problem)
+    lying = {i.path: i.layout for i in plan.content.inputs}
+    assert plan.stages[0].mesh_shape == {"x": 2, "y": 2, "z": 2}
+    assert lying["batch['tokens']"] == lying["batch['labels']"] == "[x+y,z]"
+    assert lying["state['params']['layers'][1]['up']"] == "[y,.,.]"
+
+
+def test_what_cannot_share_tokens_says_what_can():
+    with pytest.raises(InfeasiblePlanError, match=r"64 tokens an example, which cp=3 .*\n.*\n.*cp=2, 4, 8, 16, 32, 64"):
+        Manual(cp=3)(text(3))
+    with pytest.raises(InfeasiblePlanError, match="tp=2 times cp=2 times dp=1 are 4 devices; toy has 8"):
+        Manual(cp=2, tp=2)(text(8))
+    with pytest.raises(InfeasiblePlanError, match="no tokens that cp=4 devices can share"):
+        Manual(cp=4, dp=2)(problem_of(*mlp.build(abstract=True), toy(8)))

@@ -27,6 +27,9 @@ from autopar.search.restrict import Restricted, restricted_plan, solve_restricte
 from autopar.search.tokens import SharedTokens, check_tokens, token_dims
 from autopar.stages import cluster
 
+#: Mesh axes: strategies of an operator grow as its loops to their power.
+_MOST_AXES = 3
+
 
 @dataclass(frozen=True)
 class Manual:
@@ -164,9 +167,12 @@ class Manual:
 
     def mesh(self, problem: Problem) -> LogicalMesh:
         """The logical mesh: axes of dp (of replicas, and of experts), cp and tp, those of one device left out."""
-        sizes = tuple(n for n in (self.dp // self.ep, self.ep, self.cp, self.tp) if n > 1) or (1,)
-        (mesh,) = problem.cluster.logical_meshes(sizes)
+        (mesh,) = problem.cluster.logical_meshes(self._sizes or (1,))
         return mesh
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(n for n in (self.dp // self.ep, self.ep, self.cp, self.tp) if n > 1)
 
     def _axes(self, mesh: LogicalMesh) -> NamedAxes:
         names = list(mesh.names)
@@ -199,6 +205,14 @@ class Manual:
             raise InfeasiblePlanError(
                 f"tp={self.tp}{with_cp} times dp={self.dp} are {asked} devices; {problem.cluster.name} has {n}",
                 remedy=f"numbers whose product is {n}, or another cluster",
+            )
+
+        if len(self._sizes) > _MOST_AXES:
+            raise InfeasiblePlanError(
+                f"tp={self.tp}, cp={self.cp}, dp={self.dp}, ep={self.ep} make a mesh of {len(self._sizes)} axes; "
+                f"at most {_MOST_AXES} can be planned",
+                cause="an operator has so many strategies on more that the integer program does not fit in memory",
+                remedy=f"ep={self.dp}, which leaves no axis of replicas, or leave out one of tp, cp and ep",
             )
 
     def _check_experts(self, problem: Problem) -> None:

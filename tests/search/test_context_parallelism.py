@@ -122,3 +122,5 @@ def test_what_cannot_share_tokens_says_what_can():
         Manual(cp=2, tp=2)(text(8))
     with pytest.raises(InfeasiblePlanError, match="no tokens that cp=4 devices can share"):
         Manual(cp=4, dp=2)(problem_of(*mlp.build(abstract=True), toy(8)))
+    with pytest.raises(InfeasiblePlanError, match=r"a mesh of 4 axes; at most 3.*\n.*\n.*ep=4"):
+        Manual(tp=2, cp=2, dp=4, ep=2)(problem_of(*moe.build(abstract=True), toy(16)))

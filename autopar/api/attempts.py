@@ -37,6 +37,25 @@ class Attempts(Generic[_T]):
                 self.failures.append(_told(error, count, level))
         return None
 
+    def fastest(
+        self, ways: Iterable[tuple[int, Level]], last: Callable[[_T], bool], seconds: Callable[[_T], float]
+    ) -> _T | None:
+        """The fastest of what ``ways`` give as far as they fit; None if none does.
+
+        Args:
+            ways: in order.
+            last: whether what comes after one that fits need not be tried.
+            seconds: how long one takes.
+        """
+        fitting: list[_T] = []
+        for way in ways:
+            found = self.first([way])
+            if found is not None:
+                fitting.append(found)
+                if last(found):
+                    break
+        return min(fitting, key=seconds, default=None)
+
     def possible(self, counts: Sequence[int]) -> list[int]:
         """Those of ``counts`` that were not found to be impossible."""
         return [n for n in counts if n not in self.impossible]

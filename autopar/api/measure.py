@@ -150,7 +150,7 @@ def _memory(compiled: Compiled, leaves: list[Any]) -> tuple[MeasuredRow, ...]:
     (stage,) = plan.stages
     lying: dict[str, int] = {"parameter": 0, "optimizer": 0, "batch": 0}
     for record, array in zip(plan.content.inputs, local.place_all(leaves), strict=False):
-        if record.role in lying:
+        if record.role in lying and record.memory == "device":
             lying[record.role] += array.addressable_shards[0].data.nbytes
     said = stage.memory
     rest = said.gradients + said.activations + said.temporaries

@@ -34,6 +34,7 @@ class ParallelOptions:
     schedule: Any = "auto"
     memory_limit_bytes: int | None = None
     remat: Any = "auto"
+    offload: str = "none"
     donate_argnums: tuple[int, ...] = ()
     donate_argnames: tuple[str, ...] = ()
     static_argnums: tuple[int, ...] = ()
@@ -65,6 +66,10 @@ class ParallelOptions:
             raise AutoparError(
                 f"remat={self.remat!r} is no way of recomputation",
                 remedy='remat="auto", "none", "selective" or "full"',
+            )
+        if self.offload not in ("none", "auto"):
+            raise AutoparError(
+                f"offload={self.offload!r} is no way of using host memory", remedy='offload="none" or "auto"'
             )
 
 

@@ -22,6 +22,7 @@ def parallelize(
     schedule: Any = "auto",
     memory_limit: int | str | None = None,
     remat: Any = "auto",
+    offload: str = "none",
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     static_argnums: int | Sequence[int] = (),
@@ -43,6 +44,8 @@ def parallelize(
         memory_limit: bytes a device, or text as "40GB"; None takes the device's memory.
         remat: what the backward pass may compute anew beyond what the function states: "none", "selective" (not
             matrix products), "full" (all but what enters a layer), or "auto": as little as the memory allows.
+        offload: what may lie in host memory while nothing needs it: "none", or "auto": state that only the update
+            reads, where the cluster gives ``host_bandwidth`` and no plan within the memory is faster without.
         donate_argnums: positions of arguments whose buffers the step may reuse, as in `jax.jit`.
         donate_argnames: their names.
         static_argnums: positions of arguments that are values of the program, as in `jax.jit`.
@@ -66,6 +69,7 @@ def parallelize(
         schedule=schedule,
         memory_limit_bytes=parse_bytes(memory_limit),
         remat=remat,
+        offload=offload,
         donate_argnums=as_tuple(donate_argnums),
         donate_argnames=as_tuple(donate_argnames),
         static_argnums=as_tuple(static_argnums),

@@ -10,12 +10,11 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from autopar._compat.trees import partition_spec
 from autopar.api.modules import new_modules, split_arguments
 from autopar.frontend import SignatureOptions, flatten_call
 from autopar.frontend.build import tensor_type
 from autopar.frontend.signature import NUMBERS
-from autopar.ir import Layout
+from autopar.lower.hosted import sharding_of
 from autopar.lower.program import stage_devices
 from autopar.plan import Plan
 from autopar.runtime.ray.program import RemoteProgram
@@ -143,7 +142,7 @@ def placement_of(
         return None
     meshes = [stage_devices(plan, s, devices) for s in range(plan.num_stages)]
     window = plan.content.inputs[first : first + len(shapes)]
-    return [NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in window]
+    return [sharding_of(r, meshes[r.stage], host=r.memory == "host") for r in window]
 
 
 def _window(plan: Plan, paths: Sequence[str], shapes: Sequence[Any]) -> int | None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import msgspec
 
 from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
@@ -203,15 +204,26 @@ class PureFunction:
         """The plan of one stage.
 
         "auto" takes one microbatch and computes nothing anew. Where no plan fits the memory then, it takes the fewest
-        of 2, 4.. microbatches with which one does; where none does, it computes as little anew as it must.
+        of 2, 4.. microbatches with which one does; where none does, it computes as little anew as it must. Where state
+        may lie in host memory, the ways up to the first that needs none are compared, and the fastest is taken.
         """
         asked, remat = self.options.num_microbatches, self.options.remat or "none"
         first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
         attempts = Attempts(partial(self._one_way, signature, limit_bytes))
         size = 1 if isinstance(asked, int) else batch_size(self._traced[signature].graph) or 1
         counts = [asked] if isinstance(asked, int) else [2**k for k in range(size.bit_length())]
-        found = attempts.first((count, first) for count in counts)
-        if found is None and remat == "auto" and (possible := attempts.possible(counts)):
+        ways = [(count, first) for count in counts]
+        if self.options.offload != "none":
+            ways += [(count, level) for level in LEVELS[1:] for count in counts] if remat == "auto" else []
+            found = attempts.fastest(ways, lambda f: not f[1].stages[0].host_bytes, lambda f: f[1].step_time)
+        else:
+            found = attempts.first(ways)
+        if (
+            found is None
+            and self.options.offload == "none"
+            and remat == "auto"
+            and (possible := attempts.possible(counts))
+        ):
             # Where the way that holds least does not fit, none of those between needs to be tried.
             found = attempts.first([(possible[-1], "full")])
             if found is not None:
@@ -256,11 +268,15 @@ class PureFunction:
             num_stages=stages,
             schedule=schedule,
             remat="none" if self.options.remat is False else self.options.remat,
+            offload="none",
         )
         strategy = self._strategy()
         problem = Problem(unstacked.step.graph, cluster, CostModel(cluster), options, TracedStages(unstacked.step))
         self._say(f"slicing {len(traced.graph.operators)} operators into stages for {cluster}")
         plan = strategy(problem) if cuts_stages(strategy) else pipeline(problem, strategy)
+        if self.options.offload != "none":
+            text = f"offload={self.options.offload!r} has no part in a pipeline: all state lies on the devices"
+            plan = Plan(msgspec.structs.replace(plan.content, notes=(*plan.content.notes, text)), plan.phases)
         return restacked(plan, traced.graph, unstacked)
 
     def _num_stages(self) -> int | None:
@@ -301,6 +317,7 @@ class PureFunction:
                 memory_limit_bytes=memory_limit_bytes,
                 donated=donated,
                 num_microbatches=microbatches,
+                offload=o.offload,
                 say=o.progress,
             ),
         )

@@ -60,7 +60,7 @@ search_option: Option = click.option(
     "--search", metavar="NAME", help="Search strategy; see `autopar strategies`.  [default: alpa]"
 )
 
-#: How time is divided: ``microbatches``, ``stages``, ``schedule``, ``remat``.
+#: How time is divided, and what is not held: ``microbatches``, ``stages``, ``schedule``, ``remat``, ``offload``.
 pipeline_options: Option = options(
     click.option(
         "--microbatches", metavar="N", callback=count_or_auto, help="Parts of the batch that run one after another."
@@ -73,6 +73,11 @@ pipeline_options: Option = options(
         "--remat",
         type=click.Choice(["auto", "none", "selective", "full"]),
         help="What the backward pass of a stage computes anew instead of holding it.  [default: auto]",
+    ),
+    click.option(
+        "--offload",
+        type=click.Choice(["none", "auto"]),
+        help="Whether state that only the update reads may lie in host memory.  [default: none]",
     ),
 )
 

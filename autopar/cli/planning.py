@@ -35,6 +35,7 @@ class Request:
         stages: number of stages, or "auto".
         schedule: name of a pipeline schedule.
         remat: what may be computed anew.
+        offload: what may lie in host memory.
         memory_limit: bytes a device, as text.
         mesh: sizes of the only logical mesh.
         donate: positions of donated arguments.
@@ -50,6 +51,7 @@ class Request:
     stages: int | str | None = None
     schedule: str | None = None
     remat: str | None = None
+    offload: str | None = None
     memory_limit: str | None = None
     mesh: tuple[int, ...] | None = None
     donate: tuple[int, ...] | None = None
@@ -146,6 +148,7 @@ def options_of(function: Any, request: Request) -> tuple[Callable[..., Any], Par
         "num_stages": request.stages,
         "schedule": request.schedule,
         "remat": request.remat,
+        "offload": request.offload,
         "memory_limit_bytes": limit_bytes(request.memory_limit),
         "mesh_shape": request.mesh,
         "donate_argnums": request.donate,

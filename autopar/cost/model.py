@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,4 +50,22 @@ class CostModel:
         return max(
             (d.launch_s if self.launch_s is None else self.launch_s) + roofline_s(flops, bytes, dtype, d)
             for d in self.cluster.device_types
+        )
+
+    def host_s(self, bytes: float) -> float:
+        """Seconds of moving what one device holds to the memory of its host, or back: launch and the host's link.
+
+        Args:
+            bytes: bytes that one device moves; all devices move as many at the same time.
+
+        Returns:
+            0 for no bytes; inf where some nodes of the cluster have no ``host_bandwidth``.
+        """
+        if not bytes:
+            return 0.0
+        return max(
+            (g.device.launch_s if self.launch_s is None else self.launch_s) + bytes / g.host_bandwidth
+            if g.host_bandwidth is not None
+            else math.inf
+            for g in self.cluster.groups
         )

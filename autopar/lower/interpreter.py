@@ -38,7 +38,7 @@ class Sharded:
     ``tight`` is as in `autopar.sharding.routes.Routes`; ``index`` says which piece the interpreted one is; ``around``
     is entered while an operator is applied; ``apart`` says that something is computed again in the same program, which
     a compiler must not merge with the first time; ``fenced`` that collectives must not overlap with regions that have
-    some inside (`autopar.lower.fences`).
+    some inside (`autopar.lower.fences`); ``hosted`` names inputs that are in host memory until they are read.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -50,6 +50,7 @@ class Sharded:
     around: Callable[[Operator], AbstractContextManager[Any]] = nullcontext
     apart: bool = False
     fenced: bool = False
+    hosted: frozenset[str] = frozenset()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -118,6 +119,10 @@ class Interpreter:
             i.name: self.held(i.name, i.type, layout, array)
             for i, layout, array in zip(graph.inputs, layouts, arrays, strict=True)
         }
+        for name in self.sharded.hosted if not self.prefix else ():
+            value = env[name]
+            assert isinstance(value, Held)
+            value.away = True
         phase = self.phase
         for op in graph.operators:
             self.phase = phase_of(op.scope, phase)

@@ -21,6 +21,7 @@ from autopar.cost import CostModel
 from autopar.errors import ClusterError
 from autopar.frontend import Traced
 from autopar.ir import Layout
+from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of, to_host
 from autopar.lower.interpreter import Interpreter, Sharded
 from autopar.plan import Plan
 from autopar.search.intra.layouts import path_tables
@@ -38,6 +39,7 @@ class Program:
         output_shardings: one a graph output.
         donated: indices of donated inputs.
         compiler_options: what XLA is told.
+        host_bytes: bytes a device of inputs in host memory, and of outputs there that reuse none of them.
     """
 
     function: Any
@@ -46,6 +48,7 @@ class Program:
     output_shardings: tuple[NamedSharding, ...]
     donated: tuple[int, ...]
     compiler_options: Mapping[str, str]
+    host_bytes: int = 0
 
     def shapes(self, traced: Traced) -> list[jax.ShapeDtypeStruct]:
         """What the function is lowered for: the shape, dtype and sharding of each input of ``traced``."""
@@ -78,6 +81,7 @@ def sharded(plan: Plan, platform: str) -> Sharded:
         content.tight,
         apart=not content.pipeline and content.stages[0].remat != "none",
         fenced=platform == "cpu",
+        hosted=frozenset(r.path for r in content.inputs if r.memory == "host"),
     )
 
 
@@ -134,7 +138,12 @@ def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> Program:
         traced: the function that the plan was made for.
         plan: a plan with one stage.
         devices: jax devices, in the order of the cluster.
+
+    Raises:
+        ClusterError: there are not as many devices as the plan wants.
+        PlanMismatchError: the plan keeps something in host memory that the devices have no access to.
     """
+    check_host_memory(plan.content, devices)
     return lower_on(traced, plan, device_mesh(plan, devices), devices[0].platform)
 
 
@@ -147,14 +156,15 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
         mesh: its logical mesh, from `device_mesh` or `abstract_mesh`.
         platform: jax's name of the kind of devices: "cpu", "tpu", "cuda".
     """
-    decisions = sharded(plan, platform)
+    decisions, hosted = sharded(plan, platform), hosted_of(plan.content)
     graph = traced.graph
     inputs = [Layout.parse(r.layout) for r in plan.content.inputs]
     outputs = [Layout.parse(r.layout) for r in plan.content.outputs]
 
     def on_device(*arrays: Any) -> tuple[Any, ...]:
         results = Interpreter(decisions).run(traced.program, arrays, inputs, outputs)
-        return tuple(jax.numpy.asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in results)
+        made = [jax.numpy.asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in results]
+        return tuple(to_host(r) if n in hosted.outputs else r for n, r in enumerate(made))
 
     in_specs = tuple(partition_spec(k.dims) for k in inputs)
     out_specs = tuple(partition_spec(k.dims) for k in outputs)
@@ -165,8 +175,8 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
         return tuple(weakly_typed(r) if weak else r for r, weak in zip(results, traced.weak, strict=True))
 
     on_device.__name__ = whole.__name__ = graph.name
-    in_shardings = tuple(NamedSharding(mesh, s) for s in in_specs)
-    out_shardings = tuple(NamedSharding(mesh, s) for s in out_specs)
+    in_shardings = tuple(sharding_of(r, mesh, host=n in hosted.inputs) for n, r in enumerate(plan.content.inputs))
+    out_shardings = tuple(sharding_of(r, mesh, host=n in hosted.outputs) for n, r in enumerate(plan.content.outputs))
     wanted = set(plan.content.donated)
     donated = tuple(i for i, r in enumerate(plan.content.inputs) if r.path in wanted)
     program = whole if any(traced.weak) else body
@@ -174,4 +184,8 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
     short = platform == "cpu" and (plan.content.tight or plan.stages[0].remat != "none")
     told = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if short else {}
-    return Program(function, mesh, in_shardings, out_shardings, donated, told)
+    sizes = plan.stages[0].mesh_shape
+    host_bytes = sum(
+        inputs[n].local_bytes(graph.inputs[n].type, sizes) * (1 if n in donated else 2) for n in sorted(hosted.inputs)
+    )
+    return Program(function, mesh, in_shardings, out_shardings, donated, told, host_bytes)

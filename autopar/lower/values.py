@@ -11,6 +11,7 @@ from jax import lax
 
 from autopar.ir import Layout, TensorType
 from autopar.lower.fences import Fences
+from autopar.lower.hosted import to_device
 from autopar.lower.localize.base import AxisIndex
 from autopar.lower.reshard import apply_steps
 from autopar.sharding.routes import Routes
@@ -29,6 +30,7 @@ class Held:
         index: which piece this is.
         fences: of the graph that it is in; None where collectives may run as they like.
         age: number of the last region of ``fences`` that it depends on.
+        away: whether the value as made is in host memory still.
     """
 
     routes: Routes
@@ -36,6 +38,7 @@ class Held:
     index: AxisIndex = lax.axis_index
     fences: Fences | None = None
     age: int = 0
+    away: bool = False
 
     @property
     def type(self) -> TensorType:
@@ -56,6 +59,9 @@ class Held:
             now: a piece of another value that the reader takes, if there is one: where memory is short a copy is
                 not made before it is there.
         """
+        if self.away:
+            self.away = False
+            self.arrays["", self.made] = to_device(self.arrays["", self.made])
         for source, target in self.routes.take(required, phase):
             steps = self.routes.tables.path(self.type, source[1], target[1])
             piece = self.arrays[source]

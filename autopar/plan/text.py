@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from autopar.errors import PlanMismatchError
 from autopar.plan.content import PlanContent
-from autopar.plan.types import Choice
+from autopar.plan.types import Choice, InputRecord
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -64,6 +64,13 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     if any(s.remat != "none" for s in c.stages):
         levels = ", ".join(f"stage {i}: {s.remat}" for i, s in enumerate(c.stages))
         rows.insert(-2, ("recomputed", f"{levels} (what is not held for the backward pass)"))
+    if any(s.host_bytes for s in c.stages):
+        moves = ", ".join(
+            f"stage {i}: {bytes_text(s.host_bytes)} a device, {seconds_text(s.host_time)} a step"
+            for i, s in enumerate(c.stages)
+            if s.host_bytes
+        )
+        rows.insert(-2, ("host memory", f"{moves} (state that only the update reads)"))
     if phases:
         rows.append(("planned in", ", ".join(f"{name} {seconds_text(s)}" for name, s in phases)))
     return rows
@@ -121,10 +128,15 @@ def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
 
 
 def _input_rows(c: PlanContent, limit: int = 40) -> list[tuple[str, str, str]]:
-    rows = [(i.path, i.role, typed(i.type, i.layout)) for i in c.inputs]
+    rows = [(i.path, i.role, placed_text(i)) for i in c.inputs]
     if len(rows) <= limit:
         return rows
     return [*rows[:limit], (f"... {len(rows) - limit} more", "", "")]
+
+
+def placed_text(record: InputRecord) -> str:
+    """``f32[8@x,64]``, and whether it is in host memory."""
+    return typed(record.type, record.layout) + (", in host memory" if record.memory == "host" else "")
 
 
 def typed(type_text: str, layout_text: str) -> str:

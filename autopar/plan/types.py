@@ -6,6 +6,7 @@ from typing import Literal as OneOf
 
 import msgspec
 
+MemoryPlace = OneOf["device", "host"]
 Remat = OneOf["none", "selective", "full"]
 CollectiveKind = OneOf["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send"]
 
@@ -70,6 +71,8 @@ class Stage(_Record, frozen=True):
             computed anew), "selective" or "full".
         layer_ends: ids of the last forward operator of each of its layers but the last, where something is computed
             anew.
+        host_bytes: bytes a device of inputs that lie in host memory between updates.
+        host_time: predicted seconds a step of moving them to the device and back; part of ``step_time``.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -83,6 +86,8 @@ class Stage(_Record, frozen=True):
     held_bytes: int = 0
     remat: Remat = "none"
     layer_ends: tuple[str, ...] = ()
+    host_bytes: int = 0
+    host_time: float = 0.0
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -91,13 +96,17 @@ class Stage(_Record, frozen=True):
 
 
 class InputRecord(_Record, frozen=True):
-    """How one argument leaf lies: its path, type as text, role, layout as text, stage."""
+    """How one argument leaf lies: its path, type as text, role, layout as text, stage.
+
+    ``memory`` is where it lies between steps, and in the step until the update reads it; what replaces it goes there.
+    """
 
     path: str
     type: str
     role: str
     layout: str
     stage: int = 0
+    memory: MemoryPlace = "device"
 
 
 class OutputRecord(_Record, frozen=True):

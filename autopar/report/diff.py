@@ -147,7 +147,7 @@ def _inputs(c: PlanContent) -> dict[str, str]:
     for i in c.inputs:
         sizes = c.stages[i.stage].mesh_shape if i.stage < len(c.stages) else {}
         stage = f" on stage {i.stage}" if len(c.stages) > 1 else ""
-        shown[i.path] = with_sizes(i.type, i.layout, sizes) + stage
+        shown[i.path] = with_sizes(i.type, i.layout, sizes) + (", in host memory" * (i.memory == "host")) + stage
     return shown
 
 

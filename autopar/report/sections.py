@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.plan import Plan, PlanContent
-from autopar.plan.text import bytes_text, seconds_text, summary_rows, table, typed
+from autopar.plan.text import bytes_text, placed_text, seconds_text, summary_rows, table
 
 #: Kinds of memory, in the order in which they are shown.
 MEMORY_KINDS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "batch")
@@ -81,7 +81,7 @@ def memory(c: PlanContent) -> Section:
 def inputs(c: PlanContent, limit: int) -> Section:
     """Role and sharding of every argument leaf, ``limit`` of them at most."""
     several = len(c.stages) > 1
-    all_rows = [(i.path, i.role, typed(i.type, i.layout), *((str(i.stage),) if several else ())) for i in c.inputs]
+    all_rows = [(i.path, i.role, placed_text(i), *((str(i.stage),) if several else ())) for i in c.inputs]
     rows, left_out = _cut(all_rows, limit)
     header = ("argument", "role", "sharding", *(("stage",) if several else ()))
     return Section("inputs", header, rows, (3,) if several else (), left_out)

@@ -42,9 +42,13 @@ class LocalProgram:
 
     @property
     def footprint_bytes(self) -> int:
-        """Bytes a device that the program needs: arguments, results that reuse none of them, temporaries."""
+        """Bytes a device that the program needs: arguments, results that reuse none of them, temporaries.
+
+        Without what is in host memory; on CPUs, where that is the same memory, it is taken off what XLA counts.
+        """
         m = self.executable.memory_analysis()
-        return int(m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes)
+        held = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
+        return int(held - (0 if m.host_argument_size_in_bytes else self.program.host_bytes))
 
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""

@@ -13,9 +13,10 @@ from autopar.plan.text import bytes_text
 from autopar.search.assemble import assemble
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build, extract
+from autopar.search.intra.host import least_device_memory
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Solution, Status, peak_bytes, solve
-from autopar.solver.memory import least_memory, memory_floor
+from autopar.solver.memory import memory_floor
 
 #: Relative cost of a memory limit below which no further way to keep it is looked for.
 _NOTHING = 1e-3
@@ -148,9 +149,9 @@ def best_plan(problem: Problem, answers: Sequence[Answer], name: str, clock: Clo
 def infeasible(problem: Problem, stated: Sequence[ShardingProblem]) -> InfeasiblePlanError:
     """The error that says how much memory would do."""
     least = math.inf
-    for floor, s in sorted(((memory_floor(s.problem), s.problem) for s in stated), key=lambda p: p[0]):
+    for floor, s in sorted(((memory_floor(s.problem), s) for s in stated), key=lambda p: p[0]):
         if floor < least:
-            least = min(least, least_memory(s)[0])
+            least = min(least, least_device_memory(s.problem, s.usages))
     limit = problem.memory_limit_bytes
     return InfeasiblePlanError(
         f"{problem.graph.name} does not fit {bytes_text(limit)} a device on {problem.cluster.name}; "

@@ -46,12 +46,14 @@ def assemble(
         mesh_axes=tuple(stated.mesh.axes),
         devices=tuple(range(cluster.num_devices)),
         operators=tuple(r.id for r in sharding.operators),
-        step_time=sharding.compute_s + sharding.communication_s,
+        step_time=sharding.compute_s + sharding.communication_s + sharding.host_s,
         compute_time=sharding.compute_s,
         memory=sharding.memory,
         collectives=sharding.communication,
         work_times=sharding.work_times,
         held_bytes=sharding.held_bytes,
+        host_bytes=sharding.host_bytes,
+        host_time=sharding.host_s,
     )
     content = PlanContent(
         program=graph.name,
@@ -63,7 +65,16 @@ def assemble(
         num_microbatches=problem.options.num_microbatches or 1,
         schedule="none",
         stages=(stage,),
-        inputs=tuple(InputRecord(i.name, str(i.type), i.role, str(sharding.inputs[i.name])) for i in graph.inputs),
+        inputs=tuple(
+            InputRecord(
+                i.name,
+                str(i.type),
+                i.role,
+                str(sharding.inputs[i.name]),
+                memory="host" if i.name in sharding.hosted else "device",
+            )
+            for i in graph.inputs
+        ),
         outputs=tuple(
             OutputRecord(o.path, str(o.type), str(layout), o.updates)
             for o, layout in zip(graph.outputs, sharding.outputs, strict=True)

@@ -32,6 +32,7 @@ class Options:
             stage of a pipeline holds for each of them what its backward pass takes.
         enough_s: seconds of a step that a plan must stay below to be of use: another of so many is at hand.
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
+        offload: what may be kept in host memory while nothing needs it: "none", or "auto" for state of the update.
         progress: called with every better answer while a strategy searches.
         say: told in a line of text what is being worked on.
     """
@@ -48,6 +49,7 @@ class Options:
     waiting: int = 0
     enough_s: float = math.inf
     remat: str = "auto"
+    offload: str = "none"
     progress: Callable[[Progress], None] | None = None
     say: Callable[[str], None] | None = None
 

@@ -23,6 +23,9 @@ class ProgramRequest(_Message, frozen=True):
         output_dims: likewise.
         donated: indices of donated inputs.
         compiler_options: what XLA is told.
+        host_inputs: indices of inputs that lie in host memory.
+        host_outputs: indices of outputs that do.
+        host_bytes: bytes a device of both, those that share a buffer once.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -31,6 +34,9 @@ class ProgramRequest(_Message, frozen=True):
     output_dims: tuple[tuple[tuple[str, ...], ...], ...]
     donated: tuple[int, ...]
     compiler_options: dict[str, str]
+    host_inputs: tuple[int, ...] = ()
+    host_outputs: tuple[int, ...] = ()
+    host_bytes: int = 0
 
 
 class Request(_Message, frozen=True):
@@ -72,17 +78,22 @@ class CompiledCollective(_Message, frozen=True):
 
 
 class CompiledMemory(_Message, frozen=True):
-    """Bytes a device that the compiler's buffer assignment has; ``alias`` is of outputs that reuse arguments."""
+    """Bytes a device that the compiler's buffer assignment has.
+
+    ``alias`` is of outputs that reuse arguments; ``host`` of what lies in host memory and is counted all the same, as
+    XLA's compiler for CPUs does.
+    """
 
     arguments: int
     outputs: int
     temporaries: int
     alias: int
+    host: int = 0
 
     @property
     def total(self) -> int:
         """What the program needs at once: arguments, outputs that reuse none of them, temporaries."""
-        return self.arguments + self.outputs + self.temporaries - self.alias
+        return self.arguments + self.outputs + self.temporaries - self.alias - self.host
 
 
 class CompiledProgram(_Message, frozen=True):

@@ -23,6 +23,7 @@ from autopar.lower.aot.base import Target
 from autopar.lower.aot.lowered import counted_collectives
 from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledProgram, ProgramRequest, Request
 from autopar.lower.aot.rewrites import Key
+from autopar.lower.hosted import hosted_of
 from autopar.lower.program import Program, abstract_mesh, lower_on
 from autopar.plan import Plan
 
@@ -107,6 +108,7 @@ def _request(plan: Plan, program: Program) -> ProgramRequest:
     def dims(shardings: Any) -> tuple[tuple[tuple[str, ...], ...], ...]:
         return tuple(tuple(_names(entry) for entry in s.spec) for s in shardings)
 
+    hosted = hosted_of(plan.content)
     return ProgramRequest(
         plan.stages[0].mesh_axes,
         (),
@@ -114,6 +116,9 @@ def _request(plan: Plan, program: Program) -> ProgramRequest:
         dims(program.output_shardings),
         program.donated,
         dict(program.compiler_options),
+        tuple(sorted(hosted.inputs)),
+        tuple(sorted(hosted.outputs)),
+        program.host_bytes,
     )
 
 

@@ -33,6 +33,7 @@ from autopar.lower.aot.messages import (
 )
 from autopar.lower.aot.registry import parse_target
 from autopar.lower.hlo import Collective, collectives, work
+from autopar.lower.hosted import placed
 
 _SCOPES = 4
 
@@ -50,10 +51,14 @@ def compile_program(target: Target, request: ProgramRequest, program: bytes) -> 
     grid = target.part_grid(shape, request.devices) if request.devices else target.device_grid(shape)
     mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
     exported = export.deserialize(bytearray(program))
+
+    def places(dims: tuple[tuple[tuple[str, ...], ...], ...], host: tuple[int, ...]) -> tuple[NamedSharding, ...]:
+        return tuple(placed(mesh, partition_spec(d), host=n in host) for n, d in enumerate(dims))
+
     function = jax.jit(
         exported.call,
-        in_shardings=tuple(NamedSharding(mesh, partition_spec(dims)) for dims in request.input_dims),
-        out_shardings=tuple(NamedSharding(mesh, partition_spec(dims)) for dims in request.output_dims),
+        in_shardings=places(request.input_dims, request.host_inputs),
+        out_shardings=places(request.output_dims, request.host_outputs),
         donate_argnums=request.donated,
     )
     start = time.perf_counter()
@@ -74,6 +79,7 @@ def compile_program(target: Target, request: ProgramRequest, program: bytes) -> 
             int(memory.output_size_in_bytes),
             int(memory.temp_size_in_bytes),
             int(memory.alias_size_in_bytes),
+            0 if memory.host_argument_size_in_bytes else request.host_bytes,
         ),
         done.fusions,
         done.cycles,

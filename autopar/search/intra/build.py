@@ -1,7 +1,7 @@
 """From a graph and a logical mesh to a `ChoiceProblem`.
 
 Variables (nodes), each a choice of one strategy:
-- an input: its layout; if several operators read it, its layout and that of a shared copy (`add_input`);
+- an input: its layout, and where it lies (`.host`); if several operators read it, also a shared copy's (`add_input`);
 - an operator: one of the strategies of its rule (`_operator`), unless each layout of one of its operands
   leaves it a single strategy: then it follows that operand and has no node of its own (`_followed`);
 - a value with several readers: the layout of the copy that they share (`_connect`);
@@ -29,6 +29,7 @@ from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.ir.phases import phase_of
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.fusion import growth_of, is_light, is_recomputed, takes_on_the_fly
+from autopar.search.intra.host import IN_HOST_MEMORY, Offloading, add_host_seconds, offloading
 from autopar.search.intra.layouts import LayoutTable
 from autopar.search.intra.memory import local_bytes, usages
 from autopar.search.intra.operators import OperatorTable, Options
@@ -78,10 +79,11 @@ _VIEWS = frozenset({"reshape", "squeeze", "expand_dims"})
 class Builder:
     """Walks the graph once; used by `build` and by the region handlers."""
 
-    def __init__(self, mesh: LogicalMesh, cost: CostModel, split_phases: bool) -> None:
+    def __init__(self, mesh: LogicalMesh, cost: CostModel, split_phases: bool, offered: Offloading) -> None:
         self.mesh = mesh
         self.cost = cost
         self.split_phases = split_phases
+        self.movable = offered.inputs
         self.growth = growth_of(cost.cluster)
         self.layouts = LayoutTable(mesh, cost)
         self.operators = OperatorTable(mesh)
@@ -90,7 +92,7 @@ class Builder:
         self.values: dict[str, ValueDraft] = {}
         self.sites: list[SiteDraft] = []
         self.copies: list[CopyDraft] = []
-        self.notes: dict[str, None] = {}
+        self.notes: dict[str, None] = dict.fromkeys(offered.notes)
         self.region_sites: list[RegionSite] = []
         self.busy: dict[tuple[float, float, str, int], tuple[tuple[Strategy, ...], Array]] = {}
         self.time = 0
@@ -231,9 +233,8 @@ class Builder:
         )
         options = self.operators.options(op, types, zeros, made)
         if not options.known:
-            self.notes[f"{op.primitive} has no sharding rule: it runs whole on every device ({op.source or op.id})"] = (
-                None
-            )
+            text = f"{op.primitive} has no sharding rule: it runs whole on every device ({op.source or op.id})"
+            self.notes[text] = None
         moved = (
             options.bytes
             if not is_light(op)
@@ -365,19 +366,24 @@ class Builder:
 
         With several readers, or a loop that takes slices, a choice is a pair (a, b): the input lies in
         layout a, and forward and backward operators may also take it from a copy in the coarser layout b.
+        What is movable has each of these twice: on the device, and in host memory between updates.
         """
         plain = self.layouts.all(type)
         pairs = [(a, a) for a in plain]
         if readers > 1 or stacked:
             pairs = [(a, b) for a in plain for b in (a, *self.layouts.coarser(a))]
 
+        copied, n = len(pairs) > len(plain), len(pairs)
+        hosted = (False,) * n + (True,) * n if name in self.movable else ()
+        pairs *= 2 if hosted else 1
+
         def label(k: int) -> str:
             a, b = pairs[k]
-            return f"{a}" if a == b else f"{a}, gathered to {b}"
+            return (f"{a}" if a == b else f"{a}, gathered to {b}") + (IN_HOST_MEMORY if k >= n else "")
 
         node = self.node(name, np.zeros(len(pairs)), label)
-        self.value(name, type, node, [a for a, _ in pairs], 1.0, source=name)
-        if len(pairs) > len(plain):
+        self.value(name, type, node, [a for a, _ in pairs], 1.0, source=name, hosted=hosted)
+        if copied:
             self.copies.append(CopyDraft(name, node, tuple(b for _, b in pairs)))
 
     def _connect_input(self, value: ValueDraft, readers: Sequence[tuple[Use, NDArray[np.bool_]]]) -> None:
@@ -411,11 +417,10 @@ class Builder:
             if output.updates is not None:
                 target = self.values[output.updates]
                 assert target.node is not None
-                found.append((target.node, target.layouts))
                 node, layouts = target.node, target.layouts
             else:
                 node, layouts = self.free_layouts(f"result{output.path}", output.type)
-                found.append((node, layouts))
+            found.append((node, layouts))
             value = self.values[output.operand]
             if value.node is not None:
                 value.uses.append(Use(node, layouts, 1.0, self.time, f"result{output.path}", "update"))
@@ -463,7 +468,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
             another layout (less memory, more traffic) instead of one that lives through both.
     """
     graph = problem.graph
-    b = Builder(mesh, problem.cost_model, split_phases)
+    b = Builder(mesh, problem.cost_model, split_phases, offloading(problem))
     readers = Counter(o for op in graph.operators for o in set(op.operands) if isinstance(o, str))
     stacks = {o for op in graph.operators if op.primitive == "scan" for o in op.operands if isinstance(o, str)}
     for i in graph.inputs:
@@ -473,6 +478,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     outputs = b._outputs(graph)
     for value in list(b.values.values()):
         b._connect(value)
+    add_host_seconds(problem.cost_model, b.nodes, b.values, mesh.sizes)
     held = usages(problem, b.values, b.copies, mesh.sizes, b.time + 1)
     choice = ChoiceProblem(
         nodes=tuple(Node(n.name, n.costs) for n in b.nodes),

@@ -65,6 +65,7 @@ class ValueDraft:
         basis: bytes of the stored values that it is computed from, if it is transient.
         alias: another name of a value that is accounted for elsewhere.
         phase: part of the step in which it is made.
+        hosted: of an input that may be kept in host memory, for each strategy whether it is; else empty.
         view: the input of which it is another shape, or "": the same bytes, where both lie alike.
     """
 
@@ -82,6 +83,7 @@ class ValueDraft:
     alias: bool = False
     phase: str = ""
     view: str = ""
+    hosted: tuple[bool, ...] = ()
     uses: list[Use] = field(default_factory=list)
 
 

@@ -15,6 +15,7 @@ from autopar.ir.phases import LOOP
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.draft import Use
+from autopar.search.intra.host import HOST, hosted
 from autopar.search.intra.layouts import path_tables
 from autopar.search.intra.memory import WAITING, waits
 from autopar.search.problem import Problem
@@ -39,6 +40,9 @@ class Sharding:
         choices: reasons, in the order of the operators.
         work_times: seconds a step by kind of work, where there is a loop over microbatches.
         held_bytes: bytes a device that the forward pass of one microbatch leaves for the backward pass.
+        hosted: inputs that lie in host memory between updates.
+        host_s: seconds a step of moving them to the device and back.
+        host_bytes: bytes a device of them.
     """
 
     inputs: Mapping[str, Layout]
@@ -52,6 +56,9 @@ class Sharding:
     choices: tuple[Choice, ...]
     work_times: tuple[tuple[str, float], ...] = ()
     held_bytes: int = 0
+    hosted: frozenset[str] = frozenset()
+    host_s: float = 0.0
+    host_bytes: int = 0
 
 
 def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) -> Sharding:
@@ -68,6 +75,10 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
     communication = _communication(problem, stated, choice, made, copies, by_work)
     for s in stated.sites:
         by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]))
+    there = hosted(stated.values, choice)
+    moved = [made[k].local_bytes(stated.values[k].type, stated.mesh.sizes) for k in sorted(there)]
+    host_s = float(sum(2 * problem.cost_model.host_s(n) for n in moved))
+    by_work.add("", "update", host_s)
     outputs = tuple(
         Layout.replicated(o.type.rank) if port is None else port[1][choice[port[0]]]
         for o, port in zip(problem.graph.outputs, stated.outputs, strict=True)
@@ -84,6 +95,9 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
         choices=_choices(stated, choice),
         work_times=by_work.times(),
         held_bytes=_held_bytes(stated, made),
+        hosted=there,
+        host_s=host_s,
+        host_bytes=sum(moved),
     )
 
 
@@ -252,7 +266,7 @@ def _memory(stated: ShardingProblem, choice: Sequence[int]) -> Memory:
     if not stated.usages:
         return Memory()
     views = _views(stated, choice)
-    usages = [u for u in stated.usages if u.key not in views and u.kind != WAITING]
+    usages = [u for u in stated.usages if u.key not in views and u.kind not in (WAITING, HOST)]
     stop = max(u.stop for u in usages)
     change = np.zeros(stop + 1)
     for u in usages:

@@ -8,20 +8,22 @@ is no smaller than the values that it is computed from, where all its readers ar
 about twice as large; see `fusion`). While
 an operator that is neither runs, each operand is counted once more in the layout that it takes. A
 value that is read through a shared copy is given up once the copy is made. Of a stage of a pipeline,
-what its microbatches in flight wait with is held all the time, once for each of them.
+what its microbatches in flight wait with is held all the time, once for each of them. What lies in host memory
+between updates is on the device from its first reader to its last, and what replaces it to its own last reader.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from autopar.ir import Layout, TensorType
 from autopar.ir.phases import LOOP
 from autopar.search.intra.draft import Array, CopyDraft, UsageDraft, Use, ValueDraft
+from autopar.search.intra.host import host_usage, on_device
 from autopar.search.problem import Problem
 
 #: Kind of what microbatches in flight hold besides the one that runs.
@@ -43,6 +45,7 @@ def usages(
     by_value: dict[str, list[CopyDraft]] = defaultdict(list)
     for c in copies:
         by_value[c.key].append(c)
+    replaced = {o.operand: values[o.updates] for o in problem.graph.outputs if o.updates and values[o.updates].hosted}
     found: list[UsageDraft] = []
     sized = Sizes(sizes)
     until = _until(values)
@@ -57,6 +60,10 @@ def usages(
             found.append(UsageDraft(v.node, 0, stop, problem.options.waiting * each, WAITING, v.key))
         if v.source:
             found += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sized, stop)
+            if v.hosted:
+                found.append(host_usage(problem, v, sized.of(v.type, v.layouts), stop))
+        elif v.key in replaced:
+            found += _replacing(v, replaced[v.key], by_value[v.key], sized, stop, until)
         else:
             found += _made(v, v.key in returned, by_value[v.key], sized, stop, until)
     return [u for u in found if u.stop > u.start and np.any(u.bytes)]
@@ -100,7 +107,10 @@ def _input(
     readers = [u for u in v.uses if u.time < stop - 1]
     last = max((u.time for u in readers), default=0) + 1
     own = sized.of(v.type, v.layouts)
-    found = [UsageDraft(v.node, 0, last if donated else stop, own, kind, v.key)]
+    found = [UsageDraft(v.node, 0, last if donated else stop, on_device(v, own), kind, v.key)]
+    if v.hosted and readers:
+        first, done = min(u.time for u in readers), max(u.done for u in readers)
+        found.append(UsageDraft(v.node, first, done, own - on_device(v, own), kind, v.key))
     for c in copies:
         same = np.array([a == b for a, b in zip(v.layouts, c.layouts, strict=True)])
         extra = np.where(same, 0.0, sized.of(v.type, c.layouts))
@@ -135,6 +145,22 @@ def _made(
     last = stop if returned and (not copies or any(u.time >= stop - 1 for u in direct)) else end
     found.append(UsageDraft(v.node, v.time, last, sized.of(v.type, v.layouts), kind, v.key))
     return found + _operands(v, outside, sized)
+
+
+def _replacing(
+    v: ValueDraft,
+    target: ValueDraft,
+    copies: Sequence[CopyDraft],
+    sized: Sizes,
+    stop: int,
+    until: Mapping[str, int],
+) -> list[UsageDraft]:
+    """Usages of the value that replaces ``target``, which may lie in host memory: after its last reader it is there."""
+    assert target.node is not None
+    found = _made(replace(v, uses=[u for u in v.uses if u.time < stop - 1]), False, copies, sized, stop, until)
+    end = max(u.stop for u in found)
+    rest = on_device(target, sized.of(target.type, target.layouts))
+    return [*found, UsageDraft(target.node, end, stop, rest, _kind(v), v.key)]
 
 
 def _operands(v: ValueDraft, readers: Sequence[Use], sized: Sizes) -> list[UsageDraft]:

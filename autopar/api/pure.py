@@ -268,16 +268,24 @@ class PureFunction:
             num_stages=stages,
             schedule=schedule,
             remat="none" if self.options.remat is False else self.options.remat,
-            offload="none",
+            offload="none" if (kept := self._kept_on_devices(unstacked)) else self.options.offload,
         )
         strategy = self._strategy()
         problem = Problem(unstacked.step.graph, cluster, CostModel(cluster), options, TracedStages(unstacked.step))
         self._say(f"slicing {len(traced.graph.operators)} operators into stages for {cluster}")
         plan = strategy(problem) if cuts_stages(strategy) else pipeline(problem, strategy)
-        if self.options.offload != "none":
-            text = f"offload={self.options.offload!r} has no part in a pipeline: all state lies on the devices"
-            plan = Plan(msgspec.structs.replace(plan.content, notes=(*plan.content.notes, text)), plan.phases)
+        if kept:
+            plan = Plan(msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)), plan.phases)
         return restacked(plan, traced.graph, unstacked)
+
+    def _kept_on_devices(self, unstacked: Unstacked) -> str:
+        """Why no state of a pipeline lies in host memory where it was asked for; "" where it may."""
+        told = f"offload={self.options.offload!r} moves nothing to host memory: "
+        if self.options.offload != "none" and isinstance(self.options.cluster, RayCluster):
+            return told + "workers on Ray keep all state on their devices"
+        if self.options.offload != "none" and unstacked.groups > 1:
+            return told + "layers that lie in one array are taken apart for the stages"
+        return ""
 
     def _num_stages(self) -> int | None:
         """Number of stages that is asked for: on Ray that of the cluster unless said otherwise."""
@@ -384,6 +392,11 @@ class PureFunction:
             raise PlanMismatchError(
                 f"the plan has one stage, and {cluster.name} runs pipelines",
                 remedy="plan with cluster=Cluster.ray(...), of one worker too",
+            )
+        if any(i.memory == "host" for i in plan.content.inputs):
+            raise PlanMismatchError(
+                f"the plan keeps state in host memory, and workers of {cluster.name} keep all of it on their devices",
+                remedy="plan with offload='none'",
             )
         check_effects(traced.graph)
         clock = Clock()

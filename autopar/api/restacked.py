@@ -23,8 +23,9 @@ def restacked(plan: Plan, graph: Graph, unstacked: Unstacked) -> Plan:
     content = plan.content
     donated = set(content.donated)
     inputs = tuple(
-        InputRecord(i.name, str(i.type), i.role, content.inputs[at[0]].layout, content.inputs[at[0]].stage)
+        InputRecord(i.name, str(i.type), i.role, first.layout, first.stage, first.memory)
         for i, at in zip(graph.inputs, unstacked.inputs, strict=True)
+        for first in [content.inputs[at[0]]]
     )
     outputs = tuple(
         OutputRecord(o.path, str(o.type), content.outputs[at[0]].layout, o.updates, content.outputs[at[0]].stage)

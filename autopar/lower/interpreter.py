@@ -119,7 +119,7 @@ class Interpreter:
             i.name: self.held(i.name, i.type, layout, array)
             for i, layout, array in zip(graph.inputs, layouts, arrays, strict=True)
         }
-        for name in self.sharded.hosted if not self.prefix else ():
+        for name in self.sharded.hosted & env.keys() if not self.prefix else ():
             value = env[name]
             assert isinstance(value, Held)
             value.away = True

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from autopar._compat.trees import partition_spec
 from autopar.frontend import Traced
-from autopar.ir import Layout
+from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.donation import given_up
 from autopar.lower.program import stage_devices
 from autopar.lower.unstack import Unstacked
 from autopar.runtime.leaves import check_data, fits, give_up
+from autopar.runtime.local import copied
 from autopar.runtime.pipeline import Loaded, LocalPipeline
 from autopar.runtime.stacked import StackedLeaf
 from autopar.schedule import Buffer, Task, ValueSpec, Work
@@ -85,7 +85,7 @@ class PipelineProgram:
             moved = jax.device_put(leaf, wanted)
             # What is given up is written over. The piece on the device that had it all may be the caller's own buffer,
             # and that of another argument; `may_alias` does not keep them apart.
-            return jnp.copy(moved) if index in self.donated else moved
+            return copied(moved) if index in self.donated else moved
         return jax.device_put(np.array(leaf, self.entries[index][1]), self.program.input_shardings[index])
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
@@ -232,6 +232,7 @@ def load_pipeline(
 
     Raises:
         ClusterError: there are not as many devices as the plan wants.
+        PlanMismatchError: the plan keeps something in host memory that the devices have no access to.
     """
     meshes = [stage_devices(lowered.plan, s, devices) for s in range(lowered.plan.num_stages)]
     loaded: dict[tuple[int, Work], Loaded] = {}
@@ -244,6 +245,8 @@ def load_pipeline(
             loaded[worker, program.work] = Loaded.compile(program, mesh, names)
     runtime = LocalPipeline(lowered.instructions, loaded)
     content = lowered.plan.content
+    check_host_memory(content, devices)
+    hosted = hosted_of(content)
     step = unstacked.step.graph
     homes = [lowered.map.inputs[i.name][0] for i in step.inputs]
 
@@ -258,11 +261,11 @@ def load_pipeline(
     results = {n: StackedLeaf(tuple(places[i] for i in at)) for n, at in enumerate(unstacked.outputs) if len(at) > 1}
     shardings = PipelineShardings(
         tuple(
-            leaves[n].sharding if n in leaves else NamedSharding(meshes[r.stage], partition_spec(_layout(r.layout)))
+            leaves[n].sharding if n in leaves else sharding_of(r, meshes[r.stage], host=n in hosted.inputs)
             for n, r in enumerate(content.inputs)
         ),
         tuple(
-            results[n].sharding if n in results else NamedSharding(meshes[r.stage], partition_spec(_layout(r.layout)))
+            results[n].sharding if n in results else sharding_of(r, meshes[r.stage], host=n in hosted.outputs)
             for n, r in enumerate(content.outputs)
         ),
     )
@@ -282,10 +285,6 @@ def load_pipeline(
         leaves,
         results,
     )
-
-
-def _layout(text: str) -> tuple[tuple[str, ...], ...]:
-    return Layout.parse(text).dims
 
 
 def _result_places(runtime: LocalPipeline) -> dict[int, NamedSharding]:

@@ -14,6 +14,7 @@ import pytest
 from autopar import Cluster, Plan, parallelize, verify
 from autopar.errors import PlanMismatchError
 from autopar.lower.hosted import PINNED_HOST, check_host_memory
+from autopar.runtime.ray.cluster import RayCluster
 from examples import gpt, mlp
 
 OPTIONS = {"num_stages": 1, "num_microbatches": 1, "remat": "none", "mesh_shape": (8,), "donate_argnums": 0}
@@ -124,3 +125,33 @@ def test_compiled_for_a_target_what_lies_in_host_memory_is_not_the_devices():
     compared = verify(plan, step, *args, target="cpu")
     assert compared.collectives_ok
     assert compared.compiled_memory.host == stage.host_bytes
+
+
+def test_stages_of_a_pipeline_have_their_moments_in_host_memory(x64):
+    step, args = mlp.build("tiny", optimizer="adam", dtype="float64")
+    options = {"num_stages": 2, "num_microbatches": 4, "remat": "none", "donate_argnums": 0}
+    wide = parallelize(step, cluster=local(), **options).plan(*args)
+    limit = int(wide.peak_memory * 0.7)
+    fn = parallelize(step, cluster=local(), memory_limit=limit, offload="auto", **options)
+    plan = fn.plan(*args)
+    there = {i.path for i in plan.content.inputs if i.memory == "host"}
+    assert there and plan.num_stages == 2
+    assert plan.peak_memory <= limit
+    assert Plan.from_json(plan.to_json()) == plan
+    again = parallelize(step, plan=plan, donate_argnums=0)
+    found = steps(again, args)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(steps(jax.jit(step), args)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+    on_host = {path for path, kind in kinds(found[0]).items() if kind == PINNED_HOST}
+    assert on_host == {path.removeprefix("state") for path in there}
+    assert kinds(again.shard(*fresh(args))[0]) == kinds(found[0])
+
+
+def test_workers_on_ray_and_stacked_layers_keep_state_on_devices():
+    step, _ = mlp.build("tiny", optimizer="adam")
+    (made,) = parallelize(step, cluster=local(), offload="auto")._both()
+    ray = dataclasses.replace(made.options, cluster=RayCluster.__new__(RayCluster))
+    assert made._kept_on_devices(SimpleNamespace(groups=1)) == ""
+    assert "taken apart" in made._kept_on_devices(SimpleNamespace(groups=4))
+    made.options = ray
+    assert "Ray" in made._kept_on_devices(SimpleNamespace(groups=1))

@@ -113,6 +113,8 @@ def _job(target: Target, lowered: LoweredPipeline, program: StageProgram) -> Job
         tuple(placed_port(p).dims for p in program.results),
         (),
         {},
+        tuple(n + 1 for n, p in enumerate(program.reads) if p.host),
+        tuple(n for n, p in enumerate(program.results) if p.host),
     )
     return Job(request, bytes(exported.serialize()))
 

@@ -59,9 +59,9 @@ def donated(program: StageProgram, names: Set[str], sizes: Mapping[str, int]) ->
     return tuple(found)
 
 
-def _kind(port: Port, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], str, Sequence[object]]:
-    """Shape, dtype and partition of the array of a port."""
+def _kind(port: Port, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], str, Sequence[object], bool]:
+    """Shape, dtype and partition of the array of a port, and whether it is in host memory."""
     spec = tuple(port.spec)
     while spec and spec[-1] is None:
         spec = spec[:-1]
-    return port.shape(sizes), port.type.dtype, spec
+    return port.shape(sizes), port.type.dtype, spec, port.host

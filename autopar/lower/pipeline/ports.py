@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar._compat.trees import partition_spec
 from autopar.ir import Layout, TensorType
+from autopar.lower.hosted import placed, to_host
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,13 @@ class Port:
         name: name of the value in the dataflow.
         type: its type, whole on the stage's mesh (of one microbatch where it is one's).
         layout: how it lies. A partial value is an array with one more dim in front: the terms, one a device.
+        host: whether it lies in host memory between programs.
     """
 
     name: str
     type: TensorType
     layout: Layout
+    host: bool = False
 
     @property
     def spec(self) -> PartitionSpec:
@@ -38,7 +41,7 @@ class Port:
 
     def sharding(self, mesh: Mesh) -> NamedSharding:
         """The array's sharding on ``mesh``."""
-        return NamedSharding(mesh, self.spec)
+        return placed(mesh, self.spec, host=self.host)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of the array, with the terms' dim."""
@@ -47,8 +50,8 @@ class Port:
         return (math.prod(sizes[a] for a in self.layout.partial), *self.type.shape)
 
     def local_bytes(self, sizes: Mapping[str, int]) -> int:
-        """Bytes of one device's piece."""
-        return self.layout.local_bytes(self.type, sizes)
+        """Bytes of one device's piece, on the device."""
+        return 0 if self.host else self.layout.local_bytes(self.type, sizes)
 
     def enter(self, array: Any) -> Any:
         """The device's piece inside a program, of what `leave` made."""
@@ -56,4 +59,5 @@ class Port:
 
     def leave(self, array: Any) -> Any:
         """A device's piece as it leaves a program."""
-        return array[None] if self.layout.partial else array
+        made = array[None] if self.layout.partial else array
+        return to_host(made) if self.host else made

@@ -130,7 +130,8 @@ class _Cutter:
         layout, type = self.input_layouts[name], self.types[name]
         if name.startswith((FROM, LATE)):
             return Port(name, type, layout)
-        return Port(self._own("in" if not name.startswith(PIECE) else "batch", name.removeprefix(PIECE)), type, layout)
+        own = self._own("in" if not name.startswith(PIECE) else "batch", name.removeprefix(PIECE))
+        return Port(own, type, layout, name in self.decisions.hosted)
 
     # -- before the loop -----------------------------------------------------------------------
 
@@ -292,7 +293,8 @@ class _Cutter:
             wanted: list[tuple[Operand, Port]] = []
             for index, (o, layout) in enumerate(outputs):
                 if part.get(str(o.operand), 0) == number:
-                    wanted.append((o.operand, Port(self._output_name(index, o), o.type, layout)))
+                    there = o.updates in self.decisions.hosted
+                    wanted.append((o.operand, Port(self._output_name(index, o), o.type, layout, there)))
             read_later = self._reads(graph, later)
             read_later |= {str(o.operand) for o, _ in outputs if part.get(str(o.operand), 0) > number}
             for op in late:

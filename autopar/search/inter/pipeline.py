@@ -21,6 +21,7 @@ from autopar.plan import (
     PlanContent,
     SearchContent,
 )
+from autopar.plan.types import MemoryPlace
 from autopar.schedule import Schedule, Table, Task, get
 from autopar.search.clock import Clock
 from autopar.search.inter.costs import LayerPrices, stage_costs
@@ -323,20 +324,20 @@ def _records(
 ) -> tuple[tuple[InputRecord, ...], tuple[OutputRecord, ...]]:
     """Records of the step's inputs and outputs, each on the first stage that has it."""
     graph = problem.graph
-    layouts: dict[str, tuple[int, str]] = {}
+    layouts: dict[str, tuple[int, str, MemoryPlace]] = {}
     returned: dict[int, tuple[int, str]] = {}
     for p, content in zip(sliced.parts, parts, strict=True):
         for r in content.inputs:
             name = r.path.removeprefix("piece/")
             if name in sliced.map.inputs and not r.path.startswith(("from/", "late/")):
-                layouts.setdefault(name, (p.stage, r.layout))
+                layouts.setdefault(name, (p.stage, r.layout, r.memory))
         for index, record in zip(p.outputs, content.outputs, strict=False):
             returned[index] = (p.stage, record.layout)
     whole = "[{}]"
     inputs = tuple(
-        InputRecord(i.name, str(i.type), i.role, layout, stage)
+        InputRecord(i.name, str(i.type), i.role, layout, stage, memory)
         for i in graph.inputs
-        for stage, layout in [layouts.get(i.name, (0, whole.format(",".join("." * i.type.rank))))]
+        for stage, layout, memory in [layouts.get(i.name, (0, whole.format(",".join("." * i.type.rank)), "device"))]
     )
     outputs = tuple(
         OutputRecord(o.path, str(o.type), returned[n][1], o.updates, returned[n][0])

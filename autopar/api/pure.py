@@ -282,7 +282,7 @@ class PureFunction:
         """Why no state of a pipeline lies in host memory where it was asked for; "" where it may."""
         told = f"offload={self.options.offload!r} moves nothing to host memory: "
         if self.options.offload != "none" and isinstance(self.options.cluster, RayCluster):
-            return told + "workers on Ray keep all state on their devices"
+            return told + "workers on Ray keep all on their devices"
         if self.options.offload != "none" and unstacked.groups > 1:
             return told + "layers that lie in one array are taken apart for the stages"
         return ""
@@ -393,9 +393,10 @@ class PureFunction:
                 f"the plan has one stage, and {cluster.name} runs pipelines",
                 remedy="plan with cluster=Cluster.ray(...), of one worker too",
             )
-        if any(i.memory == "host" for i in plan.content.inputs):
+        content = plan.content
+        if any(i.memory == "host" for i in content.inputs) or any(s.waits_on_host for s in content.stages):
             raise PlanMismatchError(
-                f"the plan keeps state in host memory, and workers of {cluster.name} keep all of it on their devices",
+                f"the plan keeps something in host memory, and workers of {cluster.name} keep all on their devices",
                 remedy="plan with offload='none'",
             )
         check_effects(traced.graph)

@@ -52,6 +52,8 @@ class PipelineValue(_Record, frozen=True):
         stages: stages where an input lies when the step begins.
         donated: whether an input's buffer may be reused.
         result: whether the caller gets it.
+        host: whether it waits in host memory for the backward pass of its microbatch.
+        host_seconds: predicted seconds of moving one buffer there, or back.
     """
 
     name: str
@@ -61,6 +63,8 @@ class PipelineValue(_Record, frozen=True):
     stages: tuple[int, ...] = ()
     donated: bool = False
     result: bool = False
+    host: bool = False
+    host_seconds: float = 0.0
 
 
 class PipelineTransfer(_Record, frozen=True):

@@ -73,6 +73,8 @@ class Stage(_Record, frozen=True):
             anew.
         host_bytes: bytes a device of inputs that lie in host memory between updates.
         host_time: predicted seconds a step of moving them to the device and back; part of ``step_time``.
+        waits_on_host: whether the ``held_bytes`` of microbatches in flight, but for the one that runs and one more, are
+            in host memory.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -88,6 +90,7 @@ class Stage(_Record, frozen=True):
     layer_ends: tuple[str, ...] = ()
     host_bytes: int = 0
     host_time: float = 0.0
+    waits_on_host: bool = False
 
     @property
     def mesh_shape(self) -> dict[str, int]:

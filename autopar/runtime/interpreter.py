@@ -12,9 +12,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from autopar.errors import ScheduleError
+from autopar.lower.hosted import PINNED_HOST
 from autopar.runtime.transport.base import Link
 from autopar.runtime.transport.tiles import moved
-from autopar.schedule import Accumulate, Apply, Buffer, Free, Instruction, Recv, Run, Send, Work
+from autopar.schedule import Accumulate, Apply, Buffer, Fetch, Free, Instruction, Offload, Recv, Run, Send, Work
 
 #: Called with the index of an instruction before it is carried out.
 Before: TypeAlias = Callable[[int], None]
@@ -62,6 +63,7 @@ class Worker:
         self._rows: dict[Buffer, dict[int, Any]] = {}
         self._joining: dict[Buffer, tuple[Any, str]] = {}
         self._sent: set[Buffer] = set()
+        self._homes: dict[Buffer, Any] = {}
 
     def ready(self, instruction: Instruction) -> bool:
         """Whether the instruction need not wait: a receiver for its value, a sender for room in the queue."""
@@ -101,6 +103,13 @@ class Worker:
                 self._forget((value,) if donate else ())
             case Free(values=values):
                 self._forget(values)
+            case Offload(value=value):
+                self._homes[value] = self.arrays[value].sharding
+                self.arrays[value] = jax.device_put(
+                    self.arrays[value], self._homes[value].with_memory_kind(PINNED_HOST)
+                )
+            case Fetch(value=value):
+                self.arrays[value] = jax.device_put(self.arrays[value], self._homes.pop(value))
             case _:
                 raise ScheduleError(f"{type(instruction).__name__} is not carried out by this runtime")
         return ()

@@ -3,7 +3,7 @@
     table = autopar.schedule.get("1f1b").table(num_stages=4, num_microbatches=8)
     program = autopar.schedule.build(table, dataflow)
 
-`build` runs the passes: `place` (sends and receives), `free_early` (donation, FREE) and `verify`.
+`build` runs the passes: `place` (sends and receives), `free_early` (donation, FREE), `offload_waiting` and `verify`.
 """
 
 from autopar.schedule.base import Schedule
@@ -36,6 +36,7 @@ from autopar.schedule.instructions import (
 )
 from autopar.schedule.liveness import free_early
 from autopar.schedule.memory import Usage, buffer_bytes, starting_buffers, transit_bytes, usage
+from autopar.schedule.offload import offload_waiting
 from autopar.schedule.place import place
 from autopar.schedule.registry import ENTRY_POINTS, factory_named, get, register, schedules
 from autopar.schedule.table import Kind, Table, Task, marked_text, table_text
@@ -80,6 +81,7 @@ __all__ = [
     "instruction_text",
     "made_by",
     "marked_text",
+    "offload_waiting",
     "parse_table",
     "place",
     "register",

@@ -7,13 +7,14 @@ from autopar.schedule.dataflow import Dataflow
 from autopar.schedule.flow_check import check_dataflow
 from autopar.schedule.instructions import Program
 from autopar.schedule.liveness import free_early
+from autopar.schedule.offload import offload_waiting
 from autopar.schedule.place import place
 from autopar.schedule.table import Table
 from autopar.schedule.verify import verify
 
 
 def build(table: Table, dataflow: Dataflow, depth: int = 1) -> Program:
-    """The instruction lists that carry ``table`` out: placed, freed early, verified.
+    """The instruction lists that carry ``table`` out: placed, freed early, what waits moved to hosts, verified.
 
     Args:
         table: what each worker computes.
@@ -25,6 +26,7 @@ def build(table: Table, dataflow: Dataflow, depth: int = 1) -> Program:
     """
     check_table(table)
     check_dataflow(table, dataflow)
-    program = Program(table, dataflow, free_early(table, dataflow, place(table, dataflow)))
+    freed = free_early(table, dataflow, place(table, dataflow))
+    program = Program(table, dataflow, offload_waiting(dataflow, freed))
     verify(program, depth)
     return program

@@ -17,11 +17,13 @@ class Durations:
         work_s: seconds of each work, once.
         transfer_s: seconds of sending one buffer, by (value, sending worker, receiving worker).
         other_transfer_s: seconds of every other transfer.
+        host_s: seconds of moving one buffer to the host's memory or back, by value.
     """
 
     work_s: Mapping[Work, float]
     transfer_s: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
     other_transfer_s: float = 0
+    host_s: Mapping[str, float] = field(default_factory=dict)
 
     def of_work(self, work: Work) -> float:
         """Seconds of ``work``. ScheduleError where it has none."""
@@ -33,6 +35,10 @@ class Durations:
     def of_transfer(self, value: str, source: int, target: int) -> float:
         """Seconds of sending one buffer of ``value``."""
         return self.transfer_s.get((value, source, target), self.other_transfer_s)
+
+    def of_host(self, value: str) -> float:
+        """Seconds of moving one buffer of ``value`` to the host, or back."""
+        return self.host_s.get(value, 0)
 
 
 def equal_stages(table: Table, dataflow: Dataflow, seconds: Mapping[Kind, float], transfer_s: float = 0) -> Durations:

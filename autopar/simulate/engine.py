@@ -4,6 +4,9 @@ A worker takes its list in order. RUN and APPLY keep its compute lane busy and w
 no time on that lane. A transfer begins when its value is there, the worker came to the SEND, and earlier transfers
 between the same two workers are over; it runs beside computing. RECV provides the buffer at once; who reads it waits
 until it arrived. This is how the runtimes dispatch: a list is only an order, not a time.
+
+OFFLOAD and FETCH share one link to the host, a move at a time in the order of the list, beside computing. An OFFLOAD
+stops the worker until what earlier microbatches left behind is gone, so that no more than one of them is on its way.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from autopar.schedule import (
     Accumulate,
     Apply,
     Buffer,
+    Fetch,
     Instruction,
+    Offload,
     Program,
     Recv,
     Reshard,
@@ -69,6 +74,8 @@ class _Engine:
         self.sent: dict[tuple[int, int], int] = {}
         self.arrival: dict[int, float] = {}
         self.taken: dict[tuple[int, int], list[float]] = {}
+        self.host = [0.0] * len(self.lists)
+        self.leaving: list[tuple[int, float]] = [(NONE, 0)] * len(self.lists)
         self.events: list[Event] = []
         self.usage = usage(program)
         self.memory: list[list[tuple[float, int]]] = [[(0, u[0].after_bytes)] for u in self.usage]
@@ -101,6 +108,8 @@ class _Engine:
                 self.taken.setdefault((i.source, worker), []).append(ready[i.value])
             case Reshard() | Stash():
                 ready[i.target] = ready[i.source]
+            case Offload() | Fetch():
+                ready[i.value] = self._host(worker, i)
             case _:
                 pass
         self._remember(worker, self.lane[worker] if begins is None else begins)
@@ -132,6 +141,21 @@ class _Engine:
         size = buffer_bytes(self.program, i.value)
         self.events.append(Event(start, end, worker, "send", NONE, i.value.microbatch, str(i.value), i.to, size))
         return True
+
+    def _host(self, worker: int, i: Offload | Fetch) -> float:
+        """When a buffer is on the other side of the link to the host."""
+        microbatch, gone = self.leaving[worker]
+        leaves = isinstance(i, Offload)
+        if leaves and microbatch != i.value.microbatch:
+            self.lane[worker] = max(self.lane[worker], gone)
+        start = max(self.lane[worker], self.ready[worker][i.value], self.host[worker])
+        end = start + self.durations.of_host(i.value.value)
+        self.host[worker] = end
+        if leaves:
+            self.leaving[worker] = (i.value.microbatch, end)
+        name, size = f"{i.value} {'to' if leaves else 'from'} the host", buffer_bytes(self.program, i.value)
+        self.events.append(Event(start, end, worker, "send", NONE, i.value.microbatch, name, NONE, size))
+        return end
 
     def _remember(self, worker: int, begins: float) -> None:
         used = self.usage[worker][self.at[worker] + 1]

@@ -83,11 +83,12 @@ def _from_record(record: Pipeline) -> tuple[Table, Dataflow, Durations]:
         for w in record.works
     )
     values = tuple(
-        ValueSpec(v.name, v.bytes, v.lifetime, v.reduce, v.stages, v.donated, v.result) for v in record.values
+        ValueSpec(v.name, v.bytes, v.lifetime, v.reduce, v.stages, v.donated, v.result, v.host) for v in record.values
     )
     durations = Durations(
         {Work(w.kind, w.stage, w.part): w.seconds for w in record.works},
         {(t.value, t.source, t.target): t.seconds for t in record.transfers},
+        host_s={v.name: v.host_seconds for v in record.values if v.host},
     )
     return parse_table(record.table), Dataflow(works, values), durations
 
@@ -111,8 +112,12 @@ def pipeline_record(table: Table, dataflow: Dataflow, durations: Durations) -> P
         for s in dataflow.works
     )  # fmt: skip
     values = tuple(
-        PipelineValue(v.name, v.bytes, v.lifetime, v.reduce, v.stages, v.donated, v.result) for v in dataflow.values
-    )
+        PipelineValue(
+            v.name, v.bytes, v.lifetime, v.reduce, v.stages, v.donated, v.result, v.host,
+            float(durations.of_host(v.name)),
+        )
+        for v in dataflow.values
+    )  # fmt: skip
     return Pipeline(to_text(table), works, values, tuple(_transfers(build(table, dataflow), durations)))
 
 

@@ -15,6 +15,7 @@ from autopar import Cluster, Plan, parallelize, verify
 from autopar.errors import PlanMismatchError
 from autopar.lower.hosted import PINNED_HOST, check_host_memory
 from autopar.runtime.ray.cluster import RayCluster
+from autopar.schedule import Offload
 from examples import gpt, mlp
 
 OPTIONS = {"num_stages": 1, "num_microbatches": 1, "remat": "none", "mesh_shape": (8,), "donate_argnums": 0}
@@ -155,3 +156,45 @@ def test_workers_on_ray_and_stacked_layers_keep_state_on_devices():
     assert "taken apart" in made._kept_on_devices(SimpleNamespace(groups=4))
     made.options = ray
     assert "Ray" in made._kept_on_devices(SimpleNamespace(groups=1))
+
+
+def test_microbatches_of_a_pipeline_wait_in_host_memory(x64):
+    step, args = mlp.build("tiny", layers=8, batch=512, dtype="float64")
+    options = {"num_stages": 4, "num_microbatches": 8, "schedule": "1f1b", "remat": "none", "donate_argnums": 0}
+    wide = parallelize(step, cluster=local(), **options).plan(*args)
+    limit = int(wide.peak_memory * 0.9)
+    plan = parallelize(step, cluster=local(), memory_limit=limit, offload="auto", **options).plan(*args)
+    waiting = [n for n, s in enumerate(plan.stages) if s.waits_on_host]
+    assert waiting
+    stages = tuple(msgspec.structs.replace(s, waits_on_host=False) for s in plan.stages)
+    stay = Plan(msgspec.structs.replace(plan.content, stages=stages))
+    moved, kept = (parallelize(step, plan=p, donate_argnums=0) for p in (plan, stay))
+    for a, b in zip(jax.tree.leaves(steps(moved, args)), jax.tree.leaves(steps(kept, args)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(jax.tree.leaves(steps(moved, args)), jax.tree.leaves(steps(jax.jit(step), args)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+    with_moves, without = (f.compile(*fresh(args)).local for f in (moved, kept))
+    lists = with_moves.runtime.program.workers
+    assert [any(isinstance(i, Offload) for i in w.instructions) for w in lists] == [n in waiting for n in range(4)]
+    for n in waiting:
+        assert with_moves.worker_memory[n].total < without.worker_memory[n].total
+
+
+def test_a_buffer_that_waits_is_in_host_memory(x64):
+    step, args = mlp.build("tiny", layers=8, batch=512, dtype="float64")
+    options = {"num_stages": 4, "num_microbatches": 8, "schedule": "1f1b", "remat": "none", "donate_argnums": 0}
+    plan = parallelize(step, cluster=local(), **options).plan(*args)
+    stages = tuple(msgspec.structs.replace(s, waits_on_host=True) for s in plan.stages)
+    local_program = (
+        parallelize(step, plan=Plan(msgspec.structs.replace(plan.content, stages=stages))).compile(*fresh(args)).local
+    )
+    seen: set[str] = set()
+
+    def observe(worker, store):
+        if worker == 0:
+            seen.update(a.sharding.memory_kind for b, a in store.workers[0].arrays.items() if b.value[:5] == "held/")
+
+    leaves = jax.tree.leaves(fresh(args))
+    placed = local_program.place_all(leaves)
+    local_program.runtime.run(local_program._start([*placed, *local_program.constants]), observe)
+    assert seen == {"device", PINNED_HOST}

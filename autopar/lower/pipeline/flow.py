@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.programs import StageProgram
 from autopar.lower.pipeline.stage_graph import FROM
 from autopar.schedule import Dataflow, ValueSpec, Work, WorkSpec
@@ -20,6 +19,7 @@ def dataflow_of(
     sizes: Sequence[Mapping[str, int]],
     kinds: Mapping[int, Sequence[str]],
     donated: Set[str] = frozenset(),
+    waiting: Set[int] = frozenset(),
 ) -> Dataflow:
     """What the programs of all stages read and write.
 
@@ -28,6 +28,7 @@ def dataflow_of(
         sizes: by stage the sizes of its mesh axes.
         kinds: by stage the kinds of work that its tasks run; programs that are not there are empty.
         donated: names of the step's inputs that the caller gives up.
+        waiting: stages whose microbatches wait for their backward pass in host memory.
     """
     values: dict[str, ValueSpec] = {}
     works: dict[Work, WorkSpec] = {
@@ -41,7 +42,14 @@ def dataflow_of(
     for program in programs:
         stage = program.work.stage
         for port in program.writes:
-            values[port.name] = _value(port, sizes[stage], _lifetime(port.name))
+            host = stage in waiting and port.name.startswith("held/")
+            values[port.name] = ValueSpec(
+                port.name,
+                port.local_bytes(sizes[stage]),
+                _lifetime(port.name),
+                result=port.name.startswith("out/"),
+                host=host,
+            )
         for port, reduce in program.accumulates:
             values[port.name] = ValueSpec(
                 port.name, port.local_bytes(sizes[stage]), "accumulator", reduce=_REDUCES[reduce]
@@ -68,7 +76,3 @@ def dataflow_of(
 
 def _lifetime(name: str) -> Lifetime:
     return "microbatch" if name.startswith((FROM, "batch/", "held/")) else "step"
-
-
-def _value(port: Port, sizes: Mapping[str, int], lifetime: Lifetime) -> ValueSpec:
-    return ValueSpec(port.name, port.local_bytes(sizes), lifetime, result=port.name.startswith("out/"))

@@ -267,7 +267,7 @@ def assemble(
         cluster_name=str(problem.cluster),
         step_time=0.0,
         peak_memory=max(
-            c.peak_memory + n * waiting_bytes(c, sliced, i) for i, (c, n) in enumerate(zip(parts, more, strict=True))
+            c.peak_memory + waiting_bytes(c, sliced, i, n) for i, (c, n) in enumerate(zip(parts, more, strict=True))
         ),
         num_microbatches=candidate.count,
         schedule=table.name,

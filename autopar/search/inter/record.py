@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autopar.cluster import Cluster
+from autopar.cost import CostModel
 from autopar.ir import Graph
 from autopar.microbatch import AXIS
 from autopar.plan import Pipeline, PlanContent
@@ -30,6 +31,7 @@ def record_of(graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table:
     values: dict[str, ValueSpec] = {}
     seconds: dict[Work, float] = {}
     transfers: dict[tuple[str, int, int], float] = {}
+    host_s: dict[str, float] = {}
     count = table.num_microbatches
     bytes_of = _microbatch_bytes(graph, sliced)
     for p, content in zip(sliced.parts, parts, strict=True):
@@ -37,7 +39,9 @@ def record_of(graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table:
         times = dict(stage.work_times)
         state = stage.memory.parameters + stage.memory.optimizer
         values[f"state@{s}"] = ValueSpec(f"state@{s}", state, "step", stages=(s,))
-        values[f"held@{s}"] = ValueSpec(f"held@{s}", stage.held_bytes, "microbatch")
+        values[f"held@{s}"] = ValueSpec(f"held@{s}", stage.held_bytes, "microbatch", host=stage.waits_on_host)
+        if stage.waits_on_host:
+            host_s[f"held@{s}"] = CostModel(cluster).host_s(stage.held_bytes)
         values[f"gradients@{s}"] = ValueSpec(f"gradients@{s}", stage.memory.gradients, "accumulator", reduce="sum")
         for n in p.sent:
             values[n] = ValueSpec(n, math.ceil(bytes_of[n] / len(stage.devices)), "microbatch")
@@ -73,7 +77,9 @@ def record_of(graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table:
         seconds[update] = times.get("update", 0.0)
     for p in sliced.parts:
         _add_transfers(transfers, p, table, bytes_of, parts, cluster)
-    return pipeline_record(table, Dataflow(tuple(works), tuple(values.values())), Durations(seconds, transfers))
+    return pipeline_record(
+        table, Dataflow(tuple(works), tuple(values.values())), Durations(seconds, transfers, host_s=host_s)
+    )
 
 
 def sliced_backward(graph: Graph, sliced: Sliced, name: str) -> bool:

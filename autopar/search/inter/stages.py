@@ -6,6 +6,9 @@ import contextlib
 import math
 from dataclasses import dataclass, replace
 
+import msgspec
+
+from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import PlanContent
@@ -13,8 +16,13 @@ from autopar.plan.text import bytes_text
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Table
 from autopar.search.inter.shared import SharedPlans
+from autopar.search.intra.host import share_bytes
 from autopar.search.problem import Problem
 from autopar.search.source import Recomputation, Sliced, StageSource
+
+#: Microbatches beside the one that runs that are on the device all the same where they wait in host memory: one that
+#: leaves or comes.
+NEAR = 1
 
 
 @dataclass(frozen=True)
@@ -62,10 +70,11 @@ def in_flight(table: Table, stage: int) -> int:
     return max(1, most)
 
 
-def waiting_bytes(content: PlanContent, sliced: Sliced, stage: int) -> int:
-    """Bytes a device that every further microbatch in flight keeps: what it holds, and what it was sent for that."""
+def waiting_bytes(content: PlanContent, sliced: Sliced, stage: int, waiting: int) -> int:
+    """Bytes a device that ``waiting`` further microbatches in flight keep: what they hold, and were sent for that."""
     own = content.stages[0]
-    return own.held_bytes + received_bytes(sliced, stage, len(own.devices))
+    near = min(waiting, NEAR) if own.waits_on_host else waiting
+    return near * own.held_bytes + waiting * received_bytes(sliced, stage, len(own.devices))
 
 
 def received_bytes(sliced: Sliced, stage: int, devices: int) -> int:
@@ -81,7 +90,7 @@ def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], shared: Shared
     """The plan of one stage, within the memory that microbatches in flight leave.
 
     Nothing is computed anew where that fits as it would be without a limit. Else the fastest of all levels
-    that fit is taken.
+    that fit is taken, each also with microbatches that wait in host memory, where that may be.
 
     Args:
         chosen: what is planned.
@@ -106,24 +115,47 @@ def _on_mesh(
 ) -> PlanContent:
     """`plan_stage` on the logical mesh of a shape, or on all of them."""
     first, *more = levels_of(chosen.problem)
+    away = [(level, True) for level in (first, *more)] if may_wait_on_host(chosen, stage) else []
+    part = chosen.problem.cluster.part(*home)
     fitting: list[PlanContent] = []
     try:
         content, free = _at_level(chosen, stage, home, first, shape, shared, math.inf)
-        if free or not more:
+        if free or not (more or away):
             return content
         fitting.append(content)
     except InfeasiblePlanError:
-        if not more:
+        if not (more or away):
             raise
-    # The smallest next: where it does not fit, nothing does.
-    for level in reversed(more):
-        enough_s = min((c.step_time for c in fitting), default=math.inf)
+    # The smallest next: where it does not fit, nothing does that waits on the device.
+    ways = [*away, *((level, False) for level in reversed(more))]
+    for n, (level, moved) in enumerate(ways):
+        enough_s = min((seconds_with_moves(c, part) for c in fitting), default=math.inf)
         try:
-            fitting.append(_at_level(chosen, stage, home, level, shape, shared, enough_s)[0])
+            fitting.append(_at_level(chosen, stage, home, level, shape, shared, enough_s, moved)[0])
         except InfeasiblePlanError:
-            if not fitting:
+            if not fitting and n >= min(len(away), len(ways) - 1):
                 raise
-    return min(fitting, key=lambda c: c.step_time)
+    return min(fitting, key=lambda c: seconds_with_moves(c, part))
+
+
+def may_wait_on_host(chosen: Chosen, stage: int) -> bool:
+    """Whether what microbatches of a stage wait with may lie in host memory, and there are so many that it helps."""
+    groups = chosen.problem.cluster.groups
+    return (
+        chosen.problem.options.offload != "none"
+        and all(g.host_bandwidth is not None for g in groups)
+        and in_flight(chosen.table, stage) - 1 > NEAR
+    )
+
+
+def seconds_with_moves(content: PlanContent, part: Cluster) -> float:
+    """Busy seconds a step of a stage, with what its microbatches' moves to the host take longer than the loop does."""
+    own = content.stages[0]
+    if not own.waits_on_host:
+        return content.step_time
+    times = dict(own.work_times)
+    moves = 2 * content.num_microbatches * CostModel(part).host_s(own.held_bytes)
+    return content.step_time + max(0.0, moves - times.get("forward", 0.0) - times.get("backward", 0.0))
 
 
 def _at_level(
@@ -134,8 +166,12 @@ def _at_level(
     shape: tuple[int, ...] | None,
     shared: SharedPlans,
     enough_s: float,
+    moved: bool = False,
 ) -> tuple[PlanContent, bool]:
-    """The plan at a level, and whether the limit had no part in it; it need not be found if it takes ``enough_s``."""
+    """The plan at a level, and whether the limit had no part in it; it need not be found if it takes ``enough_s``.
+
+    With ``moved`` microbatches wait in host memory.
+    """
     problem, table = chosen.problem, chosen.table
     again = chosen.recomputation(stage, level)
     graph = chosen.sliced.graphs[stage]
@@ -150,7 +186,7 @@ def _at_level(
     options = replace(
         problem.options,
         memory_limit_bytes=limit,
-        waiting=waiting,
+        waiting=min(waiting, NEAR) if moved else waiting,
         num_microbatches=table.num_microbatches,
         num_stages=1,
         schedule="auto",
@@ -164,7 +200,21 @@ def _at_level(
     stated = replace(problem, graph=graph, cluster=part, cost_model=CostModel(part), options=options, source=None)
     content = shared.plan(stated, kind, f"stage {stage + 1} of {len(chosen.members)}")
     ends = tuple(layer[-1] for layer in again.layers[:-1])
-    return content.recomputing(level, ends), not content.tight
+    content = content.recomputing(level, ends)
+    return (_waiting_on_host(content, part, waiting) if moved else content), not content.tight
+
+
+def _waiting_on_host(content: PlanContent, part: Cluster, waiting: int) -> PlanContent:
+    """The plan with what ``waiting`` microbatches wait with in host memory. InfeasiblePlanError where that is full."""
+    own = content.stages[0]
+    needed, there = waiting * own.held_bytes + own.host_bytes, share_bytes(part)
+    if needed > there:
+        raise InfeasiblePlanError(
+            f"{waiting} microbatches in flight wait with {bytes_text(needed)} a device in host memory; "
+            f"there is {bytes_text(there)}",
+            remedy="more host_memory_bytes in the cluster file, or offload='none'",
+        )
+    return msgspec.structs.replace(content, stages=(msgspec.structs.replace(own, waits_on_host=True),))
 
 
 def _too_little(stage: int, waiting: int, needed: int, limit: int) -> InfeasiblePlanError:

@@ -157,6 +157,7 @@ def infeasible(problem: Problem, stated: Sequence[ShardingProblem]) -> Infeasibl
         f"{problem.graph.name} does not fit {bytes_text(limit)} a device on {problem.cluster.name}; "
         f"the least that would do is {bytes_text(least)} ({math.ceil(least)} bytes)",
         cause="parameters, optimizer state and activations, split over all devices, need more than the limit",
-        remedy="raise memory_limit, use more devices, a smaller batch, donate_argnums for the state, or jax.checkpoint",
+        remedy="raise memory_limit, use more devices, a smaller batch, donate_argnums for the state, jax.checkpoint, "
+        "or offload='auto' where the cluster gives host_bandwidth",
         least_bytes=math.ceil(least),
     )

@@ -86,6 +86,21 @@ def test_where_state_lies_changes_no_bit(x64, donated):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(("microbatches", "remat"), [(2, "none"), (1, "full")])
+def test_in_microbatches_and_with_recomputation_too(x64, microbatches, remat):
+    step, args = mlp.build("tiny", optimizer="adam", dtype="float64")
+    options = {**OPTIONS, "num_microbatches": microbatches, "remat": remat}
+    plan = parallelize(step, cluster=local(), **options).plan(*args)
+    state = {i.path for i in plan.content.inputs if i.path.endswith("['w']") and ("mu" in i.path or "nu" in i.path)}
+    assert state
+    device, host = (
+        steps(parallelize(step, plan=moved(plan, places), donate_argnums=0), args) for places in (set(), state)
+    )
+    assert sum(kind == PINNED_HOST for kind in kinds(host[0]).values()) == len(state)
+    for a, b in zip(jax.tree.leaves(device), jax.tree.leaves(host), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_one_array_may_be_given_for_several_leaves_in_host_memory():
     def step(state, x):
         w, m, n = state
@@ -198,3 +213,14 @@ def test_a_buffer_that_waits_is_in_host_memory(x64):
     placed = local_program.place_all(leaves)
     local_program.runtime.run(local_program._start([*placed, *local_program.constants]), observe)
     assert seen == {"device", PINNED_HOST}
+
+
+def test_workers_on_ray_refuse_plans_with_something_in_host_memory():
+    step, args = mlp.build("tiny")
+    fn = parallelize(step, cluster=local(), num_stages=2, num_microbatches=2)
+    plan = fn.plan(*args)
+    places = {i.path for i in plan.content.inputs if i.role == "optimizer"}
+    (pure,) = fn._both()
+    (signature,) = pure.planned
+    with pytest.raises(PlanMismatchError, match="keep all on their devices"):
+        pure._compile_remote(signature, pure.planned[signature][0], moved(plan, places), SimpleNamespace(name="ray"))

@@ -57,19 +57,26 @@ def _stages(count: int, microbatches: int) -> Mapping[str, Any]:
     return {"num_stages": count, "num_microbatches": microbatches}
 
 
+#: Blocks in one loop, recomputed one by one.
+SCANNED: Mapping[str, Any] = {"scan": True, "remat": True}
+
 CASES = (
     Case("llama 8B, 8 devices", llama.build, "8B", "dgx-h100", 1, 10.0, {}, _one_stage()),
     Case("llama 8B, 8x8", llama.build, "8B", "dgx-h100", 8, 10.0, {"batch": 64}, _one_stage(mesh_shape=(8, 8))),
     Case("llama 70B, 32x8", llama.build, "70B", "dgx-h100", 32, 20.0, {"batch": 256}, _one_stage(mesh_shape=(32, 8))),
-    Case("gpt 39B, 64 V100", gpt.build, "39B", "p3.16xlarge", 8, 10.0, {"batch": 1024}, _stages(8, 256)),
-    Case("gpt 175B, 1024 A100", gpt.build, "175B", "dgx-a100", 128, 30.0, {"batch": 1536}, _stages(16, 192)),
-    Case("gpt 1T, 3072 A100", gpt.build, "1T", "dgx-a100", 384, 60.0, {"batch": 3072}, _stages(64, 512)),
+    Case("gpt 39B, 64 V100", gpt.build, "39B", "p3.16xlarge", 8, 10.0, {"batch": 1024, **SCANNED}, _stages(8, 256)),
+    Case("gpt 175B, 1024 A100", gpt.build, "175B", "dgx-a100", 128, 30.0, {"batch": 1536, **SCANNED}, _stages(16, 192)),
+    Case("gpt 1T, 3072 A100", gpt.build, "1T", "dgx-a100", 384, 60.0, {"batch": 3072, **SCANNED}, _stages(64, 512)),
     *(
         Case(
             f"gpt 39B width, {layers} layers", gpt.build, "39B", "p3.16xlarge", 8, None,
-            {"batch": 1024, "layers": layers}, _stages(8, 256),
+            {"batch": 1024, "layers": layers, **SCANNED}, _stages(8, 256),
         )
         for layers in (8, 16, 32, 64, 96)
+    ),
+    Case(
+        "gpt 39B width, 8 layers, unrolled", gpt.build, "39B", "p3.16xlarge", 8, None,
+        {"batch": 1024, "layers": 8}, _stages(8, 256),
     ),
 )  # fmt: skip
 QUICK = (Case("gpt tiny", gpt.build, "tiny", "p3.16xlarge", 2, 60.0, {"layers": 2}, _stages(2, 2)),)

@@ -17,13 +17,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from autopar.cluster.mesh import LogicalMesh
 from autopar.cost import operator_flops
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph, Layout, Literal, Operator
 from autopar.ir.phases import phase_of
 from autopar.microbatch.base import Joined, Microbatching, pseudo_mesh, split
-from autopar.microbatch.inside import Decisions, is_whole, only_piece, region_states, states_of, zeros_of
+from autopar.microbatch.inside import Decisions, Turns, is_whole, only_piece, region_states, states_of, zeros_of
 from autopar.microbatch.match import Match, local_match, match, whole
 from autopar.sharding.generators import is_generator
 
@@ -98,10 +97,10 @@ def _uneven(graph: Graph, size: int | None, count: int) -> MicrobatchError:
 
 
 def _analyze(graph: Graph, count: int, batch: Mapping[str, int], late: frozenset[str]) -> Microbatching:
-    mesh = pseudo_mesh(count)
-    states = _forward(graph, batch, mesh, late)
+    turns = Turns(pseudo_mesh(count))
+    states = _forward(graph, batch, turns, late)
     _check_mixing(graph, states)
-    return _collect(graph, count, batch, states, mesh)
+    return _collect(graph, count, batch, states, turns)
 
 
 def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
@@ -147,7 +146,7 @@ def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
     )
 
 
-def _forward(graph: Graph, batch: Mapping[str, int], mesh: LogicalMesh, late: frozenset[str]) -> _States:
+def _forward(graph: Graph, batch: Mapping[str, int], turns: Turns, late: frozenset[str]) -> _States:
     s = _States()
     of_data: set[str] = {i.name for i in graph.inputs if i.role not in _MODEL_ROLES}
     for i in graph.inputs:
@@ -162,7 +161,7 @@ def _forward(graph: Graph, batch: Mapping[str, int], mesh: LogicalMesh, late: fr
             _wait(op, s)
             continue
         found = states_of(op.operands, s.values)
-        made = _made(graph, op, found, s, mesh)
+        made = _made(graph, op, found, s, turns)
         if made is None and data:
             made = tuple(whole(v.type) for v in op.results)
         if made is None:
@@ -176,7 +175,7 @@ def _forward(graph: Graph, batch: Mapping[str, int], mesh: LogicalMesh, late: fr
 
 
 def _made(
-    graph: Graph, op: Operator, found: list[Layout | None], s: _States, mesh: LogicalMesh
+    graph: Graph, op: Operator, found: list[Layout | None], s: _States, turns: Turns
 ) -> tuple[Layout, ...] | None:
     """States of what ``op`` makes in the loop or before it; None where it has to wait."""
     if is_whole(found):
@@ -187,9 +186,9 @@ def _made(
     if terms_only and phase_of(op.scope) == "update":
         return None  # what is done to gradients once need not be done to each of their terms
     if op.regions:
-        matched = region_states(graph, op, found, op.id, mesh, Decisions())
+        matched = region_states(graph, op, found, op.id, turns, Decisions())
     else:
-        matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), mesh)
+        matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), turns.mesh)
     if matched is None:
         return None
     s.matches[op.id] = matched
@@ -260,7 +259,7 @@ def _flops(graph: Graph, op: Operator) -> float:
     return inner if op.regions else operator_flops(op, graph.operand_types(op))
 
 
-def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, mesh: LogicalMesh) -> Microbatching:
+def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, turns: Turns) -> Microbatching:
     """The three parts, from what the outputs and late operators read."""
     after = [op for op in graph.operators if any(v.name in s.late for v in op.results)]
     read_late = _reads(after) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
@@ -278,7 +277,7 @@ def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, mes
         results = [v.name for v in op.results]
         if not any(n in demand for n in results) or any(n in s.late for n in results):
             continue
-        used = _in_loop(graph, op, s, demand, mesh, decisions)
+        used = _in_loop(graph, op, s, demand, turns, decisions)
         if used is None:
             outside.update(dict.fromkeys(n for n in results if n in demand))
             continue
@@ -324,7 +323,7 @@ def _in_loop(
     op: Operator,
     s: _States,
     demand: dict[str, set[Layout]],
-    mesh: LogicalMesh,
+    turns: Turns,
     out: Decisions,
 ) -> tuple[Layout | None, ...] | None:
     """Layouts of the operands of ``op`` if it runs in the loop (recorded in ``out``); None if it runs before it."""
@@ -337,12 +336,12 @@ def _in_loop(
     if mixed or op.id in s.matches:
         chosen = s.matches[op.id]
         if op.regions:
-            again = region_states(graph, op, found, op.id, mesh, out)
+            again = region_states(graph, op, found, op.id, turns, out)
             assert again is not None
         out.add(op.id, chosen)
         return chosen.operands
     piece = only_piece(op, demand)
-    local = None if piece is None else local_match(op, graph.operand_types(op), piece, mesh)
+    local = None if piece is None else local_match(op, graph.operand_types(op), piece, turns.mesh)
     if local is not None and all(
         k is None or k.is_replicated or k == wanted for k, wanted in zip(found, local.operands, strict=True)
     ):
@@ -351,7 +350,7 @@ def _in_loop(
     if s.fenced.isdisjoint(o for o in op.operands if isinstance(o, str)) or op.effects:
         return None
     if op.regions:
-        again = region_states(graph, op, found, op.id, mesh, out)
+        again = region_states(graph, op, found, op.id, turns, out)
         return None if again is None else again.operands
     types = graph.operand_types(op)
     every = Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))

@@ -6,14 +6,28 @@ them, and `region_states` answers None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cluster.mesh import LogicalMesh
 from autopar.ir import Graph, Layout, Literal, Operand, Operator
+from autopar.ir.fingerprint import structural_hash
 from autopar.microbatch.base import sliced, stacked
 from autopar.microbatch.match import Match, local_match, match, whole
 from autopar.sharding.generators import is_generator, is_zero
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The axis of microbatches, and what was found out about regions on it.
+
+    Args:
+        mesh: see `autopar.microbatch.base.pseudo_mesh`.
+        known: by what a region is and what it is given, how it runs, and the layouts inside by id behind the region's.
+    """
+
+    mesh: LogicalMesh
+    known: dict[object, tuple[Match | None, Decisions]] = field(default_factory=dict)
 
 
 @dataclass
@@ -48,26 +62,43 @@ def zeros_of(graph: Graph, op: Operator) -> list[bool]:
 
 
 def region_states(
-    graph: Graph, op: Operator, states: Sequence[Layout | None], id: str, mesh: LogicalMesh, out: Decisions
+    graph: Graph, op: Operator, states: Sequence[Layout | None], id: str, turns: Turns, out: Decisions
 ) -> Match | None:
     """How ``op``, a scan, while or cond, runs within one turn; None where it mixes microbatches.
+
+    Of regions that are alike, as the loops over the layers of each stage, one is looked into.
 
     Args:
         graph: the graph that ``op`` is in.
         op: the operator.
         states: state of each operand.
         id: its id with those of enclosing operators and regions.
-        mesh: the pseudo mesh.
+        turns: the axis of microbatches.
         out: gets the layouts of the operators inside.
     """
     handler = {"scan": _scan, "while": _while, "cond": _cond}.get(op.primitive)
     if handler is None or op.effects:
         return None
     types = graph.operand_types(op)
-    return handler(op, [whole(t) if k is None else k for k, t in zip(states, types, strict=True)], id, mesh, out)
+    given = [whole(t) if k is None else k for k, t in zip(states, types, strict=True)]
+    key = (structural_hash(op, types), tuple(_inner_ids(op)), tuple(given))
+    if key not in turns.known:
+        inside = Decisions()
+        turns.known[key] = (handler(op, given, "", turns, inside), inside)
+    found, inside = turns.known[key]
+    out.operands.update({f"{id}{inner}": k for inner, k in inside.operands.items()})
+    out.results.update({f"{id}{inner}": k for inner, k in inside.results.items()})
+    return found
 
 
-def _forward(graph: Graph, inputs: Sequence[Layout], prefix: str, mesh: LogicalMesh) -> dict[str, Layout] | None:
+def _inner_ids(op: Operator) -> Iterator[str]:
+    for _, region in op.regions:
+        for inner in region.operators:
+            yield inner.id
+            yield from _inner_ids(inner)
+
+
+def _forward(graph: Graph, inputs: Sequence[Layout], prefix: str, turns: Turns) -> dict[str, Layout] | None:
     """State of every value of a region's graph; None where an operator mixes."""
     states = dict(zip((i.name for i in graph.inputs), inputs, strict=True))
     for op in graph.operators:
@@ -79,12 +110,12 @@ def _forward(graph: Graph, inputs: Sequence[Layout], prefix: str, mesh: LogicalM
         elif is_whole(found):
             made = [whole(v.type) for v in op.results]
         elif op.regions:
-            inner = region_states(graph, op, found, f"{prefix}{op.id}", mesh, Decisions())
+            inner = region_states(graph, op, found, f"{prefix}{op.id}", turns, Decisions())
             if inner is None:
                 return None
             made = inner.results
         else:
-            matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), mesh, terms=True)
+            matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), turns.mesh, terms=True)
             if matched is None:
                 return None
             made = matched.results
@@ -97,7 +128,7 @@ def _outputs(graph: Graph, states: dict[str, Layout]) -> list[Layout]:
 
 
 def _decide(
-    graph: Graph, states: dict[str, Layout], wanted: Sequence[Layout], prefix: str, mesh: LogicalMesh, out: Decisions
+    graph: Graph, states: dict[str, Layout], wanted: Sequence[Layout], prefix: str, turns: Turns, out: Decisions
 ) -> dict[str, set[Layout]]:
     """Records the layouts of a region's operators, readers first; returns those in which each value is read.
 
@@ -115,7 +146,7 @@ def _decide(
         if op.primitive == "optimization_barrier":
             used = found
         else:
-            chosen = _choose(graph, op, found, demand, prefix, mesh, out)
+            chosen = _choose(graph, op, found, demand, prefix, turns, out)
             out.add(f"{prefix}{op.id}", chosen)
             used = chosen.operands
         for operand, type, taken in zip(op.operands, types, used, strict=True):
@@ -140,12 +171,12 @@ def _narrowed(graph: Graph, inputs: Sequence[Layout], demand: dict[str, set[Layo
 
 
 def _again(
-    handler: Callable[[Operator, list[Layout], str, LogicalMesh, Decisions], Match | None],
+    handler: Callable[[Operator, list[Layout], str, Turns, Decisions], Match | None],
     op: Operator,
     states: Sequence[Layout],
     narrowed: list[Layout],
     id: str,
-    mesh: LogicalMesh,
+    turns: Turns,
     out: Decisions,
     plain: Match,
 ) -> Match:
@@ -153,7 +184,7 @@ def _again(
     if narrowed == list(states):
         return plain
     trial = Decisions()
-    found = handler(op, narrowed, id, mesh, trial)
+    found = handler(op, narrowed, id, turns, trial)
     if found is None or found.results != plain.results:
         return plain
     out.operands.update(trial.operands)
@@ -167,20 +198,20 @@ def _choose(
     found: Sequence[Layout | None],
     demand: dict[str, set[Layout]],
     prefix: str,
-    mesh: LogicalMesh,
+    turns: Turns,
     out: Decisions,
 ) -> Match:
     types = graph.operand_types(op)
     if op.regions:
-        inner = region_states(graph, op, found, f"{prefix}{op.id}", mesh, out)
+        inner = region_states(graph, op, found, f"{prefix}{op.id}", turns, out)
         assert inner is not None, f"{op.id} was found to run within a microbatch"
         return inner
     if not is_whole(found):
-        matched = match(op, types, found, zeros_of(graph, op), mesh, terms=True)
+        matched = match(op, types, found, zeros_of(graph, op), turns.mesh, terms=True)
         assert matched is not None, f"{op.id} was found to run within a microbatch"
         return matched
     piece = only_piece(op, demand)
-    local = None if piece is None else local_match(op, types, piece, mesh)
+    local = None if piece is None else local_match(op, types, piece, turns.mesh)
     return local or Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))
 
 
@@ -198,7 +229,7 @@ def _joined(a: Layout, b: Layout) -> Layout | None:
     return b if a.is_replicated and (not b.partial or b.reduce == "sum") else None
 
 
-def _scan(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: Decisions) -> Match | None:
+def _scan(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:
     body = op.region("body")
     consts, carries = op.integer("num_consts"), op.integer("num_carry")
     first = consts + carries
@@ -207,7 +238,7 @@ def _scan(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: D
     carry = states[consts:first]
     while True:
         inputs = [*states[:consts], *carry, *map(sliced, states[first:])]
-        found = _forward(body, inputs, f"{id}/body/", mesh)
+        found = _forward(body, inputs, f"{id}/body/", turns)
         if found is None:
             return None
         made = _outputs(body, found)
@@ -218,21 +249,21 @@ def _scan(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: D
             break
         carry = [k for k in joined if k is not None]
     wanted = [*carry, *made[carries:]]
-    demand = _decide(body, found, wanted, f"{id}/body/", mesh, out)
+    demand = _decide(body, found, wanted, f"{id}/body/", turns, out)
     plain = Match((*states[:consts], *carry, *states[first:]), (*carry, *map(stacked, made[carries:])))
     pieces = _narrowed(body, inputs, demand)
     narrowed = [*pieces[:consts], *states[consts:first], *map(stacked, pieces[first:])]
-    return _again(_scan, op, states, narrowed, id, mesh, out, plain)
+    return _again(_scan, op, states, narrowed, id, turns, out, plain)
 
 
-def _while(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: Decisions) -> Match | None:
+def _while(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:
     cond, body = op.region("cond"), op.region("body")
     in_cond, in_body = op.integer("cond_nconsts"), op.integer("body_nconsts")
     first = in_cond + in_body
     carry = states[first:]
     while True:
-        inside = _forward(body, [*states[in_cond:first], *carry], f"{id}/body/", mesh)
-        decided = _forward(cond, [*states[:in_cond], *carry], f"{id}/cond/", mesh)
+        inside = _forward(body, [*states[in_cond:first], *carry], f"{id}/body/", turns)
+        decided = _forward(cond, [*states[:in_cond], *carry], f"{id}/cond/", turns)
         if inside is None or decided is None or not is_whole(_outputs(cond, decided)):
             return None
         joined = [_joined(a, b) for a, b in zip(carry, _outputs(body, inside), strict=True)]
@@ -241,17 +272,17 @@ def _while(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: 
         if joined == carry:
             break
         carry = [k for k in joined if k is not None]
-    demand = _decide(body, inside, carry, f"{id}/body/", mesh, out)
-    _decide(cond, decided, _outputs(cond, decided), f"{id}/cond/", mesh, out)
+    demand = _decide(body, inside, carry, f"{id}/body/", turns, out)
+    _decide(cond, decided, _outputs(cond, decided), f"{id}/cond/", turns, out)
     plain = Match((*states[:first], *carry), tuple(carry))
     pieces = _narrowed(body, [*states[in_cond:first], *carry], demand)[:in_body]
-    return _again(_while, op, states, [*states[:in_cond], *pieces, *states[first:]], id, mesh, out, plain)
+    return _again(_while, op, states, [*states[:in_cond], *pieces, *states[first:]], id, turns, out, plain)
 
 
-def _cond(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: Decisions) -> Match | None:
+def _cond(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:
     if not states[0].is_replicated:
         return None
-    found = {name: _forward(branch, states[1:], f"{id}/{name}/", mesh) for name, branch in op.regions}
+    found = {name: _forward(branch, states[1:], f"{id}/{name}/", turns) for name, branch in op.regions}
     results = [whole(v.type) for v in op.results]
     for name, branch in op.regions:
         inside = found[name]
@@ -265,11 +296,11 @@ def _cond(op: Operator, states: list[Layout], id: str, mesh: LogicalMesh, out: D
     for name, branch in op.regions:
         inside = found[name]
         assert inside is not None
-        demand = _decide(branch, inside, results, f"{id}/{name}/", mesh, out)
+        demand = _decide(branch, inside, results, f"{id}/{name}/", turns, out)
         read.append(_narrowed(branch, states[1:], demand))
     # A branch that does not read it is given the piece that the others take.
     offered = [
         {k for k in pieces if k != state} for state, pieces in zip(states[1:], zip(*read, strict=True), strict=True)
     ]
     narrowed = [next(iter(k)) if len(k) == 1 else state for state, k in zip(states[1:], offered, strict=True)]
-    return _again(_cond, op, states, [states[0], *narrowed], id, mesh, out, Match(tuple(states), tuple(results)))
+    return _again(_cond, op, states, [states[0], *narrowed], id, turns, out, Match(tuple(states), tuple(results)))

@@ -76,20 +76,19 @@ def _under_limit(problem: Problem, free: Answer, clock: Clock) -> list[Answer]:
     """Answers within the limit: with copies that all phases share, and with copies of each phase's own.
 
     The second cost no less than the first without a limit, for they are made more often; where the first within the
-    limit costs next to nothing more than that, they are not tried.
+    limit costs next to nothing more than that, they are not tried. Programs apart have the second alone.
     """
-    stated = free.stated
+    found: list[Answer] = []
+    if not problem.options.apart:
+        with clock.phase("solve"):
+            found.append(Answer(free.stated, _solve(problem, free.stated.problem), "memory binds"))
+        least = free.solution.lower_bound
+        if found[0].solution.objective <= least + _NOTHING * abs(least):
+            return found
+    split = _stated(problem, free.stated.mesh, clock, split_phases=True)
     with clock.phase("solve"):
-        shared = Answer(stated, _solve(problem, stated.problem), "memory binds")
-    least = free.solution.lower_bound
-    if shared.solution.objective <= least + _NOTHING * abs(least):
-        return [shared]
-    split = _stated(problem, stated.mesh, clock, split_phases=True)
-    with clock.phase("solve"):
-        own = Answer(
-            replace(split, tight=True), _solve(problem, split.problem), "memory binds, each phase gathers anew"
-        )
-    return [shared, own]
+        own = _solve(problem, split.problem)
+    return [*found, Answer(replace(split, tight=True), own, "memory binds, each phase gathers anew")]
 
 
 def _no_better(problem: Problem, cheapest_s: float) -> InfeasiblePlanError:

@@ -35,10 +35,15 @@ def step(params, x):
 
 
 @functools.cache
-def pipeline() -> tuple[autopar.Plan, LoweredPipeline]:
-    args = ([jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 4, jax.ShapeDtypeStruct((512, 64), jnp.float32))
+def pipeline(limit_bytes: int | None = None) -> tuple[autopar.Plan, LoweredPipeline]:
+    width, examples = (64, 512) if limit_bytes is None else (512, 1024)
+    args = (
+        [jax.ShapeDtypeStruct((width, width), jnp.float32)] * 4,
+        jax.ShapeDtypeStruct((examples, width), jnp.float32),
+    )
     cluster = parse_target("cpu:4").cluster()
-    plan = autopar.parallelize(step, cluster=cluster, num_stages=2, num_microbatches=4).plan(*args)
+    options = {"num_stages": 2, "num_microbatches": 4, "remat": "none", "memory_limit": limit_bytes}
+    plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0, **options).plan(*args)
     pure = PureFunction(step, ParallelOptions(plan=plan))
     traced, plan = pure.plan(pure.resolve(args, {})[0])
     return plan, lower_pipeline(unstack(traced, plan.content.stack_groups).step, plan)
@@ -68,6 +73,16 @@ def test_programs_count_as_often_as_they_run() -> None:
     assert found.lowered_ok and found.collectives_ok, str(found)
     # Forward and backward in four microbatches, and the update.
     assert {s.cycles for s in done.stages} <= {90.0, 100.0}
+
+
+def test_where_memory_binds_each_pass_gathers_for_itself() -> None:
+    """Forward and backward are two programs: neither has what the other gathered."""
+    free, _ = pipeline(10**9)
+    plan, lowered = pipeline(int(free.peak_memory * 0.97))
+    assert any(part.tight for part in plan.content.parts)
+    assert any(c.kind == "all-gather" for s in plan.stages for c in s.collectives)
+    found = compare_stages(plan, parse_target("cpu:4"), gathered(lowered, as_given(lowered)))
+    assert found.lowered_ok, str(found)
 
 
 def test_a_collective_too_many_is_found_on_its_stage() -> None:

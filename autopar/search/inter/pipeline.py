@@ -24,6 +24,7 @@ from autopar.plan import (
 from autopar.plan.types import MemoryPlace
 from autopar.schedule import Schedule, Table, Task, get
 from autopar.search.clock import Clock
+from autopar.search.inter.bound import work_bound_s
 from autopar.search.inter.costs import LayerPrices, stage_costs
 from autopar.search.inter.dp import slice_layers
 from autopar.search.inter.record import record_of
@@ -286,7 +287,7 @@ def assemble(
         parts=tuple(parts),
     )
     seconds = simulate(Plan(content)).step_time
-    search = SearchContent(content.search.strategy, seconds, None)
+    search = SearchContent(content.search.strategy, seconds, work_bound_s(graph, problem.cluster))
     return Plan(msgspec.structs.replace(content, step_time=seconds, search=search))
 
 

@@ -191,6 +191,7 @@ def _at_level(
         num_stages=1,
         schedule="auto",
         mesh_shape=shape,
+        apart=True,
         enough_s=enough_s,
         remat="none",
     )

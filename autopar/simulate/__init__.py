@@ -11,7 +11,7 @@ from autopar.plan import Plan
 from autopar.simulate.durations import Durations, equal_stages
 from autopar.simulate.engine import run
 from autopar.simulate.event import Event, Memory
-from autopar.simulate.plans import parts_of, pipeline_record, program_of, simulate
+from autopar.simulate.plans import parts_of, pipeline_record, program_of, record_of_program, simulate
 from autopar.simulate.timeline import Timeline
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "parts_of",
     "pipeline_record",
     "program_of",
+    "record_of_program",
     "run",
     "simulate",
 ]

@@ -104,6 +104,12 @@ def pipeline_record(table: Table, dataflow: Dataflow, durations: Durations) -> P
     Raises:
         ScheduleError: the three do not fit each other.
     """
+    return record_of_program(build(table, dataflow), durations)
+
+
+def record_of_program(program: Program, durations: Durations) -> Pipeline:
+    """`pipeline_record` of instruction lists that are there: large pipelines have a million of instructions."""
+    dataflow = program.dataflow
     works = tuple(
         PipelineWork(
             s.work.kind, s.work.stage, float(durations.of_work(s.work)), s.work.part, s.reads, s.writes,
@@ -118,7 +124,7 @@ def pipeline_record(table: Table, dataflow: Dataflow, durations: Durations) -> P
         )
         for v in dataflow.values
     )  # fmt: skip
-    return Pipeline(to_text(table), works, values, tuple(_transfers(build(table, dataflow), durations)))
+    return Pipeline(to_text(program.table), works, values, tuple(_transfers(program, durations)))
 
 
 def _transfers(program: Program, durations: Durations) -> Iterable[PipelineTransfer]:

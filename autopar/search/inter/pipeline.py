@@ -27,13 +27,14 @@ from autopar.search.clock import Clock
 from autopar.search.inter.bound import work_bound_s
 from autopar.search.inter.costs import LayerPrices, stage_costs
 from autopar.search.inter.dp import slice_layers
-from autopar.search.inter.record import record_of
+from autopar.search.inter.record import pipeline_of
 from autopar.search.inter.shared import SharedPlans
 from autopar.search.inter.stages import Chosen, in_flight, plan_stage, waiting_bytes
 from autopar.search.inter.submesh import placed, worthwhile
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
-from autopar.simulate.plans import simulate
+from autopar.simulate.engine import run
+from autopar.simulate.plans import record_of_program
 from autopar.stages import Layers, cluster
 
 #: Layers that the model is clustered into: so many a stage, and at most so many in all.
@@ -257,7 +258,8 @@ def assemble(
     """The plan of all stages together."""
     graph = problem.graph
     placed = [_on_devices(c, i, home) for i, (c, home) in enumerate(zip(parts, candidate.devices, strict=True))]
-    record = record_of(graph, sliced, placed, table, problem.cluster)
+    program, durations = pipeline_of(graph, sliced, placed, table, problem.cluster)
+    record = record_of_program(program, durations)
     placed = [_with_sends(c, i, record, candidate.count, sliced) for i, c in enumerate(placed)]
     inputs, outputs = _records(problem, sliced, parts)
     more = [in_flight(table, i) - 1 for i in range(len(parts))]
@@ -286,7 +288,7 @@ def assemble(
         cuts=tuple(m[-1] for m in candidate.members[:-1]),
         parts=tuple(parts),
     )
-    seconds = simulate(Plan(content)).step_time
+    seconds = run(program, durations).step_time
     search = SearchContent(content.search.strategy, seconds, work_bound_s(graph, problem.cluster))
     return Plan(msgspec.structs.replace(content, step_time=seconds, search=search))
 

@@ -9,16 +9,17 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Graph
 from autopar.microbatch import AXIS
-from autopar.plan import Pipeline, PlanContent
-from autopar.schedule import Dataflow, Table, ValueSpec, Work, WorkSpec
+from autopar.plan import PlanContent
+from autopar.schedule import Dataflow, Program, Table, ValueSpec, Work, WorkSpec, build
 from autopar.search.source import Sliced
 from autopar.simulate.durations import Durations
-from autopar.simulate.plans import pipeline_record
 from autopar.stages import StageParts
 
 
-def record_of(graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table: Table, cluster: Cluster) -> Pipeline:
-    """Works, values and durations of a pipeline.
+def pipeline_of(
+    graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table: Table, cluster: Cluster
+) -> tuple[Program, Durations]:
+    """The instruction lists of a pipeline, and how long what they do takes.
 
     Args:
         graph: the whole step.
@@ -77,9 +78,8 @@ def record_of(graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table:
         seconds[update] = times.get("update", 0.0)
     for p in sliced.parts:
         _add_transfers(transfers, p, table, bytes_of, parts, cluster)
-    return pipeline_record(
-        table, Dataflow(tuple(works), tuple(values.values())), Durations(seconds, transfers, host_s=host_s)
-    )
+    dataflow = Dataflow(tuple(works), tuple(values.values()))
+    return build(table, dataflow), Durations(seconds, transfers, host_s=host_s)
 
 
 def sliced_backward(graph: Graph, sliced: Sliced, name: str) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import autopar
 from autopar import Cluster, InfeasiblePlanError
 from autopar.cluster import Device, LinkSpec, NodeGroup
+from autopar.search.inter.submesh import worthwhile
 from examples import mlp
 from tests.end_to_end.clusters import MIDDLE
 
@@ -93,3 +94,18 @@ def test_a_stage_without_choices_is_a_stage():
     """The smallest model on many stages: some have nothing to choose, which is no reason to give up."""
     fn, args = mlp.build(abstract=True)
     assert autopar.parallelize(fn, cluster=MIDDLE, num_stages=4, num_microbatches=2).plan(*args).num_stages == 4
+
+
+@pytest.mark.parametrize(
+    ("count", "stages", "uneven", "sizes"),
+    [
+        (4, 4, 1, [4]),
+        (4, 4, 2, [2, 4, 8]),
+        (6, 2, 1, [12]),  # three nodes each, which is no power of two
+        (3, 2, 1, [4, 8]),  # a node and a half each cannot be
+        (3, 8, 1, [1, 2]),
+        (2, 16, 1, []),
+    ],
+)
+def test_submeshes_near_the_even_share(count, stages, uneven, sizes):
+    assert [m.size for m in worthwhile(nodes(1e9, count=count), stages, uneven)] == sizes

@@ -266,6 +266,7 @@ class PureFunction:
             donated=frozenset(n for i in self.donated(traced) for n in unstacked.names(i)),
             num_microbatches=microbatches,
             num_stages=stages,
+            equal=isinstance(cluster, RayCluster) and self.options.num_stages == "auto",
             schedule=schedule,
             remat="none" if self.options.remat is False else self.options.remat,
             offload="none" if (kept := self._kept_on_devices(unstacked)) else self.options.offload,

@@ -46,6 +46,33 @@ def marked(mark: str) -> list[int]:
     return sorted(found)
 
 
+def titled(folder: str, title: str = "ray::") -> list[int]:
+    """Ids of the processes of this machine with a title that have a file open in a folder; none without /proc.
+
+    A process that gives itself a title writes it over its environment, and with it the mark that `marked` looks for.
+
+    Args:
+        folder: absolute path without links.
+        title: what the title begins with.
+    """
+    inside = os.path.join(folder, "")
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdecimal() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    own = file.read().startswith(title.encode())
+                if own and any(_target(name, fd).startswith(inside) for fd in os.listdir(f"/proc/{name}/fd")):
+                    found.append(int(name))
+    return sorted(found)
+
+
+def _target(process: str, fd: str) -> str:
+    with contextlib.suppress(OSError):  # it was closed in the meantime
+        return os.readlink(f"/proc/{process}/fd/{fd}")
+    return ""
+
+
 def end_process(process: int, polite_s: float = 0.0, seconds: float = 10) -> None:
     """Ends a process of this machine, a stopped one too, and waits until it is gone.
 
@@ -103,9 +130,10 @@ def guard(mark: str, folder: str) -> subprocess.Popen[bytes]:
 
 
 def clean_up(mark: str, folder: str) -> None:
-    """Ends the processes that have a mark, and removes a folder; others may still write there for a moment."""
+    """Ends the processes that have a mark, and Ray's in a folder, and removes it; others may still write there."""
     until = time.monotonic() + 10
-    while time.monotonic() < until and (left := marked(mark)):
+    real = os.path.realpath(folder)
+    while time.monotonic() < until and (left := [*marked(mark), *titled(real)]):
         for process in left:
             end_process(process, 0.0)
     while os.path.exists(folder) and time.monotonic() < until:

@@ -220,6 +220,8 @@ def _sliced(prices: LayerPrices, stages: int) -> Iterable[Candidate]:
     problem, layers, count = prices.problem, prices.layers, prices.count
     # Of layers that are alike none wants more than its share of the devices.
     kinds = worthwhile(problem.cluster, stages, 1 if len(set(layers.alike)) * 2 <= len(layers.members) else 2)
+    if problem.options.equal:
+        kinds = [k for k in kinds if k.size * stages == problem.cluster.num_devices]
     if not kinds:
         return
     costs = stage_costs(prices, kinds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,15 @@ import pytest
 
 import autopar
 from autopar import Cluster, InfeasiblePlanError
+from autopar.api.options import ParallelOptions
+from autopar.api.pure import PureFunction
 from autopar.cluster import Device, LinkSpec, NodeGroup
+from autopar.cost import CostModel
+from autopar.lower.pipeline.source import TracedStages
+from autopar.lower.step import step_of
+from autopar.search import Problem
+from autopar.search.alpa import alpa
+from autopar.search.inter.pipeline import pipeline
 from autopar.search.inter.submesh import worthwhile
 from examples import mlp
 from tests.end_to_end.clusters import MIDDLE
@@ -109,3 +118,30 @@ def test_a_stage_without_choices_is_a_stage():
 )
 def test_submeshes_near_the_even_share(count, stages, uneven, sizes):
     assert [m.size for m in worthwhile(nodes(1e9, count=count), stages, uneven)] == sizes
+
+
+def test_equal_stages_have_as_many_devices():
+    """Of an uneven model too: on workers a stage is not to share one with another."""
+    sizes = [2048, 2048, 512, 512, 512]
+
+    def step(params, batch):
+        def loss(p):
+            x = batch
+            for w in p:
+                x = jnp.tanh(x @ w)
+            return (x**2).mean()
+
+        return [p - g for p, g in zip(params, jax.grad(loss)(params), strict=True)]
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in itertools.pairwise(sizes)]
+    args = (shapes, jax.ShapeDtypeStruct((64, sizes[0]), jnp.float32))
+    function = PureFunction(step, ParallelOptions(cluster=nodes(1e8), num_stages=3, num_microbatches=4))
+    traced, _ = function.plan(function.resolve(args, {})[0])
+    found = {}
+    for equal in (False, True):
+        options = replace(function.problem(traced, None).options, num_stages=4, num_microbatches=4, equal=equal)
+        whole = step_of(traced)
+        problem = Problem(whole.graph, nodes(1e8), CostModel(nodes(1e8)), options, TracedStages(whole))
+        found[equal] = [len(s.devices) for s in pipeline(problem, alpa).stages]
+    assert found[True] == [2, 2, 2, 2]
+    assert found[False] != found[True]

@@ -320,8 +320,10 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
+# What runs in the background of a shell is started with SIGINT ignored, and so are its children.
 DRIVER = """
-import tempfile, time, autopar
+import signal, tempfile, time, autopar
+signal.signal(signal.SIGINT, signal.default_int_handler)
 cluster = autopar.Cluster.ray(workers=1, devices_per_worker=1)
 print("ready", flush=True)
 time.sleep(100)

@@ -69,13 +69,13 @@ CASES = (
     Case("gpt 1T, 3072 A100", gpt.build, "1T", "dgx-a100", 384, 60.0, {"batch": 3072, **SCANNED}, _stages(64, 512)),
     *(
         Case(
-            f"gpt 39B width, {layers} layers", gpt.build, "39B", "p3.16xlarge", 8, None,
+            f"gpt 39B width, {layers} layers", gpt.build, "39B", "dgx-a100", 8, None,
             {"batch": 1024, "layers": layers, **SCANNED}, _stages(8, 256),
         )
         for layers in (8, 16, 32, 64, 96)
     ),
     Case(
-        "gpt 39B width, 8 layers, unrolled", gpt.build, "39B", "p3.16xlarge", 8, None,
+        "gpt 39B width, 8 layers, unrolled", gpt.build, "39B", "dgx-a100", 8, None,
         {"batch": 1024, "layers": 8}, _stages(8, 256),
     ),
 )  # fmt: skip

@@ -53,10 +53,18 @@ def started(cluster: RayCluster, made: Example, **options: Any) -> RemotePipelin
 
 
 @pytest.fixture(scope="module")
-def pipeline(cluster: RayCluster, mlp: Example) -> Iterator[RemotePipeline]:
+def shared_pipeline(cluster: RayCluster, mlp: Example) -> Iterator[RemotePipeline]:
     made = started(cluster, mlp, deadline_s=60)
     yield made
     made.close()
+
+
+@pytest.fixture
+def pipeline(shared_pipeline: RemotePipeline) -> RemotePipeline:
+    """The pipeline of the whole file, loaded again where a test has closed it: they run in any order."""
+    if shared_pipeline._world is None:
+        shared_pipeline.load()
+    return shared_pipeline
 
 
 def test_the_cluster_is_one_to_plan_with(cluster: RayCluster) -> None:
@@ -133,8 +141,8 @@ def test_a_transport_that_is_not_known_is_told() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["gpipe", "1f1b"])
-def test_training_gpt_is_that_of_one_device(cluster: RayCluster, pipeline: RemotePipeline, table: str) -> None:
-    pipeline.close()  # its workers' places
+def test_training_gpt_is_that_of_one_device(cluster: RayCluster, shared_pipeline: RemotePipeline, table: str) -> None:
+    shared_pipeline.close()  # its workers' places
     with jax.enable_x64(True):
         gpt = example("gpt", 2, microbatches=4, table=table, dtype="float64")
         own = started(cluster, gpt, deadline_s=60)

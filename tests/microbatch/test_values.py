@@ -228,6 +228,23 @@ def test_a_mask_for_all_examples_is_made_in_pieces(layers):
     assert types and all(12 not in type.shape for type in types)
 
 
+def test_loops_that_are_alike_but_for_what_they_are_given():
+    """Examples are rows in one of them and columns in the other."""
+
+    def step(params, batch):
+        def loss(params):
+            def mean_after(x):
+                return jnp.mean(scan_layers(lambda y, w: jnp.tanh(y * w), x, params) ** 2)
+
+            return mean_after(batch) + mean_after(batch.T)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return params - grads, value
+
+    args = (jax.random.normal(jax.random.key(0), (2,)), jax.random.normal(jax.random.key(1), (12, 12)))
+    assert_same_in_microbatches(step, args, [1, 2, 6])
+
+
 def test_the_update_runs_once():
     step, args = gpt.build(dtype="float64", **TEXT)
     plain, _ = traced(step, args)

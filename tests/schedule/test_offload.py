@@ -49,6 +49,14 @@ def test_lists_of_all_schedules_stay_valid_and_hold_no_more(name):
     for line in moves(moved):
         left = [i.value for i in line if isinstance(i, Offload)]
         assert sorted(left) == sorted(i.value for i in line if isinstance(i, Fetch))
+    for w in moved.workers:
+        away = {}
+        for n, i in enumerate(w.instructions):
+            if isinstance(i, Offload):
+                away[i.value] = n
+            elif isinstance(i, Fetch):
+                between = w.instructions[away[i.value] : n]
+                assert any(isinstance(j, Run) for j in between), "it leaves the device for nothing"
     assert all(a <= b for a, b in zip(peaks(moved), peaks(plain), strict=True))
     assert [i for w in moved.workers for i in w.instructions if not isinstance(i, Offload | Fetch)] == [
         i for w in plain.workers for i in w.instructions

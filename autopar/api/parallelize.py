@@ -40,7 +40,8 @@ def parallelize(
         batch_argnums: positions of the arguments that are the batch, where it cannot be told.
         num_microbatches: parts of the batch that run one after another.
         num_stages: pipeline stages.
-        schedule: pipeline schedule.
+        schedule: name of the pipeline schedule, or one of your own; "auto" takes the fastest that fits the memory, "none"
+            makes no pipeline.
         memory_limit: bytes a device, or text as "40GB"; None takes the device's memory.
         remat: what the backward pass may compute anew beyond what the function states: "none", "selective" (not
             matrix products), "full" (all but what enters a layer), or "auto": as little as the memory allows.

@@ -67,6 +67,8 @@ class Stage(_Record, frozen=True):
         work_times: (kind of work, seconds a step) of a stage with a loop over microbatches: "forward", "backward",
             "update", and "weight": the part of "backward" that schedules which split it may put off.
         held_bytes: bytes a device that each microbatch in flight keeps for its backward pass.
+        kept_bytes: bytes a device that each microbatch keeps from its input gradients to its weight gradients, besides
+            ``held_bytes``, where a schedule puts the second off.
         remat: what is held of the forward pass for the backward pass, which computes the rest anew: "none" (nothing is
             computed anew), "selective" or "full".
         layer_ends: ids of the last forward operator of each of its layers but the last, where something is computed
@@ -91,6 +93,7 @@ class Stage(_Record, frozen=True):
     host_bytes: int = 0
     host_time: float = 0.0
     waits_on_host: bool = False
+    kept_bytes: int = 0
 
     @property
     def mesh_shape(self) -> dict[str, int]:

@@ -54,6 +54,7 @@ def assemble(
         held_bytes=sharding.held_bytes,
         host_bytes=sharding.host_bytes,
         host_time=sharding.host_s,
+        kept_bytes=sharding.kept_bytes,
     )
     content = PlanContent(
         program=graph.name,

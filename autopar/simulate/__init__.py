@@ -11,21 +11,26 @@ from autopar.plan import Plan
 from autopar.simulate.durations import Durations, equal_stages
 from autopar.simulate.engine import run
 from autopar.simulate.event import Event, Memory
-from autopar.simulate.plans import parts_of, pipeline_record, program_of, record_of_program, simulate
+from autopar.simulate.passes import Route, Step, is_plain, step_of
+from autopar.simulate.plans import parts_of, pipeline_record, program_of, record_of, simulate
 from autopar.simulate.timeline import Timeline
 
 __all__ = [
     "Durations",
     "Event",
     "Memory",
+    "Route",
+    "Step",
     "Timeline",
     "equal_stages",
+    "is_plain",
     "parts_of",
     "pipeline_record",
     "program_of",
-    "record_of_program",
+    "record_of",
     "run",
     "simulate",
+    "step_of",
 ]
 
 

@@ -21,6 +21,7 @@ from autopar.schedule import (
 )
 from autopar.simulate.durations import Durations
 from autopar.simulate.engine import run
+from autopar.simulate.passes import Route
 from autopar.simulate.timeline import Timeline
 
 
@@ -104,12 +105,13 @@ def pipeline_record(table: Table, dataflow: Dataflow, durations: Durations) -> P
     Raises:
         ScheduleError: the three do not fit each other.
     """
-    return record_of_program(build(table, dataflow), durations)
+    program = build(table, dataflow)
+    routes = {(i.value.value, w.worker, i.to) for w in program.workers for i in w.instructions if isinstance(i, Send)}
+    return record_of(table, dataflow, durations, sorted(routes))
 
 
-def record_of_program(program: Program, durations: Durations) -> Pipeline:
-    """`pipeline_record` of instruction lists that are there: large pipelines have a million of instructions."""
-    dataflow = program.dataflow
+def record_of(table: Table, dataflow: Dataflow, durations: Durations, routes: Iterable[Route]) -> Pipeline:
+    """`pipeline_record` where the values that workers send each other are known: no instruction list is made."""
     works = tuple(
         PipelineWork(
             s.work.kind, s.work.stage, float(durations.of_work(s.work)), s.work.part, s.reads, s.writes,
@@ -124,14 +126,5 @@ def record_of_program(program: Program, durations: Durations) -> Pipeline:
         )
         for v in dataflow.values
     )  # fmt: skip
-    return Pipeline(to_text(program.table), works, values, tuple(_transfers(program, durations)))
-
-
-def _transfers(program: Program, durations: Durations) -> Iterable[PipelineTransfer]:
-    pairs = sorted(
-        {(i.value.value, w.worker, i.to) for w in program.workers for i in w.instructions if isinstance(i, Send)}
-    )
-    for value, source, target in pairs:
-        seconds = float(durations.of_transfer(value, source, target))
-        if seconds:
-            yield PipelineTransfer(value, source, target, seconds)
+    transfers = (PipelineTransfer(*route, float(durations.of_transfer(*route))) for route in routes)
+    return Pipeline(to_text(table), works, values, tuple(t for t in transfers if t.seconds))

@@ -42,7 +42,7 @@ def pipeline(limit_bytes: int | None = None) -> tuple[autopar.Plan, LoweredPipel
         jax.ShapeDtypeStruct((examples, width), jnp.float32),
     )
     cluster = parse_target("cpu:4").cluster()
-    options = {"num_stages": 2, "num_microbatches": 4, "remat": "none", "memory_limit": limit_bytes}
+    options = {"num_stages": 2, "num_microbatches": 4, "remat": "none", "memory_limit": limit_bytes, "schedule": "1f1b"}
     plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0, **options).plan(*args)
     pure = PureFunction(step, ParallelOptions(plan=plan))
     traced, plan = pure.plan(pure.resolve(args, {})[0])

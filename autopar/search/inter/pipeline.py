@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -27,14 +28,13 @@ from autopar.search.clock import Clock
 from autopar.search.inter.bound import work_bound_s
 from autopar.search.inter.costs import LayerPrices, stage_costs
 from autopar.search.inter.dp import slice_layers
-from autopar.search.inter.record import pipeline_of
+from autopar.search.inter.record import pipeline_of, step_record
+from autopar.search.inter.schedules import CHUNKED, LONG_WAITS, fastest_table, idle_share
 from autopar.search.inter.shared import SharedPlans
 from autopar.search.inter.stages import Chosen, in_flight, plan_stage, waiting_bytes
 from autopar.search.inter.submesh import placed, worthwhile
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
-from autopar.simulate.engine import run
-from autopar.simulate.plans import record_of_program
 from autopar.stages import Layers, cluster
 
 #: Layers that the model is clustered into: so many a stage, and at most so many in all.
@@ -50,6 +50,7 @@ class Candidate:
 
     ``layers`` has the layers inside the stages, for recomputation; where it is empty each stage is one layer.
     ``meshes`` has by stage the shape of the logical mesh that suits its layers best; empty where that is not known.
+    ``schedule`` is the only one that it is for; None takes that of the options.
     """
 
     count: int
@@ -58,6 +59,7 @@ class Candidate:
     estimate_s: float
     layers: tuple[tuple[str, ...], ...] = ()
     meshes: tuple[tuple[int, ...], ...] = ()
+    schedule: Schedule | None = None
 
 
 def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
@@ -96,6 +98,9 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
                 break
         if plans:
             break
+    if plans and problem.options.schedule == "auto" and problem.options.num_stages is None:
+        with clock.phase("stages"):
+            plans += _with_chunks(problem, source, min(plans, key=lambda p: p.step_time), intra)
     if failures and not plans:
         raise failures[0]
     if not plans:
@@ -107,7 +112,7 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
     best = min(plans, key=lambda p: p.step_time)
     considered = tuple(
         Considered(
-            f"{p.num_stages} stages, {p.num_microbatches} microbatches",
+            f"{p.num_stages} stages, {p.num_microbatches} microbatches, {p.schedule}",
             p.step_time,
             p.peak_memory,
             "chosen" if p is best else "",
@@ -118,8 +123,24 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
     return Plan(msgspec.structs.replace(best.content, search=search), clock.phases())
 
 
+def _with_chunks(problem: Problem, source: StageSource, best: Plan, intra: Callable[[Problem], Plan]) -> Iterable[Plan]:
+    """Plans with two stages on each worker, where the workers of ``best``, with one, wait for long."""
+    workers, count = best.num_stages, best.num_microbatches
+    if idle_share(best) < LONG_WAITS:
+        return
+    found = source.microbatches(count)
+    layers = cluster(problem.graph, found, min(4 * workers, MOST_LAYERS), fewest=None)
+    for schedule in (get(name) for name in CHUNKED):
+        if len(layers.members) < workers * schedule.chunks:
+            continue
+        with contextlib.suppress(ScheduleError, InfeasiblePlanError):
+            candidate = _even(problem, layers, workers * schedule.chunks, schedule, count)
+            if candidate is not None:
+                yield plan_candidate(problem, source, replace(candidate, schedule=schedule), intra)
+
+
 def schedule_of(problem: Problem) -> Schedule:
-    """The schedule asked for; 1F1B where it is free."""
+    """The schedule asked for; 1F1B, for which stages are planned, where it is free."""
     asked = problem.options.schedule
     if isinstance(asked, Schedule):
         return asked
@@ -244,36 +265,34 @@ def plan_candidate(
 ) -> Plan:
     """The exact plan of a candidate: every stage planned on its submesh, the whole simulated."""
     sliced = source.slice(candidate.count, candidate.members)
-    schedule = schedule_of(problem)
+    schedule = candidate.schedule or schedule_of(problem)
     table = schedule.table(len(candidate.members), candidate.count)
     chosen = Chosen(problem, source, sliced, candidate.members, candidate.layers, table)
     shared = SharedPlans(intra, candidate.meshes)
     # With the fewest microbatches in flight first: what is best there is best for stages alike that it fits too.
     order = sorted(range(len(candidate.members)), key=lambda i: (in_flight(table, i), i))
     found = {i: plan_stage(chosen, i, candidate.devices[i], shared) for i in order}
-    return assemble(problem, candidate, sliced, [found[i] for i in sorted(found)], table)
+    parts = [_on_devices(found[i], i, home) for i, home in enumerate(candidate.devices)]
+    if candidate.schedule is None and problem.options.schedule == "auto":
+        table = fastest_table(problem, sliced, parts, table)
+    return assemble(problem, candidate, sliced, parts, table)
 
 
 def assemble(
     problem: Problem, candidate: Candidate, sliced: Sliced, parts: Sequence[PlanContent], table: Table
 ) -> Plan:
-    """The plan of all stages together."""
+    """The plan of all stages together; ``parts`` are theirs, on their devices."""
     graph = problem.graph
-    placed = [_on_devices(c, i, home) for i, (c, home) in enumerate(zip(parts, candidate.devices, strict=True))]
-    program, durations = pipeline_of(graph, sliced, placed, table, problem.cluster)
-    record = record_of_program(program, durations)
-    placed = [_with_sends(c, i, record, candidate.count, sliced) for i, c in enumerate(placed)]
+    seconds, record = step_record(table, *pipeline_of(graph, sliced, parts, table, problem.cluster))
+    placed = [_with_sends(c, i, record, candidate.count, sliced) for i, c in enumerate(parts)]
     inputs, outputs = _records(problem, sliced, parts)
-    more = [in_flight(table, i) - 1 for i in range(len(parts))]
     content = PlanContent(
         program=graph.name,
         fingerprint=fingerprint(graph),
         cluster=problem.cluster.to_json(),
         cluster_name=str(problem.cluster),
-        step_time=0.0,
-        peak_memory=max(
-            c.peak_memory + waiting_bytes(c, sliced, i, n) for i, (c, n) in enumerate(zip(parts, more, strict=True))
-        ),
+        step_time=seconds,
+        peak_memory=max(c.peak_memory + waiting_bytes(c, sliced, i, table) for i, c in enumerate(parts)),
         num_microbatches=candidate.count,
         schedule=table.name,
         stages=tuple(c.stages[0] for c in placed),
@@ -282,17 +301,15 @@ def assemble(
         operators=(),
         copies=(),
         choices=tuple(x for c in parts for x in c.choices),
-        search=SearchContent(f"{parts[0].search.strategy}", 0.0, None),
+        search=SearchContent(parts[0].search.strategy, seconds, work_bound_s(graph, problem.cluster)),
         notes=tuple(dict.fromkeys(n for c in parts for n in c.notes)),
         memory_limit=problem.memory_limit_bytes,
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
         pipeline=record,
         cuts=tuple(m[-1] for m in candidate.members[:-1]),
-        parts=tuple(parts),
+        parts=tuple(_unplaced(c) for c in parts),
     )
-    seconds = run(program, durations).step_time
-    search = SearchContent(content.search.strategy, seconds, work_bound_s(graph, problem.cluster))
-    return Plan(msgspec.structs.replace(content, step_time=seconds, search=search))
+    return Plan(content)
 
 
 def _on_devices(content: PlanContent, stage: int, home: tuple[int, int]) -> PlanContent:
@@ -304,6 +321,17 @@ def _on_devices(content: PlanContent, stage: int, home: tuple[int, int]) -> Plan
         collectives=tuple(msgspec.structs.replace(c, stage=stage) for c in own.collectives),
     )
     return msgspec.structs.replace(content, stages=(placed,))
+
+
+def _unplaced(content: PlanContent) -> PlanContent:
+    """A stage's plan as one of its own, on devices counted from 0."""
+    own = content.stages[0]
+    alone = msgspec.structs.replace(
+        own,
+        devices=tuple(range(len(own.devices))),
+        collectives=tuple(msgspec.structs.replace(c, stage=0) for c in own.collectives),
+    )
+    return msgspec.structs.replace(content, stages=(alone,))
 
 
 def _with_sends(content: PlanContent, stage: int, record: Pipeline, count: int, sliced: Sliced) -> PlanContent:

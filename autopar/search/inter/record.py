@@ -9,17 +9,17 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Graph
 from autopar.microbatch import AXIS
-from autopar.plan import PlanContent
-from autopar.schedule import Dataflow, Program, Table, ValueSpec, Work, WorkSpec, build
+from autopar.plan import Pipeline, PlanContent
+from autopar.schedule import Dataflow, Table, ValueSpec, Work, WorkSpec, build, check_dataflow, check_table
 from autopar.search.source import Sliced
-from autopar.simulate.durations import Durations
+from autopar.simulate import Durations, is_plain, pipeline_record, record_of, run, step_of
 from autopar.stages import StageParts
 
 
 def pipeline_of(
     graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table: Table, cluster: Cluster
-) -> tuple[Program, Durations]:
-    """The instruction lists of a pipeline, and how long what they do takes.
+) -> tuple[Dataflow, Durations]:
+    """What the works of a pipeline read and write, and how long what they do takes.
 
     Args:
         graph: the whole step.
@@ -61,7 +61,7 @@ def pipeline_of(
         backward = Work("backward", s)
         reads = (f"state@{s}", f"held@{s}", *forward, *cotangents)
         if table.splits_backward:
-            values[f"kept@{s}"] = ValueSpec(f"kept@{s}", 0, "microbatch")
+            values[f"kept@{s}"] = ValueSpec(f"kept@{s}", stage.kept_bytes, "microbatch")
             works.append(WorkSpec(backward, reads, (*sent_back, f"kept@{s}")))
             weight = Work("weight", s)
             works.append(
@@ -78,8 +78,21 @@ def pipeline_of(
         seconds[update] = times.get("update", 0.0)
     for p in sliced.parts:
         _add_transfers(transfers, p, table, bytes_of, parts, cluster)
-    dataflow = Dataflow(tuple(works), tuple(values.values()))
-    return build(table, dataflow), Durations(seconds, transfers, host_s=host_s)
+    return Dataflow(tuple(works), tuple(values.values())), Durations(seconds, transfers, host_s=host_s)
+
+
+def step_record(table: Table, dataflow: Dataflow, durations: Durations) -> tuple[float, Pipeline]:
+    """Seconds of a step, and what a plan records of its pipeline.
+
+    Raises:
+        ScheduleError: the table cannot run.
+    """
+    if is_plain(dataflow):
+        check_table(table)
+        check_dataflow(table, dataflow)
+        step = step_of(table, dataflow, durations)
+        return step.seconds, record_of(table, dataflow, durations, step.routes)
+    return run(build(table, dataflow), durations).step_time, pipeline_record(table, dataflow, durations)
 
 
 def sliced_backward(graph: Graph, sliced: Sliced, name: str) -> bool:

@@ -70,11 +70,29 @@ def in_flight(table: Table, stage: int) -> int:
     return max(1, most)
 
 
-def waiting_bytes(content: PlanContent, sliced: Sliced, stage: int, waiting: int) -> int:
-    """Bytes a device that ``waiting`` further microbatches in flight keep: what they hold, and were sent for that."""
-    own = content.stages[0]
+def put_off(table: Table, stage: int) -> int:
+    """Most microbatches of a stage whose input gradients are there and whose weight gradients are not."""
+    most = 0
+    for worker in table.workers_of_stage(stage) if table.splits_backward else ():
+        waiting = 0
+        for task in table.rows[worker]:
+            if task.stage == stage:
+                waiting += {"forward": 0, "backward": 1, "weight": -1}[task.kind]
+                most = max(most, waiting)
+    return most
+
+
+def waiting_bytes(content: PlanContent, sliced: Sliced, stage: int, table: Table) -> int:
+    """Bytes a device that the microbatches in flight besides the one that runs keep: what they hold and were sent."""
+    own, waiting = content.stages[0], in_flight(table, stage) - 1
     near = min(waiting, NEAR) if own.waits_on_host else waiting
-    return near * own.held_bytes + waiting * received_bytes(sliced, stage, len(own.devices))
+    received = waiting * received_bytes(sliced, stage, len(own.devices))
+    return near * own.held_bytes + received + _put_off_bytes(content, table, stage)
+
+
+def _put_off_bytes(content: PlanContent, table: Table, stage: int) -> int:
+    """Bytes a device that microbatches keep until their weight gradients, besides the one that runs."""
+    return max(0, put_off(table, stage) - 1) * content.stages[0].kept_bytes
 
 
 def received_bytes(sliced: Sliced, stage: int, devices: int) -> int:
@@ -198,10 +216,15 @@ def _at_level(
     first = chosen.sliced.alike[stage] if chosen.sliced.alike else stage
     at = {id: n for n, id in enumerate(chosen.members[stage])}
     kind = (first, level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
+    what = f"stage {stage + 1} of {len(chosen.members)}"
     stated = replace(problem, graph=graph, cluster=part, cost_model=CostModel(part), options=options, source=None)
-    content = shared.plan(stated, kind, f"stage {stage + 1} of {len(chosen.members)}")
-    ends = tuple(layer[-1] for layer in again.layers[:-1])
-    content = content.recomputing(level, ends)
+    content = shared.plan(stated, kind, what)
+    more = _put_off_bytes(content, table, stage)
+    if more and content.peak_memory + waiting * content.stages[0].held_bytes + more > limit:
+        less = replace(options, memory_limit_bytes=max(1, limit - more))
+        content = shared.plan(replace(stated, options=less), kind, what)
+        _check_put_off(content, chosen, stage, limit + received)
+    content = content.recomputing(level, tuple(layer[-1] for layer in again.layers[:-1]))
     return (_waiting_on_host(content, part, waiting) if moved else content), not content.tight
 
 
@@ -216,6 +239,18 @@ def _waiting_on_host(content: PlanContent, part: Cluster, waiting: int) -> PlanC
             remedy="more host_memory_bytes in the cluster file, or offload='none'",
         )
     return msgspec.structs.replace(content, stages=(msgspec.structs.replace(own, waits_on_host=True),))
+
+
+def _check_put_off(content: PlanContent, chosen: Chosen, stage: int, limit: int) -> None:
+    """InfeasiblePlanError where a stage has no room for what microbatches keep until their weight gradients."""
+    needed = content.peak_memory + waiting_bytes(content, chosen.sliced, stage, chosen.table)
+    if needed > limit:
+        raise InfeasiblePlanError(
+            f"stage {stage} needs {bytes_text(needed)} ({needed} bytes) a device with the weight gradients of "
+            f"{put_off(chosen.table, stage)} microbatches put off by schedule {chosen.table.name}; the limit is "
+            f"{bytes_text(limit)}",
+            remedy="schedule='1f1b' puts none off",
+        )
 
 
 def _too_little(stage: int, waiting: int, needed: int, limit: int) -> InfeasiblePlanError:

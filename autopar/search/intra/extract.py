@@ -43,6 +43,7 @@ class Sharding:
         hosted: inputs that lie in host memory between updates.
         host_s: seconds a step of moving them to the device and back.
         host_bytes: bytes a device of them.
+        kept_bytes: bytes a device that one microbatch keeps between its input and its weight gradients.
     """
 
     inputs: Mapping[str, Layout]
@@ -59,6 +60,7 @@ class Sharding:
     hosted: frozenset[str] = frozenset()
     host_s: float = 0.0
     host_bytes: int = 0
+    kept_bytes: int = 0
 
 
 def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) -> Sharding:
@@ -95,6 +97,7 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
         choices=_choices(stated, choice),
         work_times=by_work.times(),
         held_bytes=_held_bytes(stated, made),
+        kept_bytes=_kept_bytes(stated, problem.graph, made),
         hosted=there,
         host_s=host_s,
         host_bytes=sum(moved),
@@ -116,13 +119,18 @@ class _Works:
         """``seconds`` of the operator ``id``."""
         inside = id.startswith(LOOP) and "/body/" in id
         self.seconds[("backward" if phase == "backward" else "forward") if inside else "update"] += seconds
-        loop, _, rest = id.partition("/body/")
-        if inside and phase == "backward" and f"{loop}/body/{rest.partition('/body/')[0]}" not in self.sent:
+        if inside and phase == "backward" and _outermost(id) not in self.sent:
             self.seconds["weight"] += seconds
 
     def times(self) -> tuple[tuple[str, float], ...]:
         """(kind, seconds); empty where there is no such loop."""
         return tuple(self.seconds.items()) if self.loops else ()
+
+
+def _outermost(id: str) -> str:
+    """The operator of a loop over microbatches that an operator is, or is inside of."""
+    loop, _, rest = id.partition("/body/")
+    return f"{loop}/body/{rest.partition('/body/')[0]}"
 
 
 def _sent(graph: Graph) -> frozenset[str]:
@@ -146,6 +154,26 @@ def _held_bytes(stated: ShardingProblem, made: Mapping[str, Layout]) -> int:
     for v in stated.values.values():
         if v.key in made and waits(v):
             total += made[v.key].local_bytes(v.type, sizes)
+    return total
+
+
+def _kept_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout]) -> int:
+    """Bytes of what the backward pass makes on the way to what leaves the stage, and gradients of parameters read."""
+    sent = _sent(graph)
+    own = {
+        f"{loop.id}/body/{v.name}"
+        for loop in graph.operators
+        if loop.primitive == "scan" and loop.id.startswith(LOOP)
+        for op in loop.region("body").operators
+        if f"{loop.id}/body/{op.id}" in sent
+        for v in op.results
+    }
+    total = 0
+    for key in sorted(own & made.keys()):
+        v = stated.values[key]
+        put_off = any(u.phase == "backward" and _outermost(u.consumer) not in sent for u in v.uses)
+        if v.phase == "backward" and not v.alias and put_off:
+            total += made[key].local_bytes(v.type, stated.mesh.sizes)
     return total
 
 

@@ -1,0 +1,84 @@
+"""Which schedule a pipeline runs where that is free.
+
+The dynamic program minimizes sum t_i + (m-1) max t_i, which no schedule changes much, and stages are planned for 1F1B,
+which holds least. Then every schedule with one stage a worker is timed with those stages (a table takes milliseconds,
+see `autopar.simulate.step_of`), and the fastest that they still fit under is taken. Where workers wait for long even
+so, schedules with two stages a worker are planned as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.errors import ScheduleError
+from autopar.plan import Plan, PlanContent
+from autopar.schedule import Table, get
+from autopar.search.inter.record import pipeline_of
+from autopar.search.inter.stages import waiting_bytes
+from autopar.search.problem import Problem
+from autopar.search.source import Sliced
+from autopar.simulate import is_plain, step_of
+
+#: Schedules with one stage a worker, beside 1F1B, and with two. GPipe is never faster than 1F1B and holds more.
+ONE_A_WORKER = ("zb-h1", "zb-h2", "eager-1f1b")
+CHUNKED = ("zb-v", "interleaved")
+
+#: Share of a step from which on waiting is long.
+LONG_WAITS = 0.1
+
+#: Share of a step that another schedule must save to be taken.
+LEAST_GAIN = 0.005
+
+#: Seconds that a runtime needs to start a program more (`benchmarks pipelines`: 0.1 to 0.4 ms an instruction on CPU).
+START_S = 2e-4
+
+
+def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> Table:
+    """The schedule in which planned stages are done first, within the memory; ``table`` unless one saves something.
+
+    Args:
+        problem: the whole.
+        sliced: its stages.
+        parts: the plan of each, on its devices.
+        table: the schedule that they are planned for.
+    """
+    least = _seconds(problem, sliced, parts, table)
+    if least is None:
+        return table
+    best, longest = table, max(map(len, table.rows))
+    least *= 1 - LEAST_GAIN
+    for name in ONE_A_WORKER:
+        try:
+            other = get(name).table(table.num_stages, table.num_microbatches)
+        except ScheduleError:
+            continue
+        if not _fits(problem, sliced, parts, other):
+            continue
+        seconds = _seconds(problem, sliced, parts, other)
+        more = START_S * (max(map(len, other.rows)) - longest)
+        if seconds is not None and seconds + more < least:
+            best, least = other, seconds + more
+    return best
+
+
+def idle_share(plan: Plan) -> float:
+    """Share of a step in which the mean stage of a pipeline has nothing to do."""
+    busy = sum(sum(s for kind, s in stage.work_times if kind != "weight") for stage in plan.stages)
+    return 1.0 - busy / (len(plan.stages) * plan.step_time) if plan.step_time else 0.0
+
+
+def _fits(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> bool:
+    """Whether every stage has room for its microbatches in flight."""
+    cluster = problem.cluster
+    for i, c in enumerate(parts):
+        devices = c.stages[0].devices
+        limit = problem.options.memory_limit_bytes or cluster.part(devices[0], len(devices)).memory_bytes
+        if c.peak_memory + waiting_bytes(c, sliced, i, table) > limit:
+            return False
+    return True
+
+
+def _seconds(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> float | None:
+    """Seconds of a step; None where something waits in host memory, which is planned for one schedule."""
+    dataflow, durations = pipeline_of(problem.graph, sliced, parts, table, problem.cluster)
+    return step_of(table, dataflow, durations).seconds if is_plain(dataflow) else None

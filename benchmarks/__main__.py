@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,7 @@ def main(
     examples: str,
 ) -> None:
     """Runs benchmarks (all of them unless NAMES are given); exits with 1 if a target is missed."""
+    os.environ["AUTOPAR_CACHE_DIR"] = "off"  # planning is measured, not reading; processes of the benchmarks inherit it
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
     console = Console()

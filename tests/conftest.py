@@ -1,6 +1,6 @@
-"""Settings of all tests: eight virtual CPU devices, hypothesis profiles, 64-bit floats on request.
+"""Settings of all tests: eight virtual CPU devices, no plans on disk, hypothesis profiles, 64-bit floats on request.
 
-The two variables are set before anything imports jax, which reads them once. Worker processes of xdist import
+The variables are set before anything imports jax, which reads them once. Worker processes of xdist import
 this file too, and inherit the variables.
 """
 
@@ -17,6 +17,7 @@ _DEVICES = "--xla_force_host_platform_device_count"
 _other_flags = re.sub(rf"{_DEVICES}=\S*", "", os.environ.get("XLA_FLAGS", "")).strip()
 os.environ["XLA_FLAGS"] = f"{_other_flags} {_DEVICES}=8".strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["AUTOPAR_CACHE_DIR"] = "off"
 
 # "ci" makes the same examples on every run, so that a change of the code is the only reason for a change of the
 # result. "dev" looks for new ones: HYPOTHESIS_PROFILE=dev. Times on shared machines mean nothing: no deadline.

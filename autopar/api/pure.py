@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -37,9 +38,9 @@ from autopar.runtime import LocalProgram, PipelineProgram, load_local, load_pipe
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import RemoteProgram, load_remote
 from autopar.search import Options, Problem, Strategy, cuts_stages, strategy_named
+from autopar.search.cache import PlanCache, cached, cached_with_stages, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
-from autopar.search.inter import pipeline
 
 
 class PureFunction:
@@ -271,10 +272,9 @@ class PureFunction:
             remat="none" if self.options.remat is False else self.options.remat,
             offload="none" if (kept := self._kept_on_devices(unstacked)) else self.options.offload,
         )
-        strategy = self._strategy()
         problem = Problem(unstacked.step.graph, cluster, CostModel(cluster), options, TracedStages(unstacked.step))
         self._say(f"slicing {len(traced.graph.operators)} operators into stages for {cluster}")
-        plan = strategy(problem) if cuts_stages(strategy) else pipeline(problem, strategy)
+        plan = cached_with_stages(self._strategy(), self._cache)(problem)
         if kept:
             plan = Plan(msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)), plan.phases)
         return restacked(plan, traced.graph, unstacked)
@@ -306,11 +306,15 @@ class PureFunction:
         search = self.options.search
         return strategy_named(search) if isinstance(search, str) else search
 
+    @cached_property
+    def _cache(self) -> PlanCache | None:
+        """Plans on disk, as the environment says when the first plan is made."""
+        return plan_cache(os.environ)
+
     def _search(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int) -> Plan:
         problem = self.problem(traced, memory_limit_bytes, microbatches)
-        strategy = self._strategy()
         self._say(f"planning {len(traced.graph.operators)} operators for {problem.cluster}")
-        return strategy(problem)
+        return cached(self._strategy(), self._cache)(problem)
 
     def problem(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int = 1) -> Problem:
         """What the search is given."""

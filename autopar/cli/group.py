@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "clusters": "List the clusters that come with autopar.",
         "schedules": "List pipeline schedules, or show one.",
         "strategies": "List the search strategies.",
+        "cache": "Show or clear the plans that are kept on disk.",
     }
 )
 

@@ -67,6 +67,11 @@ class ScheduleRegistry:
         """Use ``factory`` for ``name`` from now on."""
         self._added[name] = factory
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What was added, sorted."""
+        return tuple(sorted(self._added))
+
     def table(self) -> dict[str, Factory | None]:
         """Every name; None where an entry point is not loaded yet."""
         found: dict[str, Factory | None] = {p.name: None for p in entry_points(group=ENTRY_POINTS)}
@@ -84,6 +89,11 @@ def register(name: str) -> Callable[[_F], _F]:
         return factory
 
     return add
+
+
+def registered_schedules() -> tuple[str, ...]:
+    """Names of the schedules that users registered, sorted."""
+    return _REGISTRY.names
 
 
 def schedules() -> tuple[str, ...]:

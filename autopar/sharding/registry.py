@@ -53,6 +53,11 @@ class RuleRegistry:
         """Forget what was registered for ``primitive``; a built-in rule shows again. KeyError if nothing was."""
         del self._added[primitive]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Primitives that something is registered for, sorted."""
+        return tuple(sorted(self._added))
+
     def rule_for(self, op: Operator, operand_types: tuple[TensorType, ...]) -> tuple[Rule, bool]:
         """See the module's `rule_for`."""
         added = self._added.get(op.primitive)
@@ -114,6 +119,11 @@ def register_rule(primitive: str, rule: RuleFunction) -> None:
 def unregister_rule(primitive: str) -> None:
     """Undo `register_rule`. KeyError if nothing is registered for ``primitive``."""
     _REGISTRY.remove(primitive)
+
+
+def registered_rules() -> tuple[str, ...]:
+    """Primitives that a user's rule is registered for, sorted."""
+    return _REGISTRY.names
 
 
 def rule_for(op: Operator, operand_types: tuple[TensorType, ...]) -> tuple[Rule, bool]:

@@ -15,6 +15,7 @@ from autopar.cli import main
 from autopar.cli.group import COMMANDS
 from autopar.cluster import Cluster, available
 from autopar.search import strategies
+from autopar.search.cache import PlanCache
 from tests.cli.conftest import ROOT, Run
 from tests.report.plans import make_plan
 
@@ -31,7 +32,7 @@ def plans(tmp_path: Path) -> tuple[str, str]:
 def test_no_light_command_loads_a_device_library(plans: tuple[str, str]) -> None:
     a, b = plans
     commands = [["--version"], ["--help"], ["plan", "--help"], ["clusters"], ["explain", a], ["diff", a, b],
-                ["strategies"], ["solve", "--help"]]  # fmt: skip
+                ["strategies"], ["cache"], ["solve", "--help"]]  # fmt: skip
     program = (
         "import sys\nfrom autopar.cli import main\n"
         f"for args in {commands!r}:\n"
@@ -74,6 +75,16 @@ def test_strategies(run: Run) -> None:
     text, data = run("strategies"), json.loads(run("strategies", "--format", "json").stdout)
     assert [s["name"] for s in data] == list(strategies())
     assert all(s["description"] and s["description"] in text.stdout for s in data)
+
+
+def test_cache(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("cache").stdout == "no plans are kept: AUTOPAR_CACHE_DIR turns it off\n"
+    monkeypatch.setenv("AUTOPAR_CACHE_DIR", str(tmp_path))
+    assert run("cache").stdout == f"{tmp_path}/plans: 0 plans, 0 B of 268 MB\n"
+    PlanCache(tmp_path / "plans").put("k" * 64, make_plan().content)
+    assert run("cache").stdout.startswith(f"{tmp_path}/plans: 1 plans, ")
+    assert run("cache", "--clear").stdout == f"{tmp_path}/plans: 1 files removed\n"
+    assert list((tmp_path / "plans").iterdir()) == []
 
 
 def test_explain(run: Run, plans: tuple[str, str]) -> None:

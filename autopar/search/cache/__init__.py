@@ -1,0 +1,12 @@
+"""Plans on disk by what they are plans of, so that what was planned is not planned again.
+
+`told` writes what a plan depends on as plain data; `key` puts it together; `store` keeps files; `cached` makes a
+strategy that looks there first; `folder` says where.
+"""
+
+from autopar.search.cache.cached import Cached, cached, cached_with_stages
+from autopar.search.cache.folder import VARIABLE, plan_cache
+from autopar.search.cache.key import key_of
+from autopar.search.cache.store import PlanCache
+
+__all__ = ["VARIABLE", "Cached", "PlanCache", "cached", "cached_with_stages", "key_of", "plan_cache"]

@@ -1,0 +1,68 @@
+"""Strategies that look for a plan on disk before they search for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from autopar.plan import Plan
+from autopar.search.cache.key import key_of
+from autopar.search.cache.store import PlanCache
+from autopar.search.clock import Clock
+from autopar.search.inter import pipeline
+from autopar.search.problem import Problem
+from autopar.search.registry import Strategy, cuts_stages
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A planner whose plans are kept: itself a strategy.
+
+    A plan that was kept has the content that it had, and one phase, "cache". A solver that stopped at its time limit
+    leaves a plan whose bound is below its cost; it is kept like any other, for the limit is part of the key: to search
+    for longer ask for more time. That no plan fits is not kept.
+
+    Args:
+        search: plans what is not kept.
+        cache: where plans are kept.
+        planner: what ``search`` is, for the key: see `key_of`.
+    """
+
+    search: Callable[[Problem], Plan]
+    cache: PlanCache
+    planner: Any
+
+    def __call__(self, problem: Problem) -> Plan:
+        """The plan of a problem. Errors are those of the search."""
+        clock = Clock()
+        with clock.phase("cache"):
+            key = key_of(problem, self.planner, self.cache.surroundings)
+            kept = None if key is None else self.cache.get(key)
+        if kept is not None:
+            if problem.options.say is not None:
+                problem.options.say(f"read the plan of {problem.graph.name} from the cache {self.cache.folder}")
+            return Plan(kept, clock.phases())
+        began = time.perf_counter()
+        plan = self.search(problem)
+        if key is not None and time.perf_counter() - began >= self.cache.least_s:
+            self.cache.put(key, plan.content)
+        return plan
+
+
+def cached(strategy: Strategy, cache: PlanCache | None) -> Strategy:
+    """A strategy whose plans are kept; the strategy as it is where there is no cache."""
+    return strategy if cache is None else Cached(strategy, cache, strategy)
+
+
+def cached_with_stages(strategy: Strategy, cache: PlanCache | None) -> Strategy:
+    """What plans several stages by a strategy, those of each stage and of the whole kept where there is a cache.
+
+    That is the strategy where it cuts the step into stages itself, else the search of pipelines.
+    """
+    if cuts_stages(strategy):
+        return cached(strategy, cache)
+    whole = partial(pipeline, intra=cached(strategy, cache))
+    return whole if cache is None else Cached(whole, cache, ("pipeline", strategy))

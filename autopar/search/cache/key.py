@@ -1,0 +1,106 @@
+"""The key of a plan: a hash of everything that it depends on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
+from autopar.errors import ScheduleError
+from autopar.ir import Graph, Operator
+from autopar.ir.text import graph_text
+from autopar.schedule import factory_named
+from autopar.schedule.registry import registered_schedules
+from autopar.search.cache.told import UntoldError, is_own, told
+from autopar.search.problem import Options, Problem
+from autopar.sharding import rule_for
+from autopar.sharding.registry import registered_rules
+
+#: Options that change what is said while a plan is made, and not the plan.
+SILENT = ("say",)
+
+
+def key_of(problem: Problem, planner: Any, surroundings: str | None) -> str | None:
+    """The key of the plan that a planner makes of a problem; None where such plans are not to be kept.
+
+    Two problems have one key only if their plans are equal to the byte: it is a hash of the whole graph (names, roles,
+    scopes and updates too; lines of the source only where the plan tells them), the cluster, the cost model, every
+    option and the surroundings. Not kept are plans
+
+    - of searches that are watched by `Options.progress`, which would have nothing to say,
+    - where a user registered a sharding rule or a schedule, or gave a strategy, schedule, cost model or source that is
+      not autopar's own: what these do is not known.
+
+    Args:
+        problem: what is planned.
+        planner: the strategy, with what is planned by it besides, as plain data; see `told`.
+        surroundings: see `autopar.search.cache.told.surroundings`; with None no plan is kept.
+
+    Returns:
+        SHA-256, 64 hexadecimal digits.
+    """
+    if surroundings is None or problem.options.progress is not None or registered_rules() or registered_schedules():
+        return None
+    try:
+        data = {
+            "planner": told(planner),
+            "cluster": _told_cluster(problem.cluster),
+            "cost_model": _told_costs(problem.cost_model),
+            "options": _told_options(problem.options),
+            "source": None if problem.source is None else _told_class(problem.source),
+            "surroundings": surroundings,
+        }
+    except (UntoldError, ScheduleError):
+        return None
+    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode())
+    digest.update(graph_text(without_lines(problem.graph)).encode())
+    return digest.hexdigest()
+
+
+def without_lines(graph: Graph) -> Graph:
+    """The graph without the lines of its source, but for those that a plan's notes tell."""
+    return replace(graph, operators=tuple(_without_line(graph, op) for op in graph.operators))
+
+
+def _without_line(graph: Graph, op: Operator) -> Operator:
+    regions = tuple((name, without_lines(region)) for name, region in op.regions)
+    # Of operators that have no rule there is a note with the line.
+    _, known = rule_for(op, graph.operand_types(op))
+    return replace(op, regions=regions, source="" if known else op.source)
+
+
+def _told_options(options: Options) -> dict[str, Any]:
+    """All options but those that are `SILENT`: a new one counts unless it is named there."""
+    found = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in SILENT}
+    return {name: _told_schedule(v) if name == "schedule" else told(v) for name, v in found.items()}
+
+
+def _told_schedule(schedule: Any) -> Any:
+    """The word for a free schedule; the name of one, with the class that has it; or one with its options."""
+    if isinstance(schedule, str) and schedule not in ("auto", "none"):
+        return [schedule, _told_class(factory_named(schedule))]
+    return told(schedule)
+
+
+def _told_costs(model: CostModel) -> dict[str, Any]:
+    parts = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+    told_parts = {n: _told_cluster(v) if isinstance(v, Cluster) else told(v) for n, v in parts.items()}
+    return {"class": _told_class(model), **told_parts}
+
+
+def _told_cluster(cluster: Cluster) -> str:
+    """The text that plans have of a cluster. One that runs on Ray is planned for as any other."""
+    _told_class(cluster)
+    return cluster.to_json()
+
+
+def _told_class(value: Any) -> str:
+    """Name of the class of a value, or of a class itself. UntoldError where it is not autopar's own."""
+    kind = value if isinstance(value, type) else type(value)
+    if not is_own(kind):
+        raise UntoldError(f"{kind.__qualname__} is not autopar's own")
+    return f"{kind.__module__}:{kind.__qualname__}"

@@ -1,0 +1,126 @@
+"""`PlanCache`: files of plans in a folder, each under its key."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import time
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from autopar.errors import PlanMismatchError
+from autopar.plan import Plan, PlanContent, write_whole
+from autopar.search.cache.told import surroundings
+
+_SUFFIX = ".plan.gz"
+#: Of what `write_whole` has not finished.
+_PART = ".part"
+#: Between size and speed: plans are repetitive text, so that more effort wins little.
+_EFFORT = 6
+#: Seconds after which what a writer left that was ended is removed.
+_LEFT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class PlanCache:
+    """Plans as files that several processes may read and write at the same time.
+
+    A file has the key and the plan's JSON, compressed. It is there whole or not at all. What cannot be read or written
+    is as if it were not there: nothing here raises for the sake of a file.
+
+    Args:
+        folder: where the files are; made when the first is written.
+        most_bytes: bytes that they may take together; those that were not used for longest are dropped.
+        least_s: seconds that planning must have taken for the plan to be kept.
+    """
+
+    folder: Path
+    most_bytes: int = 2**28
+    least_s: float = 1.0
+
+    @cached_property
+    def surroundings(self) -> str | None:
+        """See `autopar.search.cache.told.surroundings`; read once."""
+        return surroundings()
+
+    def get(self, key: str) -> PlanContent | None:
+        """The plan kept under a key, which counts as used; None where there is none.
+
+        A file that is cut short, damaged or something else is removed.
+        """
+        path = self._path(key)
+        try:
+            raw = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            content = _unpacked(key, raw)
+        except (OSError, EOFError, ValueError, zlib.error, PlanMismatchError):
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return content
+
+    def put(self, key: str, content: PlanContent) -> None:
+        """Keeps a plan under a key, unless it is too large, its text does not give it back, or the disk is full."""
+        with contextlib.suppress(OSError, ValueError, PlanMismatchError):
+            raw = _packed(key, content)
+            if len(raw) <= self.most_bytes and _unpacked(key, raw) == content:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_whole(self._path(key), raw)
+                self._drop_oldest()
+
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each plan's file."""
+        return tuple(size for _, size, path in self._files() if path.suffix != _PART)
+
+    def clear(self) -> int:
+        """Removes all files, and says how many were removed."""
+        return sum(_removed(path) for _, _, path in self._files())
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{_SUFFIX}"
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """(time of last use, bytes, path) of all files, the oldest first."""
+        found = []
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob(f"*{_SUFFIX}*"):
+                with contextlib.suppress(OSError):  # another process removed it
+                    stat = path.stat()
+                    found.append((stat.st_mtime, stat.st_size, path))
+        return sorted(found)
+
+    def _drop_oldest(self) -> None:
+        files = self._files()
+        total = sum(size for _, size, _ in files)
+        for used, size, path in files:
+            left_over = path.suffix == _PART and used < time.time() - _LEFT_S
+            if left_over or (total > self.most_bytes and path.suffix != _PART):
+                _removed(path)
+                total -= size
+
+
+def _removed(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _packed(key: str, content: PlanContent) -> bytes:
+    return gzip.compress(f"{key}\n{Plan(content).to_json()}".encode(), _EFFORT, mtime=0)
+
+
+def _unpacked(key: str, raw: bytes) -> PlanContent:
+    """The plan in a file. ValueError and others where it holds none, or that of another key."""
+    head, _, text = gzip.decompress(raw).partition(b"\n")
+    if head != key.encode():
+        raise ValueError(f"the file holds {head[:64]!r}")
+    return Plan.from_json(text).content

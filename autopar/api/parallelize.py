@@ -40,7 +40,7 @@ def parallelize(
         batch_argnums: positions of the arguments that are the batch, where it cannot be told.
         num_microbatches: parts of the batch that run one after another.
         num_stages: pipeline stages.
-        schedule: name of the pipeline schedule, or one of your own; "auto" takes the fastest that fits the memory, "none"
+        schedule: name of the pipeline schedule, or one of your own; "auto" takes the fastest that fits, "none"
             makes no pipeline.
         memory_limit: bytes a device, or text as "40GB"; None takes the device's memory.
         remat: what the backward pass may compute anew beyond what the function states: "none", "selective" (not

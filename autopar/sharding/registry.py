@@ -61,10 +61,9 @@ class RuleRegistry:
     def rule_for(self, op: Operator, operand_types: tuple[TensorType, ...]) -> tuple[Rule, bool]:
         """See the module's `rule_for`."""
         added = self._added.get(op.primitive)
-        whole = replicated_rule(op, operand_types)
         if added is None:
             rule, known = _built_in(op, operand_types)
-            return (rule, True) if rule is not None and known else (whole, known)
+            return (rule, True) if rule is not None and known else (replicated_rule(op, operand_types), known)
         rule = added(op, operand_types)
         if rule is not None and not _fits(rule, op, operand_types):
             raise AutoparError(
@@ -74,7 +73,7 @@ class RuleRegistry:
                 cause="a rule has one label (a factor or None) for each dim of each operand and result",
                 source=op.source or None,
             )
-        return (whole if rule is None else rule), True
+        return (replicated_rule(op, operand_types) if rule is None else rule), True
 
 
 def _built_in(op: Operator, operand_types: tuple[TensorType, ...]) -> tuple[Rule | None, bool]:

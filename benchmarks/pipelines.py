@@ -1,10 +1,10 @@
 """What a pipeline's runtime costs: a step by the instruction lists beside the calls of its programs alone.
 
-    step       arguments placed, all instructions of all workers, results joined
+    step       all instructions of all workers, results joined; arguments lie where they are wanted, as in a training loop
     programs   the compiled programs of the same step, called in the same order with the arrays that the step gave them
 
 Both run in turns in one process, where programs of different stages do not overlap on a CPU; so the ratio is what
-sends, accumulation, bookkeeping and placing cost, and the difference over the number of instructions the cost of one.
+sends, accumulation and bookkeeping cost, and the difference over the number of instructions the cost of one.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def measure(model: Model, rounds: int) -> Row:
     calls = _calls(program, leaves)
     steps_s, alone_s = [], []
     for _ in range(rounds):
+        placed = jax.block_until_ready(program.place_all(leaves))
         began_s = time.perf_counter()
-        jax.block_until_ready(program.run(program.place_all(leaves), leaves))
+        jax.block_until_ready(program.run(placed, leaves))
         steps_s.append(time.perf_counter() - began_s)
         fresh = [(compiled, number, _copies(arrays)) for compiled, number, arrays in calls]
         began_s = time.perf_counter()

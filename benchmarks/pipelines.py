@@ -1,6 +1,6 @@
 """What a pipeline's runtime costs: a step by the instruction lists beside the calls of its programs alone.
 
-    step       all instructions of all workers, results joined; arguments lie where they are wanted, as in a training loop
+    step       all instructions of all workers, results joined; arguments lie where they are wanted, as in a loop
     programs   the compiled programs of the same step, called in the same order with the arrays that the step gave them
 
 Both run in turns in one process, where programs of different stages do not overlap on a CPU; so the ratio is what

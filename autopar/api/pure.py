@@ -41,6 +41,7 @@ from autopar.search import Options, Problem, Strategy, cuts_stages, strategy_nam
 from autopar.search.cache import PlanCache, cached, cached_with_stages, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
+from autopar.search.inter.counts import LARGE_NODES, MOST_STAGES
 
 
 class PureFunction:
@@ -299,7 +300,8 @@ class PureFunction:
         """Groups of layers into which stacks are taken apart: four a stage where that many divide the layers."""
         layers = layer_count(traced.graph)
         stages = self._num_stages()
-        wanted = 16 if stages is None else 4 * stages
+        large = (self.options.cluster or Cluster.local()).num_nodes > LARGE_NODES
+        wanted = 4 * stages if stages is not None else 2 * MOST_STAGES if large else 16
         return max((n for n in range(1, layers + 1) if layers % n == 0 and n <= wanted), default=1)
 
     def _strategy(self) -> Strategy:

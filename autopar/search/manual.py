@@ -12,11 +12,11 @@ from autopar.plan import Plan
 from autopar.schedule import Task, get
 from autopar.search.clock import Clock
 from autopar.search.experts import expert_dims, expert_state
+from autopar.search.inter.counts import microbatch_counts
 from autopar.search.inter.pipeline import (
     MOST_LAYERS,
     Candidate,
     merge_layers,
-    microbatch_counts,
     plan_candidate,
     schedule_of,
 )

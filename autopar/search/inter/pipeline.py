@@ -11,7 +11,6 @@ import msgspec
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.ir.fingerprint import fingerprint
-from autopar.microbatch import batch_size
 from autopar.plan import (
     Communication,
     Considered,
@@ -27,6 +26,7 @@ from autopar.schedule import Schedule, Table, Task, get
 from autopar.search.clock import Clock
 from autopar.search.inter.bound import work_bound_s
 from autopar.search.inter.costs import LayerPrices, stage_costs
+from autopar.search.inter.counts import ways
 from autopar.search.inter.dp import slice_layers
 from autopar.search.inter.record import pipeline_of, step_record
 from autopar.search.inter.schedules import CHUNKED, LONG_WAITS, fastest_table, idle_share
@@ -42,6 +42,10 @@ LAYERS_PER_STAGE, MOST_LAYERS = 4, 32
 
 #: Operators of a model from which on no layer is less than a block, if there are as many blocks as stages.
 LARGE = 4000
+
+
+#: Candidates are planned exactly if their estimate is within this factor of the least.
+NEAR_BEST = 1.25
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
             candidates = sorted(
                 _candidates(problem, source, fewest), key=lambda c: (c.estimate_s, c.count, len(c.members))
             )
-        for candidate in candidates[:3]:
+        near = [c for c in candidates if c.estimate_s <= NEAR_BEST * candidates[0].estimate_s]
+        for candidate in near[:3]:
             try:
                 with clock.phase("stages"):
                     plans.append(plan_candidate(problem, source, candidate, intra))
@@ -151,8 +156,7 @@ def _candidates(problem: Problem, source: StageSource, fewest: Callable[[int], i
     """Ways to cut the step; ``fewest`` says from how many blocks on they are the layers, None that they never are."""
     schedule = schedule_of(problem)
     asked = problem.options.num_microbatches
-    counts = [asked] if asked is not None else microbatch_counts(problem)
-    for count in counts:
+    for count, stage_counts in ways(problem, schedule):
         try:
             found = source.microbatches(count)
         except MicrobatchError:
@@ -160,7 +164,7 @@ def _candidates(problem: Problem, source: StageSource, fewest: Callable[[int], i
                 raise
             continue
         known: dict[Layers, LayerPrices] = {}
-        for stages in _stage_counts(problem, schedule):
+        for stages in stage_counts:
             wanted = stages * (1 if schedule.chunks > 1 else LAYERS_PER_STAGE)
             most = max(stages, MOST_LAYERS)
             layers = cluster(problem.graph, found, min(wanted, most), fewest=fewest and fewest(stages))
@@ -184,25 +188,6 @@ def _candidates(problem: Problem, source: StageSource, fewest: Callable[[int], i
 def _fewest(problem: Problem, stages: int) -> int:
     """Blocks of the model from which on they are the layers: two a stage; of large models one a stage."""
     return stages if len(problem.graph.operators) >= LARGE else 2 * stages
-
-
-def microbatch_counts(problem: Problem) -> list[int]:
-    """Numbers of microbatches worth trying: powers of two that divide the batch, a few times the stages."""
-    size = batch_size(problem.graph) or 1
-    stages = problem.options.num_stages or 2
-    counts = [n for k in range(size.bit_length()) if size % (n := 2**k) == 0]
-    fitting = [n for n in counts if 2 * stages <= n <= 8 * stages] or counts[-1:]
-    return sorted({fitting[0], fitting[-1]})
-
-
-def _stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
-    asked = problem.options.num_stages
-    if asked is not None:
-        return [asked]
-    devices, nodes = problem.cluster.num_devices, problem.cluster.num_nodes
-    most = 2 * nodes if nodes > 1 else devices
-    counts = [s for s in (2, 4, 8, 16, 32, 64) if s <= most and devices % s == 0]
-    return [s * schedule.chunks for s in counts if nodes == 1 or s * 2 > nodes / 2]
 
 
 def _even(problem: Problem, layers: Layers, stages: int, schedule: Schedule, count: int) -> Candidate | None:

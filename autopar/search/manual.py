@@ -13,13 +13,8 @@ from autopar.schedule import Task, get
 from autopar.search.clock import Clock
 from autopar.search.experts import expert_dims, expert_state
 from autopar.search.inter.counts import microbatch_counts
-from autopar.search.inter.pipeline import (
-    MOST_LAYERS,
-    Candidate,
-    merge_layers,
-    plan_candidate,
-    schedule_of,
-)
+from autopar.search.inter.even import even_stages
+from autopar.search.inter.pipeline import MOST_LAYERS, Candidate, plan_candidate, schedule_of
 from autopar.search.named import renamed
 from autopar.search.named_layouts import NamedAxes, NamedLayouts
 from autopar.search.problem import Problem
@@ -97,8 +92,14 @@ class Manual:
         """Whether the plan has several stages: see `autopar.search.registry.cuts_stages`."""
         return self.pp > 1
 
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages of the plan."""
+        return self.pp * self.chunks
+
     def _staged(self, problem: Problem) -> Plan:
-        """The plan of ``pp * chunks`` stages with about equal FLOPs, on ``pp`` equal submeshes of tp, cp and dp.
+        """The plan of ``pp * chunks`` stages with equal FLOPs, as near as whole blocks make it, on ``pp`` equal
+        submeshes of tp, cp and dp.
 
         The schedule is 1F1B, or interleaved 1F1B with chunks, unless another is asked for.
 
@@ -106,7 +107,7 @@ class Manual:
             InfeasiblePlanError: the problem cannot be cut so.
             MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
         """
-        stages, devices = self.pp * self.chunks, problem.cluster.num_devices
+        stages, devices = self.num_stages, problem.cluster.num_devices
         if problem.source is None or devices % self.pp:
             raise InfeasiblePlanError(
                 f"Manual(pp={self.pp}) cannot cut {problem.graph.name} on {devices} devices",
@@ -119,7 +120,8 @@ class Manual:
         options = replace(problem.options, num_stages=stages, schedule=schedule, remat=self.recompute)
         staged = replace(problem, options=options)
         count = options.num_microbatches or microbatch_counts(staged)[0]
-        layers = cluster(problem.graph, problem.source.microbatches(count), min(4 * stages, MOST_LAYERS))
+        wanted = min(4 * stages, max(stages, MOST_LAYERS))
+        layers = cluster(problem.graph, problem.source.microbatches(count), wanted, fewest=stages)
         if len(layers.members) < stages:
             raise InfeasiblePlanError(
                 f"{problem.graph.name} has {len(layers.members)} layers, fewer than pp * chunks = {stages}",
@@ -127,7 +129,7 @@ class Manual:
             )
         table, per = schedule_of(staged).table(stages, count), devices // self.pp
         homes = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
-        candidate = Candidate(count, merge_layers(layers, stages), homes, 0.0, layers.members)
+        candidate = Candidate(count, even_stages(layers, stages), homes, 0.0, layers.members)
         inside = _Stage(replace(self, pp=1, chunks=1, recompute="none"), self._tokens(problem.graph))
         return renamed(plan_candidate(staged, problem.source, candidate, inside), "manual")
 

@@ -30,7 +30,7 @@ from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.program import lower
 from autopar.lower.recompute import recomputed_step
-from autopar.lower.unstack import Unstacked, layer_count, unstack
+from autopar.lower.unstack import Unstacked, group_count, layer_count, unstack
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
@@ -297,12 +297,10 @@ class PureFunction:
         return int(asked)
 
     def _stack_groups(self, traced: Traced) -> int:
-        """Groups of layers into which stacks are taken apart: four a stage where that many divide the layers."""
-        layers = layer_count(traced.graph)
-        stages = self._num_stages()
+        """Groups of layers into which stacks are taken apart; the strategy may say for how many stages."""
+        stages = self._num_stages() or getattr(self._strategy(), "num_stages", None)
         large = (self.options.cluster or Cluster.local()).num_nodes > LARGE_NODES
-        wanted = 4 * stages if stages is not None else 2 * MOST_STAGES if large else 16
-        return max((n for n in range(1, layers + 1) if layers % n == 0 and n <= wanted), default=1)
+        return group_count(layer_count(traced.graph), stages, 2 * MOST_STAGES if large else 16)
 
     def _strategy(self) -> Strategy:
         search = self.options.search

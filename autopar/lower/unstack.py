@@ -69,6 +69,25 @@ def layer_count(graph: Graph) -> int:
     return best[1]
 
 
+def group_count(layers: int, stages: int | None, most: int = 16) -> int:
+    """Groups into which stacked layers are taken apart for a pipeline: about four a stage, of equal size.
+
+    Where ``stages`` divides the layers it divides the groups too: 80 layers in 20 groups would not make eight equal
+    stages.
+
+    Args:
+        layers: of the stack.
+        stages: of the pipeline; None where their number is free.
+        most: groups where it is free.
+    """
+    fewest, most = (2, most) if stages is None else (stages, 4 * stages)
+    possible = [n for n in range(1, layers + 1) if layers % n == 0]
+    enough = [n for n in possible if n >= fewest]
+    fitting = [n for n in enough if n <= most] or enough[:1] or possible
+    even = [n for n in fitting if stages is not None and n % stages == 0]
+    return max(even or fitting, default=1)
+
+
 def _source(graph: Graph, name: str) -> str:
     """The value that ``name`` is cast from."""
     while name in graph.producers and graph.producers[name].primitive in ("convert_element_type", "copy"):

@@ -12,7 +12,7 @@ from jax import lax
 
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph
-from autopar.lower.unstack import unstack
+from autopar.lower.unstack import group_count, unstack
 from examples import gpt
 from tests.microbatch.running import numbers, run, traced
 
@@ -68,3 +68,20 @@ def test_nothing_has_the_size_of_all_layers(build, groups, x64):
         ours = [numbers(got[i]) for i in at]
         whole = ours[0] if len(at) == 1 else np.concatenate(ours)
         assert np.linalg.norm(whole - value) <= 1e-10 * max(np.linalg.norm(value), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "groups"),
+    [(80, 8, 16), (80, 16, 16), (60, 4, 12), (96, 32, 96), (105, 35, 105), (128, 64, 128), (48, 2, 8), (48, 1, 4)],
+)
+def test_groups_can_be_dealt_to_equal_stages(layers, stages, groups):
+    assert group_count(layers, stages) == groups
+
+
+def test_groups_divide_the_layers_where_stages_do_not():
+    assert group_count(30, 4) == 15
+    assert group_count(24, None) == 12
+    assert group_count(7, 2) == 7
+    assert group_count(11, 2) == 11
+    assert group_count(4, 8) == 4
+    assert group_count(0, 2) == 1

@@ -21,8 +21,7 @@ def cluster(devices):
 def stages(build, pp, chunks=1, **sizes):
     fn, args = build(abstract=True, **sizes)
     search = autopar.search.Manual(pp=pp, chunks=chunks)
-    options = {"num_microbatches": 4, "num_stages": pp * chunks}
-    return autopar.parallelize(fn, cluster=cluster(pp), search=search, **options).plan(*args).stages
+    return autopar.parallelize(fn, cluster=cluster(pp), search=search, num_microbatches=4).plan(*args).stages
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.data())
@@ -61,3 +60,10 @@ def test_chunks_are_as_many_blocks_each():
     found = stages(gpt.build, 2, 3, layers=12, hidden=32, vocab=64, batch=8)
     seconds = [dict(s.work_times)["forward"] for s in found[:-1]]
     assert max(seconds) <= 1.1 * min(seconds), seconds
+
+
+def test_scanned_layers_are_taken_apart_for_the_stages_that_a_person_asks_for():
+    found = stages(gpt.build, 20, layers=20, hidden=8, heads=2, vocab=16, seq=4, batch=4, scan=True)
+    seconds = [dict(s.work_times)["forward"] for s in found[1:-1]]
+    assert len(found) == 20
+    assert max(seconds) == min(seconds)

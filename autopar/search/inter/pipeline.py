@@ -28,6 +28,7 @@ from autopar.search.inter.bound import work_bound_s
 from autopar.search.inter.costs import LayerPrices, stage_costs
 from autopar.search.inter.counts import ways
 from autopar.search.inter.dp import slice_layers
+from autopar.search.inter.even import even_stages
 from autopar.search.inter.record import pipeline_of, step_record
 from autopar.search.inter.schedules import CHUNKED, LONG_WAITS, fastest_table, idle_share
 from autopar.search.inter.shared import SharedPlans
@@ -199,26 +200,9 @@ def _even(problem: Problem, layers: Layers, stages: int, schedule: Schedule, cou
     per = problem.cluster.num_devices // table.num_workers
     if per * table.num_workers != problem.cluster.num_devices:
         return None
-    merged = merge_layers(layers, stages)
+    merged = even_stages(layers, stages)
     homes = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
     return Candidate(count, merged, homes, float(sum(layers.flops)), layers.members)
-
-
-def merge_layers(layers: Layers, stages: int) -> tuple[tuple[str, ...], ...]:
-    """Layers in ``stages`` runs of about equal FLOPs."""
-    total, done = sum(layers.flops) or 1.0, 0.0
-    runs: list[tuple[str, ...]] = []
-    current: list[str] = []
-    left = len(layers.members)
-    for members, flops in zip(layers.members, layers.flops, strict=True):
-        current += members
-        done += flops
-        left -= 1
-        missing = stages - len(runs) - 1
-        if missing and (done >= total * (len(runs) + 1) / stages - 1e-9 * total or left == missing):
-            runs.append(tuple(current))
-            current = []
-    return (*runs, tuple(current))
 
 
 def _sliced(prices: LayerPrices, stages: int) -> Iterable[Candidate]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.plan import Plan
-from autopar.search.inter.pipeline import MOST_LAYERS, Candidate, merge_layers
+from autopar.search.inter.even import even_stages
+from autopar.search.inter.pipeline import MOST_LAYERS, Candidate
 from autopar.search.problem import Problem
 from autopar.search.research.stages import Cut, best_candidate, cuttable, dividing_counts, one_stage
 from autopar.stages import cluster
@@ -49,4 +50,4 @@ def _slices(cut: Cut) -> Iterable[Candidate]:
             # FLOPs of a device one behind the other: a stage's part of a microbatch, m + K - 1 times.
             estimate = sum(layers.flops) / stages / per / count * (count + stages - 1)
             homes = tuple((s * per, per) for s in range(stages))
-            yield Candidate(count, merge_layers(layers, stages), homes, estimate, layers.members)
+            yield Candidate(count, even_stages(layers, stages), homes, estimate, layers.members)

@@ -67,3 +67,12 @@ def test_scanned_layers_are_taken_apart_for_the_stages_that_a_person_asks_for():
     seconds = [dict(s.work_times)["forward"] for s in found[1:-1]]
     assert len(found) == 20
     assert max(seconds) == min(seconds)
+
+
+def test_a_schedule_with_chunks_has_as_many_blocks_in_each():
+    fn, args = gpt.build(abstract=True, layers=12, hidden=32, vocab=64, batch=8)
+    schedule = autopar.schedule.get("interleaved", chunks=3)
+    options = {"num_stages": 6, "num_microbatches": 4, "schedule": schedule}
+    found = autopar.parallelize(fn, cluster=cluster(2), **options).plan(*args).stages
+    seconds = [dict(s.work_times)["forward"] for s in found[:-1]]
+    assert max(seconds) <= 1.1 * min(seconds), seconds

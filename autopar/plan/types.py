@@ -69,6 +69,8 @@ class Stage(_Record, frozen=True):
         held_bytes: bytes a device that each microbatch in flight keeps for its backward pass.
         kept_bytes: bytes a device that each microbatch keeps from its input gradients to its weight gradients, besides
             ``held_bytes``, where a schedule puts the second off.
+        sums_bytes: bytes a device of what microbatches add up, as gradients; what one of them adds is as large.
+        state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
         remat: what is held of the forward pass for the backward pass, which computes the rest anew: "none" (nothing is
             computed anew), "selective" or "full".
         layer_ends: ids of the last forward operator of each of its layers but the last, where something is computed
@@ -94,6 +96,8 @@ class Stage(_Record, frozen=True):
     host_time: float = 0.0
     waits_on_host: bool = False
     kept_bytes: int = 0
+    sums_bytes: int = 0
+    state_bytes: int = 0
 
     @property
     def mesh_shape(self) -> dict[str, int]:

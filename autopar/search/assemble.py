@@ -55,6 +55,8 @@ def assemble(
         host_bytes=sharding.host_bytes,
         host_time=sharding.host_s,
         kept_bytes=sharding.kept_bytes,
+        sums_bytes=sharding.sums_bytes,
+        state_bytes=sharding.state_bytes,
     )
     content = PlanContent(
         program=graph.name,

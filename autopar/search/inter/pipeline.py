@@ -21,6 +21,7 @@ from autopar.plan import (
     PlanContent,
     SearchContent,
 )
+from autopar.plan.text import bytes_text
 from autopar.plan.types import MemoryPlace
 from autopar.schedule import Schedule, Table, Task, get
 from autopar.search.clock import Clock
@@ -29,10 +30,11 @@ from autopar.search.inter.costs import LayerPrices, stage_costs
 from autopar.search.inter.counts import ways
 from autopar.search.inter.dp import slice_layers
 from autopar.search.inter.even import even_stages
+from autopar.search.inter.memory import most_bytes, share_bytes
 from autopar.search.inter.record import pipeline_of, step_record
-from autopar.search.inter.schedules import CHUNKED, LONG_WAITS, fastest_table, idle_share
+from autopar.search.inter.schedules import CHUNKED, LONG_WAITS, fastest_table, fits, idle_share
 from autopar.search.inter.shared import SharedPlans
-from autopar.search.inter.stages import Chosen, in_flight, plan_stage, waiting_bytes
+from autopar.search.inter.stages import Chosen, in_flight, plan_stage
 from autopar.search.inter.submesh import placed, worthwhile
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
@@ -47,6 +49,10 @@ LARGE = 4000
 
 #: Candidates are planned exactly if their estimate is within this factor of the least.
 NEAR_BEST = 1.25
+
+
+#: Limits for a stage that shares its worker with others before it is given up that they fit together.
+_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -236,15 +242,47 @@ def plan_candidate(
     sliced = source.slice(candidate.count, candidate.members)
     schedule = candidate.schedule or schedule_of(problem)
     table = schedule.table(len(candidate.members), candidate.count)
-    chosen = Chosen(problem, source, sliced, candidate.members, candidate.layers, table)
     shared = SharedPlans(intra, candidate.meshes)
-    # With the fewest microbatches in flight first: what is best there is best for stages alike that it fits too.
-    order = sorted(range(len(candidate.members)), key=lambda i: (in_flight(table, i), i))
-    found = {i: plan_stage(chosen, i, candidate.devices[i], shared) for i in order}
-    parts = [_on_devices(found[i], i, home) for i, home in enumerate(candidate.devices)]
+    chosen = Chosen(problem, source, sliced, candidate.members, candidate.layers, table)
+    parts = _planned_stages(chosen, candidate, shared)
+    if not fits(problem, sliced, parts, table):  # each stage does, and some worker has several
+        parts = _sharing(chosen, candidate, shared, parts)
     if candidate.schedule is None and problem.options.schedule == "auto":
         table = fastest_table(problem, sliced, parts, table)
     return assemble(problem, candidate, sliced, parts, table)
+
+
+def _planned_stages(chosen: Chosen, candidate: Candidate, shared: SharedPlans) -> list[PlanContent]:
+    """The plan of every stage, on its devices."""
+    # With the fewest microbatches in flight first: what is best there is best for stages alike that it fits too.
+    order = sorted(range(len(candidate.members)), key=lambda i: (in_flight(chosen.table, i), i))
+    found = {i: plan_stage(chosen, i, candidate.devices[i], shared) for i in order}
+    return [_on_devices(found[i], i, home) for i, home in enumerate(candidate.devices)]
+
+
+def _sharing(
+    chosen: Chosen, candidate: Candidate, shared: SharedPlans, parts: Sequence[PlanContent]
+) -> list[PlanContent]:
+    """The plan of every stage where those of a worker fit together; ``parts`` are plans that do not."""
+    problem, table = chosen.problem, chosen.table
+    limit = problem.memory_limit_bytes
+    own, most = share_bytes(parts, table, limit)
+    for _ in range(_TRIES):
+        options = replace(problem.options, memory_limit_bytes=own)
+        found = _planned_stages(replace(chosen, problem=replace(problem, options=options)), candidate, shared)
+        if fits(problem, chosen.sliced, found, table):
+            return found
+        needed = most_bytes(found, chosen.sliced, table)
+        own = max(1, own - -(-(needed - limit) // most))
+    raise _too_many(problem, table, needed)
+
+
+def _too_many(problem: Problem, table: Table, needed: int) -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        f"stages that share a worker by schedule {table.name} need {bytes_text(needed)} ({needed} bytes) a device "
+        f"together; the limit is {bytes_text(problem.memory_limit_bytes)}",
+        remedy="fewer stages a worker, more microbatches, or schedule='1f1b'",
+    )
 
 
 def assemble(
@@ -261,7 +299,7 @@ def assemble(
         cluster=problem.cluster.to_json(),
         cluster_name=str(problem.cluster),
         step_time=seconds,
-        peak_memory=max(c.peak_memory + waiting_bytes(c, sliced, i, table) for i, c in enumerate(parts)),
+        peak_memory=most_bytes(parts, sliced, table),
         num_microbatches=candidate.count,
         schedule=table.name,
         stages=tuple(c.stages[0] for c in placed),

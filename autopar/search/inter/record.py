@@ -11,6 +11,7 @@ from autopar.ir import Graph
 from autopar.microbatch import AXIS
 from autopar.plan import Pipeline, PlanContent
 from autopar.schedule import Dataflow, Table, ValueSpec, Work, WorkSpec, build, check_dataflow, check_table
+from autopar.search.inter.memory import passing_bytes
 from autopar.search.source import Sliced
 from autopar.simulate import Durations, is_plain, pipeline_record, record_of, run, step_of
 from autopar.stages import StageParts
@@ -38,12 +39,11 @@ def pipeline_of(
     for p, content in zip(sliced.parts, parts, strict=True):
         stage, s = content.stages[0], p.stage
         times = dict(stage.work_times)
-        state = stage.memory.parameters + stage.memory.optimizer
-        values[f"state@{s}"] = ValueSpec(f"state@{s}", state, "step", stages=(s,))
+        values[f"state@{s}"] = ValueSpec(f"state@{s}", stage.state_bytes, "step", stages=(s,))
         values[f"held@{s}"] = ValueSpec(f"held@{s}", stage.held_bytes, "microbatch", host=stage.waits_on_host)
         if stage.waits_on_host:
             host_s[f"held@{s}"] = CostModel(cluster).host_s(stage.held_bytes)
-        values[f"gradients@{s}"] = ValueSpec(f"gradients@{s}", stage.memory.gradients, "accumulator", reduce="sum")
+        values[f"gradients@{s}"] = ValueSpec(f"gradients@{s}", stage.sums_bytes, "accumulator", reduce="sum")
         for n in p.sent:
             values[n] = ValueSpec(n, math.ceil(bytes_of[n] / len(stage.devices)), "microbatch")
         # A value of a later stage's forward is for the backward pass here.
@@ -51,7 +51,7 @@ def pipeline_of(
         cotangents = [r.name for r in p.received if r.backward or r.source > s]
         sent_back = [n for n in p.sent if sliced_backward(graph, sliced, n)]
         sent_on = [n for n in p.sent if n not in set(sent_back)]
-        temporaries = max(0, stage.memory.total - state - stage.memory.gradients - stage.held_bytes)
+        temporaries = passing_bytes(stage)
         works.append(
             WorkSpec(
                 Work("forward", s), (f"state@{s}", *forward), (f"held@{s}", *sent_on), temporaries_bytes=temporaries

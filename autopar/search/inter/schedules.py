@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from autopar.errors import ScheduleError
 from autopar.plan import Plan, PlanContent
 from autopar.schedule import Table, get
+from autopar.search.inter.memory import worker_bytes
 from autopar.search.inter.record import pipeline_of
-from autopar.search.inter.stages import waiting_bytes
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced
 from autopar.simulate import is_plain, step_of
@@ -52,7 +52,7 @@ def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
             other = get(name).table(table.num_stages, table.num_microbatches)
         except ScheduleError:
             continue
-        if not _fits(problem, sliced, parts, other):
+        if not fits(problem, sliced, parts, other):
             continue
         seconds = _seconds(problem, sliced, parts, other)
         more = START_S * (max(map(len, other.rows)) - longest)
@@ -67,13 +67,12 @@ def idle_share(plan: Plan) -> float:
     return 1.0 - busy / (len(plan.stages) * plan.step_time) if plan.step_time else 0.0
 
 
-def _fits(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> bool:
-    """Whether every stage has room for its microbatches in flight."""
-    cluster = problem.cluster
-    for i, c in enumerate(parts):
-        devices = c.stages[0].devices
-        limit = problem.options.memory_limit_bytes or cluster.part(devices[0], len(devices)).memory_bytes
-        if c.peak_memory + waiting_bytes(c, sliced, i, table) > limit:
+def fits(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> bool:
+    """Whether every worker has room for its stages and their microbatches in flight."""
+    for worker in range(table.num_workers):
+        devices = parts[table.stages_of_worker(worker)[0]].stages[0].devices
+        limit = problem.options.memory_limit_bytes or problem.cluster.part(devices[0], len(devices)).memory_bytes
+        if worker_bytes(parts, sliced, table, worker) > limit:
             return False
     return True
 

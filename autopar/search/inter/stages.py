@@ -11,18 +11,19 @@ import msgspec
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
+from autopar.ir import Graph
 from autopar.plan import PlanContent
 from autopar.plan.text import bytes_text
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Table
+from autopar.search.inter.memory import NEAR, received_bytes, stage_bytes
 from autopar.search.inter.shared import SharedPlans
 from autopar.search.intra.host import share_bytes
 from autopar.search.problem import Problem
 from autopar.search.source import Recomputation, Sliced, StageSource
 
-#: Microbatches beside the one that runs that are on the device all the same where they wait in host memory: one that
-#: leaves or comes.
-NEAR = 1
+#: Limits that a stage is planned within before it is given up that it fits with what is known only from its plan.
+_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -68,40 +69,6 @@ def in_flight(table: Table, stage: int) -> int:
                 held += {"forward": 1, "backward": 0 if table.splits_backward else -1, "weight": -1}[task.kind]
                 most = max(most, held)
     return max(1, most)
-
-
-def put_off(table: Table, stage: int) -> int:
-    """Most microbatches of a stage whose input gradients are there and whose weight gradients are not."""
-    most = 0
-    for worker in table.workers_of_stage(stage) if table.splits_backward else ():
-        waiting = 0
-        for task in table.rows[worker]:
-            if task.stage == stage:
-                waiting += {"forward": 0, "backward": 1, "weight": -1}[task.kind]
-                most = max(most, waiting)
-    return most
-
-
-def waiting_bytes(content: PlanContent, sliced: Sliced, stage: int, table: Table) -> int:
-    """Bytes a device that the microbatches in flight besides the one that runs keep: what they hold and were sent."""
-    own, waiting = content.stages[0], in_flight(table, stage) - 1
-    near = min(waiting, NEAR) if own.waits_on_host else waiting
-    received = waiting * received_bytes(sliced, stage, len(own.devices))
-    return near * own.held_bytes + received + _put_off_bytes(content, table, stage)
-
-
-def _put_off_bytes(content: PlanContent, table: Table, stage: int) -> int:
-    """Bytes a device that microbatches keep until their weight gradients, besides the one that runs."""
-    return max(0, put_off(table, stage) - 1) * content.stages[0].kept_bytes
-
-
-def received_bytes(sliced: Sliced, stage: int, devices: int) -> int:
-    """Bytes a device that a stage was sent by earlier ones for one microbatch, split over all its devices."""
-    types = sliced.graphs[stage].types
-    received = sum(
-        types[f"from/{r.name}"].nbytes for r in sliced.parts[stage].received if not r.backward and r.source < stage
-    )
-    return math.ceil(received / devices)
 
 
 def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], shared: SharedPlans) -> PlanContent:
@@ -198,9 +165,11 @@ def _at_level(
     part = problem.cluster.part(*home)
     waiting = in_flight(table, stage) - 1
     received = waiting * received_bytes(chosen.sliced, stage, home[1])
-    limit = (problem.options.memory_limit_bytes or part.memory_bytes) - received
+    whole = problem.options.memory_limit_bytes or part.memory_bytes
+    several = table.num_microbatches > 1 and "backward" in table.kinds
+    limit = whole - received - (_sums_bytes(graph, home[1]) if several else 0)
     if limit <= 0:
-        raise _too_little(stage, waiting, received, limit + received)
+        raise _too_little(stage, waiting, received, whole)
     options = replace(
         problem.options,
         memory_limit_bytes=limit,
@@ -219,13 +188,22 @@ def _at_level(
     what = f"stage {stage + 1} of {len(chosen.members)}"
     stated = replace(problem, graph=graph, cluster=part, cost_model=CostModel(part), options=options, source=None)
     content = shared.plan(stated, kind, what)
-    more = _put_off_bytes(content, table, stage)
-    if more and content.peak_memory + waiting * content.stages[0].held_bytes + more > limit:
-        less = replace(options, memory_limit_bytes=max(1, limit - more))
-        content = shared.plan(replace(stated, options=less), kind, what)
-        _check_put_off(content, chosen, stage, limit + received)
-    content = content.recomputing(level, tuple(layer[-1] for layer in again.layers[:-1]))
-    return (_waiting_on_host(content, part, waiting) if moved else content), not content.tight
+    ends = tuple(layer[-1] for layer in again.layers[:-1])
+
+    def planned(limit_bytes: int) -> tuple[PlanContent, int]:
+        """The plan within a limit, and the bytes that the stage needs by it in all."""
+        within = replace(stated, options=replace(options, memory_limit_bytes=limit_bytes))
+        content = shared.plan(within, kind, what).recomputing(level, ends)
+        content = _waiting_on_host(content, part, waiting) if moved else content
+        return content, stage_bytes(content, chosen.sliced, table, stage)
+
+    for _ in range(_TRIES):
+        content, needed = planned(max(1, limit))
+        if needed <= whole:
+            return content, not content.tight
+        # What is over has to come off what this plan needs itself, which may be less than it was allowed.
+        limit = content.peak_memory + options.waiting * content.stages[0].held_bytes - (needed - whole)
+    raise _over_limit(needed, chosen, stage, whole)
 
 
 def _waiting_on_host(content: PlanContent, part: Cluster, waiting: int) -> PlanContent:
@@ -241,16 +219,18 @@ def _waiting_on_host(content: PlanContent, part: Cluster, waiting: int) -> PlanC
     return msgspec.structs.replace(content, stages=(msgspec.structs.replace(own, waits_on_host=True),))
 
 
-def _check_put_off(content: PlanContent, chosen: Chosen, stage: int, limit: int) -> None:
-    """InfeasiblePlanError where a stage has no room for what microbatches keep until their weight gradients."""
-    needed = content.peak_memory + waiting_bytes(content, chosen.sliced, stage, chosen.table)
-    if needed > limit:
-        raise InfeasiblePlanError(
-            f"stage {stage} needs {bytes_text(needed)} ({needed} bytes) a device with the weight gradients of "
-            f"{put_off(chosen.table, stage)} microbatches put off by schedule {chosen.table.name}; the limit is "
-            f"{bytes_text(limit)}",
-            remedy="schedule='1f1b' puts none off",
-        )
+def _sums_bytes(graph: Graph, devices: int) -> int:
+    """Least bytes a device that a backward pass adds to accumulated gradients: split over all devices."""
+    return sum(i.type.nbytes for i in graph.inputs if i.role == "parameter") // devices
+
+
+def _over_limit(needed: int, chosen: Chosen, stage: int, limit: int) -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        f"stage {stage} needs {bytes_text(needed)} ({needed} bytes) a device with its microbatches in flight by "
+        f"schedule {chosen.table.name}; the limit is {bytes_text(limit)}",
+        cause="gradients that are added up, and what waits for weight gradients, are there beside the rest",
+        remedy="more stages, more and smaller microbatches, or schedule='1f1b'",
+    )
 
 
 def _too_little(stage: int, waiting: int, needed: int, limit: int) -> InfeasiblePlanError:

@@ -44,6 +44,8 @@ class Sharding:
         host_s: seconds a step of moving them to the device and back.
         host_bytes: bytes a device of them.
         kept_bytes: bytes a device that one microbatch keeps between its input and its weight gradients.
+        sums_bytes: bytes a device of what microbatches add up.
+        state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
     """
 
     inputs: Mapping[str, Layout]
@@ -61,6 +63,8 @@ class Sharding:
     host_s: float = 0.0
     host_bytes: int = 0
     kept_bytes: int = 0
+    sums_bytes: int = 0
+    state_bytes: int = 0
 
 
 def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) -> Sharding:
@@ -98,6 +102,8 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
         work_times=by_work.times(),
         held_bytes=_held_bytes(stated, made),
         kept_bytes=_kept_bytes(stated, problem.graph, made),
+        sums_bytes=_sums_bytes(stated, problem.graph, made),
+        state_bytes=_state_bytes(stated, problem.graph, made, there),
         hosted=there,
         host_s=host_s,
         host_bytes=sum(moved),
@@ -175,6 +181,23 @@ def _kept_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout
         if v.phase == "backward" and not v.alias and put_off:
             total += made[key].local_bytes(v.type, stated.mesh.sizes)
     return total
+
+
+def _sums_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout]) -> int:
+    """Bytes of what loops over microbatches carry on from one to the next: gradients, losses."""
+    carried = (
+        v
+        for loop in graph.operators
+        if loop.primitive == "scan" and loop.id.startswith(LOOP)
+        for v in loop.results[: loop.integer("num_carry")]
+    )
+    return sum(made[v.name].local_bytes(v.type, stated.mesh.sizes) for v in carried if v.name in made)
+
+
+def _state_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout], there: frozenset[str]) -> int:
+    """Bytes of parameters and optimizer state, but for what lies ``there``, in host memory."""
+    state = (i for i in graph.inputs if i.role in ("parameter", "optimizer") and i.name not in there)
+    return sum(made[i.name].local_bytes(i.type, stated.mesh.sizes) for i in state)
 
 
 def made_layouts(stated: ShardingProblem, choice: Sequence[int]) -> dict[str, Layout]:

@@ -1,0 +1,108 @@
+"""What the workers of a pipeline hold, from the plans of their stages and the table of the schedule.
+
+A stage's plan says what it needs while one microbatch runs. Of that its parameters, optimizer state and accumulated
+gradients lie there all the time (lasting), what the forward pass leaves for the backward pass as long as the microbatch
+is in flight (held), and the rest while one of its passes runs (passing). What a backward pass adds to the accumulated
+gradients is a result of its program, beside all that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from autopar.plan import PlanContent, Stage
+from autopar.schedule import Table
+from autopar.search.source import Sliced
+
+#: Microbatches beside the one that runs that are on the device all the same where they wait in host memory: one that
+#: leaves or comes.
+NEAR = 1
+
+
+def lasting_bytes(stage: Stage) -> int:
+    """Bytes a device of what lies there the whole step: the state and what microbatches add up."""
+    return stage.state_bytes + stage.sums_bytes
+
+
+def passing_bytes(stage: Stage) -> int:
+    """Bytes a device that a pass needs while it runs, besides what lies there and what its microbatch holds."""
+    return max(0, stage.memory.total - lasting_bytes(stage) - stage.held_bytes)
+
+
+def received_bytes(sliced: Sliced, stage: int, devices: int) -> int:
+    """Bytes a device that a stage was sent by earlier ones for one microbatch, split over all its devices."""
+    types = sliced.graphs[stage].types
+    received = sum(
+        types[f"from/{r.name}"].nbytes for r in sliced.parts[stage].received if not r.backward and r.source < stage
+    )
+    return math.ceil(received / devices)
+
+
+def worker_bytes(parts: Sequence[PlanContent], sliced: Sliced, table: Table, worker: int) -> int:
+    """Most bytes a device of a worker over a step.
+
+    Args:
+        parts: the plan of each stage.
+        sliced: the stages.
+        table: the schedule.
+        worker: its number.
+    """
+    return _most({s: parts[s].stages[0] for s in table.stages_of_worker(worker)}, sliced, table, worker)
+
+
+def stage_bytes(content: PlanContent, sliced: Sliced, table: Table, stage: int) -> int:
+    """Most bytes a device that a stage alone needs over a step; arguments as of `worker_bytes`."""
+    return max(_most({stage: content.stages[0]}, sliced, table, w) for w in table.workers_of_stage(stage))
+
+
+def _most(own: Mapping[int, Stage], sliced: Sliced, table: Table, worker: int) -> int:
+    """Most bytes a device of some stages of a worker."""
+    sent = {s: received_bytes(sliced, s, len(stage.devices)) for s, stage in own.items()}
+    flying: Counter[int] = Counter()
+    put_off: Counter[int] = Counter()
+    done: Counter[int] = Counter()
+    accumulates = "weight" if table.splits_backward else "backward"
+
+    def waiting(s: int, besides: int) -> int:
+        """Bytes that microbatches of a stage wait with, all but so many that run."""
+        others = max(0, flying[s] - besides)
+        here = min(others, 1 + NEAR - besides) if own[s].waits_on_host else others
+        return here * own[s].held_bytes + others * sent[s] + put_off[s] * own[s].kept_bytes
+
+    most = 0
+    for task in table.rows[worker]:
+        s = task.stage
+        if s not in own:
+            continue
+        flying[s] += task.kind == "forward"
+        put_off[s] -= task.kind == "weight"  # of the one that runs it is among what passes
+        added = own[s].sums_bytes if task.kind == accumulates and done[s] else 0
+        beside = sum(lasting_bytes(own[t]) + waiting(t, 0) for t in own if t != s)
+        most = max(most, own[s].memory.total + waiting(s, 1) + added + beside)
+        done[s] += task.kind == accumulates
+        flying[s] -= task.kind == accumulates
+        put_off[s] += task.kind == "backward" and table.splits_backward
+    return most
+
+
+def most_bytes(parts: Sequence[PlanContent], sliced: Sliced, table: Table) -> int:
+    """Most bytes a device of any worker."""
+    return max(worker_bytes(parts, sliced, table, w) for w in range(table.num_workers))
+
+
+def share_bytes(parts: Sequence[PlanContent], table: Table, limit: int) -> tuple[int, int]:
+    """Bytes a device within which each stage has to stay for those of a worker to fit ``limit``, and their number.
+
+    With n stages of l lasting bytes each, of which one runs at a time and passes through p bytes, n l + p = limit, and
+    a stage alone needs l + p = (limit + (n - 1) p) / n.
+
+    Args:
+        parts: a plan of each stage, which says what it passes through.
+        table: the schedule.
+        limit: of a device.
+    """
+    most = max(len(table.stages_of_worker(w)) for w in range(table.num_workers))
+    passing = min(passing_bytes(c.stages[0]) + c.stages[0].sums_bytes for c in parts)
+    return (limit + (most - 1) * passing) // most, most

@@ -26,7 +26,7 @@ from autopar.search.inter.stages import levels_of
 from autopar.search.inter.submesh import Submesh
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.intra.draft import ValueDraft
-from autopar.search.intra.extract import collectives, copy_layouts, made_layouts
+from autopar.search.intra.extract import collectives, copy_layouts, made_layouts, memory_of
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
 from autopar.solver import Solution, solve
@@ -48,8 +48,9 @@ class LayerCosts:
     Args:
         loop_s: seconds of one microbatch, forward and backward.
         once_s: seconds of what is done once a step.
-        state_bytes: bytes a device of parameters, optimizer state and accumulated gradients.
+        state_bytes: bytes a device of parameters, optimizer state, accumulated gradients and what is added to them.
         held_bytes: bytes a device that one microbatch in flight keeps.
+        passing_bytes: bytes a device that the pass of one microbatch needs besides.
         anew: what computing anew changes, by level.
     """
 
@@ -57,6 +58,7 @@ class LayerCosts:
     once_s: np.ndarray
     state_bytes: np.ndarray
     held_bytes: np.ndarray
+    passing_bytes: np.ndarray
     anew: Mapping[Level, Anew] = field(default_factory=dict)
 
     def way(self, level: Level) -> Anew:
@@ -114,14 +116,14 @@ class LayerPrices:
         if shape is not None and math.prod(shape) != submesh.size:
             shape = None
         levels = [level for level in levels_of(self.problem) if level != "none"]
-        plain = [np.zeros(n) for _ in range(4)]
+        plain = [np.zeros(n) for _ in range(5)]
         anew: dict[Level, Anew] = {level: Anew(np.zeros(n), np.zeros(n)) for level in levels}
         # The layers that do most of the work decide the mesh: those of a stage are on one.
         for layer in sorted(self.chosen, key=lambda n: (-flops[n] * len(self.chosen[n]), n)):
             solved, shape = self._solved(layer, part, shape)
             costs, at = solved.costs(), self.stages[layer]
             members = self.chosen[layer]
-            found = (costs.loop_s, costs.once_s, costs.state_bytes, costs.held_bytes)
+            found = (costs.loop_s, costs.once_s, costs.state_bytes, costs.held_bytes, costs.passing_bytes)
             for target, values in zip(plain, found, strict=True):
                 target[members] = values[at]
             for level in levels:
@@ -129,7 +131,7 @@ class LayerPrices:
                 anew[level].loop_s[members] = way.loop_s[at]
                 anew[level].held_bytes[members] = way.held_bytes[at]
         assert shape is not None
-        return LayerCosts(plain[0], plain[1], plain[2], plain[3], anew), shape
+        return LayerCosts(plain[0], plain[1], plain[2], plain[3], plain[4], anew), shape
 
     def _solved(self, layer: int, part: Cluster, shape: tuple[int, ...] | None) -> tuple[_Solved, tuple[int, ...]]:
         """The best plan of a layer alone, and the mesh that it is for."""
@@ -169,8 +171,8 @@ def stage_costs(prices: LayerPrices, kinds: Sequence[Submesh]) -> StageCosts:
         for level, (seconds, fixed, held) in zip(levels, by_level, strict=True):
             way = costs.way(level)
             loop, kept = _sums(way.loop_s), _sums(way.held_bytes)
-            # The layer whose backward pass runs is there as a whole.
-            whole_layer = np.maximum(0.0, costs.held_bytes - way.held_bytes)
+            # The layer whose pass runs is there as a whole.
+            whole_layer = np.maximum(0.0, costs.held_bytes - way.held_bytes) + costs.passing_bytes
             for first in range(n):
                 last = np.arange(first, n)
                 beside = once[last + 1] - once[first] + sends[first] + sends[last + 1]
@@ -288,6 +290,7 @@ class _Solved:
     def costs(self) -> LayerCosts:
         """What each layer costs where nothing is computed anew."""
         n = self.by_layer.count
+        roles = {i.name: i.role for i in self.problem.graph.inputs}
         loop_s, once_s, state, held = (np.zeros(n) for _ in range(4))
         for id, seconds in self.seconds.items():
             layer, inside = self.layer(id), id.startswith(f"{LOOP}/")
@@ -299,12 +302,14 @@ class _Solved:
         for v in self.stated.values.values():
             stages = self.by_layer.inputs.get(v.source) if v.source and v.key in self.made and not v.alias else None
             if stages is not None:
-                # Gradients accumulate beside the parameters; new optimizer state is written over the old.
-                state[stages[0]] += self._bytes(v) * 2
+                # Gradients, and what is added to them, lie beside the parameters; new state is written over the old.
+                state[stages[0]] += self._bytes(v) * (3 if roles[v.key] == "parameter" else 1)
         for v, layer in self._forward():
             if any(u.phase == "backward" for u in v.uses):
                 held[layer] += self._bytes(v)
-        return LayerCosts(loop_s, once_s, state, held)
+        # Each layer is taken to need what all of them do that are planned here, which is one alone in `LayerPrices`.
+        passing = max(0.0, memory_of(self.stated, self.choice).total - float(state.sum() + held.sum()))
+        return LayerCosts(loop_s, once_s, state, held, np.full(n, passing))
 
     def anew(self, plain: LayerCosts, selected: Selected) -> Anew:
         """What changes where the operators of ``selected`` run again."""

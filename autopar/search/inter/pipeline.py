@@ -51,6 +51,9 @@ LARGE = 4000
 NEAR_BEST = 1.25
 
 
+#: Times the memory that layers as they are priced may take, until some slicing of them does.
+EXCESSES = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0, math.inf)
+
 #: Limits for a stage that shares its worker with others before it is given up that they fit together.
 _TRIES = 5
 
@@ -224,9 +227,12 @@ def _sliced(prices: LayerPrices, stages: int) -> Iterable[Candidate]:
     devices = [g.size for g in problem.cluster.groups]
     asked = problem.options.memory_limit_bytes
     limits = [asked or g.device.memory_bytes for g in problem.cluster.groups]
-    found = slice_layers(costs, devices, count, limits, stages)
-    if found is None:  # what the stages really need is known only after they are planned
-        found = slice_layers(costs, devices, count, math.inf, stages)
+    # What stages need is known after they are planned: under a limit they are sharded more than the layers here, which
+    # were without one. The less of the limit they exceed, the more likely they fit then.
+    found = None
+    for excess in EXCESSES:
+        if found is None:
+            found = slice_layers(costs, devices, count, [limit * excess for limit in limits], stages)
     if found is None:
         return
     members = tuple(tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages)

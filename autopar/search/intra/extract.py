@@ -97,7 +97,7 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
         communication=communication,
         compute_s=float(sum(s.seconds[choice[s.node]] for s in stated.sites)),
         communication_s=sum(c.seconds for c in communication),
-        memory=_memory(stated, choice),
+        memory=memory_of(stated, choice),
         choices=_choices(stated, choice),
         work_times=by_work.times(),
         held_bytes=_held_bytes(stated, made),
@@ -313,7 +313,8 @@ def _communication(
     return tuple(sorted(records, key=lambda r: (-r.seconds, r.kind, -r.bytes, r.axis)))
 
 
-def _memory(stated: ShardingProblem, choice: Sequence[int]) -> Memory:
+def memory_of(stated: ShardingProblem, choice: Sequence[int]) -> Memory:
+    """Bytes a device by kind at the fullest moment of a choice."""
     if not stated.usages:
         return Memory()
     views = _views(stated, choice)

@@ -31,6 +31,15 @@ def passing_bytes(stage: Stage) -> int:
     return max(0, stage.memory.total - lasting_bytes(stage) - stage.held_bytes)
 
 
+def added_bytes(stage: Stage) -> int:
+    """Bytes a device of what a microbatch adds to accumulated gradients, beyond what passes.
+
+    They are there as a whole when a backward pass ends, and what else passes is given up by then. A compiler that gives
+    results places of their own needs both.
+    """
+    return max(0, stage.sums_bytes - passing_bytes(stage))
+
+
 def received_bytes(sliced: Sliced, stage: int, devices: int) -> int:
     """Bytes a device that a stage was sent by earlier ones for one microbatch, split over all its devices."""
     types = sliced.graphs[stage].types
@@ -78,7 +87,7 @@ def _most(own: Mapping[int, Stage], sliced: Sliced, table: Table, worker: int) -
             continue
         flying[s] += task.kind == "forward"
         put_off[s] -= task.kind == "weight"  # of the one that runs it is among what passes
-        added = own[s].sums_bytes if task.kind == accumulates and done[s] else 0
+        added = added_bytes(own[s]) if task.kind == accumulates and done[s] else 0
         beside = sum(lasting_bytes(own[t]) + waiting(t, 0) for t in own if t != s)
         most = max(most, own[s].memory.total + waiting(s, 1) + added + beside)
         done[s] += task.kind == accumulates
@@ -104,5 +113,5 @@ def share_bytes(parts: Sequence[PlanContent], table: Table, limit: int) -> tuple
         limit: of a device.
     """
     most = max(len(table.stages_of_worker(w)) for w in range(table.num_workers))
-    passing = min(passing_bytes(c.stages[0]) + c.stages[0].sums_bytes for c in parts)
+    passing = min(passing_bytes(c.stages[0]) + added_bytes(c.stages[0]) for c in parts)
     return (limit + (most - 1) * passing) // most, most

@@ -52,6 +52,8 @@ def pipeline_of(
         sent_back = [n for n in p.sent if sliced_backward(graph, sliced, n)]
         sent_on = [n for n in p.sent if n not in set(sent_back)]
         temporaries = passing_bytes(stage)
+        # What is added to accumulated gradients is a result, which comes into being while the rest is given up.
+        besides = max(0, temporaries - stage.sums_bytes)
         works.append(
             WorkSpec(
                 Work("forward", s), (f"state@{s}", *forward), (f"held@{s}", *sent_on), temporaries_bytes=temporaries
@@ -65,12 +67,12 @@ def pipeline_of(
             works.append(WorkSpec(backward, reads, (*sent_back, f"kept@{s}")))
             weight = Work("weight", s)
             works.append(
-                WorkSpec(weight, (f"held@{s}", f"kept@{s}"), (), (f"gradients@{s}",), temporaries_bytes=temporaries)
+                WorkSpec(weight, (f"held@{s}", f"kept@{s}"), (), (f"gradients@{s}",), temporaries_bytes=besides)
             )
             weight_s = times.get("weight", 0.0) / count
             seconds[backward], seconds[weight] = max(0.0, backward_s - weight_s), weight_s
         elif backward_s or any(t.kind == "backward" for row in table.rows for t in row):
-            works.append(WorkSpec(backward, reads, tuple(sent_back), (f"gradients@{s}",), temporaries))
+            works.append(WorkSpec(backward, reads, tuple(sent_back), (f"gradients@{s}",), besides))
             seconds[backward] = backward_s
         update = Work("update", s)
         works.append(WorkSpec(update, (f"state@{s}", f"gradients@{s}")))

@@ -11,7 +11,6 @@ import msgspec
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
-from autopar.ir import Graph
 from autopar.plan import PlanContent
 from autopar.plan.text import bytes_text
 from autopar.recompute import LEVELS, Level
@@ -166,8 +165,7 @@ def _at_level(
     waiting = in_flight(table, stage) - 1
     received = waiting * received_bytes(chosen.sliced, stage, home[1])
     whole = problem.options.memory_limit_bytes or part.memory_bytes
-    several = table.num_microbatches > 1 and "backward" in table.kinds
-    limit = whole - received - (_sums_bytes(graph, home[1]) if several else 0)
+    limit = whole - received
     if limit <= 0:
         raise _too_little(stage, waiting, received, whole)
     options = replace(
@@ -217,11 +215,6 @@ def _waiting_on_host(content: PlanContent, part: Cluster, waiting: int) -> PlanC
             remedy="more host_memory_bytes in the cluster file, or offload='none'",
         )
     return msgspec.structs.replace(content, stages=(msgspec.structs.replace(own, waits_on_host=True),))
-
-
-def _sums_bytes(graph: Graph, devices: int) -> int:
-    """Least bytes a device that a backward pass adds to accumulated gradients: split over all devices."""
-    return sum(i.type.nbytes for i in graph.inputs if i.role == "parameter") // devices
 
 
 def _over_limit(needed: int, chosen: Chosen, stage: int, limit: int) -> InfeasiblePlanError:

@@ -26,7 +26,8 @@ def test_planned_simulated_and_compiled_memory_of_the_fullest_worker(build, size
     simulated = autopar.simulate(compiled.plan).peak_memory
     real = max(m.total for m in compiled.local.worker_memory)
     assert planned == pytest.approx(simulated, rel=0.05)
-    assert 0.9 * real <= planned <= 1.15 * real
+    # Compilers give results places of their own where they do not see that something else was given up.
+    assert 0.8 * real <= planned <= 1.1 * real
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])

@@ -5,18 +5,17 @@ Depth growth: the same widths with 8 to 96 layers.
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 import autopar
+from benchmarks.process import in_new_process
 from benchmarks.report import Report, Row, Say
 from examples import gpt, llama
 
@@ -106,11 +105,9 @@ def measure(case: Case) -> Row:
 def run(quick: bool, say: Say) -> Report:
     """The benchmark; ``quick`` takes a tiny model."""
     rows: list[Row] = []
-    context = multiprocessing.get_context("spawn")
     for case in QUICK if quick else CASES:
         say(f"large: {case.name}")
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            rows.append(pool.submit(measure, case).result())
+        rows.append(in_new_process(measure, case))
     met = all(
         "error" not in r
         and r["peak_rss_bytes"] <= MEMORY_BYTES

@@ -10,10 +10,8 @@ prediction of the published configuration is.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +19,7 @@ import jax
 
 import autopar
 from autopar.schedule import get
+from benchmarks.process import in_new_process
 from benchmarks.report import Report, Row, Say
 from examples import gpt
 
@@ -222,11 +221,9 @@ def run(quick: bool, say: Say) -> Report:
     """The benchmark; ``quick`` takes a tiny model."""
     rows: list[Row] = []
     every: list[Row] = []
-    context = multiprocessing.get_context("spawn")
     for case in QUICK if quick else CASES:
         say(f"megatron: {case.name}")
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            found = pool.submit(measure, case).result()
+        found = in_new_process(measure, case)
         every += found
         rows.append(summary(case, found))
     return Report(

@@ -6,12 +6,10 @@ Nothing is compiled by XLA: "trace lowered" is jax's tracing of the lowered prog
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +19,7 @@ import autopar
 from autopar.api.pure import PureFunction
 from autopar.frontend import Traced
 from autopar.lower.program import Program, lower
+from benchmarks.process import in_new_process
 from benchmarks.report import Report, Row, Say
 from examples import gpt
 
@@ -103,11 +102,9 @@ def run(quick: bool, say: Say) -> Report:
     """The benchmark; ``quick`` takes a tiny model."""
     rows: list[Row] = []
     details: list[Row] = []
-    context = multiprocessing.get_context("spawn")
     for model in QUICK if quick else MODELS:
         say(f"planning: {model.name}")
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            row, more = pool.submit(measure_in_new_process, model).result()
+        row, more = in_new_process(measure_in_new_process, model)
         rows.append(row)
         details.extend(more)
     return Report(

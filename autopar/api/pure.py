@@ -41,7 +41,7 @@ from autopar.search import Options, Problem, Strategy, cuts_stages, strategy_nam
 from autopar.search.cache import PlanCache, cached, cached_with_stages, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
-from autopar.search.inter.counts import LARGE_NODES, MOST_STAGES
+from autopar.search.inter.counts import MOST_STAGES, is_large
 
 
 class PureFunction:
@@ -299,7 +299,7 @@ class PureFunction:
     def _stack_groups(self, traced: Traced) -> int:
         """Groups of layers into which stacks are taken apart; the strategy may say for how many stages."""
         stages = self._num_stages() or getattr(self._strategy(), "num_stages", None)
-        large = (self.options.cluster or Cluster.local()).num_nodes > LARGE_NODES
+        large = is_large(self.options.cluster or Cluster.local())
         return group_count(layer_count(traced.graph), stages, 2 * MOST_STAGES if large else 16)
 
     def _strategy(self) -> Strategy:

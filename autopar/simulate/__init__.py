@@ -12,7 +12,7 @@ from autopar.simulate.durations import Durations, equal_stages
 from autopar.simulate.engine import run
 from autopar.simulate.event import Event, Memory
 from autopar.simulate.passes import Route, Step, is_plain, step_of
-from autopar.simulate.plans import parts_of, pipeline_record, program_of, record_of, simulate
+from autopar.simulate.plans import parts_of, pipeline_record, program_of, record_of, routes_of, simulate
 from autopar.simulate.timeline import Timeline
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "pipeline_record",
     "program_of",
     "record_of",
+    "routes_of",
     "run",
     "simulate",
     "step_of",

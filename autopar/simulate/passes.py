@@ -116,22 +116,28 @@ class _Walk:
             if arrival is None:
                 return False
             start = max(start, arrival)
-        end = self.free[worker] = start + self.seconds[work]
-        self.first = start if self.first is None else min(self.first, start)
-        self.last = max(self.last, end)
+        end = self._compute(work, worker, start)
         for name, readers in self.sends[work]:
             self.arrived[name, microbatch, worker] = end
             targets = {self.table.worker_of(Task(r.kind, r.stage, microbatch)) for r in readers}  # type: ignore[arg-type]
             for target in sorted(targets - {worker}):
-                self._send(name, microbatch, worker, target, end)
+                self.arrived[name, microbatch, target] = self._transfer((name, worker, target), end)
         return True
 
-    def _send(self, name: str, microbatch: int, worker: int, target: int, ready: float) -> None:
-        route = (name, worker, target)
+    def _compute(self, work: Work, worker: int, start: float) -> float:
+        """When a work is over that a worker begins."""
+        end = self.free[worker] = start + self.seconds[work]
+        self.first = start if self.first is None else min(self.first, start)
+        self.last = max(self.last, end)
+        return end
+
+    def _transfer(self, route: Route, ready: float) -> float:
+        """When a value that is there from ``ready`` on is on the other side of its link."""
         arrival = max(ready, self.link.get(route[1:], 0)) + self.durations.of_transfer(*route)
-        self.link[route[1:]] = self.arrived[name, microbatch, target] = arrival
+        self.link[route[1:]] = arrival
         self.routes.add(route)
         self.last = max(self.last, arrival)
+        return arrival
 
     def update(self) -> None:
         """What is done once after the last microbatch."""
@@ -139,24 +145,18 @@ class _Walk:
         arrivals: dict[tuple[str, int], float] = {}
         for value in self.dataflow.values:
             if value.lifetime == "accumulator":
-                arrivals.update(self._exchange(value.name, value.reduce))
+                arrivals.update(self._exchange(value.name))
         for spec in sorted(updates, key=lambda s: s.work):
             for worker in self.table.workers_of_stage(spec.work.stage):
                 start = max([self.free[worker], *(arrivals.get((n, worker), 0) for n in spec.reads)])
-                end = self.free[worker] = start + self.seconds[spec.work]
-                self.first = start if self.first is None else min(self.first, start)
-                self.last = max(self.last, end)
+                self._compute(spec.work, worker, start)
 
-    def _exchange(self, name: str, reduce: str | None) -> Mapping[tuple[str, int], float]:
+    def _exchange(self, name: str) -> Mapping[tuple[str, int], float]:
         """When two workers of a stage have each other's partial sum of an accumulator."""
         workers = self.table.workers_of_stage(self.dataflow.writers[name].stage)
-        if len(workers) != 2 or reduce == "concatenate":
+        if len(workers) != 2:
             return {}
-        found = {}
-        for worker, other in (workers, workers[::-1]):
-            route = (name, worker, other)
-            arrival = max(self.free[worker], self.link.get((worker, other), 0)) + self.durations.of_transfer(*route)
-            self.link[worker, other] = found[name, other] = arrival
-            self.routes.add(route)
-            self.last = max(self.last, arrival)
-        return found
+        return {
+            (name, other): self._transfer((name, worker, other), self.free[worker])
+            for worker, other in (workers, workers[::-1])
+        }

@@ -105,9 +105,13 @@ def pipeline_record(table: Table, dataflow: Dataflow, durations: Durations) -> P
     Raises:
         ScheduleError: the three do not fit each other.
     """
-    program = build(table, dataflow)
-    routes = {(i.value.value, w.worker, i.to) for w in program.workers for i in w.instructions if isinstance(i, Send)}
-    return record_of(table, dataflow, durations, sorted(routes))
+    return record_of(table, dataflow, durations, routes_of(build(table, dataflow)))
+
+
+def routes_of(program: Program) -> list[Route]:
+    """Values that workers send each other by instruction lists, sorted."""
+    sends = ((w.worker, i) for w in program.workers for i in w.instructions if isinstance(i, Send))
+    return sorted({(i.value.value, worker, i.to) for worker, i in sends})
 
 
 def record_of(table: Table, dataflow: Dataflow, durations: Durations, routes: Iterable[Route]) -> Pipeline:

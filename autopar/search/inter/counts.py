@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from autopar.cluster import Cluster
 from autopar.ir import Graph
 from autopar.ir.phases import phase_of
 from autopar.microbatch import batch_size
@@ -19,16 +20,16 @@ MOST_STAGES = 64
 A_STAGE = 8
 
 
-def is_large(problem: Problem) -> bool:
-    """Whether the cluster has so many nodes that stages are whole nodes of it."""
-    return problem.cluster.num_nodes > LARGE_NODES and len(problem.cluster.groups) == 1
+def is_large(cluster: Cluster) -> bool:
+    """Whether a cluster has so many nodes that stages are whole nodes of it."""
+    return cluster.num_nodes > LARGE_NODES and len(cluster.groups) == 1
 
 
 def ways(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, list[int]]]:
     """Numbers of microbatches, each with the numbers of stages that are tried with it."""
     asked = problem.options.num_microbatches
     stages = stage_counts(problem, schedule)
-    if asked is None and problem.options.num_stages is None and is_large(problem):
+    if asked is None and problem.options.num_stages is None and is_large(problem.cluster):
         for s in stages:
             yield most_microbatches(problem, A_STAGE * s), [s]
         return
@@ -64,7 +65,7 @@ def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
     if asked is not None:
         return [asked]
     devices, nodes = problem.cluster.num_devices, problem.cluster.num_nodes
-    if is_large(problem):
+    if is_large(problem.cluster):
         # The fewest devices a stage: the largest models are for such clusters, and short of memory with fewer stages.
         blocks = loops_over_layers(problem.graph)
         found = [s for s in range(2, MOST_STAGES + 1) if nodes % s == 0 and blocks % s == 0][-1:]

@@ -3,7 +3,7 @@
 A stage's plan says what it needs while one microbatch runs. Of that its parameters, optimizer state and accumulated
 gradients lie there all the time (lasting), what the forward pass leaves for the backward pass as long as the microbatch
 is in flight (held), and the rest while one of its passes runs (passing). What a backward pass adds to the accumulated
-gradients is a result of its program, beside all that.
+gradients takes the place of what passes, and counts where it is more.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def most_bytes(parts: Sequence[PlanContent], sliced: Sliced, table: Table) -> in
     return max(worker_bytes(parts, sliced, table, w) for w in range(table.num_workers))
 
 
-def share_bytes(parts: Sequence[PlanContent], table: Table, limit: int) -> tuple[int, int]:
+def limit_of_each(parts: Sequence[PlanContent], table: Table, limit: int) -> tuple[int, int]:
     """Bytes a device within which each stage has to stay for those of a worker to fit ``limit``, and their number.
 
     With n stages of l lasting bytes each, of which one runs at a time and passes through p bytes, n l + p = limit, and

@@ -30,7 +30,7 @@ from autopar.search.inter.costs import LayerPrices, stage_costs
 from autopar.search.inter.counts import ways
 from autopar.search.inter.dp import slice_layers
 from autopar.search.inter.even import even_stages
-from autopar.search.inter.memory import most_bytes, share_bytes
+from autopar.search.inter.memory import limit_of_each, most_bytes
 from autopar.search.inter.record import pipeline_of, step_record
 from autopar.search.inter.schedules import CHUNKED, LONG_WAITS, fastest_table, fits, idle_share
 from autopar.search.inter.shared import SharedPlans
@@ -46,10 +46,8 @@ LAYERS_PER_STAGE, MOST_LAYERS = 4, 32
 #: Operators of a model from which on no layer is less than a block, if there are as many blocks as stages.
 LARGE = 4000
 
-
 #: Candidates are planned exactly if their estimate is within this factor of the least.
 NEAR_BEST = 1.25
-
 
 #: Times the memory that layers as they are priced may take, until some slicing of them does.
 EXCESSES = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0, math.inf)
@@ -144,7 +142,7 @@ def _with_chunks(problem: Problem, source: StageSource, best: Plan, intra: Calla
     if idle_share(best) < LONG_WAITS:
         return
     found = source.microbatches(count)
-    layers = cluster(problem.graph, found, min(4 * workers, MOST_LAYERS), fewest=None)
+    layers = cluster(problem.graph, found, min(LAYERS_PER_STAGE * workers, MOST_LAYERS), fewest=None)
     for schedule in (get(name) for name in CHUNKED):
         if len(layers.members) < workers * schedule.chunks:
             continue
@@ -272,7 +270,7 @@ def _sharing(
     """The plan of every stage where those of a worker fit together; ``parts`` are plans that do not."""
     problem, table = chosen.problem, chosen.table
     limit = problem.memory_limit_bytes
-    own, most = share_bytes(parts, table, limit)
+    own, most = limit_of_each(parts, table, limit)
     for _ in range(_TRIES):
         options = replace(problem.options, memory_limit_bytes=own)
         found = _planned_stages(replace(chosen, problem=replace(problem, options=options)), candidate, shared)
@@ -320,7 +318,7 @@ def assemble(
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
         pipeline=record,
         cuts=tuple(m[-1] for m in candidate.members[:-1]),
-        parts=tuple(_unplaced(c) for c in parts),
+        parts=tuple(_on_devices(c, 0, (0, len(c.stages[0].devices))) for c in parts),
     )
     return Plan(content)
 
@@ -334,17 +332,6 @@ def _on_devices(content: PlanContent, stage: int, home: tuple[int, int]) -> Plan
         collectives=tuple(msgspec.structs.replace(c, stage=stage) for c in own.collectives),
     )
     return msgspec.structs.replace(content, stages=(placed,))
-
-
-def _unplaced(content: PlanContent) -> PlanContent:
-    """A stage's plan as one of its own, on devices counted from 0."""
-    own = content.stages[0]
-    alone = msgspec.structs.replace(
-        own,
-        devices=tuple(range(len(own.devices))),
-        collectives=tuple(msgspec.structs.replace(c, stage=0) for c in own.collectives),
-    )
-    return msgspec.structs.replace(content, stages=(alone,))
 
 
 def _with_sends(content: PlanContent, stage: int, record: Pipeline, count: int, sliced: Sliced) -> PlanContent:

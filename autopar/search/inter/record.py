@@ -13,7 +13,7 @@ from autopar.plan import Pipeline, PlanContent
 from autopar.schedule import Dataflow, Table, ValueSpec, Work, WorkSpec, build, check_dataflow, check_table
 from autopar.search.inter.memory import passing_bytes
 from autopar.search.source import Sliced
-from autopar.simulate import Durations, is_plain, pipeline_record, record_of, run, step_of
+from autopar.simulate import Durations, is_plain, record_of, routes_of, run, step_of
 from autopar.stages import StageParts
 
 
@@ -94,7 +94,8 @@ def step_record(table: Table, dataflow: Dataflow, durations: Durations) -> tuple
         check_dataflow(table, dataflow)
         step = step_of(table, dataflow, durations)
         return step.seconds, record_of(table, dataflow, durations, step.routes)
-    return run(build(table, dataflow), durations).step_time, pipeline_record(table, dataflow, durations)
+    program = build(table, dataflow)
+    return run(program, durations).step_time, record_of(table, dataflow, durations, routes_of(program))
 
 
 def sliced_backward(graph: Graph, sliced: Sliced, name: str) -> bool:

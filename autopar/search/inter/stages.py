@@ -185,7 +185,6 @@ def _at_level(
     kind = (first, level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
     what = f"stage {stage + 1} of {len(chosen.members)}"
     stated = replace(problem, graph=graph, cluster=part, cost_model=CostModel(part), options=options, source=None)
-    content = shared.plan(stated, kind, what)
     ends = tuple(layer[-1] for layer in again.layers[:-1])
 
     def planned(limit_bytes: int) -> tuple[PlanContent, int]:

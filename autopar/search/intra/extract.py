@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from autopar.ir import Graph, Layout, Literal
+from autopar.ir import Graph, Layout, Literal, Operator
 from autopar.ir.phases import LOOP
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.build import ShardingProblem
@@ -101,7 +101,7 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
         choices=_choices(stated, choice),
         work_times=by_work.times(),
         held_bytes=_held_bytes(stated, made),
-        kept_bytes=_kept_bytes(stated, problem.graph, made),
+        kept_bytes=_kept_bytes(stated, problem.graph, made, by_work.sent),
         sums_bytes=_sums_bytes(stated, problem.graph, made),
         state_bytes=_state_bytes(stated, problem.graph, made, there),
         hosted=there,
@@ -139,17 +139,21 @@ def _outermost(id: str) -> str:
     return f"{loop}/body/{rest.partition('/body/')[0]}"
 
 
+def _loops(graph: Graph) -> list[Operator]:
+    """The loops over microbatches."""
+    return [op for op in graph.operators if op.primitive == "scan" and op.id.startswith(LOOP)]
+
+
 def _sent(graph: Graph) -> frozenset[str]:
     """Operators of the loops over microbatches on which something that leaves the stage in its turn depends."""
     found: set[str] = set()
-    for loop in graph.operators:
-        if loop.primitive == "scan" and loop.id.startswith(LOOP):
-            body = loop.region("body")
-            needed = {v.name for op in body.operators if op.primitive == "stage_boundary" for v in op.results}
-            for op in reversed(body.operators):
-                if any(v.name in needed for v in op.results):
-                    found.add(f"{loop.id}/body/{op.id}")
-                    needed.update(o for o in op.operands if isinstance(o, str))
+    for loop in _loops(graph):
+        body = loop.region("body")
+        needed = {v.name for op in body.operators if op.primitive == "stage_boundary" for v in op.results}
+        for op in reversed(body.operators):
+            if any(v.name in needed for v in op.results):
+                found.add(f"{loop.id}/body/{op.id}")
+                needed.update(o for o in op.operands if isinstance(o, str))
     return frozenset(found)
 
 
@@ -163,13 +167,14 @@ def _held_bytes(stated: ShardingProblem, made: Mapping[str, Layout]) -> int:
     return total
 
 
-def _kept_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout]) -> int:
-    """Bytes of what the backward pass makes on the way to what leaves the stage, and gradients of parameters read."""
-    sent = _sent(graph)
+def _kept_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout], sent: frozenset[str]) -> int:
+    """Bytes of what the backward pass makes on the way to what leaves the stage, and gradients of parameters read.
+
+    ``sent`` is that of `_sent`.
+    """
     own = {
         f"{loop.id}/body/{v.name}"
-        for loop in graph.operators
-        if loop.primitive == "scan" and loop.id.startswith(LOOP)
+        for loop in _loops(graph)
         for op in loop.region("body").operators
         if f"{loop.id}/body/{op.id}" in sent
         for v in op.results
@@ -185,12 +190,7 @@ def _kept_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout
 
 def _sums_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout]) -> int:
     """Bytes of what loops over microbatches carry on from one to the next: gradients, losses."""
-    carried = (
-        v
-        for loop in graph.operators
-        if loop.primitive == "scan" and loop.id.startswith(LOOP)
-        for v in loop.results[: loop.integer("num_carry")]
-    )
+    carried = (v for loop in _loops(graph) for v in loop.results[: loop.integer("num_carry")])
     return sum(made[v.name].local_bytes(v.type, stated.mesh.sizes) for v in carried if v.name in made)
 
 

@@ -41,6 +41,7 @@ from autopar.search import Options, Problem, Strategy, cuts_stages, strategy_nam
 from autopar.search.cache import PlanCache, cached, cached_with_stages, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
+from autopar.search.garbage import rare_collections
 from autopar.search.inter.counts import MOST_STAGES, is_large
 
 
@@ -143,7 +144,8 @@ class PureFunction:
             names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
             plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         else:
-            traced, plan = self._planned(signature, self.options.memory_limit_bytes)
+            with rare_collections():
+                traced, plan = self._planned(signature, self.options.memory_limit_bytes)
         plan = Plan(plan.content, (*traced.phases, *clock.phases(), *plan.phases), _tree_of(traced))
         self.planned[signature] = traced, plan
         return traced, plan

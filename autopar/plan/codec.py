@@ -31,12 +31,14 @@ def encode(content: PlanContent) -> str:
 
 
 def _leave_out_defaults(plan: dict[str, Any]) -> None:
-    """Drops what only plans with several stages have from the others."""
+    """Drops what only plans with several stages, or little memory, have from the others."""
     for name in ("pipeline", "cuts", "parts"):
         if not plan[name]:
             del plan[name]
     if plan["stack_groups"] == 1:
         del plan["stack_groups"]
+    if plan["search"]["unlimited_s"] is None:
+        del plan["search"]["unlimited_s"]
     for part in plan.get("parts", ()):
         _leave_out_defaults(part)
 

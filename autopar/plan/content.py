@@ -19,12 +19,22 @@ from autopar.plan.types import (
 
 
 class SearchContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the search says of its answer, without times (they differ from run to run)."""
+    """What the search says of its answer, without times (they differ from run to run).
+
+    Args:
+        strategy: its name.
+        objective: seconds that it made least.
+        lower_bound: seconds that no plan of the problem can beat; None where nothing was proven.
+        considered: other options.
+        unlimited_s: seconds that no plan of the problem can beat though it used any amount of memory; None where the
+            memory limit decided nothing, or where that is not known. Then it is not in the file.
+    """
 
     strategy: str
     objective: float
     lower_bound: float | None
     considered: tuple[Considered, ...] = ()
+    unlimited_s: float | None = None
 
 
 class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

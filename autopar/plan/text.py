@@ -51,6 +51,8 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
         if c.search.objective > 0:
             gap = max(0.0, 1 - c.search.lower_bound / c.search.objective)
         bound = "proven optimal for its problem" if gap < 1e-6 else f"at most {gap:.2%} from the optimum"
+    if c.search.unlimited_s:
+        bound += f"; the memory limit costs at most {c.search.objective / c.search.unlimited_s - 1:.2%}"
     rows = [
         ("program", f"{c.program} ({_operators(c)} operators, {len(c.inputs)} inputs, {len(c.outputs)} outputs)"),
         ("cluster", c.cluster_name),

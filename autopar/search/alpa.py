@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Considered, Plan
@@ -58,7 +60,11 @@ def alpa(problem: Problem) -> Plan:
         answers += found
         best = min([best, *(a.solution.objective for a in found)])
     order = [str(answer.stated.mesh) for answer in free]
-    return best_plan(problem, sorted(answers, key=lambda a: order.index(str(a.stated.mesh))), "alpa", clock)
+    plan = best_plan(problem, sorted(answers, key=lambda a: order.index(str(a.stated.mesh))), "alpa", clock)
+    if not plan.content.tight or math.isinf(cheapest):
+        return plan
+    search = msgspec.structs.replace(plan.content.search, unlimited_s=cheapest)
+    return Plan(msgspec.structs.replace(plan.content, search=search), plan.phases)
 
 
 def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock) -> Answer:
@@ -81,13 +87,13 @@ def _under_limit(problem: Problem, free: Answer, clock: Clock) -> list[Answer]:
     found: list[Answer] = []
     if not problem.options.apart:
         with clock.phase("solve"):
-            found.append(Answer(free.stated, _solve(problem, free.stated.problem), "memory binds"))
+            found.append(Answer(free.stated, _solve(problem, free.stated.problem, binds=True), "memory binds"))
         least = free.solution.lower_bound
         if found[0].solution.objective <= least + _NOTHING * abs(least):
             return found
     split = _stated(problem, free.stated.mesh, clock, split_phases=True)
     with clock.phase("solve"):
-        own = _solve(problem, split.problem)
+        own = _solve(problem, split.problem, binds=True)
     return [*found, Answer(replace(split, tight=True), own, "memory binds, each phase gathers anew")]
 
 
@@ -105,8 +111,8 @@ def _stated(problem: Problem, mesh: LogicalMesh, clock: Clock, *, split_phases: 
         return build(problem, mesh, split_phases=split_phases)
 
 
-def _solve(problem: Problem, stated: ChoiceProblem) -> Solution:
-    return solve(stated, time_limit_s=problem.options.time_limit_s, seed=problem.options.seed)
+def _solve(problem: Problem, stated: ChoiceProblem, *, binds: bool = False) -> Solution:
+    return solve(stated, time_limit_s=problem.options.time_limit_s, seed=problem.options.seed, binds=binds)
 
 
 def best_plan(problem: Problem, answers: Sequence[Answer], name: str, clock: Clock) -> Plan:

@@ -258,31 +258,32 @@ def _usage_rows(builder: _Builder, space: Workspace) -> list[tuple[Indices, Arra
 
 def _add_memory(builder: _Builder, space: Workspace, limit_bytes: float) -> None:
     """Memory rows, each less the least that its nodes must use, in units of what is then left of the limit."""
-    least: dict[int, float] = {}
+    count = max((last for held in space.usages for _, last, _ in held), default=0)
+    least, most = np.zeros(count), np.zeros(count)
     for held in space.usages:
         for first, last, used in held:
-            for row in range(first, last):
-                least[row] = least.get(row, 0.0) + float(used.min())
+            least[first:last] += float(used.min())
     limit = limit_bytes + abs(limit_bytes) * FIT_TOLERANCE
-    builder.feasible &= limit >= max(least.values(), default=0.0)
+    builder.feasible &= limit >= least.max(initial=0.0)
     if not builder.feasible:
         return
+    for held in space.usages:
+        for first, last, used in held:
+            most[first:last] += float((used - used.min()).max())
+    binding = np.flatnonzero(most > limit - least)
     upper = builder.upper[: len(space.costs)]  # one array a node, in order
-    parts: dict[int, list[tuple[Indices, Array]]] = {row: [] for row in least}
-    most = dict.fromkeys(least, 0.0)
+    parts: dict[int, list[tuple[Indices, Array]]] = {int(row): [] for row in binding}
     for v, held in enumerate(space.usages):
         columns = np.arange(builder.first[v], builder.first[v + 1])
         for first, last, used in held:
             extra = used - used.min()
+            upper[v][extra > limit - least[first:last].max()] = 0.0
             some = extra > 0
-            for row in range(first, last):
-                upper[v][extra > limit - least[row]] = 0.0
-                most[row] += float(extra.max())
-                parts[row].append((columns[some], extra[some]))
-    for row in sorted(parts):
-        left = limit - least[row]
-        if most[row] <= left:
-            continue
-        unit = left if left > 0 else most[row]
-        columns, values = (np.concatenate([part[i] for part in parts[row]]) for i in (0, 1))
+            part = (columns[some], extra[some])
+            for row in binding[slice(*np.searchsorted(binding, (first, last)))]:
+                parts[int(row)].append(part)
+    for row, found in parts.items():
+        left = float(limit - least[row])
+        unit = left if left > 0 else float(most[row])
+        columns, values = (np.concatenate([part[i] for part in found]) for i in (0, 1))
         builder.rows.append(Row(columns.astype(np.int64), values / unit, -math.inf, left / unit))

@@ -24,7 +24,6 @@ named by the caller (`reduce_problem`'s ``times``), who starts with few of them 
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -100,8 +99,6 @@ def _run(space: Workspace) -> None:
     dirty = set(range(len(space.costs)))
     if not _drop_forbidden(space, dirty):
         return
-    tables = (table for v, around in enumerate(space.edges) for u, table in around.items() if u < v)
-    space.finite = all(math.isfinite(table.max()) for table in tables)
     waiting = set(dirty)  # nodes whose edges or costs changed since dominance last looked
     for _ in range(_ROUNDS):
         waiting |= _shrink(space, dirty)
@@ -144,12 +141,15 @@ def _drop_forbidden(space: Workspace, changed: set[int]) -> bool:
 
     Returns whether every node has a strategy left.
     """
-    queue = [] if space.finite else sorted(changed)
+    queue = sorted(changed)
     while queue and not space.infeasible:
         v = queue.pop()
+        if not space.doubt[v] and v not in space.unsure:
+            continue
+        space.unsure.discard(v)
         good = np.isfinite(space.costs[v])
-        for costs in space.edges[v].values():
-            good &= np.isfinite(costs.min(axis=1))
+        for u in space.doubt[v]:
+            good &= np.isfinite(space.edges[v][u].min(axis=1))
         if not good.all():
             space.drop(v, good)
             changed |= {v, *space.edges[v]}
@@ -160,7 +160,9 @@ def _drop_forbidden(space: Workspace, changed: set[int]) -> bool:
 def _fold_edges(space: Workspace, nodes: Sequence[int], changed: set[int]) -> None:
     """Fold edges that are a row term plus a column term, as all are that end in a node of one strategy."""
     for v in nodes:
-        for u in sorted(space.edges[v]):
+        for u in sorted(space.fresh[v]):
+            space.fresh[v].discard(u)
+            space.fresh[u].discard(v)
             terms = fold_constants(space.edges[v][u])
             if terms is not None:
                 space.costs[v] = space.costs[v] + terms[0]
@@ -178,6 +180,8 @@ def _eliminate(space: Workspace, v: int) -> None:
     elif len(around) == 1:
         (u,) = around
         space.costs[u] = space.costs[u] + (space.edges[u][v] + own).min(axis=1)
+        if u in space.doubt[v]:
+            space.unsure.add(u)
     else:
         u, w = around
         joint = least_sum(space.edges[u][v] + own, space.edges[v][w])
@@ -185,7 +189,7 @@ def _eliminate(space: Workspace, v: int) -> None:
         total = joint if known is None else known + joint
     space.take_out(v)
     if len(around) == 2:
-        space.edges[u][w], space.edges[w][u] = total, total.T
+        space.connect(u, w, total)
 
 
 def least_sum(left: Array, right: Array) -> Array:
@@ -197,11 +201,13 @@ def _drop_dominated(space: Workspace, v: int) -> bool:
     """Drop strategies of ``v`` for which another is never worse; of equal ones the first stays."""
     own = space.costs[v]
     worse = own[:, None] - own[None, :]  # [k, l]: a bound below on what k costs more than l
-    for costs in space.edges[v].values():
-        with np.errstate(invalid="ignore"):
-            least = np.fmin.reduce(costs[:, None, :] - costs[None, :, :], axis=2)
-        # inf - inf: both forbid, so this neighbour's strategy says nothing; all of them cannot be so.
-        worse += least
+    for u, costs in space.edges[v].items():
+        if u in space.doubt[v]:
+            # inf - inf: both forbid, so this neighbour's strategy says nothing; all of them cannot be so.
+            with np.errstate(invalid="ignore"):
+                worse += np.fmin.reduce(costs[:, None, :] - costs[None, :, :], axis=2)
+        else:
+            worse += np.minimum.reduce(costs[:, None, :] - costs[None, :, :], axis=2)
     never_better = worse >= 0
     for _, _, used in space.usages[v]:
         never_better &= used[:, None] >= used[None, :]

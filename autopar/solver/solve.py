@@ -50,6 +50,7 @@ def solve(
     time_limit_s: float | None = None,
     start: tuple[int, ...] | None = None,
     seed: int = 0,
+    binds: bool = False,
 ) -> Solution:
     """The cheapest choice.
 
@@ -63,6 +64,7 @@ def solve(
             for elimination whose memory limit binds end with a choice, a bound and what is between them.
         start: a choice to begin from; the answer is never worse than a feasible one.
         seed: for solvers that draw numbers.
+        binds: whether the limit is known to bind: a wide problem is then not solved without it first.
 
     Returns:
         The solution for ``problem`` itself. Its status is OPTIMAL or INFEASIBLE only where that is proven; a
@@ -81,7 +83,7 @@ def solve(
     status = Status.UNKNOWN
     while True:
         reduction = reduce_problem(problem, times)
-        if times and reduction.problem is not None and plan_elimination(reduction.problem) is None:
+        if (times or binds) and reduction.problem is not None and plan_elimination(reduction.problem) is None:
             # A wide problem is solved with multipliers on all rows at once; few rows would only make it narrower.
             times = maximal_times(problem.usages)
             reduction = reduce_problem(problem, times)

@@ -57,7 +57,9 @@ class Workspace:
         offset: cost already certain.
         removed: nodes taken out, in order.
         infeasible: some node has no strategy left.
-        finite: no cost is inf any more, nor will be.
+        fresh: by node the neighbours to which the matrix is new since folding last looked.
+        doubt: by node the neighbours to which the matrix may have inf.
+        unsure: nodes whose own costs may have inf.
     """
 
     costs: list[Array]
@@ -68,7 +70,9 @@ class Workspace:
     offset: float = 0.0
     removed: list[Removed] = field(default_factory=list)
     infeasible: bool = False
-    finite: bool = False
+    fresh: list[set[int]] = field(default_factory=list)
+    doubt: list[set[int]] = field(default_factory=list)
+    unsure: set[int] = field(default_factory=set)
 
     @staticmethod
     def of(problem: ChoiceProblem, times: Sequence[int]) -> Workspace:
@@ -88,7 +92,16 @@ class Workspace:
                 held[usage.node].append((int(first), int(last), usage.bytes))
         usages = [_runs(own) for own in held]
         costs = [node.costs for node in problem.nodes]
-        return Workspace(costs, [np.arange(c.size) for c in costs], edges, usages, [True] * size)
+        space = Workspace(costs, [np.arange(c.size) for c in costs], edges, usages, [True] * size)
+        space.fresh = [set(around) for around in edges]
+        space.doubt = [set() for _ in range(size)]
+        for v, around in enumerate(edges):
+            for u, table in around.items():
+                if v < u and not math.isfinite(table.max()):
+                    space.doubt[v].add(u)
+                    space.doubt[u].add(v)
+        space.unsure = {v for v, own in enumerate(costs) if own.size and not math.isfinite(own.max())}
+        return space
 
     def drop(self, v: int, keep: NDArray[np.bool_]) -> None:
         """Leave node ``v`` only the strategies marked in ``keep``."""
@@ -97,12 +110,26 @@ class Workspace:
         for other, costs in self.edges[v].items():
             left = costs[keep]
             self.edges[v][other], self.edges[other][v] = left, left.T
+            self.fresh[v].add(other)
+            self.fresh[other].add(v)
         if self.costs[v].size == 0:
             self.infeasible = True
+
+    def connect(self, u: int, v: int, costs: Array) -> None:
+        """Give ``u`` and ``v`` an edge, in place of the one they may have."""
+        self.edges[u][v], self.edges[v][u] = costs, costs.T
+        self.fresh[u].add(v)
+        self.fresh[v].add(u)
+        if not math.isfinite(costs.max()):
+            self.doubt[u].add(v)
+            self.doubt[v].add(u)
 
     def disconnect(self, u: int, v: int) -> None:
         """Take the edge between ``u`` and ``v`` out."""
         del self.edges[u][v], self.edges[v][u]
+        for one, other in ((u, v), (v, u)):
+            self.fresh[one].discard(other)
+            self.doubt[one].discard(other)
 
     def take_out(self, v: int) -> None:
         """Take ``v`` out with its edges; its strategy will be the cheapest given its neighbours'."""

@@ -11,6 +11,7 @@ import pytest
 from autopar import parallelize
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Layout
+from autopar.plan import Plan
 from autopar.search import Problem
 from autopar.search.intra import build, extract
 from autopar.solver import peak_bytes, solve
@@ -80,6 +81,17 @@ def test_less_memory_is_never_faster():
     assert found == sorted(found)
     assert found[-1] > found[0]
     assert all(p.search.lower_bound <= p.search.objective for p in times)
+
+
+def test_what_the_limit_costs_is_said():
+    fn, args = adam(hidden=64, batch=64)
+    free = planned(fn, args, num_microbatches=1)
+    assert free.content.search.unlimited_s is None and "unlimited_s" not in free.to_json()
+    tight = planned(fn, args, num_microbatches=1, memory_limit=free.peak_memory * 3 // 4)
+    assert tight.content.tight and tight.search.objective > free.search.objective
+    assert tight.content.search.unlimited_s == pytest.approx(free.search.objective)
+    assert f"the memory limit costs at most {tight.search.objective / free.search.objective - 1:.2%}" in str(tight)
+    assert Plan.from_json(tight.to_json()) == tight
 
 
 @pytest.mark.parametrize("mesh_shape", [(4,), None])

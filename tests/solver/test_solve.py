@@ -53,6 +53,7 @@ def test_limits_from_tight_to_loose(seed: int, part: float) -> None:
         problem = with_limit(problem, part * peak_bytes(problem, free.choice))
         wanted = ExhaustiveSolver().solve(problem)
         same_optimum(problem, solve(problem), wanted)
+        same_optimum(problem, solve(problem, binds=True), wanted)
         same_optimum(problem, solve(problem, "exhaustive"), wanted)
         assert not free.objective > wanted.objective + 1e-9 * abs(wanted.objective)
 

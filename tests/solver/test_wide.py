@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import time
 from dataclasses import dataclass
 
@@ -177,6 +178,21 @@ def test_wide_with_memory_is_feasible_and_near() -> None:
     assert free.objective <= found.objective + 1e-12
     assert found.lower_bound <= found.objective
     assert found.gap < 0.02
+
+
+def test_a_limit_that_is_known_to_bind_is_not_left_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = grid(8, 24, 6, seed=1, coupling=0.3)
+    tight = with_limit(problem, 0.95 * peak_bytes(problem, solve(with_limit(problem, None)).choice))
+    found, rounds = solve(tight), []
+    module = sys.modules[solve.__module__]  # the package has a function of that name
+    one = module.solve_bounded
+    monkeypatch.setattr(module, "solve_bounded", lambda p, *a, **k: (rounds.append(p.usages), one(p, *a, **k))[1])
+    told = solve(tight, binds=True)
+    assert (told.choice, told.lower_bound) == (found.choice, found.lower_bound)
+    assert [bool(usages) for usages in rounds] == [True]
+    rounds.clear()
+    solve(tight)
+    assert [bool(usages) for usages in rounds] == [False, True]
 
 
 def test_no_limit_that_a_busy_machine_reaches_earlier(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,9 @@ from autopar.search.intra.host import share_bytes
 from autopar.search.problem import Problem
 from autopar.search.source import Recomputation, Sliced, StageSource
 
+#: Relative cost of a memory limit below which nothing is computed anew.
+NOTHING = 1e-3
+
 #: Limits that a stage is planned within before it is given up that it fits with what is known only from its plan.
 _TRIES = 3
 
@@ -73,8 +76,8 @@ def in_flight(table: Table, stage: int) -> int:
 def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], shared: SharedPlans) -> PlanContent:
     """The plan of one stage, within the memory that microbatches in flight leave.
 
-    Nothing is computed anew where that fits as it would be without a limit. Else the fastest of all levels
-    that fit is taken, each also with microbatches that wait in host memory, where that may be.
+    Nothing is computed anew where that fits as it would be without a limit, or for next to nothing more. Else the
+    fastest of all levels that fit is taken, each also with microbatches that wait in host memory, where that may be.
 
     Args:
         chosen: what is planned.
@@ -104,7 +107,7 @@ def _on_mesh(
     fitting: list[PlanContent] = []
     try:
         content, free = _at_level(chosen, stage, home, first, shape, shared, math.inf)
-        if free or not (more or away):
+        if free or not (more or away) or limit_costs_nothing(content):
             return content
         fitting.append(content)
     except InfeasiblePlanError:
@@ -120,6 +123,12 @@ def _on_mesh(
             if not fitting and n >= min(len(away), len(ways) - 1):
                 raise
     return min(fitting, key=lambda c: seconds_with_moves(c, part))
+
+
+def limit_costs_nothing(content: PlanContent) -> bool:
+    """Whether the plan takes hardly longer than any would without a memory limit: other ways do more work."""
+    least = content.search.unlimited_s
+    return least is not None and content.search.objective <= (1 + NOTHING) * least
 
 
 def may_wait_on_host(chosen: Chosen, stage: int) -> bool:

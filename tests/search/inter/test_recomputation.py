@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 import autopar
 from autopar import InfeasiblePlanError
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.search.alpa import alpa
+from autopar.search.inter.stages import limit_costs_nothing
 from examples import mlp
 from tests.search.problems import problem_of
 
@@ -71,6 +73,18 @@ def test_more_memory_is_never_slower():
         chosen = plan(memory=limit)
         assert chosen.step_time <= least.step_time * (1 + 1e-3)  # stages agree on layouts after each is chosen
         least = chosen
+
+
+def test_a_limit_that_costs_nothing_is_no_reason_to_compute_anew():
+    fn, args = mlp.build(abstract=True, **SHAPE)
+    content = alpa(problem_of(fn, args, cluster())).content
+
+    def says(objective, least):
+        search = msgspec.structs.replace(content.search, objective=objective, unlimited_s=least)
+        return limit_costs_nothing(msgspec.structs.replace(content, search=search))
+
+    assert says(1.0005, 1.0) and not says(1.002, 1.0)
+    assert not says(1.0, None)  # not known, as where nothing fits without a limit on some mesh
 
 
 def test_nothing_is_searched_for_that_is_not_faster_than_what_is_there():

@@ -58,10 +58,32 @@ def _least_of_rows_numpy(own: Array, table: Array, add_to: Array, found: NDArray
     add_to += total.min(axis=1)
 
 
+def _least_differences(costs: Array, add_to: Array) -> None:
+    count, size = costs.shape
+    for k in range(count):
+        for i in range(count):
+            least = np.inf
+            for j in range(size):
+                over = costs[k, j] - costs[i, j]
+                if over < least:  # false for inf - inf
+                    least = over
+            add_to[k, i] += least
+
+
+def _least_differences_numpy(costs: Array, add_to: Array) -> None:
+    with np.errstate(invalid="ignore"):
+        add_to += np.fmin.reduce(costs[:, None, :] - costs[None, :, :], axis=2)
+
+
 #: ``out[j] = min_i (own[i] + table[i, j])`` for a table laid out row by row.
 least_sums: Callable[[Array, Array, Array], None] = compiled(_least_sums) if COMPILED else _least_sums_numpy
 
 #: ``add_to[j] += min_i (own[i] + table[j, i])``, and in ``found`` the first i that attains it.
 least_of_rows: Callable[[Array, Array, Array, NDArray[np.int64]], None] = (
     compiled(_least_of_rows) if COMPILED else _least_of_rows_numpy
+)
+
+#: ``add_to[k, i] += min_j (costs[k, j] - costs[i, j])``, over all j at which one of the two is finite.
+least_differences: Callable[[Array, Array], None] = (
+    compiled(_least_differences) if COMPILED else _least_differences_numpy
 )

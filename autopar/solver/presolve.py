@@ -26,6 +26,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from autopar.solver.evaluate import maximal_times, within
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.workspace import Removed, Workspace, fold_constants
 
+_MANY = 500  # nodes from which on compiled loops pay
 _ROUNDS = 20  # dominance is tried again this often on what changed; in practice two or three do
 
 
@@ -87,6 +89,10 @@ def reduce_problem(problem: ChoiceProblem, times: Sequence[int] | None = None) -
         times = () if problem.limit_bytes is None else maximal_times(problem.usages)
     space = Workspace.of(problem, sorted(set(times)) if problem.limit_bytes is not None else ())
     space.infeasible = not within(0.0, problem.limit_bytes)
+    if len(problem.nodes) >= _MANY:
+        # It loads numba, where that is installed, which takes longer than small problems do.
+        compiled = import_module("autopar.solver.compiled")
+        space.add_differences = compiled.least_differences if compiled.COMPILED else None
     _run(space)
     if space.infeasible:
         return Reduction(None, 0.0, (), (), (), len(problem.nodes))
@@ -202,8 +208,10 @@ def _drop_dominated(space: Workspace, v: int) -> bool:
     own = space.costs[v]
     worse = own[:, None] - own[None, :]  # [k, l]: a bound below on what k costs more than l
     for u, costs in space.edges[v].items():
-        if u in space.doubt[v]:
-            # inf - inf: both forbid, so this neighbour's strategy says nothing; all of them cannot be so.
+        # inf - inf: both forbid, so this neighbour's strategy says nothing; all of them cannot be so.
+        if space.add_differences is not None:
+            space.add_differences(costs, worse)
+        elif u in space.doubt[v]:
             with np.errstate(invalid="ignore"):
                 worse += np.fmin.reduce(costs[:, None, :] - costs[None, :, :], axis=2)
         else:

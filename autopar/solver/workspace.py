@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,6 +60,7 @@ class Workspace:
         fresh: by node the neighbours to which the matrix is new since folding last looked.
         doubt: by node the neighbours to which the matrix may have inf.
         unsure: nodes whose own costs may have inf.
+        add_differences: `autopar.solver.compiled.least_differences`; None where that is not worth loading.
     """
 
     costs: list[Array]
@@ -73,6 +74,7 @@ class Workspace:
     fresh: list[set[int]] = field(default_factory=list)
     doubt: list[set[int]] = field(default_factory=list)
     unsure: set[int] = field(default_factory=set)
+    add_differences: Callable[[Array, Array], None] | None = None
 
     @staticmethod
     def of(problem: ChoiceProblem, times: Sequence[int]) -> Workspace:

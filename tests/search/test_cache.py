@@ -36,8 +36,8 @@ from autopar.schedule import get
 from autopar.search import Manual, Options, Problem, alpa, strategy_named
 from autopar.search.cache import Cached, PlanCache, cached, cached_with_stages, key_of, plan_cache
 from autopar.search.cache.key import SILENT, without_lines
-from autopar.search.cache.told import UntoldError, surroundings, told
 from autopar.search.compare import Budget, Budgeted
+from autopar.search.told import UntoldError, surroundings, told
 from autopar.sharding import register_rule, unregister_rule
 from examples import gpt, mlp
 from tests.report.plans import make_plan
@@ -197,7 +197,7 @@ def test_the_key_is_the_same_in_another_process(problem: Problem) -> None:
     program = (
         "from autopar.search import alpa\n"
         "from autopar.search.cache import key_of\n"
-        "from autopar.search.cache.told import surroundings\n"
+        "from autopar.search.told import surroundings\n"
         "from tests.search.test_cache import f32, problem_of, step, toy\n"
         "problem = problem_of(step, (f32(32, 64), f32(16, 32)), toy())\n"
         "print(key_of(problem, alpa, surroundings()))\n"
@@ -284,12 +284,12 @@ def test_a_cluster_on_ray_is_planned_for_as_any_other(problem: Problem) -> None:
 def test_a_changed_file_of_the_package_changes_the_surroundings(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = tmp_path / "autopar" / "search" / "cache" / "told.py"
+    own = tmp_path / "autopar" / "search" / "told.py"
     own.parent.mkdir(parents=True)
-    monkeypatch.setattr(importlib.import_module("autopar.search.cache.told"), "__file__", str(own))
+    monkeypatch.setattr(importlib.import_module("autopar.search.told"), "__file__", str(own))
     assert surroundings() is None and key_of(problem, alpa, surroundings()) is None
     found = []
-    for name, text in (("search/cache/told.py", "a"), ("search/cache/told.py", "b"), ("solve.py", ""), ("x.py", "")):
+    for name, text in (("search/told.py", "a"), ("search/told.py", "b"), ("solve.py", ""), ("x.py", "")):
         (tmp_path / "autopar" / name).write_text(text)
         found.append(surroundings())
     assert None not in found and len(set(found)) == len(found)

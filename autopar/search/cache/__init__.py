@@ -1,6 +1,6 @@
 """Plans on disk by what they are plans of, so that what was planned is not planned again.
 
-`told` writes what a plan depends on as plain data; `key` puts it together; `store` keeps files; `cached` makes a
+`autopar.search.told` writes what a plan depends on as plain data; `key` puts it together; `store` keeps files; `cached` makes a
 strategy that looks there first; `folder` says where.
 """
 

@@ -15,8 +15,8 @@ from autopar.ir import Graph, Operator
 from autopar.ir.text import graph_text
 from autopar.schedule import factory_named
 from autopar.schedule.registry import registered_schedules
-from autopar.search.cache.told import UntoldError, is_own, told
 from autopar.search.problem import Options, Problem
+from autopar.search.told import UntoldError, is_own, told
 from autopar.sharding import rule_for
 from autopar.sharding.registry import registered_rules
 
@@ -38,7 +38,7 @@ def key_of(problem: Problem, planner: Any, surroundings: str | None) -> str | No
     Args:
         problem: what is planned.
         planner: the strategy, with what is planned by it besides, as plain data; see `told`.
-        surroundings: see `autopar.search.cache.told.surroundings`; with None no plan is kept.
+        surroundings: see `autopar.search.told.surroundings`; with None no plan is kept.
 
     Returns:
         SHA-256, 64 hexadecimal digits.

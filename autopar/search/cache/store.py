@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autopar.errors import PlanMismatchError
 from autopar.plan import Plan, PlanContent, write_whole
-from autopar.search.cache.told import surroundings
+from autopar.search.told import surroundings
 
 _SUFFIX = ".plan.gz"
 #: Of what `write_whole` has not finished.
@@ -43,7 +43,7 @@ class PlanCache:
 
     @cached_property
     def surroundings(self) -> str | None:
-        """See `autopar.search.cache.told.surroundings`; read once."""
+        """See `autopar.search.told.surroundings`; read once."""
         return surroundings()
 
     def get(self, key: str) -> PlanContent | None:

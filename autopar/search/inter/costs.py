@@ -16,11 +16,12 @@ from functools import cached_property
 
 import numpy as np
 
-from autopar.cluster import Cluster, NodeGroup
+from autopar.cluster import Cluster, LogicalMesh, NodeGroup
 from autopar.cost import CostModel
 from autopar.ir import Layout
 from autopar.ir.phases import LOOP
 from autopar.recompute import Level, Phases, Selected, select
+from autopar.search.beside import ALONE, Beside, Promise
 from autopar.search.inter.dp import StageCosts
 from autopar.search.inter.stages import levels_of
 from autopar.search.inter.submesh import Submesh
@@ -74,9 +75,13 @@ class LayerPrices:
         source: the step.
         count: number of microbatches.
         layers: of the step.
+        beside: solves some of them.
     """
 
-    def __init__(self, problem: Problem, source: StageSource, count: int, layers: Layers) -> None:
+    def __init__(
+        self, problem: Problem, source: StageSource, count: int, layers: Layers, beside: Beside = ALONE
+    ) -> None:
+        self.beside = beside
         self.problem, self.source, self.count, self.layers = problem, source, count, layers
         alike = layers.alike or tuple(range(len(layers.members)))
         by_kind: dict[int, list[int]] = {}
@@ -119,8 +124,15 @@ class LayerPrices:
         plain = [np.zeros(n) for _ in range(5)]
         anew: dict[Level, Anew] = {level: Anew(np.zeros(n), np.zeros(n)) for level in levels}
         # The layers that do most of the work decide the mesh: those of a stage are on one.
-        for layer in sorted(self.chosen, key=lambda n: (-flops[n] * len(self.chosen[n]), n)):
-            solved, shape = self._solved(layer, part, shape)
+        heaviest, *others = sorted(self.chosen, key=lambda n: (-flops[n] * len(self.chosen[n]), n))
+        deciding = _Solving.of(self.problem, part, self._piece(heaviest), self.count, shape, self.beside)
+        pieces = {layer: self._piece(layer) for layer in others}  # cut out while the first is solved beside
+        first = deciding.solved()
+        shape = tuple(n for _, n in first.stated.mesh.axes)
+        solving = {
+            n: _Solving.of(self.problem, part, piece, self.count, shape, self.beside) for n, piece in pieces.items()
+        }
+        for layer, solved in [(heaviest, first), *((n, s.solved()) for n, s in solving.items())]:
             costs, at = solved.costs(), self.stages[layer]
             members = self.chosen[layer]
             found = (costs.loop_s, costs.once_s, costs.state_bytes, costs.held_bytes, costs.passing_bytes)
@@ -133,11 +145,9 @@ class LayerPrices:
         assert shape is not None
         return LayerCosts(plain[0], plain[1], plain[2], plain[3], plain[4], anew), shape
 
-    def _solved(self, layer: int, part: Cluster, shape: tuple[int, ...] | None) -> tuple[_Solved, tuple[int, ...]]:
-        """The best plan of a layer alone, and the mesh that it is for."""
-        piece = self.source.piece(self.count, self.cut, self.stages[layer])
-        solved = _best(self.problem, part, piece, piece.map, self.count, shape)
-        return solved, tuple(n for _, n in solved.stated.mesh.axes)
+    def _piece(self, layer: int) -> Sliced:
+        """A layer cut out of the step."""
+        return self.source.piece(self.count, self.cut, self.stages[layer])
 
     def _selected(self, layer: int, level: Level, piece: Sliced) -> Selected:
         """What a level of recomputation means for a layer alone."""
@@ -213,27 +223,52 @@ def layer_costs(problem: Problem, part: Cluster, whole: Sliced, by_layer: StageM
         by_layer: layers of all operators.
         count: number of microbatches.
     """
-    return _best(problem, part, whole, by_layer, count).costs()
+    return _Solving.of(problem, part, whole, count).solved(by_layer).costs()
 
 
-def _best(
-    problem: Problem,
-    part: Cluster,
-    whole: Sliced,
-    by_layer: StageMap,
-    count: int,
-    shape: tuple[int, ...] | None = None,
-) -> _Solved:
-    """The cheapest plan on all logical meshes of ``part``, or on that of ``shape``."""
-    single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=CostModel(part))
-    best: tuple[float, ShardingProblem, Solution] | None = None
-    for mesh in part.logical_meshes(shape):
-        stated = build(single, mesh, split_phases=False)
-        answer = solve(replace(stated.problem, limit_bytes=None), time_limit_s=10.0, seed=0)
-        if answer.found and (best is None or answer.objective < best[0]):
-            best = (answer.objective, stated, answer)
-    assert best is not None, "without a memory limit there is always a choice"
-    return _Solved(single, best[1], best[2].choice, whole, by_layer, count)
+@dataclass(frozen=True)
+class _Solving:
+    """A step, or a part of it, that is being planned on the logical meshes of a submesh.
+
+    Args:
+        problem: it as one stage.
+        whole: where its operators are from.
+        count: number of microbatches.
+        answers: for each mesh, its choice problem and the answer.
+    """
+
+    problem: Problem
+    whole: Sliced
+    count: int
+    answers: tuple[Promise[tuple[ShardingProblem, Solution]], ...]
+
+    @staticmethod
+    def of(
+        problem: Problem,
+        part: Cluster,
+        whole: Sliced,
+        count: int,
+        shape: tuple[int, ...] | None = None,
+        beside: Beside = ALONE,
+    ) -> _Solving:
+        """Begins on all logical meshes of ``part``, or on that of ``shape``."""
+        single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=CostModel(part))
+        silent = replace(single, options=replace(problem.options, say=None, progress=None), source=None)
+        answers = tuple(beside.promise(_without_limit, silent, mesh) for mesh in part.logical_meshes(shape))
+        return _Solving(single, whole, count, answers)
+
+    def solved(self, by_layer: StageMap | None = None) -> _Solved:
+        """The cheapest; by the layers of ``by_layer``, or of the whole."""
+        found = [a for a in (promise.result() for promise in self.answers) if a[1].found]
+        assert found, "without a memory limit there is always a choice"
+        stated, answer = min(found, key=lambda a: a[1].objective)
+        return _Solved(self.problem, stated, answer.choice, self.whole, by_layer or self.whole.map, self.count)
+
+
+def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem, Solution]:
+    """The choice problem of one stage on a mesh, and the cheapest choice if memory were free."""
+    stated = build(problem, mesh, split_phases=False)
+    return stated, solve(replace(stated.problem, limit_bytes=None), time_limit_s=10.0, seed=0)
 
 
 @dataclass(frozen=True)

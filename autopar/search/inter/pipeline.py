@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import (
@@ -24,6 +25,7 @@ from autopar.plan import (
 from autopar.plan.text import bytes_text
 from autopar.plan.types import MemoryPlace
 from autopar.schedule import Schedule, Table, Task, get
+from autopar.search.beside import ALONE, Beside, beginning
 from autopar.search.clock import Clock
 from autopar.search.inter.bound import work_bound_s
 from autopar.search.inter.costs import LayerPrices, stage_costs
@@ -34,10 +36,12 @@ from autopar.search.inter.memory import limit_of_each, most_bytes
 from autopar.search.inter.record import pipeline_of, step_record
 from autopar.search.inter.schedules import CHUNKED, LONG_WAITS, fastest_table, fits, idle_share
 from autopar.search.inter.shared import SharedPlans
-from autopar.search.inter.stages import Chosen, in_flight, plan_stage
+from autopar.search.inter.stages import Chosen, in_flight, plan_stage, promise_stages
 from autopar.search.inter.submesh import placed, worthwhile
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
+from autopar.search.told import is_own_throughout
+from autopar.sharding.registry import registered_rules
 from autopar.stages import Layers, cluster
 
 #: Layers that the model is clustered into: so many a stage, and at most so many in all.
@@ -45,6 +49,9 @@ LAYERS_PER_STAGE, MOST_LAYERS = 4, 32
 
 #: Operators of a model from which on no layer is less than a block, if there are as many blocks as stages.
 LARGE = 4000
+
+#: Operators of a model from which on another process plans beside this one, which takes it a second to begin.
+WORTHWHILE = 1000
 
 #: Candidates are planned exactly if their estimate is within this factor of the least.
 NEAR_BEST = 1.25
@@ -92,19 +99,29 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
             cause="it was made from a graph alone",
             remedy="plan by autopar.parallelize(...).plan(...), or with num_stages=1",
         )
+    worthwhile = len(problem.graph.operators) >= WORTHWHILE and may_be_planned_beside(problem, intra)
+    beside = Beside(beginning(worthwhile))
+    try:
+        return _best(problem, source, intra, beside)
+    finally:
+        beside.close()
+
+
+def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan], beside: Beside) -> Plan:
+    """`pipeline`, with what plans beside."""
     clock = Clock()
     plans: list[Plan] = []
     failures: list[InfeasiblePlanError] = []
     for fewest in (lambda stages: _fewest(problem, stages), None):  # where whole blocks do not fit, parts of them may
         with clock.phase("slice"):
             candidates = sorted(
-                _candidates(problem, source, fewest), key=lambda c: (c.estimate_s, c.count, len(c.members))
+                _candidates(problem, source, fewest, beside), key=lambda c: (c.estimate_s, c.count, len(c.members))
             )
         near = [c for c in candidates if c.estimate_s <= NEAR_BEST * candidates[0].estimate_s]
         for candidate in near[:3]:
             try:
                 with clock.phase("stages"):
-                    plans.append(plan_candidate(problem, source, candidate, intra))
+                    plans.append(plan_candidate(problem, source, candidate, intra, beside))
             except InfeasiblePlanError as error:
                 failures.append(error)
             if plans and problem.options.num_stages is not None and problem.options.num_microbatches is not None:
@@ -113,7 +130,7 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
             break
     if plans and problem.options.schedule == "auto" and problem.options.num_stages is None:
         with clock.phase("stages"):
-            plans += _with_chunks(problem, source, min(plans, key=lambda p: p.step_time), intra)
+            plans += _with_chunks(problem, source, min(plans, key=lambda p: p.step_time), intra, beside)
     if failures and not plans:
         raise failures[0]
     if not plans:
@@ -136,7 +153,15 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
     return Plan(msgspec.structs.replace(best.content, search=search), clock.phases())
 
 
-def _with_chunks(problem: Problem, source: StageSource, best: Plan, intra: Callable[[Problem], Plan]) -> Iterable[Plan]:
+def may_be_planned_beside(problem: Problem, intra: Callable[[Problem], Plan]) -> bool:
+    """Whether another process would plan stages as this one does, and nobody watches how."""
+    own = is_own_throughout(intra) and not registered_rules()
+    return own and type(problem.cost_model) is CostModel and problem.options.progress is None
+
+
+def _with_chunks(
+    problem: Problem, source: StageSource, best: Plan, intra: Callable[[Problem], Plan], beside: Beside
+) -> Iterable[Plan]:
     """Plans with two stages on each worker, where the workers of ``best``, with one, wait for long."""
     workers, count = best.num_stages, best.num_microbatches
     if idle_share(best) < LONG_WAITS:
@@ -149,7 +174,7 @@ def _with_chunks(problem: Problem, source: StageSource, best: Plan, intra: Calla
         with contextlib.suppress(ScheduleError, InfeasiblePlanError):
             candidate = _even(problem, layers, workers * schedule.chunks, schedule, count)
             if candidate is not None:
-                yield plan_candidate(problem, source, replace(candidate, schedule=schedule), intra)
+                yield plan_candidate(problem, source, replace(candidate, schedule=schedule), intra, beside)
 
 
 def schedule_of(problem: Problem) -> Schedule:
@@ -160,7 +185,9 @@ def schedule_of(problem: Problem) -> Schedule:
     return get("1f1b" if asked in ("auto", "none") else asked)
 
 
-def _candidates(problem: Problem, source: StageSource, fewest: Callable[[int], int] | None) -> Iterable[Candidate]:
+def _candidates(
+    problem: Problem, source: StageSource, fewest: Callable[[int], int] | None, beside: Beside
+) -> Iterable[Candidate]:
     """Ways to cut the step; ``fewest`` says from how many blocks on they are the layers, None that they never are."""
     schedule = schedule_of(problem)
     asked = problem.options.num_microbatches
@@ -189,7 +216,7 @@ def _candidates(problem: Problem, source: StageSource, fewest: Callable[[int], i
                 yield even
             elif schedule.chunks == 1:
                 if layers not in known:
-                    known[layers] = LayerPrices(problem, source, count, layers)
+                    known[layers] = LayerPrices(problem, source, count, layers, beside)
                 yield from _sliced(known[layers], stages)
 
 
@@ -240,13 +267,17 @@ def _sliced(prices: LayerPrices, stages: int) -> Iterable[Candidate]:
 
 
 def plan_candidate(
-    problem: Problem, source: StageSource, candidate: Candidate, intra: Callable[[Problem], Plan]
+    problem: Problem,
+    source: StageSource,
+    candidate: Candidate,
+    intra: Callable[[Problem], Plan],
+    beside: Beside = ALONE,
 ) -> Plan:
     """The exact plan of a candidate: every stage planned on its submesh, the whole simulated."""
     sliced = source.slice(candidate.count, candidate.members)
     schedule = candidate.schedule or schedule_of(problem)
     table = schedule.table(len(candidate.members), candidate.count)
-    shared = SharedPlans(intra, candidate.meshes)
+    shared = SharedPlans(intra, candidate.meshes, beside)
     chosen = Chosen(problem, source, sliced, candidate.members, candidate.layers, table)
     parts = _planned_stages(chosen, candidate, shared)
     if not fits(problem, sliced, parts, table):  # each stage does, and some worker has several
@@ -260,6 +291,7 @@ def _planned_stages(chosen: Chosen, candidate: Candidate, shared: SharedPlans) -
     """The plan of every stage, on its devices."""
     # With the fewest microbatches in flight first: what is best there is best for stages alike that it fits too.
     order = sorted(range(len(candidate.members)), key=lambda i: (in_flight(chosen.table, i), i))
+    promise_stages(chosen, order, candidate.devices, shared)
     found = {i: plan_stage(chosen, i, candidate.devices[i], shared) for i in order}
     return [_on_devices(found[i], i, home) for i, home in enumerate(candidate.devices)]
 

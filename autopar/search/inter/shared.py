@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import Plan, PlanContent
+from autopar.search.beside import ALONE, Beside, Promise
 from autopar.search.problem import Problem
 
 
@@ -30,11 +31,20 @@ class SharedPlans:
     Args:
         intra: plans one stage on its submesh.
         meshes: by stage the shape of the logical mesh that is tried first; empty where none is better known.
+        beside: plans some of them.
+        known: plans by what they are of.
+        promised: stages that are planned beside.
     """
 
     intra: Callable[[Problem], Plan]
     meshes: tuple[tuple[int, ...], ...] = ()
+    beside: Beside = ALONE
     known: dict[tuple[object, ...], list[_Planned]] = field(default_factory=dict)
+    promised: list[tuple[Problem, Promise[Plan]]] = field(default_factory=list)
+
+    def promise(self, stated: Problem) -> None:
+        """Has a stage planned beside, as it will be asked for."""
+        self.promised.append((stated, self.beside.promise(self.intra, _silent(stated))))
 
     def plan(self, stated: Problem, kind: tuple[object, ...], what: str) -> PlanContent:
         """The best plan of a stage: that of a stage alike, or a new one.
@@ -56,9 +66,19 @@ class SharedPlans:
                 return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)
         if stated.options.say is not None:
             stated.options.say(f"planning {what}: {len(graph.operators)} operators on {stated.cluster}")
-        content = self.intra(stated).content
+        promised = next((promise for other, promise in self.promised if _is_same(stated, other)), None)
+        content = (self.intra(stated) if promised is None else promised.result()).content
         known.append(_Planned(graph, limit, waiting, content))
         return content
+
+
+def _is_same(one: Problem, other: Problem) -> bool:
+    return one.graph is other.graph and one.options == other.options and one.cluster == other.cluster
+
+
+def _silent(problem: Problem) -> Problem:
+    """The problem without what cannot be told anything from another process."""
+    return replace(problem, options=replace(problem.options, say=None))
 
 
 def renamed_content(content: PlanContent, old: Graph, new: Graph) -> PlanContent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -88,13 +89,44 @@ def plan_stage(chosen: Chosen, stage: int, home: tuple[int, int], shared: Shared
     Raises:
         InfeasiblePlanError: no level fits.
     """
-    asked = chosen.problem.options.mesh_shape
-    if asked is not None:
-        return _on_mesh(chosen, stage, home, asked if math.prod(asked) == home[1] else None, shared)
-    if shared.meshes:
+    shape, asked = _first_shape(chosen, stage, home, shared), _shape_asked_for(chosen, home)
+    if shape != asked:
         with contextlib.suppress(InfeasiblePlanError):
-            return _on_mesh(chosen, stage, home, shared.meshes[stage], shared)
-    return _on_mesh(chosen, stage, home, None, shared)
+            return _on_mesh(chosen, stage, home, shape, shared)
+    return _on_mesh(chosen, stage, home, asked, shared)
+
+
+def promise_stages(chosen: Chosen, order: Sequence[int], homes: Sequence[tuple[int, int]], shared: SharedPlans) -> None:
+    """Has the first plan of each kind of stage made beside, as far as that gets before `plan_stage` wants it.
+
+    Args:
+        chosen: what is planned.
+        order: in which stages are planned.
+        homes: by stage its first device and the number of devices.
+        shared: plans one stage on its submesh.
+    """
+    if shared.beside.process is None:
+        return
+    level = levels_of(chosen.problem)[0]
+    first: dict[tuple[object, ...], Problem] = {}
+    for stage in order:
+        with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
+            stated = _stated(chosen, stage, homes[stage], level, _first_shape(chosen, stage, homes[stage], shared))
+            first.setdefault((stated.kind, stated.problem.cluster.to_json()), stated.problem)
+    if len(first) > 1:
+        for problem in first.values():
+            shared.promise(problem)
+
+
+def _first_shape(chosen: Chosen, stage: int, home: tuple[int, int], shared: SharedPlans) -> tuple[int, ...] | None:
+    """The shape of the logical mesh that a stage is planned on first; None for all of them."""
+    asked = chosen.problem.options.mesh_shape is not None or not shared.meshes
+    return _shape_asked_for(chosen, home) if asked else shared.meshes[stage]
+
+
+def _shape_asked_for(chosen: Chosen, home: tuple[int, int]) -> tuple[int, ...] | None:
+    asked = chosen.problem.options.mesh_shape
+    return asked if asked is not None and math.prod(asked) == home[1] else None
 
 
 def _on_mesh(
@@ -165,6 +197,56 @@ def _at_level(
 
     With ``moved`` microbatches wait in host memory.
     """
+    stated = _stated(chosen, stage, home, level, shape, enough_s, moved)
+    options = stated.problem.options
+
+    def planned(limit_bytes: int) -> tuple[PlanContent, int]:
+        """The plan within a limit, and the bytes that the stage needs by it in all."""
+        within = replace(stated.problem, options=replace(options, memory_limit_bytes=limit_bytes))
+        content = shared.plan(within, stated.kind, f"stage {stage + 1} of {len(chosen.members)}")
+        content = content.recomputing(level, stated.ends)
+        content = _waiting_on_host(content, stated.problem.cluster, stated.waiting) if moved else content
+        return content, stage_bytes(content, chosen.sliced, chosen.table, stage)
+
+    limit = stated.problem.memory_limit_bytes
+    for _ in range(_TRIES):
+        content, needed = planned(max(1, limit))
+        if needed <= stated.whole_bytes:
+            return content, not content.tight
+        # What is over has to come off what this plan needs itself, which may be less than it was allowed.
+        limit = content.peak_memory + options.waiting * content.stages[0].held_bytes - (needed - stated.whole_bytes)
+    raise _over_limit(needed, chosen, stage, stated.whole_bytes)
+
+
+@dataclass(frozen=True)
+class _Stated:
+    """A stage as a problem of its own.
+
+    Args:
+        problem: to be planned on the stage's devices, within what they leave it.
+        kind: equal for stages whose graphs differ in names alone.
+        ends: last operators of its layers but the last.
+        waiting: microbatches in flight beside the one that runs.
+        whole_bytes: of a device.
+    """
+
+    problem: Problem
+    kind: tuple[object, ...]
+    ends: tuple[str, ...]
+    waiting: int
+    whole_bytes: int
+
+
+def _stated(
+    chosen: Chosen,
+    stage: int,
+    home: tuple[int, int],
+    level: Level,
+    shape: tuple[int, ...] | None,
+    enough_s: float = math.inf,
+    moved: bool = False,
+) -> _Stated:
+    """A stage at a level as a problem. InfeasiblePlanError where what others send it fills its devices."""
     problem, table = chosen.problem, chosen.table
     again = chosen.recomputation(stage, level)
     graph = chosen.sliced.graphs[stage]
@@ -192,24 +274,8 @@ def _at_level(
     first = chosen.sliced.alike[stage] if chosen.sliced.alike else stage
     at = {id: n for n, id in enumerate(chosen.members[stage])}
     kind = (first, level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
-    what = f"stage {stage + 1} of {len(chosen.members)}"
     stated = replace(problem, graph=graph, cluster=part, cost_model=CostModel(part), options=options, source=None)
-    ends = tuple(layer[-1] for layer in again.layers[:-1])
-
-    def planned(limit_bytes: int) -> tuple[PlanContent, int]:
-        """The plan within a limit, and the bytes that the stage needs by it in all."""
-        within = replace(stated, options=replace(options, memory_limit_bytes=limit_bytes))
-        content = shared.plan(within, kind, what).recomputing(level, ends)
-        content = _waiting_on_host(content, part, waiting) if moved else content
-        return content, stage_bytes(content, chosen.sliced, table, stage)
-
-    for _ in range(_TRIES):
-        content, needed = planned(max(1, limit))
-        if needed <= whole:
-            return content, not content.tight
-        # What is over has to come off what this plan needs itself, which may be less than it was allowed.
-        limit = content.peak_memory + options.waiting * content.stages[0].held_bytes - (needed - whole)
-    raise _over_limit(needed, chosen, stage, whole)
+    return _Stated(stated, kind, tuple(layer[-1] for layer in again.layers[:-1]), waiting, whole)
 
 
 def _waiting_on_host(content: PlanContent, part: Cluster, waiting: int) -> PlanContent:

@@ -16,6 +16,7 @@ Constraint: bytes of all live values on a device, at every time, within the limi
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,8 @@ from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.ir.phases import phase_of
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.fusion import growth_of, is_light, is_recomputed, takes_on_the_fly
-from autopar.search.intra.host import IN_HOST_MEMORY, Offloading, add_host_seconds, offloading
+from autopar.search.intra.host import Offloading, add_host_seconds, offloading
+from autopar.search.intra.labels import input_label, layout_label, strategy_label
 from autopar.search.intra.layouts import LayoutTable
 from autopar.search.intra.memory import local_bytes, usages
 from autopar.search.intra.operators import OperatorTable, Options
@@ -134,7 +136,7 @@ class Builder:
     def free_layouts(self, name: str, type: TensorType, partial: bool = False) -> tuple[int, tuple[Layout, ...]]:
         """A node that may have any layout of ``type`` at no cost: (node, its layouts)."""
         layouts = self.layouts.all(type, partial)
-        return self.node(name, np.zeros(len(layouts)), _namer(layouts)), layouts
+        return self.node(name, np.zeros(len(layouts)), functools.partial(layout_label, layouts)), layouts
 
     def use(
         self,
@@ -260,7 +262,7 @@ class Builder:
         chosen = options.strategies
         busy = self._seconds(options.flops, moved, dtype, chosen) * weight
         if followed is None:
-            node = self.node(prefix + op.id, busy, lambda k: strategy_text(chosen[k]))
+            node = self.node(prefix + op.id, busy, functools.partial(strategy_label, chosen))
         else:
             node = followed[0]
             self.nodes[node].costs = self.nodes[node].costs + busy
@@ -349,7 +351,7 @@ class Builder:
             hub = self.node(
                 f"copy of {value.key}" + (f" ({phase})" if phase else ""),
                 np.zeros(len(kinds)),
-                _namer(kinds),
+                functools.partial(layout_label, kinds),
             )
             self.copies.append(CopyDraft(value.key, hub, kinds, (phase,)))
             self.edge(value.node, hub, self.layouts.resharding(value.type, value.layouts, kinds) * value.weight)
@@ -377,11 +379,7 @@ class Builder:
         hosted = (False,) * n + (True,) * n if name in self.movable else ()
         pairs *= 2 if hosted else 1
 
-        def label(k: int) -> str:
-            a, b = pairs[k]
-            return (f"{a}" if a == b else f"{a}, gathered to {b}") + (IN_HOST_MEMORY if k >= n else "")
-
-        node = self.node(name, np.zeros(len(pairs)), label)
+        node = self.node(name, np.zeros(len(pairs)), functools.partial(input_label, pairs, n))
         self.value(name, type, node, [a for a, _ in pairs], 1.0, source=name, hosted=hosted)
         if copied:
             self.copies.append(CopyDraft(name, node, tuple(b for _, b in pairs)))
@@ -446,16 +444,6 @@ def _firsts(uses: Sequence[Use], by_phase: bool) -> list[tuple[Use, NDArray[np.b
         before.append(u.required)
         found.append((u, new))
     return found
-
-
-def _namer(layouts: Sequence[Layout]) -> Callable[[int], str]:
-    """Calls the k-th of ``layouts`` by its text."""
-    return lambda k: str(layouts[k])
-
-
-def strategy_text(s: Strategy) -> str:
-    """``[x,.],[.,.] -> [x,.]``."""
-    return f"{','.join(map(str, s.operand_layouts))} -> {','.join(map(str, s.result_layouts))}"
 
 
 def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) -> ShardingProblem:

@@ -55,6 +55,18 @@ def is_own(kind: type | FunctionType) -> bool:
     return home.startswith(f"{_package()}.") and found is kind
 
 
+def is_own_throughout(value: Any) -> bool:
+    """Whether a function or an object is autopar's own, with all that it holds: another process can have it as well."""
+    if isinstance(value, FunctionType):
+        return is_own(value)
+    if value is None or isinstance(value, str | Integral | float | Path):
+        return True
+    if isinstance(value, tuple | frozenset):
+        return all(map(is_own_throughout, value))
+    parts = [v for _, v in _parts(value)] if dataclasses.is_dataclass(value) else None
+    return parts is not None and is_own(type(value)) and all(map(is_own_throughout, parts))
+
+
 def _found_by_name(kind: type | FunctionType) -> str:
     name = f"{kind.__module__}:{kind.__qualname__}"
     if not is_own(kind):
@@ -81,7 +93,7 @@ def surroundings() -> str | None:
 
     64 hexadecimal digits; None where the code is not in files, so that a change of it would not be seen.
     """
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     paths = sorted(root.rglob("*.py")) if Path(__file__).is_file() else []
     if not paths:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from autopar.cluster import Cluster
-from autopar.cost.calibrated_file import Circumstances, file_text
+from autopar.cluster import Cluster, NodeGroup
+from autopar.cost.calibrated_file import Circumstances, MeasuredGroup, file_text
 from autopar.cost.calibration import Calibration, Sample, fit
+from autopar.cost.links import LinkSample, fit_network
+from autopar.errors import ClusterError
 from autopar.plan import write_whole
-from autopar.runtime.measuring import Effort, measure_devices
+from autopar.runtime.measuring import Effort, machine_name, measure_devices
+from autopar.runtime.ray.cluster import RayCluster
+from autopar.runtime.ray.measured import Kind, measure_workers
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,18 @@ class Calibrated:
     """What `calibrate` measured.
 
     Args:
-        samples: every measurement.
-        figures: what was fitted to them.
+        samples: every measurement of devices.
+        figures: what was fitted to them; of the first kind of devices where workers have several.
         text: the cluster file.
+        links: every measurement of transfers between workers.
+        groups: what was fitted to each kind of devices and its links.
     """
 
     samples: tuple[Sample, ...]
     figures: Calibration
     text: str
+    links: tuple[LinkSample, ...] = ()
+    groups: tuple[MeasuredGroup, ...] = ()
 
     def save(self, path: str) -> None:
         """Writes the cluster file, whole or not at all."""
@@ -42,39 +49,72 @@ def calibrate(
     name: str = "calibrated",
     *,
     devices: Sequence[Any] | None = None,
+    cluster: Cluster | None = None,
     effort: Effort | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Calibrated:
     """Measures matrix products, memory, launches and collectives of devices, and fits a cluster file to them.
 
+    With workers on Ray the links between them are measured too, by the transport of pipelines, and devices are those
+    of one worker of each kind: this process needs none.
+
     Args:
         name: of the cluster.
         devices: jax devices of one kind; None takes all of this process.
+        cluster: what `autopar.Cluster.ray` returned; its workers are measured instead of this process's devices.
         effort: sizes and repetitions.
         progress: called with a line when a phase begins.
 
     Raises:
-        ClusterError: the devices are of several kinds, or of one that no cluster file knows.
+        ClusterError: the devices are of several kinds, or of one that no cluster file knows; the cluster is not of
+            Ray, has fewer than two workers, or they do not start.
+        WorkerLostError: a worker was lost while it measured.
     """
     effort = effort or Effort()
+    if cluster is not None:
+        return _calibrate_workers(name, devices, cluster, effort, progress)
     chosen = list(jax.local_devices() if devices is None else devices)
     group = Cluster.local(chosen).groups[0]
     samples = measure_devices(chosen, effort, progress)
-    found = fit(samples)
     how = Circumstances(
-        datetime.date.today(),
-        processor() if chosen[0].platform == "cpu" else str(chosen[0].device_kind),
-        f"jax {metadata.version('jax')}",
-        effort.repeats,
+        datetime.date.today(), machine_name(chosen[0]), f"jax {metadata.version('jax')}", effort.repeats
     )
-    return Calibrated(samples, found, file_text(name, group, found, how))
+    return _calibrated(name, samples, [MeasuredGroup(group, fit(samples), how)])
 
 
-def processor() -> str:
-    """What the processor is called; the machine's architecture where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    found = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return found or platform.machine()
+def _calibrate_workers(
+    name: str, devices: Sequence[Any] | None, cluster: Cluster, effort: Effort, progress: Callable[[str], None]
+) -> Calibrated:
+    if devices is not None:
+        raise ClusterError("devices= are of this process, and cluster= has its own", remedy="give one of them")
+    if not isinstance(cluster, RayCluster):
+        raise ClusterError(
+            f"{cluster.name} has no workers to measure",
+            cause="it was read from a file, or is of this process",
+            remedy="give Cluster.ray(), or leave cluster= out to measure the devices of this process",
+        )
+    found = measure_workers(cluster, effort, progress)
+    groups = []
+    for kind in found.kinds:
+        how = Circumstances(datetime.date.today(), kind.facts.name, kind.facts.versions, effort.repeats)
+        network = fit_network(found.links_of(kind))
+        group = _unmeasured(cluster, kind)
+        groups.append(MeasuredGroup(group, fit(kind.samples), how, network, found.text, found.call_s))
+    samples = tuple(s for kind in found.kinds for s in kind.samples)
+    return _calibrated(name, samples, groups, found.links)
+
+
+def _calibrated(
+    name: str, samples: tuple[Sample, ...], groups: Sequence[MeasuredGroup], links: tuple[LinkSample, ...] = ()
+) -> Calibrated:
+    return Calibrated(samples, groups[0].found, file_text(name, groups), links, tuple(groups))
+
+
+def _unmeasured(cluster: RayCluster, kind: Kind) -> NodeGroup:
+    """The group of workers of one kind as it would be planned for without measuring."""
+    group = cluster.groups[0]
+    if kind.facts.device_kind not in group.device.jax_kinds:
+        group = Cluster.local([kind.facts]).groups[0]
+    limit = kind.facts.memory_bytes or group.device.memory_bytes
+    device = dataclasses.replace(group.device, memory_bytes=min(group.device.memory_bytes, limit))
+    return dataclasses.replace(group, count=len(kind.workers), devices_per_node=kind.facts.devices, device=device)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cluster import Curve, LinkSpec, NodeGroup
 from autopar.cost.calibration import Calibration, Rate
+from autopar.cost.links import Network
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,39 @@ class Circumstances:
     repeats: int
 
 
-def file_text(name: str, group: NodeGroup, found: Calibration, how: Circumstances) -> str:
+@dataclass(frozen=True)
+class MeasuredGroup:
+    """Equal nodes of which one was measured.
+
+    Args:
+        group: what the nodes would be without measuring; what was not measured is taken from it.
+        found: what was measured of the devices.
+        how: the circumstances.
+        network: what connects the nodes; None where it was not measured.
+        between: the circumstances of that, as "2 workers on 2 machines, over sockets".
+        driver_s: seconds that a call of all workers by the driver takes.
+    """
+
+    group: NodeGroup
+    found: Calibration
+    how: Circumstances
+    network: Network | None = None
+    between: str = ""
+    driver_s: float = 0.0
+
+
+def file_text(name: str, groups: Sequence[MeasuredGroup]) -> str:
     """A cluster file.
 
     Args:
         name: of the cluster.
-        group: the group that the devices would be without measuring; what was not measured is taken from it.
-        found: what was measured.
-        how: the circumstances, for comments.
+        groups: its groups.
     """
+    return "\n".join([f'name = "{name}"', *(line for g in groups for line in ("", *_group(g)))]) + "\n"
+
+
+def _group(measured: MeasuredGroup) -> list[str]:
+    group, found, how = measured.group, measured.found, measured.how
     d = group.device
     label = "CPU" if "cpu" in d.jax_kinds else d.kind
     kinds = ", ".join(f'"{k}"' for k in d.jax_kinds)
@@ -42,10 +68,8 @@ def file_text(name: str, group: NodeGroup, found: Calibration, how: Circumstance
         f"# {group.devices_per_node} x {label}, measured by `autopar calibrate` on {how.date.isoformat()}:",
         f"# {how.machine}, {how.versions}. Medians of {how.repeats} repetitions that go round all programs; the spread",
         "# is the distance of the quartiles over the median. Efficiencies are [FLOPs or bytes of an operator, share].",
-        f'name = "{name}"',
-        "",
         "[[groups]]",
-        "count = 1",
+        f"count = {group.count}",
         f"devices_per_node = {group.devices_per_node}",
         "",
         "[groups.device]",
@@ -71,9 +95,26 @@ def file_text(name: str, group: NodeGroup, found: Calibration, how: Circumstance
             f"bandwidth = {found.link.bandwidth:.4g}",
             f"latency_s = {found.link.latency_s:.4g}",
         ]
-    lines += ["", "[groups.inter]", "# Not measured: taken from the file that knows such devices."]
-    lines += _link(group.inter if isinstance(group.inter, LinkSpec) else group.intra)
-    return "\n".join(lines) + "\n"
+    return [*lines, "", "[groups.inter]", *_inter(measured)]
+
+
+def _inter(measured: MeasuredGroup) -> list[str]:
+    found, group = measured.network, measured.group
+    if found is None:
+        unknown = group.inter if isinstance(group.inter, LinkSpec) else group.intra
+        return ["# Not measured: taken from the file that knows such devices.", *_link(unknown)]
+    lines = [
+        f"# Fitted to transfers between {measured.between}:",
+        f"# error {found.error:.1%}, spread {found.spread:.1%}. A call by the driver takes {measured.driver_s:.2g} s.",
+    ]
+    if found.chain_share is not None:
+        lines.append(
+            f"# Transfers that follow each other take {found.chain_share:.2f} of what these figures add up to."
+        )
+    lines += [f"bandwidth = {found.link.bandwidth:.4g}", f"latency_s = {found.link.latency_s:.4g}"]
+    if found.node_bandwidth is not None:
+        lines.append(f"node_bandwidth = {found.node_bandwidth:.4g}")
+    return lines
 
 
 def _curve(curve: Curve) -> str:

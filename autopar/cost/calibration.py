@@ -59,9 +59,8 @@ class Sample:
 
     @property
     def spread(self) -> float:
-        """Distance of the quartiles over the median."""
-        low, _, high = statistics.quantiles(self.seconds, n=4) if len(self.seconds) > 1 else (0.0, 0.0, 0.0)
-        return (high - low) / self.median_s
+        """See `spread_of`."""
+        return spread_of(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,12 @@ class Calibration:
     link_error: float
     link_spread: float
     chain_spread: float
+
+
+def spread_of(seconds: Sequence[float]) -> float:
+    """Distance of the quartiles of repetitions over their median; 0 of a single one."""
+    low, _, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else (0.0, 0.0, 0.0)
+    return (high - low) / statistics.median(seconds)
 
 
 def fit(samples: Sequence[Sample]) -> Calibration:

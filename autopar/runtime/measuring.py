@@ -7,9 +7,11 @@ touches all of them.
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,7 +38,9 @@ class Effort:
         copies: bytes of arrays that are read and written.
         collectives: bytes a device of collectives.
         least_s: seconds that a program should take: short work is done several times in it.
-        repeats: how often each program is timed.
+        repeats: how often each program, and each transfer, is timed.
+        transfers: bytes of arrays that workers send to each other.
+        pairs: of workers between which they are sent at most.
     """
 
     products: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)
@@ -44,9 +48,11 @@ class Effort:
     collectives: tuple[int, ...] = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
     least_s: float = 5e-2
     repeats: int = 9
+    transfers: tuple[int, ...] = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+    pairs: int = 28
 
 
-QUICK = Effort((32, 256), (1 << 12, 1 << 20), (1 << 12, 1 << 18), 2e-4, 3)
+QUICK = Effort((32, 256), (1 << 12, 1 << 20), (1 << 12, 1 << 18), 2e-4, 3, (1 << 10, 1 << 16, 1 << 22), 6)
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,18 @@ def measure_devices(
         Sample(c.what, c.name, c.amount, runs, c.group, tuple(found))
         for c, (runs, _), found in zip(cases, ready, seconds, strict=True)
     )
+
+
+def machine_name(device: Any) -> str:
+    """What a device is called: of the CPU the processor, or its architecture where the system does not say."""
+    if device.platform != "cpu":
+        return str(device.device_kind)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    found = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return found or platform.machine()
 
 
 def _prepared(case: _Case, effort: Effort) -> tuple[int, Callable[[], Any]]:

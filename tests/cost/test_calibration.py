@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from autopar import AutoparError, Cluster
 from autopar.cluster import Link
-from autopar.cost.calibrated_file import Circumstances, file_text
+from autopar.cost.calibrated_file import Circumstances, MeasuredGroup, file_text
 from autopar.cost.calibration import Sample, fit, fit_link, link_error
 from autopar.cost.collectives import collective_on_link_s
 
@@ -75,11 +76,11 @@ def test_any_link_is_found_again(bandwidth: float, latency_s: float) -> None:
 def test_the_file_is_a_cluster(tmp_path: Path, devices: int) -> None:
     group = Cluster.load("local-cpu").groups[0]
     found = fit(samples(0.02, devices))
-    text = file_text("mine", group, found, HOW)
+    text = file_text("mine", [MeasuredGroup(dataclasses.replace(group, count=3), found, HOW)])
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     cluster = Cluster.load(tmp_path / "mine.toml")
     (read,) = cluster.groups
-    assert cluster.name == "mine" and read.devices_per_node == 8
+    assert cluster.name == "mine" and (read.count, read.devices_per_node) == (3, 8)
     assert read.device.launch_s == pytest.approx(found.launch_s, rel=1e-3)
     assert read.device.flops("bf16") == pytest.approx(2 * FLOPS, rel=0.1)
     assert read.device.memory_bandwidth == pytest.approx(BANDWIDTH, rel=0.1)

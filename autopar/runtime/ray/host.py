@@ -15,15 +15,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from autopar._compat.collectives import use_gloo
 from autopar.lower.pipeline.exported import ExportedProgram, compile_program, mesh_of, run_maker
 from autopar.runtime.interpreter import Ready, Worker
+from autopar.runtime.measuring import machine_name, measure_devices
 from autopar.runtime.ray.beacon import Beacon
 from autopar.runtime.ray.machine import machine
 from autopar.runtime.ray.messages import (
     Done,
+    Exchanged,
+    Exchanging,
+    Facts,
     Failure,
     Held,
     Hello,
     Here,
     Load,
+    Measure,
+    Measured,
+    Meet,
     Start,
     Step,
     Timed,
@@ -35,6 +42,8 @@ from autopar.runtime.ray.messages import (
 from autopar.runtime.shards import DamageError, Leaf, read_boxes, write_shards
 from autopar.runtime.transport import Link, PeerLostError, SilentPeerError, SocketLink
 from autopar.runtime.transport.direct import Transfers
+from autopar.runtime.transport.exchange import Exchange
+from autopar.runtime.transport.pieces import Lying
 from autopar.runtime.transport.teams import TeamLink, Teams
 from autopar.runtime.transport.tiles import (
     Tiled,
@@ -105,16 +114,12 @@ class WorkerHost:
         """Compiles the programs of a `Load` and connects to the processes that this one sends to."""
         told = decode(message, Load)
         teams = Teams(told.teams)
-        first, count = self._told.first_device, self._told.devices
-        devices = jax.devices()[first : first + count] if count else jax.devices()
         with jax.enable_x64(self._told.x64):
-            self._programs, self._placements = load_programs(told.programs, devices)
+            self._programs, self._placements = load_programs(told.programs, self._devices())
         self._instructions = told.instructions
         self._slow = tuple(isinstance(i, Run | Apply | Recv) for i in told.instructions)
         self._worker = teams.workers[self._told.process]
-        if told.direct and self._link.transfers is None:
-            self._link.transfers = Transfers(self._link.address[0])
-        self._peers = TeamLink(self._link, teams, told.lying)
+        self._meet(told.direct, teams, told.lying)
         targets = sorted({p for i in told.instructions if hasattr(i, "to") for p in teams.members(i.to)})
         self._link.connect(told.addresses, tuple(targets))
 
@@ -156,17 +161,22 @@ class WorkerHost:
             worker.run(self._instructions, before, after if told.timed else None)
             kept = {id: worker.read(buffer) for id, buffer in told.results}
             jax.block_until_ready(list(kept.values()))
-        except PeerLostError as error:
-            return encode(Done(Failure(at[0], "broken", error.peer, str(error)))), {}
-        except SilentPeerError as error:
-            return encode(Done(Failure(at[0], "silent", error.peer, str(error)))), {}
         except Exception as error:
-            kind: Literal["broken", "error"] = "broken" if self._told.mates > 1 and _of_mates(error) else "error"
-            return encode(Done(Failure(at[0], kind, -1, f"{type(error).__name__}: {error}"))), {}
+            return encode(Done(self._failure(at[0], error))), {}
         self._arrays.update(kept)
         self._beacon.report(told.number, len(self._instructions))
         small = {id: host_copy(a) for id, a in kept.items() if a.size <= told.tell_size and _whole(a)}
         return encode(Done(None, tuple(times))), small
+
+    def _failure(self, index: int, error: Exception) -> Failure:
+        match error:
+            case PeerLostError():
+                return Failure(index, "broken", error.peer, str(error))
+            case SilentPeerError():
+                return Failure(index, "silent", error.peer, str(error))
+            case _:
+                kind: Literal["broken", "error"] = "broken" if self._told.mates > 1 and _of_mates(error) else "error"
+                return Failure(index, kind, -1, f"{type(error).__name__}: {error}")
 
     def put(self, arrays: Mapping[int, Any], values: Mapping[int, str]) -> None:
         """Keeps arrays from the host.
@@ -242,6 +252,52 @@ class WorkerHost:
         for id in ids:
             self._arrays.pop(id, None)
         return len(self._arrays)
+
+    # -- measuring: processes without a pipeline -------------------------------------------------
+
+    def facts(self) -> bytes:
+        """What the devices are: a `Facts`."""
+        devices = self._devices()
+        memory = None if devices[0].platform == "cpu" else (devices[0].memory_stats() or {}).get("bytes_limit")
+        name, versions = machine_name(devices[0]), f"jax {jax.__version__}"
+        return encode(Facts(devices[0].platform, devices[0].device_kind, len(devices), memory, name, versions))
+
+    def measure(self, message: bytes) -> bytes:
+        """Measures the devices if a `Measure` says so; returns a `Measured`."""
+        told = decode(message, Measure)
+        chosen = self._told.process in told.processes
+        return encode(Measured(measure_devices(self._devices(), told.effort) if chosen else ()))
+
+    def meet(self, message: bytes) -> tuple[bytes]:
+        """Connects to the processes of a `Meet`. Returns a `Done`."""
+        told = decode(message, Meet)
+        try:
+            self._meet(told.direct, Teams((1,) * len(told.addresses)), {})
+            self._link.connect(told.addresses, tuple(p for p in told.addresses if p != self._told.process))
+        except Exception as error:
+            return (encode(Done(self._failure(-1, error))),)
+        return (encode(Done(None)),)
+
+    def exchange(self, message: bytes) -> tuple[bytes, bytes]:
+        """Takes part in an `Exchanging`. Returns a `Done` and an `Exchanged`."""
+        told = decode(message, Exchanging)
+        self._link.until(told.deadline_s)
+        part = Exchange(self._told.process, self._peers, self._devices())
+        try:
+            seconds, equal = part.run(told.how, told.workers, told.sizes, told.lanes, told.count)
+        except Exception as error:
+            return encode(Done(self._failure(-1, error))), encode(Exchanged())
+        return encode(Done(None)), encode(Exchanged(seconds, equal))
+
+    def _meet(self, direct: bool, teams: Teams, lying: Mapping[int, Mapping[str, Lying]]) -> None:
+        """Prepares the connections as arrays are to go over them."""
+        if direct and self._link.transfers is None:
+            self._link.transfers = Transfers(self._link.address[0])
+        self._peers = TeamLink(self._link, teams, lying)
+
+    def _devices(self) -> list[jax.Device]:
+        first, count = self._told.first_device, self._told.devices
+        return jax.devices()[first : first + count] if count else jax.devices()
 
     def close(self) -> None:
         """Ends the connections."""

@@ -16,6 +16,8 @@ _WHERE: Mapping[str, str] = MappingProxyType(
     {
         "here": "while it was starting", "join": "while it was starting", "load": "while it was loading",
         "get": "while arrays were fetched", "put": "while arrays were sent", "make": "while arrays were made",
+        "facts": "while it was starting", "measure": "while it measured its devices", "meet": "while it was connecting",
+        "exchange": "while transfers between workers were measured",
     }
 )  # fmt: skip
 
@@ -41,7 +43,7 @@ class Scene:
         losses: processes that answered with an error, or that ended, the first one first.
         silent: processes that did not answer.
         last: what each process reported last.
-        source: the pipeline.
+        source: the pipeline; None of processes that have none.
         teams: the processes of its workers.
         limit_s: seconds that there were.
     """
@@ -49,12 +51,14 @@ class Scene:
     losses: Mapping[int, Loss]
     silent: Sequence[int]
     last: Mapping[int, tuple[int, int]]
-    source: Pipelined
+    source: Pipelined | None
     teams: Teams
     limit_s: float
 
     def at(self, process: int, index: int | None = None) -> Instruction | None:
         """An instruction of a process; that which it reported last without an index."""
+        if self.source is None:
+            return None
         found = self.last[process][1] if index is None else index
         return self.source.instruction(self.teams.workers[process], found)
 
@@ -77,10 +81,11 @@ def who_is_lost(scene: Scene) -> tuple[int, str]:
     for process, loss in sorted(losses.items()):
         if loss.failure is not None and loss.failure.kind == "error":
             at, _ = doing(scene.at(process, loss.failure.index))
+            smaller = "a smaller batch or more microbatches" if scene.source else "smaller sizes in Effort"
             raise AutoparError(
                 f"{scene.name(process)} failed at {at or 'its beginning'}: {loss.failure.text}",
                 cause="the program needs more memory than there is, or autopar has a mistake",
-                remedy="a smaller batch or more microbatches; else report it",
+                remedy=f"{smaller}; else report it",
             )
     stuck = [p for p in scene.silent if not isinstance(scene.at(p), Recv)]
     for process in (*stuck, *scene.silent):
@@ -109,18 +114,21 @@ def lost_error(scene: Scene, method: str, step: int) -> WorkerLostError:
     """
     process, reason = who_is_lost(scene)
     worker = scene.teams.workers[process]
-    stages = scene.source.stages(worker)
-    names = f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+    stages = scene.source.stages(worker) if scene.source else ()
+    names = f" (stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))})" if stages else ""
     text, microbatch = doing(scene.at(process)) if method == "step" else (None, None)
     where = _WHERE.get(method, f"in step {step}")
     if text is not None:
         where += f" at {text}"
         if microbatch is not None and "microbatch" not in text:
             where += f" (microbatch {microbatch})"
+    again = (
+        "recover=True starts lost workers again" if scene.source else "calibrate again with the workers that are left"
+    )
     return WorkerLostError(
-        f"{scene.name(process)} ({names}) was lost {where}: {reason}",
+        f"{scene.name(process)}{names} was lost {where}: {reason}",
         cause="its process was killed, ran out of memory, or its machine is gone",
-        remedy="recover=True starts lost workers again; a longer deadline_s gives slow ones more time",
+        remedy=f"{again}; a longer deadline_s gives slow ones more time",
         worker=worker,
         stages=stages,
         instruction=text,

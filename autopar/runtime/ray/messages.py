@@ -8,7 +8,10 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from autopar.cost.calibration import Sample
+from autopar.cost.links import How
 from autopar.lower.pipeline.exported import ExportedProgram
+from autopar.runtime.measuring import Effort
 from autopar.runtime.shards import Leaf, Written
 from autopar.runtime.transport.pieces import Lying
 from autopar.schedule import Buffer, Instruction
@@ -209,6 +212,92 @@ class Done(msgspec.Struct, frozen=True):
     times: tuple[Timed, ...] = ()
 
 
+class Facts(msgspec.Struct, frozen=True):
+    """What the devices of a process are; to `Cluster.local` like one of them.
+
+    Args:
+        platform: jax's name of their platform.
+        device_kind: jax's name of their kind.
+        devices: how many there are.
+        memory_bytes: that jax may allocate on one; None where it does not say.
+        name: of the processor or accelerator.
+        versions: of jax.
+    """
+
+    platform: str
+    device_kind: str
+    devices: int
+    memory_bytes: int | None
+    name: str
+    versions: str
+
+    def memory_stats(self) -> dict[str, int]:
+        """As of a device of jax."""
+        return {} if self.memory_bytes is None else {"bytes_limit": self.memory_bytes}
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """Asks processes to measure their devices.
+
+    Args:
+        effort: how much is measured.
+        processes: those that do it.
+    """
+
+    effort: Effort
+    processes: tuple[int, ...]
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Answer to `Measure`; nothing from others."""
+
+    samples: tuple[Sample, ...] = ()
+
+
+class Meet(msgspec.Struct, frozen=True):
+    """Tells processes of each other, so that they can exchange arrays without a pipeline.
+
+    Args:
+        addresses: of all.
+        direct: see `Load`.
+    """
+
+    addresses: dict[int, tuple[str, int]]
+    direct: bool
+
+
+class Exchanging(msgspec.Struct, frozen=True):
+    """Timed transfers; see `autopar.runtime.transport.exchange`.
+
+    Args:
+        how: what is done.
+        workers: those who take part.
+        sizes: bytes of an array, one after the other.
+        lanes: devices that an array lies on.
+        count: arrays of a chain.
+        deadline_s: seconds that all may take.
+    """
+
+    how: How
+    workers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    lanes: int
+    count: int
+    deadline_s: float
+
+
+class Exchanged(msgspec.Struct, frozen=True):
+    """What came of `Exchanging`.
+
+    Args:
+        seconds: of each size, of who began.
+        equal: whether all arrived that should.
+    """
+
+    seconds: tuple[float, ...] = ()
+    equal: bool = True
+
+
 def encode(message: msgspec.Struct) -> bytes:
     """A message as bytes."""
     return msgspec.msgpack.encode(message)
@@ -216,8 +305,13 @@ def encode(message: msgspec.Struct) -> bytes:
 
 #: Made at once: msgspec looks a type up when it is first decoded, which several threads must not do at the same time.
 _DECODERS: Mapping[type[Any], msgspec.msgpack.Decoder[Any]] = MappingProxyType(
-    {kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, Here, Load, Step, Held, Wanted, Told, Done)}
-)
+    {
+        kind: msgspec.msgpack.Decoder(kind)
+        for kind in (
+            Hello, Here, Load, Step, Held, Wanted, Told, Done, Facts, Measure, Measured, Meet, Exchanging, Exchanged,
+        )
+    }
+)  # fmt: skip
 
 
 def decode(data: bytes, kind: type[_M]) -> _M:

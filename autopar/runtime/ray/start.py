@@ -7,6 +7,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from autopar.errors import ClusterError
+
 if TYPE_CHECKING:
     from autopar.runtime.ray.cluster import RayCluster
 
@@ -15,9 +17,23 @@ _ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def ray_cluster(address: str | None = None, **options: Any) -> RayCluster:
-    """See `autopar.Cluster.ray`."""
+    """See `autopar.Cluster.ray`.
+
+    Raises:
+        ClusterError: ray is not installed, or see there.
+    """
     where = address or os.environ.get("RAY_ADDRESS")
     if where is None and "ray" not in sys.modules:
         os.environ.setdefault(_ONE_MACHINE, "0")
-    cluster: RayCluster = import_module("autopar.runtime.ray.connect").connect(where, **options)
+    try:
+        connect = import_module("autopar.runtime.ray.connect").connect
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise ClusterError(
+            "Ray cannot be imported, and workers are processes of Ray",
+            cause="it is not installed for this Python",
+            remedy="pip install ray",
+        ) from error
+    cluster: RayCluster = connect(where, **options)
     return cluster

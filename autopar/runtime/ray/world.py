@@ -17,12 +17,15 @@ from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.transport.pieces import Lying
 from autopar.runtime.transport.teams import Teams
 
+#: Methods of `WorkerHost` whose answers begin with a `Done`.
+_FALLIBLE = ("step", "meet", "exchange")
+
 
 class World:
     """Processes that know each other.
 
     Args:
-        source: the pipeline that they carry out.
+        source: the pipeline that they carry out; None where they only measure.
         teams: the processes of its workers.
         start: starts processes.
         options: see `RunOptions`.
@@ -35,7 +38,7 @@ class World:
 
     def __init__(
         self,
-        source: Pipelined,
+        source: Pipelined | None,
         teams: Teams,
         start: Callable[[Sequence[Hello]], Crew],
         options: RunOptions,
@@ -60,7 +63,8 @@ class World:
             raise
         try:
             here = [decode(a, Here) for a in self.call("here", [()] * len(hellos), options.load_s)]
-            self._addresses = {p: h.address for p, h in enumerate(here)}
+            self.machines = tuple(h.machine for h in here)
+            self.addresses = {p: h.address for p, h in enumerate(here)}
             if teams.num_processes > teams.num_workers:
                 first = [here[teams.members(w).start].coordinator for w in teams.workers]
                 self.call("join", [(at, options.load_s) for at in first], options.load_s)
@@ -71,11 +75,12 @@ class World:
     def load(self, programs: Sequence[ExportedProgram]) -> None:
         """Compiles the programs, each on the worker of its stage, and connects the processes."""
         source, teams = self.source, self.teams
+        assert source is not None
         own = [tuple(p for p in programs if p.work.stage in source.stages(w)) for w in range(teams.num_workers)]
         lying = {w: _lying(own[w], size) for w, size in enumerate(teams.sizes) if size > 1}
         direct = self._options.direct
         messages = [
-            encode(Load(source.program.workers[w].instructions, own[w], self._addresses, teams.sizes, lying, direct))
+            encode(Load(source.program.workers[w].instructions, own[w], self.addresses, teams.sizes, lying, direct))
             for w in range(teams.num_workers)
         ]
         self.call("load", [(messages[w],) for w in teams.workers], self._options.load_s)
@@ -115,7 +120,7 @@ class World:
             waiting = [p for p in tickets if p not in answers and p not in losses]
             for position, answer in crew.wait([tickets[p] for p in waiting], 0.1).items():
                 process = waiting[position]
-                failure = decode(answer.value[0], Done).failure if method == "step" and not answer.error else None
+                failure = decode(answer.value[0], Done).failure if method in _FALLIBLE and not answer.error else None
                 if answer.error and not answer.lost:
                     failure = Failure(-1, "error", -1, answer.error)
                 if answer.lost or failure is not None:

@@ -1,0 +1,207 @@
+"""Workers and the links between them, measured through what pipelines run on: the same processes, calls and transport.
+
+Repetitions go round all transfers, one at a time, so that none has to share a network but those that are to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from autopar.cost.calibration import Sample
+from autopar.cost.links import How, LinkSample
+from autopar.errors import AutoparError, ClusterError
+from autopar.runtime.measuring import Effort
+from autopar.runtime.ray.cluster import RayCluster
+from autopar.runtime.ray.messages import Exchanged, Exchanging, Facts, Measure, Measured, Meet, decode, encode
+from autopar.runtime.ray.world import World
+from autopar.runtime.transport.exchange import even_bytes
+from autopar.runtime.transport.teams import Teams
+
+_T = TypeVar("_T")
+#: Workers from which fans start, workers of a fan or a chain at most, and arrays of a chain.
+_FANS, _MOST_WORKERS, _CHAIN = 4, 8, 4
+#: All arrays of a fan or a chain together: a worker holds them at the same time.
+_MOST_BYTES = 1 << 28
+_CALLS = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """Transfers to time; see `autopar.runtime.transport.exchange`."""
+
+    how: How
+    workers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    lanes: int
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Workers with equal devices, of which the first was measured.
+
+    Args:
+        facts: what the devices are; memory is that of the worker that has least.
+        workers: numbers of the workers.
+        samples: of the devices of one.
+    """
+
+    facts: Facts
+    workers: tuple[int, ...]
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
+class MeasuredWorkers:
+    """What was measured of workers.
+
+    Args:
+        kinds: their devices.
+        links: transfers between them.
+        machines: on how many machines they are.
+        call_s: seconds that a call of all workers by the driver takes.
+        transport: how arrays went, for people.
+    """
+
+    kinds: tuple[Kind, ...]
+    links: tuple[LinkSample, ...]
+    machines: int
+    call_s: float
+    transport: str
+
+    def links_of(self, kind: Kind) -> tuple[LinkSample, ...]:
+        """Transfers that workers of a kind took part in; all transfers where no pair with one of them was measured."""
+        own = tuple(s for s in self.links if not set(kind.workers).isdisjoint(s.workers))
+        return own if any(s.how == "bounce" for s in own) else self.links
+
+    @property
+    def text(self) -> str:
+        """How many workers there are and what they sent over, for people."""
+        count = sum(len(k.workers) for k in self.kinds)
+        way = "over sockets" if self.transport == "sockets" else "pulled from device to device"
+        return f"{count} workers on {self.machines} machine{'s' * (self.machines > 1)}, {way}"
+
+
+def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], None]) -> MeasuredWorkers:
+    """Starts the workers of a cluster, measures them, and ends them.
+
+    Args:
+        cluster: of two workers or more.
+        effort: sizes and repetitions.
+        say: called with a line when a phase begins.
+
+    Raises:
+        ClusterError: there are too few workers, or they do not start.
+        WorkerLostError: one was lost meanwhile.
+        AutoparError: arrays did not arrive as they were sent, or a worker ran out of memory.
+    """
+    count = len(cluster.slots)
+    if count < 2:
+        raise ClusterError(
+            f"links need two workers, and {cluster.name} has {count}",
+            cause="the cluster has one machine with devices, or workers=1 was asked for",
+            remedy="ask for workers=2; without Ray the devices of this process are measured alone",
+        )
+    options = cluster.run
+    say(f"starting {count} workers")
+    devices = [slot.devices for slot in cluster.slots]
+    world = World(None, Teams((1,) * count), lambda hellos: cluster.start(hellos, devices), options, x64=False)
+    try:
+        facts = [decode(a, Facts) for a in world.call("facts", [()] * count, options.load_s)]
+        call_s = _call_s(world, options.deadline_s)
+        meet = encode(Meet(world.addresses, options.direct))
+        world.call("meet", [(meet,)] * count, options.load_s)
+        cases = cases_of(world.machines, [f.devices for f in facts], effort)
+        links = _exchanged(world, cases, effort, options.deadline_s, say)
+        alike = kinds_of(facts)
+        say(f"measuring the devices of worker {', '.join(str(members[0]) for _, members in alike)}")
+        measure = encode(Measure(effort, tuple(members[0] for _, members in alike)))
+        answers = world.call("measure", [(measure,)] * count, options.load_s)
+    finally:
+        world.close()
+    kinds = tuple(Kind(f, members, decode(answers[members[0]], Measured).samples) for f, members in alike)
+    transport = "direct" if options.direct else "sockets"
+    return MeasuredWorkers(kinds, links, len(set(world.machines)), call_s, transport)
+
+
+def cases_of(machines: Sequence[str], devices: Sequence[int], effort: Effort) -> tuple[Case, ...]:
+    """Which transfers are timed: between workers of different machines, one of each; on one machine between all.
+
+    Args:
+        machines: the machine of each worker.
+        devices: number of devices of each.
+        effort: sizes, and how many pairs at most.
+    """
+    ends = tuple(machines.index(m) for m in dict.fromkeys(machines))
+    if len(ends) == 1:
+        ends = tuple(range(len(machines)))
+    lanes = min(devices[w] for w in ends)
+    pairs = _spaced(tuple(itertools.combinations(ends, 2)), effort.pairs)
+    found = [
+        Case("bounce", pair, _sizes(effort, 1, some), some) for pair in pairs for some in dict.fromkeys((1, lanes))
+    ]
+    if len(ends) > 2:
+        for source in _spaced(ends, _FANS):
+            targets = tuple(w for w in ends if w != source)[: _MOST_WORKERS - 1]
+            found.append(Case("fan", (source, *targets), _sizes(effort, len(targets), lanes), lanes))
+    return (*found, Case("chain", ends[:_MOST_WORKERS], _sizes(effort, _CHAIN, lanes), lanes, _CHAIN))
+
+
+def kinds_of(facts: Sequence[Facts]) -> tuple[tuple[Facts, tuple[int, ...]], ...]:
+    """Workers by what they are: facts with the least memory of them, and their numbers."""
+    members: dict[tuple[str, str, int, str], list[int]] = {}
+    for worker, f in enumerate(facts):
+        members.setdefault((f.platform, f.device_kind, f.devices, f.name), []).append(worker)
+    found = []
+    for workers in members.values():
+        least = min((facts[w] for w in workers), key=lambda f: f.memory_bytes or 0)
+        found.append((least, tuple(workers)))
+    return tuple(found)
+
+
+def _sizes(effort: Effort, arrays: int, lanes: int) -> tuple[int, ...]:
+    sizes = dict.fromkeys(even_bytes(s, lanes) for s in effort.transfers)
+    return tuple(s for s in sizes if s * arrays <= _MOST_BYTES)
+
+
+def _spaced(things: tuple[_T, ...], most: int) -> tuple[_T, ...]:
+    """``most`` of the things at most, at even distances."""
+    count = min(most, len(things))
+    return tuple(things[n * len(things) // count] for n in range(count))
+
+
+def _call_s(world: World, limit_s: float) -> float:
+    seconds = []
+    for _ in range(_CALLS):
+        start = time.perf_counter()
+        world.call("here", [()] * world.teams.num_processes, limit_s)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def _exchanged(
+    world: World, cases: Sequence[Case], effort: Effort, limit_s: float, say: Callable[[str], None]
+) -> tuple[LinkSample, ...]:
+    seconds: dict[tuple[Case, int], list[float]] = {(c, size): [] for c in cases for size in c.sizes}
+    for n in range(effort.repeats):
+        say(f"measuring {len(cases)} links and paths, round {n + 1} of {effort.repeats}")
+        for case in cases:
+            message = encode(Exchanging(case.how, case.workers, case.sizes, case.lanes, case.count, limit_s))
+            answers = world.call("exchange", [(message,)] * world.teams.num_processes, limit_s)
+            found = [decode(answer[1], Exchanged) for answer in answers]
+            if not all(f.equal for f in found):
+                raise AutoparError(
+                    f"arrays between workers {', '.join(map(str, case.workers))} did not arrive as they were sent",
+                    cause="a network card or a device damages them, or autopar has a mistake",
+                    remedy="measure again with other workers, and report it if it stays",
+                )
+            for size, took in zip(case.sizes, found[case.workers[0]].seconds, strict=True):
+                seconds[case, size].append(took)
+    return tuple(
+        LinkSample(c.how, c.workers, size, c.lanes, c.count, tuple(took)) for (c, size), took in seconds.items()
+    )

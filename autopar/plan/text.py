@@ -40,17 +40,26 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  " + line for line in text)
 
 
+def _gap(bound: float | None, objective: float) -> float | None:
+    """What an optimum may be below the answer, as part of it; None without a bound."""
+    if bound is None:
+        return None
+    return max(0.0, 1 - bound / objective) if objective > 0 else 0.0
+
+
 def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
     """(label, text) of a plan's head lines."""
     mesh = ", ".join(
         "stage {}: {}".format(i, " x ".join(f"{n}@{a}" for a, n in s.mesh_axes)) for i, s in enumerate(c.stages)
     )
     bound = "no bound"
-    if c.search.lower_bound is not None:
-        gap = 0.0
-        if c.search.objective > 0:
-            gap = max(0.0, 1 - c.search.lower_bound / c.search.objective)
+    gap = _gap(c.search.lower_bound, c.search.objective)
+    if gap is not None:
         bound = "proven optimal for its problem" if gap < 1e-6 else f"at most {gap:.2%} from the optimum"
+    of_stages = [_gap(p.search.lower_bound, p.search.objective) for p in c.parts]
+    if of_stages and all(gap is not None for gap in of_stages):
+        worst = max(gap or 0.0 for gap in of_stages)
+        bound += "; each stage " + ("sharded optimally" if worst < 1e-6 else f"at most {worst:.2%} from its own")
     if c.search.unlimited_s:
         bound += f"; the memory limit costs at most {c.search.objective / c.search.unlimited_s - 1:.2%}"
     rows = [

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from autopar.cost import CostModel
 from autopar.search import Options, Problem
+from autopar.search.inter.bound import work_bound_s
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.solver import (
     ChoiceProblem,
@@ -58,6 +59,8 @@ def test_optimum(mesh_shape, number):
     problem, stated = drawn(mesh_shape, number)
     free = unlimited(stated.problem)
     best = ExhaustiveSolver().solve(free)
+    # What bounds pipelines is below the optimum of one stage as well, and of most graphs not far below.
+    assert work_bound_s(problem.graph, problem.cluster) <= best.objective * (1 + 1e-9)
     ours = solve(free)
     assert ours.status is Status.OPTIMAL
     assert ours.objective == pytest.approx(best.objective, rel=1e-9, abs=1e-18)

@@ -3,42 +3,61 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from autopar.cluster import Cluster
-from autopar.cost import operator_flops
+from autopar.cost import operator_bytes, operator_flops
 from autopar.ir import Graph, Operator
+from autopar.search.intra.fusion import is_light
+from autopar.sharding.generators import is_generator
 
-_PRODUCTS = ("dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated")
+
+@dataclass(frozen=True)
+class _Work:
+    """One operator and how often it runs.
+
+    Args:
+        dtypes: those that it may compute in.
+        flops: of one run.
+        bytes: that one run reads and writes at least.
+        runs: in one step, at least.
+    """
+
+    dtypes: tuple[str, ...]
+    flops: float
+    bytes: float
+    runs: float
 
 
 def work_bound_s(graph: Graph, cluster: Cluster) -> float:
-    """Seconds in which all devices together do the products of a step, each at the best rate that it reaches:
+    """Seconds in which all devices together do the work of a step, each at the best rates that it reaches:
 
-        T >= sum over dtypes of FLOPs(dtype) / sum over devices of FLOP/s(dtype) x best efficiency
+        T >= sum over operators of runs x max(FLOPs / best FLOP/s, bytes / best bytes/s) / number of devices
 
-    Every product of the step runs on some devices, split or repeated but never less than once; a device does one
-    operator at a time. Sums over dtypes hold on equal devices; where devices differ the best rate of any of them in
-    any dtype is taken for all, which is lower. Communication, memory, recomputation and waiting only add to it.
+    Every operator runs on some devices, split or repeated but never less than once, in any number of microbatches; a
+    device does one at a time. Counted are operators that go by memory however others are fused into them: those that
+    are not `is_light`, and light ones whose results such an operator reads or the step returns. Where devices differ
+    the best rate of any is taken for all. Communication, launches, recomputation and waiting only add to it.
 
     Args:
         graph: the whole step; loops count each trip, a ``while`` one.
         cluster: all devices.
     """
-    by_dtype: dict[tuple[str, ...], float] = defaultdict(float)
-    for dtypes, flops in _products(graph, _live(graph), 1.0):
-        by_dtype[dtypes] += flops
     kinds = cluster.device_types
-    if len(kinds) > 1:
-        by_dtype = defaultdict(float, {tuple({d for names in by_dtype for d in names}): sum(by_dtype.values())})
-
-    def rate(dtypes: tuple[str, ...]) -> float:
-        best = (
-            d.flops(dtype) * max(part for _, part in d.compute_efficiency.points) for d in kinds for dtype in dtypes
-        )
-        return max(best) * cluster.num_devices
-
-    return sum(flops / rate(dtypes) for dtypes, flops in by_dtype.items() if flops)
+    memory_rate = max(d.memory_bandwidth * max(part for _, part in d.memory_efficiency.points) for d in kinds)
+    rates: dict[tuple[str, ...], float] = {}
+    by_rates: dict[tuple[tuple[str, ...], float, float], float] = defaultdict(float)
+    for work in _works(graph, {o.operand for o in graph.outputs}, 1.0):
+        by_rates[work.dtypes, work.flops, work.bytes] += work.runs
+    total_s = 0.0
+    for (dtypes, flops, moved), runs in by_rates.items():
+        if flops and dtypes not in rates:
+            rates[dtypes] = max(
+                d.flops(dtype) * max(part for _, part in d.compute_efficiency.points) for d in kinds for dtype in dtypes
+            )
+        total_s += runs * max(flops / rates[dtypes] if flops else 0.0, moved / memory_rate)
+    return total_s / cluster.num_devices
 
 
 def _live(graph: Graph) -> list[Operator]:
@@ -49,17 +68,33 @@ def _live(graph: Graph) -> list[Operator]:
         if op.effects or any(v.name in needed for v in op.results):
             found.append(op)
             needed.update(op.operands)
-    return found
+    return found[::-1]
 
 
-def _products(graph: Graph, operators: Sequence[Operator], trips: float) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Dtypes that each product among ``operators`` may count as, and its FLOPs."""
-    for op in operators:
-        if op.primitive in _PRODUCTS:
-            types = graph.operand_types(op)
-            dtypes = tuple(sorted({t.dtype for t in types} | {v.type.dtype for v in op.results}))
-            yield dtypes, trips * operator_flops(op, types)
-        elif op.primitive in ("scan", "while"):
-            body = op.region("body")
-            inside = trips * op.integer("length") if op.primitive == "scan" else trips
-            yield from _products(body, body.operators, inside)
+def _works(graph: Graph, returned: set[object], runs: float) -> Iterator[_Work]:
+    """What operators of a graph do, those in bodies of loops included, and are in memory for.
+
+    Args:
+        graph: the step or a body.
+        returned: values that are stored in any case.
+        runs: of the graph in a step.
+    """
+    live = _live(graph)
+    # Values that are in memory: made, or read, by something that does not compute where it is read.
+    stored = {*returned, *(o for op in live if not is_light(op) for o in op.operands if isinstance(o, str))}
+    made = {i.name for i in graph.inputs} | {v.name for op in live if not is_light(op) for v in op.results}
+    for op in live:
+        if op.regions:
+            if op.primitive in ("scan", "while"):
+                inside = runs * op.integer("length") if op.primitive == "scan" else runs
+                yield from _works(op.region("body"), set(), inside)
+            continue
+        if is_generator(op) or op.primitive == "optimization_barrier":
+            continue
+        types = graph.operand_types(op)
+        dtypes = tuple(sorted({t.dtype for t in types} | {v.type.dtype for v in op.results}))
+        if not is_light(op):
+            yield _Work(dtypes, operator_flops(op, types), operator_bytes(op, types), runs)
+        elif any(v.name in stored for v in op.results):
+            read = sum(t.nbytes for o, t in zip(op.operands, types, strict=True) if o in made)
+            yield _Work(dtypes, operator_flops(op, types), float(sum(v.type.nbytes for v in op.results) + read), runs)

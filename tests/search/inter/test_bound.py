@@ -1,6 +1,8 @@
-"""What no pipeline beats: the products of a step on all devices at once."""
+"""What no pipeline beats: the work of a step on all devices at once."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +11,11 @@ from jax import lax
 
 import autopar
 from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup
+from autopar.search.alpa import alpa
 from autopar.search.inter.bound import work_bound_s
-from examples import gpt, mlp
+from examples import gpt, llama, mlp, moe, wide_resnet
 from tests.search.inter.test_choices import mixed, nodes
-from tests.search.problems import f32, graph_of
+from tests.search.problems import f32, graph_of, problem_of, toy
 
 SHAPE = {"layers": 8, "hidden": 256, "batch": 64}
 
@@ -22,7 +25,7 @@ def plan(cluster, build=mlp.build, **options):
     return autopar.parallelize(fn, cluster=cluster, **options).plan(*args)
 
 
-def test_it_counts_products_once():
+def test_it_counts_work_once():
     device = Device("toy", 10**9, 1e12, (("f32", 2e9), ("bf16", 8e9)), Curve(((1e3, 0.25), (1e6, 0.5))))
     cluster = Cluster("toy", (NodeGroup(1, 4, device, LinkSpec(1e9, 0.0), "intra"),))
 
@@ -37,7 +40,27 @@ def test_it_counts_products_once():
 
     graph = graph_of(step, f32(8, 16), f32(5, 16, 16), jax.ShapeDtypeStruct((16, 32), jnp.bfloat16))
     in_f32, in_bf16 = 5 * 2 * 8 * 16 * 16, 2 * 8 * 16 * 32
-    assert work_bound_s(graph, cluster) == pytest.approx((in_f32 / 2e9 + in_bf16 / 8e9) / 4 / 0.5)
+    # Sums go by memory, and elementwise operators that products or sums read; a conversion is read where it is needed.
+    products = (in_f32 / 2e9 + in_bf16 / 8e9) / 0.5
+    found = work_bound_s(graph, cluster)
+    assert products / 4 < found < products / 4 * 1.03
+    slow = replace(device, memory_bandwidth=1e6)
+    slower = Cluster("toy", (NodeGroup(1, 4, slow, LinkSpec(1e9, 0.0), "intra"),))
+    # tanh of the loop is what it returns, and free there; of the five products x, w and the result go by memory.
+    five = 5 * 4 * (8 * 16 + 16 * 16 + 8 * 16)
+    one = 4 * 8 * 16 + 2 * 8 * 16 + 2 * (8 * 16 + 16 * 32 + 8 * 32)  # x as bf16 is written, then read
+    wide = 6 * 8 * 32  # a sum in bf16 is one in f32 of what was converted to that
+    sums = 4 * 8 * 16 + 4 + 4 * 8 * 32 + 4
+    assert work_bound_s(graph, slower) == pytest.approx((five + one + wide + sums) / 1e6 / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize("build", [gpt.build, llama.build, moe.build, mlp.build, wide_resnet.build])
+@pytest.mark.parametrize("devices", [1, 4])
+def test_it_is_close_to_the_optimum_of_one_stage_that_communicates_little(build, devices):
+    fn, args = build("tiny", abstract=True)
+    problem = problem_of(fn, args, toy(devices, bandwidth=1e15))
+    optimum, bound = alpa(problem).search.lower_bound, work_bound_s(problem.graph, problem.cluster)
+    assert 0.85 * optimum <= bound <= optimum * (1 + 1e-9)
 
 
 def test_a_pipeline_bound_by_arithmetic_is_as_far_from_it_as_its_bubble():
@@ -47,7 +70,7 @@ def test_a_pipeline_bound_by_arithmetic_is_as_far_from_it_as_its_bubble():
     bound, step = found.search.lower_bound, found.step_time
     assert bound <= step <= bound * (8 + 1) / 8 * 1.1
     assert found.search.gap == pytest.approx(1 - bound / step)
-    assert "from the optimum" in str(found) or "from the optimum" in found.summary()
+    assert "from the optimum; each stage sharded optimally" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -70,4 +93,4 @@ def test_scanned_and_unrolled_models_have_the_same():
     for scan in (False, True):
         fn, args = gpt.build(abstract=True, scan=scan, layers=4)
         bounds.append(work_bound_s(graph_of(fn, *args), nodes(inter=1e9)))
-    assert bounds[0] == pytest.approx(bounds[1])
+    assert bounds[0] == pytest.approx(bounds[1], rel=1e-3)  # of scalars some are made outside of the loop

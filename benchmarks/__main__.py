@@ -19,6 +19,7 @@ from rich.console import Console
 from benchmarks import (
     calibrated,
     contest,
+    growth,
     large,
     megatron,
     memory_limit,
@@ -42,6 +43,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "calibrated": calibrated.run,
         "contest": contest.run,
         "experts": experts.run,
+        "growth": growth.run,
         "large": large.run,
         "megatron": megatron.run,
         "predicted": predicted.run,

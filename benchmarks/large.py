@@ -1,7 +1,4 @@
-"""Seconds and memory from function to plan for the largest models, each in a process of its own; nothing is allocated.
-
-Depth growth: the same widths with 8 to 96 layers.
-"""
+"""Seconds and memory from function to plan for the largest models, each in a process of its own; none is allocated."""
 
 from __future__ import annotations
 
@@ -52,7 +49,8 @@ def _one_stage(**more: Any) -> Mapping[str, Any]:
     return {"num_stages": 1, "num_microbatches": 1, **more}
 
 
-def _stages(count: int, microbatches: int) -> Mapping[str, Any]:
+def stages(count: int, microbatches: int) -> Mapping[str, Any]:
+    """Options of a pipeline."""
     return {"num_stages": count, "num_microbatches": microbatches}
 
 
@@ -63,22 +61,11 @@ CASES = (
     Case("llama 8B, 8 devices", llama.build, "8B", "dgx-h100", 1, 10.0, {}, _one_stage()),
     Case("llama 8B, 8x8", llama.build, "8B", "dgx-h100", 8, 10.0, {"batch": 64}, _one_stage(mesh_shape=(8, 8))),
     Case("llama 70B, 32x8", llama.build, "70B", "dgx-h100", 32, 20.0, {"batch": 256}, _one_stage(mesh_shape=(32, 8))),
-    Case("gpt 39B, 64 V100", gpt.build, "39B", "p3.16xlarge", 8, 10.0, {"batch": 1024, **SCANNED}, _stages(8, 256)),
-    Case("gpt 175B, 1024 A100", gpt.build, "175B", "dgx-a100", 128, 30.0, {"batch": 1536, **SCANNED}, _stages(16, 192)),
-    Case("gpt 1T, 3072 A100", gpt.build, "1T", "dgx-a100", 384, 60.0, {"batch": 3072, **SCANNED}, _stages(64, 512)),
-    *(
-        Case(
-            f"gpt 39B width, {layers} layers", gpt.build, "39B", "dgx-a100", 8, None,
-            {"batch": 1024, "layers": layers, **SCANNED}, _stages(8, 256),
-        )
-        for layers in (8, 16, 32, 64, 96)
-    ),
-    Case(
-        "gpt 39B width, 8 layers, unrolled", gpt.build, "39B", "dgx-a100", 8, None,
-        {"batch": 1024, "layers": 8}, _stages(8, 256),
-    ),
-)  # fmt: skip
-QUICK = (Case("gpt tiny", gpt.build, "tiny", "p3.16xlarge", 2, 60.0, {"layers": 2}, _stages(2, 2)),)
+    Case("gpt 39B, 64 V100", gpt.build, "39B", "p3.16xlarge", 8, 10.0, {"batch": 1024, **SCANNED}, stages(8, 256)),
+    Case("gpt 175B, 1024 A100", gpt.build, "175B", "dgx-a100", 128, 30.0, {"batch": 1536, **SCANNED}, stages(16, 192)),
+    Case("gpt 1T, 3072 A100", gpt.build, "1T", "dgx-a100", 384, 60.0, {"batch": 3072, **SCANNED}, stages(64, 512)),
+)
+QUICK = (Case("gpt tiny", gpt.build, "tiny", "p3.16xlarge", 2, 60.0, {"layers": 2}, stages(2, 2)),)
 
 
 def measure(case: Case) -> Row:
@@ -86,7 +73,7 @@ def measure(case: Case) -> Row:
     jax.config.update("jax_platforms", "cpu")
     step, args = case.build(case.preset, abstract=True, **case.overrides)
     cluster = autopar.Cluster.load(case.cluster, nodes=case.nodes)
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    began_s, began_cpu_s = time.perf_counter(), _cpu_s()
     row: dict[str, Any] = {"case": case.name}
     try:
         plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0, **case.options).plan(*args)
@@ -94,12 +81,20 @@ def measure(case: Case) -> Row:
         row.update({"stages": plan.num_stages, "step_s": plan.step_time, "plan_peak_bytes": plan.peak_memory})
     except autopar.AutoparError as error:
         row["error"] = str(error).partition("\n")[0]
-    row["wall_s"], row["cpu_s"] = time.perf_counter() - began_s, time.process_time() - began_cpu_s
-    row["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    row["wall_s"], row["cpu_s"] = time.perf_counter() - began_s, _cpu_s() - began_cpu_s
+    # As if both processes were at their largest at the same time.
+    row["peak_rss_bytes"] = sum(u.ru_maxrss for u in _usages()) * (1 if sys.platform == "darwin" else 1024)
     row["target_s"] = case.target_s
     return row
+
+
+def _usages() -> tuple[resource.struct_rusage, ...]:
+    """Of this process, and of the largest that it began and that has ended."""
+    return resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+
+
+def _cpu_s() -> float:
+    return sum(u.ru_utime + u.ru_stime for u in _usages())
 
 
 def run(quick: bool, say: Say) -> Report:
@@ -119,5 +114,5 @@ def run(quick: bool, say: Say) -> Report:
         "each within its target_s and 4 GB",
         tuple(rows),
         met,
-        ("wall_s and cpu_s: from function to plan, tracing included, in one process",),
+        ("wall_s and cpu_s: from function to plan, tracing included; cpu_s of both processes that plan",),
     )

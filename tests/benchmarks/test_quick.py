@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import large, memory_limit, overhead, pipelines, planning, predicted, ray_step, schedules
+from benchmarks import growth, large, memory_limit, overhead, pipelines, planning, predicted, ray_step, schedules
 from benchmarks.experts import cases, llama
 from benchmarks.experts.compare import measure_expert
+from benchmarks.plot import line_plot
 from benchmarks.published import table as published
 
 
@@ -99,3 +102,24 @@ def test_a_step_on_ray_is_timed() -> None:
     pytest.importorskip("flatbuffers")
     (row,) = ray_step.run(True, print).rows
     assert 0 < row["tenth_s"] <= row["median_s"] <= row["ninetieth_s"]
+
+
+def test_growth_has_a_row_for_each_place() -> None:
+    report = growth.run(True, print)
+    (cases,) = growth.QUICK.values()
+    assert [row["case"] for row in report.rows] == [one.name for _, one in cases]
+    assert all(row["cpu_s"] > 0 and row["stages"] == 2 for row in report.rows) and report.passed
+
+
+def test_lines_are_drawn_where_their_points_are() -> None:
+    svg = line_plot("a < b", "x", "y", {"flat & long": [(1, 2.0), (10, 2.0), (100, 2.0)], "up": [(1, 1.0), (100, 5.0)]})
+    root = ElementTree.fromstring(svg)
+    places = [
+        [tuple(map(float, p.split(","))) for p in line.attrib["points"].split()]
+        for line in root.iter("{http://www.w3.org/2000/svg}polyline")
+    ]
+    flat, up = places
+    assert len({y for _, y in flat}) == 1 and flat[1][0] == pytest.approx((flat[0][0] + flat[2][0]) / 2, abs=0.1)
+    assert up[0][0] == flat[0][0] and up[1][1] < flat[0][1] < up[0][1]  # y grows downwards
+    texts = [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"a < b", "flat & long", "up", "100", "5"} <= set(texts)

@@ -14,6 +14,7 @@ import jax
 
 from autopar.cluster import Cluster
 from autopar.cost.calibrated_file import Circumstances, file_text
+from autopar.cost.calibrated_kinds import fit_kinds
 from autopar.cost.calibration import Calibration, Sample, fit
 from autopar.plan import write_whole
 from autopar.runtime.measuring import Effort, measure_devices
@@ -45,7 +46,7 @@ def calibrate(
     effort: Effort | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Calibrated:
-    """Measures matrix products, memory, launches and collectives of devices, and fits a cluster file to them.
+    """Measures products, convolutions, memory, launches and collectives of devices; fits a cluster file to them.
 
     Args:
         name: of the cluster.
@@ -67,7 +68,7 @@ def calibrate(
         f"jax {metadata.version('jax')}",
         effort.repeats,
     )
-    return Calibrated(samples, found, file_text(name, group, found, how))
+    return Calibrated(samples, found, file_text(name, group, found, how, fit_kinds(samples, found)))
 
 
 def processor() -> str:

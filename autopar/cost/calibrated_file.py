@@ -6,6 +6,7 @@ import datetime
 from dataclasses import dataclass
 
 from autopar.cluster import Curve, LinkSpec, NodeGroup
+from autopar.cost.calibrated_kinds import Kinds
 from autopar.cost.calibration import Calibration, Rate
 
 
@@ -26,7 +27,7 @@ class Circumstances:
     repeats: int
 
 
-def file_text(name: str, group: NodeGroup, found: Calibration, how: Circumstances) -> str:
+def file_text(name: str, group: NodeGroup, found: Calibration, how: Circumstances, kinds: Kinds | None = None) -> str:
     """A cluster file.
 
     Args:
@@ -34,10 +35,11 @@ def file_text(name: str, group: NodeGroup, found: Calibration, how: Circumstance
         group: the group that the devices would be without measuring; what was not measured is taken from it.
         found: what was measured.
         how: the circumstances, for comments.
+        kinds: what was measured of kinds of work.
     """
     d = group.device
     label = "CPU" if "cpu" in d.jax_kinds else d.kind
-    kinds = ", ".join(f'"{k}"' for k in d.jax_kinds)
+    called = ", ".join(f'"{k}"' for k in d.jax_kinds)
     lines = [
         f"# {group.devices_per_node} x {label}, measured by `autopar calibrate` on {how.date.isoformat()}:",
         f"# {how.machine}, {how.versions}. Medians of {how.repeats} repetitions that go round all programs; the spread",
@@ -50,7 +52,7 @@ def file_text(name: str, group: NodeGroup, found: Calibration, how: Circumstance
         "",
         "[groups.device]",
         f'kind = "{label}"',
-        f"jax_kinds = [{kinds}]",
+        f"jax_kinds = [{called}]",
         f"memory_bytes = {d.memory_bytes}",
         f"# Elementwise operators and sums, all devices at once, read and written; spread {found.memory.spread:.1%}.",
         f"memory_bandwidth = {found.memory.peak:.4g}",
@@ -60,6 +62,7 @@ def file_text(name: str, group: NodeGroup, found: Calibration, how: Circumstance
         f"compute_efficiency = {_curve(dict(found.products)['f32'].efficiency)}",
         f"# Chains of tiny products; spread {found.chain_spread:.1%}. A call of a program costs {found.call_s:.2g} s.",
         f"launch_s = {found.launch_s:.4g}",
+        *_kinds(kinds or Kinds()),
         "",
         "[groups.intra]",
     ]
@@ -76,8 +79,32 @@ def file_text(name: str, group: NodeGroup, found: Calibration, how: Circumstance
     return "\n".join(lines) + "\n"
 
 
-def _curve(curve: Curve) -> str:
-    return "[" + ", ".join(f"[{x:.4g}, {y:.3f}]" for x, y in curve.points) + "]"
+def _kinds(kinds: Kinds) -> list[str]:
+    spreads = {k: f"spread {s:.1%}." for k, s in kinds.spreads}
+    lines = []
+    if kinds.convolution:
+        lines += ["# Convolutions, of the peak of products; " + spreads["convolution"]]
+        lines += [f"convolution_efficiency = {_curve(kinds.convolution)}"]
+    if kinds.kernel_gradient:
+        lines += ["# Gradients of their kernels; " + spreads["kernel gradient"]]
+        lines += [f"kernel_gradient_efficiency = {_curve(kinds.kernel_gradient)}"]
+    if kinds.reorder:
+        lines += ["# Operands copied in another order, [bytes between neighbours, share]; " + spreads["reorder"]]
+        lines += [f"reorder_efficiency = {_curve(kinds.reorder, 5)}"]
+    if kinds.reduction:
+        lines += ["# Sums, [bytes side by side that go into one result, share]; " + spreads["reduction"]]
+        lines += [f"reduction_efficiency = {_curve(kinds.reduction, 5)}"]
+    if kinds.first_touch_bandwidth:
+        lines += ["# Writing new memory, beyond writing it again; " + spreads["first touch"]]
+        lines += [f"first_touch_bandwidth = {kinds.first_touch_bandwidth:.4g}"]
+    if kinds.function_s:
+        lines += ["# Seconds an element beyond a multiplication and an addition; " + spreads["function"]]
+        lines += ["function_s = { " + ", ".join(f"{name} = {s:.3g}" for name, s in kinds.function_s) + " }"]
+    return lines
+
+
+def _curve(curve: Curve, digits: int = 3) -> str:
+    return "[" + ", ".join(f"[{x:.4g}, {y:.{digits}f}]" for x, y in curve.points) + "]"
 
 
 def _product(pair: tuple[str, Rate]) -> str:

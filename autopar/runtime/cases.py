@@ -40,7 +40,7 @@ class Effort:
     least_s: float = 5e-2
     repeats: int = 9
     images: tuple[int, ...] = (8, 16, 32)
-    strides: tuple[int, ...] = (128, 512, 1024, 2048, 4096, 8192)
+    strides: tuple[int, ...] = (128, 512, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 16, 1 << 19)
     runs_bytes: tuple[int, ...] = (32, 64, 256, 1024)
     summed_bytes: int = 1 << 22
     elements: int = 1 << 18

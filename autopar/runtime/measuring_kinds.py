@@ -28,7 +28,7 @@ _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     }
 )
 _IMAGES, _FEATURES = 16, 2048
-_ROWS, _SUMMED = 2048, 4
+_ROWS, _SUMMED, _MOST_BYTES = 2048, 4, 1 << 23
 _WIDTH = 256
 _GROUPS = 8
 
@@ -82,7 +82,8 @@ def _reorders(mesh: Mesh, effort: Effort) -> list[Case]:
     """Sums of a few arrays with their last dim first, as XLA makes a product's operand out of a residual stream."""
 
     def case(stride_bytes: int) -> Case:
-        shape = (_IMAGES, _ROWS // _IMAGES, stride_bytes // 4)
+        rows = min(_ROWS, max(_IMAGES, _MOST_BYTES // stride_bytes))
+        shape = (_IMAGES, rows // _IMAGES, stride_bytes // 4)
 
         def make(runs: int) -> Callable[[], Any]:
             def body(x: Any, *others: Any) -> Any:
@@ -93,7 +94,7 @@ def _reorders(mesh: Mesh, effort: Effort) -> list[Case]:
 
             return program(mesh, body, [(shape, jnp.float32)] * _SUMMED)
 
-        read_bytes = float(_SUMMED * _ROWS * stride_bytes)
+        read_bytes = float(_SUMMED * rows * stride_bytes)
         return Case("reorder", "f32", read_bytes, 1, make, side_bytes=stride_bytes)
 
     return [case(stride_bytes) for stride_bytes in effort.strides]

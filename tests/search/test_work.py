@@ -75,15 +75,28 @@ def test_what_the_operand_is_computed_from_is_read_in_that_order() -> None:
     assert _added_s(fn, *args, reorder_efficiency=Curve.constant(0.001)) == pytest.approx(size / (1e10 * 0.001))
 
 
+def test_short_sums_take_as_long_as_their_runs_say() -> None:
+    figures = {"reduction_efficiency": Curve(((16, 0.001), (1024, 1.0)))}
+    moved = 4 * 8 * 256 * (4 + 1)
+    slow_s = moved / (1e10 * 0.001) - moved / 1e10
+    assert _added_s(lambda x: x.sum(2), f32(8, 256, 4), **figures) == pytest.approx(slow_s)
+    assert _added_s(lambda x: x.sum(0), f32(8, 256, 4), **figures) == pytest.approx(0, abs=1e-9)
+
+
 def test_new_memory_is_that_of_temporaries_alone() -> None:
     rows = KEPT_BYTES // 4 // 1024
 
     def fn(x: Any, w: Any) -> Any:
         return (x @ w) @ w
 
+    def returned(x: Any, w: Any) -> Any:
+        y = x @ w
+        return y, y @ w
+
     large, small = f32(rows, 1024), f32(rows // 2, 1024)
     added_s = _added_s(fn, large, f32(1024, 1024), first_touch_bandwidth=1e6)
     assert added_s == pytest.approx(KEPT_BYTES / 1e6, rel=1e-3)  # x @ w alone: the rest are inputs and the result
+    assert _added_s(returned, large, f32(1024, 1024), first_touch_bandwidth=1e6) == 0
     assert _added_s(fn, small, f32(1024, 1024), first_touch_bandwidth=1e6) == 0
 
 

@@ -10,7 +10,6 @@ from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.search.intra.draft import ValueDraft
 from autopar.search.intra.fusion import is_light
 from autopar.search.intra.operators import Options
-from autopar.sharding.generators import is_generator
 
 #: Elementwise, but too dear for a compiler to compute again for every reader (XLA's `InstructionFusion::IsExpensive`).
 _COMPUTED_ONCE = frozenset(
@@ -46,8 +45,6 @@ class Chains:
         while left:
             at = left.pop()
             op = self.makers.get(at)
-            if op is not None and is_generator(op):
-                continue
             stored = op is None or not is_light(op) or (op.primitive in _COMPUTED_ONCE and at in self.shared)
             if op is None or stored:
                 total += min(most, self.types[at].nbytes)

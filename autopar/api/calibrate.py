@@ -13,6 +13,7 @@ import jax
 
 from autopar.cluster import Cluster, NodeGroup
 from autopar.cost.calibrated_file import Circumstances, MeasuredGroup, file_text
+from autopar.cost.calibrated_kinds import fit_kinds
 from autopar.cost.calibration import Calibration, Sample, fit
 from autopar.cost.links import LinkSample, fit_network
 from autopar.errors import ClusterError
@@ -53,7 +54,7 @@ def calibrate(
     effort: Effort | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Calibrated:
-    """Measures matrix products, memory, launches and collectives of devices, and fits a cluster file to them.
+    """Measures products, convolutions, memory, launches and collectives of devices; fits a cluster file to them.
 
     With workers on Ray the links between them are measured too, by the transport of pipelines, and devices are those
     of one worker of each kind: this process needs none.
@@ -79,7 +80,8 @@ def calibrate(
     how = Circumstances(
         datetime.date.today(), machine_name(chosen[0]), f"jax {metadata.version('jax')}", effort.repeats
     )
-    return _calibrated(name, samples, [MeasuredGroup(group, fit(samples), how)])
+    found = fit(samples)
+    return _calibrated(name, samples, [MeasuredGroup(group, found, how, kinds=fit_kinds(samples, found))])
 
 
 def _calibrate_workers(
@@ -99,7 +101,9 @@ def _calibrate_workers(
         how = Circumstances(datetime.date.today(), kind.facts.name, kind.facts.versions, effort.repeats)
         network = fit_network(found.links_of(kind))
         group = _unmeasured(cluster, kind)
-        groups.append(MeasuredGroup(group, fit(kind.samples), how, network, found.text, found.call_s))
+        fitted = fit(kind.samples)
+        kinds = fit_kinds(kind.samples, fitted)
+        groups.append(MeasuredGroup(group, fitted, how, network, found.text, found.call_s, kinds))
     samples = tuple(s for kind in found.kinds for s in kind.samples)
     return _calibrated(name, samples, groups, found.links)
 

@@ -69,6 +69,18 @@ class Device:
         memory_efficiency: fraction of ``memory_bandwidth`` reached, by bytes of an operator.
         launch_s: seconds that starting one operator costs.
         jax_kinds: what jax calls such devices in ``device_kind``; `Cluster.local` looks for them.
+        convolution_efficiency: fraction of ``peak_flops`` reached by convolutions, by FLOPs; None: as other operators.
+        kernel_gradient_efficiency: likewise of those whose window is larger than their result, as in gradients of
+            kernels.
+        reorder_efficiency: fraction of ``memory_bandwidth`` reached where a product's or convolution's operand must be
+            brought into another order first, by the bytes between elements that come to lie side by side; None: it
+            takes no time.
+        reduction_efficiency: fraction of ``memory_bandwidth`` that reductions reach at most, by the bytes that lie side
+            by side and go into the same result, or each into its own; None: as other operators.
+        first_touch_bandwidth: bytes/s of writing memory for the first time that a step got from the system; None: it
+            takes no time.
+        function_s: (primitive, seconds an element) of elementwise functions that take longer than moving their
+            operands; a mapping is taken too.
 
     Raises:
         ClusterError: a value is impossible; it names the field.
@@ -82,6 +94,12 @@ class Device:
     memory_efficiency: Curve = Curve(((1.0, 1.0),))
     launch_s: float = 0.0
     jax_kinds: tuple[str, ...] = ()
+    convolution_efficiency: Curve | None = None
+    kernel_gradient_efficiency: Curve | None = None
+    reorder_efficiency: Curve | None = None
+    reduction_efficiency: Curve | None = None
+    first_touch_bandwidth: float | None = None
+    function_s: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         text("Device.kind", self.kind)
@@ -98,6 +116,12 @@ class Device:
             )
         object.__setattr__(self, "launch_s", positive("Device.launch_s", self.launch_s, zero=True))
         object.__setattr__(self, "jax_kinds", tuple(self.jax_kinds))
+        if self.first_touch_bandwidth is not None:
+            touched = positive("Device.first_touch_bandwidth", self.first_touch_bandwidth)
+            object.__setattr__(self, "first_touch_bandwidth", touched)
+        named = self.function_s.items() if isinstance(self.function_s, Mapping) else self.function_s
+        seconds = {text("a name of Device.function_s", n): positive(f"Device.function_s.{n}", s) for n, s in named}
+        object.__setattr__(self, "function_s", tuple(sorted(seconds.items())))
 
     def flops(self, dtype: str) -> float:
         """Peak FLOP/s in ``dtype`` (a jaxpr's name, as ``bf16``); that of ``f32`` where it is not listed."""

@@ -35,6 +35,12 @@ class _DeviceFile(_Strict, frozen=True):
     memory_efficiency: _Curve = 1.0
     launch_s: _NotNegative = 0.0
     jax_kinds: list[_Text] = []
+    convolution_efficiency: _Curve | None = None
+    kernel_gradient_efficiency: _Curve | None = None
+    reorder_efficiency: _Curve | None = None
+    reduction_efficiency: _Curve | None = None
+    first_touch_bandwidth: _Positive | None = None
+    function_s: dict[str, Any] = {}  # checked below, as peak_flops
 
 
 class _LinkFile(_Strict, frozen=True):
@@ -121,6 +127,11 @@ def _device(where: str, table: _DeviceFile) -> Device:
             cause="f32 is the rate of every dtype that is not listed",
             remedy="add peak_flops.f32 in FLOP/s",
         )
+
+    def optional(name: str) -> Curve | None:
+        value = getattr(table, name)
+        return None if value is None else _curve(f"{where}.{name}", value)
+
     return Device(
         kind=table.kind,
         memory_bytes=whole(f"{where}.memory_bytes", table.memory_bytes),
@@ -130,6 +141,12 @@ def _device(where: str, table: _DeviceFile) -> Device:
         memory_efficiency=_curve(f"{where}.memory_efficiency", table.memory_efficiency),
         launch_s=table.launch_s,
         jax_kinds=tuple(table.jax_kinds),
+        convolution_efficiency=optional("convolution_efficiency"),
+        kernel_gradient_efficiency=optional("kernel_gradient_efficiency"),
+        reorder_efficiency=optional("reorder_efficiency"),
+        reduction_efficiency=optional("reduction_efficiency"),
+        first_touch_bandwidth=table.first_touch_bandwidth,
+        function_s=tuple((n, positive(f"{where}.function_s.{n}", s)) for n, s in table.function_s.items()),
     )
 
 
@@ -171,6 +188,9 @@ def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
     def curve(value: Curve) -> Any:
         return value.points[0][1] if len(value.points) == 1 else [list(p) for p in value.points]
 
+    def optional(value: Curve | None) -> Any:
+        return None if value is None else curve(value)
+
     def link(value: LinkSpec) -> _LinkFile:
         return _LinkFile(
             value.bandwidth,
@@ -194,6 +214,12 @@ def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
                 memory_efficiency=curve(g.device.memory_efficiency),
                 launch_s=g.device.launch_s,
                 jax_kinds=list(g.device.jax_kinds),
+                convolution_efficiency=optional(g.device.convolution_efficiency),
+                kernel_gradient_efficiency=optional(g.device.kernel_gradient_efficiency),
+                reorder_efficiency=optional(g.device.reorder_efficiency),
+                reduction_efficiency=optional(g.device.reduction_efficiency),
+                first_touch_bandwidth=g.device.first_touch_bandwidth,
+                function_s=dict(g.device.function_s),
             ),
             intra=link(g.intra),
             inter=link(g.inter) if isinstance(g.inter, LinkSpec) else g.inter,

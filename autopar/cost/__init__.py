@@ -10,16 +10,23 @@ from autopar.cost.collectives import (
 )
 from autopar.cost.compute import operator_bytes, operator_flops, roofline_s
 from autopar.cost.model import CostModel
+from autopar.cost.orders import Reorder, reorders, run_bytes
+from autopar.cost.work import Work, kind_of
 
 __all__ = [
     "KINDS",
     "CostModel",
+    "Reorder",
+    "Work",
     "all_reduce_tree_s",
     "collective_on_link_s",
     "collective_s",
+    "kind_of",
     "operator_bytes",
     "operator_flops",
+    "reorders",
     "roofline_s",
+    "run_bytes",
     "tree_latency_s",
     "wire_bytes",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autopar.cluster import Curve, LinkSpec, NodeGroup
+from autopar.cost.calibrated_kinds import Kinds
 from autopar.cost.calibration import Calibration, Rate
 from autopar.cost.links import Network
 
@@ -39,6 +40,7 @@ class MeasuredGroup:
         network: what connects the nodes; None where it was not measured.
         between: the circumstances of that, as "2 workers on 2 machines, over sockets".
         driver_s: seconds that a call of all workers by the driver takes.
+        kinds: what was measured of kinds of work.
     """
 
     group: NodeGroup
@@ -47,6 +49,7 @@ class MeasuredGroup:
     network: Network | None = None
     between: str = ""
     driver_s: float = 0.0
+    kinds: Kinds = field(default_factory=Kinds)
 
 
 def file_text(name: str, groups: Sequence[MeasuredGroup]) -> str:
@@ -63,7 +66,7 @@ def _group(measured: MeasuredGroup) -> list[str]:
     group, found, how = measured.group, measured.found, measured.how
     d = group.device
     label = "CPU" if "cpu" in d.jax_kinds else d.kind
-    kinds = ", ".join(f'"{k}"' for k in d.jax_kinds)
+    called = ", ".join(f'"{k}"' for k in d.jax_kinds)
     lines = [
         f"# {group.devices_per_node} x {label}, measured by `autopar calibrate` on {how.date.isoformat()}:",
         f"# {how.machine}, {how.versions}. Medians of {how.repeats} repetitions that go round all programs; the spread",
@@ -74,7 +77,7 @@ def _group(measured: MeasuredGroup) -> list[str]:
         "",
         "[groups.device]",
         f'kind = "{label}"',
-        f"jax_kinds = [{kinds}]",
+        f"jax_kinds = [{called}]",
         f"memory_bytes = {d.memory_bytes}",
         f"# Elementwise operators and sums, all devices at once, read and written; spread {found.memory.spread:.1%}.",
         f"memory_bandwidth = {found.memory.peak:.4g}",
@@ -84,6 +87,7 @@ def _group(measured: MeasuredGroup) -> list[str]:
         f"compute_efficiency = {_curve(dict(found.products)['f32'].efficiency)}",
         f"# Chains of tiny products; spread {found.chain_spread:.1%}. A call of a program costs {found.call_s:.2g} s.",
         f"launch_s = {found.launch_s:.4g}",
+        *_kinds(measured.kinds),
         "",
         "[groups.intra]",
     ]
@@ -117,8 +121,32 @@ def _inter(measured: MeasuredGroup) -> list[str]:
     return lines
 
 
-def _curve(curve: Curve) -> str:
-    return "[" + ", ".join(f"[{x:.4g}, {y:.3f}]" for x, y in curve.points) + "]"
+def _kinds(kinds: Kinds) -> list[str]:
+    spreads = {k: f"spread {s:.1%}." for k, s in kinds.spreads}
+    lines = []
+    if kinds.convolution:
+        lines += ["# Convolutions, of the peak of products; " + spreads["convolution"]]
+        lines += [f"convolution_efficiency = {_curve(kinds.convolution)}"]
+    if kinds.kernel_gradient:
+        lines += ["# Gradients of their kernels; " + spreads["kernel gradient"]]
+        lines += [f"kernel_gradient_efficiency = {_curve(kinds.kernel_gradient)}"]
+    if kinds.reorder:
+        lines += ["# Operands copied in another order, [bytes between neighbours, share]; " + spreads["reorder"]]
+        lines += [f"reorder_efficiency = {_curve(kinds.reorder, 5)}"]
+    if kinds.reduction:
+        lines += ["# Sums, [bytes side by side that go into one result, share]; " + spreads["reduction"]]
+        lines += [f"reduction_efficiency = {_curve(kinds.reduction, 5)}"]
+    if kinds.first_touch_bandwidth:
+        lines += ["# Writing new memory, beyond writing it again; " + spreads["first touch"]]
+        lines += [f"first_touch_bandwidth = {kinds.first_touch_bandwidth:.4g}"]
+    if kinds.function_s:
+        lines += ["# Seconds an element beyond a multiplication and an addition; " + spreads["function"]]
+        lines += ["function_s = { " + ", ".join(f"{name} = {s:.3g}" for name, s in kinds.function_s) + " }"]
+    return lines
+
+
+def _curve(curve: Curve, digits: int = 3) -> str:
+    return "[" + ", ".join(f"[{x:.4g}, {y:.{digits}f}]" for x, y in curve.points) + "]"
 
 
 def _product(pair: tuple[str, Rate]) -> str:

@@ -5,7 +5,7 @@ What is fitted, each by medians of repeated measurements:
     call           seconds of a program that does next to nothing; taken off all other measurements
     launch         slope of the seconds of a chain of tiny operators over its length
     products       the curve is the geometric mean of the rates of the shapes of one size; its best is the peak
-    memory         likewise, of elementwise operators, cheap and dear, and of sums
+    memory         likewise, of cheap elementwise operators and sums
     links          alpha and beta of `autopar.cost.collectives`, least squares of relative errors over all
                    collectives and sizes
 """
@@ -27,7 +27,12 @@ from autopar.cost.collectives import collective_on_link_s
 from autopar.errors import AutoparError
 
 #: What is taken off a measurement leaves this share of it, and no efficiency is below.
-_LEAST_SHARE, _LEAST_EFFICIENCY = 0.5, 1e-3
+_LEAST_SHARE, LEAST_EFFICIENCY = 0.5, 1e-3
+
+What = Literal[
+    "call", "chain", "product", "copy", "collective",
+    "convolution", "reorder", "reduction", "function", "first touch",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,21 +41,25 @@ class Sample:
 
     Args:
         what: a "call" of next to nothing, a "chain" of tiny operators, a matrix "product", a "copy" (an elementwise
-            operator or a sum), or a "collective".
-        name: dtype of products and copies; kind of the collective; "" for others.
-        amount: operators of a chain, FLOPs of a product, bytes read and written by a copy, bytes of the full
-            tensor of a collective; of one of ``runs``.
+            operator or a sum), a "collective", or a kind of `autopar.cost.calibrated_kinds`.
+        name: dtype of products and copies; kind of the collective or convolution; the function; "" for others.
+        amount: operators of a chain, FLOPs of a product or convolution, bytes read and written by a copy, bytes read by
+            a copy in another order or a reduction, bytes of the full tensor of a collective, elements of a function,
+            bytes of new memory; of one of ``runs``.
         runs: how often the program does it.
         group: devices that a collective runs over.
         seconds: of the whole program, one for each repetition.
+        side_bytes: of a copy in another order the bytes between elements that come to lie side by side; of a
+            reduction the bytes side by side that go into one result.
     """
 
-    what: Literal["call", "chain", "product", "copy", "collective"]
+    what: What
     name: str
     amount: float
     runs: int
     group: int
     seconds: tuple[float, ...]
+    side_bytes: int = 0
 
     @property
     def median_s(self) -> float:
@@ -127,19 +136,19 @@ def fit(samples: Sequence[Sample]) -> Calibration:
     call_s = statistics.median(s.median_s for s in by_what["call"]) if by_what["call"] else 0.0
     launch_s = _slope(chains, call_s)
 
-    def busy_s(s: Sample) -> float:
-        return max((s.median_s - call_s) / s.runs - launch_s, _LEAST_SHARE * s.median_s / s.runs)
+    def busy(s: Sample) -> float:
+        return busy_s(s, call_s, launch_s)
 
     link = fit_link(by_what["collective"], call_s) if by_what["collective"] else None
     return Calibration(
         call_s,
         launch_s,
-        tuple((name, _rate([s for s in products if s.name == name], busy_s)) for name in names),
-        _rate(by_what["copy"], busy_s),
+        tuple((name, rate_of([s for s in products if s.name == name], busy)) for name in names),
+        rate_of(by_what["copy"], busy),
         link,
         link_error(by_what["collective"], call_s, link) if link else 0.0,
-        _spread(by_what["collective"]),
-        _spread(chains),
+        median_spread(by_what["collective"]),
+        median_spread(chains),
     )
 
 
@@ -150,18 +159,33 @@ def _slope(chains: Sequence[Sample], call_s: float) -> float:
     return max(0.0, statistics.median((t1 - t0) / (n1 - n0) for (n0, t0), (n1, t1) in pairs if n0 != n1))
 
 
-def _rate(samples: Sequence[Sample], busy_s: Callable[[Sample], float]) -> Rate:
-    by_size: dict[float, list[float]] = defaultdict(list)
+def busy_s(s: Sample, call_s: float, launch_s: float) -> float:
+    """Seconds of one run of a sample, less those of the call and of the launch."""
+    return max((s.median_s - call_s) / s.runs - launch_s, _LEAST_SHARE * s.median_s / s.runs)
+
+
+def rate_of(samples: Sequence[Sample], busy: Callable[[Sample], float]) -> Rate:
+    """Peak and curve of samples by their amounts.
+
+    Args:
+        samples: some.
+        busy: seconds of one run.
+    """
+    by_size: dict[int, list[Sample]] = defaultdict(list)
     for s in samples:
-        # Sums read an array once more than other operators, and are counted with those of about the same bytes.
-        by_size[2.0 ** round(math.log2(s.amount))].append(s.amount / busy_s(s))
-    rates = {amount: statistics.geometric_mean(found) for amount, found in sorted(by_size.items())}
+        # Sums read an array once more than other operators, and are counted with those of the same array.
+        by_size[math.floor(math.log(s.amount, 4))].append(s)
+    rates = {
+        statistics.geometric_mean(s.amount for s in alike): statistics.geometric_mean(s.amount / busy(s) for s in alike)
+        for _, alike in sorted(by_size.items())
+    }
     peak = max(rates.values())
-    curve = Curve(tuple((amount, max(_LEAST_EFFICIENCY, rate / peak)) for amount, rate in rates.items()))
-    return Rate(peak, curve, _spread(samples))
+    curve = Curve(tuple((amount, max(LEAST_EFFICIENCY, rate / peak)) for amount, rate in rates.items()))
+    return Rate(peak, curve, median_spread(samples))
 
 
-def _spread(samples: Sequence[Sample]) -> float:
+def median_spread(samples: Sequence[Sample]) -> float:
+    """Median spread of samples; 0 of none."""
     return statistics.median(s.spread for s in samples) if samples else 0.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autopar.cluster import Device
+from autopar.cluster import Curve, Device
 from autopar.ir import Attr, Operator, TensorType
 
 # One operation an element of the result.
@@ -215,7 +215,7 @@ def operator_bytes(op: Operator, operand_types: Sequence[TensorType]) -> float:
     return float(results + sum(t.nbytes for t in read.values()))
 
 
-def roofline_s(flops: float, bytes: float, dtype: str, device: Device) -> float:
+def roofline_s(flops: float, bytes: float, dtype: str, device: Device, efficiency: Curve | None = None) -> float:
     """Seconds of work that either computing or memory limits (Williams et al., "Roofline", 2009).
 
     Args:
@@ -223,7 +223,9 @@ def roofline_s(flops: float, bytes: float, dtype: str, device: Device) -> float:
         bytes: bytes that one device reads and writes.
         dtype: jaxpr name of the dtype that it computes in; one that the device does not list runs as f32.
         device: peaks, and the curves of what is reached of them.
+        efficiency: the curve of what is reached of the peak by FLOPs, instead of the device's own.
     """
-    compute_s = flops / (device.flops(dtype) * device.compute_efficiency.at(flops)) if flops else 0.0
+    reached = device.compute_efficiency if efficiency is None else efficiency
+    compute_s = flops / (device.flops(dtype) * reached.at(flops)) if flops else 0.0
     memory_s = bytes / (device.memory_bandwidth * device.memory_efficiency.at(bytes)) if bytes else 0.0
     return max(compute_s, memory_s)

@@ -6,9 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from autopar.cluster import Cluster, LogicalMesh
+from autopar.cluster import Cluster, Curve, Device, LogicalMesh
 from autopar.cost.collectives import all_reduce_tree_s, collective_s
 from autopar.cost.compute import roofline_s
+from autopar.cost.work import Work
+
+#: What is at least as large the C library returns to the system when a step ends (its greatest threshold for `mmap`).
+KEPT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,50 @@ class CostModel:
             for d in self.cluster.device_types
         )
 
+    def work_s(self, work: Work, parts: int = 1) -> float:
+        """Seconds of one of ``parts`` equal parts of an operator on one device, with what its own kind of work adds.
+
+        Args:
+            work: the whole operator's.
+            parts: devices that share it.
+        """
+        special = [self._special_s(work, parts, d) for d in self.cluster.device_types]
+        flops, bytes = work.flops / parts, work.bytes / parts
+        if not any(special) and not any(_efficiency(work, d) for d in self.cluster.device_types):
+            return self.operator_s(flops, bytes, work.dtype)
+        return max(
+            (d.launch_s if self.launch_s is None else self.launch_s)
+            + roofline_s(flops, bytes, work.dtype, d, _efficiency(work, d))
+            + more_s
+            for d, more_s in zip(self.cluster.device_types, special, strict=True)
+        )
+
+    def _special_s(self, work: Work, parts: int, device: Device) -> float:
+        """Seconds of functions, short sums and bringing operands into another order, as far as the device tells."""
+        seconds = work.elements / parts * dict(device.function_s).get(work.function, 0.0)
+        if device.reorder_efficiency is not None:
+            for bytes, stride_bytes in work.reordered:
+                if stride_bytes:
+                    reached = device.memory_bandwidth * device.reorder_efficiency.at(stride_bytes)
+                    seconds += bytes / parts / reached
+                else:  # whole runs are copied
+                    seconds += roofline_s(0.0, 2 * bytes / parts, work.dtype, device)
+        if device.reduction_efficiency is not None and work.run_bytes:
+            read = work.bytes / parts
+            reached = device.memory_bandwidth * device.reduction_efficiency.at(work.run_bytes)
+            seconds += max(0.0, read / reached - roofline_s(0.0, read, work.dtype, device))
+        return seconds
+
+    def first_touch_s(self, bytes: float) -> float:
+        """Seconds that the first writing of a step's temporaries takes longer than later ones.
+
+        Args:
+            bytes: of one device's temporaries. Little memory is kept by the process from step to step: of less than
+                `KEPT_BYTES` nothing is new.
+        """
+        rates = [d.first_touch_bandwidth for d in self.cluster.device_types if d.first_touch_bandwidth is not None]
+        return max((bytes / r for r in rates), default=0.0) if bytes >= KEPT_BYTES else 0.0
+
     def host_s(self, bytes: float) -> float:
         """Seconds of moving what one device holds to the memory of its host, or back: launch and the host's link.
 
@@ -69,3 +117,10 @@ class CostModel:
             else math.inf
             for g in self.cluster.groups
         )
+
+
+def _efficiency(work: Work, device: Device) -> Curve | None:
+    """The curve of what the device reaches in work of this kind; None for its common one."""
+    if work.kind == "kernel gradient" and device.kernel_gradient_efficiency is not None:
+        return device.kernel_gradient_efficiency
+    return device.convolution_efficiency if work.kind else None

@@ -1,4 +1,4 @@
-"""Times of matrix products, memory, tiny operators and collectives on the devices at hand.
+"""Times of matrix products, memory, tiny operators, kinds of work and collectives on the devices at hand.
 
 Every device does the same at once, as in a step, so that what they share (the cores and the memory of a host, for
 virtual CPU devices) is shared here too. Repetitions go round all programs, so that a slow minute of a shared machine
@@ -10,7 +10,6 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,53 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh
 
-from autopar.cost.calibration import Sample
+from autopar.cost.calibration import Sample, What
+from autopar.runtime.cases import AXIS, QUICK, Case, Effort, looped, program
+from autopar.runtime.measuring_kinds import special_cases
 
-_AXIS = "x"
 _DTYPES = (("f32", jnp.float32), ("bf16", jnp.bfloat16))
 _MOST_RUNS = 1 << 16
 _PROBES = 5
 _CHAINS = (8, 32, 128)
 
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is measured.
-
-    Args:
-        products: sizes n of products of n x n matrices, and of as much arithmetic in other shapes.
-        copies: bytes of arrays that are read and written.
-        collectives: bytes a device of collectives.
-        least_s: seconds that a program should take: short work is done several times in it.
-        repeats: how often each program, and each transfer, is timed.
-        transfers: bytes of arrays that workers send to each other.
-        pairs: of workers between which they are sent at most.
-    """
-
-    products: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)
-    copies: tuple[int, ...] = tuple(4**k for k in range(6, 13))
-    collectives: tuple[int, ...] = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
-    least_s: float = 5e-2
-    repeats: int = 9
-    transfers: tuple[int, ...] = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
-    pairs: int = 28
-
-
-QUICK = Effort((32, 256), (1 << 12, 1 << 20), (1 << 12, 1 << 18), 2e-4, 3, (1 << 10, 1 << 16, 1 << 22), 6)
-
-
-@dataclass(frozen=True)
-class _Case:
-    """A program to time; ``make(runs)`` compiles it and returns what runs it."""
-
-    what: Any
-    name: str
-    amount: float
-    group: int
-    make: Callable[[int], Callable[[], Any]]
-    repeated: bool = True
+__all__ = ["QUICK", "Effort", "machine_name", "measure_devices"]
 
 
 def measure_devices(
@@ -78,8 +42,8 @@ def measure_devices(
         say: called with a line when a phase begins.
     """
     effort = effort or Effort()
-    mesh = Mesh(np.array(devices, dtype=object), (_AXIS,), axis_types=(AxisType.Auto,))
-    cases = [*_chains(mesh), *_products(mesh, effort), *_copies(mesh, effort)]
+    mesh = Mesh(np.array(devices, dtype=object), (AXIS,), axis_types=(AxisType.Auto,))
+    cases = [*_chains(mesh), *_products(mesh, effort), *_copies(mesh, effort), *special_cases(mesh, effort)]
     if len(devices) > 1:
         cases += _collectives(mesh, effort)
     say(f"compiling {len(cases)} programs for {len(devices)} {devices[0].device_kind}")
@@ -90,7 +54,7 @@ def measure_devices(
         for (_, run), found in zip(ready, seconds, strict=True):
             found.append(_time(run))
     return tuple(
-        Sample(c.what, c.name, c.amount, runs, c.group, tuple(found))
+        Sample(c.what, c.name, c.amount, runs, c.group, tuple(found), c.side_bytes)
         for c, (runs, _), found in zip(cases, ready, seconds, strict=True)
     )
 
@@ -107,7 +71,7 @@ def machine_name(device: Any) -> str:
     return found or platform.machine()
 
 
-def _prepared(case: _Case, effort: Effort) -> tuple[int, Callable[[], Any]]:
+def _prepared(case: Case, effort: Effort) -> tuple[int, Callable[[], Any]]:
     """How often a program does its work so that it takes long enough, and what runs it."""
     runs, run = 1, case.make(1)
     _time(run)
@@ -127,48 +91,30 @@ def _time(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _program(mesh: Mesh, body: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ...], Any]]) -> Callable[[], Any]:
-    """A program in which every device runs ``body`` on arrays of its own, of these shapes and dtypes."""
-    n = mesh.size
-    spec = PartitionSpec(_AXIS)
-    placed = [
-        jax.device_put(np.full((n * shape[0], *shape[1:]), 1e-3, np.float32), NamedSharding(mesh, spec)).astype(dtype)
-        for shape, dtype in shapes
-    ]
-    mapped = jax.shard_map(body, mesh=mesh, in_specs=(spec,) * len(shapes), out_specs=spec, check_vma=False)
-    compiled: Any = jax.jit(mapped).lower(*placed).compile()
-    return lambda: compiled(*placed)
-
-
-def _looped(step: Callable[[Any], Any], runs: int) -> Callable[[Any], Any]:
-    """``step`` done ``runs`` times, each on the result of the one before."""
-    return lambda x: lax.fori_loop(0, runs, lambda _, y: step(y), x) if runs > 1 else step(x)
-
-
-def _chains(mesh: Mesh) -> list[_Case]:
+def _chains(mesh: Mesh) -> list[Case]:
     """Tiny products one after the other: nothing fuses them, and each is a launch and little else."""
 
-    def case(what: str, length: int) -> _Case:
+    def case(what: What, length: int) -> Case:
         def step(x: Any) -> Any:
             for _ in range(length):
                 x = x @ x
             return x
 
         def make(runs: int) -> Callable[[], Any]:
-            return _program(mesh, _looped(step, runs), [((4, 4), jnp.float32)])
+            return program(mesh, looped(step, runs), [((4, 4), jnp.float32)])
 
-        return _Case(what, "", length, 1, make, repeated=what == "chain")
+        return Case(what, "", length, 1, make, repeated=what == "chain")
 
     return [case("call", 1), *(case("chain", length) for length in _CHAINS)]
 
 
-def _products(mesh: Mesh, effort: Effort) -> list[_Case]:
+def _products(mesh: Mesh, effort: Effort) -> list[Case]:
     """Square products, long thin ones and batches of small ones, with equal arithmetic."""
     found = []
     for name, dtype in _DTYPES:
         for n in effort.products:
             for shape in _shapes(n):
-                found.append(_Case("product", name, 2.0 * n**3, 1, _product(mesh, shape, dtype)))
+                found.append(Case("product", name, 2.0 * n**3, 1, _product(mesh, shape, dtype)))
     return found
 
 
@@ -183,41 +129,38 @@ def _product(mesh: Mesh, shape: tuple[int, int, int], dtype: Any) -> Callable[[i
 
     def make(runs: int) -> Callable[[], Any]:
         def body(x: Any, w: Any) -> Any:
-            return _looped(lambda y: jnp.einsum("bmk,bkn->bmn", y, w), runs)(x)
+            return looped(lambda y: jnp.einsum("bmk,bkn->bmn", y, w), runs)(x)
 
-        return _program(mesh, body, [((batch, rows, width), dtype), ((batch, width, width), dtype)])
+        return program(mesh, body, [((batch, rows, width), dtype), ((batch, width, width), dtype)])
 
     return make
 
 
-def _copies(mesh: Mesh, effort: Effort) -> list[_Case]:
-    """Elementwise operators as a step has them: arithmetic, a transcendental function, a sum over rows."""
+def _copies(mesh: Mesh, effort: Effort) -> list[Case]:
+    """Elementwise operators as a step has them: arithmetic, a sum over rows."""
     width = 256
 
     def arithmetic(y: Any) -> Any:
         return y * 0.999 + 0.001
 
-    def function(y: Any) -> Any:
-        return jnp.tanh(y)
-
     def summed(y: Any) -> Any:
         return y - jnp.sum(y, axis=1, keepdims=True)
 
-    def case(step: Callable[[Any], Any], size: int, moved: float) -> _Case:
+    def case(step: Callable[[Any], Any], size: int, moved: float) -> Case:
         def make(runs: int) -> Callable[[], Any]:
-            return _program(mesh, _looped(step, runs), [((size // 4 // width, width), jnp.float32)])
+            return program(mesh, looped(step, runs), [((size // 4 // width, width), jnp.float32)])
 
-        return _Case("copy", "f32", moved * size, 1, make)
+        return Case("copy", "f32", moved * size, 1, make)
 
     # Read and written; the sum reads once more.
-    steps = ((arithmetic, 2.0), (function, 2.0), (summed, 3.0))
+    steps = ((arithmetic, 2.0), (summed, 3.0))
     return [case(step, size, moved) for size in effort.copies for step, moved in steps]
 
 
-def _collectives(mesh: Mesh, effort: Effort) -> list[_Case]:
+def _collectives(mesh: Mesh, effort: Effort) -> list[Case]:
     n = mesh.size
 
-    def case(kind: str, size: int) -> _Case:
+    def case(kind: str, size: int) -> Case:
         # As many elements as every device can split evenly.
         length = max(n, size // 4 // n * n)
         full = {"all-reduce": length, "reduce-scatter": length, "all-gather": length * n, "all-to-all": length * n}
@@ -225,20 +168,20 @@ def _collectives(mesh: Mesh, effort: Effort) -> list[_Case]:
         def step(y: Any) -> Any:
             match kind:
                 case "all-reduce":
-                    return lax.psum(y, _AXIS) * (1 / n)
+                    return lax.psum(y, AXIS) * (1 / n)
                 case "reduce-scatter":
-                    return jnp.tile(lax.psum_scatter(y, _AXIS, tiled=True) * (1 / n), n)
+                    return jnp.tile(lax.psum_scatter(y, AXIS, tiled=True) * (1 / n), n)
                 case "all-gather":
-                    return lax.all_gather(y, _AXIS, tiled=True)[:length]
+                    return lax.all_gather(y, AXIS, tiled=True)[:length]
                 case "all-to-all":
-                    return lax.all_to_all(y, _AXIS, 0, 0, tiled=True)
+                    return lax.all_to_all(y, AXIS, 0, 0, tiled=True)
                 case _:
-                    return lax.ppermute(y, _AXIS, [(i, (i + 1) % n) for i in range(n)])
+                    return lax.ppermute(y, AXIS, [(i, (i + 1) % n) for i in range(n)])
 
         def make(runs: int) -> Callable[[], Any]:
-            return _program(mesh, _looped(step, runs), [((length,), jnp.float32)])
+            return program(mesh, looped(step, runs), [((length,), jnp.float32)])
 
-        return _Case("collective", kind, 4.0 * full.get(kind, length), n, make)
+        return Case("collective", kind, 4.0 * full.get(kind, length), n, make)
 
     kinds = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
     return [case(kind, size) for kind in kinds for size in effort.collectives]

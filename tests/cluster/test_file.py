@@ -72,6 +72,32 @@ def test_a_good_file_is_read(tmp_path):
     assert Cluster.load(path, nodes=5).num_devices == 20
 
 
+KINDS = {
+    "convolution_efficiency": 0.5,
+    "kernel_gradient_efficiency": [[1e6, 0.1], [1e9, 0.2]],
+    "reorder_efficiency": [[1024.0, 0.1]],
+    "reduction_efficiency": 0.25,
+    "first_touch_bandwidth": 2e9,
+    "function_s": {"exp": 3e-10},
+}
+
+
+def test_figures_of_kinds_of_work_are_read():
+    data = _data()
+    _table(data, DEVICE).update(KINDS)
+    device = Cluster.from_dict(data).groups[0].device
+    assert device.convolution_efficiency == Curve.constant(0.5)
+    assert device.kernel_gradient_efficiency == Curve(((1e6, 0.1), (1e9, 0.2)))
+    assert device.reorder_efficiency == Curve.constant(0.1)
+    assert device.reduction_efficiency == Curve.constant(0.25)
+    assert (device.first_touch_bandwidth, device.function_s) == (2e9, (("exp", 3e-10),))
+
+
+def test_a_device_without_them_has_the_plain_form_that_it_had():
+    (group,) = Cluster.from_dict(_data()).to_dict()["groups"]
+    assert set(group["device"]) == set(_table(_data(), DEVICE))
+
+
 @pytest.mark.parametrize(
     ("path", "fact", "valid"),
     [
@@ -158,6 +184,14 @@ def test_an_impossible_number_is_named(path, value):
         ((*DEVICE, "compute_efficiency"), [[1e6, 0.5, 0.6]]),
         ((*DEVICE, "compute_efficiency"), [[1e6, 1.5]]),
         ((*DEVICE, "jax_kinds"), "D"),
+        ((*DEVICE, "convolution_efficiency"), 0),
+        ((*DEVICE, "kernel_gradient_efficiency"), [[1e6, 1.5]]),
+        ((*DEVICE, "reorder_efficiency"), [[4096, 0.5], [1024, 0.6]]),
+        ((*DEVICE, "reduction_efficiency"), []),
+        ((*DEVICE, "first_touch_bandwidth"), -1.0),
+        ((*DEVICE, "function_s"), {"exp": 0}),
+        ((*DEVICE, "function_s"), {"exp": "fast"}),
+        ((*DEVICE, "function_s"), 1e-9),
         ((*INTER, "efficiency"), 1.01),
     ],
     ids=str,
@@ -238,6 +272,12 @@ devices = st.builds(
     memory_efficiency=curves,
     launch_s=st.floats(0, 1),
     jax_kinds=st.lists(st.text(min_size=1, max_size=4), max_size=2).map(tuple),
+    convolution_efficiency=st.none() | curves,
+    kernel_gradient_efficiency=st.none() | curves,
+    reorder_efficiency=st.none() | curves,
+    reduction_efficiency=st.none() | curves,
+    first_touch_bandwidth=st.none() | numbers,
+    function_s=st.dictionaries(st.sampled_from(["exp", "sin"]), numbers),
 )
 groups = st.builds(
     NodeGroup,

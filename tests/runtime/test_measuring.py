@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jax
@@ -13,14 +14,31 @@ import autopar
 from autopar import Cluster
 from autopar.runtime.measuring import Effort
 
-LEAST = Effort((16, 64), (1 << 12, 1 << 14), (1 << 10, 1 << 14), 1e-5, 2)
+LEAST = Effort(
+    products=(16, 64),
+    copies=(1 << 12, 1 << 14),
+    collectives=(1 << 10, 1 << 14),
+    least_s=1e-5,
+    repeats=2,
+    images=(32,),
+    strides=(128,),
+    runs_bytes=(64,),
+    summed_bytes=1 << 16,
+    elements=1 << 10,
+    first_touch=1 << 20,
+)
+KINDS = {"convolution", "reorder", "reduction", "function", "first touch"}
 
 
 def test_one_device_and_several() -> None:
     found = autopar.calibrate("here", devices=jax.devices()[:1], effort=LEAST)
-    assert {s.what for s in found.samples} == {"call", "chain", "product", "copy"}
+    assert {s.what for s in found.samples} == {"call", "chain", "product", "copy"} | KINDS
     assert all(len(s.seconds) == LEAST.repeats and min(s.seconds) > 0 and s.runs >= 1 for s in found.samples)
     assert found.figures.link is None and "measured by" in found.text
+    device = Cluster.from_dict(tomllib.loads(found.text)).groups[0].device
+    assert device.reorder_efficiency is not None and device.reduction_efficiency is not None
+    assert device.convolution_efficiency is not None and device.kernel_gradient_efficiency is not None
+    assert {s.name for s in found.samples if s.what == "function"} >= {"", "exp", "tanh", "log", "erf", "sin"}
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,21 @@ import autopar
 from autopar.cli import main
 from autopar.cluster import Cluster
 from autopar.errors import WorkerLostError
-from autopar.runtime.measuring import Effort
+from autopar.runtime.measuring import QUICK
 from autopar.runtime.ray import start
 from autopar.runtime.ray.cluster import RayCluster
 from tests.runtime_ray.pipelines import thread_cluster
 
-LEAST = Effort((16, 64), (1 << 12, 1 << 14), (1 << 10, 1 << 14), 1e-5, 2, (1 << 10, 1 << 16, 1 << 22))
+LEAST = replace(
+    QUICK,
+    products=(16, 64),
+    copies=(1 << 12, 1 << 14),
+    collectives=(1 << 10, 1 << 14),
+    least_s=1e-5,
+    repeats=2,
+    first_touch=1 << 22,
+    pairs=28,
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +59,15 @@ def test_links_between_workers_are_in_the_file(cluster: RayCluster, tmp_path: Pa
         *(("chain", (0, 1), size, 2) for size in LEAST.transfers),
     }
     assert all(len(s.seconds) == LEAST.repeats and min(s.seconds) > 0 for s in found.links)
-    assert {s.what for s in found.samples} == {"call", "chain", "product", "copy", "collective"}
+    kinds = {"convolution", "reorder", "reduction", "function", "first touch"}
+    assert {s.what for s in found.samples} == kinds | {"call", "chain", "product", "copy", "collective"}
 
     file = tmp_path / "mine.toml"
     found.save(str(file))
     (group,) = Cluster.load(file).groups
     (made,) = found.groups
     assert (group.count, group.devices_per_node) == (2, 2)
-    assert made.network is not None
+    assert made.network is not None and group.device.reorder_efficiency is not None
     assert group.inter.bandwidth == pytest.approx(made.network.link.bandwidth, rel=1e-3)
     assert "2 workers on 1 machine, over sockets" in found.text
     # The same workers, to be planned for with what was measured.

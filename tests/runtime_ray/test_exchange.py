@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import autopar
 from autopar import Cluster
 from autopar.cost.links import LinkSample
 from autopar.errors import AutoparError, ClusterError, WorkerLostError
-from autopar.runtime.measuring import Effort
+from autopar.runtime.measuring import QUICK, Effort
 from autopar.runtime.ray import host
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.measured import Kind, MeasuredWorkers, cases_of, kinds_of
@@ -30,7 +31,17 @@ from autopar.runtime.transport.exchange import Exchange, payload
 from autopar.runtime.transport.teams import TeamLink, Teams
 from tests.runtime_ray.pipelines import FragileCrew, thread_cluster
 
-LEAST = Effort((16, 64), (1 << 12, 1 << 14), (1 << 10, 1 << 14), 1e-5, 2, (1 << 10, 1 << 15))
+LEAST = replace(
+    QUICK,
+    products=(16, 64),
+    copies=(1 << 12, 1 << 14),
+    collectives=(1 << 10, 1 << 14),
+    least_s=1e-5,
+    repeats=2,
+    first_touch=1 << 22,
+    transfers=(1 << 10, 1 << 15),
+    pairs=28,
+)
 
 
 class Recorded(Link):

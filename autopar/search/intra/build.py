@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import LogicalMesh
-from autopar.cost import CostModel
+from autopar.cost import CostModel, Work
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.ir.phases import phase_of
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
@@ -36,6 +36,7 @@ from autopar.search.intra.layouts import LayoutTable
 from autopar.search.intra.memory import local_bytes, usages
 from autopar.search.intra.operators import OperatorTable, Options
 from autopar.search.intra.regions import REGIONS
+from autopar.search.intra.work import Chains, moved_bytes, work_of
 from autopar.search.problem import Problem
 from autopar.sharding import Strategy
 from autopar.sharding.generators import is_generator, is_zero
@@ -87,6 +88,7 @@ class Builder:
         self.split_phases = split_phases
         self.movable = offered.inputs
         self.growth = growth_of(cost.cluster)
+        self.functions = frozenset(name for d in cost.cluster.device_types for name, _ in d.function_s)
         self.layouts = LayoutTable(mesh, cost)
         self.operators = OperatorTable(mesh)
         self.nodes: list[NodeDraft] = []
@@ -96,7 +98,8 @@ class Builder:
         self.copies: list[CopyDraft] = []
         self.notes: dict[str, None] = dict.fromkeys(offered.notes)
         self.region_sites: list[RegionSite] = []
-        self.busy: dict[tuple[float, float, str, int], tuple[tuple[Strategy, ...], Array]] = {}
+        self.busy: dict[tuple[Work, int], tuple[tuple[Strategy, ...], Array]] = {}
+        self.chains: dict[int, tuple[Graph, Chains]] = {}
         self.time = 0
         self.phase = "update"
 
@@ -237,19 +240,8 @@ class Builder:
         if not options.known:
             text = f"{op.primitive} has no sharding rule: it runs whole on every device ({op.source or op.id})"
             self.notes[text] = None
-        moved = (
-            options.bytes
-            if not is_light(op)
-            else float(
-                sum(
-                    t.nbytes
-                    for t, s in zip(types, sources, strict=True)
-                    if s is not None and s.node is not None and not s.fused
-                )
-                + (0 if fusable else sum(v.type.nbytes for v in op.results))
-            )
-        )
-        dtype = types[0].dtype if types else (op.results[0].type.dtype if op.results else "f32")
+        moved = moved_bytes(op, types, sources, options, fusable)
+        work = work_of(op, types, options, moved, self._chains(graph), self.functions)
         if (
             op.primitive in _SUMS
             and not any(v.type.rank for v in op.results)
@@ -260,7 +252,7 @@ class Builder:
         if followed is not None:
             options = followed[1]
         chosen = options.strategies
-        busy = self._seconds(options.flops, moved, dtype, chosen) * weight
+        busy = self._seconds(work, chosen) * weight
         if followed is None:
             node = self.node(prefix + op.id, busy, functools.partial(strategy_label, chosen))
         else:
@@ -289,12 +281,20 @@ class Builder:
             )  # fmt: skip
         self.sites.append(SiteDraft(prefix + op.id, op, node, chosen, busy, weight, self.time, self.phase))
 
-    def _seconds(self, flops: float, moved: float, dtype: str, chosen: tuple[Strategy, ...]) -> Array:
+    def _chains(self, graph: Graph) -> Chains | None:
+        """The chains of a graph, where devices say what bringing operands into another order takes."""
+        if all(d.reorder_efficiency is None for d in self.cost.cluster.device_types):
+            return None
+        if id(graph) not in self.chains:  # the key is an identity; what it is of is kept alive here
+            self.chains[id(graph)] = (graph, Chains(graph))
+        return self.chains[id(graph)][1]
+
+    def _seconds(self, work: Work, chosen: tuple[Strategy, ...]) -> Array:
         """Busy seconds of one run of an operator, by strategy."""
-        key = (flops, moved, dtype, id(chosen))
+        key = (work, id(chosen))
         if key not in self.busy:
             splits = [s.split for s in chosen]
-            by_split = {n: self.cost.operator_s(flops / n, moved / n, dtype) for n in sorted(set(splits))}
+            by_split = {n: self.cost.work_s(work, n) for n in sorted(set(splits))}
             self.busy[key] = (chosen, np.array([by_split[n] for n in splits]))
         return self.busy[key][1]
 

@@ -14,7 +14,7 @@ from autopar.ir import Graph, Layout, Literal, Operator
 from autopar.ir.phases import LOOP
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.build import ShardingProblem
-from autopar.search.intra.draft import Use
+from autopar.search.intra.draft import UsageDraft, Use
 from autopar.search.intra.host import HOST, hosted
 from autopar.search.intra.layouts import path_tables
 from autopar.search.intra.memory import WAITING, waits
@@ -85,6 +85,10 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
     moved = [made[k].local_bytes(stated.values[k].type, stated.mesh.sizes) for k in sorted(there)]
     host_s = float(sum(2 * problem.cost_model.host_s(n) for n in moved))
     by_work.add("", "update", host_s)
+    touches = any(d.first_touch_bandwidth is not None for d in problem.cluster.device_types)
+    made_bytes = _made_bytes(stated, problem.graph, choice) if touches else 0.0
+    first_touch_s = problem.cost_model.first_touch_s(made_bytes)
+    by_work.add("", "update", first_touch_s)
     outputs = tuple(
         Layout.replicated(o.type.rank) if port is None else port[1][choice[port[0]]]
         for o, port in zip(problem.graph.outputs, stated.outputs, strict=True)
@@ -95,7 +99,7 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
         operators=_operators(stated, choice),
         copies=tuple(Copy(k, str(layout), phase) for k, by in copies.items() for phase, layout in by.items()),
         communication=communication,
-        compute_s=float(sum(s.seconds[choice[s.node]] for s in stated.sites)),
+        compute_s=float(sum(s.seconds[choice[s.node]] for s in stated.sites)) + first_touch_s,
         communication_s=sum(c.seconds for c in communication),
         memory=memory_of(stated, choice),
         choices=_choices(stated, choice),
@@ -319,18 +323,29 @@ def memory_of(stated: ShardingProblem, choice: Sequence[int]) -> Memory:
         return Memory()
     views = _views(stated, choice)
     usages = [u for u in stated.usages if u.key not in views and u.kind not in (WAITING, HOST)]
-    stop = max(u.stop for u in usages)
-    change = np.zeros(stop + 1)
-    for u in usages:
-        held = u.bytes[choice[u.node]]
-        change[u.start] += held
-        change[u.stop] -= held
-    fullest = int(np.argmax(np.cumsum(change)))
+    fullest = int(np.argmax(_held(usages, choice)))
     kinds: dict[str, int] = defaultdict(int)
     for u in usages:
         if u.start <= fullest < u.stop:
             kinds[u.kind] += int(u.bytes[choice[u.node]])
     return Memory(**kinds)
+
+
+def _held(usages: Sequence[UsageDraft], choice: Sequence[int]) -> np.ndarray:
+    """Bytes that ``usages`` hold together at every time."""
+    change = np.zeros(max((u.stop for u in usages), default=0) + 1)
+    for u in usages:
+        held = u.bytes[choice[u.node]]
+        change[u.start] += held
+        change[u.stop] -= held
+    return np.cumsum(change)
+
+
+def _made_bytes(stated: ShardingProblem, graph: Graph, choice: Sequence[int]) -> float:
+    """Most bytes a device at any time of what a step makes and gives up again: no inputs, and no results."""
+    kept = {i.name for i in graph.inputs} | {o.operand for o in graph.outputs} | _views(stated, choice)
+    made = [u for u in stated.usages if u.key not in kept and u.kind not in (WAITING, HOST)]
+    return float(_held(made, choice).max()) if made else 0.0
 
 
 def _views(stated: ShardingProblem, choice: Sequence[int]) -> frozenset[str]:

@@ -1,0 +1,98 @@
+"""Operands that a compiler brings into another order before a matrix product or a convolution.
+
+XLA does so before it calls the product of a library (its `DotDecomposer`): dims of the batch first, then those that
+stay, then those that are summed over, and for the right operand the last two the other way round. A product that has
+at most one dim of each of the last two kinds is left as it is: libraries take a transposed matrix. Convolutions take
+(batch, spatial dims, features) and kernels (spatial dims, in, out) (its `ConvCanonicalization`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.ir import Attr, Operator, TensorType
+
+
+@dataclass(frozen=True)
+class Reorder:
+    """An operand that is copied in another order.
+
+    Args:
+        operand: its number.
+        stride_bytes: bytes between elements that come to lie side by side; 0 where those of the last dim stay so.
+    """
+
+    operand: int
+    stride_bytes: int
+
+
+def reorders(op: Operator, operand_types: Sequence[TensorType]) -> tuple[Reorder, ...]:
+    """The operands of ``op`` that are brought into another order, none for all but products and convolutions.
+
+    Args:
+        op: the operator; ``dot_general`` has the attribute ``dimension_numbers``, ``conv_general_dilated``
+            ``lhs_spec`` and ``rhs_spec``.
+        operand_types: type of each operand.
+    """
+    if op.primitive == "dot_general":
+        orders = _of_product(op, operand_types)
+    elif op.primitive == "conv_general_dilated":
+        batch, features, *spatial = op.ints("lhs_spec")
+        out, into, *window = op.ints("rhs_spec")
+        orders = ((batch, *spatial, features), (*window, into, out))
+    else:
+        return ()
+    found = (_reorder(n, type, order) for n, (type, order) in enumerate(zip(operand_types, orders, strict=True)))
+    return tuple(r for r in found if r is not None)
+
+
+def run_bytes(op: Operator, operand_types: Sequence[TensorType]) -> int:
+    """Bytes of a reduction's operand that lie side by side and go into one result, or each into its own.
+
+    Args:
+        op: the operator; a reduction has the attribute ``axes``.
+        operand_types: type of each operand.
+
+    Returns:
+        0 for what is no reduction.
+    """
+    if not op.primitive.startswith("reduce_") or all(name != "axes" for name, _ in op.attrs):
+        return 0
+    type, axes = operand_types[0], op.ints("axes")
+    run = 1
+    for d in range(type.rank - 1, -1, -1):
+        if (d in axes) != (type.rank - 1 in axes) and type.shape[d] > 1:
+            break
+        run *= type.shape[d]
+    return run * type.nbytes // type.size if type.size else 0
+
+
+def _of_product(op: Operator, types: Sequence[TensorType]) -> tuple[tuple[int, ...], ...]:
+    """For each operand its dims in the order that a library takes, empty if it takes the product as it is."""
+    numbers = op.attr("dimension_numbers")
+    if not isinstance(numbers, tuple) or len(numbers) != 2:
+        raise TypeError(f"not dimension numbers: {numbers!r}")
+    contract, batch = numbers
+    summed, shared = [_dims(contract, n) for n in (0, 1)], [_dims(batch, n) for n in (0, 1)]
+    own = [
+        tuple(d for d in range(t.rank) if d not in summed[n] and d not in shared[n]) for n, t in enumerate(types[:2])
+    ]
+    leads = all(dims == tuple(range(len(dims))) for dims in shared)
+    if leads and len(summed[0]) == 1 and all(len(dims) <= 1 for dims in own):
+        return ((), ())
+    return ((*shared[0], *own[0], *summed[0]), (*shared[1], *summed[1], *own[1]))
+
+
+def _dims(pair: Attr, at: int) -> tuple[int, ...]:
+    dims = pair[at] if isinstance(pair, tuple) else ()
+    return tuple(d for d in dims if isinstance(d, int)) if isinstance(dims, tuple) else ()
+
+
+def _reorder(operand: int, type: TensorType, order: Sequence[int]) -> Reorder | None:
+    real = [d for d in order if type.shape[d] > 1]
+    if real == sorted(real):  # dims of one element may lie anywhere
+        return None
+    inner = math.prod(type.shape[real[-1] + 1 :])
+    return Reorder(operand, 0 if inner == 1 else inner * type.nbytes // type.size)

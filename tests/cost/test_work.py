@@ -1,0 +1,92 @@
+"""What kinds of work add to the roofline: each figure by its formula, and nothing where a device does not state it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup
+from autopar.cost import CostModel, Work
+from autopar.cost.model import KEPT_BYTES
+
+PLAIN = Device("D", 10**9, 1e11, (("f32", 1e12), ("bf16", 4e12)), launch_s=1e-6, memory_efficiency=Curve.constant(0.5))
+SPECIAL = replace(
+    PLAIN,
+    convolution_efficiency=Curve.constant(0.5),
+    kernel_gradient_efficiency=Curve(((1e6, 0.1), (1e9, 0.2))),
+    reorder_efficiency=Curve(((1024, 0.1), (4096, 0.01))),
+    reduction_efficiency=Curve(((64, 0.05), (1024, 1.0))),
+    first_touch_bandwidth=2e9,
+    function_s=(("exp", 3e-10), ("sin", 5e-9)),
+)
+
+
+def _model(*devices, **options):
+    link = LinkSpec(1e9, 1e-6)
+    return CostModel(Cluster("c", tuple(NodeGroup(1, 1, d, link, link) for d in devices)), **options)
+
+
+WORKS = st.builds(
+    Work,
+    st.floats(0, 1e12),
+    st.floats(0, 1e9),
+    st.sampled_from(["f32", "bf16"]),
+    st.sampled_from(["", "convolution", "kernel gradient"]),
+    st.sampled_from(["", "exp", "sin", "add"]),
+    st.floats(0, 1e8),
+    st.lists(st.tuples(st.floats(0, 1e8), st.sampled_from([0, 64, 4096])), max_size=2).map(tuple),
+    st.sampled_from([0, 64, 4096]),
+)
+
+
+@given(WORKS, st.sampled_from([1, 2, 4]))
+def test_a_device_that_states_nothing_is_as_before(work, parts):
+    model = _model(PLAIN, replace(PLAIN, kind="E", peak_flops={"f32": 1e11}))
+    assert model.work_s(work, parts) == model.operator_s(work.flops / parts, work.bytes / parts, work.dtype)
+    assert model.first_touch_s(1e10) == 0
+
+
+@given(WORKS)
+def test_no_kind_of_work_makes_an_operator_faster(work):
+    # All shares but that of convolutions are below those of other operators, and theirs is not above.
+    assert _model(SPECIAL).work_s(work) >= _model(PLAIN).work_s(work)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize(
+    ("work", "more_s"),
+    [
+        (Work(0, 4e6, "f32", function="exp", elements=1e6), 1e6 * 3e-10),
+        (Work(0, 4e6, "f32", function="add", elements=1e6), 0),
+        (Work(0, 4e6, "f32", reordered=((8e6, 1024),)), 8e6 / (1e11 * 0.1)),
+        (Work(0, 4e6, "f32", reordered=((8e6, 4096), (1e6, 1024))), 8e6 / (1e11 * 0.01) + 1e6 / (1e11 * 0.1)),
+        (Work(0, 4e6, "f32", reordered=((8e6, 0),)), 2 * 8e6 / (1e11 * 0.5)),
+        (Work(0, 4e6, "f32", run_bytes=64), 4e6 / (1e11 * 0.05) - 4e6 / (1e11 * 0.5)),
+        (Work(0, 4e6, "f32", run_bytes=1024), 0),  # no faster than others
+    ],
+)
+def test_what_is_added(work, more_s, parts):
+    plain_s = 1e-6 + 4e6 / parts / (1e11 * 0.5)
+    assert _model(SPECIAL).work_s(work, parts) == pytest.approx(plain_s + more_s / parts)
+    assert _model(SPECIAL, launch_s=0.0).work_s(work, parts) == pytest.approx(plain_s - 1e-6 + more_s / parts)
+
+
+def test_convolutions_reach_their_own_share():
+    flops = {k: _model(SPECIAL).work_s(Work(1e9, 0, "f32", k)) - 1e-6 for k in ("", "convolution", "kernel gradient")}
+    assert flops == pytest.approx({"": 1e-3, "convolution": 2e-3, "kernel gradient": 5e-3})
+    only = replace(PLAIN, convolution_efficiency=Curve.constant(0.5))
+    assert _model(only).work_s(Work(1e9, 0, "f32", "kernel gradient")) == pytest.approx(2e-3 + 1e-6)
+
+
+def test_the_slowest_device_counts_with_all_that_it_adds():
+    slow = replace(PLAIN, kind="S", function_s=(("exp", 1e-8),))
+    work = Work(0, 4e6, "f32", function="exp", elements=1e6)
+    assert _model(SPECIAL, slow).work_s(work) == _model(slow, SPECIAL).work_s(work) == _model(slow).work_s(work)
+
+
+def test_nothing_takes_no_time_and_new_memory_only_where_there_is_much():
+    assert _model(SPECIAL).work_s(Work(0, 0, "f32")) == 0
+    assert _model(SPECIAL).first_touch_s(KEPT_BYTES) == pytest.approx(KEPT_BYTES / 2e9)
+    assert _model(SPECIAL).first_touch_s(KEPT_BYTES - 1) == 0
+    assert _model(SPECIAL, PLAIN).first_touch_s(4e9) == pytest.approx(2)

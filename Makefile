@@ -13,6 +13,7 @@ PYTEST_ARGS ?= -n 2
 VENV := .venv
 NEWEST := .venv-newest
 PUBLIC := .venv-public
+BROWSER := .venv-browser
 AOT := .venv-aot
 comma := ,
 LOCKS := $(wildcard requirements/*.txt)
@@ -99,6 +100,19 @@ $(PUBLIC)/.stamp: pyproject.toml
 test-public: $(PUBLIC)/.stamp  ## train steps of released packages (docs/public-steps.md); an hour on two cores
 	$(PUBLIC)/bin/python -m pytest -m "slow or not slow" tests/public
 
+$(BROWSER)/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No usable Python of 3.11 or newer was found." >&2; exit 1; }
+	@"$(PYTHON)" -m venv --clear $(BROWSER)
+	@$(call install,$(BROWSER),browser)
+	@$(BROWSER)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  hypothesis pytest pytest-benchmark pytest-randomly pytest-timeout
+	@touch $@
+
+# An environment of its own, for the engine of a browser takes half a gigabyte. It needs no display.
+.PHONY: test-browser
+test-browser: $(BROWSER)/.stamp  ## the pages of plans in the engine of a browser
+	$(BROWSER)/bin/python -m pytest tests/report/test_browser.py
+
 # Resolves again on every call: what is newest changes without a change here.
 .PHONY: test-newest
 test-newest:  ## the tests with the newest Python and jax
@@ -149,6 +163,6 @@ coverage-page: $(VENV)/.dev-stamp  ## write docs/coverage.md again
 
 .PHONY: clean
 clean:  ## remove the environments and all caches
-	rm -rf $(VENV) $(NEWEST) $(PUBLIC) $(AOT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	rm -rf $(VENV) $(NEWEST) $(PUBLIC) $(BROWSER) $(AOT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 	  .benchmarks
 	find autopar benchmarks examples requirements tests -name __pycache__ -type d -prune -exec rm -rf {} +

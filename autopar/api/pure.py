@@ -207,9 +207,10 @@ class PureFunction:
     def _one_stage(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
         """The plan of one stage.
 
-        "auto" takes one microbatch and computes nothing anew. Where no plan fits the memory then, it takes the fewest
-        of 2, 4.. microbatches with which one does; where none does, it computes as little anew as it must. Where state
-        may lie in host memory, the ways up to the first that needs none are compared, and the fastest is taken.
+        "auto" takes one microbatch and computes nothing anew where that fits without the limit having a part in it.
+        Else 2, 4.. microbatches are tried too, up to the first of which that is true, and the fastest is taken: within
+        a limit one microbatch may have to be sharded in a dear way. Where none fits, as little is computed anew as
+        must be. Where state may lie in host memory, the ways up to the first that needs none are compared.
         """
         asked, remat = self.options.num_microbatches, self.options.remat or "none"
         first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
@@ -221,18 +222,21 @@ class PureFunction:
             ways += [(count, level) for level in LEVELS[1:] for count in counts] if remat == "auto" else []
             found = attempts.fastest(ways, lambda f: not f[1].stages[0].host_bytes, lambda f: f[1].step_time)
         else:
-            found = attempts.first(ways)
+            found = attempts.fastest(ways, lambda f: not f[1].content.tight, lambda f: f[1].step_time)
         if (
             found is None
             and self.options.offload == "none"
             and remat == "auto"
             and (possible := attempts.possible(counts))
         ):
-            # Where the way that holds least does not fit, none of those between needs to be tried.
+            # Where the way that holds least does not fit, few of those between need to be tried: in one microbatch
+            # nothing is added up beside it.
             found = attempts.first([(possible[-1], "full")])
             if found is not None:
                 between = [(count, level) for level in LEVELS[1:] for count in possible]
                 found = attempts.first(between[:-1]) or found
+            elif len(possible) > 1:
+                found = attempts.first([(possible[0], level) for level in LEVELS[1:]])
         if found is None:
             raise attempts.error()
         return found

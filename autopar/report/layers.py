@@ -120,7 +120,7 @@ def why(c: PlanContent) -> str:
     elif c.search.considered:
         said.append("No other option was possible." if failed else "There was one option.")
     if failed and others:
-        said.append(f"{failed} had no plan that fits or were left out.")
+        said.append(f"{failed} had no plan that fits or {'was' if failed == 1 else 'were'} left out.")
     if c.search.lower_bound is not None and c.search.objective > 0:
         gap = max(0.0, 1 - c.search.lower_bound / c.search.objective)
         said.append(

@@ -33,7 +33,7 @@ def timeline_svg(timeline: Timeline) -> str:
     row = max(7.0, min(22.0, 900.0 / max(1, workers)))
     top, step = 24.0, float(timeline.step_time)
     scale = _WIDTH / step if step else 0.0
-    kinds = [k for k in _COLORS if any(e.kind == k for e in timeline.events) and k != "send"]
+    kinds = [k for k in _COLORS if any(e.kind == k and e.end_s > e.start_s for e in timeline.events) and k != "send"]
     parts = [_open(_LEFT + _WIDTH + _RIGHT, top + workers * row + 22, timeline.summary())]
     parts += _legend([(k, _COLORS[k]) for k in kinds])
     parts.append(f'<rect class="bg" x="{_LEFT:g}" y="{top:g}" width="{_WIDTH:g}" height="{workers * row:.1f}"/>')

@@ -207,7 +207,8 @@ def test_what_was_measured_is_planned_with(tmp_path: Path, transport: str, worke
             assert {s.workers for s in some} == pairs and len(some) == len(pairs)
     assert {s.how for s in found.links} == ({"bounce", "fan", "chain"} if workers > 2 else {"bounce", "chain"})
     assert all(len(s.seconds) == LEAST.repeats and min(s.seconds) > 0 for s in found.links)
-    assert {s.what for s in found.samples} == {"call", "chain", "product", "copy", "collective"}
+    kinds = {"convolution", "reorder", "reduction", "function", "first touch"}
+    assert {s.what for s in found.samples} == kinds | {"call", "chain", "product", "copy", "collective"}
     crew = cluster.crews[-1]
     assert isinstance(crew, FragileCrew)
     assert all((h._link.transfers is not None) == (transport == "direct") for h in crew._hosts)

@@ -77,7 +77,7 @@ def pipeline_of(
         update = Work("update", s)
         works.append(WorkSpec(update, (f"state@{s}", f"gradients@{s}")))
         seconds[Work("forward", s)] = times.get("forward", 0.0) / count
-        seconds[update] = times.get("update", 0.0)
+        seconds[update] = times.get("update", 0.0) + _late_s(graph, p, table, parts, cluster)
     for p in sliced.parts:
         _add_transfers(transfers, p, table, bytes_of, parts, cluster)
     return Dataflow(tuple(works), tuple(values.values())), Durations(seconds, transfers, host_s=host_s)
@@ -134,6 +134,18 @@ def _add_transfers(
                 if source != target:
                     seconds = transfer_s(cluster, bytes_of[r.name], parts[r.source], parts[p.stage])
                     transfers[r.name, source, target] = seconds
+
+
+def _late_s(graph: Graph, p: StageParts, table: Table, parts: Sequence[PlanContent], cluster: Cluster) -> float:
+    """Seconds in which stage ``p`` gets what others send it after the loop, as if nothing overlapped with it.
+
+    These are gradients made on another stage than the parameter's, terms of tied parameters, and global norms.
+    """
+    return sum(
+        transfer_s(cluster, float(graph.types[r.name].nbytes), parts[r.source], parts[p.stage])
+        for r in p.received_late
+        if not set(table.workers_of_stage(r.source)) & set(table.workers_of_stage(p.stage))
+    )
 
 
 def transfer_s(cluster: Cluster, nbytes: float, source: PlanContent, target: PlanContent) -> float:

@@ -1,0 +1,197 @@
+"""Pages in a browser: Chromium where it is installed, and its engine where the extra `browser` is (make test-browser).
+
+The engine runs in a process of its own, so that its crash is a test that fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from autopar.plan import Plan
+from autopar.report.page import pair_page, plan_page
+from autopar.simulate import simulate
+from tests.cli.conftest import ROOT
+from tests.report.large import large_plan
+from tests.report.plans import make_plan
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ENGINE = find_spec("PyQt6") is not None and find_spec("PyQt6.QtWebEngineCore") is not None
+needs_engine = pytest.mark.skipif(not ENGINE, reason="the extra `browser` is not installed (make test-browser)")
+
+WIDTH = 1280
+# No display, no sandbox (which wants rights that containers lack), no device to draw with.
+FLAGS = {"QT_QPA_PLATFORM": "offscreen", "QTWEBENGINE_CHROMIUM_FLAGS": "--no-sandbox --disable-gpu"}
+STAGES, LAYERS = 64, 96
+
+# For each timeline on the page: its strokes by kind, and how many events have their middle on one of their kind.
+LOOK = """
+(() => {
+  const events = %s, kinds = {forward: "s0", backward: "s2"};
+  const pictures = [...document.querySelectorAll("svg.picture")];
+  const timelines = pictures.filter(p => p.querySelector("path"));
+  return {
+    scroll: document.documentElement.scrollWidth,
+    heights: pictures.map(p => p.getBoundingClientRect().height),
+    text: Math.min(...pictures.map(p => 11 * p.getBoundingClientRect().width / p.viewBox.baseVal.width)),
+    split: [...document.querySelectorAll("td.n, th")].filter(
+      c => c.checkVisibility() && c.getClientRects().length && c.scrollWidth > c.clientWidth + 1).length,
+    bars: timelines.map(p => Object.values(kinds).map(k => p.querySelector("." + k).getAttribute("d").split("h").length - 1)),
+    hits: timelines.map((p, n) => {
+      const box = p.querySelector("rect.bg").getBBox(), point = p.createSVGPoint();
+      return events[n].list.filter(([kind, worker, at]) => {
+        point.x = box.x + at * box.width;
+        point.y = box.y + (worker + 0.5) * box.height / events[n].workers;
+        const path = p.querySelector("." + kinds[kind]);
+        return getComputedStyle(path).stroke.startsWith("rgb(") && path.isPointInStroke(point);
+      }).length;
+    }),
+  };
+})()
+"""  # noqa: E501
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the engine says of a page.
+
+    Args:
+        loaded: whether all of it was.
+        requests: addresses that it asked for.
+        console: what scripts and the engine said.
+        colors: share of the pixels by color.
+        value: of the script.
+    """
+
+    loaded: bool
+    requests: list[str]
+    console: list[str]
+    colors: dict[str, float]
+    value: dict[str, object]
+
+
+def look(source: str, folder: Path, script: str = "document.documentElement.scrollWidth") -> Seen:
+    """A page in the engine, in a process of its own."""
+    page = folder / "page.html"
+    page.write_text(source, encoding="utf-8")
+    command = [sys.executable, str(ROOT / "tests/report/browser.py"), str(page), str(folder / "page.png"), str(WIDTH)]
+    done = subprocess.run(
+        command, input=script, env={**os.environ, **FLAGS}, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, f"the browser ended with {done.returncode}: {done.stderr[-2000:]}"
+    return Seen(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def events(*plans: Plan, every: int = 1) -> str:
+    """The middles of forwards and backwards of each plan, as shares of its step; of many each so many-th."""
+    found = []
+    for plan in plans:
+        timeline = simulate(plan)
+        works = [e for e in timeline.events if e.kind in ("forward", "backward")]
+        middles = [[e.kind, e.worker, float((e.start_s + e.end_s) / 2) / timeline.step_time] for e in works[::every]]
+        found.append({"workers": timeline.num_workers, "list": middles})
+    return LOOK % json.dumps(found)
+
+
+def whole(seen: Seen, source: str, folder: Path) -> None:
+    """What holds of every page."""
+    assert seen.loaded
+    assert len(source.encode()) < 10**6
+    assert [r.rpartition("/")[2] for r in seen.requests] == ["page.html"]
+    assert seen.console == []
+    assert seen.value["scroll"] <= WIDTH, "it runs over the side"
+    assert seen.value["text"] >= 8, "texts of pictures are too small to be read"
+    assert seen.value["split"] == 0, "figures or titles of columns are cut"
+    assert (folder / "page.png").stat().st_size > 10_000
+    assert max(seen.colors.values()) < 0.9 and len(seen.colors) > 20, "the picture is blank"
+    for color in ("#2f6fb3", "#3d9a50"):  # forward and backward
+        assert seen.colors.get(color, 0) > 0.01, f"nothing is painted in {color}"
+
+
+@needs_engine
+def test_64_stages_and_96_layers(tmp_path: Path) -> None:
+    plan = large_plan(STAGES, LAYERS, microbatches=48)
+    source = plan_page(plan)
+    seen = look(source, tmp_path, events(plan, every=8))
+    whole(seen, source, tmp_path)
+    assert seen.value["hits"] == [2 * STAGES * 48 // 8]
+    heights = seen.value["heights"]
+    assert len(heights) == 4 and min(heights) > 300  # 64 rows each, or 16 lines of nodes
+
+
+@needs_engine
+def test_every_instruction_has_a_bar(tmp_path: Path) -> None:
+    """With few microbatches none is too narrow to be told from the next."""
+    plan = large_plan(STAGES, LAYERS, microbatches=8)
+    source = plan_page(plan)
+    seen = look(source, tmp_path, events(plan))
+    whole(seen, source, tmp_path)
+    assert seen.value["bars"] == [[STAGES * 8, STAGES * 8]]
+    assert seen.value["hits"] == [2 * STAGES * 8]
+
+
+@needs_engine
+def test_two_plans_side_by_side(tmp_path: Path) -> None:
+    plans = large_plan(STAGES, LAYERS, microbatches=16), large_plan(32, LAYERS, microbatches=16)
+    source = pair_page(*plans, ("a.json", "b.json"))
+    seen = look(source, tmp_path, events(*plans, every=4))
+    whole(seen, source, tmp_path)
+    assert seen.value["hits"] == [2 * STAGES * 4, 2 * 32 * 4]
+
+
+@needs_engine
+def test_one_stage(tmp_path: Path) -> None:
+    source = plan_page(make_plan(num_inputs=50, num_operators=50, path="state['blocks'][{}]" + "['kernel']" * 15))
+    seen = look(source, tmp_path)
+    assert seen.loaded and seen.console == [] and len(seen.requests) == 1
+    assert seen.value <= WIDTH
+    assert seen.colors.get("#2f6fb3", 0) > 0
+
+
+@needs_engine
+def test_the_browser_sees_what_is_wrong(tmp_path: Path) -> None:
+    """A page that asks for others, whose script fails and that is too wide is told from one that is right."""
+    seen = look(
+        "<!DOCTYPE html><title>x</title><img src='http://example.invalid/a.png'><div style='width:3000px'>"
+        "wide</div><script>missing()</script>",
+        tmp_path,
+    )
+    assert "http://example.invalid/a.png" in seen.requests
+    assert any("missing is not defined" in said for said in seen.console)
+    assert seen.value > WIDTH
+    assert max(seen.colors.values()) > 0.9, "almost nothing is painted"
+
+
+@needs_engine
+def test_a_crash_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qt aborts where it has no such platform."""
+    monkeypatch.setitem(FLAGS, "QT_QPA_PLATFORM", "none-of-that-name")
+    with pytest.raises(AssertionError, match="the browser ended with -6"):
+        look("<p>x</p>", tmp_path)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_in_chromium(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    script = "<script>document.title=[...document.querySelectorAll('svg.picture')].map(s=>Math.round(s.getBoundingClientRect().height)).join()+';'+document.documentElement.scrollWidth</script>"  # noqa: E501
+    source = plan_page(large_plan(STAGES, LAYERS, microbatches=8))
+    page.write_text(source.replace("</body>", script + "</body>"), encoding="utf-8")
+    done = subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900",
+         f"--user-data-dir={tmp_path}", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    title = re.search(r"<title>([\d,]+);(\d+)</title>", done.stdout)
+    assert title is not None, done.stderr[-2000:]
+    heights = [int(h) for h in title.group(1).split(",")]
+    assert len(heights) == 4 and min(heights) > 300  # 64 rows each, or 16 lines of nodes
+    assert int(title.group(2)) <= WIDTH  # nothing runs over the side

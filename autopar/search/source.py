@@ -19,7 +19,7 @@ class Sliced:
     Args:
         map: stages of all operators.
         parts: what each stage takes, computes and gives.
-        graphs: each stage as a graph of its own.
+        graphs: each stage as a graph of its own; they may be made when they are first asked for.
         origins: by stage, for operators of its graph (with the ids of the loop before those of the loop's body) the id
             of the operator of the step.
         alike: for each stage the first whose graph is the same but for the names of inputs and outputs; empty where
@@ -28,8 +28,8 @@ class Sliced:
 
     map: StageMap
     parts: tuple[StageParts, ...]
-    graphs: tuple[Graph, ...]
-    origins: tuple[Mapping[str, str], ...]
+    graphs: Sequence[Graph]
+    origins: Sequence[Mapping[str, str]]
     alike: tuple[int, ...] = ()
 
 

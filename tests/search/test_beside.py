@@ -18,7 +18,7 @@ import autopar
 from autopar import Cluster, InfeasiblePlanError
 from autopar.cost import CostModel
 from autopar.search import alpa
-from autopar.search.beside import ALONE, Beside, Process, beginning
+from autopar.search.beside import ALONE, Beside, Process, Promise, beginning
 from autopar.search.beside.process import Refused
 from autopar.search.inter.pipeline import may_be_planned_beside
 from autopar.sharding import register_rule, unregister_rule
@@ -89,6 +89,21 @@ def test_this_process_begins_with_the_first_and_the_other_with_the_last() -> Non
     wait_for(third)
     assert first.result() == ("there", 0) and third.result() == ("there", 2)
     assert slow.calls == [(0,), (2,)]
+    made.close()
+
+
+def test_who_waits_for_the_other_process_does_something_else_meanwhile() -> None:
+    slow = Slow()
+    made = Beside(slow)
+    first = made.promise(here, 0)
+    assert slow.begun.wait(60)
+    second, third = made.promise(here, 1), made.promise(math.sqrt, -1.0)
+    threading.Timer(0.2, slow.go.set).start()
+    assert first.result() == ("there", 0)
+    assert slow.calls == [(0,)]  # the others were made here while it waited
+    assert second.outcome == ("here", 1) == second.result()
+    with pytest.raises(ValueError, match="math domain error"):
+        third.result()
     made.close()
 
 
@@ -187,6 +202,8 @@ def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPat
     assert not calls
     monkeypatch.setattr(pipelines, "WORTHWHILE", 0)
     monkeypatch.setattr(pipelines, "beginning", lambda worthwhile: Process.start() if worthwhile else None)
+    result = Promise.result
+    monkeypatch.setattr(Promise, "result", lambda self: (self.done.wait(60), result(self))[1])  # the other makes all
     assert planned() == alone
     assert alpa in calls and len(calls) > 1
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar, overload
 
 from autopar.ir import Graph
 from autopar.ir.phases import LOOP
@@ -18,6 +19,7 @@ from autopar.stages import StageMap, StageParts, assign, stage_parts
 from autopar.stages.kinds import KindTable, StageKind, first_of_kind
 from autopar.stages.layers import Layers
 
+Item = TypeVar("Item")
 _Members = tuple[tuple[str, ...], ...]
 
 
@@ -35,6 +37,36 @@ class _Cut:
         if stage not in self.kinds:
             self.kinds[stage] = self.table.kind(self.parts[stage])
         return self.kinds[stage]
+
+
+class _OnDemand(Sequence[Item]):
+    """Items that are made when they are first asked for.
+
+    Args:
+        size: number of them.
+        make: one, from its number.
+    """
+
+    def __init__(self, size: int, make: Callable[[int], Item]) -> None:
+        self._size, self._make = size, make
+        self._made: dict[int, Item] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, at: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Item]: ...
+
+    def __getitem__(self, at: int | slice) -> Item | Sequence[Item]:
+        found = range(self._size)[at]
+        if isinstance(found, range):
+            return tuple(self[n] for n in found)
+        if found not in self._made:
+            self._made[found] = self._make(found)
+        return self._made[found]
 
 
 @dataclass(eq=False)
@@ -58,12 +90,16 @@ class TracedStages:
         return self.counts[count]
 
     def slice(self, count: int, members: Sequence[Sequence[str]]) -> Sliced:
-        """The step cut into stages. Of stages that are alike one is traced; the others are it under other names."""
+        """The step cut into stages, each made when it is asked for.
+
+        Of stages that are alike one is traced; the others are it under other names.
+        """
         cut = self._cut(count, members)
         stages = range(len(cut.parts))
         kinds = [cut.kind(s) for s in stages]
-        found = [self._planned(count, cut, s, Recomputation("none", ())) for s in stages]
-        return Sliced(cut.map, cut.parts, tuple(g for g, _ in found), tuple(o for _, o in found), first_of_kind(kinds))
+        found = _OnDemand(len(stages), lambda s: self._planned(count, cut, s, Recomputation("none", ())))
+        graphs = _OnDemand(len(stages), lambda s: found[s][0])
+        return Sliced(cut.map, cut.parts, graphs, _OnDemand(len(stages), lambda s: found[s][1]), first_of_kind(kinds))
 
     def piece(self, count: int, members: Sequence[Sequence[str]], stage: int) -> Sliced:
         """One stage of the step cut into stages; the others are not traced."""

@@ -19,14 +19,16 @@ class Promise(Generic[Answer]):
 
     Args:
         function, args: the call. It has no effect but its answer, and may raise.
+        others: promises that nobody may have taken yet.
         guard: held while who makes the call is decided.
         taken: whether somebody makes it.
-        done: set when the other process has answered.
-        outcome: what it answered: the function's answer, or an exception to raise; `Refused` where it has none.
+        done: set when there is an outcome.
+        outcome: the function's answer, or an exception to raise; `Refused` where it has none.
     """
 
     function: Callable[..., Answer]
     args: tuple[Any, ...]
+    others: deque[Promise[Any]]
     guard: threading.Lock = field(default_factory=threading.Lock)
     taken: bool = False
     done: threading.Event = field(default_factory=threading.Event)
@@ -39,16 +41,34 @@ class Promise(Generic[Answer]):
         return first
 
     def result(self) -> Answer:
-        """The answer; the call is made here unless the other process has begun it. Raises what the call raises."""
+        """The answer, or what the call raises. It is made here unless the other process has begun it.
+
+        While that has not ended, calls of other promises are made here.
+        """
         if self.take():
-            return self.function(*self.args)
-        self.done.wait()
+            self.make()
+        while not self.done.is_set():
+            try:
+                other = self.others.popleft()
+            except IndexError:
+                self.done.wait()
+            else:
+                if other.take():
+                    other.make()
         if isinstance(self.outcome, Refused):
-            return self.function(*self.args)
-        if isinstance(self.outcome, BaseException):
+            self.make()
+        if isinstance(self.outcome, Exception):
             raise self.outcome
         answer: Answer = self.outcome
         return answer
+
+    def make(self) -> None:
+        """Makes the call here."""
+        try:
+            self.outcome = self.function(*self.args)
+        except Exception as error:
+            self.outcome = error
+        self.done.set()
 
 
 @dataclass(eq=False)
@@ -73,7 +93,7 @@ class Beside:
             function: of a module of autopar, without effects.
             args: what it is called with; they can be pickled.
         """
-        made = Promise(function, args)
+        made = Promise(function, args, self.open)
         if self.process is not None:
             if self.thread is None:
                 self.thread = threading.Thread(target=self._serve, args=(self.process,), daemon=True)

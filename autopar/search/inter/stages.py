@@ -49,6 +49,10 @@ class Chosen:
     layers: tuple[tuple[str, ...], ...]
     table: Table
 
+    def first(self, stage: int) -> int:
+        """The first stage that is like a stage but for names."""
+        return self.sliced.alike[stage] if self.sliced.alike else stage
+
     def recomputation(self, stage: int, level: Level) -> Recomputation:
         """What ``level`` means for a stage: its layers, cut where the stage is cut."""
         own = set(self.members[stage])
@@ -108,14 +112,15 @@ def promise_stages(chosen: Chosen, order: Sequence[int], homes: Sequence[tuple[i
     if shared.beside.process is None:
         return
     level = levels_of(chosen.problem)[0]
-    first: dict[tuple[object, ...], Problem] = {}
-    for stage in order:
+    kinds = {(chosen.first(stage), homes[stage][1]) for stage in order}
+    seen: set[tuple[object, ...]] = set()
+    for stage in order if len(kinds) > 1 else ():
         with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
             stated = _stated(chosen, stage, homes[stage], level, _first_shape(chosen, stage, homes[stage], shared))
-            first.setdefault((stated.kind, stated.problem.cluster.to_json()), stated.problem)
-    if len(first) > 1:
-        for problem in first.values():
-            shared.promise(problem)
+            kind = (stated.kind, stated.problem.cluster.to_json())
+            if kind not in seen:
+                seen.add(kind)
+                shared.promise(stated.problem)
 
 
 def _first_shape(chosen: Chosen, stage: int, home: tuple[int, int], shared: SharedPlans) -> tuple[int, ...] | None:
@@ -271,9 +276,8 @@ def _stated(
         enough_s=enough_s,
         remat="none",
     )
-    first = chosen.sliced.alike[stage] if chosen.sliced.alike else stage
     at = {id: n for n, id in enumerate(chosen.members[stage])}
-    kind = (first, level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
+    kind = (chosen.first(stage), level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
     stated = replace(problem, graph=graph, cluster=part, cost_model=CostModel(part), options=options, source=None)
     return _Stated(stated, kind, tuple(layer[-1] for layer in again.layers[:-1]), waiting, whole)
 

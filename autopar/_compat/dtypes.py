@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 _PREFIXES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
 
 
+@lru_cache(maxsize=128)  # a graph asks tens of thousands of times for the same few, and numpy puts names together anew
 def dtype_name(dtype: Any) -> str:
     """``f32`` for float32, ``key<fry>`` for threefry keys."""
     text = str(dtype) if not isinstance(dtype, type) else str(np.dtype(dtype))

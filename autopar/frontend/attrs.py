@@ -32,7 +32,7 @@ def _plain(value: Any) -> Attr:
     if isinstance(value, tuple | list):
         return tuple(_plain(v) for v in value)
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
-        return dtype_name(value)
+        return dtype_name(np.dtype(value))
     if isinstance(value, ClosedJaxpr | Jaxpr) or callable(value):
         raise _NotPlainError
     if isinstance(value, np.ndarray | np.generic | jax.Array) and value.size == 1:

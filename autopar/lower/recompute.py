@@ -76,10 +76,18 @@ def for_copies(decisions: Mapping[str, _T], copies: Mapping[str, str]) -> Mappin
         decisions: by id of an operator, behind the ids of enclosing operators and regions.
         copies: from `recomputed_bound`.
     """
+    if not copies:
+        return decisions
     originals = set(copies.values())
     inside: dict[str, list[str]] = {}
     for key in decisions:
-        head = next((key[:n] for n, c in enumerate(key) if c == "/" and key[:n] in originals), key)
+        head = key
+        end = key.find("/")
+        while end >= 0:
+            if key[:end] in originals:
+                head = key[:end]
+                break
+            end = key.find("/", end + 1)
         inside.setdefault(head, []).append(key)
     extended = dict(decisions)
     for new, old in copies.items():

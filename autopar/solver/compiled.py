@@ -70,6 +70,18 @@ def _least_differences(costs: Array, add_to: Array) -> None:
             add_to[k, i] += least
 
 
+def _is_no_sum(costs: Array, noise: float) -> bool:
+    rows, columns = costs.shape
+    if min(rows, columns) < 2:
+        return False
+    most = -np.inf
+    for i in range(rows):
+        for j in range(columns):
+            most = max(most, abs(costs[i, j]))
+    corner = costs[0, 0] + costs[rows - 1, columns - 1] - costs[0, columns - 1] - costs[rows - 1, 0]
+    return bool(np.isinf(most) or abs(corner) > 4 * noise * most)
+
+
 def _least_differences_numpy(costs: Array, add_to: Array) -> None:
     with np.errstate(invalid="ignore"):
         add_to += np.fmin.reduce(costs[:, None, :] - costs[None, :, :], axis=2)
@@ -87,3 +99,6 @@ least_of_rows: Callable[[Array, Array, Array, NDArray[np.int64]], None] = (
 least_differences: Callable[[Array, Array], None] = (
     compiled(_least_differences) if COMPILED else _least_differences_numpy
 )
+
+#: Whether a matrix has inf, or its corners show that it is no row term plus column term; None without numba.
+is_no_sum: Callable[[Array, float], bool] | None = compiled(_is_no_sum) if COMPILED else None

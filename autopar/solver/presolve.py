@@ -32,7 +32,7 @@ import numpy as np
 
 from autopar.solver.evaluate import maximal_times, within
 from autopar.solver.problem import Array, ChoiceProblem
-from autopar.solver.workspace import Removed, Workspace, fold_constants
+from autopar.solver.workspace import NOISE, Removed, Workspace, fold_constants
 
 _MANY = 500  # nodes from which on compiled loops pay
 _ROUNDS = 20  # dominance is tried again this often on what changed; in practice two or three do
@@ -93,6 +93,7 @@ def reduce_problem(problem: ChoiceProblem, times: Sequence[int] | None = None) -
         # It loads numba, where that is installed, which takes longer than small problems do.
         compiled = import_module("autopar.solver.compiled")
         space.add_differences = compiled.least_differences if compiled.COMPILED else None
+        space.is_no_sum = compiled.is_no_sum
     _run(space)
     if space.infeasible:
         return Reduction(None, 0.0, (), (), (), len(problem.nodes))
@@ -169,7 +170,10 @@ def _fold_edges(space: Workspace, nodes: Sequence[int], changed: set[int]) -> No
         for u in sorted(space.fresh[v]):
             space.fresh[v].discard(u)
             space.fresh[u].discard(v)
-            terms = fold_constants(space.edges[v][u])
+            costs = space.edges[v][u]
+            if space.is_no_sum is not None and space.is_no_sum(costs, NOISE):
+                continue
+            terms = fold_constants(costs)
             if terms is not None:
                 space.costs[v] = space.costs[v] + terms[0]
                 space.costs[u] = space.costs[u] + terms[1]

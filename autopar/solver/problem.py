@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,11 @@ class Edge:
         if costs.ndim != 2:
             raise ProblemError(f"edge {self.source}-{self.target} has costs of shape {costs.shape}, not a matrix")
         _check_costs(costs, f"edge {self.source}-{self.target}")
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether no pair is forbidden."""
+        return math.isfinite(self.costs.max(initial=0.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from autopar.solver.problem import Array, ChoiceProblem, Edge, Node, Usage
 
 Indices = NDArray[np.int64]
 
-_NOISE = 1e-15  # of the largest cost
+#: Part of the largest cost below which a difference is rounding.
+NOISE = 1e-15
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,7 @@ class Workspace:
         fresh: by node the neighbours to which the matrix is new since folding last looked.
         doubt: by node the neighbours to which the matrix may have inf.
         unsure: nodes whose own costs may have inf.
-        add_differences: `autopar.solver.compiled.least_differences`; None where that is not worth loading.
+        add_differences, is_no_sum: see `autopar.solver.compiled`; None where that is not worth loading.
     """
 
     costs: list[Array]
@@ -75,17 +76,22 @@ class Workspace:
     doubt: list[set[int]] = field(default_factory=list)
     unsure: set[int] = field(default_factory=set)
     add_differences: Callable[[Array, Array], None] | None = None
+    is_no_sum: Callable[[Array, float], bool] | None = None
 
     @staticmethod
     def of(problem: ChoiceProblem, times: Sequence[int]) -> Workspace:
         """The problem with parallel edges added up and one memory row for each of ``times`` (sorted)."""
         size = len(problem.nodes)
         edges: list[dict[int, Array]] = [{} for _ in range(size)]
+        doubt: list[set[int]] = [set() for _ in range(size)]
         for edge in problem.edges:
             u, v = edge.source, edge.target
             known = edges[u].get(v)
             total = edge.costs if known is None else known + edge.costs
             edges[u][v], edges[v][u] = total, total.T
+            if not edge.finite:
+                doubt[u].add(v)
+                doubt[v].add(u)
         held: list[list[tuple[int, int, Array]]] = [[] for _ in range(size)]
         moments = np.asarray(times, dtype=np.int64)
         for usage in problem.usages:
@@ -96,12 +102,7 @@ class Workspace:
         costs = [node.costs for node in problem.nodes]
         space = Workspace(costs, [np.arange(c.size) for c in costs], edges, usages, [True] * size)
         space.fresh = [set(around) for around in edges]
-        space.doubt = [set() for _ in range(size)]
-        for v, around in enumerate(edges):
-            for u, table in around.items():
-                if v < u and not math.isfinite(table.max()):
-                    space.doubt[v].add(u)
-                    space.doubt[u].add(v)
+        space.doubt = doubt
         space.unsure = {v for v, own in enumerate(costs) if own.size and not math.isfinite(own.max())}
         return space
 
@@ -171,10 +172,10 @@ def fold_constants(costs: Array) -> tuple[Array, Array] | None:
         return None
     # One corner rejects most matrices; differences of a few roundings come from earlier sums and are no interaction.
     corner = costs[0, 0] + costs[-1, -1] - costs[0, -1] - costs[-1, 0] if min(costs.shape) > 1 else 0.0
-    if abs(corner) > 4 * _NOISE * most:
+    if abs(corner) > 4 * NOISE * most:
         return None
     rows, columns = costs[:, 0], costs[0] - costs[0, 0]
     rest = costs - rows[:, None]
     rest -= columns
     np.abs(rest, out=rest)
-    return None if rest.max() > _NOISE * most else (rows, columns)
+    return None if rest.max() > NOISE * most else (rows, columns)

@@ -16,6 +16,9 @@ from autopar.search.problem import Problem
 LARGE_NODES = 16
 MOST_STAGES = 64
 
+#: Operators of a model up to which it is small.
+SMALL = 300
+
 #: Microbatches a stage of a large cluster: the bubble of 1F1B is then about an eighth.
 A_STAGE = 8
 
@@ -45,12 +48,16 @@ def loops_over_layers(graph: Graph) -> int:
 
 
 def microbatch_counts(problem: Problem) -> list[int]:
-    """Numbers of microbatches worth trying: powers of two that divide the batch, a few times the stages."""
+    """Numbers of microbatches worth trying: powers of two that divide the batch, a few times the stages.
+
+    Of small models, which are planned in no time, fewer as well: they may be bound by the latency of links.
+    """
     size = batch_size(problem.graph) or 1
     stages = problem.options.num_stages or 2
     counts = [n for k in range(size.bit_length()) if size % (n := 2**k) == 0]
     fitting = [n for n in counts if 2 * stages <= n <= 8 * stages] or counts[-1:]
-    return sorted({fitting[0], fitting[-1]})
+    few = [n for n in counts if n <= fitting[-1]] if len(problem.graph.operators) < SMALL else []
+    return sorted({fitting[0], fitting[-1], *few})
 
 
 def most_microbatches(problem: Problem, limit: int) -> int:

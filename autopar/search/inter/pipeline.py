@@ -30,7 +30,7 @@ from autopar.search.clock import Clock
 from autopar.search.inter.bound import work_bound_s
 from autopar.search.inter.costs import LayerPrices, stage_costs
 from autopar.search.inter.counts import ways
-from autopar.search.inter.dp import slice_layers
+from autopar.search.inter.dp import Slicing, slice_layers
 from autopar.search.inter.even import even_stages
 from autopar.search.inter.memory import limit_of_each, most_bytes
 from autopar.search.inter.record import pipeline_of, step_record
@@ -58,6 +58,12 @@ NEAR_BEST = 1.25
 
 #: Times the memory that layers as they are priced may take, until some slicing of them does.
 EXCESSES = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0, math.inf)
+
+#: Likewise times less, where none of these slicings was found to fit.
+SHORTAGES = (0.5, 0.6, 0.7, 0.8, 0.9)
+
+#: Slicings that are planned then.
+_MORE = 8
 
 #: Limits for a stage that shares its worker with others before it is given up that they fit together.
 _TRIES = 5
@@ -112,13 +118,18 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
     clock = Clock()
     plans: list[Plan] = []
     failures: list[InfeasiblePlanError] = []
-    for fewest in (lambda stages: _fewest(problem, stages), None):  # where whole blocks do not fit, parts of them may
+    tried: set[Candidate] = set()
+    # Where whole blocks do not fit, parts of them may; and where these do not, other slicings of a small model.
+    ways_to_slice = [(lambda stages: _fewest(problem, stages), False), (None, False), (None, True)]
+    for fewest, every in ways_to_slice if len(problem.graph.operators) < WORTHWHILE else ways_to_slice[:2]:
         with clock.phase("slice"):
             candidates = sorted(
-                _candidates(problem, source, fewest, beside), key=lambda c: (c.estimate_s, c.count, len(c.members))
+                _candidates(problem, source, fewest, beside, every),
+                key=lambda c: (c.estimate_s, c.count, len(c.members)),
             )
-        near = [c for c in candidates if c.estimate_s <= NEAR_BEST * candidates[0].estimate_s]
-        for candidate in near[:3]:
+        near = [c for c in candidates if c.estimate_s <= NEAR_BEST * candidates[0].estimate_s][:3]
+        for candidate in [c for c in candidates if c not in tried][:_MORE] if every else near:
+            tried.add(candidate)
             try:
                 with clock.phase("stages"):
                     plans.append(plan_candidate(problem, source, candidate, intra, beside))
@@ -186,9 +197,12 @@ def schedule_of(problem: Problem) -> Schedule:
 
 
 def _candidates(
-    problem: Problem, source: StageSource, fewest: Callable[[int], int] | None, beside: Beside
+    problem: Problem, source: StageSource, fewest: Callable[[int], int] | None, beside: Beside, every: bool
 ) -> Iterable[Candidate]:
-    """Ways to cut the step; ``fewest`` says from how many blocks on they are the layers, None that they never are."""
+    """Ways to cut the step; ``fewest`` says from how many blocks on they are the layers, None that they never are.
+
+    With ``every`` those too that are the best in more or less memory than there is.
+    """
     schedule = schedule_of(problem)
     asked = problem.options.num_microbatches
     for count, stage_counts in ways(problem, schedule):
@@ -217,7 +231,7 @@ def _candidates(
             elif schedule.chunks == 1:
                 if layers not in known:
                     known[layers] = LayerPrices(problem, source, count, layers, beside)
-                yield from _sliced(known[layers], stages)
+                yield from _sliced(known[layers], stages, every)
 
 
 def _fewest(problem: Problem, stages: int) -> int:
@@ -239,8 +253,8 @@ def _even(problem: Problem, layers: Layers, stages: int, schedule: Schedule, cou
     return Candidate(count, merged, homes, float(sum(layers.flops)), layers.members)
 
 
-def _sliced(prices: LayerPrices, stages: int) -> Iterable[Candidate]:
-    """The answer of the dynamic program for a number of stages."""
+def _sliced(prices: LayerPrices, stages: int, every: bool) -> Iterable[Candidate]:
+    """The answer of the dynamic program for a number of stages, or ``every`` one that it has for some memory."""
     problem, layers, count = prices.problem, prices.layers, prices.count
     # Of layers that are alike none wants more than its share of the devices.
     kinds = worthwhile(problem.cluster, stages, 1 if len(set(layers.alike)) * 2 <= len(layers.members) else 2)
@@ -254,16 +268,19 @@ def _sliced(prices: LayerPrices, stages: int) -> Iterable[Candidate]:
     limits = [asked or g.device.memory_bytes for g in problem.cluster.groups]
     # What stages need is known after they are planned: under a limit they are sharded more than the layers here, which
     # were without one. The less of the limit they exceed, the more likely they fit then.
-    found = None
-    for excess in EXCESSES:
-        if found is None:
+    answers: dict[tuple[object, ...], Slicing] = {}
+    for excess in (*SHORTAGES, *EXCESSES) if every else EXCESSES:
+        if every or not answers:
             found = slice_layers(costs, devices, count, [limit * excess for limit in limits], stages)
-    if found is None:
-        return
-    members = tuple(tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages)
-    homes = placed(problem.cluster, [kinds[x.kind] for x in found.stages])
-    meshes = tuple(prices.on(kinds[x.kind])[1] for x in found.stages)
-    yield Candidate(count, members, homes, found.objective, layers.members, meshes)
+            if found is not None:
+                answers.setdefault(found.stages, found)
+    for found in answers.values():
+        members = tuple(
+            tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages
+        )
+        homes = placed(problem.cluster, [kinds[x.kind] for x in found.stages])
+        meshes = tuple(prices.on(kinds[x.kind])[1] for x in found.stages)
+        yield Candidate(count, members, homes, found.objective, layers.members, meshes)
 
 
 def plan_candidate(

@@ -5,8 +5,8 @@ several nodes or one stage does not fit. It is not exact where a pipeline is fas
 every number of microbatches nothing is computed anew unless it must be. Where stages are asked for it is not exact for
 reasons that the documentation names ("Exact and not"): slicings are compared by estimates of the dynamic program, which
 knows neither what a cut makes of the backward pass nor how sends overlap, one slicing is planned for each number of
-stages and microbatches, few microbatches are not tried, and a schedule that saves less than 0.5% is not taken. How
-often and how far that is off was measured on 200 problems, and is asserted.
+stages and microbatches if it fits, and a schedule that saves less than 0.5% is not taken. How often and how far that is
+off was measured on 200 problems, and is asserted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from tests.search.joint.cases import case
 
 #: Of 200 cases those that take a second or two, where something fits and the planner was found to be exact.
-QUICK = (4, 17, 25, 29, 45, 49, 53, 70, 77, 79, 84, 87, 89, 98, 111, 122, 132, 48, 52, 143)
+QUICK = (4, 17, 25, 29, 45, 49, 53, 70, 77, 79, 84, 87, 89, 98, 111, 122, 132, 48, 52, 143, 24, 31, 33, 40, 71, 139)
 
 #: Rounding of sums in another order.
 EQUAL = 1e-9
@@ -30,8 +30,8 @@ CASES = 200
 #: Least share in which the planner is exact, and largest ratio, with the number of stages free and with it asked for;
 #: most cases in which it finds nothing where something fits.
 FREE_EXACT, FREE_WORST = 0.9, 1.5
-ASKED_EXACT, ASKED_WORST = 0.45, 2.0
-MISSED = 4
+ASKED_EXACT, ASKED_WORST = 0.55, 1.8
+MISSED = 0
 
 
 @dataclass(frozen=True)

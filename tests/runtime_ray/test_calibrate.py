@@ -22,17 +22,9 @@ from autopar.runtime.measuring import QUICK
 from autopar.runtime.ray import start
 from autopar.runtime.ray.cluster import RayCluster
 from tests.runtime_ray.pipelines import thread_cluster
+from tests.runtime_ray.test_exchange import LEAST as SHORT
 
-LEAST = replace(
-    QUICK,
-    products=(16, 64),
-    copies=(1 << 12, 1 << 14),
-    collectives=(1 << 10, 1 << 14),
-    least_s=1e-5,
-    repeats=2,
-    first_touch=1 << 22,
-    pairs=28,
-)
+LEAST = replace(SHORT, transfers=QUICK.transfers)
 
 
 @pytest.fixture(scope="module")

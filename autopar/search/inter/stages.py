@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -112,15 +113,14 @@ def promise_stages(chosen: Chosen, order: Sequence[int], homes: Sequence[tuple[i
     if shared.beside.process is None:
         return
     level = levels_of(chosen.problem)[0]
-    kinds = {(chosen.first(stage), homes[stage][1]) for stage in order}
-    seen: set[tuple[object, ...]] = set()
-    for stage in order if len(kinds) > 1 else ():
+    starts = chosen.problem.cluster.group_starts
+    first: dict[tuple[object, ...], tuple[int, tuple[int, ...] | None]] = {}
+    for stage in order:
+        (begin, size), shape = homes[stage], _first_shape(chosen, stage, homes[stage], shared)
+        first.setdefault((chosen.first(stage), size, bisect_right(starts, begin), shape), (stage, shape))
+    for stage, shape in first.values() if len(first) > 1 else ():
         with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
-            stated = _stated(chosen, stage, homes[stage], level, _first_shape(chosen, stage, homes[stage], shared))
-            kind = (stated.kind, stated.problem.cluster.to_json())
-            if kind not in seen:
-                seen.add(kind)
-                shared.promise(stated.problem)
+            shared.promise(_stated(chosen, stage, homes[stage], level, shape).problem)
 
 
 def _first_shape(chosen: Chosen, stage: int, home: tuple[int, int], shared: SharedPlans) -> tuple[int, ...] | None:

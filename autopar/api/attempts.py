@@ -16,21 +16,22 @@ class Attempts(Generic[_T]):
     """Remembers what was tried, for the error where nothing fits.
 
     Args:
-        attempt: plans for a number of microbatches and what is held.
+        attempt: plans for a number of microbatches and what is held; it may raise InfeasiblePlanError where that takes
+            so many seconds.
     """
 
-    def __init__(self, attempt: Callable[[int, Level], _T]) -> None:
+    def __init__(self, attempt: Callable[[int, Level, float], _T]) -> None:
         self.attempt = attempt
         self.failures: list[InfeasiblePlanError] = []
         self.impossible: dict[int, MicrobatchError] = {}
 
-    def first(self, ways: Iterable[tuple[int, Level]]) -> _T | None:
-        """What the first of ``ways`` that fits gives; None if none does."""
+    def first(self, ways: Iterable[tuple[int, Level]], enough_s: float = math.inf) -> _T | None:
+        """What the first of ``ways`` that fits gives, and takes less than ``enough_s``; None if none does."""
         for count, level in ways:
             if count in self.impossible:
                 continue
             try:
-                return self.attempt(count, level)
+                return self.attempt(count, level, enough_s)
             except MicrobatchError as error:
                 self.impossible[count] = error
             except InfeasiblePlanError as error:
@@ -55,6 +56,26 @@ class Attempts(Generic[_T]):
                 if last(found):
                     break
         return min(fitting, key=seconds, default=None)
+
+    def fastest_of_growing(
+        self, ways: Iterable[tuple[int, Level]], last: Callable[[_T], bool], seconds: Callable[[_T], float]
+    ) -> _T | None:
+        """The fastest of ``ways`` from the first that fits to the first that is not faster; None if none fits.
+
+        Args:
+            ways: each needs less memory and more time than the one before, but for what the limit costs.
+            last: whether what comes after one that fits need not be tried.
+            seconds: how long one takes.
+        """
+        best: _T | None = None
+        for way in ways:
+            found = self.first([way], math.inf if best is None else seconds(best))
+            if best is not None and (found is None or seconds(found) >= seconds(best)):
+                break
+            best = best if found is None else found
+            if found is not None and last(found):
+                break
+        return best
 
     def possible(self, counts: Sequence[int]) -> list[int]:
         """Those of ``counts`` that were not found to be impossible."""

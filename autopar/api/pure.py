@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +44,15 @@ from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
 from autopar.search.garbage import rare_collections
 from autopar.search.inter.counts import MOST_STAGES, is_large
+
+#: Relative cost of a memory limit below which more microbatches are not tried.
+LITTLE = 0.05
+
+
+def _costs_little(plan: Plan) -> bool:
+    """Whether the memory limit had no part in a plan of one stage, or cost it little."""
+    least = plan.content.search.unlimited_s
+    return not plan.content.tight or (least is not None and plan.search.objective <= (1 + LITTLE) * least)
 
 
 class PureFunction:
@@ -207,9 +217,9 @@ class PureFunction:
     def _one_stage(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
         """The plan of one stage.
 
-        "auto" takes one microbatch and computes nothing anew where that fits without the limit having a part in it.
-        Else 2, 4.. microbatches are tried too, up to the first of which that is true, and the fastest is taken: within
-        a limit one microbatch may have to be sharded in a dear way. Where none fits, as little is computed anew as
+        "auto" takes one microbatch and computes nothing anew where that fits and the limit costs little (`LITTLE`).
+        Else 2, 4.. microbatches are tried too, as long as that is faster: within a limit one microbatch may have to be
+        sharded in a dear way. Where none fits, as little is computed anew as
         must be. Where state may lie in host memory, the ways up to the first that needs none are compared.
         """
         asked, remat = self.options.num_microbatches, self.options.remat or "none"
@@ -222,7 +232,7 @@ class PureFunction:
             ways += [(count, level) for level in LEVELS[1:] for count in counts] if remat == "auto" else []
             found = attempts.fastest(ways, lambda f: not f[1].stages[0].host_bytes, lambda f: f[1].step_time)
         else:
-            found = attempts.fastest(ways, lambda f: not f[1].content.tight, lambda f: f[1].step_time)
+            found = attempts.fastest_of_growing(ways, lambda f: _costs_little(f[1]), lambda f: f[1].step_time)
         if (
             found is None
             and self.options.offload == "none"
@@ -242,11 +252,14 @@ class PureFunction:
         return found
 
     def _one_way(
-        self, signature: CallSignature, limit_bytes: int | None, count: int, level: Level
+        self, signature: CallSignature, limit_bytes: int | None, count: int, level: Level, enough_s: float
     ) -> tuple[Traced, Plan]:
-        """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold."""
+        """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold.
+
+        InfeasiblePlanError where that does not fit, or is found to take ``enough_s`` or more.
+        """
         traced, ends = self._microbatched(signature, count, level)
-        plan = self._search(traced, limit_bytes, count)
+        plan = self._search(traced, limit_bytes, count, enough_s)
         return traced, Plan(plan.content.recomputing(level, ends), plan.phases)
 
     def _pipeline(self, signature: CallSignature, limit_bytes: int | None) -> Plan:
@@ -317,8 +330,11 @@ class PureFunction:
         """Plans on disk, as the environment says when the first plan is made."""
         return plan_cache(os.environ)
 
-    def _search(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int) -> Plan:
+    def _search(
+        self, traced: Traced, memory_limit_bytes: int | None, microbatches: int, enough_s: float = math.inf
+    ) -> Plan:
         problem = self.problem(traced, memory_limit_bytes, microbatches)
+        problem = replace(problem, options=replace(problem.options, enough_s=enough_s))
         self._say(f"planning {len(traced.graph.operators)} operators for {problem.cluster}")
         return cached(self._strategy(), self._cache)(problem)
 

@@ -104,6 +104,7 @@ def test_a_step_on_ray_is_timed() -> None:
     assert 0 < row["tenth_s"] <= row["median_s"] <= row["ninetieth_s"]
 
 
+@pytest.mark.slow
 def test_growth_has_a_row_for_each_place() -> None:
     report = growth.run(True, print)
     (cases,) = growth.QUICK.values()

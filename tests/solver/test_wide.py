@@ -181,7 +181,7 @@ def test_wide_with_memory_is_feasible_and_near() -> None:
 
 
 def test_a_limit_that_is_known_to_bind_is_not_left_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = grid(8, 24, 6, seed=1, coupling=0.3)
+    problem = grid(8, 12, 6, seed=1, coupling=0.3)
     tight = with_limit(problem, 0.95 * peak_bytes(problem, solve(with_limit(problem, None)).choice))
     found, rounds = solve(tight), []
     module = sys.modules[solve.__module__]  # the package has a function of that name

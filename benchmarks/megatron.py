@@ -226,6 +226,7 @@ def run(quick: bool, say: Say) -> Report:
         found = in_new_process(measure, case)
         every += found
         rows.append(summary(case, found))
+        say(f"megatron: {case.name}: {rows[-1]}")
     return Report(
         "megatron",
         "no plan slower than the published configuration, or than the best grid",

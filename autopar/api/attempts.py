@@ -57,26 +57,6 @@ class Attempts(Generic[_T]):
                     break
         return min(fitting, key=seconds, default=None)
 
-    def fastest_of_growing(
-        self, ways: Iterable[tuple[int, Level]], last: Callable[[_T], bool], seconds: Callable[[_T], float]
-    ) -> _T | None:
-        """The fastest of ``ways`` from the first that fits to the first that is not faster; None if none fits.
-
-        Args:
-            ways: each needs less memory and more time than the one before, but for what the limit costs.
-            last: whether what comes after one that fits need not be tried.
-            seconds: how long one takes.
-        """
-        best: _T | None = None
-        for way in ways:
-            found = self.first([way], math.inf if best is None else seconds(best))
-            if best is not None and (found is None or seconds(found) >= seconds(best)):
-                break
-            best = best if found is None else found
-            if found is not None and last(found):
-                break
-        return best
-
     def possible(self, counts: Sequence[int]) -> list[int]:
         """Those of ``counts`` that were not found to be impossible."""
         return [n for n in counts if n not in self.impossible]

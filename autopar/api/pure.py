@@ -45,15 +45,6 @@ from autopar.search.compare import Budgeted
 from autopar.search.garbage import rare_collections
 from autopar.search.inter.counts import MOST_STAGES, is_large
 
-#: Relative cost of a memory limit below which more microbatches are not tried.
-LITTLE = 0.05
-
-
-def _costs_little(plan: Plan) -> bool:
-    """Whether the memory limit had no part in a plan of one stage, or cost it little."""
-    least = plan.content.search.unlimited_s
-    return not plan.content.tight or (least is not None and plan.search.objective <= (1 + LITTLE) * least)
-
 
 class PureFunction:
     """A function of pytrees with its plans and programs by signature.
@@ -217,10 +208,9 @@ class PureFunction:
     def _one_stage(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
         """The plan of one stage.
 
-        "auto" takes one microbatch and computes nothing anew where that fits and the limit costs little (`LITTLE`).
-        Else 2, 4.. microbatches are tried too, as long as that is faster: within a limit one microbatch may have to be
-        sharded in a dear way. Where none fits, as little is computed anew as
-        must be. Where state may lie in host memory, the ways up to the first that needs none are compared.
+        "auto" takes one microbatch and computes nothing anew. Where no plan fits the memory then, it takes the fewest
+        of 2, 4.. microbatches with which one does; where none does, it computes as little anew as it must. Where state
+        may lie in host memory, the ways up to the first that needs none are compared, and the fastest is taken.
         """
         asked, remat = self.options.num_microbatches, self.options.remat or "none"
         first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
@@ -232,7 +222,7 @@ class PureFunction:
             ways += [(count, level) for level in LEVELS[1:] for count in counts] if remat == "auto" else []
             found = attempts.fastest(ways, lambda f: not f[1].stages[0].host_bytes, lambda f: f[1].step_time)
         else:
-            found = attempts.fastest_of_growing(ways, lambda f: _costs_little(f[1]), lambda f: f[1].step_time)
+            found = attempts.first(ways)
         if (
             found is None
             and self.options.offload == "none"

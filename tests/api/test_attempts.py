@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from autopar.api.attempts import Attempts
@@ -45,25 +43,3 @@ def test_counts_that_are_impossible_are_not_tried_again():
     assert tried == [(3, "none")]
     assert made.possible([1, 2, 3]) == [1, 2]
     assert isinstance(made.error(), MicrobatchError)
-
-
-def test_more_microbatches_are_tried_as_long_as_they_are_faster():
-    seconds = {1: None, 2: 9.0, 4: 5.0, 8: 6.0, 16: 1.0}
-    tried = []
-
-    def attempt(count, level, enough_s):
-        tried.append((count, enough_s))
-        if seconds[count] is None or seconds[count] >= enough_s:
-            raise InfeasiblePlanError("too large, or too slow")
-        return seconds[count]
-
-    ways = [(count, "none") for count in seconds]
-    assert Attempts(attempt).fastest_of_growing(ways, lambda s: False, lambda s: s) == 5.0
-    assert tried == [(1, math.inf), (2, math.inf), (4, 9.0), (8, 5.0)]  # 16 would be worth more than it costs to find
-    assert Attempts(attempt).fastest_of_growing(ways, lambda s: s == 9.0, lambda s: s) == 9.0
-    assert Attempts(attempt).fastest_of_growing(ways[:1], lambda s: False, lambda s: s) is None
-
-    def slow(count, level, enough_s):  # of strategies that do not look at what is enough
-        return seconds[count] or 10.0
-
-    assert Attempts(slow).fastest_of_growing(ways, lambda s: False, lambda s: s) == 5.0

@@ -16,22 +16,21 @@ class Attempts(Generic[_T]):
     """Remembers what was tried, for the error where nothing fits.
 
     Args:
-        attempt: plans for a number of microbatches and what is held; it may raise InfeasiblePlanError where that takes
-            so many seconds.
+        attempt: plans for a number of microbatches and what is held.
     """
 
-    def __init__(self, attempt: Callable[[int, Level, float], _T]) -> None:
+    def __init__(self, attempt: Callable[[int, Level], _T]) -> None:
         self.attempt = attempt
         self.failures: list[InfeasiblePlanError] = []
         self.impossible: dict[int, MicrobatchError] = {}
 
-    def first(self, ways: Iterable[tuple[int, Level]], enough_s: float = math.inf) -> _T | None:
-        """What the first of ``ways`` that fits gives, and takes less than ``enough_s``; None if none does."""
+    def first(self, ways: Iterable[tuple[int, Level]]) -> _T | None:
+        """What the first of ``ways`` that fits gives; None if none does."""
         for count, level in ways:
             if count in self.impossible:
                 continue
             try:
-                return self.attempt(count, level, enough_s)
+                return self.attempt(count, level)
             except MicrobatchError as error:
                 self.impossible[count] = error
             except InfeasiblePlanError as error:

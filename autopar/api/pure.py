@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -242,14 +241,11 @@ class PureFunction:
         return found
 
     def _one_way(
-        self, signature: CallSignature, limit_bytes: int | None, count: int, level: Level, enough_s: float
+        self, signature: CallSignature, limit_bytes: int | None, count: int, level: Level
     ) -> tuple[Traced, Plan]:
-        """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold.
-
-        InfeasiblePlanError where that does not fit, or is found to take ``enough_s`` or more.
-        """
+        """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold."""
         traced, ends = self._microbatched(signature, count, level)
-        plan = self._search(traced, limit_bytes, count, enough_s)
+        plan = self._search(traced, limit_bytes, count)
         return traced, Plan(plan.content.recomputing(level, ends), plan.phases)
 
     def _pipeline(self, signature: CallSignature, limit_bytes: int | None) -> Plan:
@@ -320,11 +316,8 @@ class PureFunction:
         """Plans on disk, as the environment says when the first plan is made."""
         return plan_cache(os.environ)
 
-    def _search(
-        self, traced: Traced, memory_limit_bytes: int | None, microbatches: int, enough_s: float = math.inf
-    ) -> Plan:
+    def _search(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int) -> Plan:
         problem = self.problem(traced, memory_limit_bytes, microbatches)
-        problem = replace(problem, options=replace(problem.options, enough_s=enough_s))
         self._say(f"planning {len(traced.graph.operators)} operators for {problem.cluster}")
         return cached(self._strategy(), self._cache)(problem)
 

@@ -7,7 +7,7 @@ this gave, until nothing fits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from examples import gpt, mlp, moe, wide_resnet
 
 TARGET = 1.10
 FRACTIONS = (1.0, 0.85, 0.75, 0.65, 0.5, 0.25, 0.125)
+QUICK_FRACTIONS = (1.0, 0.75, 0.25)
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,13 @@ MODELS = (
 QUICK = (Model("mlp, tiny", mlp, "tiny", {"batch": 64}),)
 
 
-def measure(model: Model, cluster: Cluster, mesh_shape: tuple[int, ...] | None = None) -> Iterator[Row]:
+def measure(model: Model, cluster: Cluster, fractions: Sequence[float] = FRACTIONS) -> Iterator[Row]:
     """Rows of a model: without a limit, then with each limit until nothing fits."""
     step, args = model.build()
     free: int | None = None
-    for fraction in (None, *FRACTIONS):
+    for fraction in (None, *fractions):
         limit = None if fraction is None or free is None else int(fraction * free)
-        function = autopar.parallelize(
-            step, cluster=cluster, memory_limit=limit, donate_argnums=0, mesh_shape=mesh_shape
-        )
+        function = autopar.parallelize(step, cluster=cluster, memory_limit=limit, donate_argnums=0)
         row: dict[str, Any] = {"model": model.name, "limit": "none" if fraction is None else f"{fraction:g}"}
         try:
             compiled = function.compile(*args)
@@ -86,7 +85,7 @@ def run(quick: bool, say: Say) -> Report:
     rows: list[Row] = []
     for model in QUICK if quick else MODELS:
         say(f"memory limit: {model.name}")
-        for row in measure(model, bytes_cluster()):
+        for row in measure(model, bytes_cluster(), QUICK_FRACTIONS if quick else FRACTIONS):
             say(str(row))
             rows.append(row)
     ratios = [row["compiled/limit"] for row in rows if row.get("compiled/limit") is not None]

@@ -16,6 +16,7 @@ from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
 from autopar.api.effects import check_effects
 from autopar.api.fitting import Planned, build_within
+from autopar.api.one_stage import one_stage
 from autopar.api.options import ParallelOptions
 from autopar.api.restacked import restacked
 from autopar.cluster import Cluster
@@ -33,7 +34,7 @@ from autopar.lower.recompute import recomputed_step
 from autopar.lower.unstack import Unstacked, group_count, layer_count, unstack
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
-from autopar.recompute import LEVELS, Level
+from autopar.recompute import Level
 from autopar.runtime import LocalProgram, PipelineProgram, load_local, load_pipeline
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import RemoteProgram, load_remote
@@ -42,7 +43,7 @@ from autopar.search.cache import PlanCache, cached, cached_with_stages, plan_cac
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
 from autopar.search.garbage import rare_collections
-from autopar.search.inter.counts import MOST_STAGES, is_large
+from autopar.search.inter.counts import MOST_STAGES, TINY, is_large
 
 
 class PureFunction:
@@ -205,40 +206,16 @@ class PureFunction:
         return traced, plan
 
     def _one_stage(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
-        """The plan of one stage.
-
-        "auto" takes one microbatch and computes nothing anew. Where no plan fits the memory then, it takes the fewest
-        of 2, 4.. microbatches with which one does; where none does, it computes as little anew as it must. Where state
-        may lie in host memory, the ways up to the first that needs none are compared, and the fastest is taken.
-        """
-        asked, remat = self.options.num_microbatches, self.options.remat or "none"
-        first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
-        attempts = Attempts(partial(self._one_way, signature, limit_bytes))
-        size = 1 if isinstance(asked, int) else batch_size(self._traced[signature].graph) or 1
-        counts = [asked] if isinstance(asked, int) else [2**k for k in range(size.bit_length())]
-        ways = [(count, first) for count in counts]
-        if self.options.offload != "none":
-            ways += [(count, level) for level in LEVELS[1:] for count in counts] if remat == "auto" else []
-            found = attempts.fastest(ways, lambda f: not f[1].stages[0].host_bytes, lambda f: f[1].step_time)
-        else:
-            found = attempts.first(ways)
-        if (
-            found is None
-            and self.options.offload == "none"
-            and remat == "auto"
-            and (possible := attempts.possible(counts))
-        ):
-            # Where the way that holds least does not fit, few of those between need to be tried: in one microbatch
-            # nothing is added up beside it.
-            found = attempts.first([(possible[-1], "full")])
-            if found is not None:
-                between = [(count, level) for level in LEVELS[1:] for count in possible]
-                found = attempts.first(between[:-1]) or found
-            elif len(possible) > 1:
-                found = attempts.first([(possible[0], level) for level in LEVELS[1:]])
-        if found is None:
-            raise attempts.error()
-        return found
+        """The plan of one stage, in the numbers of microbatches that may be taken."""
+        asked, graph = self.options.num_microbatches, self._traced[signature].graph
+        size = 1 if isinstance(asked, int) else batch_size(graph) or 1
+        return one_stage(
+            Attempts(partial(self._one_way, signature, limit_bytes)),
+            [asked] if isinstance(asked, int) else [2**k for k in range(size.bit_length())],
+            self.options.remat or "none",
+            offload=self.options.offload != "none",
+            tiny=len(graph.operators) <= TINY,
+        )
 
     def _one_way(
         self, signature: CallSignature, limit_bytes: int | None, count: int, level: Level

@@ -72,10 +72,14 @@ class ScheduleRegistry:
         """What was added, sorted."""
         return tuple(sorted(self._added))
 
+    def known(self) -> Mapping[str, Factory]:
+        """What needs no look at what is installed, which takes 5 ms."""
+        return {**_BUILT_IN, **self._added}
+
     def table(self) -> dict[str, Factory | None]:
         """Every name; None where an entry point is not loaded yet."""
         found: dict[str, Factory | None] = {p.name: None for p in entry_points(group=ENTRY_POINTS)}
-        return dict(sorted({**found, **_BUILT_IN, **self._added}.items()))
+        return dict(sorted({**found, **self.known()}.items()))
 
 
 _REGISTRY = ScheduleRegistry()
@@ -121,6 +125,8 @@ def get(name: str, **options: Any) -> Schedule:
 
 def factory_named(name: str) -> Factory:
     """What makes the schedule called ``name``: its class, mostly. ScheduleError, with near names, if there is none."""
+    if name in (known := _REGISTRY.known()):
+        return known[name]
     found = _REGISTRY.table()
     wanted = name if name in found else name.lower().replace("_", "-")
     wanted = wanted if wanted in found else _ALIASES.get(wanted, wanted)

@@ -16,7 +16,8 @@ from autopar.search.problem import Problem
 LARGE_NODES = 16
 MOST_STAGES = 64
 
-#: Operators of a model up to which it is small.
+#: Operators of a step up to which it is tiny: every way to run it is planned. Of a model up to which it is small.
+TINY = 60
 SMALL = 300
 
 #: Microbatches a stage of a large cluster: the bubble of 1F1B is then about an eighth.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from autopar.cost import CostModel
-from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
+from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import (
     Communication,
@@ -24,31 +23,39 @@ from autopar.plan import (
 )
 from autopar.plan.text import bytes_text
 from autopar.plan.types import MemoryPlace
-from autopar.schedule import Schedule, Table, Task, get
+from autopar.schedule import Table, get
 from autopar.search.beside import ALONE, Beside, beginning
 from autopar.search.clock import Clock
 from autopar.search.inter.bound import work_bound_s
-from autopar.search.inter.costs import LayerPrices, stage_costs
-from autopar.search.inter.counts import ways
-from autopar.search.inter.dp import Slicing, slice_layers
-from autopar.search.inter.even import even_stages
+from autopar.search.inter.candidates import (
+    LAYERS_PER_STAGE,
+    MOST_LAYERS,
+    Candidate,
+    candidates,
+    even_candidate,
+    fewest_blocks,
+    schedule_of,
+)
+from autopar.search.inter.every import every_slicing
 from autopar.search.inter.memory import limit_of_each, most_bytes
 from autopar.search.inter.record import pipeline_of, step_record
-from autopar.search.inter.schedules import CHUNKED, LONG_WAITS, fastest_table, fits, idle_share
-from autopar.search.inter.shared import SharedPlans
+from autopar.search.inter.schedules import (
+    CHUNKED,
+    LEAST_GAIN,
+    LONG_WAITS,
+    ONE_A_WORKER,
+    fastest_table,
+    fits,
+    idle_share,
+    with_starts,
+)
+from autopar.search.inter.shared import Remembered, SharedPlans
 from autopar.search.inter.stages import Chosen, in_flight, plan_stage, promise_stages
-from autopar.search.inter.submesh import placed, worthwhile
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
 from autopar.search.told import is_own_throughout
 from autopar.sharding.registry import registered_rules
-from autopar.stages import Layers, cluster
-
-#: Layers that the model is clustered into: so many a stage, and at most so many in all.
-LAYERS_PER_STAGE, MOST_LAYERS = 4, 32
-
-#: Operators of a model from which on no layer is less than a block, if there are as many blocks as stages.
-LARGE = 4000
+from autopar.stages import cluster
 
 #: Operators of a model from which on another process plans beside this one, which takes it a second to begin.
 WORTHWHILE = 1000
@@ -56,35 +63,14 @@ WORTHWHILE = 1000
 #: Candidates are planned exactly if their estimate is within this factor of the least.
 NEAR_BEST = 1.25
 
-#: Times the memory that layers as they are priced may take, until some slicing of them does.
-EXCESSES = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0, math.inf)
-
-#: Likewise times less, where none of these slicings was found to fit.
-SHORTAGES = (0.5, 0.6, 0.7, 0.8, 0.9)
-
-#: Slicings that are planned then.
+#: Slicings that are planned where those of the least estimates do not fit.
 _MORE = 8
+
+#: Times what one schedule holds that another one may.
+MOST_HELD = 2
 
 #: Limits for a stage that shares its worker with others before it is given up that they fit together.
 _TRIES = 5
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A way to slice the step: by stage the ids of its forward operators and its devices (first, number).
-
-    ``layers`` has the layers inside the stages, for recomputation; where it is empty each stage is one layer.
-    ``meshes`` has by stage the shape of the logical mesh that suits its layers best; empty where that is not known.
-    ``schedule`` is the only one that it is for; None takes that of the options.
-    """
-
-    count: int
-    members: tuple[tuple[str, ...], ...]
-    devices: tuple[tuple[int, int], ...]
-    estimate_s: float
-    layers: tuple[tuple[str, ...], ...] = ()
-    meshes: tuple[tuple[int, ...], ...] = ()
-    schedule: Schedule | None = None
 
 
 def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
@@ -118,24 +104,20 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
     clock = Clock()
     plans: list[Plan] = []
     failures: list[InfeasiblePlanError] = []
-    tried: set[Candidate] = set()
-    # Where whole blocks do not fit, parts of them may; and where these do not, other slicings of a small model.
-    ways_to_slice = [(lambda stages: _fewest(problem, stages), False), (None, False), (None, True)]
-    for fewest, every in ways_to_slice if len(problem.graph.operators) < WORTHWHILE else ways_to_slice[:2]:
-        with clock.phase("slice"):
-            candidates = sorted(
-                _candidates(problem, source, fewest, beside, every),
-                key=lambda c: (c.estimate_s, c.count, len(c.members)),
-            )
-        near = [c for c in candidates if c.estimate_s <= NEAR_BEST * candidates[0].estimate_s][:3]
-        for candidate in [c for c in candidates if c not in tried][:_MORE] if every else near:
-            tried.add(candidate)
+    with clock.phase("slice"):
+        every = every_slicing(problem, source)
+    stages = intra if every is None else Remembered(intra)
+    for found in _rounds(problem, source, beside, clock) if every is None else [every]:
+        for candidate in found:
             try:
                 with clock.phase("stages"):
-                    plans.append(plan_candidate(problem, source, candidate, intra, beside))
+                    plans.append(plan_candidate(problem, source, candidate, stages, beside))
+                    if every is not None:
+                        plans += _in_other_schedules(problem, source, candidate, plans[-1], stages)
             except InfeasiblePlanError as error:
                 failures.append(error)
-            if plans and problem.options.num_stages is not None and problem.options.num_microbatches is not None:
+            asked = problem.options.num_stages is not None and problem.options.num_microbatches is not None
+            if plans and asked and every is None:
                 break
         if plans:
             break
@@ -151,17 +133,57 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
             remedy="fewer stages, more microbatches, or a higher memory_limit",
         )
     best = min(plans, key=lambda p: p.step_time)
-    considered = tuple(
-        Considered(
-            f"{p.num_stages} stages, {p.num_microbatches} microbatches, {p.schedule}",
-            p.step_time,
-            p.peak_memory,
-            "chosen" if p is best else "",
-        )
-        for p in plans
-    )
-    search = msgspec.structs.replace(best.content.search, considered=considered)
+    search = msgspec.structs.replace(best.content.search, considered=_considered(plans, best))
     return Plan(msgspec.structs.replace(best.content, search=search), clock.phases())
+
+
+def _rounds(problem: Problem, source: StageSource, beside: Beside, clock: Clock) -> Iterator[list[Candidate]]:
+    """Candidates that are worth planning; the next are, where none of these fits.
+
+    Where whole blocks do not fit, parts of them may; and where these do not, other slicings of a small model.
+    """
+    tried: set[Candidate] = set()
+    ways_to_slice = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
+    for fewest, others in ways_to_slice if len(problem.graph.operators) < WORTHWHILE else ways_to_slice[:2]:
+        with clock.phase("slice"):
+            found = sorted(
+                candidates(problem, source, fewest, beside, others),
+                key=lambda c: (c.estimate_s, c.count, len(c.members)),
+            )
+        if others:
+            found = [c for c in found if c not in tried][:_MORE]
+        else:
+            found = [c for c in found if c.estimate_s <= NEAR_BEST * found[0].estimate_s][:3]
+        tried.update(found)
+        yield found
+
+
+def _in_other_schedules(
+    problem: Problem, source: StageSource, candidate: Candidate, plan: Plan, intra: Callable[[Problem], Plan]
+) -> Iterator[Plan]:
+    """Plans of a candidate whose stages are planned for another schedule than ``plan`` is, where memory is short.
+
+    Stages that lie within the limit whatever the schedule are the same for all, and timed in all of them.
+    """
+    if problem.options.schedule != "auto" or MOST_HELD * plan.peak_memory < problem.memory_limit_bytes:
+        return
+    least_s = with_starts(plan.step_time, get(plan.schedule).table(plan.num_stages, plan.num_microbatches))
+    for name in ONE_A_WORKER:
+        with contextlib.suppress(ScheduleError, InfeasiblePlanError):
+            other = plan_candidate(problem, source, replace(candidate, schedule=get(name)), intra)
+            table = get(name).table(plan.num_stages, plan.num_microbatches)
+            if with_starts(other.step_time, table) < least_s - LEAST_GAIN * plan.step_time:
+                yield other
+
+
+def _considered(plans: Sequence[Plan], best: Plan) -> tuple[Considered, ...]:
+    """The fastest plan of each kind."""
+    kinds: dict[str, Plan] = {}
+    for p in sorted(plans, key=lambda p: p.step_time):
+        kinds.setdefault(f"{p.num_stages} stages, {p.num_microbatches} microbatches, {p.schedule}", p)
+    return tuple(
+        Considered(name, p.step_time, p.peak_memory, "chosen" if p is best else "") for name, p in kinds.items()
+    )
 
 
 def may_be_planned_beside(problem: Problem, intra: Callable[[Problem], Plan]) -> bool:
@@ -183,104 +205,9 @@ def _with_chunks(
         if len(layers.members) < workers * schedule.chunks:
             continue
         with contextlib.suppress(ScheduleError, InfeasiblePlanError):
-            candidate = _even(problem, layers, workers * schedule.chunks, schedule, count)
+            candidate = even_candidate(problem, layers, workers * schedule.chunks, schedule, count)
             if candidate is not None:
                 yield plan_candidate(problem, source, replace(candidate, schedule=schedule), intra, beside)
-
-
-def schedule_of(problem: Problem) -> Schedule:
-    """The schedule asked for; 1F1B, for which stages are planned, where it is free."""
-    asked = problem.options.schedule
-    if isinstance(asked, Schedule):
-        return asked
-    return get("1f1b" if asked in ("auto", "none") else asked)
-
-
-def _candidates(
-    problem: Problem, source: StageSource, fewest: Callable[[int], int] | None, beside: Beside, every: bool
-) -> Iterable[Candidate]:
-    """Ways to cut the step; ``fewest`` says from how many blocks on they are the layers, None that they never are.
-
-    With ``every`` those too that are the best in more or less memory than there is.
-    """
-    schedule = schedule_of(problem)
-    asked = problem.options.num_microbatches
-    for count, stage_counts in ways(problem, schedule):
-        try:
-            found = source.microbatches(count)
-        except MicrobatchError:
-            if asked is not None:
-                raise
-            continue
-        known: dict[Layers, LayerPrices] = {}
-        for stages in stage_counts:
-            wanted = stages * (1 if schedule.chunks > 1 else LAYERS_PER_STAGE)
-            most = max(stages, MOST_LAYERS)
-            layers = cluster(problem.graph, found, min(wanted, most), fewest=fewest and fewest(stages))
-            if len(layers.members) < stages:
-                continue
-            try:
-                schedule.table(stages, count)
-            except ScheduleError:
-                if problem.options.num_stages is not None and asked is not None:
-                    raise
-                continue
-            even = _even(problem, layers, stages, schedule, count)
-            if even is not None:
-                yield even
-            elif schedule.chunks == 1:
-                if layers not in known:
-                    known[layers] = LayerPrices(problem, source, count, layers, beside)
-                yield from _sliced(known[layers], stages, every)
-
-
-def _fewest(problem: Problem, stages: int) -> int:
-    """Blocks of the model from which on they are the layers: two a stage; of large models one a stage."""
-    return stages if len(problem.graph.operators) >= LARGE else 2 * stages
-
-
-def _even(problem: Problem, layers: Layers, stages: int, schedule: Schedule, count: int) -> Candidate | None:
-    """Equal runs of layers on equal submeshes, for schedules that place several stages on a worker."""
-    table = schedule.table(stages, count)
-    several = any(len(table.workers_of_stage(s)) > 1 for s in range(stages))
-    if table.num_workers == stages and not several:
-        return None
-    per = problem.cluster.num_devices // table.num_workers
-    if per * table.num_workers != problem.cluster.num_devices:
-        return None
-    merged = even_stages(layers, stages)
-    homes = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
-    return Candidate(count, merged, homes, float(sum(layers.flops)), layers.members)
-
-
-def _sliced(prices: LayerPrices, stages: int, every: bool) -> Iterable[Candidate]:
-    """The answer of the dynamic program for a number of stages, or ``every`` one that it has for some memory."""
-    problem, layers, count = prices.problem, prices.layers, prices.count
-    # Of layers that are alike none wants more than its share of the devices.
-    kinds = worthwhile(problem.cluster, stages, 1 if len(set(layers.alike)) * 2 <= len(layers.members) else 2)
-    if problem.options.equal:
-        kinds = [k for k in kinds if k.size * stages == problem.cluster.num_devices]
-    if not kinds:
-        return
-    costs = stage_costs(prices, kinds)
-    devices = [g.size for g in problem.cluster.groups]
-    asked = problem.options.memory_limit_bytes
-    limits = [asked or g.device.memory_bytes for g in problem.cluster.groups]
-    # What stages need is known after they are planned: under a limit they are sharded more than the layers here, which
-    # were without one. The less of the limit they exceed, the more likely they fit then.
-    answers: dict[tuple[object, ...], Slicing] = {}
-    for excess in (*SHORTAGES, *EXCESSES) if every else EXCESSES:
-        if every or not answers:
-            found = slice_layers(costs, devices, count, [limit * excess for limit in limits], stages)
-            if found is not None:
-                answers.setdefault(found.stages, found)
-    for found in answers.values():
-        members = tuple(
-            tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages
-        )
-        homes = placed(problem.cluster, [kinds[x.kind] for x in found.stages])
-        meshes = tuple(prices.on(kinds[x.kind])[1] for x in found.stages)
-        yield Candidate(count, members, homes, found.objective, layers.members, meshes)
 
 
 def plan_candidate(

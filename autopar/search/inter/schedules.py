@@ -45,8 +45,7 @@ def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
     least = _seconds(problem, sliced, parts, table)
     if least is None:
         return table
-    best, longest = table, max(map(len, table.rows))
-    least *= 1 - LEAST_GAIN
+    best, least = table, with_starts(least, table) - LEAST_GAIN * least
     for name in ONE_A_WORKER:
         try:
             other = get(name).table(table.num_stages, table.num_microbatches)
@@ -55,10 +54,14 @@ def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
         if not fits(problem, sliced, parts, other):
             continue
         seconds = _seconds(problem, sliced, parts, other)
-        more = START_S * (max(map(len, other.rows)) - longest)
-        if seconds is not None and seconds + more < least:
-            best, least = other, seconds + more
+        if seconds is not None and with_starts(seconds, other) < least:
+            best, least = other, with_starts(seconds, other)
     return best
+
+
+def with_starts(seconds: float, table: Table) -> float:
+    """Seconds of a step with what the runtime takes to start the programs of the worker that has the most."""
+    return seconds + START_S * max(map(len, table.rows))
 
 
 def idle_share(plan: Plan) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import Plan, PlanContent
@@ -70,6 +71,34 @@ class SharedPlans:
         content = (self.intra(stated) if promised is None else promised.result()).content
         known.append(_Planned(graph, limit, waiting, content))
         return content
+
+
+@dataclass
+class Remembered:
+    """What planned stages of one way to cut a step plans those of another that are the same.
+
+    Args:
+        intra: plans one stage on its submesh.
+        known: plans and errors by what they are of.
+    """
+
+    intra: Callable[[Problem], Plan]
+    known: dict[tuple[object, ...], Plan | InfeasiblePlanError] = field(default_factory=dict)
+
+    def __call__(self, problem: Problem) -> Plan:
+        """The plan of a stage."""
+        graph = problem.graph
+        ids = tuple(op.id for op in graph.operators)
+        key = (graph.name, fingerprint(graph), ids, problem.cluster.to_json(), problem.options)
+        if key not in self.known:
+            try:
+                self.known[key] = self.intra(problem)
+            except InfeasiblePlanError as error:
+                self.known[key] = error
+        found = self.known[key]
+        if isinstance(found, InfeasiblePlanError):
+            raise found
+        return found
 
 
 def _is_same(one: Problem, other: Problem) -> bool:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
+from autopar.search.inter.candidates import Candidate
 from autopar.search.inter.counts import microbatch_counts
-from autopar.search.inter.pipeline import Candidate, plan_candidate
+from autopar.search.inter.pipeline import plan_candidate
 from autopar.search.named import renamed
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource

@@ -1,0 +1,73 @@
+"""In how many microbatches one stage runs, and what it computes anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.api.attempts import Attempts
+from autopar.frontend import Traced
+from autopar.plan import Plan
+from autopar.recompute import LEVELS, Level
+
+_Planned = tuple[Traced, Plan]
+
+
+def one_stage(
+    attempts: Attempts[_Planned], counts: Sequence[int], remat: str, *, offload: bool, tiny: bool
+) -> _Planned:
+    """The plan of one stage.
+
+    One microbatch is taken and nothing computed anew where that fits. Else the fewest microbatches are taken with which
+    some plan does; where none does, as little is computed anew as must be. Of a tiny step, and where state may lie in
+    host memory, all ways up to the first that the limit has no part in are compared, and the fastest is taken.
+
+    Args:
+        attempts: plans in a number of microbatches and with what is held.
+        counts: numbers of microbatches, rising.
+        remat: "auto", or what is computed anew.
+        offload: whether state may lie in host memory.
+        tiny: whether all ways may be tried.
+
+    Raises:
+        InfeasiblePlanError: no way fits.
+        MicrobatchError: no number of microbatches is possible.
+    """
+    first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
+    more = LEVELS[1:] if remat == "auto" else ()
+    plain = [(count, first) for count in counts]
+    if offload:
+        ways = [*plain, *((count, level) for level in more for count in counts)]
+        found = attempts.fastest(ways, _nothing_on_host, _seconds)
+    elif tiny:
+        ways = [(count, level) for count in counts for level in (first, *more)]
+        found = attempts.fastest(ways, lambda f: _nothing_anew(f) and not f[1].content.tight, _seconds)
+    else:
+        found = attempts.first(plain) or _anew(attempts, counts, more)
+    if found is None:
+        raise attempts.error()
+    return found
+
+
+def _anew(attempts: Attempts[_Planned], counts: Sequence[int], levels: Sequence[Level]) -> _Planned | None:
+    """The plan that computes as little anew as must be. Where that which holds least does not fit, few of those between
+    need to be tried: in one microbatch nothing is added up beside it."""
+    possible = attempts.possible(counts)
+    if not levels or not possible:
+        return None
+    found = attempts.first([(possible[-1], levels[-1])])
+    if found is not None:
+        between = [(count, level) for level in levels for count in possible]
+        return attempts.first(between[:-1]) or found
+    return attempts.first([(possible[0], level) for level in levels]) if len(possible) > 1 else None
+
+
+def _nothing_on_host(found: _Planned) -> bool:
+    return not found[1].stages[0].host_bytes
+
+
+def _nothing_anew(found: _Planned) -> bool:
+    return found[1].stages[0].remat == "none"
+
+
+def _seconds(found: _Planned) -> float:
+    return found[1].step_time

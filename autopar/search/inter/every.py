@@ -1,0 +1,92 @@
+"""Every way to cut a tiny step into stages on submeshes, for which no estimate is needed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from autopar.errors import MicrobatchError, ScheduleError
+from autopar.search.inter.candidates import MOST_LAYERS, Candidate, schedule_of
+from autopar.search.inter.counts import TINY, microbatch_counts
+from autopar.search.inter.submesh import Submesh, placed, submeshes
+from autopar.search.problem import Problem
+from autopar.search.source import StageSource
+from autopar.stages import cluster
+
+#: Ways up to which all of them are planned.
+MOST_WAYS = 250
+
+
+def every_slicing(problem: Problem, source: StageSource) -> list[Candidate] | None:
+    """All cuts of a tiny step, with all submeshes, in all numbers of microbatches and stages that may be taken.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+
+    Returns None where the step is not tiny, there are too many ways, or the schedule gives a worker several stages.
+
+    Raises:
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+        ScheduleError: the schedule that was asked for cannot run the numbers that were.
+    """
+    if len(problem.graph.operators) > TINY:
+        return None
+    found: list[Candidate] = []
+    for candidate in _every(problem, source):
+        found.append(candidate)
+        if len(found) > MOST_WAYS:
+            return None
+    return found or None
+
+
+def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
+    schedule, o = schedule_of(problem), problem.options
+    if schedule.chunks > 1:
+        return
+    for count in [o.num_microbatches] if o.num_microbatches is not None else microbatch_counts(problem):
+        try:
+            layers = cluster(problem.graph, source.microbatches(count), MOST_LAYERS, fewest=None).members
+        except MicrobatchError:
+            if o.num_microbatches is not None:
+                raise
+            continue
+        most = min(len(layers), problem.cluster.num_devices)
+        for stages in [o.num_stages] if o.num_stages is not None else range(2, most + 1):
+            try:
+                table = schedule.table(stages, count)
+            except ScheduleError:
+                if o.num_stages is not None and o.num_microbatches is not None:
+                    raise
+                continue
+            if table.num_workers != stages or any(len(table.workers_of_stage(s)) > 1 for s in range(stages)):
+                return
+            some = itertools.islice(_submeshes(problem, stages), MOST_WAYS + 1)
+            homes = [placed(problem.cluster, kinds) for kinds in some]
+            for cut in itertools.combinations(range(1, len(layers)), stages - 1):
+                runs = [layers[a:b] for a, b in itertools.pairwise((0, *cut, len(layers)))]
+                members = tuple(tuple(id for layer in run for id in layer) for run in runs)
+                for home in homes:
+                    yield Candidate(count, members, home, 0.0, layers)
+
+
+def _submeshes(problem: Problem, stages: int) -> Iterator[tuple[Submesh, ...]]:
+    """Submeshes of so many stages that together are all devices."""
+    kinds = submeshes(problem.cluster)
+    if problem.options.equal:
+        kinds = [k for k in kinds if k.size * stages == problem.cluster.num_devices]
+    yield from _filling([group.size for group in problem.cluster.groups], kinds, stages)
+
+
+def _filling(left: Sequence[int], kinds: Sequence[Submesh], stages: int) -> Iterator[tuple[Submesh, ...]]:
+    """Sequences of ``stages`` submeshes that take all devices that are ``left`` of each group."""
+    if not stages:
+        if not any(left):
+            yield ()
+        return
+    for kind in kinds:
+        rest = [n - kind.size * (g == kind.group) for g, n in enumerate(left)]
+        largest = max(k.size for k in kinds)
+        if min(rest) >= 0 and stages - 1 <= sum(rest) <= largest * (stages - 1):
+            for others in _filling(rest, kinds, stages - 1):
+                yield kind, *others

@@ -1,0 +1,98 @@
+"""Which of the ways of one stage is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from autopar.api.attempts import Attempts
+from autopar.api.one_stage import one_stage
+from autopar.errors import InfeasiblePlanError, MicrobatchError
+
+COUNTS = (1, 2, 4)
+
+
+@dataclass
+class Step:
+    """A step that needs ``bytes`` in one microbatch, with nothing computed anew.
+
+    Each doubling takes off a quarter, each level a third; a doubling costs a tenth of a second and a level a quarter.
+    What hardly fits takes a second longer. Nothing lies in host memory but where less than ``on_devices`` would do.
+    """
+
+    limit_bytes: float
+    bytes: float = 100.0
+    on_devices: float = 0.0
+    tried: list[tuple[int, str]] = field(default_factory=list)
+
+    def attempt(self, count, level):
+        self.tried.append((count, level))
+        if count > 2 * self.bytes:
+            raise MicrobatchError(f"{count} microbatches")
+        doublings, levels = count.bit_length() - 1, ("none", "selective", "full").index(level)
+        needed = self.bytes * 0.75**doublings * (2 / 3) ** levels
+        if needed > self.limit_bytes:
+            raise InfeasiblePlanError(f"{needed} bytes", least_bytes=int(needed))
+        tight = needed > 0.9 * self.limit_bytes
+        stage = SimpleNamespace(host_bytes=needed < self.on_devices, remat=level)
+        seconds = 1.0 + 0.1 * doublings + 0.25 * levels + tight
+        return (count, level), SimpleNamespace(stages=[stage], content=SimpleNamespace(tight=tight), step_time=seconds)
+
+    def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False):
+        return one_stage(Attempts(self.attempt), counts, remat, offload=offload, tiny=tiny)[0]
+
+
+def test_what_fits_at_once_is_taken():
+    step = Step(limit_bytes=105)
+    assert step.chosen() == (1, "none")
+    assert step.tried == [(1, "none")]
+
+
+def test_the_fewest_microbatches_that_fit_come_before_computing_anew():
+    step = Step(limit_bytes=60)
+    assert step.chosen() == (4, "none")
+    assert step.tried == [(1, "none"), (2, "none"), (4, "none")]
+
+
+def test_where_none_does_as_little_as_must_be_is_computed_anew():
+    step = Step(limit_bytes=40)
+    assert step.chosen() == (4, "selective")
+    assert step.tried[3] == (4, "full"), "what holds least says whether anything fits"
+
+
+def test_a_tiny_step_takes_the_fastest_of_all_ways():
+    step = Step(limit_bytes=76)
+    assert step.chosen() == (2, "none"), "which hardly fits"
+    step.tried.clear()
+    assert step.chosen(tiny=True) == (4, "none")
+    assert step.tried[:3] == [(1, "none"), (1, "selective"), (1, "full")]
+
+
+def test_a_tiny_step_that_the_limit_has_no_part_in_has_one_way():
+    step = Step(limit_bytes=1000)
+    assert step.chosen(tiny=True) == (1, "none")
+    assert step.tried == [(1, "none")]
+
+
+def test_with_host_memory_the_first_that_needs_none_is_the_last_tried():
+    step = Step(limit_bytes=80, on_devices=60)
+    assert step.chosen(offload=True) == (2, "none")
+    assert step.tried == [(1, "none"), (2, "none")]
+
+
+@pytest.mark.parametrize("level", ["none", "selective", "full"])
+@pytest.mark.parametrize("tiny", [False, True])
+def test_what_is_asked_for_is_taken(level, tiny):
+    step = Step(limit_bytes=60)
+    assert step.chosen(remat=level, tiny=tiny)[1] == level
+    assert {tried for _, tried in step.tried} == {level}
+
+
+@pytest.mark.parametrize("tiny", [False, True])
+def test_where_nothing_fits_the_nearest_is_told(tiny):
+    with pytest.raises(InfeasiblePlanError, match="with remat='full'"):
+        Step(limit_bytes=1).chosen(tiny=tiny)
+    with pytest.raises(MicrobatchError):
+        Step(limit_bytes=1).chosen(counts=(1024,), tiny=tiny)

@@ -10,6 +10,7 @@ from typing import Any
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Graph
+from autopar.search.beside import Beside
 from autopar.search.progress import Progress
 from autopar.search.source import StageSource
 
@@ -69,6 +70,7 @@ class Problem:
         cost_model: what things cost there.
         options: what the user asked for.
         source: cuts the step into stages; None where only one stage can be planned.
+        beside: plans beside this process where a pipeline is planned; None leaves it to the search to begin that.
     """
 
     graph: Graph
@@ -76,6 +78,7 @@ class Problem:
     cost_model: CostModel
     options: Options = Options()
     source: StageSource | None = None
+    beside: Beside | None = None
 
     @property
     def memory_limit_bytes(self) -> int:

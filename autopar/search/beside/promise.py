@@ -86,6 +86,12 @@ class Beside:
     wanted: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     thread: threading.Thread | None = None
 
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def promise(self, function: Callable[..., Answer], *args: Any) -> Promise[Answer]:
         """A call whose answer is wanted later.
 

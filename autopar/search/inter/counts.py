@@ -20,6 +20,9 @@ MOST_STAGES = 64
 TINY = 60
 SMALL = 300
 
+#: Operators of a model from which on another process plans beside this one, which takes it a second to begin.
+WORTHWHILE = 1000
+
 #: Microbatches a stage of a large cluster: the bubble of 1F1B is then about an eighth.
 A_STAGE = 8
 
@@ -39,6 +42,12 @@ def ways(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, list[int]]
         return
     for count in [asked] if asked is not None else microbatch_counts(problem):
         yield count, stages
+
+
+def runs_of(graph: Graph) -> int:
+    """Operators that run in a step, those in loops once for each trip."""
+    bodies = ((op.integer("length") * runs_of(op.region("body"))) for op in graph.operators if op.primitive == "scan")
+    return len(graph.operators) + sum(bodies)
 
 
 def loops_over_layers(graph: Graph) -> int:

@@ -36,6 +36,7 @@ from autopar.search.inter.candidates import (
     fewest_blocks,
     schedule_of,
 )
+from autopar.search.inter.counts import WORTHWHILE
 from autopar.search.inter.every import every_slicing
 from autopar.search.inter.memory import limit_of_each, most_bytes
 from autopar.search.inter.record import pipeline_of, step_record
@@ -56,9 +57,6 @@ from autopar.search.source import Sliced, StageSource
 from autopar.search.told import is_own_throughout
 from autopar.sharding.registry import registered_rules
 from autopar.stages import cluster
-
-#: Operators of a model from which on another process plans beside this one, which takes it a second to begin.
-WORTHWHILE = 1000
 
 #: Candidates are planned exactly if their estimate is within this factor of the least.
 NEAR_BEST = 1.25
@@ -91,12 +89,13 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
             cause="it was made from a graph alone",
             remedy="plan by autopar.parallelize(...).plan(...), or with num_stages=1",
         )
-    worthwhile = len(problem.graph.operators) >= WORTHWHILE and may_be_planned_beside(problem, intra)
-    beside = Beside(beginning(worthwhile))
-    try:
+    begun, problem = problem.beside, replace(problem, beside=None)  # what is planned there has none of its own
+    if not may_be_planned_beside(problem, intra):
+        return _best(problem, source, intra, ALONE)
+    if begun is not None:
+        return _best(problem, source, intra, begun)
+    with Beside(beginning(len(problem.graph.operators) >= WORTHWHILE)) as beside:
         return _best(problem, source, intra, beside)
-    finally:
-        beside.close()
 
 
 def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan], beside: Beside) -> Plan:

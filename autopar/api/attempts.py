@@ -16,21 +16,22 @@ class Attempts(Generic[_T]):
     """Remembers what was tried, for the error where nothing fits.
 
     Args:
-        attempt: plans for a number of microbatches and what is held.
+        attempt: plans for a number of microbatches and what is held; it may raise InfeasiblePlanError where that is
+            found to take so many seconds.
     """
 
-    def __init__(self, attempt: Callable[[int, Level], _T]) -> None:
+    def __init__(self, attempt: Callable[[int, Level, float], _T]) -> None:
         self.attempt = attempt
         self.failures: list[InfeasiblePlanError] = []
         self.impossible: dict[int, MicrobatchError] = {}
 
-    def first(self, ways: Iterable[tuple[int, Level]]) -> _T | None:
-        """What the first of ``ways`` that fits gives; None if none does."""
+    def first(self, ways: Iterable[tuple[int, Level]], enough_s: float = math.inf) -> _T | None:
+        """What the first of ``ways`` that fits gives, and takes less than ``enough_s``; None if none does."""
         for count, level in ways:
             if count in self.impossible:
                 continue
             try:
-                return self.attempt(count, level)
+                return self.attempt(count, level, enough_s)
             except MicrobatchError as error:
                 self.impossible[count] = error
             except InfeasiblePlanError as error:
@@ -49,7 +50,7 @@ class Attempts(Generic[_T]):
         """
         fitting: list[_T] = []
         for way in ways:
-            found = self.first([way])
+            found = self.first([way], min(map(seconds, fitting), default=math.inf))
             if found is not None:
                 fitting.append(found)
                 if last(found):

@@ -219,11 +219,14 @@ class PureFunction:
         )
 
     def _one_way(
-        self, signature: CallSignature, limit_bytes: int | None, count: int, level: Level
+        self, signature: CallSignature, limit_bytes: int | None, count: int, level: Level, enough_s: float
     ) -> tuple[Traced, Plan]:
-        """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold."""
+        """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold.
+
+        InfeasiblePlanError where that does not fit, or is found to take ``enough_s`` or more.
+        """
         traced, ends = self._microbatched(signature, count, level)
-        plan = self._search(traced, limit_bytes, count)
+        plan = self._search(traced, limit_bytes, count, enough_s)
         return traced, Plan(plan.content.recomputing(level, ends), plan.phases)
 
     def _pipeline(self, signature: CallSignature, limit_bytes: int | None) -> Plan:
@@ -300,8 +303,9 @@ class PureFunction:
         """Plans on disk, as the environment says when the first plan is made."""
         return plan_cache(os.environ)
 
-    def _search(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int) -> Plan:
+    def _search(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int, enough_s: float) -> Plan:
         problem = self.problem(traced, memory_limit_bytes, microbatches)
+        problem = replace(problem, options=replace(problem.options, enough_s=enough_s))
         self._say(f"planning {len(traced.graph.operators)} operators for {problem.cluster}")
         return cached(self._strategy(), self._cache)(problem)
 

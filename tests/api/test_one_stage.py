@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -26,9 +27,11 @@ class Step:
     bytes: float = 100.0
     on_devices: float = 0.0
     tried: list[tuple[int, str]] = field(default_factory=list)
+    enough: list[float] = field(default_factory=list)
 
-    def attempt(self, count, level):
+    def attempt(self, count, level, enough_s):
         self.tried.append((count, level))
+        self.enough.append(enough_s)
         if count > 2 * self.bytes:
             raise MicrobatchError(f"{count} microbatches")
         doublings, levels = count.bit_length() - 1, ("none", "selective", "full").index(level)
@@ -66,8 +69,11 @@ def test_a_tiny_step_takes_the_fastest_of_all_ways():
     step = Step(limit_bytes=76)
     assert step.chosen() == (2, "none"), "which hardly fits"
     step.tried.clear()
+    step.enough.clear()
     assert step.chosen(tiny=True) == (4, "none")
     assert step.tried[:3] == [(1, "none"), (1, "selective"), (1, "full")]
+    # What takes longer than the fastest so far need not be planned.
+    assert step.enough == [math.inf, math.inf, 1.25, 1.25, 1.25, 1.25, 1.25]
 
 
 def test_a_tiny_step_that_the_limit_has_no_part_in_has_one_way():

@@ -1,12 +1,12 @@
 """All decisions together against exhaustive search: sharding, meshes, stages, submeshes, microbatches, recomputation.
 
-Where the number of stages is free the planner takes the best of the ways of one stage, and of pipelines where there are
-several nodes or one stage does not fit. It is not exact where a pipeline is faster on one node. Where memory binds in
-every number of microbatches nothing is computed anew unless it must be. Where stages are asked for it is not exact for
-reasons that the documentation names ("Exact and not"): slicings are compared by estimates of the dynamic program, which
-knows neither what a cut makes of the backward pass nor how sends overlap, one slicing is planned for each number of
-stages and microbatches if it fits, and a schedule that saves less than 0.5% is not taken. How often and how far that is
-off was measured on 200 problems, and is asserted.
+The steps are tiny, so every slicing of them is planned, and every way of one stage where memory binds. It is not exact
+where a pipeline is faster on one node and one stage fits, for pipelines are not tried there; and by what a schedule
+other than 1F1B must save.
+
+Larger steps are sliced by estimates of the dynamic program, which knows neither what a cut makes of the backward pass
+nor how sends overlap, and take the fewest microbatches that fit with one stage. How often and how far that is off is
+measured on the same problems.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.search.joint.cases import case
+import autopar.api.pure as pure
+import autopar.search.inter.every as every
+from tests.search.joint.cases import Case, case
 
 #: Of 200 cases those that take a second or two, where something fits and the planner was found to be exact.
 QUICK = (4, 10, 17, 19, 25, 28, 43, 45, 48, 49, 53, 70, 77, 79, 84, 87, 89, 98, 111, 122, 132, 52, 143, 164, 178)
@@ -27,17 +29,35 @@ EQUAL = 1e-9
 
 CASES = 200
 
-#: Least share in which the planner is exact, and largest ratio, with the number of stages free and with it asked for;
-#: most cases in which it finds nothing where something fits.
-FREE_EXACT, FREE_WORST = 0.8, 6.0
-ASKED_EXACT, ASKED_WORST = 0.55, 1.8
-MISSED = 0
+#: Those of them that take no longer and are exact as larger steps are planned too.
+QUICK_BY_ESTIMATES = (4, 17, 25, 45, 49, 53, 70, 77, 79, 84, 89, 132)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Least share in which the planner is exact, and largest ratio, with stages free and asked for.
+
+    ``missed`` is in how many cases at most it finds nothing though something fits.
+    """
+
+    free_share: float
+    free_worst: float
+    asked_share: float
+    asked_worst: float
+    missed: int
+
+
+TINY = Expected(0.95, 1.2, 0.9, 1.12, 0)
+BY_ESTIMATES = Expected(0.9, 1.5, 0.55, 1.8, 3)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Seconds of what was planned over those of the fastest way; nan where nothing fits, inf where only nothing was
-    planned. Among ways of equal costs the planner may take one whose conversions are fewer: then it is less than 1."""
+    """Seconds of what was planned over those of the fastest way.
+
+    nan where nothing fits, inf where only nothing was planned. Among ways of equal costs the planner may take one whose
+    conversions are fewer: then it is less than 1.
+    """
 
     number: int
     free: bool
@@ -49,39 +69,74 @@ class Compared:
         return math.isnan(self.ratio) or self.ratio <= 1 + EQUAL
 
 
-def compared(number: int) -> Compared:
-    """Plans and enumerates a case."""
-    made = case(number)
-    limit = made.limit_bytes()
-    plan, best = made.planned(limit), made.space(limit).best()
-    if best is None:
-        assert plan is None, f"case {number}: the plan is none of the ways: {plan}"
-        return Compared(number, made.asked.stages is None, math.nan)
-    if plan is None:
-        return Compared(number, made.asked.stages is None, math.inf)
-    assert plan.peak_memory <= limit
-    return Compared(number, made.asked.stages is None, plan.step_time / best.seconds)
+@dataclass(frozen=True)
+class Enumerated:
+    """A case with its fastest way, which does not depend on how it is planned."""
+
+    made: Case
+    limit_bytes: int
+    best_s: float | None
+
+    @staticmethod
+    def of(number: int) -> Enumerated:
+        """Enumerates a case."""
+        made = case(number)
+        limit = made.limit_bytes()
+        best = made.space(limit).best()
+        return Enumerated(made, limit, None if best is None else best.seconds)
+
+    def compared(self) -> Compared:
+        """Plans it."""
+        plan, number = self.made.planned(self.limit_bytes), self.made.number
+        free = self.made.asked.stages is None
+        if self.best_s is None:
+            assert plan is None, f"case {number}: the plan is none of the ways: {plan}"
+            return Compared(number, free, math.nan)
+        if plan is None:
+            return Compared(number, free, math.inf)
+        assert plan.peak_memory <= self.limit_bytes
+        return Compared(number, free, plan.step_time / self.best_s)
+
+
+def by_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans tiny steps as larger ones from now on."""
+    for module in (every, pure):
+        monkeypatch.setattr(module, "TINY", 0)
 
 
 @pytest.mark.parametrize("number", QUICK)
 def test_the_plan_is_that_of_exhaustive_search(number):
-    found = compared(number)
+    found = Enumerated.of(number).compared()
     assert not math.isnan(found.ratio), "a way fits"
     assert found.ratio == pytest.approx(1.0, rel=EQUAL)
 
 
+@pytest.mark.parametrize("number", QUICK_BY_ESTIMATES)
+def test_as_larger_steps_are_planned_it_is_often_the_same(number, monkeypatch):
+    by_estimates(monkeypatch)
+    found = Enumerated.of(number).compared()
+    assert found.ratio == pytest.approx(1.0, rel=EQUAL)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(5400)
-def test_how_often_and_how_far_plans_are_off():
-    found = [compared(n) for n in range(CASES)]
+@pytest.mark.timeout(9000)
+def test_how_often_and_how_far_plans_are_off(monkeypatch):
+    cases = [Enumerated.of(n) for n in range(CASES)]
+    check([c.compared() for c in cases], TINY)
+    by_estimates(monkeypatch)
+    check([c.compared() for c in cases], BY_ESTIMATES)
+
+
+def check(found: Sequence[Compared], expected: Expected) -> None:
+    """Asserts what is expected."""
     told = "\n".join(f"{c.number} {'free' if c.free else 'asked'} {c.ratio:.6f}" for c in found if not c.exact)
+    print(told)
     free, asked = [c for c in found if c.free], [c for c in found if not c.free]
-    assert share(free) >= FREE_EXACT, told
-    assert share(asked) >= ASKED_EXACT, told
-    assert worst(free) <= FREE_WORST, told
-    assert worst(asked) <= ASKED_WORST, told
-    assert sum(math.isinf(c.ratio) for c in free) == 0, told
-    assert sum(math.isinf(c.ratio) for c in asked) <= MISSED, told
+    assert sum(math.isinf(c.ratio) for c in found) <= expected.missed, told
+    assert share(free) >= expected.free_share, told
+    assert share(asked) >= expected.asked_share, told
+    assert worst(free) <= expected.free_worst, told
+    assert worst(asked) <= expected.asked_worst, told
 
 
 def share(cases: Sequence[Compared]) -> float:

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.recompute import Level
+from autopar.search.problem import NotFasterError
 
 _T = TypeVar("_T")
 
@@ -16,30 +17,42 @@ class Attempts(Generic[_T]):
     """Remembers what was tried, for the error where nothing fits.
 
     Args:
-        attempt: plans for a number of microbatches and what is held; it may raise InfeasiblePlanError where that is
-            found to take so many seconds.
+        attempt: plans for a number of microbatches and what is held. It may raise NotFasterError where that is found to
+            take so many seconds; where it does not fit, the error says the least memory that would do only if the last
+            argument says so.
     """
 
-    def __init__(self, attempt: Callable[[int, Level, float], _T]) -> None:
+    def __init__(self, attempt: Callable[[int, Level, float, bool], _T]) -> None:
         self.attempt = attempt
-        self.failures: list[InfeasiblePlanError] = []
+        self.failures: dict[tuple[int, Level], InfeasiblePlanError] = {}
         self.impossible: dict[int, MicrobatchError] = {}
+        self.not_faster: NotFasterError | None = None
 
     def first(self, ways: Iterable[tuple[int, Level]], enough_s: float = math.inf) -> _T | None:
-        """What the first of ``ways`` that fits gives, and takes less than ``enough_s``; None if none does."""
+        """What the first of ``ways`` that fits gives.
+
+        None where none does, or the first that does is found to take ``enough_s`` seconds or more.
+        """
         for count, level in ways:
             if count in self.impossible:
                 continue
             try:
-                return self.attempt(count, level, enough_s)
+                return self.attempt(count, level, enough_s, False)
             except MicrobatchError as error:
                 self.impossible[count] = error
+            except NotFasterError as error:
+                self.not_faster = error
+                return None
             except InfeasiblePlanError as error:
-                self.failures.append(_told(error, count, level))
+                self.failures[count, level] = error
         return None
 
     def fastest(
-        self, ways: Iterable[tuple[int, Level]], last: Callable[[_T], bool], seconds: Callable[[_T], float]
+        self,
+        ways: Iterable[tuple[int, Level]],
+        last: Callable[[_T], bool],
+        seconds: Callable[[_T], float],
+        enough_s: float = math.inf,
     ) -> _T | None:
         """The fastest of what ``ways`` give as far as they fit; None if none does.
 
@@ -47,10 +60,11 @@ class Attempts(Generic[_T]):
             ways: in order.
             last: whether what comes after one that fits need not be tried.
             seconds: how long one takes.
+            enough_s: what takes as long is of no use.
         """
         fitting: list[_T] = []
         for way in ways:
-            found = self.first([way], min(map(seconds, fitting), default=math.inf))
+            found = self.first([way], min(map(seconds, fitting), default=enough_s))
             if found is not None:
                 fitting.append(found)
                 if last(found):
@@ -62,10 +76,21 @@ class Attempts(Generic[_T]):
         return [n for n in counts if n not in self.impossible]
 
     def error(self) -> InfeasiblePlanError | MicrobatchError:
-        """Of all that failed the one that came nearest to the memory."""
+        """Where there is none: of all that failed the one that came nearest to the memory, with what would do."""
+        if self.not_faster is not None:
+            return self.not_faster
         if not self.failures:
             return next(iter(self.impossible.values()))
-        return min(self.failures, key=lambda e: math.inf if e.least_bytes is None else e.least_bytes)
+        count, level = min(self.failures, key=lambda way: _least(self.failures[way]))
+        try:
+            self.attempt(count, level, math.inf, True)
+        except InfeasiblePlanError as error:
+            return _told(error, count, level)
+        raise AssertionError(f"{count} microbatches with remat={level!r} did not fit, and do now")
+
+
+def _least(error: InfeasiblePlanError) -> float:
+    return math.inf if error.least_bytes is None else error.least_bytes
 
 
 def _told(error: InfeasiblePlanError, count: int, level: Level) -> InfeasiblePlanError:

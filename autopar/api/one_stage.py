@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from autopar.api.attempts import Attempts
@@ -13,7 +14,13 @@ _Planned = tuple[Traced, Plan]
 
 
 def one_stage(
-    attempts: Attempts[_Planned], counts: Sequence[int], remat: str, *, offload: bool, tiny: bool
+    attempts: Attempts[_Planned],
+    counts: Sequence[int],
+    remat: str,
+    *,
+    offload: bool,
+    tiny: bool,
+    enough_s: float = math.inf,
 ) -> _Planned:
     """The plan of one stage.
 
@@ -27,9 +34,11 @@ def one_stage(
         remat: "auto", or what is computed anew.
         offload: whether state may lie in host memory.
         tiny: whether all ways may be tried.
+        enough_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
+            time, so the first way that fits and does not stay below is the last.
 
     Raises:
-        InfeasiblePlanError: no way fits.
+        InfeasiblePlanError: no way fits, or none is found to stay below ``enough_s``.
         MicrobatchError: no number of microbatches is possible.
     """
     first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
@@ -37,28 +46,30 @@ def one_stage(
     plain = [(count, first) for count in counts]
     if offload:
         ways = [*plain, *((count, level) for level in more for count in counts)]
-        found = attempts.fastest(ways, _nothing_on_host, _seconds)
+        found = attempts.fastest(ways, _nothing_on_host, _seconds, enough_s)
     elif tiny:
         ways = [(count, level) for count in counts for level in (first, *more)]
-        found = attempts.fastest(ways, lambda f: _nothing_anew(f) and not f[1].content.tight, _seconds)
+        found = attempts.fastest(ways, lambda f: _nothing_anew(f) and not f[1].content.tight, _seconds, enough_s)
     else:
-        found = attempts.first(plain) or _anew(attempts, counts, more)
+        found = attempts.first(plain, enough_s) or _anew(attempts, counts, more, enough_s)
     if found is None:
         raise attempts.error()
     return found
 
 
-def _anew(attempts: Attempts[_Planned], counts: Sequence[int], levels: Sequence[Level]) -> _Planned | None:
+def _anew(
+    attempts: Attempts[_Planned], counts: Sequence[int], levels: Sequence[Level], enough_s: float
+) -> _Planned | None:
     """The plan that computes as little anew as must be. Where that which holds least does not fit, few of those between
     need to be tried: in one microbatch nothing is added up beside it."""
     possible = attempts.possible(counts)
-    if not levels or not possible:
+    if not levels or not possible or attempts.not_faster is not None:
         return None
     found = attempts.first([(possible[-1], levels[-1])])
     if found is not None:
         between = [(count, level) for level in levels for count in possible]
-        return attempts.first(between[:-1]) or found
-    return attempts.first([(possible[0], level) for level in levels]) if len(possible) > 1 else None
+        return attempts.first(between[:-1], enough_s) or found
+    return attempts.first([(possible[0], level) for level in levels], enough_s) if len(possible) > 1 else None
 
 
 def _nothing_on_host(found: _Planned) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -177,8 +178,9 @@ class PureFunction:
     def _planned(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
         """The function in the number of microbatches that was chosen, and its plan within ``limit_bytes`` a device.
 
-        One stage is tried first. Where the number of stages is free, several are tried where one does not fit, or where
-        the cluster has several nodes; the plan that is predicted faster is taken.
+        Where the number of stages is free and the cluster has several nodes, several stages are tried first, and one in
+        ways that may be faster; the plan that is predicted faster is taken. On one node several are tried where one
+        does not fit.
         """
         asked = self.options.num_stages
         if isinstance(self.options.cluster, RayCluster):
@@ -189,25 +191,27 @@ class PureFunction:
         if asked == "auto" and devices > 1 and cuts_stages(self._strategy()):
             return self._traced[signature], self._pipeline(signature, limit_bytes)
         several = asked == "auto" and isinstance(self.options.search, str | Budgeted)
-        try:
-            traced, plan = self._one_stage(signature, limit_bytes)
-        except InfeasiblePlanError as error:
-            if not several:
-                raise
-            try:
-                return self._traced[signature], self._pipeline(signature, limit_bytes)
-            except (InfeasiblePlanError, MicrobatchError):  # of a stage: less would not do for all of them
-                raise error from None
-        nodes = (self.options.cluster or Cluster.local()).num_nodes
-        if several and (nodes > 1 or self.options.schedule not in ("auto", "none")) and self.options.schedule != "none":
+        schedule, nodes = self.options.schedule, (self.options.cluster or Cluster.local()).num_nodes
+        other: Plan | None = None
+        tried = several and schedule != "none" and (nodes > 1 or schedule != "auto")
+        if tried:
             with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
                 other = self._pipeline(signature, limit_bytes)
-                if other.step_time < plan.step_time:
-                    return self._traced[signature], other
+        try:
+            traced, plan = self._one_stage(signature, limit_bytes, math.inf if other is None else other.step_time)
+        except InfeasiblePlanError as error:
+            if several and not tried:
+                with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
+                    other = self._pipeline(signature, limit_bytes)
+            if other is None:  # less memory would do for a stage of several, but not for all of them
+                raise error from None
+            return self._traced[signature], other
+        if other is not None and other.step_time < plan.step_time:
+            return self._traced[signature], other
         return traced, plan
 
-    def _one_stage(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
-        """The plan of one stage, in the numbers of microbatches that may be taken."""
+    def _one_stage(self, signature: CallSignature, limit_bytes: int | None, enough_s: float) -> tuple[Traced, Plan]:
+        """The plan of one stage, in the numbers of microbatches that may be taken; see `one_stage`."""
         asked, graph = self.options.num_microbatches, self._traced[signature].graph
         size = 1 if isinstance(asked, int) else batch_size(graph) or 1
         return one_stage(
@@ -216,17 +220,25 @@ class PureFunction:
             self.options.remat or "none",
             offload=self.options.offload != "none",
             tiny=len(graph.operators) <= TINY,
+            enough_s=enough_s,
         )
 
     def _one_way(
-        self, signature: CallSignature, limit_bytes: int | None, count: int, level: Level, enough_s: float
+        self,
+        signature: CallSignature,
+        limit_bytes: int | None,
+        count: int,
+        level: Level,
+        enough_s: float,
+        explain: bool,
     ) -> tuple[Traced, Plan]:
         """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold.
 
-        InfeasiblePlanError where that does not fit, or is found to take ``enough_s`` or more.
+        See `Options` for ``enough_s`` and ``explain``.
         """
         traced, ends = self._microbatched(signature, count, level)
-        plan = self._search(traced, limit_bytes, count, enough_s)
+        problem = self.problem(traced, limit_bytes, count)
+        plan = self._search(replace(problem, options=replace(problem.options, enough_s=enough_s, explain=explain)))
         return traced, Plan(plan.content.recomputing(level, ends), plan.phases)
 
     def _pipeline(self, signature: CallSignature, limit_bytes: int | None) -> Plan:
@@ -303,10 +315,8 @@ class PureFunction:
         """Plans on disk, as the environment says when the first plan is made."""
         return plan_cache(os.environ)
 
-    def _search(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int, enough_s: float) -> Plan:
-        problem = self.problem(traced, memory_limit_bytes, microbatches)
-        problem = replace(problem, options=replace(problem.options, enough_s=enough_s))
-        self._say(f"planning {len(traced.graph.operators)} operators for {problem.cluster}")
+    def _search(self, problem: Problem) -> Plan:
+        self._say(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
         return cached(self._strategy(), self._cache)(problem)
 
     def problem(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int = 1) -> Problem:

@@ -16,7 +16,7 @@ from autopar.search.assemble import assemble
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.intra.host import least_device_memory
-from autopar.search.problem import Problem
+from autopar.search.problem import NotFasterError, Problem
 from autopar.solver import ChoiceProblem, Solution, Status, peak_bytes, solve
 from autopar.solver.memory import memory_floor
 
@@ -97,8 +97,8 @@ def _under_limit(problem: Problem, free: Answer, clock: Clock) -> list[Answer]:
     return [*found, Answer(replace(split, tight=True), own, "memory binds, each phase gathers anew")]
 
 
-def _no_better(problem: Problem, cheapest_s: float) -> InfeasiblePlanError:
-    return InfeasiblePlanError(
+def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:
+    return NotFasterError(
         f"no plan of {problem.graph.name} takes less than {problem.options.enough_s} s; the fastest, without a limit, "
         f"takes {cheapest_s} s",
         cause="another plan is at hand that is as fast",
@@ -157,15 +157,18 @@ def best_plan(problem: Problem, answers: Sequence[Answer], name: str, clock: Clo
 
 
 def infeasible(problem: Problem, stated: Sequence[ShardingProblem]) -> InfeasiblePlanError:
-    """The error that says how much memory would do."""
-    least = math.inf
-    for floor, s in sorted(((memory_floor(s.problem), s) for s in stated), key=lambda p: p[0]):
-        if floor < least:
-            least = min(least, least_device_memory(s.problem, s.usages))
+    """The error that says how much memory would do, or a bound of it."""
     limit = problem.memory_limit_bytes
+    floors = sorted(((memory_floor(s.problem), s) for s in stated), key=lambda p: p[0])
+    least, told = max(floors[0][0], limit + 1.0), "it needs more"
+    if problem.options.explain:
+        least = math.inf
+        for floor, s in floors:
+            if floor < least:
+                least = min(least, least_device_memory(s.problem, s.usages))
+        told = f"the least that would do is {bytes_text(least)} ({math.ceil(least)} bytes)"
     return InfeasiblePlanError(
-        f"{problem.graph.name} does not fit {bytes_text(limit)} a device on {problem.cluster.name}; "
-        f"the least that would do is {bytes_text(least)} ({math.ceil(least)} bytes)",
+        f"{problem.graph.name} does not fit {bytes_text(limit)} a device on {problem.cluster.name}; {told}",
         cause="parameters, optimizer state and activations, split over all devices, need more than the limit",
         remedy="raise memory_limit, use more devices, a smaller batch, donate_argnums for the state, jax.checkpoint, "
         "or offload='auto' where the cluster gives host_bandwidth",

@@ -12,10 +12,11 @@ from autopar.plan import Plan
 from autopar.schedule import Task, get
 from autopar.search.clock import Clock
 from autopar.search.experts import expert_dims, expert_state
-from autopar.search.inter.candidates import MOST_LAYERS, Candidate, schedule_of
+from autopar.search.inter.candidates import Candidate, schedule_of
 from autopar.search.inter.counts import microbatch_counts
 from autopar.search.inter.even import even_stages
 from autopar.search.inter.pipeline import plan_candidate
+from autopar.search.inter.slicings import MOST_LAYERS
 from autopar.search.named import renamed
 from autopar.search.named_layouts import NamedAxes, NamedLayouts
 from autopar.search.problem import Problem

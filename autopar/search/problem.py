@@ -9,10 +9,15 @@ from typing import Any
 
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
+from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.search.beside import Beside
 from autopar.search.progress import Progress
 from autopar.search.source import StageSource
+
+
+class NotFasterError(InfeasiblePlanError):
+    """No plan takes less than `Options.enough_s`."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class Options:
         offload: what may be kept in host memory while nothing needs it: "none", or "auto" for state of the update.
         progress: called with every better answer while a strategy searches.
         say: told in a line of text what is being worked on.
+        explain: whether the error where nothing fits says the least memory that would do, which may take longer to find
+            than that nothing fits; else it says a bound.
     """
 
     mesh_shape: tuple[int, ...] | None = None
@@ -58,6 +65,7 @@ class Options:
     offload: str = "none"
     progress: Callable[[Progress], None] | None = None
     say: Callable[[str], None] | None = None
+    explain: bool = True
 
 
 @dataclass(frozen=True)

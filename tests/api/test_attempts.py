@@ -11,7 +11,7 @@ NEEDED = {(1, "none"): 90, (2, "none"): 50, (4, "full"): 20}
 
 
 def attempts(limit_bytes, tried):
-    def attempt(count, level, enough_s):
+    def attempt(count, level, enough_s, explain):
         tried.append((count, level))
         if count == 3:
             raise MicrobatchError("3 microbatches do not divide the batch")

@@ -29,7 +29,7 @@ class Step:
     tried: list[tuple[int, str]] = field(default_factory=list)
     enough: list[float] = field(default_factory=list)
 
-    def attempt(self, count, level, enough_s):
+    def attempt(self, count, level, enough_s, explain):
         self.tried.append((count, level))
         self.enough.append(enough_s)
         if count > 2 * self.bytes:

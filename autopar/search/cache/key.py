@@ -20,8 +20,8 @@ from autopar.search.told import UntoldError, is_own, told
 from autopar.sharding import rule_for
 from autopar.sharding.registry import registered_rules
 
-#: Options that change what is said while a plan is made, and not the plan.
-SILENT = ("say",)
+#: Options that change what is said while a plan is made, or where there is none, and not the plan.
+SILENT = ("say", "explain")
 
 
 def key_of(problem: Problem, planner: Any, surroundings: str | None) -> str | None:

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from autopar.errors import MicrobatchError, ScheduleError
 from autopar.schedule import Schedule, Task, get
 from autopar.search.beside import Beside
-from autopar.search.inter.costs import LayerPrices, stage_costs
-from autopar.search.inter.counts import ways
-from autopar.search.inter.dp import Slicing, slice_layers
+from autopar.search.inter.costs import LayerPrices
+from autopar.search.inter.counts import WORTHWHILE, is_large, stage_counts, ways
 from autopar.search.inter.even import even_stages
-from autopar.search.inter.submesh import placed, worthwhile
+from autopar.search.inter.promising import promising
+from autopar.search.inter.slicings import LAYERS_PER_STAGE, layers_of, slicings
+from autopar.search.inter.submesh import placed
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
-from autopar.stages import Layers, cluster
-
-#: Layers that the model is clustered into: so many a stage, and at most so many in all.
-LAYERS_PER_STAGE, MOST_LAYERS = 4, 32
+from autopar.stages import Layers
 
 #: Operators of a model from which on no layer is less than a block, if there are as many blocks as stages.
 LARGE = 4000
@@ -66,18 +64,17 @@ def candidates(
     """
     schedule = schedule_of(problem)
     asked = problem.options.num_microbatches
-    for count, stage_counts in ways(problem, schedule):
+    for count, numbers in _numbers(problem, source, schedule, fewest, beside):
         try:
-            found = source.microbatches(count)
+            source.microbatches(count)
         except MicrobatchError:
             if asked is not None:
                 raise
             continue
         known: dict[Layers, LayerPrices] = {}
-        for stages in stage_counts:
-            wanted = stages * (1 if schedule.chunks > 1 else LAYERS_PER_STAGE)
-            most = max(stages, MOST_LAYERS)
-            layers = cluster(problem.graph, found, min(wanted, most), fewest=fewest and fewest(stages))
+        for stages in numbers:
+            per_stage = 1 if schedule.chunks > 1 else LAYERS_PER_STAGE
+            layers = layers_of(problem, source, count, stages, fewest and fewest(stages), per_stage)
             if len(layers.members) < stages:
                 continue
             try:
@@ -93,6 +90,23 @@ def candidates(
                 if layers not in known:
                     known[layers] = LayerPrices(problem, source, count, layers, beside)
                 yield from _sliced(known[layers], stages, every)
+
+
+def _numbers(
+    problem: Problem,
+    source: StageSource,
+    schedule: Schedule,
+    fewest: Callable[[int], int] | None,
+    beside: Beside,
+) -> Iterable[tuple[int, list[int]]]:
+    """Numbers of microbatches, each with the numbers of stages that are tried with it."""
+    o = problem.options
+    large = len(problem.graph.operators) >= WORTHWHILE and not is_large(problem.cluster)
+    if large and o.num_microbatches is None and o.num_stages is None and schedule.chunks == 1:
+        blocks = {s: fewest and fewest(s) for s in stage_counts(problem, schedule)}
+        if pairs := promising(problem, source, schedule, blocks, beside):
+            return [(count, [stages]) for count, stages in pairs]
+    return ways(problem, schedule)
 
 
 def fewest_blocks(problem: Problem, stages: int) -> int:
@@ -117,25 +131,10 @@ def even_candidate(problem: Problem, layers: Layers, stages: int, schedule: Sche
 def _sliced(prices: LayerPrices, stages: int, every: bool) -> Iterable[Candidate]:
     """The answer of the dynamic program for a number of stages, or ``every`` one that it has for some memory."""
     problem, layers, count = prices.problem, prices.layers, prices.count
-    # Of layers that are alike none wants more than its share of the devices.
-    kinds = worthwhile(problem.cluster, stages, 1 if len(set(layers.alike)) * 2 <= len(layers.members) else 2)
-    if problem.options.equal:
-        kinds = [k for k in kinds if k.size * stages == problem.cluster.num_devices]
-    if not kinds:
-        return
-    costs = stage_costs(prices, kinds)
-    devices = [g.size for g in problem.cluster.groups]
-    asked = problem.options.memory_limit_bytes
-    limits = [asked or g.device.memory_bytes for g in problem.cluster.groups]
     # What stages need is known after they are planned: under a limit they are sharded more than the layers here, which
     # were without one. The less of the limit they exceed, the more likely they fit then.
-    answers: dict[tuple[object, ...], Slicing] = {}
-    for excess in (*SHORTAGES, *EXCESSES) if every else EXCESSES:
-        if every or not answers:
-            found = slice_layers(costs, devices, count, [limit * excess for limit in limits], stages)
-            if found is not None:
-                answers.setdefault(found.stages, found)
-    for found in answers.values():
+    excesses = (*SHORTAGES, *EXCESSES) if every else EXCESSES
+    for found, kinds in slicings(prices, stages, excesses, every):
         members = tuple(
             tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages
         )

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -65,6 +66,28 @@ class LayerCosts:
     def way(self, level: Level) -> Anew:
         """Seconds of one microbatch and bytes that it keeps at a level of recomputation."""
         return Anew(self.loop_s, self.held_bytes) if level == "none" else self.anew[level]
+
+
+class Prices(Protocol):
+    """Costs of the layers of one step in one number of microbatches, however they are known."""
+
+    @property
+    def problem(self) -> Problem:
+        """What is planned."""
+
+    @property
+    def layers(self) -> Layers:
+        """Of the step."""
+
+    @property
+    def count(self) -> int:
+        """Number of microbatches."""
+
+    def part(self, submesh: Submesh) -> Cluster:
+        """A submesh of that kind."""
+
+    def on(self, submesh: Submesh) -> tuple[LayerCosts, tuple[int, ...]]:
+        """Costs of all layers on a kind of submesh, and the sizes of the axes of the logical mesh that they are of."""
 
 
 class LayerPrices:
@@ -161,7 +184,7 @@ class LayerPrices:
         return self.selected[key]
 
 
-def stage_costs(prices: LayerPrices, kinds: Sequence[Submesh]) -> StageCosts:
+def stage_costs(prices: Prices, kinds: Sequence[Submesh]) -> StageCosts:
     """Costs of all runs of layers on each kind of submesh.
 
     Args:

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from autopar.errors import MicrobatchError, ScheduleError
-from autopar.search.inter.candidates import MOST_LAYERS, Candidate, schedule_of
+from autopar.search.inter.candidates import Candidate, schedule_of
 from autopar.search.inter.counts import TINY, microbatch_counts
+from autopar.search.inter.slicings import MOST_LAYERS
 from autopar.search.inter.submesh import Submesh, placed, submeshes
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource

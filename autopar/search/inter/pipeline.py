@@ -28,8 +28,6 @@ from autopar.search.beside import ALONE, Beside, beginning
 from autopar.search.clock import Clock
 from autopar.search.inter.bound import work_bound_s
 from autopar.search.inter.candidates import (
-    LAYERS_PER_STAGE,
-    MOST_LAYERS,
     Candidate,
     candidates,
     even_candidate,
@@ -51,6 +49,7 @@ from autopar.search.inter.schedules import (
     with_starts,
 )
 from autopar.search.inter.shared import Remembered, SharedPlans
+from autopar.search.inter.slicings import LAYERS_PER_STAGE, MOST_LAYERS
 from autopar.search.inter.stages import Chosen, in_flight, plan_stage, promise_stages
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource

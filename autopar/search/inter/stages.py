@@ -275,6 +275,7 @@ def _stated(
         apart=True,
         enough_s=enough_s,
         remat="none",
+        explain=False,  # what would do for one stage need not do for the others
     )
     at = {id: n for n, id in enumerate(chosen.members[stage])}
     kind = (chosen.first(stage), level, tuple(tuple(at[id] for id in layer) for layer in again.layers))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.plan import Plan
-from autopar.search.inter.candidates import MOST_LAYERS, Candidate
+from autopar.search.inter.candidates import Candidate
 from autopar.search.inter.even import even_stages
+from autopar.search.inter.slicings import MOST_LAYERS
 from autopar.search.problem import Problem
 from autopar.search.research.stages import Cut, best_candidate, cuttable, dividing_counts, one_stage
 from autopar.stages import cluster

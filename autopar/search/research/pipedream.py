@@ -11,9 +11,10 @@ import numpy as np
 
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
-from autopar.search.inter.candidates import LAYERS_PER_STAGE, MOST_LAYERS, Candidate
+from autopar.search.inter.candidates import Candidate
 from autopar.search.inter.costs import layer_costs
 from autopar.search.inter.dp import Slice
+from autopar.search.inter.slicings import LAYERS_PER_STAGE, MOST_LAYERS
 from autopar.search.inter.submesh import Submesh, placed, submeshes
 from autopar.search.problem import Problem
 from autopar.search.research.stages import Cut, best_candidate, cuttable, dividing_counts, one_stage

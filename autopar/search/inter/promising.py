@@ -1,0 +1,148 @@
+"""Numbers of stages and of microbatches of a large model that are worth slicing for.
+
+Layers are priced in the fewest and in the most microbatches. In between what depends on the size of a microbatch is
+taken to be affine in it, x(m) = a + b / m, and the dynamic program says for each pair of numbers how long a step takes,
+and whether it fits. The best few pairs are priced for themselves afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autopar.cluster import Cluster
+from autopar.errors import MicrobatchError, ScheduleError
+from autopar.microbatch import batch_size
+from autopar.schedule import Schedule
+from autopar.search.beside import Beside
+from autopar.search.inter.costs import Anew, LayerCosts, LayerPrices, Prices
+from autopar.search.inter.counts import stage_counts
+from autopar.search.inter.slicings import layers_of, slicings
+from autopar.search.inter.submesh import Submesh
+from autopar.search.problem import Problem
+from autopar.search.source import StageSource
+from autopar.stages import Layers
+
+#: Microbatches a stage at most, and pairs that are sliced for.
+MOST_A_STAGE = 32
+MOST_PAIRS = 2
+
+#: Times the memory that a slicing of a pair may take. By the prices of layers stages need more than they do once they
+#: are planned: of what exceeds the memory what exceeds it least is likely to fit.
+_EXCESSES = (1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4, 1.5)
+
+
+@dataclass(frozen=True)
+class Between:
+    """Prices of layers in a number of microbatches between two others.
+
+    Args:
+        few, many: prices in fewer and in more microbatches, of the same layers.
+        count: number of microbatches.
+    """
+
+    few: LayerPrices
+    many: LayerPrices
+    count: int
+
+    @property
+    def problem(self) -> Problem:
+        """What is planned."""
+        return self.few.problem
+
+    @property
+    def layers(self) -> Layers:
+        """The layers, with what crosses cuts in one microbatch."""
+        scale = self.few.count / self.count
+        return replace(self.few.layers, cut_bytes=tuple(round(n * scale) for n in self.few.layers.cut_bytes))
+
+    def part(self, submesh: Submesh) -> Cluster:
+        """A submesh of that kind."""
+        return self.few.part(submesh)
+
+    def on(self, submesh: Submesh) -> tuple[LayerCosts, tuple[int, ...]]:
+        """Costs on a kind of submesh, and the sizes of the axes of the logical mesh that most microbatches are on."""
+        (few, _), (many, shape) = self.few.on(submesh), self.many.on(submesh)
+        anew = {
+            level: Anew(
+                self._between(way.loop_s, many.anew[level].loop_s),
+                self._between(way.held_bytes, many.anew[level].held_bytes),
+            )
+            for level, way in few.anew.items()
+        }
+        costs = LayerCosts(
+            self._between(few.loop_s, many.loop_s),
+            self._between(few.once_s, many.once_s),
+            self._between(few.state_bytes, many.state_bytes),
+            self._between(few.held_bytes, many.held_bytes),
+            self._between(few.passing_bytes, many.passing_bytes),
+            anew,
+        )
+        return costs, shape
+
+    def _between(self, few: np.ndarray, many: np.ndarray) -> np.ndarray:
+        """a + b / count, of arrays by layer."""
+        a, b, n = 1 / self.few.count, 1 / self.many.count, 1 / self.count
+        share = (n - b) / (a - b)
+        found: np.ndarray = many + share * (few - many)
+        return found
+
+
+def promising(
+    problem: Problem, source: StageSource, schedule: Schedule, fewest: Mapping[int, int | None], beside: Beside
+) -> list[tuple[int, int]]:
+    """Pairs (microbatches, stages) that are worth slicing for, the best first; none where that is not known.
+
+    Args:
+        problem: what is planned; both numbers are free.
+        source: cuts its step.
+        schedule: of the pipeline; one stage a worker.
+        fewest: by number of stages, from how many blocks on they are the layers.
+        beside: plans some of it.
+    """
+    stages = stage_counts(problem, schedule)
+    size = batch_size(problem.graph) or 1
+    counts = [2**k for k in range(size.bit_length()) if size % 2**k == 0 and 2**k >= min(stages, default=size)]
+    counts = [n for n in counts if n <= MOST_A_STAGE * max(stages, default=1)]
+    if len(counts) < 3:
+        return []
+    ends: dict[tuple[tuple[str, ...], ...], tuple[LayerPrices, LayerPrices]] = {}
+    found: list[tuple[float, float, int, int]] = []
+    for s in stages:
+        try:
+            few, many = (layers_of(problem, source, n, s, fewest[s]) for n in (counts[0], counts[-1]))
+        except MicrobatchError:
+            return []
+        if few.members != many.members or few.alike != many.alike or len(few.members) < s:
+            continue
+        if few.members not in ends:
+            ends[few.members] = (
+                LayerPrices(problem, source, counts[0], few, beside),
+                LayerPrices(problem, source, counts[-1], many, beside),
+            )
+        found += _pairs(ends[few.members], s, _possible(schedule, s, counts))
+    return [(count, s) for _, _, count, s in sorted(found)[:MOST_PAIRS]]
+
+
+def _possible(schedule: Schedule, stages: int, counts: Sequence[int]) -> Iterator[int]:
+    for count in counts:
+        try:
+            schedule.table(stages, count)
+        except ScheduleError:
+            continue
+        if count >= stages:
+            yield count
+
+
+def _pairs(
+    ends: tuple[LayerPrices, LayerPrices], stages: int, counts: Iterator[int]
+) -> Iterator[tuple[float, float, int, int]]:
+    """(times the memory there is, seconds of a step, microbatches, stages) of each number of microbatches."""
+    for count in counts:
+        prices: Prices = Between(*ends, count)
+        of_excess = ((excess, found) for excess in _EXCESSES for found, _ in slicings(prices, stages, [excess]))
+        first = next(of_excess, None)
+        if first is not None:
+            yield first[0], first[1].objective, count, stages

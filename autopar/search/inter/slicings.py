@@ -1,0 +1,72 @@
+"""Slicings of priced layers into stages, by the dynamic program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autopar.search.inter.costs import Prices, stage_costs
+from autopar.search.inter.dp import Slicing, slice_layers
+from autopar.search.inter.submesh import Submesh, worthwhile
+from autopar.search.problem import Problem
+from autopar.search.source import StageSource
+from autopar.stages import Layers, cluster
+
+#: Layers that the model is clustered into: so many a stage, and at most so many in all.
+LAYERS_PER_STAGE, MOST_LAYERS = 4, 32
+
+
+def layers_of(
+    problem: Problem,
+    source: StageSource,
+    count: int,
+    stages: int,
+    fewest: int | None,
+    per_stage: int = LAYERS_PER_STAGE,
+) -> Layers:
+    """The layers that stages are made of.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+        count: number of microbatches.
+        stages: their number.
+        fewest: from how many blocks on they are the layers; None that they never are.
+        per_stage: layers a stage.
+
+    Raises:
+        MicrobatchError: the step cannot be cut into so many.
+    """
+    wanted = min(stages * per_stage, max(stages, MOST_LAYERS))
+    return cluster(problem.graph, source.microbatches(count), wanted, fewest=fewest)
+
+
+def slicings(
+    prices: Prices, stages: int, excesses: Sequence[float], every: bool = False
+) -> Iterator[tuple[Slicing, Sequence[Submesh]]]:
+    """Answers of the dynamic program, each with the submeshes that its kinds are.
+
+    Args:
+        prices: of the layers.
+        stages: their number.
+        excesses: times the memory there is that a slicing may take: the first with an answer is.
+        every: whether those of all others are too.
+    """
+    problem, layers = prices.problem, prices.layers
+    # Of layers that are alike none wants more than its share of the devices.
+    kinds = worthwhile(problem.cluster, stages, 1 if len(set(layers.alike)) * 2 <= len(layers.members) else 2)
+    if problem.options.equal:
+        kinds = [k for k in kinds if k.size * stages == problem.cluster.num_devices]
+    if not kinds:
+        return
+    costs = stage_costs(prices, kinds)
+    devices = [g.size for g in problem.cluster.groups]
+    asked = problem.options.memory_limit_bytes
+    limits = [asked or g.device.memory_bytes for g in problem.cluster.groups]
+    answers: dict[tuple[object, ...], Slicing] = {}
+    for excess in excesses:
+        if every or not answers:
+            found = slice_layers(costs, devices, prices.count, [limit * excess for limit in limits], stages)
+            if found is not None:
+                answers.setdefault(found.stages, found)
+    for found in answers.values():
+        yield found, kinds

@@ -45,7 +45,7 @@ from autopar.search.cache import PlanCache, cached, cached_with_stages, plan_cac
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
 from autopar.search.garbage import rare_collections
-from autopar.search.inter.counts import MOST_STAGES, TINY, WORTHWHILE, is_large, runs_of
+from autopar.search.inter.counts import MOST_GROUPS, MOST_STAGES, TINY, WORTHWHILE, is_large, runs_of
 
 
 class PureFunction:
@@ -304,7 +304,7 @@ class PureFunction:
         """Groups of layers into which stacks are taken apart; the strategy may say for how many stages."""
         stages = self._num_stages() or getattr(self._strategy(), "num_stages", None)
         large = is_large(self.options.cluster or Cluster.local())
-        return group_count(layer_count(traced.graph), stages, 2 * MOST_STAGES if large else 16)
+        return group_count(layer_count(traced.graph), stages, 2 * MOST_STAGES if large else MOST_GROUPS)
 
     def _strategy(self) -> Strategy:
         search = self.options.search

@@ -46,10 +46,13 @@ def alpa(problem: Problem) -> Plan:
     free = [_without_limit(problem, m, clock) for m in problem.cluster.logical_meshes(problem.options.mesh_shape)]
     answers = [answer for answer in free if not answer.stated.tight]
     best = min((answer.solution.objective for answer in answers), default=math.inf)
-    cheapest = min(answer.solution.lower_bound for answer in free)
-    if cheapest >= problem.options.enough_s:
+    # Each phase having copies of its own takes no less at any time, so what no choice fits is not stated so too.
+    hopeless = [answer for answer in free if answer.solution.status is Status.INFEASIBLE]
+    cheapest = min((answer.solution.lower_bound for answer in free if answer not in hopeless), default=math.inf)
+    if cheapest >= problem.options.enough_s and len(hopeless) < len(free):
         raise _no_better(problem, cheapest)
-    short = [answer for answer in free if answer.stated.tight]
+    answers += hopeless
+    short = [answer for answer in free if answer.stated.tight and answer not in hopeless]
     # The most promising first: what they cost is then often less than what the others would cost without a limit.
     for answer in sorted(short, key=lambda a: (a.solution.lower_bound, str(a.stated.mesh))):
         if answer.solution.lower_bound > best:
@@ -61,7 +64,7 @@ def alpa(problem: Problem) -> Plan:
         best = min([best, *(a.solution.objective for a in found)])
     order = [str(answer.stated.mesh) for answer in free]
     plan = best_plan(problem, sorted(answers, key=lambda a: order.index(str(a.stated.mesh))), "alpa", clock)
-    if not plan.content.tight or math.isinf(cheapest):
+    if not plan.content.tight or hopeless:
         return plan
     search = msgspec.structs.replace(plan.content.search, unlimited_s=cheapest)
     return Plan(msgspec.structs.replace(plan.content, search=search), plan.phases)
@@ -71,7 +74,7 @@ def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock) -> Answer:
     """The answer on one mesh without the memory limit, which is quick; ``tight`` where it breaks the limit."""
     stated = _stated(problem, mesh, clock, split_phases=False)
     if memory_floor(stated.problem) > problem.memory_limit_bytes:
-        return Answer(replace(stated, tight=True), Solution(Status.UNKNOWN, (), math.inf, -math.inf, 0.0, ""))
+        return Answer(replace(stated, tight=True), Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, ""))
     with clock.phase("solve"):
         free = _solve(problem, replace(stated.problem, limit_bytes=None))
     fits = free.found and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes

@@ -64,14 +64,14 @@ def candidates(
     """
     schedule = schedule_of(problem)
     asked = problem.options.num_microbatches
-    for count, numbers in _numbers(problem, source, schedule, fewest, beside):
+    known: dict[tuple[int, Layers], LayerPrices] = {}
+    for count, numbers in _numbers(problem, source, schedule, fewest, beside, known):
         try:
             source.microbatches(count)
         except MicrobatchError:
             if asked is not None:
                 raise
             continue
-        known: dict[Layers, LayerPrices] = {}
         for stages in numbers:
             per_stage = 1 if schedule.chunks > 1 else LAYERS_PER_STAGE
             layers = layers_of(problem, source, count, stages, fewest and fewest(stages), per_stage)
@@ -87,9 +87,9 @@ def candidates(
             if even is not None:
                 yield even
             elif schedule.chunks == 1:
-                if layers not in known:
-                    known[layers] = LayerPrices(problem, source, count, layers, beside)
-                yield from _sliced(known[layers], stages, every)
+                if (count, layers) not in known:
+                    known[count, layers] = LayerPrices(problem, source, count, layers, beside)
+                yield from _sliced(known[count, layers], stages, every)
 
 
 def _numbers(
@@ -98,13 +98,14 @@ def _numbers(
     schedule: Schedule,
     fewest: Callable[[int], int] | None,
     beside: Beside,
+    known: dict[tuple[int, Layers], LayerPrices],
 ) -> Iterable[tuple[int, list[int]]]:
     """Numbers of microbatches, each with the numbers of stages that are tried with it."""
     o = problem.options
     large = len(problem.graph.operators) >= WORTHWHILE and not is_large(problem.cluster)
     if large and o.num_microbatches is None and o.num_stages is None and schedule.chunks == 1:
         blocks = {s: fewest and fewest(s) for s in stage_counts(problem, schedule)}
-        if pairs := promising(problem, source, schedule, blocks, beside):
+        if pairs := promising(problem, source, schedule, blocks, beside, known):
             return [(count, [stages]) for count, stages in pairs]
     return ways(problem, schedule)
 

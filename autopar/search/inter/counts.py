@@ -16,6 +16,9 @@ from autopar.search.problem import Problem
 LARGE_NODES = 16
 MOST_STAGES = 64
 
+#: Groups into which a stack of layers is taken apart where the number of stages is free.
+MOST_GROUPS = 32
+
 #: Operators of a step up to which it is tiny: every way to run it is planned. Of a model up to which it is small.
 TINY = 60
 SMALL = 300

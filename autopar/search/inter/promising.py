@@ -25,9 +25,8 @@ from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.stages import Layers
 
-#: Microbatches a stage at most, and pairs that are sliced for.
+#: Microbatches a stage at most.
 MOST_A_STAGE = 32
-MOST_PAIRS = 2
 
 #: Times the memory that a slicing of a pair may take. By the prices of layers stages need more than they do once they
 #: are planned: of what exceeds the memory what exceeds it least is likely to fit.
@@ -91,9 +90,14 @@ class Between:
 
 
 def promising(
-    problem: Problem, source: StageSource, schedule: Schedule, fewest: Mapping[int, int | None], beside: Beside
+    problem: Problem,
+    source: StageSource,
+    schedule: Schedule,
+    fewest: Mapping[int, int | None],
+    beside: Beside,
+    known: dict[tuple[int, Layers], LayerPrices],
 ) -> list[tuple[int, int]]:
-    """Pairs (microbatches, stages) that are worth slicing for, the best first; none where that is not known.
+    """At most three pairs (microbatches, stages) that are worth slicing for; none where that is not known.
 
     Args:
         problem: what is planned; both numbers are free.
@@ -101,6 +105,7 @@ def promising(
         schedule: of the pipeline; one stage a worker.
         fewest: by number of stages, from how many blocks on they are the layers.
         beside: plans some of it.
+        known: prices by number of microbatches and layers; those that are made here are added.
     """
     stages = stage_counts(problem, schedule)
     size = batch_size(problem.graph) or 1
@@ -108,7 +113,6 @@ def promising(
     counts = [n for n in counts if n <= MOST_A_STAGE * max(stages, default=1)]
     if len(counts) < 3:
         return []
-    ends: dict[tuple[tuple[str, ...], ...], tuple[LayerPrices, LayerPrices]] = {}
     found: list[tuple[float, float, int, int]] = []
     for s in stages:
         try:
@@ -117,13 +121,14 @@ def promising(
             return []
         if few.members != many.members or few.alike != many.alike or len(few.members) < s:
             continue
-        if few.members not in ends:
-            ends[few.members] = (
-                LayerPrices(problem, source, counts[0], few, beside),
-                LayerPrices(problem, source, counts[-1], many, beside),
-            )
-        found += _pairs(ends[few.members], s, _possible(schedule, s, counts))
-    return [(count, s) for _, _, count, s in sorted(found)[:MOST_PAIRS]]
+        for n, layers in ((counts[0], few), (counts[-1], many)):
+            if (n, layers) not in known:
+                known[n, layers] = LayerPrices(problem, source, n, layers, beside)
+        found += _pairs((known[counts[0], few], known[counts[-1], many]), s, _possible(schedule, s, counts))
+    pairs = [(count, s) for _, _, count, s in sorted(found)]
+    # Estimates err: the best two, and the best with another number of stages.
+    others = [pair for pair in pairs[2:] if pairs[0][1] == pairs[1][1] != pair[1]]
+    return [*pairs[:2], *others[:1]]
 
 
 def _possible(schedule: Schedule, stages: int, counts: Sequence[int]) -> Iterator[int]:

@@ -64,6 +64,9 @@ CASES = (
     Case("gpt 39B, 64 V100", gpt.build, "39B", "p3.16xlarge", 8, 10.0, {"batch": 1024, **SCANNED}, stages(8, 256)),
     Case("gpt 175B, 1024 A100", gpt.build, "175B", "dgx-a100", 128, 30.0, {"batch": 1536, **SCANNED}, stages(16, 192)),
     Case("gpt 1T, 3072 A100", gpt.build, "1T", "dgx-a100", 384, 60.0, {"batch": 3072, **SCANNED}, stages(64, 512)),
+    Case("gpt 39B, all free", gpt.build, "39B", "p3.16xlarge", 8, 10.0, {"batch": 1024, **SCANNED}),
+    Case("gpt 175B, all free", gpt.build, "175B", "dgx-a100", 128, 30.0, {"batch": 1536, **SCANNED}),
+    Case("gpt 1T, all free", gpt.build, "1T", "dgx-a100", 384, 60.0, {"batch": 3072, **SCANNED}),
 )
 QUICK = (Case("gpt tiny", gpt.build, "tiny", "p3.16xlarge", 2, 60.0, {"layers": 2}, stages(2, 2)),)
 
@@ -78,7 +81,8 @@ def measure(case: Case) -> Row:
     try:
         plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0, **case.options).plan(*args)
         row.update({f"{name}_s": seconds for name, seconds in plan.phases})
-        row.update({"stages": plan.num_stages, "step_s": plan.step_time, "plan_peak_bytes": plan.peak_memory})
+        row.update({"stages": plan.num_stages, "microbatches": plan.num_microbatches})
+        row.update({"step_s": plan.step_time, "plan_peak_bytes": plan.peak_memory})
     except autopar.AutoparError as error:
         row["error"] = str(error).partition("\n")[0]
     row["wall_s"], row["cpu_s"] = time.perf_counter() - began_s, _cpu_s() - began_cpu_s

@@ -48,11 +48,12 @@ def alpa(problem: Problem) -> Plan:
     best = min((answer.solution.objective for answer in answers), default=math.inf)
     # Each phase having copies of its own takes no less at any time, so what no choice fits is not stated so too.
     hopeless = [answer for answer in free if answer.solution.status is Status.INFEASIBLE]
-    cheapest = min((answer.solution.lower_bound for answer in free if answer not in hopeless), default=math.inf)
-    if cheapest >= problem.options.enough_s and len(hopeless) < len(free):
+    open_yet = [answer for answer in free if answer.solution.status is not Status.INFEASIBLE]
+    cheapest = min((answer.solution.lower_bound for answer in open_yet), default=math.inf)
+    if open_yet and cheapest >= problem.options.enough_s:
         raise _no_better(problem, cheapest)
     answers += hopeless
-    short = [answer for answer in free if answer.stated.tight and answer not in hopeless]
+    short = [answer for answer in open_yet if answer.stated.tight]
     # The most promising first: what they cost is then often less than what the others would cost without a limit.
     for answer in sorted(short, key=lambda a: (a.solution.lower_bound, str(a.stated.mesh))):
         if answer.solution.lower_bound > best:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,11 @@ from autopar import parallelize
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Layout
 from autopar.plan import Plan
-from autopar.search import Problem
+from autopar.search import Problem, alpa
 from autopar.search.intra import build, extract
 from autopar.solver import peak_bytes, solve
-from examples import mlp
+from autopar.solver.memory import memory_floor
+from examples import gpt, mlp, moe
 from tests.search.problems import f32, problem_of, toy
 
 
@@ -186,3 +188,29 @@ def test_new_moments_are_counted_once(layers):
     compiled = parallelize(step, cluster=toy(8, bandwidth=1e9, flops=1e10), donate_argnums=0).compile(*args)
     predicted, needed = compiled.plan.peak_memory, compiled.local.footprint_bytes
     assert 0.9 * needed <= predicted <= 1.1 * needed, predicted / needed
+
+
+@pytest.mark.parametrize(
+    ("build_step", "sizes"),
+    [(mlp.build, {}), (moe.build, {}), (gpt.build, {"scan": True, "remat": True, "layers": 3})],
+    ids=["mlp", "moe", "scanned gpt"],
+)
+def test_copies_of_each_phase_need_no_less_at_least(build_step, sizes):
+    """So where no choice fits with copies that all phases share, none is looked for with copies of their own."""
+    fn, args = build_step("tiny", abstract=True, **sizes)
+    problem = problem_of(fn, args, toy(8))
+    for mesh in problem.cluster.logical_meshes():
+        shared, own = (memory_floor(build(problem, mesh, split_phases=s).problem) for s in (False, True))
+        assert 0 < shared <= own
+
+
+def test_what_no_mesh_can_hold_is_not_solved(monkeypatch):
+    fn, args = mlp.build("tiny", abstract=True)
+    solved = []
+    monkeypatch.setattr(sys.modules[alpa.__module__], "solve", lambda *a, **k: (solved.append(a), solve(*a, **k))[1])
+    with pytest.raises(InfeasiblePlanError, match="the least that would do is"):
+        alpa(problem_of(fn, args, toy(8), memory_limit_bytes=1000))
+    with pytest.raises(InfeasiblePlanError, match="it needs more") as told:
+        alpa(problem_of(fn, args, toy(8), memory_limit_bytes=1000, explain=False))
+    assert not solved
+    assert told.value.least_bytes is not None and told.value.least_bytes > 1000

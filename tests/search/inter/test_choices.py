@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import jax
@@ -145,3 +146,18 @@ def test_equal_stages_have_as_many_devices():
         found[equal] = [len(s.devices) for s in pipeline(problem, alpa).stages]
     assert found[True] == [2, 2, 2, 2]
     assert found[False] != found[True]
+
+
+def test_one_stage_is_planned_in_ways_that_may_be_faster_than_several(monkeypatch):
+    bounds = []
+    own = PureFunction._one_stage
+
+    def one_stage(self, signature, limit_bytes, enough_s):
+        bounds.append(enough_s)
+        return own(self, signature, limit_bytes, enough_s)
+
+    monkeypatch.setattr(PureFunction, "_one_stage", one_stage)
+    found = plan(nodes(inter=1e7))
+    assert found.num_stages > 1 and bounds == [found.step_time]
+    alone = plan(nodes(inter=1e11, count=1))
+    assert alone.num_stages == 1 and bounds[1:] == [math.inf], "on one node pipelines are not tried first"

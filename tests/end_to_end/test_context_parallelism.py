@@ -42,7 +42,7 @@ def batch_layouts(records):
     [
         ("gpt", Manual(cp=2, tp=2, dp=2), "[x,y]"),
         ("llama", Manual(cp=4, tp=2), "[.,x]"),
-        ("llama", Manual(cp=2, dp=4, zero=3), "[x,y]"),
+        pytest.param("llama", Manual(cp=2, dp=4, zero=3), "[x,y]", marks=pytest.mark.slow),
     ],
 )
 def test_tokens_are_shared(name, grid, layout):

@@ -50,7 +50,7 @@ class Program(NamedTuple):
 
 
 @pytest.mark.parametrize("build", [scanned_gpt, with_ramps])
-@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("groups", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_nothing_has_the_size_of_all_layers(build, groups, x64):
     fn, args = build()
     plain, leaves = traced(fn, args)

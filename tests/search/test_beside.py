@@ -209,7 +209,10 @@ def _runs(pid: int) -> bool:
     return bool(found.strip()) and not found.startswith("Z")
 
 
-@pytest.mark.parametrize("where", [pure, pipelines], ids=["begun at once", "begun by the search"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(pure, id="begun at once"), pytest.param(pipelines, id="begun by the search", marks=pytest.mark.slow)],
+)
 def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPatch, where: ModuleType) -> None:
     step, args = gpt.build("tiny", abstract=True, layers=4)
     cluster = Cluster.load("p3.16xlarge", nodes=2)

@@ -40,12 +40,11 @@ from autopar.runtime import LocalProgram, PipelineProgram, load_local, load_pipe
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import RemoteProgram, load_remote
 from autopar.search import Options, Problem, Strategy, cuts_stages, strategy_named
-from autopar.search.beside import Beside, beginning
 from autopar.search.cache import PlanCache, cached, cached_with_stages, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
 from autopar.search.garbage import rare_collections
-from autopar.search.inter.counts import MOST_GROUPS, MOST_STAGES, TINY, WORTHWHILE, is_large, runs_of
+from autopar.search.inter.counts import MOST_GROUPS, MOST_STAGES, TINY, is_large
 
 
 class PureFunction:
@@ -247,12 +246,8 @@ class PureFunction:
         o = self.options
         count = None if o.num_microbatches == "auto" else int(o.num_microbatches)
         cluster = o.cluster or Cluster.local()
-        # The other process loads what it needs while layers are taken apart here.
-        worthwhile = isinstance(o.search, str) and runs_of(traced.graph) >= WORTHWHILE
-        with Beside(beginning(worthwhile)) as beside:
-            unstacked = unstack(traced, self._stack_groups(traced))
-            stages, begun = self._num_stages(), beside if worthwhile else None
-            return self._pipelined(traced, unstacked, cluster, stages, count, o.schedule, limit_bytes, begun)
+        unstacked = unstack(traced, self._stack_groups(traced))
+        return self._pipelined(traced, unstacked, cluster, self._num_stages(), count, o.schedule, limit_bytes)
 
     def _pipelined(
         self,
@@ -263,7 +258,6 @@ class PureFunction:
         microbatches: int | None,
         schedule: Any,
         limit_bytes: int | None,
-        beside: Beside | None = None,
     ) -> Plan:
         """The best plan with several stages on a cluster; what is None is free."""
         options = replace(
@@ -277,7 +271,7 @@ class PureFunction:
             offload="none" if (kept := self._kept_on_devices(unstacked)) else self.options.offload,
         )
         source = TracedStages(unstacked.step)
-        problem = Problem(unstacked.step.graph, cluster, CostModel(cluster), options, source, beside)
+        problem = Problem(unstacked.step.graph, cluster, CostModel(cluster), options, source)
         self._say(f"slicing {len(traced.graph.operators)} operators into stages for {cluster}")
         plan = cached_with_stages(self._strategy(), self._cache)(problem)
         if kept:

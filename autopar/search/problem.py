@@ -11,7 +11,6 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
-from autopar.search.beside import Beside
 from autopar.search.progress import Progress
 from autopar.search.source import StageSource
 
@@ -78,7 +77,6 @@ class Problem:
         cost_model: what things cost there.
         options: what the user asked for.
         source: cuts the step into stages; None where only one stage can be planned.
-        beside: plans beside this process where a pipeline is planned; None leaves it to the search to begin that.
     """
 
     graph: Graph
@@ -86,7 +84,6 @@ class Problem:
     cost_model: CostModel
     options: Options = Options()
     source: StageSource | None = None
-    beside: Beside | None = None
 
     @property
     def memory_limit_bytes(self) -> int:

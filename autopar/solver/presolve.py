@@ -34,7 +34,7 @@ from autopar.solver.evaluate import maximal_times, within
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.workspace import NOISE, Removed, Workspace, fold_constants
 
-MANY = 500  # nodes from which on compiled loops pay
+_MANY = 500  # nodes from which on compiled loops pay
 _ROUNDS = 20  # dominance is tried again this often on what changed; in practice two or three do
 
 
@@ -89,7 +89,7 @@ def reduce_problem(problem: ChoiceProblem, times: Sequence[int] | None = None) -
         times = () if problem.limit_bytes is None else maximal_times(problem.usages)
     space = Workspace.of(problem, sorted(set(times)) if problem.limit_bytes is not None else ())
     space.infeasible = not within(0.0, problem.limit_bytes)
-    if len(problem.nodes) >= MANY:
+    if len(problem.nodes) >= _MANY:
         # It loads numba, where that is installed, which takes longer than small problems do.
         compiled = import_module("autopar.solver.compiled")
         space.add_differences = compiled.least_differences if compiled.COMPILED else None

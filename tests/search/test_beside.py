@@ -11,13 +11,10 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
-from types import ModuleType
 
 import pytest
 
 import autopar
-import autopar.api.pure as pure
 from autopar import Cluster, InfeasiblePlanError
 from autopar.cost import CostModel
 from autopar.search import alpa
@@ -164,26 +161,6 @@ def test_what_is_printed_there_is_no_answer(beside: Beside) -> None:
     assert promise.outcome == 2.0
 
 
-@pytest.mark.skipif(find_spec("numba") is None, reason="without numba there is nothing to load")
-def test_while_nothing_is_asked_for_it_gets_ready() -> None:
-    script = (
-        "import sys, threading, time\n"
-        "from multiprocessing.connection import Pipe\n"
-        "from autopar.search.beside.main import main\n"
-        "assert 'numba' not in sys.modules\n"
-        "near, far = Pipe()\n"
-        "def end():\n"
-        "    while 'numba' not in sys.modules:\n"
-        "        time.sleep(0.01)\n"
-        "    near.close()\n"
-        "threading.Thread(target=end, daemon=True).start()\n"
-        "main(far.fileno())\n"
-        "print('ready')\n"
-    )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert found.stdout == "ready\n", found.stderr
-
-
 def test_it_ends_with_the_process_that_began_it() -> None:
     script = (
         "import math, time\n"
@@ -209,11 +186,7 @@ def _runs(pid: int) -> bool:
     return bool(found.strip()) and not found.startswith("Z")
 
 
-@pytest.mark.parametrize(
-    "where",
-    [pytest.param(pure, id="begun at once"), pytest.param(pipelines, id="begun by the search", marks=pytest.mark.slow)],
-)
-def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPatch, where: ModuleType) -> None:
+def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     step, args = gpt.build("tiny", abstract=True, layers=4)
     cluster = Cluster.load("p3.16xlarge", nodes=2)
     calls: list[object] = []
@@ -224,24 +197,15 @@ def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPat
         found = autopar.parallelize(step, cluster=cluster, num_stages=2, num_microbatches=2, search="alpa")
         return found.plan(*args).to_json()
 
-    began: list[bool] = []
-
-    def begin(worthwhile: bool) -> Process | None:
-        began.append(worthwhile)
-        return Process.start() if worthwhile else None
-
-    for module in (pipelines, pure):
-        monkeypatch.setattr(module, "WORTHWHILE", 10**9)
-        monkeypatch.setattr(module, "beginning", begin)
+    monkeypatch.setattr(pipelines, "WORTHWHILE", 10**9)
     alone = planned()
-    assert not calls and not any(began)
-    began.clear()
-    monkeypatch.setattr(where, "WORTHWHILE", 0)
+    assert not calls
+    monkeypatch.setattr(pipelines, "WORTHWHILE", 0)
+    monkeypatch.setattr(pipelines, "beginning", lambda worthwhile: Process.start() if worthwhile else None)
     result = Promise.result
     monkeypatch.setattr(Promise, "result", lambda self: (self.done.wait(60), result(self))[1])  # the other makes all
     assert planned() == alone
     assert alpa in calls and len(calls) > 1
-    assert began.count(True) == 1, "the search takes the process that was begun before layers were taken apart"
 
 
 def test_who_plans_with_things_of_their_own_plans_here() -> None:

@@ -9,7 +9,6 @@ from pickle import PickleError
 import autopar.search  # noqa: F401 -- loaded while the other process is still tracing
 from autopar.search.beside.process import Refused
 from autopar.search.garbage import rare_collections
-from autopar.solver.ready import get_ready
 
 
 def main(descriptor: int) -> None:
@@ -20,8 +19,6 @@ def main(descriptor: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks ends this one
     connection = Connection(descriptor)
-    if not connection.poll():
-        get_ready()  # else what is asked for first takes longer
     with rare_collections():
         while True:
             try:

@@ -47,12 +47,6 @@ def ways(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, list[int]]
         yield count, stages
 
 
-def runs_of(graph: Graph) -> int:
-    """Operators that run in a step, those in loops once for each trip."""
-    bodies = ((op.integer("length") * runs_of(op.region("body"))) for op in graph.operators if op.primitive == "scan")
-    return len(graph.operators) + sum(bodies)
-
-
 def loops_over_layers(graph: Graph) -> int:
     """Loops of the forward pass that are alike: groups of stacked layers that were taken apart; 0 without any."""
     loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op.scope) == "forward"]

@@ -88,12 +88,8 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
             cause="it was made from a graph alone",
             remedy="plan by autopar.parallelize(...).plan(...), or with num_stages=1",
         )
-    begun, problem = problem.beside, replace(problem, beside=None)  # what is planned there has none of its own
-    if not may_be_planned_beside(problem, intra):
-        return _best(problem, source, intra, ALONE)
-    if begun is not None:
-        return _best(problem, source, intra, begun)
-    with Beside(beginning(len(problem.graph.operators) >= WORTHWHILE)) as beside:
+    worthwhile = len(problem.graph.operators) >= WORTHWHILE and may_be_planned_beside(problem, intra)
+    with Beside(beginning(worthwhile)) as beside:
         return _best(problem, source, intra, beside)
 
 

@@ -43,3 +43,16 @@ def test_counts_that_are_impossible_are_not_tried_again():
     assert tried == [(3, "none")]
     assert made.possible([1, 2, 3]) == [1, 2]
     assert isinstance(made.error(), MicrobatchError)
+
+
+def test_where_the_nearest_fits_when_it_is_asked_again_the_first_answer_is_told():
+    """As with a strategy that the clock stopped."""
+
+    def attempt(count, level, enough_s, explain):
+        if not explain:
+            raise InfeasiblePlanError("nothing was found in time", least_bytes=90)
+        return 90
+
+    made = Attempts(attempt)
+    assert made.first([(2, "none")]) is None
+    assert str(made.error()).startswith("nothing was found in time, in 2 microbatches")

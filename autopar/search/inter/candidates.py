@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autopar.errors import MicrobatchError, ScheduleError
-from autopar.schedule import Schedule, Task, get
+from autopar.schedule import Schedule, Table, Task, get
 from autopar.search.beside import Beside
 from autopar.search.inter.costs import LayerPrices
 from autopar.search.inter.counts import WORTHWHILE, is_large, stage_counts, ways
@@ -115,11 +115,17 @@ def fewest_blocks(problem: Problem, stages: int) -> int:
     return stages if len(problem.graph.operators) >= LARGE else 2 * stages
 
 
+def has_stage_a_worker(table: Table) -> bool:
+    """Whether every worker has one stage and every stage one worker."""
+    return table.num_workers == table.num_stages and all(
+        len(table.workers_of_stage(s)) == 1 for s in range(table.num_stages)
+    )
+
+
 def even_candidate(problem: Problem, layers: Layers, stages: int, schedule: Schedule, count: int) -> Candidate | None:
     """Equal runs of layers on equal submeshes, for schedules that place several stages on a worker."""
     table = schedule.table(stages, count)
-    several = any(len(table.workers_of_stage(s)) > 1 for s in range(stages))
-    if table.num_workers == stages and not several:
+    if has_stage_a_worker(table):
         return None
     per = problem.cluster.num_devices // table.num_workers
     if per * table.num_workers != problem.cluster.num_devices:
@@ -135,7 +141,7 @@ def _sliced(prices: LayerPrices, stages: int, every: bool) -> Iterable[Candidate
     # What stages need is known after they are planned: under a limit they are sharded more than the layers here, which
     # were without one. The less of the limit they exceed, the more likely they fit then.
     excesses = (*SHORTAGES, *EXCESSES) if every else EXCESSES
-    for found, kinds in slicings(prices, stages, excesses, every):
+    for _, found, kinds in slicings(prices, stages, excesses, every):
         members = tuple(
             tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages
         )

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from autopar.errors import MicrobatchError, ScheduleError
-from autopar.search.inter.candidates import Candidate, schedule_of
+from autopar.search.inter.candidates import Candidate, has_stage_a_worker, schedule_of
 from autopar.search.inter.counts import TINY, microbatch_counts
 from autopar.search.inter.slicings import MOST_LAYERS
 from autopar.search.inter.submesh import Submesh, placed, submeshes
@@ -60,7 +60,7 @@ def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
                 if o.num_stages is not None and o.num_microbatches is not None:
                     raise
                 continue
-            if table.num_workers != stages or any(len(table.workers_of_stage(s)) > 1 for s in range(stages)):
+            if not has_stage_a_worker(table):
                 return
             some = itertools.islice(_submeshes(problem, stages), MOST_WAYS + 1)
             homes = [placed(problem.cluster, kinds) for kinds in some]

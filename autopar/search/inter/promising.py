@@ -17,7 +17,7 @@ from autopar.errors import MicrobatchError, ScheduleError
 from autopar.microbatch import batch_size
 from autopar.schedule import Schedule
 from autopar.search.beside import Beside
-from autopar.search.inter.costs import Anew, LayerCosts, LayerPrices, Prices
+from autopar.search.inter.costs import Anew, LayerCosts, LayerPrices
 from autopar.search.inter.counts import stage_counts
 from autopar.search.inter.slicings import layers_of, slicings
 from autopar.search.inter.submesh import Submesh
@@ -146,8 +146,5 @@ def _pairs(
 ) -> Iterator[tuple[float, float, int, int]]:
     """(times the memory there is, seconds of a step, microbatches, stages) of each number of microbatches."""
     for count in counts:
-        prices: Prices = Between(*ends, count)
-        of_excess = ((excess, found) for excess in _EXCESSES for found, _ in slicings(prices, stages, [excess]))
-        first = next(of_excess, None)
-        if first is not None:
-            yield first[0], first[1].objective, count, stages
+        for excess, found, _ in slicings(Between(*ends, count), stages, _EXCESSES):
+            yield excess, found.objective, count, stages

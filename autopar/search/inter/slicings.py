@@ -42,8 +42,8 @@ def layers_of(
 
 def slicings(
     prices: Prices, stages: int, excesses: Sequence[float], every: bool = False
-) -> Iterator[tuple[Slicing, Sequence[Submesh]]]:
-    """Answers of the dynamic program, each with the submeshes that its kinds are.
+) -> Iterator[tuple[float, Slicing, Sequence[Submesh]]]:
+    """(excess, answer of the dynamic program within it, submeshes that its kinds are).
 
     Args:
         prices: of the layers.
@@ -62,11 +62,11 @@ def slicings(
     devices = [g.size for g in problem.cluster.groups]
     asked = problem.options.memory_limit_bytes
     limits = [asked or g.device.memory_bytes for g in problem.cluster.groups]
-    answers: dict[tuple[object, ...], Slicing] = {}
+    answers: dict[tuple[object, ...], tuple[float, Slicing]] = {}
     for excess in excesses:
         if every or not answers:
             found = slice_layers(costs, devices, prices.count, [limit * excess for limit in limits], stages)
             if found is not None:
-                answers.setdefault(found.stages, found)
-    for found in answers.values():
-        yield found, kinds
+                answers.setdefault(found.stages, (excess, found))
+    for excess, found in answers.values():
+        yield excess, found, kinds

@@ -12,16 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autopar.ir import Graph, Layout, Operand, Operator, TensorType
 from autopar.ir.phases import phase_of
-from autopar.search.intra.draft import RegionSite
-
-if TYPE_CHECKING:
-    from autopar.search.intra.build import Builder
+from autopar.search.intra.draft import Draft, RegionSite
 
 #: Trips assumed of a loop whose number of trips is decided while it runs.
 WHILE_TRIPS = 8.0
@@ -46,7 +42,7 @@ class _Ports:
 
 
 def _enter(
-    b: Builder,
+    b: Draft,
     prefix: str,
     operand: Operand,
     inner: str,
@@ -70,7 +66,7 @@ def _enter(
 
 
 def _leave(
-    b: Builder,
+    b: Draft,
     region: Graph,
     at: int,
     prefix: str,
@@ -87,7 +83,7 @@ def _leave(
             b.use(source.key, node, layouts, weight, consumer, b.phase)
 
 
-def _keep(b: Builder, op: Operator, prefix: str, kept: Collection[int], ports: _Ports) -> None:
+def _keep(b: Draft, op: Operator, prefix: str, kept: Collection[int], ports: _Ports) -> None:
     """What a loop takes of its operands number ``kept`` it needs in every trip: they are there until it ends."""
     for i in kept:
         operand = op.operands[i]
@@ -101,12 +97,12 @@ def _keep(b: Builder, op: Operator, prefix: str, kept: Collection[int], ports: _
         ]
 
 
-def _site(b: Builder, op: Operator, prefix: str, weight: float, ports: _Ports) -> None:
+def _site(b: Draft, op: Operator, prefix: str, weight: float, ports: _Ports) -> None:
     """Records the operator itself: its ports have nodes of their own, so the record names them one by one."""
     b.region_sites.append(RegionSite(prefix + op.id, op, tuple(ports.operands), tuple(ports.results), weight, b.time))
 
 
-def scan(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
+def scan(b: Draft, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
     """Adds a scan."""
     body, length = op.region("body"), op.integer("length")
     consts, carries = op.integer("num_consts"), op.integer("num_carry")
@@ -142,7 +138,7 @@ def scan(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> 
     _site(b, op, prefix, weight, ports)
 
 
-def while_loop(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
+def while_loop(b: Draft, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
     """Adds a while loop."""
     cond, body = op.region("cond"), op.region("body")
     cond_consts, body_consts = op.integer("cond_nconsts"), op.integer("body_nconsts")
@@ -179,7 +175,7 @@ def while_loop(b: Builder, graph: Graph, op: Operator, prefix: str, weight: floa
     _site(b, op, prefix, weight, ports)
 
 
-def cond(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
+def cond(b: Draft, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
     """Adds a cond (jax calls a switch so as well): the first operand is the branch's index."""
     id, share = prefix + op.id, weight / len(op.regions)
     ports = _Ports()
@@ -205,5 +201,5 @@ def cond(b: Builder, graph: Graph, op: Operator, prefix: str, weight: float) -> 
     _site(b, op, prefix, weight, ports)
 
 
-Handler = Callable[["Builder", Graph, Operator, str, float], None]
+Handler = Callable[[Draft, Graph, Operator, str, float], None]
 REGIONS: Mapping[str, Handler] = MappingProxyType({"scan": scan, "while": while_loop, "cond": cond})

@@ -213,7 +213,8 @@ class Cluster:
         return min(d.memory_bytes for d in self.device_types)
 
     @cached_property
-    def _places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[Place, ...]:
+        """Node and links of each device, in their order."""
         return places(self.groups)
 
     def logical_meshes(self, shape: Sequence[int] | None = None) -> tuple[LogicalMesh, ...]:
@@ -230,7 +231,7 @@ class Cluster:
         """
         n = self.num_devices
         if shape is None:
-            return distinct([arrange(self._places, s) for s in mesh_shapes(n)])
+            return distinct([arrange(self.places, s) for s in mesh_shapes(n)])
         sizes = tuple(shape)
         if not 1 <= len(sizes) <= len(AXIS_NAMES) or min(sizes) < 1 or math.prod(sizes) != n:
             possible = ", ".join("x".join(map(str, s)) for s in mesh_shapes(n))
@@ -238,7 +239,7 @@ class Cluster:
                 f"a mesh of shape {sizes} does not hold the {n} devices of {self.name!r}",
                 remedy=f"shapes that do: {possible}",
             )
-        return (arrange(self._places, sizes),)
+        return (arrange(self.places, sizes),)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as in a cluster file; `from_dict` reads it back."""

@@ -11,6 +11,7 @@ from autopar.cost.collectives import (
 from autopar.cost.compute import operator_bytes, operator_flops, roofline_s
 from autopar.cost.model import CostModel
 from autopar.cost.orders import Reorder, reorders, run_bytes
+from autopar.cost.sends import lane_bandwidth, lane_s, send_s
 from autopar.cost.work import Work, kind_of
 
 __all__ = [
@@ -22,11 +23,14 @@ __all__ = [
     "collective_on_link_s",
     "collective_s",
     "kind_of",
+    "lane_bandwidth",
+    "lane_s",
     "operator_bytes",
     "operator_flops",
     "reorders",
     "roofline_s",
     "run_bytes",
+    "send_s",
     "tree_latency_s",
     "wire_bytes",
 ]

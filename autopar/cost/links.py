@@ -21,8 +21,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from autopar.cluster import Link
+from autopar.cluster import Link, LinkSpec
 from autopar.cost.calibration import spread_of
+from autopar.cost.sends import lane_s
 from autopar.errors import AutoparError
 
 #: An array to and fro between two; one to each of several at once; several in a row from worker to worker.
@@ -116,8 +117,10 @@ def transfer_s(sample: LinkSample, network: Network) -> float:
         network: the figures.
     """
     messages, device_bytes, node_bytes = _parts(sample)
-    node_bandwidth = network.node_bandwidth or sample.lanes * network.link.bandwidth
-    return messages * network.link.latency_s + device_bytes / network.link.bandwidth + node_bytes / node_bandwidth
+    link = network.link
+    bandwidth = (network.node_bandwidth or sample.lanes * link.bandwidth) if _of_node(sample) else link.bandwidth
+    once_s = lane_s(device_bytes + node_bytes, LinkSpec(bandwidth, link.latency_s))
+    return (messages - 1) * link.latency_s + once_s
 
 
 def _of_node(s: LinkSample) -> bool:

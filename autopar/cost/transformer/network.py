@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autopar.cluster import Cluster, Link, LinkSpec
 from autopar.cost.collectives import collective_on_link_s, wire_bytes
+from autopar.cost.sends import lane_bandwidth, lane_s
 from autopar.cost.transformer.constants import NetworkConstants
 
 
@@ -99,20 +100,12 @@ class Network:
             stride: distance in device numbers; a node or more crosses the link between nodes.
             senders: devices of a node that send at the same time.
         """
-        if stride < self.devices_per_node:
-            return self.intra.latency_s + bytes / (self.intra.bandwidth * self.intra.efficiency)
-        return self.inter.latency_s + bytes / self._bandwidth(senders)
-
-    def _bandwidth(self, senders: int) -> float:
-        """Bytes/s of each of ``senders`` devices of a node that send to other nodes at once."""
-        shared = self.inter.bandwidth
-        if self.inter.node_bandwidth is not None:
-            shared = min(shared, self.inter.node_bandwidth / senders)
-        return shared * self.inter.efficiency
+        inside = stride < self.devices_per_node
+        return lane_s(bytes, self.intra) if inside else lane_s(bytes, self.inter, senders)
 
     def _bandwidth_between(self, inside: int, senders: int) -> float:
         """Bytes/s of a ring that has ``inside`` of a node's ``senders``: it enters and leaves by all their cards."""
-        return inside * self._bandwidth(senders)
+        return inside * lane_bandwidth(self.inter, senders)
 
 
 def _link(spec: LinkSpec) -> Link:

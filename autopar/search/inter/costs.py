@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
-from autopar.cluster import Cluster, LogicalMesh, NodeGroup
-from autopar.cost import CostModel
+from autopar.cluster import Cluster, LogicalMesh
+from autopar.cost import CostModel, send_s
 from autopar.ir import Layout
 from autopar.ir.phases import LOOP
 from autopar.recompute import Level, Phases, Selected, select
@@ -199,7 +199,7 @@ def stage_costs(prices: Prices, kinds: Sequence[Submesh]) -> StageCosts:
     cuts = np.array([0.0, *layers.cut_bytes])
     for kind, submesh in enumerate(kinds):
         costs, _ = prices.on(submesh)
-        sends = boundary_s(problem.cluster.groups[submesh.group], prices.part(submesh), layers)
+        sends = boundary_s(problem.cluster, submesh, layers)
         once, state = _sums(costs.once_s / count), _sums(costs.state_bytes)
         for level, (seconds, fixed, held) in zip(levels, by_level, strict=True):
             way = costs.way(level)
@@ -222,18 +222,16 @@ def _sums(values: np.ndarray) -> np.ndarray:
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
-def boundary_s(group: NodeGroup, part: Cluster, layers: Layers) -> np.ndarray:
-    """Seconds in which a stage sends the activations of one microbatch across each cut; cotangents take as long."""
-    link = group.intra
-    sharing = 1.0
-    if part.num_devices * 2 > group.devices_per_node and not isinstance(group.inter, str):
-        link = group.inter
-        lanes = min(part.num_devices, group.devices_per_node)
-        if link.node_bandwidth is not None:
-            sharing = min(1.0, link.node_bandwidth / (lanes * link.bandwidth))
-    cuts = np.array([0.0, *layers.cut_bytes, 0.0])
-    seconds = cuts / part.num_devices / (link.bandwidth * link.efficiency * sharing) + link.latency_s
-    return np.where(cuts > 0, seconds, 0.0)
+def boundary_s(cluster: Cluster, submesh: Submesh, layers: Layers) -> np.ndarray:
+    """Seconds in which a stage sends the activations of one microbatch across each cut; cotangents take as long.
+
+    Where its neighbour lies is not known yet: the devices after it, or before it at the cluster's end, stand for it.
+    """
+    first, size = cluster.group_starts[submesh.group], submesh.size
+    source = range(first, first + size)
+    after = range(first + size, min(first + 2 * size, cluster.num_devices))
+    target = after or range(max(0, first - size), first) or source
+    return np.array([send_s(cluster, cut, source, target) if cut else 0.0 for cut in (0.0, *layers.cut_bytes, 0.0)])
 
 
 def layer_costs(problem: Problem, part: Cluster, whole: Sliced, by_layer: StageMap, count: int) -> LayerCosts:

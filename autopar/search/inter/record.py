@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autopar.cluster import Cluster
-from autopar.cost import CostModel
+from autopar.cost import CostModel, send_s
 from autopar.ir import Graph
 from autopar.microbatch import AXIS
 from autopar.plan import Pipeline, PlanContent
@@ -150,14 +150,4 @@ def _late_s(graph: Graph, p: StageParts, table: Table, parts: Sequence[PlanConte
 
 def transfer_s(cluster: Cluster, nbytes: float, source: PlanContent, target: PlanContent) -> float:
     """Seconds of sending a value of ``nbytes`` from one stage to another, each device sending its share."""
-    a, b = source.stages[0].devices, target.stages[0].devices
-    group = cluster.groups[0]
-    lanes = min(len(a), len(b))
-    per_node = group.devices_per_node
-    same_node = a[0] // per_node == b[-1] // per_node and a[-1] // per_node == b[0] // per_node
-    if same_node or isinstance(group.inter, str):
-        return group.intra.latency_s + nbytes / lanes / (group.intra.bandwidth * group.intra.efficiency)
-    inter = group.inter
-    sharing = min(lanes, per_node)
-    bandwidth = min(inter.bandwidth, inter.node_bandwidth / sharing if inter.node_bandwidth else math.inf)
-    return inter.latency_s + nbytes / lanes / (bandwidth * inter.efficiency)
+    return send_s(cluster, nbytes, source.stages[0].devices, target.stages[0].devices)

@@ -1,0 +1,56 @@
+"""Seconds of sending a value from some devices to others.
+
+A value of M bytes that leaves over L lanes (the fewer of senders and receivers) sends M / L bytes from each of L
+devices at once. A lane inside a node takes the link inside the node. A lane between nodes has its own bandwidth or a
+share of the card of either node, whichever is less:
+
+    inside     alpha + (M / L) / (b x efficiency)
+    between    alpha + (M / L) / (min(b, B / lanes of the node) x efficiency)
+
+The slowest lane decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from autopar.cluster import Cluster, LinkSpec
+
+
+def lane_bandwidth(link: LinkSpec, lanes: int = 1) -> float:
+    """Bytes/s that each of ``lanes`` devices of a node reaches over ``link`` when all of them send at once."""
+    shared = math.inf if link.node_bandwidth is None else link.node_bandwidth / lanes
+    return min(link.bandwidth, shared) * link.efficiency
+
+
+def lane_s(nbytes: float, link: LinkSpec, lanes: int = 1) -> float:
+    """Seconds in which each of ``lanes`` devices of a node sends ``nbytes`` over ``link``."""
+    return link.latency_s + nbytes / lane_bandwidth(link, lanes)
+
+
+def send_s(cluster: Cluster, nbytes: float, source: Sequence[int], target: Sequence[int]) -> float:
+    """Seconds of sending a value from the devices ``source`` to the devices ``target``, each lane with its share.
+
+    Args:
+        cluster: where they are; its node groups may differ in size and links.
+        nbytes: bytes of the whole value.
+        source: numbers of the devices that have it, each a share.
+        target: numbers of the devices that take it, each a share.
+    """
+    lanes = min(len(source), len(target))
+    pairs = list(zip(_spread(source, lanes), _spread(target, lanes), strict=True))
+    places = cluster.places
+    outward = [(places[a], places[b]) for a, b in pairs if places[a].node != places[b].node]
+    out, into = Counter(a.node for a, _ in outward), Counter(b.node for _, b in outward)
+    seconds = [lane_s(nbytes / lanes, places[a].intra) for a, b in pairs if places[a].node == places[b].node]
+    for a, b in outward:
+        rates = (lane_bandwidth(a.inter, out[a.node]), lane_bandwidth(b.inter, into[b.node]))
+        seconds.append(max(a.inter.latency_s, b.inter.latency_s) + nbytes / lanes / min(rates))
+    return max(seconds)
+
+
+def _spread(devices: Sequence[int], count: int) -> list[int]:
+    """``count`` of ``devices``, evenly."""
+    return [devices[i * len(devices) // count] for i in range(count)]

@@ -1,28 +1,50 @@
-"""Inner loops compiled by numba where it is installed (the extra ``fast``); the same functions in numpy where not."""
+"""Inner loops compiled by numba; the same functions in numpy where numba is missing, some hundred times as slow.
+
+Importing this module loads numba, which takes half a second: what may not need it imports it when it does.
+"""
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.solver.kernel_cache import KernelCache, kernel_folder, source_hash
 from autopar.solver.problem import Array
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
+#: What it means that numba is missing.
+MISSING = (
+    "numba is not installed: the inner loops of the solver run in numpy, some hundred times as slow, and answers within "
+    "a time limit are worse by a tenth to a half; pip install numba"
+)
+
 #: Whether numba is there.
 COMPILED = find_spec("numba") is not None
+
+_FOLDER = kernel_folder(os.environ) if COMPILED else None
+_SOURCE = source_hash() if COMPILED else ""
+
+if not COMPILED:
+    warnings.warn(MISSING, RuntimeWarning, stacklevel=2)
 
 
 def compiled(function: Function) -> Function:
     """``function`` as machine code that runs without the interpreter's lock; itself without numba."""
     if not COMPILED:
         return function
-    return cast(Function, import_module("numba").njit(cache=True, nogil=True)(function))
+    dispatcher: Any = import_module("numba").njit(nogil=True)(function)
+    if _FOLDER is not None:
+        # What ``cache=True`` would do, with a cache that processes can share.
+        dispatcher._cache = KernelCache(f"{function.__module__}.{function.__qualname__}", _FOLDER, _SOURCE)
+    return cast(Function, dispatcher)
 
 
 def _least_sums(own: Array, table: Array, out: Array) -> None:

@@ -1,0 +1,157 @@
+"""Machine code of compiled loops on disk, so that only the first process compiles.
+
+A file holds one function for one signature; its name is a hash of all that the code depends on: the text of all
+modules of the solver with such functions (a loop includes those that it calls), the signature, the processor, and the versions of Python,
+numpy and numba. Files are written whole or not at all, and never change, so processes share them without locks.
+Loading one runs what is in it: a folder that others may write to is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import platform
+import secrets
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: Environment variable that names the folder of what autopar keeps, or turns that off.
+CACHE_VARIABLE = "AUTOPAR_CACHE_DIR"
+
+_OFF = ("", "0", "none", "off")
+_SUFFIX = ".kernel"
+_UNUSED_S = 60 * 86400.0  # after which a file is removed
+
+
+def cache_root(environment: Mapping[str, str]) -> Path | None:
+    """The folder of what autopar keeps of a user's programs; None where the environment turns that off.
+
+    Args:
+        environment: variables. `CACHE_VARIABLE` is a folder, or one of "", "0", "none" and "off" for none. Without it
+            the folder is ``autopar`` in ``XDG_CACHE_HOME``, or in ``~/.cache`` where that is no absolute path.
+    """
+    asked = environment.get(CACHE_VARIABLE)
+    if asked is not None and asked.strip().lower() in _OFF:
+        return None
+    shared = Path(environment.get("XDG_CACHE_HOME", ""))
+    folder = Path(asked) if asked is not None else (shared if shared.is_absolute() else Path("~/.cache")) / "autopar"
+    try:
+        return folder.expanduser()
+    except RuntimeError:  # the user has no home directory
+        return None
+
+
+def kernel_folder(environment: Mapping[str, str]) -> Path | None:
+    """The folder of compiled loops, made if need be; None where nobody but the user may write, which cannot be had.
+
+    Where nothing of a user's programs is kept, machine code lies with the bytecode of the package: it depends on
+    autopar's own source alone.
+    """
+    root = cache_root(environment)
+    folder = Path(__file__).parent / "__pycache__" / "kernels" if root is None else root / "kernels"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.lstat()
+    except OSError:
+        return None
+    user = os.getuid() if hasattr(os, "getuid") else about.st_uid
+    private = stat.S_ISDIR(about.st_mode) and about.st_uid == user
+    if private and about.st_mode & 0o077:
+        try:
+            folder.chmod(0o700)
+        except OSError:
+            private = False
+    return folder if private else None
+
+
+@dataclass(frozen=True)
+class KernelCache:
+    """What numba asks for compiled code of one function; nothing here raises for the sake of a file.
+
+    Args:
+        function: its name with its module.
+        folder: of the files.
+        source: see `source_hash`.
+    """
+
+    function: str
+    folder: Path
+    source: str
+
+    @property
+    def cache_path(self) -> str:
+        """The folder."""
+        return str(self.folder)
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        """The compiled function for a signature; None where there is none, or what is there is damaged."""
+        context.refresh()
+        path = self._path(signature, context.codegen())
+        try:
+            data = path.read_bytes()
+            payload = pickle.loads(data)
+            compiled = import_module("numba.core.compiler").CompileResult._rebuild(context, *payload)
+        except FileNotFoundError:
+            return None
+        except Exception:  # a file that was cut short or damaged may raise anything
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return compiled
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Keeps a compiled function."""
+        if compiled.library.has_dynamic_globals or not all(part.can_cache for part in compiled.lifted):
+            return
+        path = self._path(signature, compiled.library.codegen)
+        data = import_module("numba.core.serialize").dumps(compiled._reduce())
+        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        with contextlib.suppress(OSError):
+            try:
+                part.touch(mode=0o600)
+                part.write_bytes(data)
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+            self._drop_unused()
+
+    def enable(self) -> None:
+        """Part of numba's interface; a cache is always enabled."""
+
+    def disable(self) -> None:
+        """Part of numba's interface; changes nothing."""
+
+    def flush(self) -> None:
+        """Part of numba's interface; files are named by content, so none is out of date."""
+
+    def _path(self, signature: Any, codegen: Any) -> Path:
+        parts = (self.source, self.function, str(signature), repr(codegen.magic_tuple()))
+        return self.folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:40]}{_SUFFIX}"
+
+    def _drop_unused(self) -> None:
+        for path in self.folder.glob(f"*{_SUFFIX}*"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < time.time() - _UNUSED_S:
+                    path.unlink()
+
+
+def source_hash() -> str:
+    """A hash of the solver's modules with compiled loops, and of the versions that machine code depends on."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_bytes()
+        if b"compiled" in text:
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + text + b"\0")
+    versions = (platform.python_implementation(), platform.python_version(), platform.machine(), np.__version__)
+    digest.update(repr((versions, import_module("numba").__version__)).encode())
+    return digest.hexdigest()

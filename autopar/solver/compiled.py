@@ -22,8 +22,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 #: What it means that numba is missing.
 MISSING = (
-    "numba is not installed: the inner loops of the solver run in numpy, some hundred times as slow, and answers within "
-    "a time limit are worse by a tenth to a half; pip install numba"
+    "numba is not installed: the inner loops of the solver run in numpy, some hundred times as slow, and answers "
+    "within a time limit are worse by a tenth to a half; pip install numba"
 )
 
 #: Whether numba is there.

@@ -1,9 +1,9 @@
 """Machine code of compiled loops on disk, so that only the first process compiles.
 
 A file holds one function for one signature; its name is a hash of all that the code depends on: the text of all
-modules of the solver with such functions (a loop includes those that it calls), the signature, the processor, and the versions of Python,
-numpy and numba. Files are written whole or not at all, and never change, so processes share them without locks.
-Loading one runs what is in it: a folder that others may write to is not used.
+modules of the solver with such functions (a loop includes those that it calls), the signature, the processor, and the
+versions of Python, numpy and numba. Files are written whole or not at all, and never change, so processes share them
+without locks. Loading one runs what is in it: a folder that others may write to is not used.
 """
 
 from __future__ import annotations

@@ -1,0 +1,32 @@
+"""Measurements of one accelerator: cases depend on the seed, a row says what was predicted and measured."""
+
+from __future__ import annotations
+
+import autopar
+from benchmarks.device.kernels import seconds
+from benchmarks.device.steps import cases, measured
+
+
+def test_cases_depend_on_the_seed_alone() -> None:
+    assert cases(3, 12) == cases(3, 12) != cases(4, 12)
+    assert len({name for name, _, _ in cases(0, 40)}) == 5
+
+
+def test_a_case_that_fails_says_why(monkeypatch) -> None:
+    monkeypatch.setattr("benchmarks.device.steps.cases", lambda seed, count: [("gpt", "tiny", {"heads": 7})])
+    (row,) = measured(0, 1, autopar.Cluster.load("dgx-h100").part(0, 1), float("inf"))
+    assert "heads" in row["error"]
+
+
+def test_a_row_has_the_plan_and_the_device(monkeypatch) -> None:
+    monkeypatch.setattr("benchmarks.device.steps.cases", lambda seed, count: [("mlp", "tiny", {})])
+    (row,) = measured(0, 1, autopar.Cluster.load("dgx-h100").part(0, 1), float("inf"))
+    assert "error" not in row
+    assert row["predicted_s"] > 0 and row["measured_s"] > 0 and row["autopar_s"] > 0
+    assert 0.5 < row["predicted_memory_bytes"] / row["compiled_memory_bytes"] < 2
+
+
+def test_seconds_are_of_one_run() -> None:
+    runs = []
+    took = seconds(lambda: runs.append(1) or sum(range(20_000)))
+    assert len(runs) > 7 and 0 < took < 1

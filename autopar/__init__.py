@@ -21,7 +21,7 @@ from autopar.errors import (
 )
 
 if TYPE_CHECKING:
-    from autopar import schedule, search, sharding
+    from autopar import schedule, search, sharding, transforms
     from autopar.api import Compiled, ParallelFunction, check, parallelize
     from autopar.api.calibrate import calibrate
     from autopar.api.compare import compare
@@ -50,6 +50,7 @@ _HOMES = {
     "search": "",
     "sharding": "",
     "simulate": "",
+    "transforms": "",
     "verify": "autopar.api.verify",
 }
 
@@ -78,6 +79,7 @@ __all__ = [
     "search",
     "sharding",
     "simulate",
+    "transforms",
     "verify",
 ]
 

@@ -26,7 +26,14 @@ DEVICE_LIBRARIES = ("jax", "jaxlib", "ray", "flax", "optax")
 
 #: Modules below which a library may be imported at all; one that is not named here may be imported anywhere.
 MAY_IMPORT = {
-    "jax": ("autopar._compat", "autopar.api", "autopar.frontend", "autopar.lower", "autopar.runtime"),
+    "jax": (
+        "autopar._compat",
+        "autopar.api",
+        "autopar.frontend",
+        "autopar.lower",
+        "autopar.runtime",
+        "autopar.transforms",
+    ),
     "jaxlib": ("autopar._compat",),
     "ray": ("autopar.runtime.ray",),
     "pulp": ("autopar.solver",),

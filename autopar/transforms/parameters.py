@@ -1,0 +1,68 @@
+"""Which leaves of a state are the parameters, as the user says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+
+from autopar.errors import AutoparError
+
+#: A dotted path to the parameters inside the state, as "params" or "model.weights" ("" is all of it), or a function
+#: that says of the path of a leaf, as "params.layer0.w", whether it is a parameter.
+Parameters: TypeAlias = str | Callable[[str], bool]
+
+
+def leaf_paths(tree: Any) -> tuple[str, ...]:
+    """Dotted path of each leaf: names of keys, attributes and positions."""
+    return tuple(".".join(_name(entry) for entry in path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0])
+
+
+def parameter_leaves(state: Any, parameters: Parameters) -> tuple[int, ...]:
+    """Indices of the parameters among the leaves of a state.
+
+    Args:
+        state: any pytree.
+        parameters: see `Parameters`.
+
+    Raises:
+        AutoparError: there are none.
+    """
+    paths = leaf_paths(state)
+    chosen = tuple(i for i, path in enumerate(paths) if _is_parameter(path, parameters))
+    if not chosen:
+        first = ", ".join(dict.fromkeys(path.partition(".")[0] or "(one leaf)" for path in paths))
+        raise AutoparError(
+            f"the state has no leaves under {parameters!r}; it begins with: {first or 'nothing'}",
+            cause="the parameters lie elsewhere in the state, or the state is the parameters themselves",
+            remedy='name them: params="model", params="0" for the first of a tuple, params="" for all of the state',
+        )
+    return chosen
+
+
+def taken(state: Any, indices: Sequence[int]) -> tuple[Any, ...]:
+    """Leaves of ``state`` at ``indices``."""
+    leaves = jax.tree.leaves(state)
+    return tuple(leaves[i] for i in indices)
+
+
+def replaced(state: Any, indices: Sequence[int], leaves: Sequence[Any]) -> Any:
+    """``state`` with other leaves at ``indices``."""
+    own, treedef = jax.tree.flatten(state)
+    for i, leaf in zip(indices, leaves, strict=True):
+        own[i] = leaf
+    return jax.tree.unflatten(treedef, own)
+
+
+def _is_parameter(path: str, parameters: Parameters) -> bool:
+    if callable(parameters):
+        return bool(parameters(path))
+    return parameters == "" or path == parameters or path.startswith(f"{parameters}.")
+
+
+def _name(entry: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)

@@ -1,0 +1,207 @@
+"""`Split`: a plain train step as two functions, gradients and update.
+
+``step(state, batch)`` is one function of the state. Techniques that read other parameters for the gradient than for
+the update need two: G computes what differentiation leaves, U the rest. The cut is found in the traced step: what
+`jax.grad` and its kin made carries their name stack (``jvp(..)``, ``transpose(jvp(..))``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import Literal as JaxLiteral
+
+from autopar._compat.source import source_line
+from autopar.errors import TraceError
+from autopar.ir.phases import phase_of
+
+_CALLS = ("jit", "pjit")
+
+
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """An equation whose operands (numbers of values, or literals) and results are numbered over the whole step.
+
+    ``program`` applies it, with its own name stack and source line, to those operands that it does not state itself.
+    """
+
+    eqn: JaxprEqn
+    program: ClosedJaxpr
+    operands: tuple[Any, ...]
+    results: tuple[int, ...]
+    differentiated: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A traced step, cut between gradients and update; made by `split`.
+
+    Args:
+        lines: its equations in running order.
+        constants: values that it closes over, by number.
+        outputs: numbers or literals of its results.
+        crossing: numbers of what G hands to U: gradients, the loss, what else differentiation made.
+        before_numbers: numbers of results of unmarked equations that G needs.
+        result_tree: structure of the results.
+    """
+
+    lines: tuple[_Line, ...]
+    constants: Mapping[int, Any]
+    outputs: tuple[Any, ...]
+    crossing: tuple[int, ...]
+    before_numbers: frozenset[int]
+    result_tree: Any
+
+    def gradients(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """G: what crosses, computed from the leaves of the arguments."""
+        env = {**self.constants, **dict(enumerate(leaves))}
+        for line in self.lines:
+            if line.differentiated or self.before_numbers.intersection(line.results):
+                _run(line, env)
+        return tuple(env[n] for n in self.crossing)
+
+    def update(self, leaves: Sequence[Any], crossing: Sequence[Any]) -> Any:
+        """U: the step's results, from the leaves of the arguments and from what crosses."""
+        env = {**self.constants, **dict(enumerate(leaves)), **dict(zip(self.crossing, crossing, strict=True))}
+        needed = _numbers(self.outputs)
+        wanted = []
+        for line in reversed(self.lines):
+            if not line.differentiated and (needed.intersection(line.results) or line.eqn.effects):
+                wanted.append(line)
+                needed |= _numbers(line.operands)
+        for line in reversed(wanted):
+            _run(line, env)
+        return jax.tree.unflatten(self.result_tree, [_read(env, o) for o in self.outputs])
+
+
+def split(step: Any, args: Sequence[Any]) -> Split:
+    """``step`` cut between gradients and update.
+
+    Args:
+        step: ``step(*args)``; its leaves have to be arrays or numbers.
+        args: arguments, or their shapes.
+
+    Raises:
+        TraceError: nothing in it is differentiated; a gradient depends on another's update (two updates in one step).
+    """
+    closed, shapes = jax.make_jaxpr(step, return_shape=True)(*args)
+    flat = _Flattening()
+    arguments = [flat.number() for _ in closed.jaxpr.invars]
+    outputs = flat.closed(closed, arguments)
+    lines = flat.lines
+    if not any(line.differentiated for line in lines):
+        raise TraceError(
+            f"{getattr(step, '__name__', step)} differentiates nothing, so its gradient cannot be told from its update",
+            cause="gradients are computed by hand, or before the step",
+            remedy="give the two apart: delayed(gradients, update)",
+        )
+    before = _before(lines)
+    made = {n for line in lines if line.differentiated for n in line.results}
+    read = {o for line in lines if not line.differentiated for o in _numbers(line.operands)} | _numbers(outputs)
+    return Split(
+        tuple(lines), flat.constants, tuple(outputs), tuple(sorted(made & read)), before, jax.tree.structure(shapes)
+    )
+
+
+def _before(lines: Sequence[_Line]) -> frozenset[int]:
+    """Results of unmarked equations that marked ones need; see `split` for what is refused."""
+    needed: set[int] = set()
+    chosen: set[int] = set()
+    backward: set[int] = set()
+    updated: set[int] = set()  # depends on a gradient by way of an unmarked equation
+    for line in lines:
+        operands = _numbers(line.operands)
+        if line.differentiated and operands & updated:
+            raise TraceError(
+                "a gradient depends on the update that another gradient makes",
+                cause="the step has two updates, one after the other",
+                remedy="make two steps, or give gradients and update apart: delayed(gradients, update)",
+                source=source_line(line.eqn.source_info) or None,
+            )
+        if line.differentiated and _is_backward(line.eqn):
+            backward.update(line.results)
+        elif operands & (backward | updated) and not line.differentiated:
+            updated.update(line.results)
+        elif operands & backward:
+            backward.update(line.results)
+    for line in reversed(lines):
+        if line.differentiated or needed.intersection(line.results):
+            needed |= _numbers(line.operands)
+            if not line.differentiated:
+                chosen.update(line.results)
+    return frozenset(chosen)
+
+
+class _Flattening:
+    """Numbers the values of a jaxpr, with calls that hold both gradient and update opened."""
+
+    def __init__(self) -> None:
+        self.lines: list[_Line] = []
+        self.constants: dict[int, Any] = {}
+        self.count = 0
+
+    def number(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def closed(self, closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+        env: dict[Any, Any] = dict(zip(closed.jaxpr.invars, operands, strict=True))
+        for variable, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            env[variable] = self.number()
+            self.constants[env[variable]] = constant
+        for eqn in closed.jaxpr.eqns:
+            marked = _is_marked(eqn)
+            inside = not marked and any(_is_marked(e) for e in _inner(eqn))
+            body = eqn.params.get("jaxpr")
+            if inside and eqn.primitive.name in _CALLS and isinstance(body, ClosedJaxpr):
+                env.update(zip(eqn.outvars, self.closed(body, [_atom(env, v) for v in eqn.invars]), strict=True))
+                continue
+            results = tuple(self.number() for _ in eqn.outvars)
+            variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, JaxLiteral)))
+            alone = closed.jaxpr.replace(
+                constvars=[], invars=variables, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects
+            )
+            operands = tuple(env[v] for v in variables)
+            self.lines.append(_Line(eqn, ClosedJaxpr(alone, ()), operands, results, marked or inside))
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [_atom(env, v) for v in closed.jaxpr.outvars]
+
+
+def _numbers(operands: Sequence[Any]) -> set[int]:
+    return {o for o in operands if isinstance(o, int)}
+
+
+def _run(line: _Line, env: dict[int, Any]) -> None:
+    env.update(zip(line.results, jaxpr_as_fun(line.program)(*(_read(env, o) for o in line.operands)), strict=True))
+
+
+def _atom(env: Mapping[Any, Any], atom: Any) -> Any:
+    return atom if isinstance(atom, JaxLiteral) else env[atom]
+
+
+def _read(env: Mapping[int, Any], operand: Any) -> Any:
+    return operand.val if isinstance(operand, JaxLiteral) else env[operand]
+
+
+def _is_marked(eqn: JaxprEqn) -> bool:
+    return phase_of(str(eqn.source_info.name_stack)) != "update"
+
+
+def _is_backward(eqn: JaxprEqn) -> bool:
+    inner = [eqn, *_inner(eqn)]
+    return any(phase_of(str(e.source_info.name_stack)) == "backward" for e in inner)
+
+
+def _inner(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """Equations in the bodies of ``eqn``, at any depth."""
+    for value in eqn.params.values():
+        for body in value if isinstance(value, tuple | list) else (value,):
+            jaxpr = body.jaxpr if isinstance(body, ClosedJaxpr) else body
+            if isinstance(jaxpr, Jaxpr):
+                for inner in jaxpr.eqns:
+                    yield inner
+                    yield from _inner(inner)

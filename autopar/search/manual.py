@@ -9,6 +9,7 @@ from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.plan import Plan
+from autopar.recompute import LEVELS, Level
 from autopar.schedule import Task, get
 from autopar.search.clock import Clock
 from autopar.search.experts import expert_dims, expert_state
@@ -56,7 +57,8 @@ class Manual:
         ep: devices, of those of dp, that share experts.
         zero: ZeRO stage, 0 to 3.
         sequence_parallel: of no effect on a graph, see above.
-        recompute: "none": what the function states with `jax.checkpoint` and no more; "selective", "full".
+        recompute: "none": what the function states with `jax.checkpoint`, and what ``parallelize(remat=)`` names;
+            "selective", "full".
         chunks: chunks of each pipeline stage.
 
     Raises:
@@ -119,7 +121,7 @@ class Manual:
         schedule = problem.options.schedule
         if schedule in ("auto", "none"):
             schedule = get("interleaved", chunks=self.chunks) if self.chunks > 1 else "1f1b"
-        options = replace(problem.options, num_stages=stages, schedule=schedule, remat=self.recompute)
+        options = replace(problem.options, num_stages=stages, schedule=schedule, remat=self._remat(problem))
         staged = replace(problem, options=options)
         count = options.num_microbatches or microbatch_counts(staged)[0]
         wanted = min(4 * stages, max(stages, MOST_LAYERS))
@@ -160,6 +162,19 @@ class Manual:
         rules = NamedLayouts(graph, axes, self.zero, tokens, experts)
         made = SharedTokens.of(graph, tokens, axes.cp).allowed if axes.cp else None
         return solve_restricted(problem, mesh, rules.allowed, clock, made)
+
+    def _remat(self, problem: Problem) -> Level:
+        """The level of recomputation: that of ``recompute``, or the one that ``parallelize(remat=)`` asks for."""
+        asked, named = problem.options.remat, self.recompute
+        level = next(level for level in LEVELS if level == named)
+        if asked in ("auto", "none", named):
+            return level
+        if named != "none":
+            raise InfeasiblePlanError(
+                f"Manual(recompute={named!r}) and remat={asked!r} name different levels",
+                remedy="give one of them",
+            )
+        return asked
 
     def _tokens(self, graph: Graph) -> dict[str, int]:
         """By value of a whole step the dim of its tokens, empty without cp. Raises where cp does not divide them."""

@@ -37,6 +37,10 @@ class Solution:
     solver: str
     phases: tuple[tuple[str, float], ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("objective", "lower_bound"):  # numpy's numbers are refused by encoders
+            object.__setattr__(self, name, float(getattr(self, name)))
+
     @property
     def found(self) -> bool:
         """Whether there is a solution; that of a problem without nodes is the empty choice."""

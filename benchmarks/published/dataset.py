@@ -6,12 +6,14 @@ import csv
 import dataclasses
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.cluster import Cluster, LinkSpec
-from autopar.cost.transformer import Constants, Stack, TrainingPlan, TransformerSpec, load_constants, peak_memory
+from autopar.cost.transformer import Constants, TrainingPlan, TransformerSpec, load_constants, peak_memory
+from autopar.cost.transformer.plan import Recompute
 from autopar.errors import InfeasiblePlanError
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -25,6 +27,9 @@ STACKS = {
 }
 #: Cluster file by what a row's hardware has in its text; the first that is found.
 CLUSTERS = {
+    "A800": "dgx-a800",
+    "H800": "dgx-h800",
+    "T4": "t4",
     "A100": "dgx-a100",
     "GH200": "h200",
     "H200": "h200",
@@ -81,42 +86,91 @@ class Run:
     fitted: bool
 
 
-def load(file: Path = POINTS) -> tuple[Run, ...]:
-    """All runs of ``file`` that can be predicted, in its order: on known hardware, with plans that are possible."""
+@dataclass(frozen=True)
+class Points:
+    """What a file of runs says.
+
+    Args:
+        runs: those that can be predicted, in its order.
+        skipped: number of rows that were left out, by reason.
+    """
+
+    runs: tuple[Run, ...]
+    skipped: Mapping[str, int]
+
+
+class _SkippedRowError(Exception):
+    """A row that cannot be predicted; its text is the reason."""
+
+
+def read(file: Path = POINTS) -> Points:
+    """The runs of ``file`` on known hardware with plans that are possible, and why other rows are left out."""
     constants = load_constants()
+    runs: list[Run] = []
+    skipped: Counter[str] = Counter()
+    uncertain: set[int] = set()
     with file.open(newline="", encoding="utf-8") as lines:
-        runs = [_run(row, constants) for row in csv.DictReader(lines)]
-    return tuple(r for r in runs if r is not None)
+        for row in csv.DictReader(lines):
+            try:
+                runs.append(_run(row))
+            except _SkippedRowError as reason:
+                skipped[str(reason)] += 1
+                continue
+            if row["recompute"] in _UNCERTAIN:
+                uncertain.add(runs[-1].point)
+    return Points(tuple(_one_reading(runs, uncertain, constants)), dict(sorted(skipped.items())))
 
 
-def _run(row: dict[str, str], constants: Constants) -> Run | None:
+def load(file: Path = POINTS) -> tuple[Run, ...]:
+    """The runs of `read`."""
+    return read(file).runs
+
+
+def _run(row: dict[str, str]) -> Run:
     if not any(text in row["hardware"] for text in CLUSTERS):
-        return None
+        raise _SkippedRowError("no cluster file for the hardware")
     spec = _spec(row)
     out_of_memory = "OOM" in row["status"] or "printed OOM" in row["note"]
     timed = not out_of_memory and re.fullmatch(r"[\d.eE+-]+", row["iteration_s"])
-    point = int(row["point_id"])
+    point = _integer(row, "point_id")
     cluster = _cluster(row)
     dataset = row["dataset"]
     group = "/".join((dataset, row["hardware"], row["inter_node_GBps_per_node"], row["devices"], *_model(row)))
-    stack = _stack(row)
     plans = tuple(_possible(_plans(row, spec), spec))
-    if row["recompute"] in _UNCERTAIN:
-        plans = tuple(_kept_where_it_fits(plans, spec, cluster, constants.stack(stack)))
     if not plans:
-        return None
+        raise _SkippedRowError("no plan of these numbers is possible")
     return Run(
         point,
         dataset,
         spec,
         plans,
         cluster,
-        stack,
+        _stack(row),
         float(row["iteration_s"]) if timed else None,
         out_of_memory,
         group,
         _fitted(dataset, group, row["point_id"]),
     )
+
+
+def _one_reading(runs: Sequence[Run], uncertain: Collection[int], constants: Constants) -> Iterator[Run]:
+    """Runs whose source does not say what was recomputed: one reading for all runs of one model on one cluster.
+
+    All keep their activations where those of all that ran fit, else all recompute layers.
+    """
+    kept: dict[str, bool] = {}
+    for run in runs:
+        if run.point in uncertain and not run.out_of_memory:
+            limit = run.cluster.groups[0].device.memory_bytes
+            stack = constants.stack(run.stack)
+            fits = min(peak_memory(run.spec, plan, stack).total_bytes for plan in run.plans) <= limit
+            kept[run.group] = kept.get(run.group, True) and fits
+    for run in runs:
+        if run.point in uncertain and not kept.get(run.group, True):
+            plans = tuple(dataclasses.replace(plan, recompute="full") for plan in run.plans)
+            yield dataclasses.replace(run, plans=plans)
+        else:
+            yield run
 
 
 def _possible(plans: Iterator[TrainingPlan], spec: TransformerSpec) -> Iterator[TrainingPlan]:
@@ -127,16 +181,6 @@ def _possible(plans: Iterator[TrainingPlan], spec: TransformerSpec) -> Iterator[
         except InfeasiblePlanError:
             continue
         yield plan
-
-
-def _kept_where_it_fits(
-    plans: Sequence[TrainingPlan], spec: TransformerSpec, cluster: Cluster, stack: Stack
-) -> Iterator[TrainingPlan]:
-    """Plans that keep their activations, or recompute layers where those do not fit."""
-    limit = cluster.groups[0].device.memory_bytes
-    for plan in plans:
-        kept = peak_memory(spec, plan, stack).total_bytes
-        yield plan if kept <= limit else dataclasses.replace(plan, recompute="full")
 
 
 def _stack(row: dict[str, str]) -> str:
@@ -157,20 +201,26 @@ def _model(row: dict[str, str]) -> list[str]:
     return [row[c] for c in ("layers", "hidden", "ffn", "heads", "seq", "global_batch")]
 
 
+def _integer(row: dict[str, str], column: str) -> int:
+    if not row[column].strip().isdigit():
+        raise _SkippedRowError(f"{column} is no number")
+    return int(row[column])
+
+
 def _number(row: dict[str, str], column: str, default: int) -> int:
-    return int(row[column]) if row[column].strip() else default
+    return _integer(row, column) if row[column].strip() else default
 
 
 def _spec(row: dict[str, str]) -> TransformerSpec:
     llama = row["family"] == "llama"
-    hidden = int(row["hidden"])
+    hidden = _integer(row, "hidden")
     # Where the source does not say: heads of about 128, in a multiple of 8 so that tp may divide them.
     heads = _number(row, "heads", max(8, next(n for n in range(hidden // 128 // 8 * 8, 0, -8) if hidden % n == 0)))
     return TransformerSpec(
-        layers=int(row["layers"]),
+        layers=_integer(row, "layers"),
         hidden=hidden,
         heads=heads,
-        seq=int(row["seq"]),
+        seq=_integer(row, "seq"),
         vocab=_vocab(row),
         ffn=_number(row, "ffn", 4 * hidden),
         kv_heads=_number(row, "kv_heads", heads),
@@ -183,8 +233,11 @@ def _spec(row: dict[str, str]) -> TransformerSpec:
 
 
 def _vocab(row: dict[str, str]) -> int:
-    """Where the source assumes the size of the vocabulary, that size padded to 128 as Megatron-LM does."""
-    size = int(row["vocab"])
+    """Where the source assumes the size of the vocabulary, that size padded to 128 as Megatron-LM does.
+
+    Where it says none, that of GPT-2, padded for eight shards.
+    """
+    size = _number(row, "vocab", 51200)
     return -(-size // 128) * 128 if "vocab assumed" in row["note"] else size
 
 
@@ -201,24 +254,58 @@ def _dtype(row: dict[str, str]) -> str:
 _UNCERTAIN = ("not published", "full (per simulation config)")
 
 
-def _recompute(row: dict[str, str]) -> str:
-    text = row["recompute"]
-    if text.startswith("selective"):
-        return "selective"
-    if text == "none" or text in _UNCERTAIN:
+#: Starts of texts of the column, and what they mean.
+_RECOMPUTE: dict[str, Recompute] = {"selective": "selective", "full": "full", "none": "none"}
+
+
+def _recompute(row: dict[str, str]) -> Recompute:
+    text = row["recompute"].strip()
+    if text in _UNCERTAIN:
         return "none"
-    # Not stated: TeraPipe keeps the values of its slices; the other runs would not fit without recomputation.
-    return "none" if text == "not stated" and row["dataset"].startswith("TeraPipe") else "full"
+    if text in ("", "not stated"):
+        # TeraPipe keeps the values of its slices; the other runs would not fit without recomputation.
+        return "none" if row["dataset"].startswith("TeraPipe") else "full"
+    for start, meaning in _RECOMPUTE.items():
+        if text.startswith(start):
+            return meaning
+    raise _SkippedRowError(f"unknown recomputation: {text}")
+
+
+def _zero(row: dict[str, str]) -> int:
+    text = row["fsdp_or_zero"].strip()
+    if stage := re.match(r"ZeRO-([0-3])\b", text):
+        return int(stage.group(1))
+    if "FSDP" in text or "fully sharded" in text.lower():
+        return 2 if "ZeRO-2" in text else 3
+    if "distributed" in text:
+        return 1
+    if text in ("", "no", "none", "DDP", "0", "1"):
+        return 0
+    raise _SkippedRowError(f"unknown partition of the state: {text}")
+
+
+def _schedule(row: dict[str, str], chunks: int) -> str:
+    text = row["schedule"]
+    if text in _ZERO_BUBBLE:
+        return _ZERO_BUBBLE[text]
+    return "interleaved" if chunks > 1 else "gpipe" if "GPipe" in text else "1f1b"
+
+
+#: The paper's names of its schedules: with the memory of 1F1B, with twice that, in a V.
+_ZERO_BUBBLE = {"ZB-1p": "zb-h1", "ZB-2p": "zb-h2", "ZB-V": "zb-v"}
+
+
+def _chunks(row: dict[str, str], layers: int, pp: int) -> int:
+    if "one layer per chunk" in row["vpp_chunks"]:
+        return max(1, -(-layers // pp))
+    return _number(row, "vpp_chunks", 1)
 
 
 def _plans(row: dict[str, str], spec: TransformerSpec) -> Iterator[TrainingPlan]:
-    batch, devices = int(row["global_batch"]), int(row["devices"])
-    zero_text = row["fsdp_or_zero"]
-    zero = int(zero_text[-1]) if zero_text.startswith("ZeRO-") else 1 if "distributed" in zero_text else 0
-    zero = 3 if "FSDP" in zero_text else zero
-    chunks = _number(row, "vpp_chunks", 1)
-    schedule = "interleaved" if chunks > 1 else "gpipe" if "GPipe" in row["schedule"] else "1f1b"
-    pp, cp = _number(row, "pp", 1), _number(row, "cp", 1)
+    batch, devices = _integer(row, "global_batch"), _integer(row, "devices")
+    zero, pp, cp = _zero(row), _number(row, "pp", 1), _number(row, "cp", 1)
+    chunks = _chunks(row, spec.layers, pp)
+    schedule = _schedule(row, chunks)
     splits = [(_number(row, "tp", 1), _number(row, "dp", 1))]
     if not row["tp"]:
         splits = [
@@ -250,7 +337,7 @@ def _cluster(row: dict[str, str]) -> Cluster:
     hardware = row["hardware"]
     name = next(file for text, file in CLUSTERS.items() if text in hardware)
     cluster = Cluster.load(name)
-    devices = int(row["devices"])
+    devices = _integer(row, "devices")
     per_node = min(devices, _number(row, "devices_per_node", cluster.groups[0].devices_per_node))
     group = cluster.groups[0]
     device = dataclasses.replace(group.device, memory_bytes=_memory(row, group.device.memory_bytes))

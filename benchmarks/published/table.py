@@ -12,7 +12,7 @@ from rich.console import Console
 
 from autopar.cost.transformer import Constants, load_constants
 from benchmarks.published.collectives import collective_rows
-from benchmarks.published.dataset import HELD_OUT, POINTS, load
+from benchmarks.published.dataset import HELD_OUT, POINTS, read
 from benchmarks.published.layers import layer_rows
 from benchmarks.published.score import Scored, ranking, score
 from benchmarks.report import Report, Row, Say, table
@@ -27,8 +27,11 @@ _MEMORY = 0.95
 
 def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
     """Errors of all runs by dataset, on the fitted and on the held-out part."""
-    runs = load(file)
+    points = read(file)
+    runs = points.runs
     say(f"published: {len(runs)} runs that can be predicted")
+    for reason, count in points.skipped.items():
+        say(f"published: {count} rows left out: {reason}")
     constants = load_constants()
     scored = score(runs[::10] if quick else runs, constants)
     rows = []

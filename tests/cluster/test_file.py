@@ -223,7 +223,18 @@ def test_an_unknown_name_lists_the_known_and_suggests_the_closest():
     assert all(name in caught.value.remedy for name in available())
 
 
-NAMES = ("b200", "dgx-a100", "dgx-a100-40gb", "dgx-h100", "h200", "local-cpu", "p3.16xlarge")
+NAMES = (
+    "b200",
+    "dgx-a100",
+    "dgx-a100-40gb",
+    "dgx-a800",
+    "dgx-h100",
+    "dgx-h800",
+    "h200",
+    "t4",
+    "local-cpu",
+    "p3.16xlarge",
+)
 NAMES += ("tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e")
 
 
@@ -239,7 +250,7 @@ def test_every_file_is_sound(name):
     assert Cluster.from_json(cluster.to_json()) == cluster
     device = cluster.groups[0].device
     assert device.jax_kinds
-    assert device.flops("bf16") >= device.flops("f32") or name in ("p3.16xlarge", "local-cpu")
+    assert device.flops("bf16") >= device.flops("f32") or name in ("p3.16xlarge", "t4", "local-cpu")
     lines = find(name).read_text().splitlines()
     bare = [b for a, b in pairwise(lines) if re.match(r"(memory_bytes|peak_flops|bandwidth) =", b) and a[:1] != "#"]
     assert not bare, "figures without a source in the comment above them"

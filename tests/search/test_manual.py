@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import autopar
@@ -103,3 +105,20 @@ def test_a_mesh_that_a_named_plan_does_not_have_is_noted(name):
     assert "not used" in note
     same = problem_of(*mlp.build(abstract=True, layers=1), toy(8), mesh_shape=(8,))
     assert not any("not used" in n for n in strategy_named("data-parallel")(same).content.notes)
+
+
+def test_the_level_of_recomputation_that_parallelize_names_holds_for_stages(problem):
+    asked = replace(problem, options=replace(problem.options, remat="full"))
+    assert Manual(pp=2)._remat(asked) == "full"
+    assert Manual(pp=2, recompute="selective")._remat(problem) == "selective"
+    assert Manual(pp=2)._remat(problem) == "none"
+    with pytest.raises(InfeasiblePlanError, match="name different levels"):
+        Manual(pp=2, recompute="selective")._remat(asked)
+
+
+def test_remat_reaches_the_stages_of_a_pipeline():
+    fn, args = mlp.build(abstract=True, layers=2)
+    plan = autopar.parallelize(
+        fn, cluster=toy(2), search=Manual(pp=2), num_microbatches=2, schedule="1f1b", remat="full"
+    ).plan(*args)
+    assert {s.remat for s in plan.stages} == {"full"}

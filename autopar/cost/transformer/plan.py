@@ -91,7 +91,7 @@ class TrainingPlan:
 
     def check(self, spec: TransformerSpec) -> None:
         """Raises InfeasiblePlanError where the plan cannot be carried out with ``spec``."""
-        if self.pp * self.chunks > spec.layers + 1:
+        if self.pp * self.chunks > spec.layers + 2:  # embedding and output may have a chunk each
             raise InfeasiblePlanError(
                 f"{spec.layers} layers are too few for {self.pp} stages of {self.chunks} chunks",
                 remedy="fewer stages or chunks",

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from benchmarks.published.dataset import BY_GROUP, HELD_OUT, POINTS, load
+from benchmarks.published.dataset import BY_GROUP, HELD_OUT, POINTS, load, read
 
 
 def rows():
@@ -66,3 +66,45 @@ def test_what_does_not_say_whether_it_recomputes_does_where_it_must(tmp_path):
     assert run.plans[0].recompute == "none"
     (run,) = load(written(tmp_path, unsaid | {"micro_batch": "16"}))
     assert run.plans[0].recompute == "full"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hardware": "abacus"}, "no cluster file for the hardware"),
+        ({"layers": "many"}, "layers is no number"),
+        ({"vpp_chunks": "several"}, "vpp_chunks is no number"),
+        ({"fsdp_or_zero": "sharded somehow"}, "unknown partition of the state: sharded somehow"),
+        ({"recompute": "some"}, "unknown recomputation: some"),
+    ],
+)
+def test_unknown_words_skip_the_row_and_are_counted(tmp_path, changes, reason):
+    points = read(written(tmp_path, changes))
+    assert (points.runs, dict(points.skipped)) == ((), {reason: 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "zero"),
+    [("ZeRO-2 style", 2), ("FSDP ZeRO-2 style", 2), ("FSDP", 3), ("distributed optimizer (assumed)", 1), ("none", 0)],
+)
+def test_partitions_of_the_state_are_read(tmp_path, text, zero):
+    (run,) = load(written(tmp_path, {"fsdp_or_zero": text}))
+    assert {p.zero for p in run.plans} == {zero}
+
+
+@pytest.mark.parametrize(("schedule", "meaning"), [("ZB-1p", "zb-h1"), ("ZB-2p", "zb-h2"), ("ZB-V", "zb-v")])
+def test_zero_bubble_schedules_are_read(tmp_path, schedule, meaning):
+    (run,) = load(written(tmp_path, {"schedule": schedule, "vocab": ""}))
+    assert ({p.schedule for p in run.plans}, run.spec.vocab) == ({meaning}, 51200)
+
+
+def test_a_sweep_is_read_in_one_way(tmp_path):
+    """Of two runs of one model the larger microbatch fits only if layers are recomputed: so are both."""
+    row = {**rows()[0], "recompute": "full (per simulation config)", "dataset": "vTrain single-node"}
+    path = tmp_path / "points.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(row))
+        writer.writeheader()
+        writer.writerows([{**row, "point_id": "1", "micro_batch": "1"}, {**row, "point_id": "2", "micro_batch": "16"}])
+    assert [r.plans[0].recompute for r in load(path)] == ["full", "full"]
+    assert [r.plans[0].recompute for r in load(written(tmp_path, {**row, "micro_batch": "1"}))] == ["none"]

@@ -174,7 +174,7 @@ class Manual:
                 f"Manual(recompute={named!r}) and remat={asked!r} name different levels",
                 remedy="give one of them",
             )
-        return asked
+        return next(known for known in LEVELS if known == asked)
 
     def _tokens(self, graph: Graph) -> dict[str, int]:
         """By value of a whole step the dim of its tokens, empty without cp. Raises where cp does not divide them."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax
+from jax.sharding import NamedSharding
+
 from autopar.api.modules import join_result, split_arguments
+from autopar.api.user_mesh import concrete, on_mesh, outside, relabelled
 from autopar.errors import AutoparError
 from autopar.frontend import CallSignature, SignatureOptions, Traced
 from autopar.plan import Plan
@@ -50,11 +55,29 @@ class Compiled:
 
     def run(self, leaves: list[Any]) -> Any:
         """Runs a step on the traced leaves of a call."""
-        return self.run_placed(self.local.place_all(leaves), leaves)
+        with self._outside():
+            placed = self.local.place_all(leaves)
+        return self.run_placed(placed, leaves)
 
     def run_placed(self, placed: list[Any], leaves: list[Any]) -> Any:
         """Runs a step on leaves that lie as the plan wants; ``leaves`` are those that the caller gave."""
-        return self.traced.results(self.local.run(placed, leaves), leaves)
+        if self.traced.signature.mesh is None:
+            return self.traced.results(self.local.run(placed, leaves), leaves)
+        with outside():
+            arrays = self.local.run(placed, leaves)
+        return self.traced.results(list(map(relabelled, arrays, self._on_user_mesh)), leaves)
+
+    def _outside(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.traced.signature.mesh is None else outside()
+
+    @cached_property
+    def _on_user_mesh(self) -> Sequence[NamedSharding | None]:
+        """Shardings of the results on the mesh that is around the calls; None where it cannot say them."""
+        program, outputs = self.local.program, self.traced.graph.outputs
+        mesh = None if isinstance(self.local, RemoteProgram) else concrete(self.traced.signature.mesh, jax.devices())
+        if mesh is None:
+            return [None] * len(outputs)
+        return [on_mesh(s, o.type.rank, mesh) for s, o in zip(program.output_shardings, outputs, strict=True)]
 
     def repeated(self, leaves: list[Any]) -> list[Any] | None:
         """The traced ones of all leaves of a call of the same structure; None where a static one is another object."""

@@ -13,7 +13,9 @@ from autopar.api.modules import flax_loaded, join_result, put_back, split_argume
 from autopar.api.options import ParallelOptions, check_names
 from autopar.api.placement import run_on_workers, run_sharded
 from autopar.api.pure import PureFunction
+from autopar.api.user_mesh import outside
 from autopar.errors import AutoparError
+from autopar.frontend.signature import jax_config
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import RemoteProgram
@@ -42,7 +44,12 @@ class ParallelFunction:
         return self._options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Plans and compiles once for each signature, then runs. Values are those of the plain function."""
+        """Plans and compiles once for each signature, then runs. Values are those of the plain function.
+
+        Under `jax.disable_jit` the plain function itself runs.
+        """
+        if jax_config("jax_disable_jit"):
+            return self._fn(*args, **kwargs)
         done, result = self._plain.again(args, kwargs)
         if done:
             return result
@@ -63,12 +70,16 @@ class ParallelFunction:
             PlanMismatchError: the plan given was made for another program.
         """
         pure, args, kwargs, _ = self._pure(args, kwargs)
-        return pure.plan(pure.resolve(args, kwargs)[0])[1]
+        signature, _ = pure.resolve(args, kwargs)
+        with outside():
+            return pure.plan(signature)[1]
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Plans and compiles for arguments (arrays or `jax.ShapeDtypeStruct`). Errors are those of `plan`."""
         pure, args, kwargs, _ = self._pure(args, kwargs)
-        return pure.compile(pure.resolve(args, kwargs)[0])
+        signature, _ = pure.resolve(args, kwargs)
+        with outside():
+            return pure.compile(signature)
 
     def init(self, init_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs ``init_fn`` with its results built already split, never whole on one device.
@@ -98,8 +109,9 @@ class ParallelFunction:
         """
         pure, args, kwargs, modules = self._pure(args, kwargs)
         signature, leaves = pure.resolve(args, kwargs)
-        local = pure.compile(signature).local
-        arrays = local.shard_all(leaves) if isinstance(local, RemoteProgram) else local.place_all(leaves)
+        with outside():
+            local = pure.compile(signature).local
+            arrays = local.shard_all(leaves) if isinstance(local, RemoteProgram) else local.place_all(leaves)
         placed, _ = signature.arguments(arrays)
         if modules:
             placed = put_back(placed, modules)

@@ -20,11 +20,13 @@ from autopar.api.fitting import Planned, build_within
 from autopar.api.one_stage import one_stage
 from autopar.api.options import ParallelOptions
 from autopar.api.restacked import restacked
+from autopar.api.user_mesh import outside
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
-from autopar.errors import InfeasiblePlanError, MicrobatchError, PlanMismatchError, ScheduleError
+from autopar.errors import InfeasiblePlanError, MicrobatchError, PlanMismatchError, ScheduleError, TraceError
 from autopar.frontend import CallSignature, SignatureOptions, Traced, flatten_call, trace
-from autopar.frontend.signature import NUMBERS, positional_names, resolve, x64_enabled
+from autopar.frontend.signature import NUMBERS, context_mesh, positional_names, resolve, x64_enabled
+from autopar.frontend.trace import needs_values
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.microbatch import microbatched
@@ -75,7 +77,8 @@ class PureFunction:
         if recent is None or recent.traced.signature.static_args:
             return False, None
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        if treedef != recent.traced.signature.treedef or recent.traced.signature.x64 != x64_enabled():
+        signature = recent.traced.signature
+        if treedef != signature.treedef or signature.x64 != x64_enabled() or signature.mesh != context_mesh():
             return False, None
         traced = recent.repeated(leaves)
         placed = None if traced is None else recent.local.match(traced)
@@ -86,7 +89,8 @@ class PureFunction:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return self.fn(*args, **kwargs)  # inside another transformation the plain function is what runs
         signature, leaves = self.resolve(args, kwargs)
-        compiled = self.compile(signature)
+        with outside():
+            compiled = self.compile(signature)
         self._recent = compiled
         return compiled.run(leaves)
 
@@ -104,8 +108,8 @@ class PureFunction:
             try:
                 self._traced[signature] = self._trace(signature, False)
                 return signature, leaves
-            except Exception:
-                if not any(isinstance(leaf, NUMBERS) for leaf in leaves):
+            except TraceError as error:
+                if not needs_values(error.__cause__) or not any(isinstance(leaf, NUMBERS) for leaf in leaves):
                     raise
                 other, other_leaves = flatten_call(self.fn, args, kwargs, static_options)
                 try:

@@ -70,12 +70,14 @@ class CallSignature:
         entries: for each leaf ``(shape, dtype, weak_type)``, or a static value.
         static_args: (position or name, value) of the static arguments.
         x64: whether 64-bit types were enabled.
+        mesh: the mesh of `jax.set_mesh` around the call, without its devices; None where there is none.
     """
 
     treedef: Any
     entries: tuple[Any, ...]
     static_args: tuple[tuple[int | str, _Static], ...]
     x64: bool = False
+    mesh: Any = None
 
     @property
     def traced(self) -> tuple[int, ...]:
@@ -151,8 +153,18 @@ def resolve(
 
 def x64_enabled() -> bool:
     """Whether 64-bit types are enabled here and now."""
-    config: Any = jax.config
-    return bool(config.jax_enable_x64)
+    return jax_config("jax_enable_x64")
+
+
+def jax_config(name: str) -> bool:
+    """A switch of jax's configuration, here and now."""
+    return bool(getattr(jax.config, name))
+
+
+def context_mesh() -> Any:
+    """The mesh of `jax.set_mesh` around the running code, without its devices; None where there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty else mesh
 
 
 def leaf_entry(leaf: Any, static_numbers: bool) -> Any:
@@ -203,7 +215,7 @@ def flatten_call(
         _Static(_Absent, None, leaf) if type(leaf) is _Absent else leaf_entry(leaf, options.static_numbers)
         for leaf in leaves
     )
-    signature = CallSignature(treedef, entries, tuple(static_args), x64_enabled())
+    signature = CallSignature(treedef, entries, tuple(static_args), x64_enabled(), context_mesh())
     try:
         hash(signature)
     except TypeError as error:

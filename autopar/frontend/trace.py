@@ -20,7 +20,8 @@ from autopar.frontend.signature import NUMBERS, CallSignature
 from autopar.ir import Graph
 
 # How jax says in a plain TypeError, IndexError or ValueError that a value is not known while tracing.
-_UNTRACEABLE = ("not a valid JAX type", "not callable", "concrete values", "Tracer", "Non-hashable static arguments")
+_WANTS_VALUES = ("concrete values", "Tracer", "Non-hashable static arguments")
+_UNTRACEABLE = ("not a valid JAX type", "not callable", *_WANTS_VALUES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +178,16 @@ def user_frame(error: BaseException) -> str:
         if "site-packages" not in frame.filename and not frame.filename.startswith((ours, "<")):
             return f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})"
     return ""
+
+
+def needs_values(error: BaseException | None) -> bool:
+    """Whether ``error`` is jax's way to say that Python code wants the value of a traced number."""
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        return False
+    if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+        return True
+    plain = isinstance(error, TypeError | IndexError | ValueError)
+    return plain and any(text in str(error) for text in _WANTS_VALUES)
 
 
 def _trace_error(fn: Callable[..., Any], error: Exception) -> TraceError:

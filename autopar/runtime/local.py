@@ -14,6 +14,7 @@ import numpy as np
 from autopar.frontend import Traced
 from autopar.frontend.signature import leaf_entry
 from autopar.lower.program import Program
+from autopar.runtime.executable import runnable
 from autopar.runtime.leaves import check_data, give_up
 
 
@@ -129,7 +130,8 @@ def load_local(traced: Traced, program: Program, donated: Sequence[int] = ()) ->
     with warnings.catch_warnings():
         # Of a donated batch, or a leaf that another layout replaces; it is deleted all the same.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        executable = program.function.lower(*program.shapes(traced)).compile(dict(program.compiler_options))
+        shapes = program.shapes(traced)
+        compiled = program.function.lower(*shapes).compile(dict(program.compiler_options))
     count = len(signature.traced)
     constants = tuple(
         jax.device_put(c, s) for c, s in zip(traced.closed_over, program.input_shardings[count:], strict=True)
@@ -137,7 +139,7 @@ def load_local(traced: Traced, program: Program, donated: Sequence[int] = ()) ->
     entries = tuple(signature.entries[i] for i in signature.traced)
     return LocalProgram(
         program,
-        executable,
+        runnable(program.function, compiled, [s.dtype for s in shapes]),
         entries,
         tuple(i.name for i in graph.inputs),
         tuple(sorted({*donated, *(i for i in program.donated if i < count)})),

@@ -23,6 +23,7 @@ from autopar.errors import ScheduleError
 from autopar.lower.pipeline.donation import donated
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.programs import StageProgram
+from autopar.runtime.executable import runnable
 from autopar.runtime.interpreter import Ready, Worker
 from autopar.runtime.transport import Queues
 from autopar.schedule import Buffer, Program, Work
@@ -63,7 +64,10 @@ class Loaded:
         ]
         number = jax.ShapeDtypeStruct((), jnp.int32)
         at = donated(program, given_up, sizes)
-        compiled = program.jitted(mesh, at).lower(number, *shapes).compile() if program.results else None
+        compiled = None
+        if program.results:
+            function = program.jitted(mesh, at)
+            compiled = runnable(function, function.lower(number, *shapes).compile(), [s.dtype for s in shapes])
         return Loaded(program, mesh, compiled, shardings, frozenset(program.reads[n].name for n in at))
 
 

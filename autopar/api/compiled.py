@@ -101,6 +101,24 @@ class Compiled:
         except Exception:
             return {path: s for (path, _, _), s in zip(self.traced.arguments, shardings, strict=False)}
 
+    @property
+    def output_shardings(self) -> Any:
+        """A pytree like the result with a `NamedSharding` for each array."""
+        return self.traced.results(self.local.program.output_shardings)
+
+    def cost_analysis(self) -> Any:
+        """jax's cost statistics of the program; for several stages a dict by program.
+
+        Raises:
+            AutoparError: the programs are on workers, which do not send them.
+        """
+        if isinstance(self.local, RemoteProgram):
+            raise AutoparError(
+                "workers on Ray do not send the cost statistics of their programs",
+                remedy="compile for Cluster.local(), or read plan.stages for what was predicted",
+            )
+        return self.local.executable.cost_analysis()
+
     def as_text(self) -> str:
         """Optimized HLO of the stage program."""
         return str(self.local.executable.as_text())

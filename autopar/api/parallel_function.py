@@ -13,6 +13,7 @@ from autopar.api.modules import flax_loaded, join_result, put_back, split_argume
 from autopar.api.options import ParallelOptions, check_names
 from autopar.api.placement import run_on_workers, run_sharded
 from autopar.api.pure import PureFunction
+from autopar.api.staged import LoweredCall, TracedCall
 from autopar.api.user_mesh import outside
 from autopar.errors import AutoparError
 from autopar.frontend.signature import jax_config
@@ -73,6 +74,15 @@ class ParallelFunction:
         signature, _ = pure.resolve(args, kwargs)
         with outside():
             return pure.plan(signature)[1]
+
+    def trace(self, *args: Any, **kwargs: Any) -> TracedCall:
+        """The function traced for arguments (arrays or `jax.ShapeDtypeStruct`), as `jax.jit(f).trace` gives it."""
+        pure, args, kwargs, _ = self._pure(args, kwargs)
+        return TracedCall(pure, pure.resolve(args, kwargs)[0])
+
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredCall:
+        """Plans for arguments (arrays or `jax.ShapeDtypeStruct`), as `jax.jit(f).lower`. Errors are those of `plan`."""
+        return self.trace(*args, **kwargs).lower()
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Plans and compiles for arguments (arrays or `jax.ShapeDtypeStruct`). Errors are those of `plan`."""
@@ -155,6 +165,14 @@ class BoundFunction:
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """See `ParallelFunction.plan`."""
         return self._function.plan(self._instance, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> TracedCall:
+        """See `ParallelFunction.trace`."""
+        return self._function.trace(self._instance, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredCall:
+        """See `ParallelFunction.lower`."""
+        return self._function.lower(self._instance, *args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """See `ParallelFunction.compile`; what it returns takes the object as its first argument."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
 from autopar.api.effects import check_effects
 from autopar.api.fitting import Planned, build_within
+from autopar.api.last_batch import counts_for, uneven_batch
 from autopar.api.one_stage import one_stage
 from autopar.api.options import ParallelOptions
 from autopar.api.restacked import restacked
@@ -27,6 +29,7 @@ from autopar.errors import InfeasiblePlanError, MicrobatchError, PlanMismatchErr
 from autopar.frontend import CallSignature, SignatureOptions, Traced, flatten_call, trace
 from autopar.frontend.signature import NUMBERS, context_mesh, positional_names, resolve, x64_enabled
 from autopar.frontend.trace import needs_values
+from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.microbatch import microbatched
@@ -48,6 +51,8 @@ from autopar.search.compare import Budgeted
 from autopar.search.garbage import rare_collections
 from autopar.search.inter.counts import MOST_GROUPS, MOST_STAGES, TINY, is_large
 
+logger = logging.getLogger("autopar")
+
 
 class PureFunction:
     """A function of pytrees with its plans and programs by signature.
@@ -66,6 +71,7 @@ class PureFunction:
         self.compiled: dict[CallSignature, Compiled] = {}
         self._traced: dict[CallSignature, Traced] = {}
         self._numbers_static: set[CallSignature] = set()
+        self._told_uneven = False
         self._recent: Compiled | None = None
 
     def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
@@ -132,6 +138,10 @@ class PureFunction:
         with clock.phase("trace"):
             traced = trace(self.fn, signature, batch_argnums=self.options.batch_argnums, static_numbers=static_numbers)
         return replace(traced, phases=clock.phases())
+
+    def traced(self, signature: CallSignature) -> Traced:
+        """The traced function for a signature of `resolve`."""
+        return self._traced[signature]
 
     def plan(self, signature: CallSignature) -> tuple[Traced, Plan]:
         """The traced function and its plan. ``signature`` comes from `resolve`."""
@@ -215,11 +225,12 @@ class PureFunction:
 
     def _one_stage(self, signature: CallSignature, limit_bytes: int | None, enough_s: float) -> tuple[Traced, Plan]:
         """The plan of one stage, in the numbers of microbatches that may be taken; see `one_stage`."""
-        asked, graph = self.options.num_microbatches, self._traced[signature].graph
-        size = 1 if isinstance(asked, int) else batch_size(graph) or 1
+        graph = self._traced[signature].graph
+        asked = self._counts(graph)
+        size = batch_size(graph) or 1
         return one_stage(
             Attempts(partial(self._one_way, signature, limit_bytes)),
-            [asked] if isinstance(asked, int) else [2**k for k in range(size.bit_length())],
+            [2**k for k in range(size.bit_length())] if asked is None else asked,
             self.options.remat or "none",
             offload=self.options.offload != "none",
             tiny=len(graph.operators) <= TINY,
@@ -244,11 +255,29 @@ class PureFunction:
         plan = self._search(replace(problem, options=replace(problem.options, enough_s=enough_s, explain=explain)))
         return traced, Plan(plan.content.recomputing(level, ends), plan.phases)
 
+    def _counts(self, graph: Graph) -> list[int] | None:
+        """Numbers of microbatches that may be taken, the first is wanted; None where all may.
+
+        The number that was asked for, once it was possible: for a batch of another size that it does not divide, as
+        the last of a data set is, the next lower that does, or the next higher ones where that does not fit.
+        """
+        asked, size = self.options.num_microbatches, batch_size(graph)
+        if asked == "auto":
+            return None
+        if not self.planned or size is None or size % int(asked) == 0:
+            return [int(asked)]
+        counts = counts_for(size, int(asked))
+        if not self._told_uneven:
+            self._told_uneven = True
+            logger.warning("%s", uneven_batch(graph.name, size, int(asked), counts[0]))
+        return counts
+
     def _pipeline(self, signature: CallSignature, limit_bytes: int | None) -> Plan:
         """The best plan with several stages."""
         traced = self._traced[signature]
         o = self.options
-        count = None if o.num_microbatches == "auto" else int(o.num_microbatches)
+        asked = self._counts(traced.graph)
+        count = None if asked is None else asked[0]
         cluster = o.cluster or Cluster.local()
         unstacked = unstack(traced, self._stack_groups(traced))
         return self._pipelined(traced, unstacked, cluster, self._num_stages(), count, o.schedule, limit_bytes)

@@ -205,8 +205,16 @@ class _Executables:
 
     def memory_analysis(self) -> dict[str, Any]:
         """jax's memory statistics (bytes a device) by program."""
+        return {name: compiled.memory_analysis() for name, compiled in self._by_program.items()}
+
+    def cost_analysis(self) -> dict[str, Any]:
+        """jax's cost statistics by program."""
+        return {name: compiled.cost_analysis() for name, compiled in self._by_program.items()}
+
+    @property
+    def _by_program(self) -> dict[str, Any]:
         return {
-            f"{work} on worker {worker}": loaded.compiled.memory_analysis()
+            f"{work} on worker {worker}": loaded.compiled
             for (worker, work), loaded in sorted(self.pipeline.runtime.loaded.items(), key=lambda e: e[0])
             if loaded.program.results
         }

@@ -8,7 +8,7 @@ allows it (XLA's CPU client does not).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -57,18 +57,43 @@ class Loaded:
             given_up: values that are not used again once it has run.
         """
         shardings = tuple(p.sharding(mesh) for p in program.reads)
-        sizes = {str(a): int(n) for a, n in mesh.shape.items()}
-        shapes = [
-            jax.ShapeDtypeStruct(p.shape(sizes), jax_dtype(p.type.dtype), sharding=s)
-            for p, s in zip(program.reads, shardings, strict=True)
-        ]
-        number = jax.ShapeDtypeStruct((), jnp.int32)
-        at = donated(program, given_up, sizes)
-        compiled = None
+        compiled, at = None, donated(program, given_up, {str(a): int(n) for a, n in mesh.shape.items()})
         if program.results:
-            function = program.jitted(mesh, at)
-            compiled = runnable(function, function.lower(number, *shapes).compile(), [s.dtype for s in shapes])
+            stage = lowered_stage(program, mesh, at)
+            compiled = runnable(stage.function, stage.lowered.compile(), stage.dtypes)
         return Loaded(program, mesh, compiled, shardings, frozenset(program.reads[n].name for n in at))
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredStage:
+    """A program of a stage, lowered by jax.
+
+    Args:
+        function: jitted.
+        lowered: jax's lowered object.
+        dtypes: of the arrays that it takes.
+    """
+
+    function: Any
+    lowered: Any
+    dtypes: tuple[Any, ...]
+
+
+def lowered_stage(program: StageProgram, mesh: Mesh, at: Sequence[int] = ()) -> LoweredStage:
+    """``program`` lowered for ``mesh``.
+
+    Args:
+        program: of a stage.
+        mesh: the devices.
+        at: indices of the arrays whose buffers it writes results into.
+    """
+    sizes = {str(a): int(n) for a, n in mesh.shape.items()}
+    shapes = [
+        jax.ShapeDtypeStruct(p.shape(sizes), jax_dtype(p.type.dtype), sharding=p.sharding(mesh)) for p in program.reads
+    ]
+    function = program.jitted(mesh, at)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    return LoweredStage(function, function.lower(number, *shapes), tuple(s.dtype for s in shapes))
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,7 +87,9 @@ def test_arguments_smaller_than_a_byte(dtype, options):
     decorated = autopar.parallelize(step, cluster=CLUSTER, **options)
     got, want = decorated(state, x), step(state, x)
     assert got[0]["q"].dtype == dtype
-    for a, b in zip(jax.tree.leaves((got, decorated(*got[:1], x))), jax.tree.leaves((want, step(want[0], x)))):
+    for a, b in zip(
+        jax.tree.leaves((got, decorated(*got[:1], x))), jax.tree.leaves((want, step(want[0], x))), strict=True
+    ):
         np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=1e-4, atol=1e-5)
 
 

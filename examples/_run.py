@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import jax
 
-from examples._common import TrainStep, Tree, count_params
+from ._common import TrainStep, Tree, count_params
 
 
 class Build(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 import autopar
 from autopar.search import Plan, Problem
 from autopar.search.research import Run, Walk, by_method
-from examples import gpt
+from . import gpt
 
 # %% [markdown]
 # The idea: begin greedily, let every node in turn take what is cheapest given all others, and when nothing improves any

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from examples.demo import configure
+from .demo import configure
 
 WORKERS, DEVICES = 2, 2
 

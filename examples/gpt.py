@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from examples._common import (
+from ._common import (
     TrainStep,
     Tree,
     apply_optimizer,
@@ -32,7 +32,7 @@ from examples._common import (
     token_loss,
     train_state,
 )
-from examples._run import main
+from ._run import main
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from examples._common import (
+from ._common import (
     TrainStep,
     Tree,
     apply_optimizer,
@@ -30,7 +30,7 @@ from examples._common import (
     token_loss,
     train_state,
 )
-from examples._run import main
+from ._run import main
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from examples._common import TrainStep, Tree, dtypes, materialize, normal, resolve
-from examples._run import main
+from ._common import TrainStep, Tree, dtypes, materialize, normal, resolve
+from ._run import main
 
 ADAM_RATE = 1e-3
 MOMENTUM_RATE = 0.1

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from examples._common import (
+from ._common import (
     TrainStep,
     Tree,
     apply_optimizer,
@@ -31,8 +31,8 @@ from examples._common import (
     token_loss,
     train_state,
 )
-from examples._gates import expert_capacity, gshard_gate, switch_gate
-from examples._run import main
+from ._gates import expert_capacity, gshard_gate, switch_gate
+from ._run import main
 
 GATES = ("gshard", "switch")
 CHOICES = MappingProxyType({"gshard": 2, "switch": 1})

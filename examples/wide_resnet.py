@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from examples._common import (
+from ._common import (
     TrainStep,
     Tree,
     apply_optimizer,
@@ -27,7 +27,7 @@ from examples._common import (
     resolve,
     train_state,
 )
-from examples._run import main
+from ._run import main
 
 NORMS = ("group", "batch")
 EXPANSION = 4

@@ -134,10 +134,20 @@ def _load_module(target: Target) -> ModuleType:
     except ModuleNotFoundError as error:
         # Of the module itself or a package above it; else the user's code imports something that is missing.
         if error.name and f"{target.place}.".startswith(f"{error.name}."):
+            installed = f"autopar.{target.place}"  # examples lie inside the package where it is installed from a wheel
+            if target.place.startswith("examples.") and _exists(installed):
+                return importlib.import_module(installed)
             raise click.UsageError(f"there is no module {error.name!r} (the name of a file ends in .py)") from error
         raise
     except SyntaxError as error:
         raise _failed(target, error, _syntax_line(error)) from error
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def find(module: ModuleType, name: str, place: str) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 import autopar
 from autopar.search import Plan, Problem
 from autopar.search.research import Run, Walk, by_method
+
 from . import gpt
 
 # %% [markdown]

@@ -59,7 +59,7 @@ def compare_operators(traced: Traced, plan: Plan, leaves: Sequence[Any]) -> tupl
             found = [difference(sharded[v.name], plain[v.name]) for v in op.results]
             for v, d in zip(op.results, found, strict=True):
                 sizes[v.name] = d.of
-            known = [sizes.get(o, 0.0) for o in op.operands if isinstance(o, str)]
+            known = [sizes.get(o, 0.0) for o in op.reads]
             base = max(known, default=0.0) if op.primitive in _SUMS else 0.0
             for v, d in zip(op.results, found, strict=True):
                 if d.norm > 10 * tolerance_of(plain[v.name].dtype) * max(d.of, base):

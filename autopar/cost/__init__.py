@@ -8,7 +8,7 @@ from autopar.cost.collectives import (
     tree_latency_s,
     wire_bytes,
 )
-from autopar.cost.compute import operator_bytes, operator_flops, roofline_s
+from autopar.cost.compute import operator_bytes, operator_flops, roofline_s, total_flops
 from autopar.cost.model import CostModel
 from autopar.cost.orders import Reorder, reorders, run_bytes
 from autopar.cost.sends import lane_bandwidth, lane_s, send_s
@@ -31,6 +31,7 @@ __all__ = [
     "roofline_s",
     "run_bytes",
     "send_s",
+    "total_flops",
     "tree_latency_s",
     "wire_bytes",
 ]

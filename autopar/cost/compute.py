@@ -6,128 +6,20 @@ import math
 from collections.abc import Sequence
 
 from autopar.cluster import Curve, Device
-from autopar.ir import Attr, Operator, TensorType
+from autopar.ir import Attr, Graph, Operator, TensorType
+from autopar.ir.loops import runs_inside
+from autopar.ir.primitives import (
+    CUMULATIVE,
+    ELEMENTWISE,
+    INDEX_REDUCTIONS,
+    REDUCTIONS,
+    SCATTERS,
+    SLICES,
+    VIEWS,
+)
 
-# One operation an element of the result.
-_ELEMENTWISE = frozenset(
-    {
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "add_any",
-        "and",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "bessel_i0e",
-        "bessel_i1e",
-        "cbrt",
-        "ceil",
-        "clamp",
-        "clz",
-        "complex",
-        "conj",
-        "convert_element_type",
-        "cos",
-        "cosh",
-        "digamma",
-        "div",
-        "eq",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "igamma",
-        "igammac",
-        "igamma_grad_a",
-        "imag",
-        "integer_pow",
-        "is_finite",
-        "le",
-        "lgamma",
-        "log",
-        "log1p",
-        "log2",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "nextafter",
-        "not",
-        "one_minus_square",
-        "or",
-        "polygamma",
-        "population_count",
-        "pow",
-        "real",
-        "reduce_precision",
-        "regularized_incomplete_beta",
-        "rem",
-        "round",
-        "rsqrt",
-        "select_n",
-        "shift_left",
-        "shift_right_arithmetic",
-        "shift_right_logical",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "sub",
-        "tan",
-        "tanh",
-        "xor",
-        "zeta",
-    }
-)
 # One operation an element of the (first) operand.
-_REDUCTIONS = frozenset(
-    {
-        "argmax",
-        "argmin",
-        "cumlogsumexp",
-        "cummax",
-        "cummin",
-        "cumprod",
-        "cumsum",
-        "reduce_and",
-        "reduce_max",
-        "reduce_min",
-        "reduce_or",
-        "reduce_prod",
-        "reduce_sum",
-        "reduce_xor",
-        "reduce",
-    }
-)
-# A new name for the same bytes.
-_VIEWS = frozenset(
-    {
-        "bitcast_convert_type",
-        "expand_dims",
-        "optimization_barrier",
-        "reshape",
-        "squeeze",
-        "stage_boundary",
-        "stop_gradient",
-    }
-)
-# Read only what they return, however large the operand is.
-_SLICES = frozenset({"dynamic_slice", "gather", "slice"})
-# Read and write only as much as their update, operand 2, in place.
-_SCATTERS = frozenset({"scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"})
+_OVER_OPERANDS = REDUCTIONS | INDEX_REDUCTIONS | CUMULATIVE | {"reduce"}
 
 
 def _pair(value: Attr) -> tuple[Attr, Attr]:
@@ -178,17 +70,30 @@ def operator_flops(op: Operator, operand_types: Sequence[TensorType]) -> float:
         return 2.0 * operand_types[0].size * op.results[0].type.shape[-1]
     if name == "conv_general_dilated":
         return _conv_flops(op, operand_types[1])
-    if name in _ELEMENTWISE:
+    if name in ELEMENTWISE:
         return float(op.results[0].type.size)
     if name == "polynomial":  # of the first operand; the others are the coefficients
         return 2.0 * op.results[0].type.size * max(0, len(operand_types) - 2)
     if name.startswith("reduce_window"):
         return float(op.results[0].type.size * math.prod(op.ints("window_dimensions")))
-    if name in _REDUCTIONS:
+    if name in _OVER_OPERANDS:
         return float(operand_types[0].size)
-    if name in _SCATTERS and name != "scatter":
+    if name in SCATTERS and name != "scatter":
         return float(operand_types[2].size)
     return 0.0
+
+
+def total_flops(graph: Graph, op: Operator) -> float:
+    """FLOPs of one run of an operator with all that its regions do, as often as they run (`runs_inside`).
+
+    Args:
+        graph: the graph that ``op`` is in.
+        op: the operator.
+    """
+    if not op.regions:
+        return operator_flops(op, graph.operand_types(op))
+    runs = runs_inside(op)
+    return sum(runs * sum(total_flops(region, inner) for inner in region.operators) for _, region in op.regions)
 
 
 def operator_bytes(op: Operator, operand_types: Sequence[TensorType]) -> float:
@@ -203,12 +108,12 @@ def operator_bytes(op: Operator, operand_types: Sequence[TensorType]) -> float:
         operand_types: type of each operand.
     """
     name = op.primitive
-    if op.regions or name in _VIEWS:
+    if op.regions or name in VIEWS:
         return 0.0
     results = sum(v.type.nbytes for v in op.results)
-    if name in _SLICES:
+    if name in SLICES:
         return float(2 * results + sum(t.nbytes for t in operand_types[1:]))
-    if name == "dynamic_update_slice" or name in _SCATTERS:
+    if name == "dynamic_update_slice" or name in SCATTERS:
         update = operand_types[1 if name == "dynamic_update_slice" else 2]
         return float(update.nbytes + sum(t.nbytes for t in operand_types[1:]))
     read = dict(zip(op.operands, operand_types, strict=True))

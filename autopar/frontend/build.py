@@ -28,6 +28,7 @@ from autopar.frontend.counted import Known, batched, is_indexed
 from autopar.frontend.labels import Labels
 from autopar.frontend.manual import is_manual, region
 from autopar.ir import Graph, Input, Literal, Operand, Operator, Output, TensorType, Value
+from autopar.ir.analysis import live
 
 _PLAIN = (type(None), bool, int, float, str, tuple, np.dtype, enum.Enum)
 
@@ -321,7 +322,7 @@ def build_graph(
         )
     )
     arguments = tuple(Input(n, tensor_type(v.aval), role) for (n, role), v in zip(named, variables, strict=True))
-    operators = _live(builder.operators, outputs)
+    operators = tuple(live(builder.operators, (o.operand for o in outputs)))
     alive = {op.id for op in operators}
     return BoundGraph(
         Graph(name, arguments, operators, outputs),
@@ -329,14 +330,3 @@ def build_graph(
         MappingProxyType({k: c for k, c in builder.constants.items() if k in alive}),
         MappingProxyType({k: o for k, o in builder.origins.items() if k in alive}),
     )
-
-
-def _live(operators: Sequence[Operator], outputs: Sequence[Output]) -> tuple[Operator, ...]:
-    """Operators that some output or effect needs."""
-    needed = {o.operand for o in outputs if isinstance(o.operand, str)}
-    kept: list[Operator] = []
-    for op in reversed(operators):
-        if op.effects or any(v.name in needed for v in op.results):
-            kept.append(op)
-            needed.update(o for o in op.operands if isinstance(o, str))
-    return tuple(reversed(kept))

@@ -24,7 +24,7 @@ def order(graph: Graph) -> Graph:
     readers: dict[str, list[Operator]] = defaultdict(list)
     waits: dict[str, set[str]] = {}  # of an update operator: operators that it waits for and that wait for the core
     for op in graph.operators:
-        sources = {producers[o].id for o in op.operands if isinstance(o, str) and o in producers}
+        sources = {producers[o].id for o in op.reads if o in producers}
         waits[op.id] = {s for s in sources if s in core or waits[s]}
         for s in sorted(waits[op.id]):
             readers[s].append(op)
@@ -35,11 +35,7 @@ def order(graph: Graph) -> Graph:
         stack = [first]
         while stack:
             op = stack[-1]
-            missing = [
-                producers[o]
-                for o in op.operands
-                if isinstance(o, str) and o in producers and producers[o].id not in placed
-            ]
+            missing = [producers[o] for o in op.reads if o in producers and producers[o].id not in placed]
             if missing:
                 stack.extend(missing)
             else:

@@ -101,6 +101,11 @@ class Operator:
     scope: str = ""
     effects: tuple[str, ...] = ()
 
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the values that it takes, in the order of the operands; literals are left out."""
+        return tuple(o for o in self.operands if isinstance(o, str))
+
     def attr(self, name: str) -> Attr:
         """The parameter ``name``; KeyError if the operator has none of that name."""
         for key, value in self.attrs:

@@ -39,6 +39,14 @@ class Layout:
         """Mesh axes that split some dim, in dim order."""
         return tuple(a for dim in self.dims for a in dim)
 
+    def slice(self) -> Layout:
+        """Layout of the slices of a stack along its first dim, which no axis splits."""
+        return Layout(self.dims[1:], self.partial, self.reduce)
+
+    def stack(self) -> Layout:
+        """Layout of a stack, along a new first dim, of slices that lie so."""
+        return Layout(((), *self.dims), self.partial, self.reduce)
+
     def shards(self, sizes: Mapping[str, int]) -> int:
         """Number of different pieces; ``sizes`` maps a mesh axis to its size."""
         return math.prod(sizes[a] for a in self.axes)

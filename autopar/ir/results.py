@@ -10,88 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from autopar.ir.graph import Attr, Operator
+from autopar.ir.primitives import COMPARISONS, REDUCTIONS, SAME_DTYPE, SAME_SHAPE
 from autopar.ir.types import TensorType
-
-# All operands and the result have one dtype.
-_ALIKE = frozenset(
-    (
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "rem",
-        "max",
-        "min",
-        "and",
-        "or",
-        "xor",
-        "not",
-        "neg",
-        "sign",
-        "floor",
-        "ceil",
-        "round",
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log1p",
-        "log2",
-        "tanh",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "atan2",
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "logistic",
-        "sqrt",
-        "rsqrt",
-        "cbrt",
-        "square",
-        "one_minus_square",
-        "erf",
-        "erfc",
-        "erf_inv",
-        "integer_pow",
-        "nextafter",
-        "reduce_precision",
-        "copy",
-        "clamp",
-    )
-)
-_COMPARE = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-# Only the shape follows.
-_ELEMENTWISE = frozenset(
-    (
-        "pow",
-        "is_finite",
-        "abs",
-        "real",
-        "imag",
-        "complex",
-        "conj",
-        "convert_element_type",
-        "select_n",
-    )
-)
-_REDUCE = frozenset(
-    (
-        "reduce_sum",
-        "reduce_max",
-        "reduce_min",
-        "reduce_prod",
-        "reduce_and",
-        "reduce_or",
-        "reduce_xor",
-    )
-)
 
 
 def result_problems(op: Operator, operands: tuple[TensorType, ...]) -> Iterator[str]:
@@ -117,9 +37,9 @@ _Rule = Callable[[Operator, tuple[TensorType, ...], TensorType], Iterator[str]]
 
 
 def _rule(primitive: str) -> _Rule | None:
-    if primitive in _ALIKE or primitive in _COMPARE or primitive in _ELEMENTWISE:
+    if primitive in SAME_DTYPE or primitive in COMPARISONS or primitive in SAME_SHAPE:
         return _elementwise
-    return _reduce if primitive in _REDUCE else _RULES.get(primitive)
+    return _reduce if primitive in REDUCTIONS else _RULES.get(primitive)
 
 
 def _expect(found: TensorType, shape: tuple[int, ...], dtype: str | None) -> Iterator[str]:
@@ -135,11 +55,11 @@ def _elementwise(op: Operator, operands: tuple[TensorType, ...], result: TensorT
         yield f"takes shapes that differ: {', '.join(map(str, operands))}"
         return
     dtype = None
-    if op.primitive in _ALIKE or op.primitive in _COMPARE:
+    if op.primitive in SAME_DTYPE or op.primitive in COMPARISONS:
         dtypes = sorted({t.dtype for t in operands})
         if len(dtypes) > 1:
             yield f"takes dtypes that differ: {', '.join(map(str, operands))}"
-        dtype = "bool" if op.primitive in _COMPARE else operands[0].dtype
+        dtype = "bool" if op.primitive in COMPARISONS else operands[0].dtype
         given = dict(op.attrs).get("out_dtype")
         dtype = given if isinstance(given, str) else dtype
     elif op.primitive == "convert_element_type":

@@ -18,13 +18,14 @@ from jax import lax
 from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend import Bound, BoundGraph
 from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
+from autopar.ir.loops import Scan, While
 from autopar.ir.phases import phase_of
+from autopar.ir.primitives import is_generator
 from autopar.lower.fences import Fences
 from autopar.lower.localize.base import AxisIndex, LocalContext, bind
 from autopar.lower.localize.registry import localize
 from autopar.lower.values import Held, Made, not_before
 from autopar.recompute.rewrite import SCOPE
-from autopar.sharding.generators import is_generator
 from autopar.sharding.reshard import PathTables
 from autopar.sharding.routes import Routes
 
@@ -272,24 +273,24 @@ class Interpreter:
 
     def _scan(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:
         arrays, layouts = self._enter(graph, op, env)
-        consts, carries = op.integer("num_consts"), op.integer("num_carry")
-        first = consts + carries
-        inner = [*layouts[:first], *(slice_layout(k) for k in layouts[first:])]
-        results = self.sharded.results[self.prefix + op.id]
-        wanted = [*layouts[consts:first], *(slice_layout(k) for k in results[carries:])]
+        scan = Scan.of(op)
+        consts, initial, stacks = scan.split(arrays)
+        constant, carried, stacked = scan.split(layouts)
+        inner = [*constant, *carried, *(k.slice() for k in stacked)]
+        _, made = scan.split_results(self.sharded.results[self.prefix + op.id])
+        wanted = [*carried, *(k.slice() for k in made)]
         region = bound.regions["body"]
 
         def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            out = self.inside(op, "body").run(region, [*arrays[:consts], *carry, *xs], inner, wanted)
+            out = self.inside(op, "body").run(region, [*consts, *carry, *xs], inner, wanted)
             types = [o.type for o in region.graph.outputs]
-            out = [_typed(a, t) for a, t in zip(out, types, strict=True)]
-            return out[:carries], out[carries:]
+            return scan.split_results([_typed(a, t) for a, t in zip(out, types, strict=True)])
 
         carry, ys = lax.scan(
             body,
-            arrays[consts:first],
-            arrays[first:],
-            length=op.integer("length"),
+            initial,
+            stacks,
+            length=scan.length,
             reverse=bool(bound.params["reverse"]),
             unroll=bound.params.get("unroll", 1),
         )
@@ -297,16 +298,16 @@ class Interpreter:
 
     def _while(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:
         arrays, layouts = self._enter(graph, op, env)
-        in_cond, in_body = op.integer("cond_nconsts"), op.integer("body_nconsts")
-        first = in_cond + in_body
-        carried = layouts[first:]
+        loop = While.of(op)
+        in_cond, in_body, initial = loop.split(arrays)
+        layouts_in_cond, layouts_in_body, carried = loop.split(layouts)
         predicate = bound.regions["cond"].graph.outputs[0].type
 
         def undecided(carry: Sequence[Any]) -> Any:
             out = self.inside(op, "cond").run(
                 bound.regions["cond"],
-                [*arrays[:in_cond], *carry],
-                [*layouts[:in_cond], *carried],
+                [*in_cond, *carry],
+                [*layouts_in_cond, *carried],
                 [Layout.replicated(predicate.rank)],
             )
             return jnp.asarray(out[0])
@@ -316,9 +317,7 @@ class Interpreter:
 
         def body(carry: Sequence[Any]) -> list[Any]:
             region = bound.regions["body"]
-            out = self.inside(op, "body").run(
-                region, [*arrays[in_cond:first], *carry], [*layouts[in_cond:first], *carried], carried
-            )
+            out = self.inside(op, "body").run(region, [*in_body, *carry], [*layouts_in_body, *carried], carried)
             new = [_typed(a, o.type) for a, o in zip(out, region.graph.outputs, strict=True)]
             if not predicate.rank:
                 return new
@@ -328,7 +327,7 @@ class Interpreter:
                 for a, b in zip(new, carry, strict=True)
             ]
 
-        self._leave(op, env, lax.while_loop(cond, body, arrays[first:]))
+        self._leave(op, env, lax.while_loop(cond, body, initial))
 
     def _cond(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:
         arrays, layouts = self._enter(graph, op, env)
@@ -349,13 +348,8 @@ class Interpreter:
 
 def _age(env: Env, op: Operator) -> int:
     """Number of the last region that an operand of ``op`` depends on."""
-    sources = (env.get(o) for o in op.operands if isinstance(o, str))
+    sources = (env.get(o) for o in op.reads)
     return max((s.age for s in sources if isinstance(s, Held)), default=0)
-
-
-def slice_layout(layout: Layout) -> Layout:
-    """Layout of the slices of a stack."""
-    return Layout(layout.dims[1:], layout.partial, layout.reduce)
 
 
 def _typed(array: Any, type: TensorType) -> Any:

@@ -10,12 +10,13 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from autopar._compat.primitives import optimization_barrier_p
+from autopar.cost import total_flops
 from autopar.frontend import Bound, BoundGraph, Traced
 from autopar.ir.phases import phase_of
+from autopar.ir.primitives import is_fusible
 from autopar.microbatch import analyze
 from autopar.recompute import Level, Phases, recomputed
-from autopar.search.intra.fusion import is_light
-from autopar.stages.layers import cluster, flops_of, forward_operators
+from autopar.stages.layers import cluster, forward_operators
 
 _T = TypeVar("_T")
 _BARRIER = Bound(optimization_barrier_p, MappingProxyType({}), MappingProxyType({}))
@@ -59,7 +60,7 @@ def recomputed_step(traced: Traced, level: Level, ends: Sequence[str] | None = N
     if ends is None:
         # k layers hold k boundaries and one layer's values: least for k as the root of their ratio, which in
         # transformers is about twice the number of products.
-        heavy = sum(flops_of(graph, graph.by_id[id]) > 0 and not is_light(graph.by_id[id]) for id in forward)
+        heavy = sum(total_flops(graph, graph.by_id[id]) > 0 and not is_fusible(graph.by_id[id]) for id in forward)
         ends = [layer[-1] for layer in cluster(graph, found, max(1, round(math.sqrt(2 * heavy)))).members[:-1]]
     cuts = [-1, *(forward.index(id) for id in ends), len(forward) - 1]
     layers = [forward[a + 1 : b + 1] for a, b in pairwise(cuts)]

@@ -20,6 +20,8 @@ from jax import lax
 from autopar.frontend import Bound, BoundGraph, Traced
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Layout, Literal, Operator
+from autopar.ir.loops import Scan
+from autopar.ir.primitives import CASTS, is_generator
 from autopar.lower.interpreter import scalar
 from autopar.lower.localize.base import LocalContext, bind
 from autopar.lower.localize.registry import localize
@@ -28,7 +30,6 @@ from autopar.lower.step import Step, step_of
 from autopar.microbatch import AXIS, pseudo_mesh
 from autopar.microbatch.inside import zeros_of
 from autopar.microbatch.match import Match, local_match, match
-from autopar.sharding.generators import is_generator
 
 _STATE = ("parameter", "optimizer")
 
@@ -63,9 +64,9 @@ def layer_count(graph: Graph) -> int:
     best = (0, 0)
     for op in graph.operators:
         if op.primitive == "scan":
-            first = op.integer("num_consts") + op.integer("num_carry")
-            stacked = sum(_source(graph, o) in state for o in op.operands[first:] if isinstance(o, str))
-            best = max(best, (stacked, op.integer("length"))) if stacked else best
+            scan = Scan.of(op)
+            stacked = sum(_source(graph, o) in state for o in scan.split(op.operands)[2] if isinstance(o, str))
+            best = max(best, (stacked, scan.length)) if stacked else best
     return best[1]
 
 
@@ -90,7 +91,7 @@ def group_count(layers: int, stages: int | None, most: int = 16) -> int:
 
 def _source(graph: Graph, name: str) -> str:
     """The value that ``name`` is cast from."""
-    while name in graph.producers and graph.producers[name].primitive in ("convert_element_type", "copy"):
+    while name in graph.producers and graph.producers[name].primitive in CASTS:
         operand = graph.producers[name].operands[0]
         if not isinstance(operand, str):
             break
@@ -325,32 +326,30 @@ class _Pieces:
 
     def _is_layers(self, op: Operator) -> bool:
         """Whether the loop goes over layers: over a stack that is in pieces, or over what such a loop left."""
-        first = op.integer("num_consts") + op.integer("num_carry")
-        rows = op.operands[first:]
-        return op.integer("length") % self.groups == 0 and any(
-            isinstance(o, str) and self.env[o].dim == 0 for o in rows
-        )
+        scan = Scan.of(op)
+        _, _, stacks = scan.split(op.operands)
+        return scan.length % self.groups == 0 and any(isinstance(o, str) and self.env[o].dim == 0 for o in stacks)
 
     def _scan(self, op: Operator, bound: Bound) -> None:
         """One loop a group, one behind the other; the last group first where the loop runs backward."""
-        consts, carries = op.integer("num_consts"), op.integer("num_carry")
-        first = consts + carries
-        size = op.integer("length") // self.groups
-        fixed = [self.whole(o) for o in op.operands[:consts]]
-        carry = [self.whole(o) for o in op.operands[consts:first]]
-        types = self.bound.graph.operand_types(op)
-        stacks = [_along(t.rank, 0) for t in types[first:]]
+        scan = Scan.of(op)
+        consts, initial, stacked = scan.split(op.operands)
+        size = scan.length // self.groups
+        fixed = [self.whole(o) for o in consts]
+        carry = [self.whole(o) for o in initial]
+        _, _, types = scan.split(self.bound.graph.operand_types(op))
+        stacks = [_along(t.rank, 0) for t in types]
         rows: dict[int, list[Any]] = {}
         order = range(self.groups)
         for g in reversed(order) if bound.params["reverse"] else order:
-            xs = [self.piece(o, k, g) for o, k in zip(op.operands[first:], stacks, strict=True)]
+            xs = [self.piece(o, k, g) for o, k in zip(stacked, stacks, strict=True)]
             made = bind(bound.primitive, {**bound.params, "length": size}, [*fixed, *carry, *xs])
-            carry, rows[g] = made[:carries], made[carries:]
+            carry, rows[g] = scan.split_results(made)
         for n, v in enumerate(op.results):
-            if n < carries:
+            if n < scan.num_carry:
                 self.env[v.name] = _Value(Layout.replicated(v.type.rank), [carry[n]])
             else:
-                self.env[v.name] = _Value(_along(v.type.rank, 0), [rows[g][n - carries] for g in order])
+                self.env[v.name] = _Value(_along(v.type.rank, 0), [rows[g][n - scan.num_carry] for g in order])
 
 
 _JOIN: Mapping[str, Any] = {

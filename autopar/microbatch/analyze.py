@@ -14,17 +14,18 @@ only read in pieces (random bits of dropout, a broadcast cotangent) is made in p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autopar.cost import operator_flops
+from autopar.cost import total_flops
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph, Layout, Literal, Operator
+from autopar.ir.analysis import closure, names_made, names_read
 from autopar.ir.phases import phase_of
+from autopar.ir.primitives import is_generator
 from autopar.microbatch.base import Joined, Microbatching, pseudo_mesh, split
 from autopar.microbatch.inside import Decisions, Turns, is_whole, only_piece, region_states, states_of, zeros_of
 from autopar.microbatch.match import Match, local_match, match, whole
-from autopar.sharding.generators import is_generator
 
 _MODEL_ROLES = ("parameter", "optimizer")
 
@@ -110,7 +111,7 @@ def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
     inside: dict[str, Operator] = {}
     trains = any(phase_of(op.scope) != "update" for op in graph.operators)
     for op in graph.operators:
-        names = {o for o in op.operands if isinstance(o, str)}
+        names = set(op.reads)
         results = [v.name for v in op.results]
         waits = op.id in late or (trains and phase_of(op.scope) == "update")
         if names & after or (names & of_batch and waits):
@@ -120,19 +121,19 @@ def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
             inside[op.id] = op
     late_ops = [op for op in graph.operators if any(v.name in after for v in op.results)]
     outputs = {o.operand for o in graph.outputs if isinstance(o.operand, str)}
-    read = _reads(late_ops) | outputs
+    read = names_read(late_ops) | outputs
     joined = [Joined(v.name, whole(v.type)) for op in inside.values() for v in op.results if v.name in read]
     made = {v.name for op in inside.values() for v in op.results}
-    body = [op for op in _closure(graph, [j.name for j in joined]) if op.id in inside]
+    body = [op for op in closure(graph.operators, [j.name for j in joined]) if op.id in inside]
     inputs = {i.name for i in graph.inputs}
-    outside = _reads(body) - made
-    before = _closure(graph, outside - inputs)
-    ready = set(ready_in_order(before)) | {j.name for j in joined}
-    rest = _closure(graph, read - {j.name for j in joined} - after, ready)
+    outside = names_read(body) - made
+    before = closure(graph.operators, outside - inputs)
+    ready = set(names_made(before)) | {j.name for j in joined}
+    rest = closure(graph.operators, read - after, given=ready)
     late_ids = {op.id for op in (*rest, *late_ops)}
     local = {op.id: op.results[0].name for op in before if is_generator(op) and op.results[0].name in outside}
     in_body = {op.id for op in body} | local.keys()
-    taken = [n for n in [*(i.name for i in graph.inputs), *ready_in_order(before)] if n in outside]
+    taken = [n for n in [*(i.name for i in graph.inputs), *names_made(before)] if n in outside]
     return Microbatching(
         1,
         {i.name: 0 for i in graph.inputs if i.role == "batch" and i.name in outside},
@@ -152,7 +153,7 @@ def _forward(graph: Graph, batch: Mapping[str, int], turns: Turns, late: frozens
     for i in graph.inputs:
         s.values[i.name] = split(i.type.rank, batch[i.name]) if i.name in batch else whole(i.type)
     for op in graph.operators:
-        names = [o for o in op.operands if isinstance(o, str)]
+        names = op.reads
         results = [v.name for v in op.results]
         data = all(n in of_data for n in names)
         if data:
@@ -197,7 +198,7 @@ def _made(
 
 def _wait(op: Operator, s: _States) -> None:
     s.late.update(v.name for v in op.results)
-    if any(s.values[o].axes for o in op.operands if isinstance(o, str) and o not in s.late):
+    if any(s.values[o].axes for o in op.reads if o not in s.late):
         s.mixing.append(op)
 
 
@@ -208,17 +209,13 @@ def _check_mixing(graph: Graph, s: _States) -> None:
     backward = any(phase_of(op.scope) == "backward" for op in s.mixing)
     if not backward:
         # Metrics over the whole batch may wait; a model that does must not.
-        flops = {op.id: _flops(graph, op) for op in graph.operators}
+        flops = {op.id: total_flops(graph, op) for op in graph.operators}
         late = sum(flops[op.id] for op in graph.operators if any(v.name in s.late for v in op.results))
         if late <= 0.5 * sum(flops.values()) or not any(phase_of(op.scope) != "update" for op in s.mixing):
             return
     first = s.mixing[0]
     culprit = next(
-        (
-            graph.producers[o]
-            for o in first.operands
-            if isinstance(o, str) and o in s.late and o in graph.producers and graph.producers[o].source
-        ),
+        (graph.producers[o] for o in first.reads if o in s.late and o in graph.producers and graph.producers[o].source),
         first,
     )
     root = _root(graph, culprit, s)
@@ -237,32 +234,23 @@ def _root(graph: Graph, op: Operator, s: _States) -> Operator:
     That is the first operator that had to wait, or the reduction over the batch that it waits for.
     """
     while True:
-        before = [
-            graph.producers[o] for o in op.operands if isinstance(o, str) and o in s.late and o in graph.producers
-        ]
+        before = [graph.producers[o] for o in op.reads if o in s.late and o in graph.producers]
         if not before:
             break
         op = before[0]
     while True:
         terms = [
-            graph.producers[o]
-            for o in op.operands
-            if isinstance(o, str) and o not in s.late and s.values[o].partial and o in graph.producers
+            graph.producers[o] for o in op.reads if o not in s.late and s.values[o].partial and o in graph.producers
         ]
         if not terms:
             return op
         op = terms[0]
 
 
-def _flops(graph: Graph, op: Operator) -> float:
-    inner = sum(sum(_flops(region, o) for o in region.operators) for _, region in op.regions)
-    return inner if op.regions else operator_flops(op, graph.operand_types(op))
-
-
 def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, turns: Turns) -> Microbatching:
     """The three parts, from what the outputs and late operators read."""
     after = [op for op in graph.operators if any(v.name in s.late for v in op.results)]
-    read_late = _reads(after) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
+    read_late = names_read(after) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
     inputs = {i.name for i in graph.inputs}
     joined = [
         Joined(v.name, s.values[v.name])
@@ -285,12 +273,10 @@ def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, tur
         for operand, type, k in zip(op.operands, graph.operand_types(op), used, strict=True):
             if isinstance(operand, str):
                 demand.setdefault(operand, set()).add(k or whole(type))
-    before = _closure(graph, outside)
-    ready = {v.name for op in before for v in op.results}
-    needed = _reads(after) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
-    needed -= {j.name for j in joined}
+    before = closure(graph.operators, outside)
+    ready = {*names_made(before), *(j.name for j in joined)}
     late_ids = {op.id for op in after}
-    late_only = _closure(graph, needed - s.late, ready | {j.name for j in joined})
+    late_only = closure(graph.operators, read_late - s.late, given=ready)
     order = {op.id: n for n, op in enumerate(graph.operators)}
     return Microbatching(
         count,
@@ -303,19 +289,10 @@ def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, tur
         tuple(joined),
         tuple(
             n
-            for n in [*(i.name for i in graph.inputs), *ready_in_order(before)]
+            for n in [*(i.name for i in graph.inputs), *names_made(before)]
             if n in demand and (n in inputs or n in outside)
         ),
     )
-
-
-def ready_in_order(operators: Iterable[Operator]) -> list[str]:
-    """Names of what ``operators`` make, in order."""
-    return [v.name for op in operators for v in op.results]
-
-
-def _reads(operators: Iterable[Operator]) -> set[str]:
-    return {o for op in operators for o in op.operands if isinstance(o, str)}
 
 
 def _in_loop(
@@ -347,7 +324,7 @@ def _in_loop(
     ):
         out.add(op.id, local)
         return local.operands
-    if s.fenced.isdisjoint(o for o in op.operands if isinstance(o, str)) or op.effects:
+    if s.fenced.isdisjoint(op.reads) or op.effects:
         return None
     if op.regions:
         again = region_states(graph, op, found, op.id, turns, out)
@@ -356,14 +333,3 @@ def _in_loop(
     every = Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))
     out.add(op.id, every)
     return every.operands
-
-
-def _closure(graph: Graph, wanted: Iterable[str], ready: Iterable[str] = ()) -> list[Operator]:
-    """Operators that make ``wanted`` from inputs and what is ``ready``, in running order."""
-    needed, there = set(wanted), set(ready)
-    found = []
-    for op in reversed(graph.operators):
-        if any(v.name in needed and v.name not in there for v in op.results):
-            found.append(op)
-            needed.update(o for o in op.operands if isinstance(o, str))
-    return found[::-1]

@@ -62,13 +62,3 @@ def pseudo_mesh(count: int) -> LogicalMesh:
 def split(rank: int, dim: int) -> Layout:
     """Split along ``dim``."""
     return Layout(tuple((AXIS,) if d == dim else () for d in range(rank)))
-
-
-def sliced(layout: Layout) -> Layout:
-    """Layout of the slices of a stack along its first dim."""
-    return Layout(layout.dims[1:], layout.partial, layout.reduce)
-
-
-def stacked(layout: Layout) -> Layout:
-    """Layout of a stack of slices."""
-    return Layout(((), *layout.dims), layout.partial, layout.reduce)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from autopar.cluster.mesh import LogicalMesh
 from autopar.ir import Graph, Layout, Literal, Operand, Operator
 from autopar.ir.fingerprint import structural_hash
-from autopar.microbatch.base import sliced, stacked
+from autopar.ir.loops import Scan, While
+from autopar.ir.primitives import is_generator, is_zero
 from autopar.microbatch.match import Match, local_match, match, whole
-from autopar.sharding.generators import is_generator, is_zero
 
 
 @dataclass(frozen=True)
@@ -230,14 +230,14 @@ def _joined(a: Layout, b: Layout) -> Layout | None:
 
 
 def _scan(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:
-    body = op.region("body")
-    consts, carries = op.integer("num_consts"), op.integer("num_carry")
-    first = consts + carries
-    if any(k.dims[0] for k in states[first:]):
+    scan = Scan.of(op)
+    body, carries, first = scan.body, scan.num_carry, scan.num_whole
+    consts, initial, stacks = scan.split(states)
+    if any(k.dims[0] for k in stacks):
         return None  # the loop goes over the batch itself
-    carry = states[consts:first]
+    carry = initial
     while True:
-        inputs = [*states[:consts], *carry, *map(sliced, states[first:])]
+        inputs = [*consts, *carry, *(k.slice() for k in stacks)]
         found = _forward(body, inputs, f"{id}/body/", turns)
         if found is None:
             return None
@@ -250,20 +250,20 @@ def _scan(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisi
         carry = [k for k in joined if k is not None]
     wanted = [*carry, *made[carries:]]
     demand = _decide(body, found, wanted, f"{id}/body/", turns, out)
-    plain = Match((*states[:consts], *carry, *states[first:]), (*carry, *map(stacked, made[carries:])))
+    plain = Match((*consts, *carry, *stacks), (*carry, *(k.stack() for k in made[carries:])))
     pieces = _narrowed(body, inputs, demand)
-    narrowed = [*pieces[:consts], *states[consts:first], *map(stacked, pieces[first:])]
+    narrowed = [*pieces[: scan.num_consts], *initial, *(k.stack() for k in pieces[first:])]
     return _again(_scan, op, states, narrowed, id, turns, out, plain)
 
 
 def _while(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:
-    cond, body = op.region("cond"), op.region("body")
-    in_cond, in_body = op.integer("cond_nconsts"), op.integer("body_nconsts")
-    first = in_cond + in_body
-    carry = states[first:]
+    loop = While.of(op)
+    cond, body = loop.cond, loop.body
+    in_cond, in_body, initial = loop.split(states)
+    carry = initial
     while True:
-        inside = _forward(body, [*states[in_cond:first], *carry], f"{id}/body/", turns)
-        decided = _forward(cond, [*states[:in_cond], *carry], f"{id}/cond/", turns)
+        inside = _forward(body, [*in_body, *carry], f"{id}/body/", turns)
+        decided = _forward(cond, [*in_cond, *carry], f"{id}/cond/", turns)
         if inside is None or decided is None or not is_whole(_outputs(cond, decided)):
             return None
         joined = [_joined(a, b) for a, b in zip(carry, _outputs(body, inside), strict=True)]
@@ -274,9 +274,9 @@ def _while(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decis
         carry = [k for k in joined if k is not None]
     demand = _decide(body, inside, carry, f"{id}/body/", turns, out)
     _decide(cond, decided, _outputs(cond, decided), f"{id}/cond/", turns, out)
-    plain = Match((*states[:first], *carry), tuple(carry))
-    pieces = _narrowed(body, [*states[in_cond:first], *carry], demand)[:in_body]
-    return _again(_while, op, states, [*states[:in_cond], *pieces, *states[first:]], id, turns, out, plain)
+    plain = Match((*in_cond, *in_body, *carry), tuple(carry))
+    pieces = _narrowed(body, [*in_body, *carry], demand)[: loop.body_consts]
+    return _again(_while, op, states, [*in_cond, *pieces, *initial], id, turns, out, plain)
 
 
 def _cond(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:

@@ -55,7 +55,7 @@ def cheapest_held(
             if not repeats(op):
                 network.add_edge(_SOURCE, op.id)
             else:
-                for operand in (o for o in op.operands if isinstance(o, str)):
+                for operand in op.reads:
                     network.add_edge(("value", operand), op.id)
                     if operand not in seen:
                         seen.add(operand)

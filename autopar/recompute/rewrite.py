@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.ir import Graph, Operand, Operator, TensorType, Value
+from autopar.ir.primitives import is_generator
 from autopar.recompute.levels import Level
 from autopar.recompute.select import Again, Phases, select
-from autopar.sharding.generators import is_generator
 
 #: Part of the scopes of operators that run again; jax gives the same to those of `jax.checkpoint`.
 SCOPE = "rematted_computation"
@@ -67,7 +67,7 @@ class _Rewriting:
                 operators.append(op)
                 continue
             changed = op
-            for name in [o for o in op.operands if isinstance(o, str)]:
+            for name in op.reads:
                 number = group_of.get(name)
                 if number is not None and number not in done:
                     done.add(number)

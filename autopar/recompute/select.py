@@ -8,9 +8,9 @@ from functools import partial
 
 from autopar.ir import Graph, Operator
 from autopar.ir.phases import phase_of
+from autopar.ir.primitives import is_generator
 from autopar.recompute.cut import cheapest_held
 from autopar.recompute.levels import Level, stays_held
-from autopar.sharding.generators import is_generator
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class _Selection:
         for op in self.graph.operators:
             if op.id not in self.phases.backward:
                 continue
-            for name in (o for o in op.operands if isinstance(o, str)):
+            for name in op.reads:
                 maker = self.maker(name)
                 if maker is not None:
                     # What belongs to no layer is made again by itself, or it would wait for some layer.
@@ -140,5 +140,5 @@ class _Selection:
                     taken[name] = None
             elif op.id not in chosen:
                 chosen.add(op.id)
-                stack += [o for o in reversed(op.operands) if isinstance(o, str)]
+                stack += reversed(op.reads)
         return Again(layer, tuple(sorted(chosen, key=self.order.__getitem__)), tuple(taken), names)

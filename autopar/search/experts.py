@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TypeAlias, cast
 
 from autopar.ir import Graph, Operator
+from autopar.ir.loops import Scan
 
 #: By value: the parameter that it is, cast or turned, and for each of its dims that of the parameter.
 _Origins: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
@@ -37,12 +38,12 @@ def _look(graph: Graph, origins: _Origins, found: dict[str, int]) -> None:
         elif op.primitive in ("convert_element_type", "copy", "stop_gradient") and known[0] is not None:
             origins[op.results[0].name] = known[0]
         elif op.primitive == "scan":
-            stacked = op.integer("num_consts") + op.integer("num_carry")
+            scan = Scan.of(op)
             inner: _Origins = {}
-            for n, (entry, origin) in enumerate(zip(op.region("body").inputs, known, strict=True)):
+            for n, (entry, origin) in enumerate(zip(scan.body.inputs, known, strict=True)):
                 if origin is not None:
-                    inner[entry.name] = (origin[0], origin[1][1:]) if n >= stacked else origin
-            _look(op.region("body"), inner, found)
+                    inner[entry.name] = (origin[0], origin[1][1:]) if n >= scan.num_whole else origin
+            _look(scan.body, inner, found)
 
 
 def _product(op: Operator, known: list[tuple[str, tuple[int, ...]] | None], found: dict[str, int]) -> None:

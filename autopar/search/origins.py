@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from autopar.ir import Graph, Literal, Operator, TensorType
+from autopar.ir.loops import Scan, While
+from autopar.ir.primitives import DENSE_CONTRACTIONS, PASSED_ON
 from autopar.sharding import Rule, rule_for
 
 #: A dim of a batch input: its name and the dim.
@@ -16,9 +18,6 @@ Label: TypeAlias = tuple[str, int]
 Labels: TypeAlias = tuple[frozenset[Label], ...]
 
 _NONE: frozenset[Label] = frozenset()
-_PRODUCTS = ("dot_general", "conv_general_dilated")
-# Their rules split all operands of one shape together, which do not belong together for that.
-_PASSED_ON = ("device_put", "optimization_barrier", "stage_boundary")
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,8 @@ class _Walk:
         return self.values[prefix + operand] if isinstance(operand, str) else _Known((_NONE,) * type.rank)
 
     def _operator(self, graph: Graph, op: Operator, operands: list[_Known], prefix: str) -> list[_Known]:
-        if op.primitive in _PASSED_ON and len(op.operands) == len(op.results):
+        # Their rules split all operands of one shape together, which do not belong together for that.
+        if op.primitive in PASSED_ON and len(op.operands) == len(op.results):
             return operands
         types = graph.operand_types(op)
         rule, _ = rule_for(op, types)
@@ -101,7 +101,7 @@ class _Walk:
         for known, type, factors in zip(operands, types, rule.operands, strict=True):
             for labels, size, factor in zip(known.dims, type.shape, factors, strict=True):
                 found[factor, size] = found.get((factor, size), _NONE) | labels
-        if op.primitive in _PRODUCTS:
+        if op.primitive in DENSE_CONTRACTIONS:
             self._product(rule, operands, prefix + op.results[0].name)
         data = any(k.data for k in operands)
         weight = any(k.weight for k in operands)
@@ -131,27 +131,25 @@ class _Walk:
 
     def scan(self, op: Operator, operands: Sequence[_Known], prefix: str) -> list[_Known]:
         """What is known of the results of a scan."""
-        consts, carries = op.integer("num_consts"), op.integer("num_carry")
-        first = consts + carries
-        slices = [_Known(k.dims[1:], k.data, k.weight) for k in operands[first:]]
-        carried = list(operands[consts:first])
+        scan = Scan.of(op)
+        consts, carried, stacks = scan.split(operands)
+        slices = [_Known(k.dims[1:], k.data, k.weight) for k in stacks]
         while True:
-            made = self.graph(op.region("body"), [*operands[:consts], *carried, *slices], f"{prefix}body/")
-            joined = [a.joined(b) for a, b in zip(carried, made, strict=False)]
+            passed, rows = scan.split_results(self.graph(scan.body, [*consts, *carried, *slices], f"{prefix}body/"))
+            joined = [a.joined(b) for a, b in zip(carried, passed, strict=True)]
             if joined == carried:
-                return [*carried, *(_Known((_NONE, *k.dims), k.data, k.weight) for k in made[carries:])]
+                return [*carried, *(_Known((_NONE, *k.dims), k.data, k.weight) for k in rows)]
             carried = joined
 
     def while_loop(self, op: Operator, operands: Sequence[_Known], prefix: str) -> list[_Known]:
         """What is known of the results of a while loop."""
-        in_cond = op.integer("cond_nconsts")
-        first = in_cond + op.integer("body_nconsts")
-        carried = list(operands[first:])
+        loop = While.of(op)
+        in_cond, in_body, carried = loop.split(operands)
         while True:
-            made = self.graph(op.region("body"), [*operands[in_cond:first], *carried], f"{prefix}body/")
+            made = self.graph(loop.body, [*in_body, *carried], f"{prefix}body/")
             joined = [a.joined(b) for a, b in zip(carried, made, strict=True)]
             if joined == carried:
-                self.graph(op.region("cond"), [*operands[:in_cond], *carried], f"{prefix}cond/")
+                self.graph(loop.cond, [*in_cond, *carried], f"{prefix}cond/")
                 return carried
             carried = joined
 

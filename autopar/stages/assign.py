@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.ir import Graph, Operator
+from autopar.ir.analysis import dependents, places
 from autopar.ir.phases import phase_of
 from autopar.microbatch import Microbatching, analyze
 from autopar.stages.layers import Layers
@@ -72,10 +73,6 @@ def assign(graph: Graph, found: Microbatching, layers: Layers, ends: Sequence[in
     return StageMap(len(ends), found, body, update, inputs, frozenset(backward))
 
 
-def _names(op: Operator) -> list[str]:
-    return [o for o in op.operands if isinstance(o, str)]
-
-
 def _loop_stages(
     graph: Graph, found: Microbatching, forward: Mapping[str, int], count: int
 ) -> tuple[dict[str, tuple[int, ...]], set[str]]:
@@ -86,22 +83,17 @@ def _loop_stages(
     for op in graph.operators:  # where values of the forward pass are
         if op.id in forward and op.id in inside:
             stages[op.id] = (forward[op.id],)
-            for n in _names(op):
+            for n in op.reads:
                 available.setdefault(n, set()).add(forward[op.id])
             for v in op.results:
                 available.setdefault(v.name, set()).add(forward[op.id])
-    of_batch = set(found.batch)
+    of_batch = {op.id for op in dependents([op for op in graph.operators if op.id in inside], found.batch)}
     cotangent: dict[str, int] = {}
     backward: set[str] = set()
     for op in graph.operators:
-        if op.id not in inside:
-            continue
-        names = _names(op)
-        if op.id in forward:
-            of_batch.update(v.name for v in op.results)
-            continue
-        if not any(n in of_batch for n in names):
-            continue  # the same in every turn: runs wherever it is read
+        names = op.reads
+        if op.id not in inside or op.id in forward or op.id not in of_batch:
+            continue  # what is the same in every turn runs wherever it is read
         highest = min((cotangent[n] for n in names if n in cotangent), default=count - 1)
         held = [available[n] for n in names if n not in cotangent and n not in found.batch and n in available]
         stage = _highest(held, highest)
@@ -109,7 +101,6 @@ def _loop_stages(
         backward.add(op.id)
         for v in op.results:
             cotangent[v.name] = stage
-            of_batch.add(v.name)
     return stages, backward
 
 
@@ -134,10 +125,10 @@ def _joins(graph: Graph, found: Microbatching, body: Mapping[str, tuple[int, ...
         partial = bool(results) and all(k.partial for k in results)
         if found.count == 1:
             partial = op.primitive in ("add_any", "add") and phase_of(op.scope) == "backward"
-        names = [n for n in _names(op) if n in terms or n not in graph.types]
+        names = [n for n in op.reads if n in terms or n not in graph.types]
         own = set(body[op.id])
         stages = set().union(own, *(terms[n] for n in names)) if names else own
-        reads_terms = bool(_names(op)) and all(n in terms for n in _names(op))
+        reads_terms = bool(op.reads) and all(n in terms for n in op.reads)
         if partial and reads_terms and len(stages) > 1 and _ends_outside(graph, found, op):
             joins.add(op.id)
         if partial:
@@ -150,7 +141,7 @@ def _ends_outside(graph: Graph, found: Microbatching, op: Operator) -> bool:
     """Whether what ``op`` makes only leaves the loop."""
     inside = set(found.body)
     made = {v.name for v in op.results}
-    return not any(o.id in inside and made & set(_names(o)) for o in graph.operators)
+    return not any(o.id in inside and made & set(o.reads) for o in graph.operators)
 
 
 def _spread(
@@ -158,17 +149,9 @@ def _spread(
 ) -> dict[str, tuple[int, ...]]:
     """Adds the operators that are the same in every turn: on all stages that read them."""
     inside = set(found.body)
-    wanted: dict[str, set[int]] = {}
-    spread = dict(body)
-    for op in reversed(graph.operators):
-        if op.id not in inside:
-            continue
-        if op.id not in spread:
-            stages = set().union(*(wanted.get(v.name, set()) for v in op.results))
-            spread[op.id] = tuple(sorted(stages)) or (count - 1,)
-        for n in _names(op):
-            wanted.setdefault(n, set()).update(spread[op.id])
-    return {op.id: spread[op.id] for op in graph.operators if op.id in spread}
+    loop = [op for op in graph.operators if op.id in inside]
+    spread = places(loop, {}, lambda op, wanted: body.get(op.id) or wanted or {count - 1})
+    return {op.id: spread[op.id] for op in loop}
 
 
 def _update_stages(
@@ -181,7 +164,7 @@ def _update_stages(
             home.update((v.name, body[op.id][-1:]) for v in op.results)
     for op in graph.operators:
         if op.id in body:
-            for n in _names(op):
+            for n in op.reads:
                 if n not in found.batch and n not in graph.producers:
                     home.setdefault(n, (min(body[op.id]),))
     ids = set(found.after)
@@ -190,21 +173,20 @@ def _update_stages(
     stages: dict[str, tuple[int, ...]] = {}
     for op in late:
         aimed = [aims[v.name] for v in op.results if v.name in aims]
-        known = [n for n in _names(op) if n in home]
+        known = [n for n in op.reads if n in home]
         if aimed or known:
             largest = max(known, key=lambda n: graph.types[n].nbytes, default="")
             stages[op.id] = aimed[0] if aimed else home[largest][:1]
             home.update((v.name, stages[op.id]) for v in op.results)
-    readers: dict[str, set[int]] = {}
-    for op in reversed(late):
-        if op.id not in stages:
-            wanted = set().union(*(readers.get(v.name, set()) for v in op.results))
-            several = sum(graph.types[n].nbytes for n in _names(op)) <= REPEATED_BYTES
-            chosen = tuple(sorted(wanted)) or (0,)
-            stages[op.id] = chosen if several and not op.effects else chosen[:1]
-        for n in _names(op):
-            readers.setdefault(n, set()).update(stages[op.id])
-    return {op.id: stages[op.id] for op in late}
+
+    def decide(op: Operator, wanted: set[int]) -> Iterable[int]:
+        if op.id in stages:
+            return stages[op.id]
+        several = sum(graph.types[n].nbytes for n in op.reads) <= REPEATED_BYTES and not op.effects
+        return (wanted if several else {min(wanted)}) if wanted else {0}
+
+    spread = places(late, {}, decide)
+    return {op.id: spread[op.id] for op in late}
 
 
 def _aims(graph: Graph, late: Sequence[Operator], home: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -217,7 +199,7 @@ def _aims(graph: Graph, late: Sequence[Operator], home: Mapping[str, tuple[int, 
     for op in reversed(late):
         for v in op.results:
             if v.name in aims:
-                for n in _names(op):
+                for n in op.reads:
                     if graph.types[n].shape == v.type.shape:
                         aims.setdefault(n, aims[v.name])
     return aims
@@ -232,15 +214,11 @@ def _input_stages(
     """Stages that read each input, itself or through operators that run before the loop."""
     readers: dict[str, set[int]] = {}
     for op in graph.operators:
-        for n in _names(op):
+        for n in op.reads:
             if op.id in body:
                 readers.setdefault(n, set()).update(body[op.id])
             if op.id in update:
                 readers.setdefault(n, set()).update(update[op.id])
     before = set(found.before)
-    for op in reversed(graph.operators):
-        if op.id in before:
-            wanted = set().union(*(readers.get(v.name, set()) for v in op.results))
-            for n in _names(op):
-                readers.setdefault(n, set()).update(wanted)
+    places([op for op in graph.operators if op.id in before], readers, lambda op, wanted: wanted)
     return {i.name: tuple(sorted(readers.get(i.name, set()))) or (0,) for i in graph.inputs}

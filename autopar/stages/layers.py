@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.cost import operator_flops
+from autopar.cost import total_flops
 from autopar.ir import Graph, Literal, Operator
+from autopar.ir.analysis import dependents
 from autopar.ir.fingerprint import structural_hash
 from autopar.ir.phases import phase_of
 from autopar.microbatch import Microbatching
@@ -45,28 +46,10 @@ class Layers:
 
 def forward_operators(graph: Graph, found: Microbatching) -> list[Operator]:
     """Operators of the loop that depend on the batch and are no part of the backward pass, in running order."""
-    of_batch = set(found.batch)
-    backward: set[str] = set()
-    kept = []
     inside = set(found.body)
-    for op in graph.operators:
-        if op.id not in inside:
-            continue
-        names = {o for o in op.operands if isinstance(o, str)}
-        results = [v.name for v in op.results]
-        if phase_of(op.scope) == "backward" or names & backward:
-            backward.update(results)
-        elif names & of_batch:
-            of_batch.update(results)
-            kept.append(op)
-    return kept
-
-
-def flops_of(graph: Graph, op: Operator) -> float:
-    """FLOPs of an operator with what is inside its regions; loops count each trip."""
-    trips = op.integer("length") if op.primitive == "scan" else 1
-    inner = sum(trips * sum(flops_of(region, o) for o in region.operators) for _, region in op.regions)
-    return inner if op.regions else operator_flops(op, graph.operand_types(op))
+    body = [op for op in graph.operators if op.id in inside]
+    backward = {op.id for op in dependents(body, (), also=lambda op: phase_of(op.scope) == "backward")}
+    return dependents([op for op in body if op.id not in backward], found.batch)
 
 
 def cluster(graph: Graph, found: Microbatching, count: int, slack: float = 0.2, fewest: int | None = None) -> Layers:
@@ -80,7 +63,7 @@ def cluster(graph: Graph, found: Microbatching, count: int, slack: float = 0.2, 
         fewest: blocks are the layers if there are so many of them; None where they never are.
     """
     operators = forward_operators(graph, found)
-    flops = np.array([flops_of(graph, op) for op in operators])
+    flops = np.array([total_flops(graph, op) for op in operators])
     cuts = _cut_bytes(graph, found, operators)
     heavy = [i for i, f in enumerate(flops) if f > 0.01 * flops.max()] if len(flops) and flops.max() > 0 else []
     count = max(1, min(count, len(heavy) or 1))

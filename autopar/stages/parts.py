@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autopar.ir import Graph, Literal, Operator
+from autopar.ir.analysis import closure
 from autopar.microbatch import Joined
 from autopar.stages.assign import StageMap
 
@@ -77,10 +78,6 @@ class StageParts:
     outputs: tuple[int, ...]
 
 
-def _names(op: Operator) -> list[str]:
-    return [o for o in op.operands if isinstance(o, str)]
-
-
 def stage_parts(graph: Graph, map: StageMap) -> tuple[StageParts, ...]:
     """The parts of all stages."""
     work = _Split(graph, map)
@@ -141,7 +138,7 @@ class _Split:
                 continue
             for s in self.map.update[op.id]:
                 part = 0
-                for n in _names(op):
+                for n in op.reads:
                     maker = self.late_maker.get(n)
                     if maker is not None:
                         there = s in self.map.update[maker.id]
@@ -157,7 +154,7 @@ class _Split:
         body, late = self.bodies[s], self.updates[s]
         own = {v.name for op in body for v in op.results}
         own_late = {v.name for op in late for v in op.results}
-        taken = self._in_order(n for op in body for n in _names(op) if n not in own)
+        taken = self._in_order(n for op in body for n in op.reads if n not in own)
         received = tuple(
             Received(n, map.body[self.maker[n].id][0], self.maker[n].id in map.backward)
             for n in taken
@@ -170,7 +167,7 @@ class _Split:
         outputs = tuple(self.returned[s])
         returned = {o.operand for i in outputs if isinstance((o := graph.outputs[i]).operand, str)}
         late_taken = self._in_order(
-            n for n in [*(n for op in late for n in _names(op)), *sorted(map_str(returned))] if n not in own_late
+            n for n in [*(n for op in late for n in op.reads), *sorted(map_str(returned))] if n not in own_late
         )
         received_late = tuple(
             ReceivedLate(n, *self._late_source(n))
@@ -179,8 +176,8 @@ class _Split:
         )
         from_others = {r.name for r in received_late}
         early = [n for n in (*whole, *late_taken) if n not in own_joined and n not in from_others]
-        before = self._closure(early)
-        inputs = {n for op in before for n in _names(op)} | set(early)
+        before = closure(self.before, early)
+        inputs = {n for op in before for n in op.reads} | set(early)
         return StageParts(
             stage=s,
             inputs=tuple(sorted((n for n in inputs if n in self.input_order), key=self.input_order.__getitem__)),
@@ -201,15 +198,6 @@ class _Split:
     def _in_order(self, names: Iterable[str]) -> list[str]:
         return list(dict.fromkeys(names))
 
-    def _closure(self, wanted: Iterable[str]) -> list[Operator]:
-        needed = set(wanted)
-        found = []
-        for op in reversed(self.before):
-            if any(v.name in needed for v in op.results):
-                found.append(op)
-                needed.update(_names(op))
-        return found[::-1]
-
     def _ordered(self, names: Iterable[str]) -> tuple[str, ...]:
         """Made values in the order in which they are made."""
         return tuple(sorted(names, key=self.order.__getitem__))
@@ -220,7 +208,7 @@ class _Split:
         for op in self.graph.operators:
             if op.id not in self.inside:
                 continue
-            for n in _names(op):
+            for n in op.reads:
                 maker = self.maker.get(n)
                 if maker is not None and n not in self.outside:
                     made = self.map.body[maker.id]
@@ -242,7 +230,7 @@ class _Split:
         for op in self.graph.operators:
             if op.id not in self.late:
                 continue
-            for n in _names(op):
+            for n in op.reads:
                 if n in self.joined or n in self.late_maker:
                     home = self._late_source(n)[0]
                     if any(t != home and not self._has(n, t) for t in self.map.update[op.id]):

@@ -80,3 +80,21 @@ def test_auto_takes_microbatches_where_memory_is_short():
     assert free.num_microbatches == 1
     assert short.num_microbatches > 1
     assert short.peak_memory <= free.peak_memory // 3
+
+
+def test_layers_in_a_loop_count_in_each_iteration():
+    """A metric over the whole batch may wait for the loop's end where the model does most of the work."""
+
+    def loss_fn(params, b):
+        h, _ = jax.lax.scan(lambda h, w: (h @ w, None), b["x"], params["layers"])
+        scores = jax.nn.sigmoid(h @ h.T) @ h  # of the whole batch: half of what a layer computes, and more
+        return jnp.mean(h**2), {"spread": jax.lax.stop_gradient(scores @ params["layers"][0]).sum()}
+
+    def step(params, b):
+        (loss, metrics), gradients = jax.value_and_grad(loss_fn, has_aux=True)(params, b)
+        return sgd(params, gradients), loss, metrics
+
+    arguments = ({"layers": jnp.zeros((16, 4, 4))}, {"x": jnp.ones((8, 4))})
+    plain, _ = traced(step, arguments)
+    assert {op.primitive for op in plain.graph.operators} >= {"scan", "dot_general"}
+    assert analyze(plain.graph, 2).count == 2

@@ -26,10 +26,9 @@ import numpy as np
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel, operator_bytes, operator_flops
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
-from autopar.search.intra.fusion import is_light
+from autopar.ir.primitives import is_fusible, is_generator, is_zero
 from autopar.search.intra.layouts import path_tables
 from autopar.sharding import Strategy, rule_for, strategies
-from autopar.sharding.generators import is_generator, is_zero
 from autopar.sharding.reshard import PathTables
 
 Layouts = Sequence[Layout]
@@ -218,8 +217,8 @@ class Meaning:
             elif is_generator(op):
                 env[op.results[0].name] = self.value(op.results[0].type, None, (), weight, zero=is_zero(op))
             else:
-                fused = is_light(op) and all(
-                    v.name not in returned and len(r := readers.get(v.name, [])) == 1 and is_light(r[0])
+                fused = is_fusible(op) and all(
+                    v.name not in returned and len(r := readers.get(v.name, [])) == 1 and is_fusible(r[0])
                     for v in op.results
                 )
                 self.operator(graph, op, env, prefix, weight, fused)
@@ -231,7 +230,7 @@ class Meaning:
         sources = [None if isinstance(o, Literal) else env[o] for o in op.operands]
         allowed = self.strategies(op, types, sources)
         moved = operator_bytes(op, types)
-        if is_light(op):  # one kernel with its neighbours: what is fused away is neither written nor read
+        if is_fusible(op):  # one kernel with its neighbours: what is fused away is neither written nor read
             there = [s for s in sources if s is not None and s.choice is not None and not s.fused]
             moved = sum(s.type.nbytes for s in there) + (0 if fused else sum(v.type.nbytes for v in op.results))
         dtype = types[0].dtype if types else op.results[0].type.dtype

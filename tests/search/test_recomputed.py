@@ -8,7 +8,8 @@ import pytest
 
 from autopar import Cluster, parallelize
 from autopar.ir import Operator, TensorType, Value
-from autopar.search.intra.fusion import CPU_GROWTH, GROWTH, growth_of, is_recomputed, takes_on_the_fly
+from autopar.ir.primitives import reads_fused
+from autopar.search.intra.fusion import CPU_GROWTH, GROWTH, growth_of, is_recomputed
 
 
 def operator(primitive: str, size: int = 1024) -> Operator:
@@ -32,8 +33,8 @@ def test_only_elementwise_results_no_smaller_than_what_they_are_made_of(primitiv
 
 
 def test_sums_read_on_the_fly_and_products_do_not() -> None:
-    assert takes_on_the_fly(operator("add")) and takes_on_the_fly(operator("reduce_max"))
-    assert not takes_on_the_fly(operator("dot_general"))
+    assert reads_fused(operator("add")) and reads_fused(operator("reduce_max"))
+    assert not reads_fused(operator("dot_general"))
 
 
 def test_processors_keep_more() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 
+from autopar.ir.loops import ASSUMED_ITERATIONS
 from autopar.lower.aot.groups import GroupNames
 from autopar.lower.aot.rewrites import Key
-from autopar.search.intra.regions import WHILE_TRIPS
 
 #: jax's primitives: what they are counted as, and whether bytes are those of the result rather than of the operand.
 _PRIMITIVES: Mapping[str, tuple[str, bool]] = MappingProxyType(
@@ -49,7 +49,8 @@ def lowered_collectives(
         arguments: the shapes, dtypes and shardings of its arguments.
         axes: (axis, size) of the mesh.
 
-    Bodies of loops count once a trip (`WHILE_TRIPS` where that is decided while they run), each of k branches 1/k.
+    Bodies of loops count once an iteration (`ASSUMED_ITERATIONS` where that is decided while they run), each of k
+    branches 1/k.
     """
     return counted_collectives(function, arguments, axes)[0]
 
@@ -138,7 +139,7 @@ def _equations(jaxpr: Any, times: float, numbers: _Numbers) -> Iterator[tuple[An
             continue
         factor = {
             "scan": float(eqn.params.get("length", 1)),
-            "while": WHILE_TRIPS,
+            "while": ASSUMED_ITERATIONS,
             "cond": 1.0 / max(1, len(inner)),
         }.get(name, 1.0)
         for sub in inner:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from autopar.frontend import BoundGraph
-from autopar.ir import Graph, Layout, Literal, Operand, Operator
+from autopar.ir import Graph, Layout, Operand, Operator
+from autopar.ir.analysis import closure, dependents
+from autopar.ir.loops import Scan
 from autopar.ir.phases import LOOP, phase_of
-from autopar.lower.interpreter import Sharded, slice_layout
+from autopar.ir.primitives import is_generator
+from autopar.lower.interpreter import Sharded
 from autopar.lower.pipeline.stage_graph import FROM, StageGraph
-from autopar.sharding.generators import is_generator
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def find_loop(stage: StageGraph, decisions: Sharded) -> Loop | None:
         return None
     body = stage.program.bounds[op.id].regions["body"]
     operands, results = decisions.operands[op.id], decisions.results[op.id]
-    consts, carries = op.integer("num_consts"), op.integer("num_carry")
+    scan = Scan.of(op)
+    consts, carries = scan.num_consts, scan.num_carry
     types = [i.type for i in body.graph.inputs]
     layouts = [k or Layout.replicated(t.rank) for k, t in zip(operands, types, strict=True)]
     inputs = body.graph.inputs
@@ -83,7 +86,7 @@ def find_loop(stage: StageGraph, decisions: Sharded) -> Loop | None:
         leaving.append(Leaving(name, operand, layout, reduces[name] if j < len(sums) else None))
     for r, name in enumerate(stage.stacked):
         at = carries + r
-        leaving.append(Leaving(name, body.graph.outputs[at].operand, slice_layout(results[at]), "concatenate"))
+        leaving.append(Leaving(name, body.graph.outputs[at].operand, results[at].slice(), "concatenate"))
     backward = _backward(stage, body.graph, entering)
     return Loop(op, body, prefix, entering, inputs[consts + carries].name, tuple(leaving), backward)
 
@@ -101,14 +104,9 @@ def _term(
 
 def _backward(stage: StageGraph, graph: Graph, entering: Iterable[tuple[str, Operand, Layout]]) -> frozenset[str]:
     cotangents = {FROM + r.name for r in stage.parts.received if r.backward}
-    late = {name for name, operand, _ in entering if operand in cotangents}
-    found = set()
-    for op in graph.operators:
-        reads = any(isinstance(o, str) and o in late for o in op.operands)
-        if not is_generator(op) and (reads or phase_of(op.scope) == "backward"):
-            found.add(op.id)
-            late.update(v.name for v in op.results)
-    return frozenset(found)
+    late = [name for name, operand, _ in entering if operand in cotangents]
+    stored = [op for op in graph.operators if not is_generator(op)]
+    return frozenset(op.id for op in dependents(stored, late, also=lambda op: phase_of(op.scope) == "backward"))
 
 
 def layouts_of(graph: Graph, inputs: dict[str, Layout], decisions: Sharded, prefix: str) -> dict[str, Layout]:
@@ -125,12 +123,6 @@ def layouts_of(graph: Graph, inputs: dict[str, Layout], decisions: Sharded, pref
     return layouts
 
 
-def closure(graph: Graph, wanted: Iterable[Operand], allowed: set[str]) -> list[Operator]:
+def needed_of(graph: Graph, wanted: Iterable[Operand], allowed: Set[str]) -> list[Operator]:
     """Operators among ``allowed`` (ids) that make ``wanted``, and generators, in running order."""
-    needed = {o for o in wanted if not isinstance(o, Literal)}
-    found = []
-    for op in reversed(graph.operators):
-        if (op.id in allowed or is_generator(op)) and any(v.name in needed for v in op.results):
-            found.append(op)
-            needed.update(o for o in op.operands if isinstance(o, str))
-    return found[::-1]
+    return closure(graph.operators, wanted, within=lambda op: op.id in allowed or is_generator(op))

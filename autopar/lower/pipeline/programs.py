@@ -13,12 +13,12 @@ from jax.sharding import Mesh
 
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Input, Layout, Literal, Operand, Operator, Output, TensorType
+from autopar.ir.primitives import is_generator
 from autopar.lower.interpreter import Interpreter, Sharded, scalar
-from autopar.lower.pipeline.loop import Leaving, Loop, closure, find_loop, layouts_of
+from autopar.lower.pipeline.loop import Leaving, Loop, find_loop, layouts_of, needed_of
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_graph import FROM, LATE, PIECE, SEND, StageGraph
 from autopar.schedule import Work
-from autopar.sharding.generators import is_generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,7 @@ class _Cutter:
             return None
         unique = list({p.name: (operand, p) for operand, p in made}.values())
         wanted = [*unique, *((n, Port(self._own("early", n), self.types[n], self.layouts[n])) for n in early)]
-        ops = closure(self.graph, [o for o, _ in wanted], self._early_ids(loop))
+        ops = needed_of(self.graph, [o for o, _ in wanted], self._early_ids(loop))
         return self._program(
             Work("before", self.s), "", self.stage.program, ops, wanted, [], self._top_ports(ops, wanted)
         )
@@ -172,7 +172,7 @@ class _Cutter:
         if loop is None:
             return set()
         everything = {op.id for op in self.graph.operators if op.id != loop.op.id}
-        return {op.id for op in closure(self.graph, loop.op.operands, everything)}
+        return {op.id for op in needed_of(self.graph, loop.op.operands, everything)}
 
     def _early_values(self, loop: Loop) -> list[str]:
         """Values made before the loop that the update reads."""
@@ -181,7 +181,7 @@ class _Cutter:
         read: dict[str, None] = {}
         for op in self.graph.operators:
             if op.id not in ids and op.id != loop.op.id:
-                read.update(dict.fromkeys(o for o in op.operands if isinstance(o, str) and o in early))
+                read.update(dict.fromkeys(o for o in op.reads if o in early))
         for o in self._late_outputs():
             if isinstance(o.operand, str) and o.operand in early:
                 read[o.operand] = None
@@ -192,9 +192,7 @@ class _Cutter:
 
     def _top_ports(self, ops: Sequence[Operator], wanted: Sequence[tuple[Operand, Port]]) -> dict[str, Port]:
         """Ports of the graph's inputs that ``ops`` and ``wanted`` read."""
-        names = {o for op in ops for o in op.operands if isinstance(o, str)} | {
-            o for o, _ in wanted if isinstance(o, str)
-        }
+        names = {o for op in ops for o in op.reads} | {o for o, _ in wanted if isinstance(o, str)}
         return {i.name: self._input(i.name) for i in self.graph.inputs if i.name in names}
 
     # -- one microbatch ------------------------------------------------------------------------
@@ -211,7 +209,7 @@ class _Cutter:
         groups: list[tuple[str, set[str]]] = [("forward", forward), ("backward", backward)]
         if split:
             sent = [x.operand for x in loop.leaving if x.reduce is None]
-            inputs = {op.id for op in closure(graph, sent, backward)} & backward
+            inputs = {op.id for op in needed_of(graph, sent, backward)} & backward
             groups = [("forward", forward), ("backward", inputs), ("weight", backward - inputs)]
         maker = {v.name: kind for op in graph.operators for kind, ids in groups if op.id in ids for v in op.results}
         leaves = {kind: [x for x in loop.leaving if self._made_in(x, maker) == kind] for kind, _ in groups}
@@ -233,7 +231,7 @@ class _Cutter:
                 else:
                     sums.append((x.operand, Port(self._own("sum", x.name), type, x.layout), x.reduce))
             asked = [o for o, _ in (*wanted, *residuals)] + [o for o, _, _ in sums]
-            ops = closure(graph, asked, ids)
+            ops = needed_of(graph, asked, ids)
             ports = {**entering, **passed}
             programs.append(
                 self._program(
@@ -253,7 +251,7 @@ class _Cutter:
 
     @staticmethod
     def _reads(graph: Graph, ids: set[str]) -> set[str]:
-        return {o for op in graph.operators if op.id in ids for o in op.operands if isinstance(o, str)}
+        return {o for op in graph.operators if op.id in ids for o in op.reads}
 
     @staticmethod
     def _made_in(x: Leaving, maker: dict[str, str]) -> str:
@@ -282,7 +280,7 @@ class _Cutter:
         ports, part = self._late_sources(early)
         part_of_op: dict[str, int] = {}
         for op in late:
-            number = max((part.get(o, 0) for o in op.operands if isinstance(o, str)), default=0)
+            number = max((part.get(o, 0) for o in op.reads), default=0)
             part_of_op[op.id] = number
             part.update((v.name, number) for v in op.results)
         parts = sorted({*part_of_op.values(), *(part.get(str(o.operand), 0) for o, _ in outputs)})
@@ -304,7 +302,7 @@ class _Cutter:
                             port = Port(self._own("mid", v.name), v.type, self.layouts[v.name])
                             wanted.append((v.name, port))
                             ports[v.name] = port
-            ops = closure(graph, [o for o, _ in wanted], ids)
+            ops = needed_of(graph, [o for o, _ in wanted], ids)
             own = {v.name for op in ops for v in op.results}
             program = self._program(
                 Work("update", self.s, number), "", self.stage.program, ops, wanted, [],
@@ -354,9 +352,7 @@ class _Cutter:
     ) -> StageProgram:
         own = {v.name for op in ops for v in op.results}
         asked: list[tuple[Operand, Port]] = [*wanted, *((o, p) for o, p, _ in sums)]
-        read = {o for op in ops for o in op.operands if isinstance(o, str)} | {
-            o for o, _ in asked if isinstance(o, str)
-        }
+        read = {o for op in ops for o in op.reads} | {o for o, _ in asked if isinstance(o, str)}
         taken = {n: p for n, p in ports.items() if n in read and n not in own}
         fixed = {n: v for n, v in (literals or {}).items() if n in read}
         counted = [number] if number in read else []

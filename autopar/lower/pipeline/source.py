@@ -173,7 +173,7 @@ def _renamed(source: StageGraph, old: StageKind, new: StageKind, name: str, whol
         tuple(replace(i, name=inputs[i.name]) for i in graph.inputs),
         tuple(
             replace(op, operands=tuple(inputs.get(o, o) if isinstance(o, str) else o for o in op.operands))
-            if any(o in inputs for o in op.operands if isinstance(o, str))
+            if any(o in inputs for o in op.reads)
             else op
             for op in graph.operators
         ),

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from autopar.cluster import Cluster
 from autopar.cost import operator_bytes, operator_flops
-from autopar.ir import Graph, Operator
-from autopar.search.intra.fusion import is_light
-from autopar.sharding.generators import is_generator
+from autopar.ir import Graph
+from autopar.ir.analysis import live
+from autopar.ir.loops import Scan
+from autopar.ir.primitives import is_fusible, is_generator
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def work_bound_s(graph: Graph, cluster: Cluster) -> float:
 
     Every operator runs on some devices, split or repeated but never less than once, in any number of microbatches; a
     device does one at a time. Counted are operators that go by memory however others are fused into them: those that
-    are not `is_light`, and light ones whose results such an operator reads or the step returns. Where devices differ
+    are not `is_fusible`, and light ones whose results such an operator reads or the step returns. Where devices differ
     the best rate of any is taken for all. Communication, launches, recomputation and waiting only add to it.
 
     Args:
@@ -60,17 +61,6 @@ def work_bound_s(graph: Graph, cluster: Cluster) -> float:
     return total_s / cluster.num_devices
 
 
-def _live(graph: Graph) -> list[Operator]:
-    """Operators that some output depends on: the others are in no stage."""
-    needed = {o.operand for o in graph.outputs}
-    found = []
-    for op in reversed(graph.operators):
-        if op.effects or any(v.name in needed for v in op.results):
-            found.append(op)
-            needed.update(op.operands)
-    return found[::-1]
-
-
 def _works(graph: Graph, returned: set[object], runs: float) -> Iterator[_Work]:
     """What operators of a graph do, those in bodies of loops included, and are in memory for.
 
@@ -79,21 +69,21 @@ def _works(graph: Graph, returned: set[object], runs: float) -> Iterator[_Work]:
         returned: values that are stored in any case.
         runs: of the graph in a step.
     """
-    live = _live(graph)
+    needed = live(graph.operators, (o.operand for o in graph.outputs))
     # Values that are in memory: made, or read, by something that does not compute where it is read.
-    stored = {*returned, *(o for op in live if not is_light(op) for o in op.operands if isinstance(o, str))}
-    made = {i.name for i in graph.inputs} | {v.name for op in live if not is_light(op) for v in op.results}
-    for op in live:
+    stored = {*returned, *(o for op in needed if not is_fusible(op) for o in op.reads)}
+    made = {i.name for i in graph.inputs} | {v.name for op in needed if not is_fusible(op) for v in op.results}
+    for op in needed:
         if op.regions:
             if op.primitive in ("scan", "while"):
-                inside = runs * op.integer("length") if op.primitive == "scan" else runs
+                inside = runs * Scan.of(op).length if op.primitive == "scan" else runs
                 yield from _works(op.region("body"), set(), inside)
             continue
         if is_generator(op) or op.primitive == "optimization_barrier":
             continue
         types = graph.operand_types(op)
         dtypes = tuple(sorted({t.dtype for t in types} | {v.type.dtype for v in op.results}))
-        if not is_light(op):
+        if not is_fusible(op):
             yield _Work(dtypes, operator_flops(op, types), operator_bytes(op, types), runs)
         elif any(v.name in stored for v in op.results):
             read = sum(t.nbytes for o, t in zip(op.operands, types, strict=True) if o in made)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from autopar.cluster import Cluster
 from autopar.ir import Graph
+from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.microbatch import batch_size
 from autopar.schedule import Schedule
@@ -50,7 +51,7 @@ def ways(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, list[int]]
 def loops_over_layers(graph: Graph) -> int:
     """Loops of the forward pass that are alike: groups of stacked layers that were taken apart; 0 without any."""
     loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op.scope) == "forward"]
-    alike = Counter((op.integer("length"), len(op.operands), len(op.results)) for op in loops)
+    alike = Counter((Scan.of(op).length, len(op.operands), len(op.results)) for op in loops)
     return max(alike.values(), default=0)
 
 

@@ -28,8 +28,9 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel, Work
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.ir.phases import phase_of
+from autopar.ir.primitives import ADDITIONS, RESHAPES, is_fusible, is_generator, is_zero, reads_fused
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
-from autopar.search.intra.fusion import growth_of, is_light, is_recomputed, takes_on_the_fly
+from autopar.search.intra.fusion import growth_of, is_recomputed
 from autopar.search.intra.host import Offloading, add_host_seconds, offloading
 from autopar.search.intra.labels import input_label, layout_label, strategy_label
 from autopar.search.intra.layouts import LayoutTable
@@ -39,7 +40,6 @@ from autopar.search.intra.regions import REGIONS
 from autopar.search.intra.work import Chains, moved_bytes, work_of
 from autopar.search.problem import Problem
 from autopar.sharding import Strategy
-from autopar.sharding.generators import is_generator, is_zero
 from autopar.solver import ChoiceProblem, Edge, Node
 from autopar.solver import Usage as SolverUsage
 
@@ -73,10 +73,6 @@ class ShardingProblem:
     outputs: tuple[tuple[int, tuple[Layout, ...]] | None, ...]
     notes: tuple[str, ...]
     tight: bool = False
-
-
-_SUMS = frozenset({"add", "add_any", "sub"})
-_VIEWS = frozenset({"reshape", "squeeze", "expand_dims"})
 
 
 class Builder:
@@ -181,8 +177,8 @@ class Builder:
         for op in graph.operators:
             for operand in op.operands:
                 if isinstance(operand, str):
-                    light_readers.setdefault(operand, []).append(is_light(op))
-                    fusing_readers[operand] = fusing_readers.get(operand, True) and takes_on_the_fly(op)
+                    light_readers.setdefault(operand, []).append(is_fusible(op))
+                    fusing_readers[operand] = fusing_readers.get(operand, True) and reads_fused(op)
                     readers.setdefault(operand, set()).add(op.id)
         returned = {o.operand for o in graph.outputs}
         shared = frozenset(name for name, ids in readers.items() if len(ids) + (name in returned) > 1)
@@ -200,14 +196,14 @@ class Builder:
                 self.value(prefix + result.name, result.type, None, (), weight, zero=is_zero(op))
             else:
                 kept = any(v.name in returned for v in op.results)
-                fusable = not kept and is_light(op) and all(light_readers.get(v.name) == [True] for v in op.results)
+                fusable = not kept and is_fusible(op) and all(light_readers.get(v.name) == [True] for v in op.results)
                 anew = not kept and all(fusing_readers.get(v.name, False) for v in op.results)
                 self._operator(graph, op, prefix, weight, fusable, shared, anew)
         self.phase = enclosing
 
     def _basis(self, op: Operator, prefix: str) -> float:
         """Bytes of the stored values that an operator's results are computed from."""
-        sources = {o: self.values[prefix + o] for o in op.operands if isinstance(o, str)}
+        sources = {o: self.values[prefix + o] for o in op.reads}
         return sum(v.basis if v.transient else 0.0 if v.node is None else v.type.nbytes for v in sources.values())
 
     def _barrier(self, op: Operator, prefix: str, weight: float) -> None:
@@ -243,7 +239,7 @@ class Builder:
         moved = moved_bytes(op, types, sources, options, fusable)
         work = work_of(op, types, options, moved, self._chains(graph), self.functions)
         if (
-            op.primitive in _SUMS
+            op.primitive in ADDITIONS
             and not any(v.type.rank for v in op.results)
             and any(k.partial for s in sources if s is not None for k in s.layouts)
         ):
@@ -268,11 +264,11 @@ class Builder:
                     weight,
                     prefix + op.id,
                     self.phase,
-                    heavy=not takes_on_the_fly(op),
+                    heavy=not reads_fused(op),
                 )
         basis = self._basis(op, prefix)
         transient = fusable or (anew and is_recomputed(op, basis, self.growth))
-        of = sources[0] if op.primitive in _VIEWS else None
+        of = sources[0] if op.primitive in RESHAPES else None
         view = of.source if of is not None else ""
         for j, result in enumerate(op.results):
             self.value(
@@ -458,7 +454,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     graph = problem.graph
     b = Builder(mesh, problem.cost_model, split_phases, offloading(problem))
     readers = Counter(o for op in graph.operators for o in set(op.operands) if isinstance(o, str))
-    stacks = {o for op in graph.operators if op.primitive == "scan" for o in op.operands if isinstance(o, str)}
+    stacks = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
     for i in graph.inputs:
         b.add_input(i.name, i.type, i.role, readers[i.name], i.name in stacks)
     b.graph(graph, "", 1.0)

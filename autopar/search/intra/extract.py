@@ -11,6 +11,8 @@ from typing import cast
 import numpy as np
 
 from autopar.ir import Graph, Layout, Literal, Operator
+from autopar.ir.analysis import closure
+from autopar.ir.loops import Scan
 from autopar.ir.phases import LOOP
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.build import ShardingProblem
@@ -153,11 +155,8 @@ def _sent(graph: Graph) -> frozenset[str]:
     found: set[str] = set()
     for loop in _loops(graph):
         body = loop.region("body")
-        needed = {v.name for op in body.operators if op.primitive == "stage_boundary" for v in op.results}
-        for op in reversed(body.operators):
-            if any(v.name in needed for v in op.results):
-                found.add(f"{loop.id}/body/{op.id}")
-                needed.update(o for o in op.operands if isinstance(o, str))
+        sent = [v.name for op in body.operators if op.primitive == "stage_boundary" for v in op.results]
+        found.update(f"{loop.id}/body/{op.id}" for op in closure(body.operators, sent))
     return frozenset(found)
 
 
@@ -194,7 +193,7 @@ def _kept_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout
 
 def _sums_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout]) -> int:
     """Bytes of what loops over microbatches carry on from one to the next: gradients, losses."""
-    carried = (v for loop in _loops(graph) for v in loop.results[: loop.integer("num_carry")])
+    carried = (v for loop in _loops(graph) for v in loop.results[: Scan.of(loop).num_carry])
     return sum(made[v.name].local_bytes(v.type, stated.mesh.sizes) for v in carried if v.name in made)
 
 

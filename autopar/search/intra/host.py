@@ -58,14 +58,13 @@ def offloading(problem: Problem) -> Offloading:
 
 def movable(graph: Graph) -> frozenset[str]:
     """Inputs that a step replaces and that its update alone reads: moments of an optimizer, master weights."""
-    makers = {v.name: op for op in graph.operators for v in op.results}
     returned = Counter(o.operand for o in graph.outputs if isinstance(o.operand, str))
     replaced = {
         o.updates
         for o in graph.outputs
-        if isinstance(o.operand, str) and returned[o.operand] == 1 and _makes(makers.get(o.operand))
+        if isinstance(o.operand, str) and returned[o.operand] == 1 and _makes(graph.producers.get(o.operand))
     }
-    refused = {o for op in graph.operators if not _updates(op) for o in op.operands if isinstance(o, str)}
+    refused = {o for op in graph.operators if not _updates(op) for o in op.reads}
     refused.update(o for o in returned if isinstance(o, str))
     return frozenset(
         i.name

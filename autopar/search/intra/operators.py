@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from autopar.cluster import LogicalMesh
 from autopar.cost import operator_bytes, operator_flops
 from autopar.ir import Layout, Operator, TensorType
+from autopar.ir.primitives import CONTRACTIONS
 from autopar.sharding import Strategy, rule_for, strategies
 
-# Where partial operands would only repeat the dearest work on every device.
-_NEVER_PARTIAL = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "gather"})
+# Where partial operands would only repeat the most expensive work on every device.
+_NEVER_PARTIAL = CONTRACTIONS | {"gather"}
 
 
 @dataclass(frozen=True, eq=False)

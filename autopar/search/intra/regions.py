@@ -3,7 +3,7 @@
 scan: a carry has one layout, in which it enters each trip and leaves the loop; the body's result is
 resharded to it each trip. Slices of stacked inputs and outputs have the layout of the stack without
 its first dim, which is never split. Costs inside count once a trip (`length`).
-while: as scan with carries alone; trips are not known and counted as `WHILE_TRIPS`.
+while: as scan with carries alone; trips are not known and counted as `autopar.ir.loops.ASSUMED_ITERATIONS`.
 cond: each branch counts with equal probability; results have one layout.
 """
 
@@ -16,21 +16,9 @@ from types import MappingProxyType
 import numpy as np
 
 from autopar.ir import Graph, Layout, Operand, Operator, TensorType
+from autopar.ir.loops import Scan, While, runs_inside
 from autopar.ir.phases import phase_of
 from autopar.search.intra.draft import Draft, RegionSite
-
-#: Trips assumed of a loop whose number of trips is decided while it runs.
-WHILE_TRIPS = 8.0
-
-
-def lifted(layout: Layout) -> Layout:
-    """The layout of a stack whose slices have ``layout``."""
-    return Layout(((), *layout.dims), layout.partial, layout.reduce)
-
-
-def lowered(layout: Layout) -> Layout:
-    """The layout of the slices of a stack of ``layout``."""
-    return Layout(layout.dims[1:], layout.partial, layout.reduce)
 
 
 class _Ports:
@@ -55,7 +43,7 @@ def _enter(
 ) -> tuple[int, tuple[Layout, ...]]:
     """A region's input ``inner`` that takes ``operand``; (its node, its layouts)."""
     node, kinds = layouts or b.free_layouts(inner, type)
-    outer = tuple(lifted(k) for k in kinds) if stacked else kinds
+    outer = tuple(k.stack() for k in kinds) if stacked else kinds
     if inner not in b.values:
         b.value(inner, type, node, kinds, inner_weight, alias=not stacked)
     if isinstance(operand, str):
@@ -104,21 +92,21 @@ def _site(b: Draft, op: Operator, prefix: str, weight: float, ports: _Ports) -> 
 
 def scan(b: Draft, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
     """Adds a scan."""
-    body, length = op.region("body"), op.integer("length")
-    consts, carries = op.integer("num_consts"), op.integer("num_carry")
+    loop = Scan.of(op)
+    body, consts, carries = loop.body, loop.num_consts, loop.num_carry
     begin = b.time
-    inner, inner_weight, id = f"{prefix}{op.id}/body/", weight * length, prefix + op.id
+    inner, inner_weight, id = f"{prefix}{op.id}/body/", runs_inside(op, weight), prefix + op.id
     ports = _Ports()
     for i, (operand, entry) in enumerate(zip(op.operands, body.inputs, strict=True)):
-        carried = consts <= i < consts + carries and b.summable(entry.type)
+        carried = consts <= i < loop.num_whole and b.summable(entry.type)
         layouts = b.free_layouts(inner + entry.name, entry.type, partial=carried)
-        stacked = i >= consts + carries
+        stacked = i >= loop.num_whole
         ports.operands.append(
             _enter(b, prefix, operand, inner + entry.name, entry.type, weight, inner_weight, id, stacked, layouts)
         )
     b.graph(body, inner, inner_weight)
     b.time += 1
-    _keep(b, op, prefix, {*range(consts), *range(consts + carries, len(op.operands))}, ports)
+    _keep(b, op, prefix, {*range(consts), *range(loop.num_whole, len(op.operands))}, ports)
     passes = {phase_of(o.scope, b.phase) for o in body.operators}
     for j, result in enumerate(op.results):
         if j < carries:
@@ -128,7 +116,7 @@ def scan(b: Draft, graph: Graph, op: Operator, prefix: str, weight: float) -> No
         else:
             type = body.outputs[j].type
             node, kinds = b.free_layouts(prefix + result.name, type, partial=b.summable(type))
-            outer = tuple(lifted(k) for k in kinds)
+            outer = tuple(k.stack() for k in kinds)
         _leave(b, body, j, inner, node, kinds, inner_weight, id)
         made = b.value(prefix + result.name, result.type, node, outer, weight)
         made.time = begin
@@ -140,9 +128,9 @@ def scan(b: Draft, graph: Graph, op: Operator, prefix: str, weight: float) -> No
 
 def while_loop(b: Draft, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
     """Adds a while loop."""
-    cond, body = op.region("cond"), op.region("body")
-    cond_consts, body_consts = op.integer("cond_nconsts"), op.integer("body_nconsts")
-    trips, id = weight * WHILE_TRIPS, prefix + op.id
+    loop = While.of(op)
+    cond, body, cond_consts, body_consts = loop.cond, loop.body, loop.cond_consts, loop.body_consts
+    trips, id = runs_inside(op, weight), prefix + op.id
     in_cond, in_body = f"{prefix}{op.id}/cond/", f"{prefix}{op.id}/body/"
     ports = _Ports()
     predicate = cond.outputs[0].type
@@ -177,7 +165,7 @@ def while_loop(b: Draft, graph: Graph, op: Operator, prefix: str, weight: float)
 
 def cond(b: Draft, graph: Graph, op: Operator, prefix: str, weight: float) -> None:
     """Adds a cond (jax calls a switch so as well): the first operand is the branch's index."""
-    id, share = prefix + op.id, weight / len(op.regions)
+    id, share = prefix + op.id, runs_inside(op, weight)
     ports = _Ports()
     index = graph.type_of(op.operands[0])
     whole = (b.node(f"{id} index", np.zeros(1), lambda _: "[]"), (Layout.replicated(index.rank),))

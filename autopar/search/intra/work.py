@@ -7,17 +7,9 @@ from dataclasses import replace
 
 from autopar.cost import Work, kind_of, reorders, run_bytes
 from autopar.ir import Graph, Literal, Operator, TensorType
+from autopar.ir.primitives import TRANSCENDENTAL, is_fusible
 from autopar.search.intra.draft import ValueDraft
-from autopar.search.intra.fusion import is_light
 from autopar.search.intra.operators import Options
-
-#: Elementwise, but too dear for a compiler to compute again for every reader (XLA's `InstructionFusion::IsExpensive`).
-_COMPUTED_ONCE = frozenset(
-    {
-        "atan2", "cbrt", "cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt", "sin",
-        "sqrt", "tan", "tanh",
-    }
-)  # fmt: skip
 
 
 class Chains:
@@ -28,13 +20,12 @@ class Chains:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.makers = {v.name: op for op in graph.operators for v in op.results}
-        self.types: dict[str, TensorType] = {i.name: i.type for i in graph.inputs}
-        self.types.update({v.name: v.type for op in graph.operators for v in op.results})
+        self.makers = graph.producers
+        self.types = graph.types
         self.shared: set[str] = {o.operand for o in graph.outputs if isinstance(o.operand, str)}
         taken: set[str] = set()
         for op in graph.operators:
-            names = {o for o in op.operands if isinstance(o, str)}
+            names = set(op.reads)
             self.shared |= names & taken
             taken |= names
 
@@ -45,11 +36,11 @@ class Chains:
         while left:
             at = left.pop()
             op = self.makers.get(at)
-            stored = op is None or not is_light(op) or (op.primitive in _COMPUTED_ONCE and at in self.shared)
+            stored = op is None or not is_fusible(op) or (op.primitive in TRANSCENDENTAL and at in self.shared)
             if op is None or stored:
                 total += min(most, self.types[at].nbytes)
                 continue
-            fresh = {o for o in op.operands if isinstance(o, str)} - seen
+            fresh = set(op.reads) - seen
             seen |= fresh
             left.extend(fresh)
         return total
@@ -71,7 +62,7 @@ def moved_bytes(
         options: of the operator.
         fusable: whether its results are never stored.
     """
-    if not is_light(op):
+    if not is_fusible(op):
         return options.bytes
     read = (
         t.nbytes

@@ -1,0 +1,98 @@
+"""What depends on what in a graph: closures, reachability, liveness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from autopar.ir.graph import Operand, Operator
+
+
+def names_read(operators: Iterable[Operator]) -> set[str]:
+    """Names of all values that ``operators`` take."""
+    return {o for op in operators for o in op.reads}
+
+
+def names_made(operators: Iterable[Operator]) -> list[str]:
+    """Names of all values that ``operators`` make, in their order."""
+    return [v.name for op in operators for v in op.results]
+
+
+def closure(
+    operators: Sequence[Operator],
+    wanted: Iterable[Operand],
+    *,
+    given: Iterable[str] = (),
+    within: Callable[[Operator], bool] | None = None,
+) -> list[Operator]:
+    """Operators that have to run for ``wanted``, in running order.
+
+    Args:
+        operators: those of a graph, in running order.
+        wanted: values that are to be made; literals and inputs need nothing.
+        given: values that are there already.
+        within: whether an operator may be among them; what others make is taken as given. None allows all.
+    """
+    there = frozenset(given)
+    needed = {o for o in wanted if isinstance(o, str)} - there
+    kept = []
+    for op in reversed(operators):
+        if any(v.name in needed for v in op.results) and (within is None or within(op)):
+            kept.append(op)
+            needed.update(o for o in op.reads if o not in there)
+    return kept[::-1]
+
+
+def live(operators: Sequence[Operator], returned: Iterable[Operand]) -> list[Operator]:
+    """Operators that something returned or a side effect depends on, in running order.
+
+    Args:
+        operators: those of a graph, in running order.
+        returned: what the graph returns.
+    """
+    needed = {o for o in returned if isinstance(o, str)}
+    kept = []
+    for op in reversed(operators):
+        if op.effects or any(v.name in needed for v in op.results):
+            kept.append(op)
+            needed.update(op.reads)
+    return kept[::-1]
+
+
+def dependents(
+    operators: Iterable[Operator], sources: Iterable[str], *, also: Callable[[Operator], bool] | None = None
+) -> list[Operator]:
+    """Operators that depend on some of ``sources``, in running order.
+
+    Args:
+        operators: those of a graph, in running order.
+        sources: names of values.
+        also: whether an operator counts though it takes nothing of them; what it makes is a source then.
+    """
+    reached = set(sources)
+    kept = []
+    for op in operators:
+        if not reached.isdisjoint(op.reads) or (also is not None and also(op)):
+            kept.append(op)
+            reached.update(v.name for v in op.results)
+    return kept
+
+
+def places(
+    operators: Sequence[Operator],
+    read_at: dict[str, set[int]],
+    decide: Callable[[Operator, set[int]], Iterable[int]],
+) -> dict[str, tuple[int, ...]]:
+    """Where operators run so that their results are where they are read; by id, readers first.
+
+    Args:
+        operators: those of a graph, in running order.
+        read_at: by value where it is read; what ``operators`` read is added.
+        decide: from an operator and where its results are read to where it runs.
+    """
+    by_id = {}
+    for op in reversed(operators):
+        wanted = set().union(*(read_at.get(v.name, set()) for v in op.results))
+        by_id[op.id] = tuple(sorted(decide(op, wanted)))
+        for name in op.reads:
+            read_at.setdefault(name, set()).update(by_id[op.id])
+    return by_id

@@ -18,6 +18,7 @@ from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.intra.host import least_device_memory
 from autopar.search.problem import NotFasterError, Problem
 from autopar.solver import ChoiceProblem, Solution, Status, peak_bytes, solve
+from autopar.solver.goal import PLAN_GAP, Goal
 from autopar.solver.memory import memory_floor
 
 #: Relative cost of a memory limit below which no further way to keep it is looked for.
@@ -43,7 +44,7 @@ def alpa(problem: Problem) -> Plan:
         InfeasiblePlanError: no sharding fits the memory limit; it has the least memory that would do.
     """
     clock = Clock()
-    free = [_without_limit(problem, m, clock) for m in problem.cluster.logical_meshes(problem.options.mesh_shape)]
+    free = _all_without_limit(problem, clock)
     answers = [answer for answer in free if not answer.stated.tight]
     best = min((answer.solution.objective for answer in answers), default=math.inf)
     # Each phase having copies of its own takes no less at any time, so what no choice fits is not stated so too.
@@ -54,15 +55,19 @@ def alpa(problem: Problem) -> Plan:
         raise _no_better(problem, cheapest)
     answers += hopeless
     short = [answer for answer in open_yet if answer.stated.tight]
-    # The most promising first: what they cost is then often less than what the others would cost without a limit.
+    # The least bound first: what its mesh costs is then often less than what the others would cost without a limit.
     for answer in sorted(short, key=lambda a: (a.solution.lower_bound, str(a.stated.mesh))):
-        if answer.solution.lower_bound > best:
+        if answer.solution.lower_bound > min(best, problem.options.enough_s):
             left_out = replace(answer.solution, status=Status.UNKNOWN, choice=(), objective=math.inf)
             answers.append(replace(answer, solution=left_out, note="left out: costs more without a limit"))
             continue
-        found = _under_limit(problem, answer, clock)
+        found = _under_limit(problem, answer, clock, min(best, problem.options.enough_s))
         answers += found
         best = min([best, *(a.solution.objective for a in found)])
+    if short and not any(answer.solution.found for answer in answers) and cheapest < problem.options.enough_s:
+        useless = [a.solution.lower_bound for a in answers if a.solution.lower_bound >= problem.options.enough_s]
+        if any(map(math.isfinite, useless)):
+            raise _no_better(problem, min(useless))
     order = [str(answer.stated.mesh) for answer in free]
     plan = best_plan(problem, sorted(answers, key=lambda a: order.index(str(a.stated.mesh))), "alpa", clock)
     if not plan.content.tight or hopeless:
@@ -71,18 +76,49 @@ def alpa(problem: Problem) -> Plan:
     return Plan(msgspec.structs.replace(plan.content, search=search), plan.phases)
 
 
-def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock) -> Answer:
-    """The answer on one mesh without the memory limit, which is quick; ``tight`` where it breaks the limit."""
+def _all_without_limit(problem: Problem, clock: Clock) -> list[Answer]:
+    """Answers on all meshes without the memory limit.
+
+    The mesh that is most like the machine comes first; others are given up once their bound is above what is known.
+    """
+    meshes = problem.cluster.logical_meshes(problem.options.mesh_shape)
+    likely = sorted(range(len(meshes)), key=lambda i: (_distance(problem, meshes[i]), i))
+    answers: dict[int, Answer] = {}
+    best = problem.options.enough_s
+    for i in likely:
+        answers[i] = _without_limit(problem, meshes[i], clock, best)
+        if not answers[i].stated.tight and answers[i].solution.found:
+            best = min(best, answers[i].solution.objective)
+    return [answers[i] for i in range(len(meshes))]
+
+
+def _distance(problem: Problem, mesh: LogicalMesh) -> float:
+    """How far the sizes of a mesh are from nodes by devices of a node."""
+    node = max(group.devices_per_node for group in problem.cluster.groups)
+    inner = mesh.axes[-1][1] if len(mesh.axes) > 1 or problem.cluster.num_devices <= node else 1
+    return abs(math.log2(inner / min(node, problem.cluster.num_devices)))
+
+
+def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock, cutoff_s: float) -> Answer:
+    """The answer on one mesh without the memory limit; ``tight`` where it breaks the limit, or was given up.
+
+    Args:
+        problem: what is planned.
+        mesh: where.
+        clock: takes the time.
+        cutoff_s: a step of another mesh, or one that another plan takes: beyond it the mesh is given up.
+    """
     stated = _stated(problem, mesh, clock, split_phases=False)
     if memory_floor(stated.problem) > problem.memory_limit_bytes:
         return Answer(replace(stated, tight=True), Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, ""))
     with clock.phase("solve"):
-        free = _solve(problem, replace(stated.problem, limit_bytes=None))
-    fits = free.found and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes
+        free = _solve(problem, replace(stated.problem, limit_bytes=None), cutoff_s=cutoff_s)
+    given_up = free.status is not Status.OPTIMAL and free.lower_bound > cutoff_s
+    fits = free.found and not given_up and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes
     return Answer(stated if fits else replace(stated, tight=True), free)
 
 
-def _under_limit(problem: Problem, free: Answer, clock: Clock) -> list[Answer]:
+def _under_limit(problem: Problem, free: Answer, clock: Clock, cutoff_s: float) -> list[Answer]:
     """Answers within the limit: with copies that all phases share, and with copies of each phase's own.
 
     The second cost no less than the first without a limit, for they are made more often; where the first within the
@@ -91,7 +127,8 @@ def _under_limit(problem: Problem, free: Answer, clock: Clock) -> list[Answer]:
     found: list[Answer] = []
     if not problem.options.apart:
         with clock.phase("solve"):
-            found.append(Answer(free.stated, _solve(problem, free.stated.problem, binds=True), "memory binds"))
+            shared = _solve(problem, free.stated.problem, binds=True, cutoff_s=cutoff_s)
+            found.append(Answer(free.stated, shared, "memory binds"))
         least = free.solution.lower_bound
         if found[0].solution.objective <= least + _NOTHING * abs(least):
             return found
@@ -115,8 +152,10 @@ def _stated(problem: Problem, mesh: LogicalMesh, clock: Clock, *, split_phases: 
         return build(problem, mesh, split_phases=split_phases)
 
 
-def _solve(problem: Problem, stated: ChoiceProblem, *, binds: bool = False) -> Solution:
-    return solve(stated, time_limit_s=problem.options.time_limit_s, seed=problem.options.seed, binds=binds)
+def _solve(problem: Problem, stated: ChoiceProblem, *, binds: bool = False, cutoff_s: float = math.inf) -> Solution:
+    """The cheapest choice, up to a gap that no plan is worth waiting for."""
+    limit_s, seed = problem.options.time_limit_s, problem.options.seed
+    return solve(stated, time_limit_s=limit_s, seed=seed, binds=binds, goal=Goal(PLAN_GAP, cutoff_s))
 
 
 def best_plan(problem: Problem, answers: Sequence[Answer], name: str, clock: Clock) -> Plan:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from autopar.solver.base import Solver
 from autopar.solver.elimination import MOST_ENTRIES, plan_elimination
 from autopar.solver.evaluate import is_feasible, objective
+from autopar.solver.goal import PROOF, Goal
 from autopar.solver.multipliers import price_memory
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.restricted import eliminated, restricted
@@ -21,6 +22,8 @@ from autopar.solver.wide_memory import price_wide
 
 _OPEN = 300  # strategies beyond one a node that the first restricted problem keeps
 _WIDEN = 4
+_MOST_COLUMNS = 150_000  # of a restricted problem that the engine gets where no proof is wanted
+_TINY = 5_000  # columns of a problem whose proof takes no time
 _PROVABLE = 400  # strategies of a wide problem with memory rows up to which the engine is asked for the proof
 
 
@@ -32,6 +35,7 @@ def solve_bounded(
     start: tuple[int, ...] | None = None,
     seed: int = 0,
     most_entries: int = MOST_ENTRIES,
+    goal: Goal = PROOF,
 ) -> Solution:
     """The cheapest choice, with ``engine`` only where bounds leave something open.
 
@@ -46,76 +50,123 @@ def solve_bounded(
         engine: obeys memory.
         time_limit_s, start, seed: see `Solver.solve`.
         most_entries: see `plan_elimination`.
+        goal: when to stop: the engine is left out where the gap is reached, unless the problem is tiny, and where what
+            it would get is large, unless a proof is wanted.
     """
-    began = time.monotonic()
-    deadline = math.inf if time_limit_s is None else began + time_limit_s
+    deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
     elimination = plan_elimination(problem, most_entries)
-    if elimination is None:
-        if problem.usages:
-            prices = price_wide(problem, engine, deadline, start, seed, most_entries)
-        else:
-            prices = climb(problem, deadline, start, most_entries)
+    bounds_goal = replace(goal, gap=0.0)  # bounds and choices are cheap as long as they get better
+    if elimination is not None:
+        prices = price_memory(problem, elimination, deadline, bounds_goal)
+    elif problem.usages:
+        prices = price_wide(problem, engine, deadline, start, seed, most_entries, bounds_goal)
     else:
-        prices = price_memory(problem, elimination, deadline)
-    best, cost = prices.choice, prices.cost
-    if start is not None and is_feasible(problem, start) and objective(problem, start) < cost:
-        best, cost = start, objective(problem, start)
-    bound = prices.bound
-
-    def done(status: Status) -> Solution:
-        choice = () if best is None else best
-        return Solution(status, choice, cost, min(bound, cost), time.monotonic() - began, engine.name)
-
-    if bound == math.inf:
-        return done(Status.INFEASIBLE)
+        prices = climb(problem, deadline, start, most_entries, bounds_goal)
+    state = _State(problem, engine, seed, deadline, most_entries, goal, prices.choice, prices.cost, prices.bound)
+    if start is not None and is_feasible(problem, start):
+        state.take(start, objective(problem, start))
+    if state.bound == math.inf:
+        return state.answer(Status.INFEASIBLE)
     if elimination is not None and not problem.usages:
-        bound = cost
-        return done(Status.OPTIMAL)
+        state.bound = state.cost
+        return state.answer(Status.OPTIMAL)
     wide = elimination is None and problem.usages and sum(node.costs.size for node in problem.nodes) > _PROVABLE
-    if wide and best is not None and cost > bound:
-        return done(Status.FEASIBLE)
-    excess = tuple(marginal - prices.bound for marginal in prices.marginals)
-    keep = _OPEN
-    while cost > bound:
-        left = None if time_limit_s is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            return done(Status.UNKNOWN if best is None else Status.FEASIBLE)
-        width = min(cost - prices.bound, _width(excess, len(problem.nodes) + keep))
-        answer = _solve_within(problem, excess, width, engine, left, best, seed, most_entries)
-        if answer.choice and answer.objective < cost:
-            best, cost = answer.choice, answer.objective
-        bound = max(bound, min(prices.bound + width, answer.lower_bound))
-        if answer.status not in (Status.OPTIMAL, Status.INFEASIBLE):
-            return done(Status.UNKNOWN if best is None else Status.FEASIBLE)
-        if width >= cost - prices.bound:
-            break
-        keep *= _WIDEN
-    return done(Status.INFEASIBLE if best is None else Status.OPTIMAL)
+    close = goal.reached(state.cost, state.bound) and _columns(problem) > _TINY
+    if state.cost > state.bound and (goal.hopeless(state.bound) or close or (wide and state.best is not None)):
+        return state.stopped()
+    return state.close([marginal - prices.bound for marginal in prices.marginals])
+
+
+@dataclass(eq=False)
+class _State:
+    """What is known of a problem that bounds left open.
+
+    Args:
+        problem: reduced.
+        engine, seed, most_entries, goal: see `solve_bounded`.
+        deadline: of `time.monotonic`.
+        best: the cheapest choice, or None.
+        cost: its cost; inf where there is none.
+        bound: no choice costs less.
+    """
+
+    problem: ChoiceProblem
+    engine: Solver
+    seed: int
+    deadline: float
+    most_entries: int
+    goal: Goal
+    best: tuple[int, ...] | None
+    cost: float
+    bound: float
+    began: float = field(default_factory=time.monotonic)
+
+    def take(self, choice: tuple[int, ...], cost: float) -> None:
+        """Notes a choice that fits, if it is cheaper."""
+        if cost < self.cost:
+            self.best, self.cost = choice, cost
+
+    def answer(self, status: Status) -> Solution:
+        choice = () if self.best is None else self.best
+        seconds = time.monotonic() - self.began
+        return Solution(status, choice, self.cost, min(self.bound, self.cost), seconds, self.engine.name)
+
+    def stopped(self) -> Solution:
+        return self.answer(Status.UNKNOWN if self.best is None else Status.FEASIBLE)
+
+    def close(self, excess: Sequence[Array]) -> Solution:
+        """Asks for the cheapest choice within a width of the bound that grows until the goal is reached.
+
+        Args:
+            excess: how much more than the bound each strategy costs at least.
+        """
+        low, keep = self.bound, _OPEN
+        while self.cost > self.bound:
+            if time.monotonic() >= self.deadline:
+                return self.stopped()
+            width = min(self.cost - low, _width(excess, len(self.problem.nodes) + keep))
+            answer = self.within(excess, width)
+            if answer.choice:
+                self.take(answer.choice, answer.objective)
+            self.bound = max(self.bound, min(low + width, answer.lower_bound))
+            if answer.status not in (Status.OPTIMAL, Status.INFEASIBLE):
+                return self.stopped()
+            if width >= self.cost - low:
+                break
+            if self.goal.hopeless(self.bound) or (self.cost > self.bound and self.goal.reached(self.cost, self.bound)):
+                return self.stopped()
+            keep *= _WIDEN
+        return self.answer(Status.INFEASIBLE if self.best is None else Status.OPTIMAL)
+
+    def within(self, excess: Sequence[Array], width: float) -> Solution:
+        """The cheapest choice of strategies whose ``excess`` is at most ``width``."""
+        name = self.engine.name
+        reduction = restricted(self.problem, [over <= width for over in excess])
+        if reduction.problem is None:
+            return Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, name)
+        inner = eliminated(reduction, self.most_entries)
+        if inner is not None:
+            choice = reduction.lift(inner)
+            cost = objective(self.problem, choice)
+            return Solution(Status.OPTIMAL, choice, cost, cost, 0.0, name)
+        if self.goal.gap > 0 and self.best is not None and _columns(reduction.problem) > _MOST_COLUMNS:
+            return Solution(Status.UNKNOWN, (), math.inf, -math.inf, 0.0, name)
+        left = None if math.isinf(self.deadline) else self.deadline - time.monotonic()
+        begin = None if self.best is None else reduction.project(self.best)
+        answer = self.engine.solve(reduction.problem, time_limit_s=left, start=begin, seed=self.seed)
+        bound = answer.lower_bound + reduction.offset
+        if answer.status not in (Status.OPTIMAL, Status.FEASIBLE):
+            return replace(answer, lower_bound=bound)
+        choice = reduction.lift(answer.choice)
+        return replace(answer, choice=choice, objective=objective(self.problem, choice), lower_bound=bound)
+
+
+def _columns(problem: ChoiceProblem) -> int:
+    """Columns of the integer program of a problem: strategies, and their pairs on edges."""
+    return sum(node.costs.size for node in problem.nodes) + sum(edge.costs.size for edge in problem.edges)
 
 
 def _width(excess: Sequence[Array], keep: int) -> float:
     """The width within which ``keep`` strategies lie; inf where all of them do."""
     every = np.sort(np.concatenate(list(excess)))
     return float(every[keep]) if keep < every.size else math.inf
-
-
-def _solve_within(
-    problem: ChoiceProblem, excess: Sequence[Array], width: float, engine: Solver, left: float | None,
-    start: tuple[int, ...] | None, seed: int, most_entries: int,
-) -> Solution:  # fmt: skip
-    """The cheapest choice of strategies whose ``excess`` is at most ``width``."""
-    reduction = restricted(problem, [over <= width for over in excess])
-    if reduction.problem is None:
-        return Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, engine.name)
-    inner = eliminated(reduction, most_entries)
-    if inner is not None:
-        choice = reduction.lift(inner)
-        cost = objective(problem, choice)
-        return Solution(Status.OPTIMAL, choice, cost, cost, 0.0, engine.name)
-    begin = None if start is None else reduction.project(start)
-    answer = engine.solve(reduction.problem, time_limit_s=left, start=begin, seed=seed)
-    bound = answer.lower_bound + reduction.offset
-    if answer.status not in (Status.OPTIMAL, Status.FEASIBLE):
-        return replace(answer, lower_bound=bound)
-    choice = reduction.lift(answer.choice)
-    return replace(answer, choice=choice, objective=objective(problem, choice), lower_bound=bound)

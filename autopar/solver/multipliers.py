@@ -19,6 +19,7 @@ import numpy as np
 
 from autopar.solver.elimination import Elimination
 from autopar.solver.evaluate import objective, within
+from autopar.solver.goal import PROOF, Goal
 from autopar.solver.problem import Array, ChoiceProblem
 
 _SWEEPS = 3  # over all rows
@@ -115,13 +116,16 @@ class _Search:
                 high_y, high, high_slope = y[row], middle, over[row]
 
 
-def price_memory(problem: ChoiceProblem, elimination: Elimination, deadline: float = math.inf) -> Prices:
+def price_memory(
+    problem: ChoiceProblem, elimination: Elimination, deadline: float = math.inf, goal: Goal = PROOF
+) -> Prices:
     """Search for good multipliers by one row after the other.
 
     Args:
         problem: as `reduce_problem` makes it: times are numbers of rows, and a node's usages do not overlap.
         elimination: of ``problem``.
         deadline: of `time.monotonic`, after which to go with what there is.
+        goal: when to stop.
     """
     usages = {(row, use.node): use.bytes for use in problem.usages for row in range(use.start, use.stop)}
     rows = tuple(sorted({row for row, _ in usages}))
@@ -134,6 +138,8 @@ def price_memory(problem: ChoiceProblem, elimination: Elimination, deadline: flo
     for _ in range(_SWEEPS):
         before = search.bound
         for row in rows:
+            if goal.reached(search.cost, search.bound) or goal.hopeless(search.bound):
+                break
             search.improve(row)
         if len(rows) < 2 or search.bound <= before + 1e-9 * abs(before):
             break

@@ -12,6 +12,7 @@ from autopar.solver.bounded import solve_bounded
 from autopar.solver.elimination import plan_elimination
 from autopar.solver.evaluate import is_feasible, maximal_times, objective, within
 from autopar.solver.exhaustive import ExhaustiveSolver
+from autopar.solver.goal import PROOF, Goal
 from autopar.solver.highs import HighsSolver
 from autopar.solver.memory import broken_times, memory_floor
 from autopar.solver.presolve import reduce_problem
@@ -51,6 +52,7 @@ def solve(
     start: tuple[int, ...] | None = None,
     seed: int = 0,
     binds: bool = False,
+    goal: Goal = PROOF,
 ) -> Solution:
     """The cheapest choice.
 
@@ -65,6 +67,7 @@ def solve(
         start: a choice to begin from; the answer is never worse than a feasible one.
         seed: for solvers that draw numbers.
         binds: whether the limit is known to bind: a wide problem is then not solved without it first.
+        goal: when to stop; a problem that is given up has a bound above the goal's cutoff.
 
     Returns:
         The solution for ``problem`` itself. Its status is OPTIMAL or INFEASIBLE only where that is proven; a
@@ -92,7 +95,10 @@ def solve(
         if reduction.problem.nodes:
             left = None if time_limit_s is None else max(0.0, time_limit_s - (time.monotonic() - began))
             begin = reduction.project(best) if best else None
-            answer = solve_bounded(reduction.problem, engine, time_limit_s=left, start=begin, seed=seed)
+            inner_goal = goal.less(reduction.offset)
+            answer = solve_bounded(
+                reduction.problem, engine, time_limit_s=left, start=begin, seed=seed, goal=inner_goal
+            )
             if answer.status is Status.INFEASIBLE:
                 return Solution(Status.INFEASIBLE, (), math.inf, math.inf, time.monotonic() - began, engine.name)
             status = answer.status
@@ -106,7 +112,7 @@ def solve(
             cost = objective(problem, choice)
             if cost <= best_cost:
                 best, best_cost = choice, cost
-        if not broken:
+        if not broken or goal.hopeless(bound):
             break
         status = Status.UNKNOWN
         if time_limit_s is not None and time.monotonic() - began >= time_limit_s:

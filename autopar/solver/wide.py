@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from autopar.solver.elimination import MOST_ENTRIES
 from autopar.solver.evaluate import objective
+from autopar.solver.goal import PROOF, Goal
 from autopar.solver.messages import Messages
 from autopar.solver.multipliers import Prices
 from autopar.solver.problem import Array, ChoiceProblem
@@ -39,7 +40,7 @@ def climb(
     deadline: float = math.inf,
     start: tuple[int, ...] | None = None,
     most_entries: int = MOST_ENTRIES,
-    gap: float = 0.0,
+    goal: Goal = PROOF,
 ) -> Prices:
     """Bound, choice and bounds of min-marginals; the bound equals the cost where that is proven.
 
@@ -48,7 +49,7 @@ def climb(
         deadline: of `time.monotonic`, after which to go with what there is.
         start: a choice that costs less than inf, or None.
         most_entries: see `plan_elimination`.
-        gap: relative gap at which to stop.
+        goal: when to stop.
     """
     messages = Messages.of(problem)
     sizes = [node.costs.size for node in problem.nodes]
@@ -65,7 +66,8 @@ def climb(
         choice = tuple(int(own[k]) for own, k in zip(labels, messages.decode(), strict=True))
         if (found := objective(problem, choice)) < cost:
             best, cost = choice, found
-        if time.monotonic() > deadline or _closed(cost, bound, messages.rounding, gap):
+        enough = goal.reached(cost, bound) or goal.hopeless(bound)
+        if enough or time.monotonic() > deadline or _closed(cost, bound, messages.rounding):
             break
         if rest:
             rest -= 1
@@ -99,9 +101,9 @@ def climb(
     return Prices(min(bound, cost), best, cost, _spread(messages.marginals, labels, sizes))
 
 
-def _closed(cost: float, bound: float, rounding: float, gap: float = 0.0) -> bool:
-    """Whether what is between cost and bound may be rounding only, or is at most ``gap``."""
-    return cost < math.inf and cost - bound <= max(_CLOSED, gap) * abs(cost) + 2 * rounding
+def _closed(cost: float, bound: float, rounding: float) -> bool:
+    """Whether what is between cost and bound may be rounding only."""
+    return cost < math.inf and cost - bound <= _CLOSED * abs(cost) + 2 * rounding
 
 
 def _marked(

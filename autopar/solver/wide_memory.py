@@ -20,6 +20,7 @@ from autopar.solver.base import Solver
 from autopar.solver.cutting_planes import Planes
 from autopar.solver.elimination import MOST_ENTRIES
 from autopar.solver.evaluate import is_feasible, objective, within
+from autopar.solver.goal import PROOF, Goal
 from autopar.solver.highs import HighsSolver
 from autopar.solver.messages import Messages
 from autopar.solver.multipliers import Prices
@@ -87,7 +88,7 @@ class _Search:
             return math.inf
         inner = eliminated(reduction, self.most_entries)
         if inner is None:
-            prices = climb(reduction.problem, deadline, None, self.most_entries, near)
+            prices = climb(reduction.problem, deadline, None, self.most_entries, Goal(near))
             inner, bound = prices.choice, prices.bound + reduction.offset
         else:
             bound = objective(reduction.problem, inner) + reduction.offset
@@ -113,6 +114,7 @@ def price_wide(
     start: tuple[int, ...] | None = None,
     seed: int = 0,
     most_entries: int = MOST_ENTRIES,
+    goal: Goal = PROOF,
 ) -> Prices:
     """What `price_memory` gives, for problems too wide for elimination; its bounds are not as sharp.
 
@@ -123,6 +125,7 @@ def price_wide(
         start: a choice, or None.
         seed: for the engine.
         most_entries: see `plan_elimination`.
+        goal: when to stop.
     """
     limit = math.inf if problem.limit_bytes is None else problem.limit_bytes
     bare = replace(problem, usages=(), limit_bytes=None)
@@ -139,7 +142,8 @@ def price_wide(
         search.take(start)
     planes.scale = max((abs(cost) for cost in planes.costs), default=1.0) or 1.0
     for _ in range(_TRIES):
-        if time.monotonic() > deadline or not planes.rows or search.cost <= bound:
+        enough = goal.reached(search.cost, bound) or goal.hopeless(bound)
+        if enough or time.monotonic() > deadline or not planes.rows:
             break
         top = planes.highest(bound)
         if top is None or (top[0] - bound <= _MET * planes.scale and not planes.at_the_box(top[1])):
@@ -156,7 +160,7 @@ def price_wide(
             bound, best_y = low, y
     messages = _messages(search, best_y, deadline)
     for more in _MORE:
-        if search.cost <= bound or time.monotonic() > deadline:
+        if goal.reached(search.cost, bound) or goal.hopeless(bound) or time.monotonic() > deadline:
             break
         _mix(search, messages.excess, more, engine, deadline, seed)
         if search.choice is not None and (more > 0 or search.cost - bound <= _ENOUGH * abs(search.cost)):

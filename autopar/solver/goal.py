@@ -1,0 +1,40 @@
+"""`Goal`: when an answer is good enough, or of no use."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+#: Relative gap of a plan that is not worth the time of its proof: costs are estimates that are off by far more.
+PLAN_GAP = 1e-4
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a caller wants of an answer.
+
+    Args:
+        gap: relative gap between cost and bound at which to stop; 0 wants the proof.
+        cutoff: cost of what the caller has: once the bound is above it the problem is given up.
+        offset: cost that is certain and no part of the problem at hand.
+    """
+
+    gap: float = 0.0
+    cutoff: float = math.inf
+    offset: float = 0.0
+
+    def reached(self, cost: float, bound: float) -> bool:
+        """Whether a choice of so much, under a bound, is good enough."""
+        return cost <= bound or (cost < math.inf and cost - bound <= self.gap * abs(cost + self.offset))
+
+    def hopeless(self, bound: float) -> bool:
+        """Whether a bound says that nothing is of use."""
+        return bound + self.offset > self.cutoff
+
+    def less(self, offset: float) -> Goal:
+        """The goal for a reduced problem, with ``offset`` taken out of its cost."""
+        return replace(self, offset=self.offset + offset)
+
+
+#: The proof.
+PROOF = Goal()

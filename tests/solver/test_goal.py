@@ -1,0 +1,100 @@
+"""When a solver stops: at a gap that is good enough, and at a bound that makes an answer useless."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autopar.search.alpa import alpa
+from autopar.search.problem import NotFasterError
+from autopar.solver import HighsSolver, Status, solve
+from autopar.solver.bounded import solve_bounded
+from autopar.solver.goal import Goal
+from autopar.solver.presolve import reduce_problem
+from examples import mlp
+from tests.search.problems import problem_of, toy
+from tests.solver.problems import dense_problem, random_problem, with_usages
+from tests.solver.test_wide import CountingSolver
+
+
+def test_the_words() -> None:
+    goal = Goal(0.1, 100.0)
+    assert goal.reached(10.0, 9.0) and not goal.reached(10.0, 8.9)
+    assert not goal.reached(math.inf, -math.inf)
+    assert goal.hopeless(100.1) and not goal.hopeless(100.0)
+    # 90 of the cost are certain: what is left open is a small part of the whole, and the cutoff is of the whole.
+    assert goal.less(90.0).reached(10.0, 0.0)
+    assert goal.less(90.0).hopeless(10.1) and not goal.less(90.0).hopeless(10.0)
+    assert goal.less(30.0).less(60.0) == goal.less(90.0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_gap_is_kept_and_the_bound_true(seed: int) -> None:
+    problem = random_problem(seed)
+    wanted = solve(problem)
+    answer = solve(problem, goal=Goal(0.05))
+    assert answer.found == wanted.found
+    if wanted.found:
+        assert answer.lower_bound <= wanted.objective + 1e-12
+        assert answer.objective - answer.lower_bound <= 0.05 * abs(answer.objective) + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_cutoff_gives_up_only_what_costs_more(seed: int) -> None:
+    problem = random_problem(seed)
+    wanted = solve(problem)
+    if not wanted.found:
+        return
+    above = solve(problem, goal=Goal(cutoff=wanted.objective))
+    assert above.objective == pytest.approx(wanted.objective, rel=1e-9, abs=1e-15)
+    below = solve(problem, goal=Goal(cutoff=wanted.objective - 0.1 * abs(wanted.objective) - 1e-12))
+    assert below.lower_bound <= wanted.objective + 1e-12
+    assert below.status is not Status.INFEASIBLE
+
+
+def test_the_engine_is_not_asked_for_what_is_close_or_useless() -> None:
+    asked = 0
+    for seed in range(40):
+        problem = reduce_problem(with_usages(dense_problem(seed), seed, 0.3)).problem
+        if problem is None or not problem.usages:
+            continue
+        plain, given_up = CountingSolver(), CountingSolver()
+        answer = solve_bounded(problem, plain)
+        if not plain.calls or answer.status is not Status.OPTIMAL:
+            continue
+        asked += plain.calls
+        useless = solve_bounded(problem, given_up, goal=Goal(cutoff=-math.inf))
+        assert given_up.calls == 0
+        assert useless.status in (Status.FEASIBLE, Status.UNKNOWN)
+        assert useless.lower_bound <= answer.objective + 1e-12
+    assert asked > 0
+
+
+def test_a_large_problem_within_the_gap_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.solver.bounded._TINY", 0)
+    for seed in range(40):
+        problem = reduce_problem(with_usages(dense_problem(seed), seed, 0.3)).problem
+        if problem is None or not problem.usages:
+            continue
+        engine = CountingSolver()
+        solve_bounded(problem, engine)
+        bounds = solve_bounded(problem, HighsSolver(), goal=Goal(gap=math.inf))
+        if engine.calls and bounds.choice:
+            loose = CountingSolver()
+            assert solve_bounded(problem, loose, goal=Goal(gap=math.inf)).status is Status.FEASIBLE
+            assert loose.calls == 0
+            return
+    pytest.fail("no problem needs the engine")
+
+
+def test_a_mesh_that_costs_more_is_given_up() -> None:
+    plan = alpa(problem_of(*mlp.build(abstract=True), toy(4)))
+    (chosen,) = (c for c in plan.search.considered if c.note == "chosen")
+    others = [c.step_time for c in plan.search.considered if c is not chosen and c.step_time is not None]
+    assert all(other >= chosen.step_time for other in others)
+    with pytest.raises(NotFasterError):
+        alpa(problem_of(*mlp.build(abstract=True), toy(4), enough_s=plan.step_time / 2))
+    assert (
+        alpa(problem_of(*mlp.build(abstract=True), toy(4), enough_s=plan.step_time * 1.01)).step_time == plan.step_time
+    )

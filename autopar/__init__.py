@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from autopar import hooks
 from autopar.errors import (
     AutoparError,
     CheckpointError,
@@ -82,6 +83,9 @@ __all__ = [
     "transforms",
     "verify",
 ]
+
+
+hooks.HOOKS.offer("connect to ray", lambda: import_module("autopar.runtime.ray.start").ray_cluster)
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 import autopar
@@ -21,7 +22,12 @@ SOURCES = sorted((ROOT / "autopar").rglob("*.py"))
 TEXT_SUFFIXES = (".cfg", ".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yaml", ".yml")
 
 #: Rooms that plan without a device: importing all of them loads none of `DEVICE_LIBRARIES`.
-PLANNER = ("errors", "ir", "cluster", "solver", "plan", "sharding", "cost", "schedule", "simulate", "search")
+PLANNER = (
+    "cluster", "cost", "errors", "hooks", "ir", "microbatch", "plan", "recompute", "report", "schedule", "search",
+    "sharding", "simulate", "solver", "stages",
+)  # fmt: skip
+#: Rooms that need a device library, or start what does.
+WITH_DEVICES = ("_compat", "api", "cli", "frontend", "lower", "runtime", "transforms")
 DEVICE_LIBRARIES = ("jax", "jaxlib", "ray", "flax", "optax")
 
 #: Modules below which a library may be imported at all; one that is not named here may be imported anywhere.
@@ -144,6 +150,59 @@ def test_libraries_are_imported_only_where_they_may() -> None:
         for name, tree in ((module_name(p), parse(p)) for p in SOURCES)
         for library in sorted(imported(tree) & MAY_IMPORT.keys())
         if not f"{name}.".startswith(tuple(f"{place}." for place in MAY_IMPORT[library]))
+    ]
+    assert wrong == []
+
+
+def test_every_floor_is_known() -> None:
+    floors = {module_name(p).split(".")[1] for p in SOURCES if "." in module_name(p)}
+    assert floors == {*PLANNER, *WITH_DEVICES}
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (planner,) = (c for c in contracts["contracts"] if c["id"] == "planner-without-devices")
+    assert set(planner["source_modules"]) == {f"autopar.{floor}" for floor in PLANNER}
+
+
+def loaded_by_name(tree: ast.Module) -> set[str]:
+    """Modules that a file imports by a name in text."""
+    calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and n.args)
+    named = (c for c in calls if ast.unparse(c.func).rpartition(".")[2] in ("import_module", "__import__"))
+    return {c.args[0].value for c in named if isinstance(c.args[0], ast.Constant)}
+
+
+def drawing() -> dict[str, set[str]]:
+    """By module those of autopar that it imports, anywhere and in any way; the root is no part of it."""
+    names = {module_name(p) for p in SOURCES} - {"autopar"}
+    arrows: dict[str, set[str]] = {}
+    for path in SOURCES:
+        tree = parse(path)
+        wanted = loaded_by_name(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                wanted |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                wanted |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        arrows[module_name(path)] = (wanted & names) - {module_name(path)}
+    del arrows["autopar"]
+    return arrows
+
+
+def test_imports_have_no_circle() -> None:
+    arrows = nx.DiGraph([(a, b) for a, targets in drawing().items() for b in targets if not a.startswith(f"{b}.")])
+    assert arrows.number_of_edges() > 1000
+    assert [sorted(group) for group in nx.strongly_connected_components(arrows) if len(group) > 1] == []
+
+
+def test_imports_by_name_go_down_too() -> None:
+    """What import-linter cannot see: a name in text leads to the same floor or one below."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (floors,) = (c for c in tomllib.loads(text)["tool"]["importlinter"]["contracts"] if c["id"] == "floors")
+    height = {room: -n for n, layer in enumerate(floors["layers"]) for room in re.findall(r"\w+", layer)}
+    wrong = [
+        f"{name} loads {target}"
+        for name, tree in ((module_name(p), parse(p)) for p in SOURCES)
+        for target in sorted(loaded_by_name(tree))
+        if name.startswith("autopar.") and target.startswith("autopar.")
+        if height[target.split(".")[1]] > height[name.split(".")[1]]
     ]
     assert wrong == []
 

@@ -16,8 +16,7 @@ from autopar.api.user_mesh import concrete, on_mesh, outside, relabelled
 from autopar.errors import AutoparError
 from autopar.frontend import CallSignature, SignatureOptions, Traced
 from autopar.plan import Plan
-from autopar.runtime import LocalProgram, PipelineProgram
-from autopar.runtime.ray.program import RemoteProgram
+from autopar.runtime.loaded import LoadedProgram
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +34,7 @@ class Compiled:
 
     plan: Plan
     traced: Traced
-    local: LocalProgram | PipelineProgram | RemoteProgram
+    local: LoadedProgram
     function: Any
     signature_options: SignatureOptions
     resolve: Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[CallSignature, list[Any]]]
@@ -74,7 +73,7 @@ class Compiled:
     def _on_user_mesh(self) -> Sequence[NamedSharding | None]:
         """Shardings of the results on the mesh that is around the calls; None where it cannot say them."""
         program, outputs = self.local.program, self.traced.graph.outputs
-        mesh = None if isinstance(self.local, RemoteProgram) else concrete(self.traced.signature.mesh, jax.devices())
+        mesh = concrete(self.traced.signature.mesh, jax.devices()) if self.local.here else None
         if mesh is None:
             return [None] * len(outputs)
         return [on_mesh(s, o.type.rank, mesh) for s, o in zip(program.output_shardings, outputs, strict=True)]
@@ -112,11 +111,6 @@ class Compiled:
         Raises:
             AutoparError: the programs are on workers, which do not send them.
         """
-        if isinstance(self.local, RemoteProgram):
-            raise AutoparError(
-                "workers on Ray do not send the cost statistics of their programs",
-                remedy="compile for Cluster.local(), or read plan.stages for what was predicted",
-            )
         return self.local.executable.cost_analysis()
 
     def as_text(self) -> str:

@@ -11,7 +11,7 @@ from autopar.errors import InfeasiblePlanError
 from autopar.frontend import Traced
 from autopar.plan import Plan
 from autopar.plan.text import bytes_text
-from autopar.runtime import LocalProgram, PipelineProgram
+from autopar.runtime.loaded import LoadedProgram
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ _TOLERANCE = 1.1
 def build_within(
     planned: Planned,
     limit_bytes: int | None,
-    build: Callable[[Planned], LocalProgram | PipelineProgram],
+    build: Callable[[Planned], LoadedProgram],
     search: Callable[[int], Planned],
-) -> tuple[Planned, LocalProgram | PipelineProgram]:
+) -> tuple[Planned, LoadedProgram]:
     """A plan and its program, planned again for less memory while the program needs more than the limit.
 
     Compilers schedule, fuse and copy as they like; their programs have needed from 0.95 to 1.5 times the bytes

@@ -19,7 +19,7 @@ from autopar.api.parallelize import parallelize
 from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.plan.text import bytes_text, seconds_text, table
-from autopar.runtime import PipelineProgram
+from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.local import copied
 from autopar.schedule import Work
 
@@ -127,7 +127,7 @@ def measure(step: Callable[..., Any], *args: Any, repeats: int = 5, **kwargs: An
     _, leaves = compiled.resolve(plain_args, plain_kwargs)
     seconds = [_once(compiled, leaves) for _ in range(repeats + 1)][1:]
     name, local = compiled.traced.graph.name, compiled.local
-    if isinstance(local, PipelineProgram):
+    if local.worker_memory:
         stages = _stage_rows(compiled.plan, local, leaves, repeats)
         return Measured(name, compiled.plan, tuple(seconds), _worker_rows(compiled.plan, local), stages)
     return Measured(name, compiled.plan, tuple(seconds), _memory(compiled, leaves))
@@ -163,7 +163,7 @@ def _memory(compiled: Compiled, leaves: list[Any]) -> tuple[MeasuredRow, ...]:
     )
 
 
-def _stage_rows(plan: Plan, local: PipelineProgram, leaves: list[Any], repeats: int) -> tuple[MeasuredRow, ...]:
+def _stage_rows(plan: Plan, local: LoadedProgram, leaves: list[Any], repeats: int) -> tuple[MeasuredRow, ...]:
     """Busy seconds of each stage: of steps in which every program is waited for, the median."""
     steps: list[dict[int, float]] = []
     for _ in range(repeats):
@@ -180,7 +180,7 @@ def _stage_rows(plan: Plan, local: PipelineProgram, leaves: list[Any], repeats: 
     )
 
 
-def _worker_rows(plan: Plan, local: PipelineProgram) -> tuple[MeasuredRow, ...]:
+def _worker_rows(plan: Plan, local: LoadedProgram) -> tuple[MeasuredRow, ...]:
     rows = []
     for m in local.worker_memory:
         name = f"worker {m.worker}, stage{'s' if len(m.stages) > 1 else ''} {', '.join(map(str, m.stages))}"

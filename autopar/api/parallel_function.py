@@ -19,7 +19,6 @@ from autopar.errors import AutoparError
 from autopar.frontend.signature import jax_config
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
-from autopar.runtime.ray.program import RemoteProgram
 
 
 class ParallelFunction:
@@ -105,7 +104,7 @@ class ParallelFunction:
         """
         if isinstance(self._options.cluster, RayCluster):
             compiled = [c for pure in self._both() for c in pure.compiled.values()]
-            remote = [(c.plan, c.local) for c in compiled if isinstance(c.local, RemoteProgram)]
+            remote = [(c.plan, c.local) for c in compiled if not c.local.here]
             return run_on_workers(init_fn, args, kwargs, remote)
         known = [p for pure in self._both() for _, p in pure.planned.values()]
         if self._options.plan is not None:
@@ -120,8 +119,7 @@ class ParallelFunction:
         pure, args, kwargs, modules = self._pure(args, kwargs)
         signature, leaves = pure.resolve(args, kwargs)
         with outside():
-            local = pure.compile(signature).local
-            arrays = local.shard_all(leaves) if isinstance(local, RemoteProgram) else local.place_all(leaves)
+            arrays = pure.compile(signature).local.shard_all(leaves)
         placed, _ = signature.arguments(arrays)
         if modules:
             placed = put_back(placed, modules)

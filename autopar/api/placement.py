@@ -17,7 +17,7 @@ from autopar.frontend.signature import NUMBERS
 from autopar.lower.hosted import sharding_of
 from autopar.lower.program import stage_devices
 from autopar.plan import Plan
-from autopar.runtime.ray.program import RemoteProgram
+from autopar.runtime.loaded import LoadedProgram
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ def run_sharded(
 
 def run_on_workers(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any],
-    programs: Sequence[tuple[Plan, RemoteProgram]],
+    programs: Sequence[tuple[Plan, LoadedProgram]],
 ) -> Any:  # fmt: skip
     """The result of ``fn``, each array of it made on the workers that read it; in this process if none does.
 

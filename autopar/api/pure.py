@@ -41,9 +41,10 @@ from autopar.lower.unstack import Unstacked, group_count, layer_count, unstack
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.recompute import Level
-from autopar.runtime import LocalProgram, PipelineProgram, load_local, load_pipeline
+from autopar.runtime import load_local, load_pipeline
+from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
-from autopar.runtime.ray.program import RemoteProgram, load_remote
+from autopar.runtime.ray.program import load_remote
 from autopar.search import Options, Problem, Strategy, cuts_stages, strategy_named
 from autopar.search.cache import PlanCache, cached, cached_with_stages, plan_cache
 from autopar.search.clock import Clock
@@ -392,7 +393,7 @@ class PureFunction:
         check_effects(traced.graph)
         clock = Clock()
 
-        def build(planned: Planned) -> LocalProgram | PipelineProgram:
+        def build(planned: Planned) -> LoadedProgram:
             if planned.plan.num_stages > 1:
                 return self._build_stages(planned, clock)
             with clock.phase("lower"):
@@ -410,7 +411,7 @@ class PureFunction:
         kept = Plan(final.plan.content, plan.phases, plan.input_tree)
         return self._keep(signature, final.traced, kept, clock, local)
 
-    def _build_stages(self, planned: Planned, clock: Clock) -> PipelineProgram:
+    def _build_stages(self, planned: Planned, clock: Clock) -> LoadedProgram:
         """The program of a plan with several stages, in this process."""
         traced, plan = planned.traced, planned.plan
         with clock.phase("lower"):
@@ -466,7 +467,7 @@ class PureFunction:
         traced: Traced,
         plan: Plan,
         clock: Clock,
-        local: LocalProgram | PipelineProgram | RemoteProgram,
+        local: LoadedProgram,
     ) -> Compiled:
         """Remembers a compiled signature."""
         plan = Plan(plan.content, (*plan.phases, *clock.phases()), plan.input_tree)

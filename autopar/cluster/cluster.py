@@ -11,7 +11,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import Any, Literal
 
 from autopar._compat.devices import local_devices
@@ -23,6 +22,7 @@ from autopar.cluster.file import parse, plain
 from autopar.cluster.group import NodeGroup
 from autopar.cluster.mesh import LogicalMesh
 from autopar.errors import ClusterError
+from autopar.hooks import HOOKS
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,7 @@ class Cluster:
         Raises:
             ClusterError: Ray does not start or answer, or has too few devices.
         """
-        # By name: this floor knows neither ray nor jax.
-        made: Cluster = import_module("autopar.runtime.ray.start").ray_cluster(
+        cluster: Cluster = HOOKS.function("connect to ray")(
             address,
             workers=workers,
             devices_per_worker=devices_per_worker,
@@ -147,7 +146,7 @@ class Cluster:
             cache=cache,
             transport=transport,
         )
-        return made
+        return cluster
 
     def with_nodes(self, nodes: int) -> Cluster:
         """The same cluster with another number of nodes; ClusterError if it has several groups."""

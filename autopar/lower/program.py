@@ -24,7 +24,7 @@ from autopar.ir import Layout
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of, to_host
 from autopar.lower.interpreter import Interpreter, Sharded
 from autopar.plan import Plan
-from autopar.search.intra.layouts import path_tables
+from autopar.search.resharding import path_tables
 from autopar.sharding.reshard import PathTables
 
 

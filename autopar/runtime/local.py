@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from autopar.frontend.signature import leaf_entry
 from autopar.lower.program import Program
 from autopar.runtime.executable import runnable
 from autopar.runtime.leaves import check_data, give_up
+from autopar.schedule import Work
+from autopar.schedule.memory import WorkerMemory
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,16 @@ class LocalProgram:
     donated: tuple[int, ...]
     constants: tuple[Any, ...]
     seen: list[tuple[Any, Any, Any]]
+
+    @property
+    def here(self) -> bool:
+        """Whether its devices are those of this process: yes."""
+        return True
+
+    @property
+    def worker_memory(self) -> tuple[WorkerMemory, ...]:
+        """None: there are no workers."""
+        return ()
 
     @property
     def footprint_bytes(self) -> int:
@@ -70,6 +82,19 @@ class LocalProgram:
             AutoparError: a leaf was donated to an earlier call, or has no data.
         """
         return [self._place(i, leaf) for i, leaf in enumerate(leaves)]
+
+    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """The traced leaves of a call where the program wants them: as `place_all` places them."""
+        return self.place_all(leaves)
+
+    def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
+        """Results of ``function`` where the step's ``inputs`` lie; see `autopar.runtime.loaded.LoadedProgram`."""
+        made = jax.jit(function)(*arguments)
+        return [jax.device_put(a, self.program.input_shardings[n]) for a, n in zip(made, inputs, strict=True)]
+
+    def timed(self, note: Callable[[Work, float], None]) -> LocalProgram:
+        """This program: it has no parts to time."""
+        return self
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
         """Runs a step.

@@ -64,6 +64,11 @@ class PipelineProgram:
     leaves: Mapping[int, StackedLeaf]
     results: Mapping[int, StackedLeaf]
 
+    @property
+    def here(self) -> bool:
+        """Whether its devices are those of this process: yes."""
+        return True
+
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
         return self.place_all(leaves) if fits(leaves, self.entries) else None
@@ -87,6 +92,15 @@ class PipelineProgram:
             # and that of another argument; `may_alias` does not keep them apart.
             return copied(moved) if index in self.donated else moved
         return jax.device_put(np.array(leaf, self.entries[index][1]), self.program.input_shardings[index])
+
+    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """The traced leaves of a call where the program wants them: as `place_all` places them."""
+        return self.place_all(leaves)
+
+    def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
+        """Results of ``function`` where the step's ``inputs`` lie; see `autopar.runtime.loaded.LoadedProgram`."""
+        made = jax.jit(function)(*arguments)
+        return [jax.device_put(a, self.program.input_shardings[n]) for a, n in zip(made, inputs, strict=True)]
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
         """Runs a step.

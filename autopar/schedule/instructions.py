@@ -109,14 +109,6 @@ class Recv(_Instruction, frozen=True, tag="RECV"):
     tag: int
 
 
-class Reshard(_Instruction, frozen=True, tag="RESHARD"):
-    """Make ``target``, a new buffer with the contents of ``source`` in another layout; ``donate``: source is gone."""
-
-    source: Buffer
-    target: Buffer
-    donate: bool = False
-
-
 class Free(_Instruction, frozen=True, tag="FREE"):
     """Forget buffers. What a send still carries stays until it arrived."""
 
@@ -142,7 +134,7 @@ class Stash(_Instruction, frozen=True, tag="STASH"):
     target: Buffer
 
 
-Instruction: TypeAlias = Run | Apply | Accumulate | Send | Recv | Reshard | Free | Offload | Fetch | Stash
+Instruction: TypeAlias = Run | Apply | Accumulate | Send | Recv | Free | Offload | Fetch | Stash
 
 
 class WorkerProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -197,8 +189,6 @@ def instruction_text(i: Instruction) -> str:
             return f"SEND {i.value} to worker {i.to}, tag {i.tag}"
         case Recv():
             return f"RECV {i.value} from worker {i.source}, tag {i.tag}"
-        case Reshard():
-            return f"RESHARD {i.source} to {i.target}"
         case Stash():
             return f"STASH {i.source} as {i.target}"
         case Free():
@@ -227,7 +217,7 @@ def used_by(i: Instruction) -> tuple[Buffer, ...]:
             return (i.value,) if i.first else (i.into, i.value)
         case Send() | Offload() | Fetch():
             return (i.value,)
-        case Reshard() | Stash():
+        case Stash():
             return (i.source,)
         case Free():
             return i.values
@@ -244,7 +234,7 @@ def made_by(i: Instruction) -> tuple[Buffer, ...]:
             return (i.into,) if i.first else ()
         case Recv():
             return (i.value,)
-        case Reshard() | Stash():
+        case Stash():
             return (i.target,)
         case _:
             return ()

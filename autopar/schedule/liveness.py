@@ -11,7 +11,6 @@ from autopar.schedule.instructions import (
     Buffer,
     Free,
     Instruction,
-    Reshard,
     Run,
     WorkerProgram,
     made_by,
@@ -72,8 +71,6 @@ def _given_up(i: Instruction) -> tuple[Buffer, ...]:
             return i.donate
         case Accumulate():
             return (i.value,) if i.donate else ()
-        case Reshard():
-            return (i.source,) if i.donate else ()
         case _:
             return ()
 
@@ -86,8 +83,6 @@ def _donated(i: Instruction, ending: list[Buffer]) -> tuple[Instruction, list[Bu
             taken = [b for b in ending if i.reads.count(b) == 1]
         case Accumulate():
             taken = [b for b in ending if b == i.value]
-        case Reshard():
-            taken = [b for b in ending if b == i.source]
         case _:
             taken = []
     if not taken:

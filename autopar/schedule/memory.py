@@ -20,7 +20,6 @@ from autopar.schedule.instructions import (
     Offload,
     Program,
     Recv,
-    Reshard,
     Run,
     Send,
     Stash,
@@ -168,10 +167,6 @@ def _apply(program: Program, i: Instruction, held: dict[Buffer, int], offloaded:
                 del held[i.value]
         case Recv():
             held[i.value] = buffer_bytes(program, i.value)
-        case Reshard():
-            held[i.target] = buffer_bytes(program, i.target) or held[i.source]
-            if i.donate:
-                extra = min(held[i.target], held.pop(i.source))
         case Stash():
             held[i.target] = held[i.source]
         case Free():

@@ -25,7 +25,6 @@ from autopar.schedule.instructions import (
     Offload,
     Program,
     Recv,
-    Reshard,
     Run,
     Send,
     Stash,
@@ -193,10 +192,6 @@ class _Machine:
                 queue.append((i.tag, self._get(worker, i.value)))
             case Recv():
                 return self._receive(worker, i)
-            case Reshard():
-                self._make(worker, i.target, self._get(worker, i.source))
-                if i.donate:
-                    self._give_up(worker, i.source, "donated")
             case Stash():
                 self._make(worker, i.target, self._get(worker, i.source))
             case Offload():

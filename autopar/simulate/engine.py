@@ -22,7 +22,6 @@ from autopar.schedule import (
     Offload,
     Program,
     Recv,
-    Reshard,
     Run,
     Send,
     Stash,
@@ -106,7 +105,7 @@ class _Engine:
                     return False
                 ready[i.value] = max(self.lane[worker], self.arrival[i.tag])
                 self.taken.setdefault((i.source, worker), []).append(ready[i.value])
-            case Reshard() | Stash():
+            case Stash():
                 ready[i.target] = ready[i.source]
             case Offload() | Fetch():
                 ready[i.value] = self._host(worker, i)

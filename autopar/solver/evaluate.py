@@ -9,19 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solver.problem import Array, ChoiceProblem, ProblemError, Usage
+from autopar.solver.problem import Array, ChoiceProblem, Usage
 
 #: A choice fits where its peak is at most ``limit * (1 + FIT_TOLERANCE)``: room for the rounding of sums only.
 FIT_TOLERANCE = 1e-12
-
-
-def check_choice(problem: ChoiceProblem, choice: Sequence[int]) -> None:
-    """Raise `ProblemError` unless ``choice`` has one strategy, in range, for each node."""
-    if len(choice) != len(problem.nodes):
-        raise ProblemError(f"a choice of {len(choice)} strategies for {len(problem.nodes)} nodes")
-    for node, strategy in zip(problem.nodes, choice, strict=True):
-        if not 0 <= strategy < node.costs.size:
-            raise ProblemError(f"strategy {strategy} of node {node.name!r}, which has {node.costs.size}")
 
 
 def objective(problem: ChoiceProblem, choice: Sequence[int]) -> float:

@@ -6,7 +6,7 @@ found out about one stage of a kind holds for all of it, under a renaming (`Stag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.ir import Graph, Literal, Operator
@@ -138,8 +138,3 @@ def first_of_kind(kinds: Sequence[StageKind]) -> tuple[int, ...]:
     """For each stage the number of the first that is alike."""
     seen: dict[tuple[object, ...], int] = {}
     return tuple(seen.setdefault(k.key, i) for i, k in enumerate(kinds))
-
-
-def renaming(source: StageKind, target: StageKind) -> Mapping[str, str]:
-    """Names of what stage ``source`` takes and sends -> those of ``target``, which is alike."""
-    return dict(zip((*source.values, *source.sent), (*target.values, *target.sent), strict=True))

@@ -18,7 +18,6 @@ from autopar.schedule import (
     Offload,
     Program,
     Recv,
-    Reshard,
     Run,
     Send,
     Stash,
@@ -82,7 +81,6 @@ def test_every_instruction_is_read_back():
         Accumulate(b, a, "concatenate", True, True),
         Send(a, 1, 7),
         Recv(b, 0, 7),
-        Reshard(a, b, True),
         Free((a, b)),
         Offload(a),
         Fetch(a),
@@ -94,7 +92,7 @@ def test_every_instruction_is_read_back():
     assert Program.from_json(text) == program
     assert Program.from_json(text).to_json() == text
     lines = [instruction_text(i) for i in instructions]
-    names = ["RUN", "RUN", "APPLY", "ACCUMULATE", "SEND", "RECV", "RESHARD", "FREE", "OFFLOAD", "FETCH", "STASH"]
+    names = ["RUN", "RUN", "APPLY", "ACCUMULATE", "SEND", "RECV", "FREE", "OFFLOAD", "FETCH", "STASH"]
     assert [line.split()[0] for line in lines] == names
     assert all(f"  {line}\n" in str(program) for line in lines)
 

@@ -20,7 +20,6 @@ from autopar.schedule import (
     Offload,
     Program,
     Recv,
-    Reshard,
     Run,
     Send,
     Stash,
@@ -310,19 +309,6 @@ def test_stash_keeps_contents_and_takes_memory():
     assert verify(with_lines(p, 0, lines)).peak_bytes[0] == verify(p).peak_bytes[0] + 10
     lines[0] = Stash(Buffer("x", 0), version)
     refused(with_lines(p, 0, lines), r"backward 0 is given x for w0")
-
-
-def test_reshard_keeps_contents():
-    p = program("gpipe", 1, 2)
-    at = find(p, 0, Run, work=Work("backward", 0), microbatch=1)
-    lines = list(p.workers[0].instructions)
-    other = Buffer("k0 in another layout", 1)
-    run = lines[at]
-    lines[at] = msgspec.structs.replace(run, reads=(run.reads[0], other), donate=(other,))
-    lines.insert(at, Reshard(Buffer("k0", 1), other, donate=True))
-    assert verify(with_lines(p, 0, lines)).peak_bytes == (3,)
-    lines[at] = Reshard(Buffer("k0", 1), Buffer("another", 1), donate=True)
-    refused(with_lines(p, 0, lines), "is never there")
 
 
 @pytest.mark.parametrize(

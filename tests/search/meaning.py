@@ -27,7 +27,7 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel, operator_bytes, operator_flops
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.ir.primitives import is_fusible, is_generator, is_zero
-from autopar.search.intra.layouts import path_tables
+from autopar.search.resharding import path_tables
 from autopar.sharding import Strategy, rule_for, strategies
 from autopar.sharding.reshard import PathTables
 

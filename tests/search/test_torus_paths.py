@@ -9,7 +9,7 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Layout, TensorType
-from autopar.search.intra.layouts import path_tables
+from autopar.search.resharding import path_tables
 from autopar.sharding.reshard import PathTables, Step, after
 
 TYPE = TensorType((64, 128), "f32")

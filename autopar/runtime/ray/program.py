@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from autopar._compat.trees import partition_spec
-from autopar.errors import ClusterError
+from autopar.errors import AutoparError, ClusterError
 from autopar.frontend import Traced
 from autopar.ir import Layout
 from autopar.lower.pipeline.build import LoweredPipeline
@@ -24,6 +24,8 @@ from autopar.runtime.ray.deployment import Deployment, Spare
 from autopar.runtime.ray.driver import RemotePipeline
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.values import RemoteArray, RemoteStack
+from autopar.schedule import Work
+from autopar.schedule.memory import WorkerMemory
 from autopar.simulate import Timeline
 
 
@@ -54,6 +56,16 @@ class RemoteProgram:
     donated: tuple[int, ...]
     constants: tuple[Any, ...]
     unstacked: Unstacked
+
+    @property
+    def here(self) -> bool:
+        """Whether its devices are those of this process: no."""
+        return False
+
+    @property
+    def worker_memory(self) -> tuple[WorkerMemory, ...]:
+        """None: it is not known here."""
+        return ()
 
     @property
     def plan(self) -> Plan:
@@ -149,6 +161,10 @@ class RemoteProgram:
             results[at[0]] if len(at) == 1 else RemoteStack([results[i] for i in at]) for at in self.unstacked.outputs
         ]
 
+    def timed(self, note: Callable[[Work, float], None]) -> RemoteProgram:
+        """This program: workers keep the seconds of their instructions themselves (`timeline`)."""
+        return self
+
     def timeline(self) -> Timeline:
         """The last step that was timed."""
         return self.runtime.timeline()
@@ -201,6 +217,13 @@ class _Executables:
     def memory_analysis(self) -> dict[str, dict[str, int]]:
         """jax's memory statistics (bytes a device) by program."""
         return {name: memory for name, (_, memory) in self.runtime.compiled().items()}
+
+    def cost_analysis(self) -> Any:
+        """Nothing: raises AutoparError."""
+        raise AutoparError(
+            "workers on Ray do not send the cost statistics of their programs",
+            remedy="compile for Cluster.local(), or read plan.stages for what was predicted",
+        )
 
 
 def deployed(unstacked: Unstacked, lowered: LoweredPipeline, cluster: RayCluster) -> Deployment:

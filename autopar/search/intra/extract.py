@@ -18,9 +18,9 @@ from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, Op
 from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.draft import UsageDraft, Use
 from autopar.search.intra.host import HOST, hosted
-from autopar.search.intra.layouts import path_tables
 from autopar.search.intra.memory import WAITING, waits
 from autopar.search.problem import Problem
+from autopar.search.resharding import path_tables
 from autopar.sharding.routes import Routes
 
 _SHOWN_OPERATORS = 4

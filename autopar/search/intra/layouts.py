@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,8 +11,8 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Layout, TensorType
 from autopar.search.intra.draft import Array
+from autopar.search.resharding import path_tables
 from autopar.sharding import Factor, Rule, strategies
-from autopar.sharding.reshard import PathTables
 
 
 @dataclass
@@ -68,22 +67,3 @@ class LayoutTable:
         # Hashing long tuples of layouts costs more than all else; what the identities are of is kept alive here.
         self.by_identity[type, id(sources), id(targets)] = (sources, targets, found)
         return found
-
-
-def path_tables(mesh: LogicalMesh, cost: CostModel) -> PathTables:
-    """The resharding paths on ``mesh`` under ``cost``; planning, records and lowering all use these.
-
-    On a torus gathers and scatters go along one axis after the other, the innermost first: of one along several
-    axes at once XLA's compiler for TPU makes an all-reduce, which sends twice the bytes.
-    """
-    torus = any(group.intra.torus_dims > 1 for group in cost.cluster.groups)
-
-    def collective(kind: str, full_bytes: float, axes: tuple[str, ...]) -> float:
-        if torus and len(axes) > 1 and kind in ("all-gather", "reduce-scatter"):
-            return math.inf
-        return cost.collective_s(kind, full_bytes, axes, mesh)
-
-    def rearrange(bytes: float) -> float:
-        return cost.operator_s(0.0, 2 * bytes, "f32")
-
-    return PathTables(mesh, collective, rearrange=rearrange)

@@ -20,6 +20,7 @@ from autopar.cluster.checks import text
 from autopar.cluster.device import Device
 from autopar.cluster.file import parse, plain
 from autopar.cluster.group import NodeGroup
+from autopar.cluster.here import groups_of, one_node
 from autopar.cluster.mesh import LogicalMesh
 from autopar.errors import ClusterError
 from autopar.hooks import HOOKS
@@ -63,29 +64,31 @@ class Cluster:
 
     @staticmethod
     def local(devices: Sequence[Any] | None = None) -> Cluster:
-        """This process's jax devices, as one node.
+        """This process's jax devices, as one node; under `jax.distributed` those of all processes, as several.
 
         Figures are those of the file that knows the kind of device; memory is the least of the file's and of
-        what jax may allocate. CPU devices have the figures of ``local-cpu``.
+        what jax may allocate. CPU devices have the figures of ``local-cpu``. Of several processes each is a node with
+        CPUs, each machine with GPUs, each host of a slice with TPUs; several slices are a node each.
 
         Args:
-            devices: `jax.Device` objects of one kind, or None for all of this process.
+            devices: `jax.Device` objects of one kind, or None for all: of this process, or of all that jax joined.
 
         Raises:
-            ClusterError: no devices, several kinds, or a kind that no file knows.
+            ClusterError: no devices, several kinds in one process, or a kind that no file knows.
         """
         found = local_devices(devices)
         kinds = sorted({d.kind for d in found})
-        if len(kinds) != 1:
+        several = len({d.process for d in found}) > 1
+        if not kinds or (len(kinds) > 1 and not several):
             what = f"kinds {', '.join(kinds)}" if kinds else "no devices"
             raise ClusterError(f"a local cluster needs devices of one kind, not {what}", remedy="pass devices=")
-        source = _cluster_of("cpu" if found[0].platform == "cpu" else kinds[0])
-        group = source.groups[0]
-        limit = min((d.memory_bytes for d in found if d.memory_bytes is not None), default=group.device.memory_bytes)
-        device = dataclasses.replace(group.device, memory_bytes=min(group.device.memory_bytes, limit))
-        group = dataclasses.replace(group, count=1, devices_per_node=len(found), device=device)
-        name = source.name if source.name.startswith("local-") else f"local-{source.name}"
-        return Cluster(name, (group,))
+        sources = {k: _cluster_of("cpu" if found[0].platform == "cpu" else k) for k in kinds}
+        groups: list[NodeGroup] = []
+        for kind, source in sources.items():
+            same = [d for d in found if d.kind == kind]
+            groups += groups_of(same, source.groups[0]) if several else (one_node(same, source.groups[0]),)
+        name = "-".join(s.name.removeprefix("local-") for s in sources.values())
+        return Cluster(f"local-{name}", tuple(groups))
 
     @staticmethod
     def ray(

@@ -60,6 +60,7 @@ class _GroupFile(_Strict, frozen=True):
     inter: _LinkFile | Literal["intra"]
     host_memory_bytes: _Positive | None = None
     host_bandwidth: _Positive | None = None
+    slices: _LinkFile | None = None
 
 
 class _ClusterFile(_Strict, frozen=True):
@@ -74,6 +75,7 @@ _TABLES: Mapping[str, type[msgspec.Struct]] = {
     "groups.device": _DeviceFile,
     "groups.intra": _LinkFile,
     "groups.inter": _LinkFile,
+    "groups.slices": _LinkFile,
 }
 
 
@@ -177,6 +179,7 @@ def parse(data: Any, where: str) -> tuple[str, tuple[NodeGroup, ...]]:
                 inter=_link(group.inter) if isinstance(group.inter, _LinkFile) else group.inter,
                 host_memory_bytes=None if host is None else whole(f"{path}.host_memory_bytes", host),
                 host_bandwidth=group.host_bandwidth,
+                slices=None if group.slices is None else _link(group.slices),
             )
         )
     return table.name, tuple(groups)
@@ -225,6 +228,7 @@ def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
             inter=link(g.inter) if isinstance(g.inter, LinkSpec) else g.inter,
             host_memory_bytes=g.host_memory_bytes,
             host_bandwidth=g.host_bandwidth,
+            slices=None if g.slices is None else link(g.slices),
         )
         for g in groups
     ]

@@ -60,6 +60,7 @@ class NodeGroup:
             slice), which then counts as one node.
         host_memory_bytes: bytes of a node's host memory, or None where unknown.
         host_bandwidth: bytes/s in one direction between one device and its host's memory, or None where unknown.
+        slices: the link between TPU slices, each of them such a group with ``inter="intra"``; None where unknown.
 
     Raises:
         ClusterError: a value is impossible; it names the field.
@@ -72,6 +73,7 @@ class NodeGroup:
     inter: LinkSpec | Literal["intra"]
     host_memory_bytes: int | None = None
     host_bandwidth: float | None = None
+    slices: LinkSpec | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", whole("NodeGroup.count", self.count))

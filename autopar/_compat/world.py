@@ -1,0 +1,79 @@
+"""The processes of a `jax.distributed` world, and the key-value store of its coordination service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class SilenceError(Exception):
+    """The coordination service did not answer, or a key did not appear in time."""
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """Processes that jax joined.
+
+    Args:
+        process: number of this one.
+        processes: how many there are.
+        client: jax's client of the coordination service.
+    """
+
+    process: int
+    processes: int
+    client: Any
+
+    def put(self, key: str, value: bytes) -> None:
+        """Writes a value that all processes can read; an older one is replaced. SilenceError without the service."""
+        try:
+            self.client.key_value_set_bytes(key, value, allow_overwrite=True)
+        except RuntimeError as error:
+            raise SilenceError(str(error)) from error
+
+    def get(self, key: str, limit_s: float) -> bytes:
+        """The value of a key.
+
+        Args:
+            key: its name.
+            limit_s: seconds to wait for it.
+
+        Raises:
+            SilenceError: it did not appear in time.
+        """
+        try:
+            return bytes(self.client.blocking_key_value_get_bytes(key, max(1, int(1000 * limit_s))))
+        except RuntimeError as error:
+            raise SilenceError(str(error)) from error
+
+    def folder(self, prefix: str) -> dict[str, bytes]:
+        """All values whose keys begin with ``prefix`` and a slash, by the rest. SilenceError without the service."""
+        try:
+            found = self.client.key_value_dir_get_bytes(prefix)
+        except RuntimeError as error:
+            raise SilenceError(str(error)) from error
+        return {k.removeprefix(f"{prefix}/"): bytes(v) for k, v in found}
+
+    def forget(self, prefix: str) -> None:
+        """Deletes a key, and all keys below it. SilenceError without the service."""
+        try:
+            self.client.key_value_delete(prefix)
+        except RuntimeError as error:
+            raise SilenceError(str(error)) from error
+
+    def count(self, key: str) -> int:
+        """Adds one to a counter of all processes; returns what it is then. SilenceError without the service."""
+        try:
+            return int(self.client.key_value_increment(key, 1))
+        except RuntimeError as error:
+            raise SilenceError(str(error)) from error
+
+
+def world() -> World | None:
+    """The world that `jax.distributed.initialize` joined this process to; None where it is alone."""
+    from jax._src import distributed  # here, so that the planner floors can be imported without jax
+
+    state = distributed.global_state
+    if state.client is None or state.num_processes == 1:
+        return None
+    return World(int(state.process_id), int(state.num_processes), state.client)

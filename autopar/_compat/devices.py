@@ -35,7 +35,9 @@ def world_devices() -> tuple[Any, ...]:
     size: dict[tuple[str, int, int], int] = {}
     for d in jax.devices():
         size[_node(d)] = size.get(_node(d), 0) + 1
-    return tuple(sorted(jax.devices(), key=lambda d: (d.device_kind, -size[_node(d)], _slice(d), d.process_index, d.id)))
+    return tuple(
+        sorted(jax.devices(), key=lambda d: (d.device_kind, -size[_node(d)], _slice(d), d.process_index, d.id))
+    )
 
 
 def local_devices(devices: Sequence[Any] | None = None) -> tuple[FoundDevice, ...]:

@@ -7,7 +7,16 @@ from typing import Any
 
 
 class SilenceError(Exception):
-    """The coordination service did not answer, or a key did not appear in time."""
+    """The coordination service did not answer, or a key did not appear in time.
+
+    Args:
+        reason: what jax says.
+        late: whether the service is there, and only the key is not.
+    """
+
+    def __init__(self, reason: str, late: bool = False) -> None:
+        self.late = late
+        super().__init__(reason)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +53,7 @@ class World:
         try:
             return bytes(self.client.blocking_key_value_get_bytes(key, max(1, int(1000 * limit_s))))
         except RuntimeError as error:
-            raise SilenceError(str(error)) from error
+            raise SilenceError(str(error), "DEADLINE_EXCEEDED" in str(error)) from error
 
     def folder(self, prefix: str) -> dict[str, bytes]:
         """All values whose keys begin with ``prefix`` and a slash, by the rest. SilenceError without the service."""

@@ -22,6 +22,7 @@ from autopar.frontend import Traced
 from autopar.frontend.trace import callable_name
 from autopar.ir import Operator
 from autopar.plan import Plan
+from autopar.runtime.hosts.arrays import whole
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,8 @@ def check(fn: Callable[..., Any], *args: Any, **options: Any) -> CheckReport:
     signature, leaves = pure.resolve(args, kwargs)
     compiled = pure.compile(signature)
     traced = compiled.traced
-    got = compiled.local.run(compiled.local.place_all(leaves), leaves)
+    leaves = [whole(leaf) for leaf in leaves]
+    got = [whole(x) for x in compiled.local.run(compiled.local.place_all(leaves), leaves)]
     want = _plain(pure.fn, traced, leaves)
     reports = sorted(
         (_leaf(o.path, str(o.type), g, w) for o, g, w in zip(traced.graph.outputs, got, want, strict=True)),
@@ -172,7 +174,7 @@ def _plain(fn: Callable[..., Any], traced: Traced, leaves: Sequence[Any]) -> Seq
         args, kwargs = traced.signature.arguments(arrays)
         return [x for i, x in enumerate(jax.tree.leaves(fn(*args, **kwargs))) if i not in static]
 
-    with jax.default_device(jax.devices()[0]):
+    with jax.default_device(jax.local_devices()[0]):
         whole = [_copied(x, a.dtype) for x, a in zip(leaves, traced.signature.avals(), strict=True)]
         result: Sequence[Any] = jax.jit(flat)(*whole)
     return result

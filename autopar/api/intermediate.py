@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from jax.extend.core import Primitive
 
+from autopar._compat.devices import world_devices
 from autopar.api.numbers import Difference, difference, tolerance_of
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Graph, Layout, Literal, Operator, Output
@@ -18,6 +19,7 @@ from autopar.lower.interpreter import scalar
 from autopar.lower.localize.base import bind
 from autopar.lower.program import lower
 from autopar.plan import OutputRecord, Plan
+from autopar.runtime.hosts.arrays import put, whole
 
 #: Bytes of intermediate values that are looked at in one run.
 _CHUNK_BYTES = 1 << 30
@@ -51,9 +53,9 @@ def compare_operators(traced: Traced, plan: Plan, leaves: Sequence[Any]) -> tupl
         bound = BoundGraph(part, traced.program.bounds, traced.program.constants)
         cut = replace(traced, program=bound, weak=(False,) * len(outputs))
         content = msgspec.structs.replace(plan.content, outputs=records, donated=())
-        program = lower(cut, Plan(content), jax.devices())
-        placed = [jax.device_put(_array(a), s) for a, s in zip(arguments, program.input_shardings, strict=True)]
-        sharded = dict(zip((n for n, _, _ in values), program.function(*placed), strict=True))
+        program = lower(cut, Plan(content), world_devices())
+        placed = [put(_array(a), s) for a, s in zip(arguments, program.input_shardings, strict=True)]
+        sharded = dict(zip((n for n, _, _ in values), map(whole, program.function(*placed)), strict=True))
         plain = dict(zip((n for n, _, _ in values), _on_one_device(cut, arguments), strict=True))
         for op in operators:
             found = [difference(sharded[v.name], plain[v.name]) for v in op.results]
@@ -87,8 +89,8 @@ def _chunks(operators: Sequence[Operator]) -> Iterator[list[Operator]]:
 
 def _on_one_device(traced: Traced, arguments: Sequence[Any]) -> Sequence[Any]:
     """Outputs of the graph, every operator on whole arrays."""
-    device = jax.devices()[0]
-    whole = [jax.device_put(_array(a), device) for a in arguments]
+    device = jax.local_devices()[0]
+    here = [jax.device_put(_array(a), device) for a in arguments]
 
     def run(*arrays: Any) -> list[Any]:
         program = traced.program
@@ -104,5 +106,5 @@ def _on_one_device(traced: Traced, arguments: Sequence[Any]) -> Sequence[Any]:
             env.update(zip((v.name for v in op.results), results, strict=True))
         return [env[str(o.operand)] for o in program.graph.outputs]
 
-    made: Sequence[Any] = jax.jit(run)(*whole)
+    made: Sequence[Any] = jax.jit(run)(*here)
     return made

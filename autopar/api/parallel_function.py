@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from autopar._compat.devices import world_devices
 from autopar.api.compiled import Compiled
 from autopar.api.modules import flax_loaded, join_result, put_back, split_arguments, without_modules
 from autopar.api.options import ParallelOptions, check_names
@@ -109,7 +110,7 @@ class ParallelFunction:
         known = [p for pure in self._both() for _, p in pure.planned.values()]
         if self._options.plan is not None:
             known.append(self._options.plan)
-        return run_sharded(init_fn, args, kwargs, known, jax.devices())
+        return run_sharded(init_fn, args, kwargs, known, world_devices())
 
     def shard(self, *args: Any, **kwargs: Any) -> Any:
         """The arguments, placed as the plan wants them: a tuple, or the argument itself if there is one.

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from autopar.api.many_hosts import same_init
 from autopar.api.modules import new_modules, split_arguments
 from autopar.frontend import SignatureOptions, flatten_call
 from autopar.frontend.build import tensor_type
@@ -90,6 +91,7 @@ def run_sharded(
         devices: all devices.
     """
     made = _flattened(fn, args, kwargs)
+    same_init(getattr(fn, "__name__", "a function"), made.leaves, made.paths, made.shapes)
     shardings = next((s for p in plans if (s := placement_of(p, made.paths, made.shapes, devices)) is not None), None)
     return made.result(_made(made.flat, made.leaves, shardings or default_placement(made.shapes, devices)))
 

@@ -14,11 +14,14 @@ from typing import Any
 import jax
 import msgspec
 
+from autopar._compat.devices import world_devices
+from autopar._compat.world import World
 from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
 from autopar.api.effects import check_effects
 from autopar.api.fitting import Planned, build_within
 from autopar.api.last_batch import counts_for, uneven_batch
+from autopar.api.many_hosts import agree, many, same_arguments, share
 from autopar.api.one_stage import one_stage
 from autopar.api.options import ParallelOptions
 from autopar.api.restacked import restacked
@@ -97,7 +100,11 @@ class PureFunction:
             return self.fn(*args, **kwargs)  # inside another transformation the plain function is what runs
         signature, leaves = self.resolve(args, kwargs)
         with outside():
+            first = signature not in self.compiled
             compiled = self.compile(signature)
+        processes = many(self.options) if first else None
+        if processes is not None:
+            same_arguments(processes, compiled.traced.graph.name, leaves, [p for p, _, _ in compiled.traced.arguments])
         self._recent = compiled
         return compiled.run(leaves)
 
@@ -154,18 +161,44 @@ class PureFunction:
             verify(self._traced[signature].graph)
         plan = self.options.plan
         if plan is not None:
-            traced = self._traced[signature]
-            if plan.num_stages == 1:
-                own = plan.stages[0]
-                traced = self._microbatched(signature, plan.num_microbatches, own.remat, own.layer_ends)[0]
-            names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
-            plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
+            traced = self._in_form_of(signature, plan)
         else:
             with rare_collections():
                 traced, plan = self._planned(signature, self.options.memory_limit_bytes)
         plan = Plan(plan.content, (*traced.phases, *clock.phases(), *plan.phases), _tree_of(traced))
         self.planned[signature] = traced, plan
         return traced, plan
+
+    def _in_form_of(self, signature: CallSignature, plan: Plan) -> Traced:
+        """The function in the form that ``plan`` was made for. PlanMismatchError where it is another's."""
+        traced = self._traced[signature]
+        if plan.num_stages == 1:
+            own = plan.stages[0]
+            traced = self._microbatched(signature, plan.num_microbatches, own.remat, own.layer_ends)[0]
+        names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
+        plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
+        return traced
+
+    def _plan_together(self, signature: CallSignature, processes: World) -> tuple[Traced, Plan]:
+        """`plan` of process 0 on all processes, which were found to compile the same function."""
+        traced = self._traced[signature]
+        agree(processes, traced, self.options, self.donated(traced))
+        plan = share(processes, traced.graph.name, lambda: self.plan(signature)[1])
+        if signature not in self.planned or self.planned[signature][1] != plan:
+            traced = self._in_form_of(signature, plan)
+            self.planned[signature] = traced, Plan(plan.content, traced.phases, _tree_of(traced))
+        return self.planned[signature]
+
+    def _again_together(self, signature: CallSignature, limit_bytes: int, processes: World) -> Planned:
+        """`_planned` of process 0 on all processes."""
+        found: list[Planned] = []
+
+        def make() -> Plan:
+            found.append(Planned(*self._planned(signature, limit_bytes)))
+            return found[0].plan
+
+        plan = share(processes, self._traced[signature].graph.name, make)
+        return found[0] if found else Planned(self._in_form_of(signature, plan), plan)
 
     def _microbatched(
         self, signature: CallSignature, count: int, level: Level, ends: Sequence[str] | None = None
@@ -202,6 +235,8 @@ class PureFunction:
         if isinstance(asked, int) and asked > 1:
             return self._traced[signature], self._pipeline(signature, limit_bytes)
         devices = (self.options.cluster or Cluster.local()).num_devices
+        if asked == "auto" and many(self.options) is not None:  # stages are carried out in one process
+            return self._one_stage(signature, limit_bytes, math.inf)
         if asked == "auto" and devices > 1 and cuts_stages(self._strategy()):
             return self._traced[signature], self._pipeline(signature, limit_bytes)
         several = asked == "auto" and isinstance(self.options.search, str | Budgeted)
@@ -378,11 +413,12 @@ class PureFunction:
         found = self.compiled.get(signature)
         if found is not None:
             return found
-        traced, plan = self.plan(signature)
+        processes = many(self.options)
+        traced, plan = self.plan(signature) if processes is None else self._plan_together(signature, processes)
         cluster = self.options.cluster
         if isinstance(cluster, RayCluster):
             return self._compile_remote(signature, traced, plan, cluster)
-        devices = jax.devices()
+        devices = world_devices()
         wanted = len({d for s in plan.stages for d in s.devices})
         if self.options.plan is not None and wanted != len(devices):
             raise PlanMismatchError(
@@ -404,6 +440,8 @@ class PureFunction:
 
         def search(memory_limit_bytes: int) -> Planned:
             with clock.phase("plan again"):
+                if processes is not None:
+                    return self._again_together(signature, memory_limit_bytes, processes)
                 return Planned(*self._planned(signature, memory_limit_bytes))
 
         limit = None if self.options.plan is not None else self.options.memory_limit_bytes

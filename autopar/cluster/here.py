@@ -48,7 +48,7 @@ def groups_of(found: Sequence[FoundDevice], like: NodeGroup) -> tuple[NodeGroup,
         if like.slices is None:
             raise ClusterError(
                 f"{len(slices)} slices of {like.device.kind}, and their cluster file does not say what joins them",
-                remedy="add [groups.slices] with bandwidth and latency_s to a copy of the file, and pass it as cluster=",
+                remedy="add [groups.slices] to a copy of the file, and pass it as cluster=",
             )
         like = dataclasses.replace(like, inter=like.slices)
     sizes = list(dict.fromkeys(nodes))

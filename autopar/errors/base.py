@@ -103,6 +103,46 @@ class WorkerLostError(AutoparError):
         super().__init__(fact, cause=cause, remedy=remedy, source=source)
 
 
+class ProcessLostError(AutoparError):
+    """A process of a `jax.distributed` world did not come, or is gone.
+
+    Args:
+        processes: their numbers.
+    """
+
+    def __init__(
+        self,
+        fact: str,
+        *,
+        cause: str | None = None,
+        remedy: str | None = None,
+        source: str | None = None,
+        processes: tuple[int, ...] = (),
+    ) -> None:
+        self.processes = processes
+        super().__init__(fact, cause=cause, remedy=remedy, source=source)
+
+
+class ProcessMismatchError(AutoparError):
+    """Processes of one `jax.distributed` world have different programs, options, versions or data.
+
+    Args:
+        process: number of the first that differs from process 0.
+    """
+
+    def __init__(
+        self,
+        fact: str,
+        *,
+        cause: str | None = None,
+        remedy: str | None = None,
+        source: str | None = None,
+        process: int = -1,
+    ) -> None:
+        self.process = process
+        super().__init__(fact, cause=cause, remedy=remedy, source=source)
+
+
 class ScheduleError(AutoparError):
     """A pipeline schedule cannot be made, or a schedule or its instructions cannot run.
 

@@ -15,6 +15,7 @@ from autopar.frontend import Traced
 from autopar.frontend.signature import leaf_entry
 from autopar.lower.program import Program
 from autopar.runtime.executable import runnable
+from autopar.runtime.hosts.arrays import is_global, put, spread
 from autopar.runtime.leaves import check_data, give_up
 from autopar.schedule import Work
 from autopar.schedule.memory import WorkerMemory
@@ -129,7 +130,10 @@ class LocalProgram:
             if leaf.sharding == wanted or leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
                 self.seen[index] = (type(leaf), getattr(leaf, "aval", None), leaf.sharding)
                 return leaf
-            return jax.device_put(leaf, wanted)
+            if wanted.is_fully_addressable or is_global(leaf):
+                return jax.device_put(leaf, wanted)
+        if not wanted.is_fully_addressable:
+            return spread(leaf, self.entries[index][1], wanted, copy=index in self.donated)
         # A donated buffer is written to: it must not be the caller's numpy array.
         array = np.array(leaf, self.entries[index][1], copy=True if index in self.donated else None)
         return jax.device_put(array, wanted)
@@ -158,9 +162,7 @@ def load_local(traced: Traced, program: Program, donated: Sequence[int] = ()) ->
         shapes = program.shapes(traced)
         compiled = program.function.lower(*shapes).compile(dict(program.compiler_options))
     count = len(signature.traced)
-    constants = tuple(
-        jax.device_put(c, s) for c, s in zip(traced.closed_over, program.input_shardings[count:], strict=True)
-    )
+    constants = tuple(put(c, s) for c, s in zip(traced.closed_over, program.input_shardings[count:], strict=True))
     entries = tuple(signature.entries[i] for i in signature.traced)
     return LocalProgram(
         program,

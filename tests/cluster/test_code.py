@@ -73,9 +73,11 @@ def test_a_curve_is_linear_in_the_logarithm():
     assert Curve(((5.0, 0.7),)) == Curve.constant(0.7)
 
 
-def _found(kind, platform="gpu", limit=None):
+def _found(kind, platform="gpu", limit=None, process=0, slice=0):
     stats = None if limit is None else {"bytes_limit": limit}
-    return SimpleNamespace(platform=platform, device_kind=kind, memory_stats=lambda: stats)
+    return SimpleNamespace(
+        platform=platform, device_kind=kind, memory_stats=lambda: stats, process_index=process, slice_index=slice
+    )
 
 
 def test_local_devices_have_the_figures_of_the_file_that_knows_them():
@@ -108,3 +110,25 @@ def test_local_devices_that_no_file_knows():
         Cluster.local([_found("A"), _found("B")])
     with pytest.raises(ClusterError, match="no devices"):
         Cluster.local([])
+
+
+def test_devices_of_several_processes_are_nodes_of_their_kind():
+    # A process a node with CPUs; of GPUs what one fast network joins, however many processes that are.
+    cpus = [_found("cpu", "cpu", process=p) for p in (0, 0, 0, 1, 1, 1)]
+    assert [(g.count, g.devices_per_node) for g in Cluster.local(cpus).groups] == [(2, 3)]
+    gpus = [_found("NVIDIA H200", process=p, slice=p // 4) for p in range(8)]
+    assert [(g.count, g.devices_per_node) for g in Cluster.local(gpus).groups] == [(2, 4)]
+    uneven = [_found("NVIDIA H200", process=p, slice=s) for p, s in enumerate((0, 0, 0, 0, 1, 1))]
+    assert [(g.count, g.devices_per_node) for g in Cluster.local(uneven).groups] == [(1, 4), (1, 2)]
+    mixed = [*gpus, *(_found("NVIDIA B200", process=8, slice=8) for _ in range(8))]
+    assert [g.device.jax_kinds[0] for g in Cluster.local(mixed).groups] == ["NVIDIA B200", "NVIDIA H200"]
+
+
+def test_slices_of_tpus_are_nodes_with_their_network_between_them():
+    one = [_found("TPU v5p", "tpu", process=p // 4) for p in range(8)]
+    (group,) = Cluster.local(one).groups
+    assert (group.count, group.devices_per_node, group.inter) == (2, 4, "intra")
+    two = [_found("TPU v5p", "tpu", process=p // 4, slice=p // 8) for p in range(16)]
+    (group,) = Cluster.local(two).groups
+    assert (group.count, group.devices_per_node, group.inter.bandwidth) == (2, 8, 6.25e9)
+    assert Cluster.from_json(Cluster.local(two).to_json()) == Cluster.local(two)

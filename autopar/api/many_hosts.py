@@ -1,0 +1,157 @@
+"""One script on many hosts: what its processes compare before anything runs, and the plan that they share."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import jax
+
+from autopar._compat.world import World, world
+from autopar.api.options import ParallelOptions
+from autopar.cluster import Cluster
+from autopar.frontend import Traced
+from autopar.ir import Operator
+from autopar.ir.text import operator_text
+from autopar.plan import Plan
+from autopar.runtime.hosts.agree import Fact, Turn
+from autopar.runtime.hosts.arrays import checksum, is_global
+from autopar.runtime.ray.cluster import RayCluster
+
+#: Options that change what is said, not what is done.
+_SILENT = ("progress",)
+_PACKAGES = ("jax", "jaxlib", "numpy")
+_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
+
+
+def many(options: ParallelOptions) -> World | None:
+    """The processes that carry out a function together; None where this one does, or workers on Ray."""
+    return None if isinstance(options.cluster, RayCluster) else world()
+
+
+def agree(processes: World, traced: Traced, options: ParallelOptions, donated: Sequence[int]) -> None:
+    """Returns when all processes are about to compile the same function.
+
+    Args:
+        processes: all of them.
+        traced: the function as this process traced it.
+        options: what `parallelize` was told here.
+        donated: indices of the inputs that the step may reuse.
+
+    Raises:
+        ProcessMismatchError: one has another program, other options or versions.
+        ProcessLostError: one did not come.
+    """
+    facts = [*_versions(), *_settings(), *_options(options), *_program(traced)]
+    Turn.next(processes, f"compiling {traced.graph.name}").compare([*facts, ("donated inputs", str(list(donated)))])
+
+
+def share(processes: World, name: str, make: Callable[[], Plan]) -> Plan:
+    """The plan of process 0 on every process; an AutoparError of its search on every process too.
+
+    Args:
+        processes: all of them.
+        name: of the function.
+        make: searches; called on process 0 alone.
+    """
+    made: list[Plan] = []
+
+    def encoded() -> bytes:
+        made.append(make())
+        return made[0].to_json().encode()
+
+    text = Turn.next(processes, f"planning {name}").take(encoded)
+    return made[0] if made else Plan.from_json(text)
+
+
+def same_arguments(processes: World, name: str, leaves: Sequence[Any], names: Sequence[str]) -> None:
+    """Returns when what every process has whole is the same on all.
+
+    Args:
+        processes: all of them.
+        name: of the function.
+        leaves: its traced arguments.
+        names: their paths.
+
+    Raises:
+        ProcessMismatchError: one has other values; it names the argument.
+        ProcessLostError: one did not come.
+    """
+    facts = [(f"argument {n}", checksum(leaf)) for n, leaf in zip(names, leaves, strict=True)]
+    if not all(map(is_global, leaves)):
+        Turn.next(processes, f"the first call of {name}").compare(facts)
+
+
+def same_init(name: str, leaves: Sequence[Any], paths: Sequence[str], shapes: Sequence[Any]) -> None:
+    """Returns when all processes are about to make the same state; see `same_arguments` for the errors.
+
+    Args:
+        name: of the function that makes it.
+        leaves: its arguments.
+        paths: of what it makes.
+        shapes: likewise.
+    """
+    processes = world()
+    if processes is None:
+        return
+    given = [(f"argument {n}", checksum(leaf)) for n, leaf in enumerate(leaves)]
+    made = [(f"result {p}", f"{s.dtype}{list(s.shape)}") for p, s in zip(paths, shapes, strict=True)]
+    Turn.next(processes, f"init by {name}").compare([*_versions(), *_settings(), *given, *made])
+
+
+def _versions() -> Iterator[Fact]:
+    yield "version of autopar", import_module(__name__.partition(".")[0]).__version__
+    yield "version of Python", ".".join(platform.python_version_tuple()[:2])
+    for package in _PACKAGES:
+        yield f"version of {package}", version(package)
+
+
+def _settings() -> Iterator[Fact]:
+    for name in _SETTINGS:
+        yield f"setting {name}", str(getattr(jax.config, name))
+
+
+def _options(options: ParallelOptions) -> Iterator[Fact]:
+    for field in dataclasses.fields(options):
+        if field.name not in _SILENT:
+            yield f"option {field.name}", _told(getattr(options, field.name))
+
+
+def _told(value: Any) -> str:
+    """An option as text that is the same on every process, whatever its place in memory."""
+    if isinstance(value, Plan):
+        return f"plan {hashlib.sha256(value.to_json().encode()).hexdigest()[:16]}"
+    if isinstance(value, Cluster):
+        return f"{value.name} {value.content_hash[:16]}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_told, value))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k}: {_told(v)}' for k, v in value.items())}}}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = (f"{f.name}={_told(getattr(value, f.name))}" for f in dataclasses.fields(value))
+        return f"{type(value).__qualname__}({', '.join(parts)})"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _program(traced: Traced) -> Iterator[Fact]:
+    graph = traced.graph
+    yield "function", graph.name
+    for i in graph.inputs:
+        yield f"input {i.name}", f"{i.type} {i.role}"
+    for op in graph.operators:
+        yield f"operator {op.id}", _operator(op)
+    for o in graph.outputs:
+        yield f"output {o.path}", str(o.type)
+    for n, constant in enumerate(traced.closed_over):
+        yield f"closed over array {n}", checksum(constant)
+
+
+def _operator(op: Operator) -> str:
+    return operator_text(op).strip()

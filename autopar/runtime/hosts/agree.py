@@ -1,0 +1,224 @@
+"""Processes compare what they are about to do, and take one process's result, by jax's coordination service.
+
+Everything that all processes do together has a turn: the first on each process meets the first on all others. Process 0
+reads what every process says of its turn and tells them the verdict, so that each makes a few calls however many there
+are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import msgspec
+
+from autopar._compat.world import SilenceError, World
+from autopar.errors import AutoparError, ClusterError, ProcessLostError, ProcessMismatchError
+
+#: A fact that must be the same on all processes: what it is of, and its value as text.
+Fact = tuple[str, str]
+
+#: Name of the variable with the seconds that a process waits for the others to come to the same call.
+WAIT_VARIABLE = "AUTOPAR_WAIT_S"
+_WAIT_S = 300.0
+#: Process 0 answers so much later than it gives up waiting, at most.
+_SLACK_S = 5.0
+#: A plan may take any time; so often is looked whether process 0 is still there.
+_LOOK_S = 5.0
+
+
+class _Verdict(msgspec.Struct, frozen=True):
+    """What process 0 says of a turn: who did not come, and who differs."""
+
+    missing: tuple[int, ...] = ()
+    differing: tuple[int, ...] = ()
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    """What process 0 made, or the error that it ended with."""
+
+    value: bytes = b""
+    error: str = ""
+    parts: tuple[str, str, str] = ("", "", "")
+    failed: bool = False
+
+
+def wait_s() -> float:
+    """Seconds that a process waits for the others to come to the same call. ClusterError where it is no number."""
+    text = os.environ.get(WAIT_VARIABLE)
+    if text is None:
+        return _WAIT_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise ClusterError(f"{WAIT_VARIABLE}={text!r} is no number of seconds", remedy=f"{WAIT_VARIABLE}=60")
+    return seconds
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One thing that all processes do together.
+
+    Args:
+        world: the processes.
+        number: how many came before it.
+        what: it, for messages.
+        limit_s: seconds that the others are waited for.
+    """
+
+    world: World
+    number: int
+    what: str
+    limit_s: float
+
+    @staticmethod
+    def next(world: World, what: str) -> Turn:
+        """The next one. Raises ProcessLostError where process 0 is gone."""
+        try:
+            number = world.count(f"autopar/turns/{world.process}")
+            if world.process == 0 and number > 2:
+                world.forget(f"autopar/turn/{number - 2}")
+        except SilenceError as error:
+            raise _gone(0, what) from error
+        return Turn(world, number, what, wait_s())
+
+    def compare(self, facts: Sequence[Fact]) -> None:
+        """Returns when all processes came to this turn with the same facts.
+
+        Raises:
+            ProcessMismatchError: one has others; it names the process and the first fact that differs.
+            ProcessLostError: one did not come in time.
+        """
+        whole = [("call", self.what), *facts]
+        said = hashlib.sha256(json.dumps(whole).encode()).digest()
+        try:
+            self.world.put(self._key(f"said/{self.world.process}"), said)
+            verdict = self._judge(said) if self.world.process == 0 else self._verdict()
+            if verdict.missing:
+                raise self._missing(verdict.missing)
+            if verdict.differing:
+                raise self._differing(whole, verdict.differing)
+        except SilenceError as error:
+            raise self._missing((0,)) from error
+        # The first look at devices waits for all processes: none may do it while others wait for its plan.
+        jax.devices()
+
+    def take(self, make: Callable[[], bytes]) -> bytes:
+        """What ``make`` returns on process 0; an AutoparError there is raised on all.
+
+        Args:
+            make: called on process 0 alone.
+
+        Raises:
+            ProcessLostError: process 0 is gone.
+        """
+        if self.world.process == 0:
+            return self._made(make)
+        while True:
+            try:
+                outcome = msgspec.msgpack.decode(self.world.get(self._key("made"), _LOOK_S), type=_Outcome)
+                break
+            except SilenceError as error:
+                if not error.late:
+                    raise _gone(0, self.what) from error
+        if outcome.failed:
+            raise _again(outcome)
+        return outcome.value
+
+    def _made(self, make: Callable[[], bytes]) -> bytes:
+        try:
+            value = make()
+        except BaseException as error:
+            told = error if isinstance(error, AutoparError) else None
+            parts = (
+                (told.fact, told.cause or "", told.remedy or "") if told else (f"process 0 failed: {error!r}", "", "")
+            )
+            outcome = _Outcome(b"", type(error).__name__ if told else "AutoparError", parts, True)
+            self.world.put(self._key("made"), msgspec.msgpack.encode(outcome))
+            raise
+        self.world.put(self._key("made"), msgspec.msgpack.encode(_Outcome(value)))
+        return value
+
+    def _key(self, name: str) -> str:
+        return f"autopar/turn/{self.number}/{name}"
+
+    def _judge(self, own: bytes) -> _Verdict:
+        until = time.monotonic() + self.limit_s
+        missing, differing = [], []
+        for process in range(1, self.world.processes):
+            try:
+                said = self.world.get(self._key(f"said/{process}"), max(0.01, until - time.monotonic()))
+                if said != own:
+                    differing.append(process)
+            except SilenceError:
+                missing.append(process)
+        verdict = _Verdict(tuple(missing), tuple(differing))
+        self.world.put(self._key("verdict"), msgspec.msgpack.encode(verdict))
+        return verdict
+
+    def _verdict(self) -> _Verdict:
+        return msgspec.msgpack.decode(self.world.get(self._key("verdict"), self.limit_s + _SLACK_S), type=_Verdict)
+
+    def _missing(self, processes: Sequence[int]) -> ProcessLostError:
+        names = ", ".join(map(str, processes))
+        return ProcessLostError(
+            f"process {names} of {self.world.processes} did not come to {self.what} within {self.limit_s:g} s",
+            cause="it ended, or does something that the others do not: every process runs the same script",
+            remedy=f"look at its output; {WAIT_VARIABLE} gives it more time",
+            processes=tuple(processes),
+        )
+
+    def _differing(self, own: Sequence[Fact], differing: Sequence[int]) -> ProcessMismatchError:
+        """The error on every process, from what process 0 and the first one that differs say."""
+        other = differing[0]
+        if self.world.process in (0, other):
+            self.world.put(self._key(f"whole/{self.world.process}"), json.dumps(own).encode())
+        first, second = (
+            [tuple(f) for f in json.loads(self.world.get(self._key(f"whole/{p}"), self.limit_s))] for p in (0, other)
+        )
+        fact = _first_difference(first, second, other)
+        also = f"; so do processes {', '.join(map(str, differing[1:]))}" if len(differing) > 1 else ""
+        return ProcessMismatchError(
+            f"process {other} differs from process 0 in {self.what}: {fact}{also}",
+            cause="processes run different scripts, versions or options, or read different data where it must be equal",
+            remedy="start the same script with the same arguments and environment on every host",
+            process=other,
+        )
+
+
+def _first_difference(first: Sequence[tuple[str, ...]], second: Sequence[tuple[str, ...]], other: int) -> str:
+    for (name, value), (other_name, other_value) in zip(first, second, strict=False):
+        if name != other_name:
+            return f"process 0 has {name} ({value}) where process {other} has {other_name} ({other_value})"
+        if value != other_value:
+            return f"{name} is {other_value} there and {value} on process 0"
+    more, who = (first, 0) if len(first) > len(second) else (second, other)
+    name, value = more[min(len(first), len(second))]
+    return f"only process {who} has {name} ({value})"
+
+
+def _gone(process: int, what: str) -> ProcessLostError:
+    return ProcessLostError(
+        f"process {process} is gone; it was wanted for {what}",
+        cause="it failed, was killed, or its host is gone",
+        remedy="look at its output; `autopar run` starts all processes again",
+        processes=(process,),
+    )
+
+
+def _again(outcome: _Outcome) -> AutoparError:
+    """The error that process 0 ended with."""
+    kinds = {kind.__name__: kind for kind in _kinds(AutoparError)}
+    fact, cause, remedy = outcome.parts
+    return kinds.get(outcome.error, AutoparError)(fact, cause=cause or None, remedy=remedy or None)
+
+
+def _kinds(kind: type[AutoparError]) -> list[type[AutoparError]]:
+    return [kind, *(k for sub in kind.__subclasses__() for k in _kinds(sub))]

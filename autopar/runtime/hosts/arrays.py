@@ -1,0 +1,62 @@
+"""Arrays on the devices of several processes: placed without a message, read back where that is asked for."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def is_global(leaf: Any) -> bool:
+    """Whether an array lies on devices of several processes."""
+    return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+
+
+def spread(leaf: Any, dtype: Any, wanted: NamedSharding, copy: bool) -> Any:
+    """An array that every process has whole, of which each places what lies on its own devices.
+
+    Args:
+        leaf: numpy array, number, or jax array on devices of this process.
+        dtype: of the result.
+        wanted: where it is to lie, on devices of several processes.
+        copy: whether its buffers must not be the caller's.
+    """
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = np.asarray(jax.random.key_data(leaf))
+        more = (None,) * (data.ndim - leaf.ndim)
+        spec = (*wanted.spec, *(None,) * (leaf.ndim - len(wanted.spec)), *more)
+        placed = spread(data, data.dtype, NamedSharding(wanted.mesh, PartitionSpec(*spec)), copy)
+        return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf))
+    whole = np.array(leaf, dtype, copy=True if copy else None)
+    return jax.make_array_from_callback(whole.shape, wanted, lambda index: whole[index])
+
+
+def put(array: Any, wanted: NamedSharding) -> Any:
+    """``array`` where it is wanted; of several processes each places its part of what every one has whole."""
+    if wanted.is_fully_addressable or is_global(array):
+        return jax.device_put(array, wanted)
+    return spread(array, array.dtype, wanted, copy=False)
+
+
+def whole(array: Any) -> Any:
+    """A numpy array, or an array of keys on this process, of all of a global array: all processes call it together."""
+    if not is_global(array):
+        return array
+    mesh = array.sharding.mesh
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    copied = jax.jit(lambda x: x, out_shardings=everywhere)(array)
+    return copied.addressable_data(0)
+
+
+def checksum(leaf: Any) -> str:
+    """CRC-32 of what an array holds, as text; of an array on several processes its shape and dtype alone."""
+    if is_global(leaf):
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.ascontiguousarray(leaf)
+    return f"{array.dtype}{list(array.shape)} with checksum {zlib.crc32(array.reshape(-1).view(np.uint8).data):08x}"

@@ -1,0 +1,187 @@
+"""What the processes of these tests run: `python -m tests.runtime_hosts.programs NAME OPTIONS`, options as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from importlib import import_module
+from typing import Any
+
+import jax
+import jax.experimental.multihost_utils
+import numpy as np
+
+import autopar
+
+STEPS = 5
+
+
+def join(o: dict[str, Any]) -> None:
+    jax.config.update("jax_num_cpu_devices", o["devices"])
+    jax.config.update("jax_enable_x64", True)
+    if o["processes"] > 1:
+        at = f"127.0.0.1:{o['port']}"
+        jax.distributed.initialize(
+            at, o["processes"], o["process"], coordinator_bind_address=at, cluster_detection_method="deactivate",
+            initialization_timeout=60, heartbeat_timeout_seconds=o.get("heartbeat_s", 100),
+        )  # fmt: skip
+
+
+def example(name: str) -> tuple[Any, Any]:
+    step, args = import_module(f"examples.{name}").build("tiny", dtype="float64")
+    return step, args
+
+
+def digest(tree: Any) -> list[list[Any]]:
+    """For every leaf its norm, and a checksum of what of it lies on this process first."""
+    found = []
+    for leaf in jax.tree.leaves(tree):
+        data = np.ascontiguousarray(np.asarray(local(leaf), np.float64))
+        found.append([float(np.linalg.norm(data)), zlib.crc32(data.tobytes())])
+    return found
+
+
+def local(leaf: Any) -> Any:
+    """All of an array, however it lies."""
+    from autopar.runtime.hosts.arrays import whole
+
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return whole(leaf)
+
+
+def train(o: dict[str, Any]) -> Any:
+    """Steps of an example, planned and plain; the largest difference of a leaf, and what all leaves are."""
+    step, args = example(o["example"])
+    args = jax.tree.map(lambda x: np.asarray(x) if x.dtype.kind in "fiub" else x, args)
+    mesh = o.get("mesh")
+    parallel = autopar.parallelize(step, mesh_shape=mesh, **o.get("options", {}))
+    state, batch = args[0], args[1:]
+    for _ in range(STEPS):
+        state, metrics = parallel(state, *batch)
+    split = sum(not leaf.is_fully_replicated for leaf in jax.tree.leaves(state))
+    plan = parallel.plan(args[0], *batch)
+    with jax.default_device(jax.local_devices()[0]):
+        plain = args[0]
+        jitted = jax.jit(step)
+        for _ in range(STEPS):
+            plain, want = jitted(plain, *batch)
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves((state, metrics)), jax.tree.leaves((plain, want)), strict=True):
+        a, b = np.asarray(local(a), np.float64), np.asarray(local(b), np.float64)
+        worst = max(worst, float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) if a.size else 0.0)
+    return {
+        "worst": worst,
+        "digest": digest((state, metrics)),
+        "split": split,
+        "mesh": list(plan.stages[0].mesh_shape.values()),
+        "stages": plan.num_stages,
+        "plan": zlib.crc32(plan.to_json().encode()),
+        "loss": float(np.asarray(metrics["loss"])),
+    }
+
+
+def dense_step(w: Any, x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        return ((x @ w["a"] @ w["b"]) ** 2).mean()
+
+    value, grads = jax.value_and_grad(loss)(w)
+    return jax.tree.map(lambda a, g: a - 0.1 * g, w, grads), value
+
+
+def dense_state(key: Any) -> Any:
+    one, two = jax.random.split(key)
+    return {"a": jax.random.normal(one, (64, 128), np.float64), "b": jax.random.normal(two, (128, 64), np.float64)}
+
+
+def everything(o: dict[str, Any]) -> Any:
+    """All ways of calling, of a step whose parameters have to be split."""
+    cluster = autopar.Cluster.local()
+    x = np.random.default_rng(0).normal(size=(16, 64))
+    step = autopar.parallelize(dense_step, memory_limit=o["limit"], donate_argnums=0)
+    compiled = step.compile(jax.eval_shape(dense_state, jax.random.key(0)), x)
+    state = step.init(dense_state, jax.random.key(0))
+    given = [str(leaf.sharding.spec) for leaf in jax.tree.leaves(state)]
+    (sharded, _) = step.shard(jax.tree.map(local, state), x)
+    same = all(a.sharding == b.sharding for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(sharded), strict=True))
+    pieces = max(leaf.addressable_shards[0].data.size / leaf.size for leaf in jax.tree.leaves(state))
+    whole = max(sum(s.data.size for s in leaf.addressable_shards) / leaf.size for leaf in jax.tree.leaves(state))
+    want = jax.tree.map(local, state)
+    for _ in range(2):
+        state, loss = step(state, x)
+        want, plain = jax.jit(dense_step)(want, x)
+    report = autopar.check(dense_step, jax.tree.map(local, state), x, memory_limit=o["limit"])
+    measured = autopar.measure(step, state, x, repeats=2)
+    path = o["path"]
+    if o["process"] == 0:
+        compiled.plan.save(path)
+    jax.experimental.multihost_utils.sync_global_devices("saved")
+    loaded = autopar.parallelize(dense_step, plan=autopar.Plan.load(path))
+    again, _ = loaded(jax.tree.map(local, state), x)
+    more, _ = autopar.parallelize(dense_step, memory_limit=o["limit"])(state, x)
+    return {
+        "cluster": [cluster.name, cluster.num_nodes, cluster.num_devices],
+        "specs": given,
+        "same": same,
+        "pieces": pieces,
+        "whole": whole,
+        "apart": float(max(np.abs(local(a) - b).max() for a, b in zip(state.values(), want.values(), strict=True))),
+        "loss": [float(loss), float(plain)],
+        "check": [report.ok, report.max_difference],
+        "steps": len(measured.seconds),
+        "plan": zlib.crc32(compiled.plan.to_json().encode()),
+        "loaded": digest(again) == digest(more),
+        "digest": digest(state),
+    }
+
+
+def wrong_use(o: dict[str, Any]) -> Any:
+    """The errors of processes that differ, one behind the other."""
+    x = np.ones((16, 64))
+    state = {"a": np.ones((64, 128)), "b": np.ones((128, 64))}
+    other = o["process"] == 1
+
+    def different(w: Any, x: Any) -> Any:
+        return jax.tree.map(jax.numpy.tanh if other else jax.numpy.sin, w), x.sum()
+
+    def bad_values(scale: float) -> Any:
+        return autopar.parallelize(dense_step)(state, x * scale)
+
+    def one_version() -> Any:
+        kept, autopar.__version__ = autopar.__version__, "7.7" if other else autopar.__version__
+        try:
+            return autopar.parallelize(dense_step)(state, x)
+        finally:
+            autopar.__version__ = kept
+
+    calls = {
+        "program": lambda: autopar.parallelize(different)(state, x),
+        "shape": lambda: autopar.parallelize(dense_step)(state, x[: 8 if other else 16]),
+        "option": lambda: autopar.parallelize(dense_step, num_microbatches=2 if other else 1)(state, x),
+        "version": one_version,
+        "values": lambda: bad_values(2.0 if other else 1.0),
+        "init": lambda: autopar.parallelize(dense_step).init(dense_state, jax.random.key(o["process"])),
+        "infeasible": lambda: autopar.parallelize(dense_step, memory_limit=100)(state, x),
+        "fine": lambda: autopar.parallelize(dense_step)(state, x),
+        "missing": lambda: None if other else autopar.parallelize(dense_step)(state, x),
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+            found[name] = ["", ""]
+        except autopar.AutoparError as error:
+            found[name] = [type(error).__name__, str(error)]
+    return found
+
+
+def main() -> None:
+    name, text = sys.argv[1:3]
+    o = json.loads(text)
+    join(o)
+    print("RESULT " + json.dumps(globals()[name](o)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from autopar._compat.world import World, world
+from autopar.api.fitting import Planned
 from autopar.api.options import ParallelOptions
 from autopar.cluster import Cluster
 from autopar.frontend import Traced
@@ -51,22 +52,26 @@ def agree(processes: World, traced: Traced, options: ParallelOptions, donated: S
     Turn.next(processes, f"compiling {traced.graph.name}").compare([*facts, ("donated inputs", str(list(donated)))])
 
 
-def share(processes: World, name: str, make: Callable[[], Plan]) -> Plan:
+def share(processes: World, name: str, make: Callable[[], Planned], form: Callable[[Plan], Traced]) -> Planned:
     """The plan of process 0 on every process; an AutoparError of its search on every process too.
 
     Args:
         processes: all of them.
         name: of the function.
         make: searches; called on process 0 alone.
+        form: the function in the form that a plan is of; called on the others.
     """
-    made: list[Plan] = []
+    made: list[Planned] = []
 
     def encoded() -> bytes:
         made.append(make())
-        return made[0].to_json().encode()
+        return made[0].plan.to_json().encode()
 
     text = Turn.next(processes, f"planning {name}").take(encoded)
-    return made[0] if made else Plan.from_json(text)
+    if made:
+        return made[0]
+    plan = Plan.from_json(text)
+    return Planned(form(plan), plan)
 
 
 def same_arguments(processes: World, name: str, leaves: Sequence[Any], names: Sequence[str]) -> None:

@@ -20,6 +20,8 @@ from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
 from autopar.api.effects import check_effects
 from autopar.api.fitting import Planned, build_within
+from autopar.api.for_workers import check_for_workers
+from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import counts_for, uneven_batch
 from autopar.api.many_hosts import agree, many, same_arguments, share
 from autopar.api.one_stage import one_stage
@@ -165,7 +167,7 @@ class PureFunction:
         else:
             with rare_collections():
                 traced, plan = self._planned(signature, self.options.memory_limit_bytes)
-        plan = Plan(plan.content, (*traced.phases, *clock.phases(), *plan.phases), _tree_of(traced))
+        plan = Plan(plan.content, (*traced.phases, *clock.phases(), *plan.phases), input_tree(traced))
         self.planned[signature] = traced, plan
         return traced, plan
 
@@ -183,22 +185,11 @@ class PureFunction:
         """`plan` of process 0 on all processes, which were found to compile the same function."""
         traced = self._traced[signature]
         agree(processes, traced, self.options, self.donated(traced))
-        plan = share(processes, traced.graph.name, lambda: self.plan(signature)[1])
-        if signature not in self.planned or self.planned[signature][1] != plan:
-            traced = self._in_form_of(signature, plan)
-            self.planned[signature] = traced, Plan(plan.content, traced.phases, _tree_of(traced))
-        return self.planned[signature]
-
-    def _again_together(self, signature: CallSignature, limit_bytes: int, processes: World) -> Planned:
-        """`_planned` of process 0 on all processes."""
-        found: list[Planned] = []
-
-        def make() -> Plan:
-            found.append(Planned(*self._planned(signature, limit_bytes)))
-            return found[0].plan
-
-        plan = share(processes, self._traced[signature].graph.name, make)
-        return found[0] if found else Planned(self._in_form_of(signature, plan), plan)
+        form = partial(self._in_form_of, signature)
+        planned = share(processes, traced.graph.name, lambda: Planned(*self.plan(signature)), form)
+        plan = Plan(planned.plan.content, planned.plan.phases or traced.phases, input_tree(planned.traced))
+        self.planned[signature] = planned.traced, plan
+        return planned.traced, plan
 
     def _microbatched(
         self, signature: CallSignature, count: int, level: Level, ends: Sequence[str] | None = None
@@ -258,6 +249,9 @@ class PureFunction:
         if other is not None and other.step_time < plan.step_time:
             return self._traced[signature], other
         return traced, plan
+
+    def _searched(self, signature: CallSignature, limit_bytes: int) -> Planned:
+        return Planned(*self._planned(signature, limit_bytes))
 
     def _one_stage(self, signature: CallSignature, limit_bytes: int | None, enough_s: float) -> tuple[Traced, Plan]:
         """The plan of one stage, in the numbers of microbatches that may be taken; see `one_stage`."""
@@ -439,10 +433,9 @@ class PureFunction:
                 return load_local(planned.traced, program, self.donated(planned.traced))
 
         def search(memory_limit_bytes: int) -> Planned:
+            make, form = partial(self._searched, signature, memory_limit_bytes), partial(self._in_form_of, signature)
             with clock.phase("plan again"):
-                if processes is not None:
-                    return self._again_together(signature, memory_limit_bytes, processes)
-                return Planned(*self._planned(signature, memory_limit_bytes))
+                return make() if processes is None else share(processes, traced.graph.name, make, form)
 
         limit = None if self.options.plan is not None else self.options.memory_limit_bytes
         final, local = build_within(Planned(traced, plan), limit, build, search)
@@ -462,17 +455,7 @@ class PureFunction:
 
     def _compile_remote(self, signature: CallSignature, traced: Traced, plan: Plan, cluster: RayCluster) -> Compiled:
         """The program for a signature on workers in other processes."""
-        if plan.content.pipeline is None:
-            raise PlanMismatchError(
-                f"the plan has one stage, and {cluster.name} runs pipelines",
-                remedy="plan with cluster=Cluster.ray(...), of one worker too",
-            )
-        content = plan.content
-        if any(i.memory == "host" for i in content.inputs) or any(s.waits_on_host for s in content.stages):
-            raise PlanMismatchError(
-                f"the plan keeps something in host memory, and workers of {cluster.name} keep all on their devices",
-                remedy="plan with offload='none'",
-            )
+        check_for_workers(plan, cluster)
         check_effects(traced.graph)
         clock = Clock()
         with clock.phase("lower"):
@@ -517,18 +500,3 @@ class PureFunction:
     def _say(self, text: str) -> None:
         if self.options.progress is not None:
             self.options.progress(text)
-
-
-def _tree_of(traced: Traced) -> Callable[[list[Any]], Any]:
-    """Specs of the inputs as a pytree like the arguments; by path where a container refuses them."""
-    signature = traced.signature
-    paths = [path for path, _, _ in traced.arguments]
-
-    def tree(specs: list[Any]) -> Any:
-        try:
-            args, kwargs = signature.arguments(specs[: len(paths)])
-        except Exception:
-            return dict(zip(paths, specs, strict=False))
-        return (args, kwargs) if kwargs else args
-
-    return tree

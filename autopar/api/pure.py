@@ -20,7 +20,7 @@ from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
 from autopar.api.effects import check_effects
 from autopar.api.fitting import Planned, build_within
-from autopar.api.for_workers import check_for_workers
+from autopar.api.for_workers import check_for_workers, kept_on_devices
 from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import counts_for, uneven_batch
 from autopar.api.many_hosts import agree, many, same_arguments, share
@@ -331,7 +331,7 @@ class PureFunction:
             equal=isinstance(cluster, RayCluster) and self.options.num_stages == "auto",
             schedule=schedule,
             remat="none" if self.options.remat is False else self.options.remat,
-            offload="none" if (kept := self._kept_on_devices(unstacked)) else self.options.offload,
+            offload="none" if (kept := kept_on_devices(self.options, unstacked)) else self.options.offload,
         )
         source = TracedStages(unstacked.step)
         problem = Problem(unstacked.step.graph, cluster, CostModel(cluster), options, source)
@@ -340,15 +340,6 @@ class PureFunction:
         if kept:
             plan = Plan(msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)), plan.phases)
         return restacked(plan, traced.graph, unstacked)
-
-    def _kept_on_devices(self, unstacked: Unstacked) -> str:
-        """Why no state of a pipeline lies in host memory where it was asked for; "" where it may."""
-        told = f"offload={self.options.offload!r} moves nothing to host memory: "
-        if self.options.offload != "none" and isinstance(self.options.cluster, RayCluster):
-            return told + "workers on Ray keep all on their devices"
-        if self.options.offload != "none" and unstacked.groups > 1:
-            return told + "layers that lie in one array are taken apart for the stages"
-        return ""
 
     def _num_stages(self) -> int | None:
         """Number of stages that is asked for: on Ray that of the cluster unless said otherwise."""

@@ -27,6 +27,7 @@ import autopar
 from autopar import Cluster, Plan
 from autopar.cluster import Device, LinkSpec, NodeGroup
 from autopar.errors import AutoparError
+from autopar.plan import SearchContent
 from autopar.search.cache import VARIABLE
 from examples import gpt, llama, mlp, moe, wide_resnet
 
@@ -167,8 +168,8 @@ def digest(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _unsearched(search: Any) -> Any:
-    return msgspec.structs.replace(search, objective=0.0, lower_bound=None, considered=(), unlimited_s=None)
+def _unsearched(search: SearchContent) -> SearchContent:
+    return SearchContent(search.strategy, 0.0, None)
 
 
 def _hash(plan: Plan) -> str:

@@ -19,6 +19,7 @@ import autopar
 from autopar.api.pure import PureFunction
 from autopar.frontend import Traced
 from autopar.lower.program import Program, lower
+from autopar.plan.text import gap_of
 from benchmarks.process import in_new_process
 from benchmarks.report import Report, Row, Say
 from examples import gpt
@@ -77,7 +78,7 @@ def measure(model: Model) -> tuple[Row, tuple[Row, ...]]:
         "with trace lowered, wall_s": total_s + timed[-1]["wall_s"],
         "with trace lowered, cpu_s": total_cpu_s + timed[-1]["cpu_s"],
         "objective_s": plan.search.objective,
-        "gap": 1 - plan.search.lower_bound / plan.search.objective if plan.search.lower_bound else None,
+        "gap": gap_of(plan.content.search.sharding_bound or plan.search.lower_bound, plan.step_time),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale,
     }
     return row, (*timed[:2], *inside, *timed[2:])

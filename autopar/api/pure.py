@@ -51,6 +51,7 @@ from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
 from autopar.search import Options, Problem, Strategy, cuts_stages, strategy_named
+from autopar.search.bound import bounded
 from autopar.search.cache import PlanCache, cached, cached_with_stages, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
@@ -239,6 +240,9 @@ class PureFunction:
                 other = self._pipeline(signature, limit_bytes)
         try:
             traced, plan = self._one_stage(signature, limit_bytes, math.inf if other is None else other.step_time)
+            if asked == "auto" or self.options.num_microbatches == "auto" or self.options.remat == "auto":
+                cluster = self.options.cluster or Cluster.local()
+                plan = bounded(plan, self._traced[signature].graph, cluster)
         except InfeasiblePlanError as error:
             if several and not tried:
                 with contextlib.suppress(InfeasiblePlanError, MicrobatchError):

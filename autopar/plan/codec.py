@@ -37,8 +37,9 @@ def _leave_out_defaults(plan: dict[str, Any]) -> None:
             del plan[name]
     if plan["stack_groups"] == 1:
         del plan["stack_groups"]
-    if plan["search"]["unlimited_s"] is None:
-        del plan["search"]["unlimited_s"]
+    for name in ("unlimited_s", "sharding_bound"):
+        if plan["search"][name] is None:
+            del plan["search"][name]
     for part in plan.get("parts", ()):
         _leave_out_defaults(part)
 

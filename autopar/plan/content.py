@@ -24,10 +24,13 @@ class SearchContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         strategy: its name.
         objective: seconds that it made least.
-        lower_bound: seconds that no plan of the problem can beat; None where nothing was proven.
+        lower_bound: seconds that no plan of the problem can beat, over all that was free; never more than the plan's
+            step time. None where nothing was proven.
         considered: other options.
         unlimited_s: seconds that no plan of the problem can beat though it used any amount of memory; None where the
             memory limit decided nothing, or where that is not known. Then it is not in the file.
+        sharding_bound: where more than the sharding of one stage was free, seconds that no sharding beats in the plan's
+            number of microbatches and with what the plan recomputes. None elsewhere; then it is not in the file.
     """
 
     strategy: str
@@ -35,6 +38,7 @@ class SearchContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lower_bound: float | None
     considered: tuple[Considered, ...] = ()
     unlimited_s: float | None = None
+    sharding_bound: float | None = None
 
 
 class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from autopar.ir import Layout
 from autopar.plan.codec import decode, encode, write_whole
 from autopar.plan.content import PlanContent
 from autopar.plan.pipeline import Pipeline
-from autopar.plan.text import explain_text, html_summary, plan_text
+from autopar.plan.text import explain_text, gap_of, html_summary, plan_text
 from autopar.plan.types import Communication, Considered, Stage
 
 
@@ -25,10 +25,12 @@ class SearchRecord:
     Args:
         strategy: registered name of the search.
         objective: predicted seconds that it minimized.
-        lower_bound: seconds that no plan of its problem can beat; None where nothing was proven.
+        lower_bound: seconds that no plan of its problem can beat, over all that was free; None where nothing was
+            proven.
         considered: other options, as logical mesh shapes.
         seconds: seconds that it took; None in a plan that was loaded.
         phases: (phase, seconds) of planning, in order; empty in a plan that was loaded.
+        step_time: predicted seconds of a step of the plan.
     """
 
     strategy: str
@@ -37,13 +39,12 @@ class SearchRecord:
     considered: tuple[Considered, ...]
     seconds: float | None
     phases: tuple[tuple[str, float], ...]
+    step_time: float
 
     @property
     def gap(self) -> float | None:
-        """(objective - lower bound) / objective; None without a bound."""
-        if self.lower_bound is None or self.objective <= 0:
-            return None
-        return max(0.0, (self.objective - self.lower_bound) / self.objective)
+        """(step time - lower bound) / step time; None without a bound."""
+        return gap_of(self.lower_bound, self.step_time)
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,7 +114,7 @@ class Plan:
         """How the plan was found."""
         s = self.content.search
         seconds = sum(t for _, t in self.phases) if self.phases else None
-        return SearchRecord(s.strategy, s.objective, s.lower_bound, s.considered, seconds, self.phases)
+        return SearchRecord(s.strategy, s.objective, s.lower_bound, s.considered, seconds, self.phases, self.step_time)
 
     @property
     def input_shardings(self) -> Any:

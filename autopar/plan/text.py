@@ -10,6 +10,9 @@ from autopar.errors import PlanMismatchError
 from autopar.plan.content import PlanContent
 from autopar.plan.types import Choice, InputRecord
 
+#: Part of a step that an optimum may be below the answer: less is rounding, and more says nothing.
+PROVEN, USELESS = 1e-6, 0.6
+
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -40,11 +43,36 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  " + line for line in text)
 
 
-def _gap(bound: float | None, objective: float) -> float | None:
+def gap_of(bound: float | None, seconds: float) -> float | None:
     """What an optimum may be below the answer, as part of it; None without a bound."""
-    if bound is None:
+    if bound is None or seconds <= 0:
         return None
-    return max(0.0, 1 - bound / objective) if objective > 0 else 0.0
+    return max(0.0, 1 - bound / seconds)
+
+
+def bound_text(c: PlanContent) -> str:
+    """How far the plan may be from the optimum: over all that was free, and over the sharding of its stages."""
+    gap = gap_of(c.search.lower_bound, c.step_time)
+    if gap is None:
+        text = "no bound"
+    elif gap < PROVEN:
+        text = "proven optimal for its problem"
+    elif gap > USELESS:
+        text = "no useful bound"
+    else:
+        text = f"at most {gap:.2%} from the optimum"
+    of_stages = [gap_of(p.search.lower_bound, p.step_time) for p in c.parts]
+    if c.search.sharding_bound is not None:
+        of_stages = [gap_of(c.search.sharding_bound, c.step_time)]
+    worst = max((1.0 if gap is None else gap for gap in of_stages), default=1.0)
+    if worst > USELESS:
+        return text
+    subject = "each stage" if c.parts else f"the one stage in {_microbatches(c.num_microbatches)}"
+    return f"{text}; {subject} sharded " + ("optimally" if worst < PROVEN else f"at most {worst:.2%} from its optimum")
+
+
+def _microbatches(count: int) -> str:
+    return f"{count} microbatch" + "es" * (count > 1)
 
 
 def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
@@ -52,14 +80,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     mesh = ", ".join(
         "stage {}: {}".format(i, " x ".join(f"{n}@{a}" for a, n in s.mesh_axes)) for i, s in enumerate(c.stages)
     )
-    bound = "no bound"
-    gap = _gap(c.search.lower_bound, c.search.objective)
-    if gap is not None:
-        bound = "proven optimal for its problem" if gap < 1e-6 else f"at most {gap:.2%} from the optimum"
-    of_stages = [_gap(p.search.lower_bound, p.search.objective) for p in c.parts]
-    if of_stages and all(gap is not None for gap in of_stages):
-        worst = max(gap or 0.0 for gap in of_stages)
-        bound += "; each stage " + ("sharded optimally" if worst < 1e-6 else f"at most {worst:.2%} from its own")
+    bound = bound_text(c)
     if c.search.unlimited_s:
         bound += f"; the memory limit costs at most {c.search.objective / c.search.unlimited_s - 1:.2%}"
     rows = [

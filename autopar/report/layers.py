@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import PlanContent, Stage
-from autopar.plan.text import bytes_text, seconds_text
+from autopar.plan.text import bound_text, bytes_text, seconds_text
 from autopar.report.diff import with_sizes
 from autopar.report.sections import Section
 
@@ -121,11 +121,7 @@ def why(c: PlanContent) -> str:
         said.append("No other option was possible." if failed else "There was one option.")
     if failed and others:
         said.append(f"{failed} had no plan that fits or {'was' if failed == 1 else 'were'} left out.")
-    if c.search.lower_bound is not None and c.search.objective > 0:
-        gap = max(0.0, 1 - c.search.lower_bound / c.search.objective)
-        said.append(
-            "It is proven optimal for its problem."
-            if gap < 1e-6
-            else f"No plan of its problem is more than {gap:.2%} faster."
-        )
+    if c.search.lower_bound is not None:
+        text = bound_text(c)
+        said.append(f"It is {text}." if text.startswith(("proven", "at most")) else f"There is {text}.")
     return " ".join(said)

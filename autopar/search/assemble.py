@@ -37,7 +37,8 @@ def assemble(
         sharding: what was chosen.
         strategy: name of the search.
         objective: seconds that the search minimized.
-        lower_bound: seconds proven, or None.
+        lower_bound: seconds proven for the objective, or None. The plan's is never above its step time: readers may
+            share a conversion that the objective counts for each.
         considered: other options.
         clock: time of planning so far.
     """
@@ -58,6 +59,7 @@ def assemble(
         sums_bytes=sharding.sums_bytes,
         state_bytes=sharding.state_bytes,
     )
+    bound_s = None if lower_bound is None else min(lower_bound, stage.step_time)
     content = PlanContent(
         program=graph.name,
         fingerprint=fingerprint(graph),
@@ -85,7 +87,7 @@ def assemble(
         operators=sharding.operators,
         copies=sharding.copies,
         choices=sharding.choices,
-        search=SearchContent(strategy, objective, lower_bound, tuple(considered)),
+        search=SearchContent(strategy, objective, bound_s, tuple(considered)),
         notes=(*stated.notes, *_batch_notes(problem, sharding)),
         tight=stated.tight,
         memory_limit=problem.memory_limit_bytes,

@@ -60,7 +60,7 @@ def test_data_parallel_for_large_batches():
     assert layouts(plan)["batch"] == "[x,.]"
     weights = 2 * 2 * 16 * 32 * 4
     assert traffic(plan, 64) <= 2 * weights  # gradients once
-    assert plan.search.lower_bound == pytest.approx(plan.search.objective)
+    assert plan.content.search.sharding_bound == pytest.approx(plan.search.objective)
 
 
 def test_megatron_for_large_weights():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from autopar.cost import CostModel
 from autopar.search import Options, Problem
-from autopar.search.inter.bound import work_bound_s
+from autopar.search.bound import work_bound_s
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.solver import (
     ChoiceProblem,

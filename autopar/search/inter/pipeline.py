@@ -25,8 +25,8 @@ from autopar.plan.text import bytes_text
 from autopar.plan.types import MemoryPlace
 from autopar.schedule import Table, get
 from autopar.search.beside import ALONE, Beside, beginning
+from autopar.search.bound import work_bound_s
 from autopar.search.clock import Clock
-from autopar.search.inter.bound import work_bound_s
 from autopar.search.inter.candidates import (
     Candidate,
     candidates,

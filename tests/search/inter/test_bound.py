@@ -12,7 +12,7 @@ from jax import lax
 import autopar
 from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup
 from autopar.search.alpa import alpa
-from autopar.search.inter.bound import work_bound_s
+from autopar.search.bound import work_bound_s
 from examples import gpt, llama, mlp, moe, wide_resnet
 from tests.search.inter.test_choices import mixed, nodes
 from tests.search.problems import f32, graph_of, problem_of, toy

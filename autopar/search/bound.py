@@ -1,4 +1,4 @@
-"""A bound that no pipeline of a step beats, however it is sliced, sharded and scheduled."""
+"""Bounds of plans: what no plan of a step beats, however it is sliced, sharded, scheduled and recomputed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from autopar.cluster import Cluster
 from autopar.cost import operator_bytes, operator_flops
 from autopar.ir import Graph
 from autopar.ir.analysis import live
 from autopar.ir.loops import Scan
 from autopar.ir.primitives import is_fusible, is_generator
+from autopar.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,23 @@ class _Work:
     flops: float
     bytes: float
     runs: float
+
+
+def bounded(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
+    """A plan of one stage where more than its sharding was free, with a bound over all of it.
+
+    What the integer program proves is over shardings in one number of microbatches, with what one level of
+    recomputation holds: it becomes ``sharding_bound``.
+
+    Args:
+        plan: of one stage.
+        graph: the step, in one microbatch.
+        cluster: all devices.
+    """
+    search = plan.content.search
+    whole_s = min(work_bound_s(graph, cluster), plan.step_time)
+    search = msgspec.structs.replace(search, lower_bound=whole_s, sharding_bound=search.lower_bound)
+    return Plan(msgspec.structs.replace(plan.content, search=search), plan.phases, plan.input_tree)
 
 
 def work_bound_s(graph: Graph, cluster: Cluster) -> float:

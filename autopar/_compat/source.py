@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+import sysconfig
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jax.extend import source_info_util
 
+_OURS = str(Path(__file__).parent.parent)
+
 
 def source_line(source_info: Any) -> str:
-    """``file.py:12 (function)``, the folder left out so that plans do not depend on it; "" if unknown."""
+    """``file.py:12 (function)``, the folder left out so that plans do not depend on it; "" if unknown.
+
+    Where that is a line of an installed package the line of the user's own that led to it is added:
+    ``linear.py:287:8 (Dense.__call__), from train.py:33 (loss)``.
+    """
     text = source_info_util.summarize(source_info)
     place, separator, function = text.partition(" ")
     if not separator or text.startswith("unknown"):
         return ""
-    return f"{place.replace(chr(92), '/').rsplit('/', 1)[-1]} {function}"
+    line = f"{_file(place)} {function}"
+    if not _installed(place.rsplit(":", 2)[0]):
+        return line
+    own = _own_line(source_info.traceback)
+    return f"{line}, from {own}" if own else line
+
+
+def _own_line(traceback: Any) -> str:
+    """The innermost frame that is neither in an installed package, nor Python's, nor ours."""
+    if traceback is None:
+        return ""
+    codes, addresses = traceback.raw_frames()
+    for code, address in zip(codes, addresses, strict=True):
+        if not _installed(code.co_filename):
+            number = type(traceback).code_addr2line(code, address)
+            return f"{_file(code.co_filename)}:{number} ({code.co_qualname})"
+    return ""
+
+
+@cache
+def _installed(file: str) -> bool:
+    paths = sysconfig.get_paths()
+    return file.startswith((paths["stdlib"], paths["purelib"], paths["platlib"], _OURS, "<")) or "-packages" in file
+
+
+def _file(place: str) -> str:
+    return place.replace(chr(92), "/").rsplit("/", 1)[-1]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.extend.core import Literal as JaxLiteral
@@ -143,6 +144,8 @@ class _Builder:
         params: Mapping[str, Any] = without_shardings(eqn)
         if is_indexed(eqn.primitive.name):
             params, inputs = self.counted(eqn.primitive.name, params, inputs, scope)
+        if eqn.primitive.name == "reshape" and params.get("dimensions") is not None:
+            params, inputs = self.transposed(params, inputs, tensor_type(eqn.invars[0].aval), scope)
         return self.operator(
             eqn.primitive,
             params,
@@ -180,6 +183,17 @@ class _Builder:
             return found.params, [inputs[0], made, *inputs[2:]]
         return found.params, [inputs[0], indices, *inputs[2:]]
 
+    def transposed(
+        self, params: Mapping[str, Any], inputs: list[Operand], type: TensorType, scope: str
+    ) -> tuple[Mapping[str, Any], list[Operand]]:
+        """A reshape that reads the dims in another order, as a plain one behind a transpose: parameters, operands."""
+        order = tuple(int(d) for d in params["dimensions"])
+        moved = TensorType(tuple(type.shape[d] for d in order), type.dtype)
+        results = self.operator(
+            jax.lax.transpose_p, {"permutation": order}, inputs[:1], [moved], scope, self.source, {}, ()
+        )
+        return {**params, "dimensions": None}, results
+
     def barrier(self, inputs: list[Operand], types: list[TensorType], scope: str, eqn: JaxprEqn) -> list[Operand]:
         held = [i for i, operand in enumerate(inputs) if not isinstance(operand, Literal)]
         if not held:
@@ -199,6 +213,16 @@ class _Builder:
             out[i] = result
         return out
 
+    def undone(self, name: str, operand: Operand, type: TensorType) -> Operand | None:
+        """What a reshape gives back where it undoes the reshape that made ``operand``; None where it does not.
+
+        `jax.shard_map` keeps what the backward pass needs with the devices in the first dim, in front of the examples.
+        """
+        made = self.producers.get(operand) if name == "reshape" and isinstance(operand, str) else None
+        if made is None or not _is_plain_reshape(made) or not isinstance(made.operands[0], str):
+            return None
+        return made.operands[0] if self.types.get(made.operands[0]) == type else None
+
     def operator(
         self,
         primitive: Primitive,
@@ -214,6 +238,9 @@ class _Builder:
             known = self.types.get(str(operands[0]))
             if known == types[0]:
                 return [operands[0]]
+            undone = self.undone(primitive.name, operands[0], types[0])
+            if undone is not None:
+                return [undone]
         attrs = attrs_of(plain_params(primitive.name, params))
         key = (primitive.name, repr(attrs), tuple(operands), tuple(types))  # by text: 1, 1.0 and True are equal
         if _may_merge(primitive, params, regions, effects) and key in self.seen:
@@ -241,6 +268,10 @@ class _Builder:
         self.producers.update((n, self.operators[-1]) for n in names)
         self.seen[key] = results
         return results
+
+
+def _is_plain_reshape(op: Operator) -> bool:
+    return op.primitive == "reshape" and op.attr("dimensions") is None
 
 
 def _is_identity(name: str, params: Mapping[str, Any], operands: Sequence[Operand], type: TensorType) -> bool:

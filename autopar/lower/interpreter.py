@@ -279,6 +279,11 @@ class Interpreter:
         inner = [*constant, *carried, *(k.slice() for k in stacked)]
         _, made = scan.split_results(self.sharded.results[self.prefix + op.id])
         wanted = [*carried, *(k.slice() for k in made)]
+        length = scan.length
+        if any(k.dims[0] for k in stacked):  # a microbatch goes over its own examples, with sums of its own
+            length = stacks[0].shape[0]
+            inner = [Layout.replicated(len(k.dims)) for k in inner]
+            wanted = [Layout.replicated(len(k.dims)) for k in wanted]
         region = bound.regions["body"]
 
         def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -290,7 +295,7 @@ class Interpreter:
             body,
             initial,
             stacks,
-            length=scan.length,
+            length=length,
             reverse=bool(bound.params["reverse"]),
             unroll=bound.params.get("unroll", 1),
         )

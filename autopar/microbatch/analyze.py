@@ -26,6 +26,7 @@ from autopar.ir.primitives import is_generator
 from autopar.microbatch.base import Joined, Microbatching, pseudo_mesh, split
 from autopar.microbatch.inside import Decisions, Turns, is_whole, only_piece, region_states, states_of, zeros_of
 from autopar.microbatch.match import Match, local_match, match, whole
+from autopar.microbatch.reasons import reason
 
 _MODEL_ROLES = ("parameter", "optimizer")
 
@@ -219,11 +220,11 @@ def _check_mixing(graph: Graph, s: _States) -> None:
         first,
     )
     root = _root(graph, culprit, s)
+    why = reason(root, graph.operand_types(root))
     raise MicrobatchError(
         f"{root.primitive} needs the examples of all microbatches, and what follows needs its result for each example",
-        cause="a statistic over the batch that depends on parameters (batch norm, a contrastive loss, a loss that is "
-        "balanced over all tokens)",
-        remedy="num_microbatches=1, or a statistic over a part of the batch (group norm, groups of tokens)",
+        cause=why.cause,
+        remedy=why.remedy,
         source=root.source or first.source or None,
     )
 

@@ -14,6 +14,7 @@ from autopar.ir import Graph, Layout, Literal, Operand, Operator
 from autopar.ir.fingerprint import structural_hash
 from autopar.ir.loops import Scan, While
 from autopar.ir.primitives import is_generator, is_zero
+from autopar.microbatch.base import AXIS, split
 from autopar.microbatch.match import Match, local_match, match, whole
 
 
@@ -28,6 +29,11 @@ class Turns:
 
     mesh: LogicalMesh
     known: dict[object, tuple[Match | None, Decisions]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Number of microbatches."""
+        return self.mesh.sizes[AXIS]
 
 
 @dataclass
@@ -234,7 +240,7 @@ def _scan(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisi
     body, carries, first = scan.body, scan.num_carry, scan.num_whole
     consts, initial, stacks = scan.split(states)
     if any(k.dims[0] for k in stacks):
-        return None  # the loop goes over the batch itself
+        return _scan_of_examples(op, states, id, turns, out)
     carry = initial
     while True:
         inputs = [*consts, *carry, *(k.slice() for k in stacks)]
@@ -254,6 +260,59 @@ def _scan(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisi
     pieces = _narrowed(body, inputs, demand)
     narrowed = [*pieces[: scan.num_consts], *initial, *(k.stack() for k in pieces[first:])]
     return _again(_scan, op, states, narrowed, id, turns, out, plain)
+
+
+def _scan_of_examples(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:
+    """A loop over the batch itself: `jax.lax.map`, or gradients accumulated over chunks.
+
+    Each microbatch goes over its own slices. Nothing of one iteration may reach another but through sums: a carry is
+    what it was, or is added to and read by nothing else.
+    """
+    scan = Scan.of(op)
+    body = scan.body
+    consts, initial, stacks = scan.split(states)
+    over = [split(len(k.dims), 0) for k in stacks]
+    if scan.length % turns.count or not is_whole(consts):
+        return None
+    if any(not k.is_replicated and k != wanted for k, wanted in zip(stacks, over, strict=True)):
+        return None
+    carry = []
+    for n, state in enumerate(initial):
+        given = len(consts) + n
+        kept = body.outputs[n].operand == body.inputs[given].name
+        summed = state.is_replicated or (state.partial and not state.axes and state.reduce == "sum")
+        if not (kept and state.is_replicated) and not (summed and _is_sum(body, given, n)):
+            return None
+        carry.append(state if kept else Layout(state.dims, (AXIS,)))
+    decide_whole(body, f"{id}/body/", out)
+    results = [split(v.type.rank, 0) for v in op.results[len(carry) :]]
+    return Match((*consts, *carry, *over), (*carry, *results))
+
+
+def _is_sum(body: Graph, given: int, made: int) -> bool:
+    """Whether output ``made`` of a loop's body is input ``given`` plus terms, and nothing else reads that input."""
+    readers: dict[str, list[Operator]] = {}
+    for op in body.operators:
+        for o in op.operands:
+            if isinstance(o, str):
+                readers.setdefault(o, []).append(op)
+    name, end = body.inputs[given].name, body.outputs[made].operand
+    others = [o.operand for n, o in enumerate(body.outputs) if n != made]
+    while name != end:
+        reading = readers.get(name, [])
+        if len(reading) != 1 or reading[0].primitive not in ("add", "add_any") or name in others:
+            return False
+        name = reading[0].results[0].name
+    return name not in others and not readers.get(name)
+
+
+def decide_whole(graph: Graph, prefix: str, out: Decisions) -> None:
+    """Records for a graph and the regions in it that every operator runs as it is, on what it is given."""
+    for op in graph.operators:
+        types = graph.operand_types(op)
+        out.add(f"{prefix}{op.id}", Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results)))
+        for name, region in op.regions:
+            decide_whole(region, f"{prefix}{op.id}/{name}/", out)
 
 
 def _while(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:

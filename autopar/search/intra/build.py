@@ -236,6 +236,9 @@ class Builder:
         if not options.known:
             text = f"{op.primitive} has no sharding rule: it runs whole on every device ({op.source or op.id})"
             self.notes[text] = None
+        if op.primitive.endswith("_callback"):
+            text = f"{op.primitive} runs on one device, on whole arrays that are gathered for it ({op.source or op.id})"
+            self.notes[text] = None
         moved = moved_bytes(op, types, sources, options, fusable)
         work = work_of(op, types, options, moved, self._chains(graph), self.functions)
         if (

@@ -25,7 +25,7 @@ import numpy as np
 
 from autopar.errors import CheckpointError, WorkerLostError
 from autopar.runtime.ray.driver import to_host
-from autopar.runtime.ray.values import ArrayHome, RemoteArray, RemoteStack, Writing
+from autopar.runtime.ray.values import ArrayOwner, RemoteArray, RemoteStack, Writing
 from autopar.runtime.shards import DamageError, Leaf, Written, leaf_of, read_whole, stacked, write_shards
 from autopar.runtime.transport.tiles import HostKeys, from_host, tiled_host
 
@@ -210,7 +210,7 @@ def _parts(leaves: Sequence[tuple[str, Any]]) -> _Parts:
     """What is to be written; from now on it is kept as it is."""
     names: dict[str, tuple[str, ...]] = {}
     local: dict[str, Any] = {}
-    homes: list[tuple[ArrayHome, dict[int, str]]] = []
+    homes: list[tuple[ArrayOwner, dict[int, str]]] = []
     for number, (path, leaf) in enumerate(leaves):
         pieces = leaf.pieces if isinstance(leaf, RemoteStack) else [leaf]
         names[path] = tuple(f"{number}.{k}" for k in range(len(pieces)))
@@ -244,7 +244,7 @@ def _written(folder: Path, parts: _Parts) -> Iterable[Leaf]:
 
 def _read_remote(folder: Path, wanted: Mapping[str, tuple[Leaf, Any]]) -> dict[str, Any]:
     """Leaves that workers have, read by them; by path."""
-    homes: list[tuple[ArrayHome, dict[int, Leaf]]] = []
+    homes: list[tuple[ArrayOwner, dict[int, Leaf]]] = []
     for leaf, like in wanted.values():
         _check(folder, leaf, like)
         pieces = like.pieces if isinstance(like, RemoteStack) else [like]

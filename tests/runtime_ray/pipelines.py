@@ -26,8 +26,8 @@ from autopar.lower.step import step_of
 from autopar.microbatch import analyze
 from autopar.runtime.ray import Pipelined, RemoteArray, RunOptions
 from autopar.runtime.ray.cluster import RayCluster, Slot
-from autopar.runtime.ray.crew import Answer, Crew, ThreadCrew
-from autopar.runtime.ray.messages import Hello
+from autopar.runtime.ray.messages import Handshake
+from autopar.runtime.ray.worker_group import Answer, ThreadWorkerGroup, WorkerGroup
 from autopar.search import Options, Problem
 from autopar.search.alpa import alpa
 from autopar.stages import assign, cluster, stage_parts
@@ -82,10 +82,10 @@ def example(
     return Example(step, arguments, [*leaves, *traced.closed_over], len(jax.tree.leaves(arguments[0])), source)
 
 
-def threads(devices: int) -> Callable[..., ThreadCrew]:
+def threads(devices: int) -> Callable[..., ThreadWorkerGroup]:
     """Workers as threads, each on the next ``devices`` devices of this process."""
-    return lambda hellos: ThreadCrew(
-        [msgspec.structs.replace(h, devices=devices, first_device=devices * h.process) for h in hellos]
+    return lambda handshakes: ThreadWorkerGroup(
+        [msgspec.structs.replace(h, devices=devices, first_device=devices * h.process) for h in handshakes]
     )
 
 
@@ -136,11 +136,11 @@ class _LostProcessError(Exception):
     pass
 
 
-class FragileCrew(ThreadCrew):
+class FragileWorkerGroup(ThreadWorkerGroup):
     """Workers as threads, of which some can be lost as processes are."""
 
-    def __init__(self, hellos: Sequence[Hello]) -> None:
-        super().__init__(hellos)
+    def __init__(self, handshakes: Sequence[Handshake]) -> None:
+        super().__init__(handshakes)
         self.lost: set[int] = set()
 
     def lose(self, process: int) -> None:
@@ -162,24 +162,26 @@ class FragileCrew(ThreadCrew):
 
 
 class ThreadCluster(RayCluster):
-    """Threads of one process are no world: a stage is one of them, however many nodes it has."""
+    """Threads of one process are no session: a stage is one of them, however many nodes it has."""
 
     def hosts(self, devices: Sequence[int]) -> int:
         return 1
 
 
 def thread_cluster(workers: int, devices: int, room: Callable[[], int] | None = None, **run: Any) -> RayCluster:
-    """A cluster whose workers are threads of this process; ``crews`` has all that were started."""
+    """A cluster whose workers are threads of this process; ``worker_groups`` has all that were started."""
     group = dataclasses.replace(Cluster.load("local-cpu").groups[0], count=workers, devices_per_node=devices)
-    crews: list[Crew] = []
+    worker_groups: list[WorkerGroup] = []
 
-    def launch(hellos: Sequence[Hello], slots: Sequence[Slot], limit_s: float) -> Crew:
+    def launch(handshakes: Sequence[Handshake], slots: Sequence[Slot], limit_s: float) -> WorkerGroup:
         first, own = 0, []
-        for hello, slot in zip(hellos, slots, strict=True):
-            own.append(msgspec.structs.replace(hello, devices=slot.devices, first_device=first))
+        for handshake, slot in zip(handshakes, slots, strict=True):
+            own.append(msgspec.structs.replace(handshake, devices=slot.devices, first_device=first))
             first += slot.devices
-        crews.append(FragileCrew(own))
-        return crews[-1]
+        worker_groups.append(FragileWorkerGroup(own))
+        return worker_groups[-1]
 
     slot = Slot(devices, "cpu")
-    return ThreadCluster("threads", (group,), (slot,) * workers, RunOptions(**run), launch, crews=crews, room=room)
+    return ThreadCluster(
+        "threads", (group,), (slot,) * workers, RunOptions(**run), launch, worker_groups=worker_groups, room=room
+    )

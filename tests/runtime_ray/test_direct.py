@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar.runtime.transport import SocketLink
 from autopar.runtime.transport.direct import Offered, Transfers, merged
-from autopar.runtime.transport.pieces import Lying
-from autopar.runtime.transport.teams import TeamLink, Teams
+from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
+from autopar.runtime.transport.shards import ShardLayout
 from autopar.runtime.transport.tiles import Tiled, tiles_of
 from tests.runtime_ray.test_tiles import assert_arrived, mesh, moves
 
@@ -57,7 +57,7 @@ def test_typed_keys_stay_keys(ends) -> None:
 def test_what_cannot_be_pulled_is_sent(ends, links, array) -> None:
     assert ends[0].offer(array) is None
     links[0].send(1, 3, array)
-    assert isinstance(came := links[1].receive_pieces(0, 3), Tiled)
+    assert isinstance(came := links[1].receive_shards(0, 3), Tiled)
     assert np.array_equal(came.whole(), np.asarray(array))
 
 
@@ -67,7 +67,7 @@ def test_links_tell_where_arrays_are_and_keep_the_order(links) -> None:
         links[0].send(1, n, jnp.full((4, 2), float(n)))
     for n in range(8):
         assert np.array_equal(links[1].receive(0, n, sharding), np.full((4, 2), float(n)))
-    assert isinstance(came := links[1].receive_pieces(0, 8), Offered)
+    assert isinstance(came := links[1].receive_shards(0, 8), Offered)
     assert np.array_equal(links[1].laid([came], None), np.full((4, 2), 8.0))
     assert np.array_equal(links[1].receive(0, 9, None), np.full((4, 2), 9.0))
 
@@ -81,12 +81,12 @@ def test_what_is_not_computed_yet_is_pulled_when_it_is(links) -> None:
 
 def test_processes_pull_what_their_devices_hold(links) -> None:
     """One process sends to a worker of two, of which this is the second."""
-    lying = {1: {"v": Lying((("x", 2),), (("x",),), 2)}}
+    layouts = {1: {"v": ShardLayout((("x", 2),), (("x",),), 2)}}
     array = jnp.arange(8.0).reshape(4, 2)
-    TeamLink(links[0], Teams((1, 1)), {}).send(1, 4, array, "v")
-    links[1].receive_pieces(0, 4)
-    links[0].send_pieces(1, 5, array, lambda shape: lying[1]["v"].boxes(shape, 1))
-    came = links[1].receive_pieces(0, 5)
+    GroupLink(links[0], ProcessGroups((1, 1)), {}).send(1, 4, array, "v")
+    links[1].receive_shards(0, 4)
+    links[0].send_shards(1, 5, array, lambda shape: layouts[1]["v"].boxes(shape, 1))
+    came = links[1].receive_shards(0, 5)
     assert [p.start for p in came.pieces] == [(2, 0)]
     assert np.array_equal(links[1].transfers.on_host(came).tiles[0].data, array[2:])
 

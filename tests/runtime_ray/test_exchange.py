@@ -24,12 +24,12 @@ from autopar.runtime.measuring import QUICK, Effort
 from autopar.runtime.ray import host
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.measured import Kind, MeasuredWorkers, cases_of, kinds_of
-from autopar.runtime.ray.messages import Facts
+from autopar.runtime.ray.messages import DeviceFacts
 from autopar.runtime.transport import Link, SocketLink
 from autopar.runtime.transport.direct import Transfers
 from autopar.runtime.transport.exchange import Exchange, payload
-from autopar.runtime.transport.teams import TeamLink, Teams
-from tests.runtime_ray.pipelines import FragileCrew, thread_cluster
+from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
+from tests.runtime_ray.pipelines import FragileWorkerGroup, thread_cluster
 
 LEAST = replace(
     QUICK,
@@ -78,7 +78,7 @@ def links(request: pytest.FixtureRequest) -> Iterator[list[Recorded]]:
             link.transfers = Transfers("127.0.0.1")
         link.connect({n: k.address for n, k in enumerate(made)}, tuple(n for n in range(3) if made[n] is not link))
         link.until(20)
-    yield [Recorded(TeamLink(link, Teams((1, 1, 1)), {})) for link in made]
+    yield [Recorded(GroupLink(link, ProcessGroups((1, 1, 1)), {})) for link in made]
     for link in made:
         link.close()
 
@@ -168,12 +168,14 @@ def test_many_workers_do_not_take_forever() -> None:
 
 
 def test_workers_that_are_alike_are_measured_once() -> None:
-    a, less, b = (Facts("gpu", kind, 8, memory, kind, "jax") for kind, memory in (("A", 80), ("A", 79), ("B", 40)))
+    a, less, b = (
+        DeviceFacts("gpu", kind, 8, memory, kind, "jax") for kind, memory in (("A", 80), ("A", 79), ("B", 40))
+    )
     assert kinds_of([a, b, less]) == ((less, (0, 2)), (b, (1,)))
 
 
 def test_a_kind_has_the_links_that_end_at_its_workers() -> None:
-    facts = Facts("gpu", "A", 8, None, "A", "jax")
+    facts = DeviceFacts("gpu", "A", 8, None, "A", "jax")
     links = tuple(LinkSample("bounce", pair, 1 << 10, 1, 1, (1.0,)) for pair in ((0, 1), (0, 2), (1, 2)))
     chain = LinkSample("chain", (0, 1, 2, 3), 1 << 10, 1, 1, (1.0,))
     found = MeasuredWorkers((), (*links, chain), 4, 1e-3, "sockets")
@@ -209,9 +211,9 @@ def test_what_was_measured_is_planned_with(tmp_path: Path, transport: str, worke
     assert all(len(s.seconds) == LEAST.repeats and min(s.seconds) > 0 for s in found.links)
     kinds = {"convolution", "reorder", "reduction", "function", "first touch"}
     assert {s.what for s in found.samples} == kinds | {"call", "chain", "product", "copy", "collective"}
-    crew = cluster.crews[-1]
-    assert isinstance(crew, FragileCrew)
-    assert all((h._link.transfers is not None) == (transport == "direct") for h in crew._hosts)
+    worker_group = cluster.worker_groups[-1]
+    assert isinstance(worker_group, FragileWorkerGroup)
+    assert all((h._link.transfers is not None) == (transport == "direct") for h in worker_group._hosts)
     way = "over sockets" if transport == "sockets" else "pulled from device to device"
     assert f"{workers} workers on 1 machine, {way}" in found.text
     assert any("round 2 of 2" in text for text in said) and any("devices of worker 0" in text for text in said)
@@ -240,7 +242,7 @@ def test_figures_are_those_of_the_workers_kind() -> None:
     """A device that the cluster's own file does not know has those of the file that does."""
     wrong = thread_cluster(2, 1, deadline_s=60)
     unlike = Cluster.load("dgx-a100").groups[0]
-    wrong = type(wrong)("unlike", (unlike,), wrong.slots, wrong.run, wrong.launch, crews=wrong.crews)
+    wrong = type(wrong)("unlike", (unlike,), wrong.slots, wrong.run, wrong.launch, worker_groups=wrong.worker_groups)
     (made,) = autopar.calibrate(cluster=wrong, effort=LEAST).groups
     assert made.group.device.jax_kinds == ("cpu",)
     assert (made.group.count, made.group.devices_per_node) == (2, 1)
@@ -272,9 +274,9 @@ def test_a_worker_that_is_lost_is_named(phase: str, where: str) -> None:
 
     def lose(text: str) -> None:
         if phase in text:
-            crew = cluster.crews[-1]
-            assert isinstance(crew, FragileCrew)
-            crew.lose(1)
+            worker_group = cluster.worker_groups[-1]
+            assert isinstance(worker_group, FragileWorkerGroup)
+            worker_group.lose(1)
 
     with pytest.raises(WorkerLostError, match=rf"worker 1 was lost {where}(.|\n)*calibrate again") as caught:
         autopar.calibrate(cluster=cluster, effort=LEAST, progress=lose)

@@ -14,7 +14,7 @@ import autopar
 from autopar.errors import ClusterError
 from autopar.runtime.checkpoints import Checkpoints
 from autopar.runtime.ray import RemoteArray
-from tests.runtime_ray.pipelines import FragileCrew, furthest, numbers, thread_cluster
+from tests.runtime_ray.pipelines import FragileWorkerGroup, furthest, numbers, thread_cluster
 
 pytest.importorskip("flatbuffers")
 
@@ -45,9 +45,9 @@ def test_training_goes_on_with_fewer_workers(
         for step in range(5):
             if step in lost_in:
                 room = left
-                crew = cluster.crews[-1]
-                assert isinstance(crew, FragileCrew)
-                crew.lose(step % len(cluster.crews[-1]._hosts))
+                worker_group = cluster.worker_groups[-1]
+                assert isinstance(worker_group, FragileWorkerGroup)
+                worker_group.lose(step % len(cluster.worker_groups[-1]._hosts))
             mine, metrics = compiled(mine, batch)
             want, expected = plain(want, batch)
         local = compiled.local
@@ -66,9 +66,9 @@ def test_no_machine_left_is_an_error() -> None:
     fn, (state, batch) = importlib.import_module("examples.mlp").build("tiny", layers=2, hidden=16, batch=8)
     cluster = thread_cluster(2, 1, lambda: 0, deadline_s=60, recover=True)
     compiled = autopar.parallelize(fn, cluster=cluster, num_microbatches=2).compile(state, batch)
-    crew = cluster.crews[-1]
-    assert isinstance(crew, FragileCrew)
-    crew.lose(1)
+    worker_group = cluster.worker_groups[-1]
+    assert isinstance(worker_group, FragileWorkerGroup)
+    worker_group.lose(1)
     with pytest.raises(ClusterError, match="no machine is left"):
         compiled(state, batch)
 

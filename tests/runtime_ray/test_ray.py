@@ -62,7 +62,7 @@ def shared_pipeline(cluster: RayCluster, mlp: Example) -> Iterator[RemotePipelin
 @pytest.fixture
 def pipeline(shared_pipeline: RemotePipeline) -> RemotePipeline:
     """The pipeline of the whole file, loaded again where a test has closed it: they run in any order."""
-    if shared_pipeline._world is None:
+    if shared_pipeline._session is None:
         shared_pipeline.load()
     return shared_pipeline
 
@@ -89,18 +89,18 @@ def test_nothing_listens_on_other_than_loopback(pipeline: RemotePipeline) -> Non
 
 
 def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster, mlp: Example) -> None:
-    """The first stage is a world of two processes, the second one process: pieces go from one to the other."""
+    """The first stage is a session of two processes, the second one process: pieces go from one to the other."""
     slot = cluster.slots[0]
     slots = [slot.of(1), slot.of(1), slot.of(2)]
     deployment = Deployment(mlp.source, lambda h: cluster.launch(h, slots, 300), (2, 1))
     own = RemotePipeline(deployment, RunOptions(deadline_s=60))
     own.load()
     try:
-        assert len(own.crew.processes) == 3
+        assert len(own.worker_group.processes) == 3
         placed = own.put(dict(enumerate(mlp.leaves)))
         leaves = [placed.get(n, leaf) for n, leaf in enumerate(mlp.leaves)]
         assert furthest(own.step(leaves), trained_plain(mlp, 1)) < 1e-5
-        os.kill(own.crew.processes[0], signal.SIGKILL)
+        os.kill(own.worker_group.processes[0], signal.SIGKILL)
         with pytest.raises(WorkerLostError, match=r"worker 0, host \d \(stage 0\)"):
             own.step(leaves)
     finally:
@@ -154,10 +154,10 @@ def test_training_gpt_is_that_of_one_device(cluster: RayCluster, shared_pipeline
 
 def strike(pipeline: RemotePipeline, worker: int, kind: signal.Signals, step: int, index: int) -> threading.Thread:
     """Sends a signal to a worker as soon as it reports an instruction of a step."""
-    cluster_processes = pipeline.crew.processes
+    cluster_processes = pipeline.worker_group.processes
 
     def watch() -> None:
-        while pipeline._world is not None and pipeline._world.monitor.last(worker) < (step, index):
+        while pipeline._session is not None and pipeline._session.monitor.last(worker) < (step, index):
             time.sleep(0.0005)
         os.kill(cluster_processes[worker], kind)
 
@@ -171,11 +171,11 @@ def bits(results: list[Any]) -> list[bytes]:
 
 
 def strike_next(cluster: RayCluster, worker: int, kind: signal.Signals) -> threading.Thread:
-    """Sends a signal to a worker of the next crew, when it has started and begins to load."""
-    count, before = len(cluster.crews), cluster.processes
+    """Sends a signal to a worker of the next worker_group, when it has started and begins to load."""
+    count, before = len(cluster.worker_groups), cluster.processes
 
     def watch() -> None:
-        while len(cluster.crews) == count or cluster.processes == before:
+        while len(cluster.worker_groups) == count or cluster.processes == before:
             time.sleep(0.0005)
         os.kill(cluster.processes[worker], kind)
 
@@ -192,13 +192,13 @@ def test_workers_that_are_killed_or_stopped_change_no_bit(
     own = started(cluster, mlp, deadline_s=4, load_s=60, recover=True, copy_every=2, cache=cluster.run.cache)
     checkpoints = Checkpoints(tmp_path)
     try:
-        first = own.crew.processes
+        first = own.worker_group.processes
         leaves, threads = list(mlp.leaves), []
         for step in range(4):
             if step == 1:
                 threads = [strike(own, 1, signal.SIGKILL, step, 2), strike_next(cluster, 0, signal.SIGKILL)]
             if step == 3:
-                os.kill(own.crew.processes[0], signal.SIGSTOP)
+                os.kill(own.worker_group.processes[0], signal.SIGSTOP)
                 # It waits for the stopped worker, and is begun again when that was replaced.
                 checkpoints.save(step, leaves[: mlp.state], wait=False)
                 saved = [numbers(x) for x in leaves[: mlp.state]]
@@ -212,7 +212,7 @@ def test_workers_that_are_killed_or_stopped_change_no_bit(
         restored = checkpoints.restore([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in saved])
         assert [np.asarray(x).tobytes() for x in restored] == [x.tobytes() for x in saved]
         assert [p.name for p in tmp_path.iterdir()] == ["step-00000003"]
-        last = own.crew.processes
+        last = own.worker_group.processes
     finally:
         own.close()
     assert not any(exists(p) for p in (*first, *last))
@@ -235,7 +235,7 @@ def test_without_recovery_a_lost_worker_is_named(cluster: RayCluster, mlp: Examp
     own = started(cluster, mlp, deadline_s=30, cache=cluster.run.cache)
     try:
         trained(mlp, own, 1)
-        os.kill(own.crew.processes[1], signal.SIGKILL)
+        os.kill(own.worker_group.processes[1], signal.SIGKILL)
         with pytest.raises(WorkerLostError, match=r"worker 1 \(stage 1\).*its process ended") as caught:
             trained(mlp, own, 1)
         assert (caught.value.worker, caught.value.stages) == (1, (1,))

@@ -12,35 +12,35 @@ import msgspec
 import ray
 
 from autopar.errors import ClusterError, WorkerLostError
-from autopar.runtime.ray.crew import Answer, Crew
-from autopar.runtime.ray.machine import CREW_MARK, end_process, machine, marked
-from autopar.runtime.ray.messages import Hello, Here, decode, encode
+from autopar.runtime.ray.machine import GROUP_MARK, end_process, machine, marked
+from autopar.runtime.ray.messages import Handshake, WorkerInfo, decode, encode
 from autopar.runtime.ray.placing import Placement
+from autopar.runtime.ray.worker_group import Answer, WorkerGroup
 
 
 class _Actor:
     """What Ray runs; `WorkerHost` is imported in its process, after the environment is set."""
 
-    def __init__(self, hello: bytes) -> None:
+    def __init__(self, handshake: bytes) -> None:
         from autopar.runtime.ray.host import WorkerHost, configure
 
-        told = decode(hello, Hello)
+        told = decode(handshake, Handshake)
         if not told.listen:
             told = msgspec.structs.replace(told, listen=str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
-        hello = encode(told)
-        configure(hello)
-        self._host = WorkerHost(hello)
+        handshake = encode(told)
+        configure(handshake)
+        self._host = WorkerHost(handshake)
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of the `WorkerHost`."""
         return getattr(self._host, method)(*args)
 
 
-class RayCrew(Crew):
+class RayWorkerGroup(WorkerGroup):
     """A Ray actor for each process.
 
     Args:
-        hellos: one for each process.
+        handshakes: one for each process.
         environments: environment variables of each process.
         options: further options of each actor, as resources.
         timeout_s: seconds that starting may take.
@@ -53,7 +53,7 @@ class RayCrew(Crew):
 
     def __init__(
         self,
-        hellos: Sequence[Hello],
+        handshakes: Sequence[Handshake],
         environments: Sequence[Mapping[str, str]],
         options: Sequence[Mapping[str, Any]],
         timeout_s: float = 300,
@@ -63,7 +63,7 @@ class RayCrew(Crew):
         actor: Any = ray.remote(_Actor)
         self._processes: list[int] = []
         self._mark = secrets.token_hex(8)
-        common = {CREW_MARK: self._mark, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        common = {GROUP_MARK: self._mark, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._actors: list[Any] = [
             actor.options(
                 max_restarts=0,
@@ -71,10 +71,10 @@ class RayCrew(Crew):
                 max_concurrency=2,  # a checkpoint is written while a step runs
                 runtime_env={"env_vars": {**environment, **common}},
                 **settings,
-            ).remote(encode(hello))
-            for hello, environment, settings in zip(hellos, environments, options, strict=True)
+            ).remote(encode(handshake))
+            for handshake, environment, settings in zip(handshakes, environments, options, strict=True)
         ]
-        tickets = [self.call(w, "here") for w in range(len(hellos))]
+        tickets = [self.call(w, "info") for w in range(len(handshakes))]
         done, waiting = ray.wait(tickets, num_returns=len(tickets), timeout=timeout_s)
         answers = [_answer(t) for t in done]
         errors = [a.error for a in answers if a.error]
@@ -88,7 +88,7 @@ class RayCrew(Crew):
                 cause="the cluster has too few free resources, or autopar cannot be imported there",
                 remedy="ask for fewer workers, or look at the logs of Ray",
             )
-        here = [decode(ray.get(t), Here) for t in tickets]
+        here = [decode(ray.get(t), WorkerInfo) for t in tickets]
         self._processes = [h.process for h in here if h.machine == machine()]
 
     @property
@@ -97,11 +97,11 @@ class RayCrew(Crew):
         return tuple(self._processes)
 
     def call(self, process: int, method: str, *args: Any) -> Any:
-        """See `Crew.call`."""
+        """See `WorkerGroup.call`."""
         return self._actors[process].call.remote(method, *args)
 
     def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
-        """See `Crew.wait`."""
+        """See `WorkerGroup.wait`."""
         done, _ = ray.wait(list(tickets), num_returns=1, timeout=max(0.0, timeout_s))
         if done:  # others may be there too
             done, _ = ray.wait(list(tickets), num_returns=len(tickets), timeout=0)
@@ -109,13 +109,13 @@ class RayCrew(Crew):
         return {there[t]: _answer(t) for t in done}
 
     def kill(self) -> None:
-        """See `Crew.kill`."""
+        """See `WorkerGroup.kill`."""
         for actor in self._actors if ray.is_initialized() else ():
             ray.kill(actor, no_restart=True)
         if self._placement is not None:
             self._placement.close()
             self._placement = None
-        for process in sorted({*self._processes, *marked(f"{CREW_MARK}={self._mark}")}):
+        for process in sorted({*self._processes, *marked(f"{GROUP_MARK}={self._mark}")}):
             end_process(process, 0.5)
 
 

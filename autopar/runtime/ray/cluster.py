@@ -9,9 +9,9 @@ from typing import Any
 
 from autopar.cluster import Cluster
 from autopar.errors import ClusterError
-from autopar.runtime.ray.crew import Crew
-from autopar.runtime.ray.messages import Hello
+from autopar.runtime.ray.messages import Handshake
 from autopar.runtime.ray.options import RunOptions
+from autopar.runtime.ray.worker_group import WorkerGroup
 
 
 @dataclass(frozen=True)
@@ -67,28 +67,28 @@ class RayCluster(Cluster):
         groups: see `Cluster`.
         slots: room for workers, in the order of the cluster's devices.
         run: how pipelines are run here.
-        launch: starts workers: (what each is told, its slot, seconds that it may take) -> the crew.
+        launch: starts workers: (what each is told, its slot, seconds that it may take) -> the worker_group.
         disconnect: ends what was started for this cluster.
-        crews: workers that were started, the latest last.
+        worker_groups: workers that were started, the latest last.
         room: how many workers there is room for now.
         hosts_per_stage: workers that hold a stage together, unless said otherwise.
     """
 
     slots: tuple[Slot, ...] = field(default=(), compare=False, repr=False)
     run: RunOptions = field(default=RunOptions(), compare=False, repr=False)
-    launch: Callable[[Sequence[Hello], Sequence[Slot], float], Crew] | None = field(
+    launch: Callable[[Sequence[Handshake], Sequence[Slot], float], WorkerGroup] | None = field(
         default=None, compare=False, repr=False
     )
     disconnect: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
-    crews: Sequence[Crew] = field(default=(), compare=False, repr=False)
+    worker_groups: Sequence[WorkerGroup] = field(default=(), compare=False, repr=False)
     room: Callable[[], int] | None = field(default=None, compare=False, repr=False)
     hosts_per_stage: int = field(default=1, compare=False, repr=False)
 
     @property
     def processes(self) -> tuple[int, ...]:
         """Process ids of the workers on this machine that were started last."""
-        return self.crews[-1].processes if self.crews else ()
+        return self.worker_groups[-1].processes if self.worker_groups else ()
 
     @property
     def num_stages(self) -> int:
@@ -110,11 +110,11 @@ class RayCluster(Cluster):
         own = self.groups[0].devices_per_node
         return len(devices) // own if len(devices) % own == 0 and devices[0] % own == 0 else 1
 
-    def start(self, hellos: Sequence[Hello], devices: Sequence[int]) -> Crew:
+    def start(self, handshakes: Sequence[Handshake], devices: Sequence[int]) -> WorkerGroup:
         """Starts the workers of a pipeline.
 
         Args:
-            hellos: what each is told.
+            handshakes: what each is told.
             devices: how many devices each has.
 
         Raises:
@@ -123,7 +123,7 @@ class RayCluster(Cluster):
         if self.launch is None:
             raise ClusterError(f"{self.name} was read from a file or a plan: it has no workers", remedy="Cluster.ray()")
         slot = self.slots[0]
-        return self.launch(hellos, [slot.of(n) for n in devices], self.run.start_s)
+        return self.launch(handshakes, [slot.of(n) for n in devices], self.run.start_s)
 
     def close(self) -> None:
         """Ends workers, and Ray if it was started for this cluster."""

@@ -17,14 +17,14 @@ from typing import Any, get_args
 import ray
 
 from autopar.errors import ClusterError
-from autopar.runtime.ray.actors import RayCrew
+from autopar.runtime.ray.actors import RayWorkerGroup
 from autopar.runtime.ray.cluster import RayCluster, Slot
-from autopar.runtime.ray.crew import Crew
 from autopar.runtime.ray.machine import RAY_MARK, clean_up, guard
-from autopar.runtime.ray.messages import Hello
+from autopar.runtime.ray.messages import Handshake
 from autopar.runtime.ray.nodes import Devices, layout, machines, planned
 from autopar.runtime.ray.options import RunOptions, Transport
 from autopar.runtime.ray.placing import Placement
+from autopar.runtime.ray.worker_group import WorkerGroup
 
 _LOOPBACK = "127.0.0.1"
 #: Paths of sockets have at most 107 characters; Ray appends up to 76 to its folder.
@@ -70,9 +70,9 @@ def connect(
             raise ClusterError(f"{name}={count!r} is no count", remedy="give 1 or more")
     own = not ray.is_initialized()
     folder = _new_folder()
-    crews: list[RayCrew] = []
+    worker_groups: list[RayWorkerGroup] = []
     mark = f"{RAY_MARK}={secrets.token_hex(8)}"
-    end = functools.partial(_end, folder, mark, guard(mark, folder), crews, own)
+    end = functools.partial(_end, folder, mark, guard(mark, folder), worker_groups, own)
     # On a machine of its own, GPUs are looked for where they are asked for.
     kind: Devices = "cpu" if own and address is None and devices == "auto" else devices
     try:
@@ -100,7 +100,7 @@ def connect(
     shared = address is None and wanted.kind == "cpu"
     slot = dataclasses.replace(wanted.slot, shared=shared)
     return RayCluster(
-        planner.name, planner.groups, (slot,) * wanted.workers, options, functools.partial(_launch, crews), end, crews,
+        planner.name, planner.groups, (slot,) * wanted.workers, options, functools.partial(_launch, worker_groups), end, worker_groups,
         lambda: wanted.room(machines(_nodes())), hosts_per_stage,
     )  # fmt: skip
 
@@ -152,10 +152,12 @@ def _initialize(address: str | None, workers: int, object_store_bytes: int, fold
         )
 
 
-def _end(folder: str, mark: str, guarding: subprocess.Popen[bytes], crews: list[RayCrew], own: bool) -> None:
+def _end(
+    folder: str, mark: str, guarding: subprocess.Popen[bytes], worker_groups: list[RayWorkerGroup], own: bool
+) -> None:
     """Ends all workers; Ray ends if it was started or joined here, and the folder goes."""
-    while crews:
-        crews.pop().kill()
+    while worker_groups:
+        worker_groups.pop().kill()
     if own:
         ray.shutdown()
     clean_up(mark, folder)
@@ -164,17 +166,19 @@ def _end(folder: str, mark: str, guarding: subprocess.Popen[bytes], crews: list[
     guarding.wait()
 
 
-def _launch(crews: list[RayCrew], hellos: Sequence[Hello], slots: Sequence[Slot], limit_s: float) -> Crew:
+def _launch(
+    worker_groups: list[RayWorkerGroup], handshakes: Sequence[Handshake], slots: Sequence[Slot], limit_s: float
+) -> WorkerGroup:
     # Who shares a machine needs no room there. Others have all of it or none.
     placement = None
     if not slots[0].shared:
         placement = Placement(slots, len(machines(_nodes())), min(limit_s, 60.0))
     settings = [s.resources if placement is None else placement.options(n, s) for n, s in enumerate(slots)]
     try:
-        crew = RayCrew(hellos, [s.environment for s in slots], settings, limit_s, placement)
+        worker_group = RayWorkerGroup(handshakes, [s.environment for s in slots], settings, limit_s, placement)
     except BaseException:
         if placement is not None:
             placement.close()
         raise
-    crews.append(crew)
-    return crew
+    worker_groups.append(worker_group)
+    return worker_group

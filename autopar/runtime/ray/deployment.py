@@ -1,4 +1,4 @@
-"""`Deployment`: a lowered pipeline and the processes for it; `Spare`: another one when machines are lost for good."""
+"""`Deployment`: a lowered pipeline and the processes for it; `Replanner`: another one when machines are lost for good."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.runtime.ray.crew import Crew
-from autopar.runtime.ray.messages import Hello
+from autopar.runtime.ray.messages import Handshake
 from autopar.runtime.ray.source import Pipelined
-from autopar.runtime.transport.teams import Teams
+from autopar.runtime.ray.worker_group import WorkerGroup
+from autopar.runtime.transport.process_groups import ProcessGroups
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,19 +25,19 @@ class Deployment:
     """
 
     source: Pipelined
-    start: Callable[[Sequence[Hello]], Crew]
+    start: Callable[[Sequence[Handshake]], WorkerGroup]
     hosts: tuple[int, ...] = ()
     nodes: int = 0
     plan: Any = None
 
     @property
-    def teams(self) -> Teams:
+    def groups(self) -> ProcessGroups:
         """The processes of its workers."""
-        return Teams(self.hosts or (1,) * self.source.num_workers)
+        return ProcessGroups(self.hosts or (1,) * self.source.num_workers)
 
 
 @dataclass(frozen=True, eq=False)
-class Spare:
+class Replanner:
     """What to do with fewer machines than there were.
 
     Args:

@@ -14,17 +14,28 @@ import numpy as np
 from autopar._compat.dtypes import jax_dtype
 from autopar.errors import AutoparError, ClusterError, WorkerLostError
 from autopar.lower.pipeline.exported import ExportedProgram, export_maker
-from autopar.runtime.ray.crew import Crew
-from autopar.runtime.ray.deployment import Deployment, Spare
-from autopar.runtime.ray.holding import HeldArrays
-from autopar.runtime.ray.messages import Done, Held, Move, Start, Step, Timed, Told, Wanted, decode, encode
+from autopar.runtime.ray.deployment import Deployment, Replanner
+from autopar.runtime.ray.messages import (
+    FileResult,
+    Move,
+    ReadRequest,
+    Snapshot,
+    Start,
+    Step,
+    StepResult,
+    Timed,
+    decode,
+    encode,
+)
 from autopar.runtime.ray.options import RunOptions
+from autopar.runtime.ray.session import Session
+from autopar.runtime.ray.snapshot import SnapshotOnWorkers
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.times import measured_timeline
-from autopar.runtime.ray.values import ArrayHome, RemoteArray, Writing
-from autopar.runtime.ray.world import World
+from autopar.runtime.ray.values import ArrayOwner, RemoteArray, Writing
+from autopar.runtime.ray.worker_group import WorkerGroup
 from autopar.runtime.shards import DamageError, Leaf
-from autopar.runtime.transport.teams import Teams
+from autopar.runtime.transport.process_groups import ProcessGroups
 from autopar.runtime.transport.tiles import HostKeys, host_copy, joined, on_host
 from autopar.simulate import Timeline
 
@@ -63,7 +74,7 @@ class _State:
     recoveries: int = 0
 
 
-class RemotePipeline(ArrayHome):
+class RemotePipeline(ArrayOwner):
     """A pipeline on workers.
 
     Args:
@@ -78,13 +89,13 @@ class RemotePipeline(ArrayHome):
         deployment: Deployment,
         options: RunOptions,
         progress: Callable[[str], None] | None = None,
-        spare: Spare | None = None,
+        spare: Replanner | None = None,
     ) -> None:
         self.deployment = deployment
         self.options = options
         self._progress = progress or (lambda text: None)
         self._spare = spare
-        self._world: World | None = None
+        self._session: Session | None = None
         self._exported: tuple[ExportedProgram, ...] = ()
         self._state = _State()
         self._x64 = bool(jax.config.read("jax_enable_x64"))
@@ -95,9 +106,9 @@ class RemotePipeline(ArrayHome):
         return self.deployment.source
 
     @property
-    def teams(self) -> Teams:
+    def groups(self) -> ProcessGroups:
         """The processes of its workers."""
-        return self.deployment.teams
+        return self.deployment.groups
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -107,12 +118,14 @@ class RemotePipeline(ArrayHome):
         if not self._exported:
             self._progress(f"exporting {len(source.programs)} programs")
             self._exported = source.exported(self.options.platform)
-        several = "" if self.teams.num_processes == source.num_workers else f" of {self.teams.num_processes} processes"
+        several = (
+            "" if self.groups.num_processes == source.num_workers else f" of {self.groups.num_processes} processes"
+        )
         self._progress(f"starting {source.num_workers} workers{several}")
-        self._world = World(source, self.teams, self.deployment.start, self.options, self._x64)
+        self._session = Session(source, self.groups, self.deployment.start, self.options, self._x64)
         self._progress("compiling")
         try:
-            self._world.load(self._exported)
+            self._session.load(self._exported)
         except BaseException:
             self.close()
             raise
@@ -120,22 +133,22 @@ class RemotePipeline(ArrayHome):
 
     def close(self) -> None:
         """Ends the workers; arrays on them are gone."""
-        if self._world is not None:
-            self._world.close()
-        self._world = None
+        if self._session is not None:
+            self._session.close()
+        self._session = None
         self._state.holders.clear()
 
     @property
-    def world(self) -> World:
+    def session(self) -> Session:
         """The workers' processes. AutoparError where none are loaded."""
-        if self._world is None:
+        if self._session is None:
             raise AutoparError("the pipeline has no workers", cause="it was closed, or never loaded", remedy="load it")
-        return self._world
+        return self._session
 
     @property
-    def crew(self) -> Crew:
+    def worker_group(self) -> WorkerGroup:
         """The workers' processes. AutoparError where none are loaded."""
-        return self.world.crew
+        return self.session.worker_group
 
     @property
     def recoveries(self) -> int:
@@ -256,11 +269,11 @@ class RemotePipeline(ArrayHome):
         return found
 
     def has(self, id: int) -> bool:
-        """See `ArrayHome.has`."""
-        return self._world is not None and bool(self._state.holders.get(id))
+        """See `ArrayOwner.has`."""
+        return self._session is not None and bool(self._state.holders.get(id))
 
     def hold(self, names: Mapping[int, str]) -> Writing:
-        """See `ArrayHome.hold`. WorkerLostError where workers are lost."""
+        """See `ArrayOwner.hold`. WorkerLostError where workers are lost."""
         writing: Writing = self._again(lambda: self._hold(names))
         return writing
 
@@ -275,16 +288,16 @@ class RemotePipeline(ArrayHome):
             else:
                 copies[name] = self._fetch([id])[id]
         ticket = self._new_id()
-        self._all("hold", [(encode(Held(ticket, n)),) for n in own], self.options.deadline_s)
-        return HeldArrays(self.world, ticket, copies, self.options.load_s)
+        self._all("hold", [(encode(Snapshot(ticket, n)),) for n in own], self.options.deadline_s)
+        return SnapshotOnWorkers(self.session, ticket, copies, self.options.load_s)
 
     def read(self, folder: Path, leaves: Mapping[int, Leaf]) -> dict[int, RemoteArray]:
-        """See `ArrayHome.read`. WorkerLostError where workers are lost."""
+        """See `ArrayOwner.read`. WorkerLostError where workers are lost."""
         made: dict[int, RemoteArray] = self._again(lambda: self._read(folder, leaves))
         return made
 
     def _read(self, folder: Path, leaves: Mapping[int, Leaf]) -> dict[int, RemoteArray]:
-        own: list[Wanted] = [Wanted(str(folder.absolute()), {}, {}) for _ in range(self.source.num_workers)]
+        own: list[ReadRequest] = [ReadRequest(str(folder.absolute()), {}, {}) for _ in range(self.source.num_workers)]
         ids: dict[int, int] = {}
         for like, leaf in sorted(leaves.items()):
             ids[like] = self._new_id()
@@ -292,7 +305,7 @@ class RemotePipeline(ArrayHome):
                 own[worker].leaves[ids[like]] = leaf
                 own[worker].values[ids[like]] = value
         for answers in self._all("read", [(encode(w),) for w in own], self.options.load_s):
-            for told in (decode(a, Told) for a in answers):
+            for told in (decode(a, FileResult) for a in answers):
                 if told.error:
                     raise DamageError(told.file, told.error)
         self._state.holders.update({id: dict(self._state.holders[like]) for like, id in ids.items()})
@@ -391,7 +404,7 @@ class RemotePipeline(ArrayHome):
         for id, r in zip(call.results, source.results, strict=True):
             state.holders[id] = {r.worker: r.buffer.value}
         if timed:
-            state.times = tuple(decode(a[0][0], Done).times for a in answers)
+            state.times = tuple(decode(a[0][0], StepResult).times for a in answers)
         return {id: array for (_, small), *_ in answers for id, array in small.items()}
 
     # -- workers that are lost -----------------------------------------------------------------
@@ -430,7 +443,7 @@ class RemotePipeline(ArrayHome):
         """Another deployment where there is room for fewer processes than this one has."""
         if self._spare is None:
             return
-        room, wanted = self._spare.room(), self.deployment.nodes or self.teams.num_processes
+        room, wanted = self._spare.room(), self.deployment.nodes or self.groups.num_processes
         if room >= wanted:
             return
         if room < 1:
@@ -465,8 +478,8 @@ class RemotePipeline(ArrayHome):
     # -- calls ---------------------------------------------------------------------------------
 
     def _all(self, method: str, arguments: Sequence[tuple[Any, ...]], limit_s: float) -> list[list[Any]]:
-        """Calls a method of the processes of each worker; answers by worker. See `World.call`."""
-        return self.world.of_workers(method, arguments, limit_s, self._state.steps - 1)
+        """Calls a method of the processes of each worker; answers by worker. See `Session.call`."""
+        return self.session.of_workers(method, arguments, limit_s, self._state.steps - 1)
 
     def _new_id(self) -> int:
         self._state.next_id += 1

@@ -19,23 +19,23 @@ from autopar.runtime.measuring import machine_name, measure_devices
 from autopar.runtime.ray.beacon import Beacon
 from autopar.runtime.ray.machine import machine
 from autopar.runtime.ray.messages import (
-    Done,
-    Exchanged,
-    Exchanging,
-    Facts,
+    Connect,
+    DeviceFacts,
     Failure,
-    Held,
-    Hello,
-    Here,
+    FileResult,
+    Handshake,
     Load,
     Measure,
     Measured,
-    Meet,
+    ReadRequest,
+    Snapshot,
     Start,
     Step,
+    StepResult,
     Timed,
-    Told,
-    Wanted,
+    TransferRequest,
+    TransferResult,
+    WorkerInfo,
     decode,
     encode,
 )
@@ -43,8 +43,8 @@ from autopar.runtime.shards import DamageError, Leaf, read_boxes, write_shards
 from autopar.runtime.transport import Link, PeerLostError, SilentPeerError, SocketLink
 from autopar.runtime.transport.direct import Transfers
 from autopar.runtime.transport.exchange import Exchange
-from autopar.runtime.transport.pieces import Lying
-from autopar.runtime.transport.teams import TeamLink, Teams
+from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
+from autopar.runtime.transport.shards import ShardLayout
 from autopar.runtime.transport.tiles import (
     Tiled,
     device_boxes,
@@ -65,19 +65,19 @@ _MOVES = 1 << 30
 class WorkerHost:
     """A process of a worker: its devices, programs, connections, and the arrays that it keeps between steps.
 
-    Several processes of one worker are a world of `jax.distributed`: they run the same programs on one mesh, and each
+    Several processes of one worker are a process group of `jax.distributed`: they run the same programs on one mesh, and each
     holds the parts of arrays that are on its devices.
 
     Args:
-        hello: a `Hello`, encoded.
+        handshake: a `Handshake`, encoded.
     """
 
-    def __init__(self, hello: bytes) -> None:
-        told = decode(hello, Hello)
+    def __init__(self, handshake: bytes) -> None:
+        told = decode(handshake, Handshake)
         self._told = told
         self._link = SocketLink(told.process, told.secret, told.listen)
         self._beacon = Beacon(told.monitor, told.secret, told.process)
-        self._port = _kept_port(told.listen) if told.mates > 1 and told.rank == 0 else None
+        self._port = _kept_port(told.listen) if told.group_size > 1 and told.rank == 0 else None
         self._arrays: dict[int, Any] = {}
         self._programs: dict[Work, Ready] = {}
         self._placements: dict[str, NamedSharding] = {}
@@ -87,13 +87,13 @@ class WorkerHost:
         self._worker = told.process
         self._peers: Link = self._link
 
-    def here(self) -> bytes:
-        """Where this process is: a `Here`."""
+    def info(self) -> bytes:
+        """Where this process is: a `WorkerInfo`."""
         at = "" if self._port is None else "{}:{}".format(*self._port.getsockname()[:2])
-        return encode(Here(self._link.address, os.getpid(), machine(), at))
+        return encode(WorkerInfo(self._link.address, os.getpid(), machine(), at))
 
     def join(self, coordinator: str, limit_s: float) -> None:
-        """Makes one world of the processes of this worker; returns when all are there.
+        """Makes one `jax.distributed` group of the processes of this worker; returns when all are there.
 
         Args:
             coordinator: host and port that the first of them keeps; empty where there is but one.
@@ -103,7 +103,7 @@ class WorkerHost:
             return
         jax.distributed.initialize(
             coordinator,
-            self._told.mates,
+            self._told.group_size,
             self._told.rank,
             coordinator_bind_address=coordinator if self._told.rank == 0 else None,
             cluster_detection_method="deactivate",
@@ -113,14 +113,14 @@ class WorkerHost:
     def load(self, message: bytes) -> None:
         """Compiles the programs of a `Load` and connects to the processes that this one sends to."""
         told = decode(message, Load)
-        teams = Teams(told.teams)
+        groups = ProcessGroups(told.groups)
         with jax.enable_x64(self._told.x64):
             self._programs, self._placements = load_programs(told.programs, self._devices())
         self._instructions = told.instructions
         self._slow = tuple(isinstance(i, Run | Apply | Recv) for i in told.instructions)
-        self._worker = teams.workers[self._told.process]
-        self._meet(told.direct, teams, told.lying)
-        targets = sorted({p for i in told.instructions if hasattr(i, "to") for p in teams.members(i.to)})
+        self._worker = groups.workers[self._told.process]
+        self._prepare(told.direct, groups, told.layouts)
+        targets = sorted({p for i in told.instructions if hasattr(i, "to") for p in groups.members(i.to)})
         self._link.connect(told.addresses, tuple(targets))
 
     def step(self, message: bytes, given: Mapping[int, Any]) -> tuple[bytes, dict[int, Any]]:
@@ -130,7 +130,7 @@ class WorkerHost:
             message: a `Step`.
             given: arrays on the host, by number, that the driver sends along.
 
-        Returns a `Done`, and the small results by number.
+        Returns a `StepResult`, and the small results by number.
         """
         told = decode(message, Step)
         with jax.enable_x64(self._told.x64):
@@ -162,11 +162,11 @@ class WorkerHost:
             kept = {id: worker.read(buffer) for id, buffer in told.results}
             jax.block_until_ready(list(kept.values()))
         except Exception as error:
-            return encode(Done(self._failure(at[0], error))), {}
+            return encode(StepResult(self._failure(at[0], error))), {}
         self._arrays.update(kept)
         self._beacon.report(told.number, len(self._instructions))
         small = {id: host_copy(a) for id, a in kept.items() if a.size <= told.tell_size and _whole(a)}
-        return encode(Done(None, tuple(times))), small
+        return encode(StepResult(None, tuple(times))), small
 
     def _failure(self, index: int, error: Exception) -> Failure:
         match error:
@@ -175,7 +175,9 @@ class WorkerHost:
             case SilentPeerError():
                 return Failure(index, "silent", error.peer, str(error))
             case _:
-                kind: Literal["broken", "error"] = "broken" if self._told.mates > 1 and _of_mates(error) else "error"
+                kind: Literal["broken", "error"] = (
+                    "broken" if self._told.group_size > 1 and _of_peers(error) else "error"
+                )
                 return Failure(index, kind, -1, f"{type(error).__name__}: {error}")
 
     def put(self, arrays: Mapping[int, Any], values: Mapping[int, str]) -> None:
@@ -211,37 +213,37 @@ class WorkerHost:
         return {id: tiles_of(self._arrays[id]) for id in ids}
 
     def hold(self, message: bytes) -> None:
-        """Keeps the arrays of a `Held` for `write`."""
-        told = decode(message, Held)
+        """Keeps the arrays of a `Snapshot` for `write`."""
+        told = decode(message, Snapshot)
         self._held[told.ticket] = {name: self._arrays[id] for id, name in told.names.items()}
 
     def write(self, ticket: int, path: str) -> bytes:
         """Writes what this process has of the arrays that are held; a step may run meanwhile.
 
         Args:
-            ticket: of the `Held`.
+            ticket: of the `Snapshot`.
             path: the file.
 
-        Returns a `Told`.
+        Returns a `FileResult`.
         """
         held = self._held.pop(ticket)
         if not held:
-            return encode(Told())
+            return encode(FileResult())
         try:
-            return encode(Told(write_shards(Path(path), ((n, tiles_of(a)) for n, a in sorted(held.items())))))
+            return encode(FileResult(write_shards(Path(path), ((n, tiles_of(a)) for n, a in sorted(held.items())))))
         except OSError as error:
-            return encode(Told(file=path, error=str(error)))
+            return encode(FileResult(file=path, error=str(error)))
 
     def read(self, message: bytes) -> bytes:
-        """Keeps the arrays of a `Wanted`: of each what lies on the devices of this process. Returns a `Told`."""
-        told = decode(message, Wanted)
+        """Keeps the arrays of a `ReadRequest`: of each what lies on the devices of this process. Returns a `FileResult`."""
+        told = decode(message, ReadRequest)
         try:
             with jax.enable_x64(self._told.x64):
                 for id, leaf in told.leaves.items():
                     self._arrays[id] = _read_leaf(Path(told.folder), leaf, self._placements.get(told.values[id]))
         except DamageError as error:
-            return encode(Told(file=error.file, error=str(error)))
-        return encode(Told())
+            return encode(FileResult(file=error.file, error=str(error)))
+        return encode(FileResult())
 
     def compiled(self) -> dict[str, tuple[str, dict[str, int]]]:
         """Optimized HLO and memory (bytes a device) of each program."""
@@ -256,11 +258,11 @@ class WorkerHost:
     # -- measuring: processes without a pipeline -------------------------------------------------
 
     def facts(self) -> bytes:
-        """What the devices are: a `Facts`."""
+        """What the devices are: a `DeviceFacts`."""
         devices = self._devices()
         memory = None if devices[0].platform == "cpu" else (devices[0].memory_stats() or {}).get("bytes_limit")
         name, versions = machine_name(devices[0]), f"jax {jax.__version__}"
-        return encode(Facts(devices[0].platform, devices[0].device_kind, len(devices), memory, name, versions))
+        return encode(DeviceFacts(devices[0].platform, devices[0].device_kind, len(devices), memory, name, versions))
 
     def measure(self, message: bytes) -> bytes:
         """Measures the devices if a `Measure` says so; returns a `Measured`."""
@@ -268,32 +270,32 @@ class WorkerHost:
         chosen = self._told.process in told.processes
         return encode(Measured(measure_devices(self._devices(), told.effort) if chosen else ()))
 
-    def meet(self, message: bytes) -> tuple[bytes]:
-        """Connects to the processes of a `Meet`. Returns a `Done`."""
-        told = decode(message, Meet)
+    def connect(self, message: bytes) -> tuple[bytes]:
+        """Connects to the processes of a `Connect`. Returns a `StepResult`."""
+        told = decode(message, Connect)
         try:
-            self._meet(told.direct, Teams((1,) * len(told.addresses)), {})
+            self._prepare(told.direct, ProcessGroups((1,) * len(told.addresses)), {})
             self._link.connect(told.addresses, tuple(p for p in told.addresses if p != self._told.process))
         except Exception as error:
-            return (encode(Done(self._failure(-1, error))),)
-        return (encode(Done(None)),)
+            return (encode(StepResult(self._failure(-1, error))),)
+        return (encode(StepResult(None)),)
 
     def exchange(self, message: bytes) -> tuple[bytes, bytes]:
-        """Takes part in an `Exchanging`. Returns a `Done` and an `Exchanged`."""
-        told = decode(message, Exchanging)
+        """Takes part in an `TransferRequest`. Returns a `StepResult` and an `TransferResult`."""
+        told = decode(message, TransferRequest)
         self._link.until(told.deadline_s)
         part = Exchange(self._told.process, self._peers, self._devices())
         try:
             seconds, equal = part.run(told.how, told.workers, told.sizes, told.lanes, told.count)
         except Exception as error:
-            return encode(Done(self._failure(-1, error))), encode(Exchanged())
-        return encode(Done(None)), encode(Exchanged(seconds, equal))
+            return encode(StepResult(self._failure(-1, error))), encode(TransferResult())
+        return encode(StepResult(None)), encode(TransferResult(seconds, equal))
 
-    def _meet(self, direct: bool, teams: Teams, lying: Mapping[int, Mapping[str, Lying]]) -> None:
+    def _prepare(self, direct: bool, groups: ProcessGroups, layouts: Mapping[int, Mapping[str, ShardLayout]]) -> None:
         """Prepares the connections as arrays are to go over them."""
         if direct and self._link.transfers is None:
             self._link.transfers = Transfers(self._link.address[0])
-        self._peers = TeamLink(self._link, teams, lying)
+        self._peers = GroupLink(self._link, groups, layouts)
 
     def _devices(self) -> list[jax.Device]:
         first, count = self._told.first_device, self._told.devices
@@ -358,8 +360,8 @@ def _whole(array: Any) -> bool:
     return not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated
 
 
-def _of_mates(error: Exception) -> bool:
-    """Whether a collective failed, which happens where another process of the world ended."""
+def _of_peers(error: Exception) -> bool:
+    """Whether a collective failed, which happens where another process of the group ended."""
     text = str(error).lower()
     return any(word in text for word in ("gloo", "nccl", "coordination service", "connection reset", "peer"))
 
@@ -370,11 +372,11 @@ def _described(compiled: Any) -> tuple[str, dict[str, int]]:
     return str(compiled.as_text()), {n: int(getattr(memory, n)) for n in names}
 
 
-def configure(hello: bytes) -> None:
+def configure(handshake: bytes) -> None:
     """Settings of jax for the process of one worker."""
-    told = decode(hello, Hello)
+    told = decode(handshake, Handshake)
     jax.config.update("jax_enable_x64", told.x64)
-    if told.mates > 1:
+    if told.group_size > 1:
         use_gloo(told.listen)
     if told.cache:
         jax.config.update("jax_compilation_cache_dir", told.cache)

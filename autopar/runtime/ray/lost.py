@@ -9,14 +9,15 @@ from types import MappingProxyType
 from autopar.errors import AutoparError, WorkerLostError
 from autopar.runtime.ray.messages import Failure
 from autopar.runtime.ray.source import Pipelined, doing
-from autopar.runtime.transport.teams import Teams
+from autopar.runtime.transport.process_groups import ProcessGroups
 from autopar.schedule import Instruction, Recv
 
 _WHERE: Mapping[str, str] = MappingProxyType(
     {
-        "here": "while it was starting", "join": "while it was starting", "load": "while it was loading",
+        "info": "while it was starting", "join": "while it was starting", "load": "while it was loading",
         "get": "while arrays were fetched", "put": "while arrays were sent", "make": "while arrays were made",
-        "facts": "while it was starting", "measure": "while it measured its devices", "meet": "while it was connecting",
+        "facts": "while it was starting", "measure": "while it measured its devices",
+        "connect": "while it was connecting",
         "exchange": "while transfers between workers were measured",
     }
 )  # fmt: skip
@@ -44,7 +45,7 @@ class Scene:
         silent: processes that did not answer.
         last: what each process reported last.
         source: the pipeline; None of processes that have none.
-        teams: the processes of its workers.
+        groups: the processes of its workers.
         limit_s: seconds that there were.
     """
 
@@ -52,7 +53,7 @@ class Scene:
     silent: Sequence[int]
     last: Mapping[int, tuple[int, int]]
     source: Pipelined | None
-    teams: Teams
+    groups: ProcessGroups
     limit_s: float
 
     def at(self, process: int, index: int | None = None) -> Instruction | None:
@@ -60,12 +61,12 @@ class Scene:
         if self.source is None:
             return None
         found = self.last[process][1] if index is None else index
-        return self.source.instruction(self.teams.workers[process], found)
+        return self.source.instruction(self.groups.workers[process], found)
 
     def name(self, process: int) -> str:
         """The process for people."""
-        worker = self.teams.workers[process]
-        return f"worker {worker}" + (f", host {self.teams.rank(process)}" if self.teams.sizes[worker] > 1 else "")
+        worker = self.groups.workers[process]
+        return f"worker {worker}" + (f", host {self.groups.rank(process)}" if self.groups.sizes[worker] > 1 else "")
 
 
 def who_is_lost(scene: Scene) -> tuple[int, str]:
@@ -93,11 +94,11 @@ def who_is_lost(scene: Scene) -> tuple[int, str]:
     waiting = sorted(losses.items())
     for process, loss in waiting:
         if loss.failure is not None and loss.failure.kind == "broken":
-            mates = (*scene.teams.mates(process), process)
-            return (loss.failure.peer if loss.failure.peer >= 0 else mates[0]), "its connections broke"
+            peers = (*scene.groups.peers(process), process)
+            return (loss.failure.peer if loss.failure.peer >= 0 else peers[0]), "its connections broke"
     # All answered that they waited in vain: the one that others wait for and that computes is slow.
-    peers = {loss.failure.peer for _, loss in waiting if loss.failure is not None}
-    slow = sorted(p for p in peers if not isinstance(scene.at(p), Recv)) or sorted(peers)
+    awaited = {loss.failure.peer for _, loss in waiting if loss.failure is not None}
+    slow = sorted(p for p in awaited if not isinstance(scene.at(p), Recv)) or sorted(awaited)
     return slow[0], f"others waited for it for {limit_s:g} s"
 
 
@@ -113,7 +114,7 @@ def lost_error(scene: Scene, method: str, step: int) -> WorkerLostError:
         AutoparError: see `who_is_lost`.
     """
     process, reason = who_is_lost(scene)
-    worker = scene.teams.workers[process]
+    worker = scene.groups.workers[process]
     stages = scene.source.stages(worker) if scene.source else ()
     names = f" (stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))})" if stages else ""
     text, microbatch = doing(scene.at(process)) if method == "step" else (None, None)

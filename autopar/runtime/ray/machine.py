@@ -24,8 +24,8 @@ def machine() -> str:
         return socket.gethostname()
 
 
-#: Variables that all processes of a crew have, and all processes of a Ray that was started here.
-CREW_MARK, RAY_MARK = "AUTOPAR_CREW", "AUTOPAR_RAY"
+#: Variables that all processes of a worker_group have, and all processes of a Ray that was started here.
+GROUP_MARK, RAY_MARK = "AUTOPAR_GROUP", "AUTOPAR_RAY"
 
 
 def marked(mark: str) -> list[int]:

@@ -17,10 +17,19 @@ from autopar.cost.links import How, LinkSample
 from autopar.errors import AutoparError, ClusterError
 from autopar.runtime.measuring import Effort
 from autopar.runtime.ray.cluster import RayCluster
-from autopar.runtime.ray.messages import Exchanged, Exchanging, Facts, Measure, Measured, Meet, decode, encode
-from autopar.runtime.ray.world import World
+from autopar.runtime.ray.messages import (
+    Connect,
+    DeviceFacts,
+    Measure,
+    Measured,
+    TransferRequest,
+    TransferResult,
+    decode,
+    encode,
+)
+from autopar.runtime.ray.session import Session
 from autopar.runtime.transport.exchange import even_bytes
-from autopar.runtime.transport.teams import Teams
+from autopar.runtime.transport.process_groups import ProcessGroups
 
 _T = TypeVar("_T")
 #: Workers from which fans start, workers of a fan or a chain at most, and arrays of a chain.
@@ -51,7 +60,7 @@ class Kind:
         samples: of the devices of one.
     """
 
-    facts: Facts
+    facts: DeviceFacts
     workers: tuple[int, ...]
     samples: tuple[Sample, ...]
 
@@ -110,23 +119,25 @@ def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], No
     options = cluster.run
     say(f"starting {count} workers")
     devices = [slot.devices for slot in cluster.slots]
-    world = World(None, Teams((1,) * count), lambda hellos: cluster.start(hellos, devices), options, x64=False)
+    session = Session(
+        None, ProcessGroups((1,) * count), lambda handshakes: cluster.start(handshakes, devices), options, x64=False
+    )
     try:
-        facts = [decode(a, Facts) for a in world.call("facts", [()] * count, options.load_s)]
-        call_s = _call_s(world, options.deadline_s)
-        meet = encode(Meet(world.addresses, options.direct))
-        world.call("meet", [(meet,)] * count, options.load_s)
-        cases = cases_of(world.machines, [f.devices for f in facts], effort)
-        links = _exchanged(world, cases, effort, options.deadline_s, say)
+        facts = [decode(a, DeviceFacts) for a in session.call("facts", [()] * count, options.load_s)]
+        call_s = _call_s(session, options.deadline_s)
+        connect = encode(Connect(session.addresses, options.direct))
+        session.call("connect", [(connect,)] * count, options.load_s)
+        cases = cases_of(session.machines, [f.devices for f in facts], effort)
+        links = _exchanged(session, cases, effort, options.deadline_s, say)
         alike = kinds_of(facts)
         say(f"measuring the devices of worker {', '.join(str(members[0]) for _, members in alike)}")
         measure = encode(Measure(effort, tuple(members[0] for _, members in alike)))
-        answers = world.call("measure", [(measure,)] * count, options.load_s)
+        answers = session.call("measure", [(measure,)] * count, options.load_s)
     finally:
-        world.close()
+        session.close()
     kinds = tuple(Kind(f, members, decode(answers[members[0]], Measured).samples) for f, members in alike)
     transport = "direct" if options.direct else "sockets"
-    return MeasuredWorkers(kinds, links, len(set(world.machines)), call_s, transport)
+    return MeasuredWorkers(kinds, links, len(set(session.machines)), call_s, transport)
 
 
 def cases_of(machines: Sequence[str], devices: Sequence[int], effort: Effort) -> tuple[Case, ...]:
@@ -152,7 +163,7 @@ def cases_of(machines: Sequence[str], devices: Sequence[int], effort: Effort) ->
     return (*found, Case("chain", ends[:_MOST_WORKERS], _sizes(effort, _CHAIN, lanes), lanes, _CHAIN))
 
 
-def kinds_of(facts: Sequence[Facts]) -> tuple[tuple[Facts, tuple[int, ...]], ...]:
+def kinds_of(facts: Sequence[DeviceFacts]) -> tuple[tuple[DeviceFacts, tuple[int, ...]], ...]:
     """Workers by what they are: facts with the least memory of them, and their numbers."""
     members: dict[tuple[str, str, int, str], list[int]] = {}
     for worker, f in enumerate(facts):
@@ -175,25 +186,25 @@ def _spaced(things: tuple[_T, ...], most: int) -> tuple[_T, ...]:
     return tuple(things[n * len(things) // count] for n in range(count))
 
 
-def _call_s(world: World, limit_s: float) -> float:
+def _call_s(session: Session, limit_s: float) -> float:
     seconds = []
     for _ in range(_CALLS):
         start = time.perf_counter()
-        world.call("here", [()] * world.teams.num_processes, limit_s)
+        session.call("info", [()] * session.groups.num_processes, limit_s)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
 
 
 def _exchanged(
-    world: World, cases: Sequence[Case], effort: Effort, limit_s: float, say: Callable[[str], None]
+    session: Session, cases: Sequence[Case], effort: Effort, limit_s: float, say: Callable[[str], None]
 ) -> tuple[LinkSample, ...]:
     seconds: dict[tuple[Case, int], list[float]] = {(c, size): [] for c in cases for size in c.sizes}
     for n in range(effort.repeats):
         say(f"measuring {len(cases)} links and paths, round {n + 1} of {effort.repeats}")
         for case in cases:
-            message = encode(Exchanging(case.how, case.workers, case.sizes, case.lanes, case.count, limit_s))
-            answers = world.call("exchange", [(message,)] * world.teams.num_processes, limit_s)
-            found = [decode(answer[1], Exchanged) for answer in answers]
+            message = encode(TransferRequest(case.how, case.workers, case.sizes, case.lanes, case.count, limit_s))
+            answers = session.call("exchange", [(message,)] * session.groups.num_processes, limit_s)
+            found = [decode(answer[1], TransferResult) for answer in answers]
             if not all(f.equal for f in found):
                 raise AutoparError(
                     f"arrays between workers {', '.join(map(str, case.workers))} did not arrive as they were sent",

@@ -13,13 +13,13 @@ from autopar.cost.links import How
 from autopar.lower.pipeline.exported import ExportedProgram
 from autopar.runtime.measuring import Effort
 from autopar.runtime.shards import Leaf, Written
-from autopar.runtime.transport.pieces import Lying
+from autopar.runtime.transport.shards import ShardLayout
 from autopar.schedule import Buffer, Instruction
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 
 
-class Hello(msgspec.Struct, frozen=True):
+class Handshake(msgspec.Struct, frozen=True):
     """Who a process is.
 
     Args:
@@ -32,7 +32,7 @@ class Hello(msgspec.Struct, frozen=True):
         devices: how many of the process's devices it has, from ``first_device`` on; 0 means all.
         first_device: see ``devices``.
         rank: its number among the processes of its worker.
-        mates: number of processes of its worker.
+        group_size: number of processes of its worker.
     """
 
     process: int
@@ -44,11 +44,11 @@ class Hello(msgspec.Struct, frozen=True):
     devices: int = 0
     first_device: int = 0
     rank: int = 0
-    mates: int = 1
+    group_size: int = 1
 
 
-class Here(msgspec.Struct, frozen=True):
-    """Answer to `Hello`.
+class WorkerInfo(msgspec.Struct, frozen=True):
+    """Answer to `Handshake`.
 
     Args:
         address: where the process listens for others.
@@ -70,16 +70,16 @@ class Load(msgspec.Struct, frozen=True):
         instructions: of one step.
         programs: of its stages.
         addresses: of all processes.
-        teams: number of processes of each worker.
-        lying: how values lie on workers that have several processes, by name.
+        groups: number of processes of each worker.
+        layouts: how values lie on workers that have several processes, by name.
         direct: whether arrays are pulled from device to device.
     """
 
     instructions: tuple[Instruction, ...]
     programs: tuple[ExportedProgram, ...]
     addresses: dict[int, tuple[str, int]]
-    teams: tuple[int, ...]
-    lying: dict[int, dict[str, Lying]] = {}
+    groups: tuple[int, ...]
+    layouts: dict[int, dict[str, ShardLayout]] = {}
     direct: bool = False
 
 
@@ -165,7 +165,7 @@ class Timed(msgspec.Struct, frozen=True, array_like=True):
     end_s: float
 
 
-class Held(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True):
     """Arrays that are kept for a checkpoint until they are written, whatever becomes of them meanwhile.
 
     Args:
@@ -177,7 +177,7 @@ class Held(msgspec.Struct, frozen=True):
     names: dict[int, str]
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ReadRequest(msgspec.Struct, frozen=True):
     """Arrays of a checkpoint that a process reads.
 
     Args:
@@ -191,7 +191,7 @@ class Wanted(msgspec.Struct, frozen=True):
     values: dict[int, str]
 
 
-class Told(msgspec.Struct, frozen=True):
+class FileResult(msgspec.Struct, frozen=True):
     """What came of reading or writing a checkpoint.
 
     Args:
@@ -205,14 +205,14 @@ class Told(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class Done(msgspec.Struct, frozen=True):
+class StepResult(msgspec.Struct, frozen=True):
     """Answer to `Step`: ``failure`` is None where it was finished."""
 
     failure: Failure | None
     times: tuple[Timed, ...] = ()
 
 
-class Facts(msgspec.Struct, frozen=True):
+class DeviceFacts(msgspec.Struct, frozen=True):
     """What the devices of a process are; to `Cluster.local` like one of them.
 
     Args:
@@ -254,7 +254,7 @@ class Measured(msgspec.Struct, frozen=True):
     samples: tuple[Sample, ...] = ()
 
 
-class Meet(msgspec.Struct, frozen=True):
+class Connect(msgspec.Struct, frozen=True):
     """Tells processes of each other, so that they can exchange arrays without a pipeline.
 
     Args:
@@ -266,7 +266,7 @@ class Meet(msgspec.Struct, frozen=True):
     direct: bool
 
 
-class Exchanging(msgspec.Struct, frozen=True):
+class TransferRequest(msgspec.Struct, frozen=True):
     """Timed transfers; see `autopar.runtime.transport.exchange`.
 
     Args:
@@ -286,8 +286,8 @@ class Exchanging(msgspec.Struct, frozen=True):
     deadline_s: float
 
 
-class Exchanged(msgspec.Struct, frozen=True):
-    """What came of `Exchanging`.
+class TransferResult(msgspec.Struct, frozen=True):
+    """What came of `TransferRequest`.
 
     Args:
         seconds: of each size, of who began.
@@ -308,7 +308,7 @@ _DECODERS: Mapping[type[Any], msgspec.msgpack.Decoder[Any]] = MappingProxyType(
     {
         kind: msgspec.msgpack.Decoder(kind)
         for kind in (
-            Hello, Here, Load, Step, Held, Wanted, Told, Done, Facts, Measure, Measured, Meet, Exchanging, Exchanged,
+            Handshake, WorkerInfo, Load, Step, Snapshot, ReadRequest, FileResult, StepResult, DeviceFacts, Measure, Measured, Connect, TransferRequest, TransferResult,
         )
     }
 )  # fmt: skip

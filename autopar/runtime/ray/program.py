@@ -20,7 +20,7 @@ from autopar.lower.unstack import Unstacked
 from autopar.plan import Plan
 from autopar.runtime.leaves import check_data, fits, give_up
 from autopar.runtime.ray.cluster import RayCluster
-from autopar.runtime.ray.deployment import Deployment, Spare
+from autopar.runtime.ray.deployment import Deployment, Replanner
 from autopar.runtime.ray.driver import RemotePipeline
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.values import RemoteArray, RemoteStack
@@ -255,7 +255,7 @@ def deployed(unstacked: Unstacked, lowered: LoweredPipeline, cluster: RayCluster
     devices = [lowered.devices(w, homes[w]) for w in range(lowered.table.num_workers)]
     hosts = tuple(cluster.hosts(d) for d in devices)
     sizes = [len(d) // n for d, n in zip(devices, hosts, strict=True) for _ in range(n)]
-    return Deployment(source, lambda hellos: cluster.start(hellos, sizes), hosts, len(cluster.slots), plan)
+    return Deployment(source, lambda handshakes: cluster.start(handshakes, sizes), hosts, len(cluster.slots), plan)
 
 
 def load_remote(
@@ -289,7 +289,7 @@ def load_remote(
             smaller = cluster.fewer(room)
             return deployed(unstacked, plan_again(smaller), smaller)
 
-        spare = Spare(cluster.room, fewer)
+        spare = Replanner(cluster.room, fewer)
     runtime = RemotePipeline(deployed(unstacked, lowered, cluster), cluster.run, progress, spare)
     runtime.load()
     count = len(traced.signature.traced)

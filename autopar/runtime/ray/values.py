@@ -35,7 +35,7 @@ class Writing(ABC):
         """
 
 
-class ArrayHome(ABC):
+class ArrayOwner(ABC):
     """Where arrays lie that there are handles to."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class RemoteArray(ArrayHandle):
         shape: tuple[int, ...],
         dtype: Any,
         placement: str,
-        home: ArrayHome,
+        home: ArrayOwner,
         dropped: Callable[[int], None],
     ) -> None:
         self.id = id

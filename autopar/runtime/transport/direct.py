@@ -61,7 +61,7 @@ class Offered:
 
 
 #: An array as it came: its elements, or where they can be pulled.
-Came: TypeAlias = Tiled | Offered
+Received: TypeAlias = Tiled | Offered
 
 
 class Transfers:
@@ -88,7 +88,7 @@ class Transfers:
 
         Args:
             array: a `jax.Array`, computed or not; others are not offered.
-            boxes: see `SocketLink.send_pieces`.
+            boxes: see `SocketLink.send_shards`.
         """
         if not isinstance(array, jax.Array) or array.size == 0:
             return None
@@ -157,7 +157,7 @@ class Transfers:
         return jax.make_array_from_single_device_arrays(offered.shape, sharding, arrays, dtype=jnp.dtype(offered.dtype))
 
 
-def merged(parts: Sequence[Came], transfers: Transfers | None) -> Came:
+def merged(parts: Sequence[Received], transfers: Transfers | None) -> Received:
     """One array from what several processes sent of it: offered where all of it is."""
     offered = [p for p in parts if isinstance(p, Offered)]
     tiled = [p for p in parts if isinstance(p, Tiled)]

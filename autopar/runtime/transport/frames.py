@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from autopar.runtime.transport.direct import Came, Offered, Piece
+from autopar.runtime.transport.direct import Offered, Piece, Received
 from autopar.runtime.transport.tiles import Tile, Tiled
 
 _LENGTH = struct.Struct("<I")
@@ -80,7 +80,7 @@ def write_offer(connection: socket.socket, tag: int, offered: Offered) -> None:
     connection.sendall(_LENGTH.pack(len(header)) + header)
 
 
-def read_frame(connection: socket.socket) -> tuple[int, Came]:
+def read_frame(connection: socket.socket) -> tuple[int, Received]:
     """The next array that was sent; EOFError at the end, OSError where the connection breaks."""
     (length,) = _LENGTH.unpack(read_exactly(connection, _LENGTH.size))
     if length > _LONGEST_HEADER:

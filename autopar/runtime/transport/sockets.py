@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 from jax.sharding import NamedSharding
 
 from autopar.runtime.transport.base import Link, PeerLostError, SilentPeerError
-from autopar.runtime.transport.direct import Came, Offered, Transfers, merged
+from autopar.runtime.transport.direct import Offered, Received, Transfers, merged
 from autopar.runtime.transport.frames import read_exactly, read_frame, write_frame, write_offer
-from autopar.runtime.transport.pieces import cut
 from autopar.runtime.transport.queues import check_tag
+from autopar.runtime.transport.shards import cut
 from autopar.runtime.transport.tiles import Box, placed, tiles_of
 
 _NUMBER = struct.Struct("<i")
@@ -52,7 +52,7 @@ class SocketLink(Link):
         self._waited_from = time.monotonic()
         self._addresses: dict[int, tuple[str, int]] = {}
         self._outgoing: dict[int, _Sender] = {}
-        self._incoming: dict[int, queue.Queue[tuple[int, Came] | Exception]] = {}
+        self._incoming: dict[int, queue.Queue[tuple[int, Received] | Exception]] = {}
         self._accepted: list[socket.socket] = []
         self._lock = threading.Lock()
         self._listener = socket.create_server((host, 0))
@@ -74,9 +74,9 @@ class SocketLink(Link):
 
     def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
         """See `Link.send`."""
-        self.send_pieces(to, tag, array)
+        self.send_shards(to, tag, array)
 
-    def send_pieces(self, to: int, tag: int, array: Any, boxes: Boxes | None = None) -> None:
+    def send_shards(self, to: int, tag: int, array: Any, boxes: Boxes | None = None) -> None:
         """Sends pieces of an array that this process holds.
 
         Args:
@@ -97,9 +97,9 @@ class SocketLink(Link):
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
         """See `Link.receive`; without a sharding the array stays on the host until somebody needs it."""
-        return self.laid([self.receive_pieces(source, tag)], sharding)
+        return self.laid([self.receive_shards(source, tag)], sharding)
 
-    def laid(self, parts: Sequence[Came], sharding: NamedSharding | None) -> Any:
+    def laid(self, parts: Sequence[Received], sharding: NamedSharding | None) -> Any:
         """An array of which these parts came.
 
         Args:
@@ -115,7 +115,7 @@ class SocketLink(Link):
             came = self.transfers.on_host(came)
         return came.array() if sharding is None else placed(came, sharding)
 
-    def receive_pieces(self, source: int, tag: int) -> Came:
+    def receive_shards(self, source: int, tag: int) -> Received:
         """The pieces that ``source`` sent next; see `Link.receive`."""
         try:
             came = self._line(source).get(timeout=max(0.0, self._deadline - time.monotonic()))
@@ -149,7 +149,7 @@ class SocketLink(Link):
             self._outgoing[to] = _Sender(connection, self.transfers)
         return self._outgoing[to]
 
-    def _line(self, source: int) -> queue.Queue[tuple[int, Came] | Exception]:
+    def _line(self, source: int) -> queue.Queue[tuple[int, Received] | Exception]:
         with self._lock:
             return self._incoming.setdefault(source, queue.Queue(_AHEAD))
 

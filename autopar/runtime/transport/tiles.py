@@ -146,7 +146,7 @@ def device_boxes(sharding: NamedSharding, shape: Sequence[int]) -> dict[jax.Devi
 
 
 def placed(tiled: Tiled, sharding: NamedSharding) -> Any:
-    """The array of these tiles, lying as ``sharding`` says on devices of this process.
+    """The array of these tiles, layouts as ``sharding`` says on devices of this process.
 
     Args:
         tiled: tiles that cover all parts of devices of this process.

@@ -1,4 +1,4 @@
-"""`HeldArrays`: arrays of workers on their way into a checkpoint."""
+"""`SnapshotOnWorkers`: arrays of workers on their way into a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.runtime.ray.messages import Told, decode
+from autopar.runtime.ray.messages import FileResult, decode
+from autopar.runtime.ray.session import Session
 from autopar.runtime.ray.values import Writing
-from autopar.runtime.ray.world import World
 from autopar.runtime.shards import Written, merged, write_shards
 from autopar.runtime.transport.tiles import tiled_host
 
 
 @dataclass(frozen=True, eq=False)
-class HeldArrays(Writing):
+class SnapshotOnWorkers(Writing):
     """Arrays that workers keep for a checkpoint.
 
     Args:
-        world: the processes that have them.
+        session: the processes that have them.
         ticket: under which number.
         copies: by name those that the driver alone has, on the host.
         limit_s: seconds that writing may take.
     """
 
-    world: World
+    session: Session
     ticket: int
     copies: Mapping[str, Any]
     limit_s: float
 
     def write(self, folder: Path, label: str) -> dict[str, list[Written]]:
         """See `Writing.write`."""
-        count = self.world.teams.num_processes
+        count = self.session.groups.num_processes
         paths = [str((folder / f"{label}-process-{p:04d}.bin").absolute()) for p in range(count)]
-        told = [decode(a, Told) for a in self.world.call("write", [(self.ticket, p) for p in paths], self.limit_s)]
+        told = [
+            decode(a, FileResult) for a in self.session.call("write", [(self.ticket, p) for p in paths], self.limit_s)
+        ]
         failed = next((t for t in told if t.error), None)
         if failed is not None:
             raise OSError(failed.error)

@@ -10,12 +10,12 @@ from typing import Any
 from jax.sharding import NamedSharding
 
 from autopar.runtime.transport.base import Link
-from autopar.runtime.transport.pieces import Lying
+from autopar.runtime.transport.shards import ShardLayout
 from autopar.runtime.transport.sockets import SocketLink
 
 
 @dataclass(frozen=True)
-class Teams:
+class ProcessGroups:
     """The processes of each worker: those of worker 0 come first.
 
     Args:
@@ -48,12 +48,12 @@ class Teams:
         """Number of a process among those of its worker."""
         return process - self.members(self.workers[process]).start
 
-    def mates(self, process: int) -> tuple[int, ...]:
+    def peers(self, process: int) -> tuple[int, ...]:
         """The other processes of its worker."""
         return tuple(p for p in self.members(self.workers[process]) if p != process)
 
 
-class TeamLink(Link):
+class GroupLink(Link):
     """One process's part of its worker's connections.
 
     Every process of the sender writes to every process of the receiver once for each array: those of its pieces that
@@ -61,31 +61,33 @@ class TeamLink(Link):
 
     Args:
         link: connections between processes.
-        teams: the processes of all workers.
-        lying: by worker and name of a value how it lies there; a value that is not in it goes to each process whole.
+        groups: the processes of all workers.
+        layouts: by worker and name of a value how it lies there; a value that is not in it goes to each process whole.
     """
 
-    def __init__(self, link: SocketLink, teams: Teams, lying: Mapping[int, Mapping[str, Lying]]) -> None:
+    def __init__(
+        self, link: SocketLink, groups: ProcessGroups, layouts: Mapping[int, Mapping[str, ShardLayout]]
+    ) -> None:
         self._link = link
-        self._teams = teams
-        self._lying = lying
+        self._groups = groups
+        self._layouts = layouts
 
     def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
         """See `Link.send`."""
-        lying = self._lying.get(to, {}).get(name) if self._teams.sizes[to] > 1 else None
-        for rank, process in enumerate(self._teams.members(to)):
-            boxes = None if lying is None else partial(lying.boxes, process=rank)
-            self._link.send_pieces(process, tag, array, boxes)
+        layouts = self._layouts.get(to, {}).get(name) if self._groups.sizes[to] > 1 else None
+        for rank, process in enumerate(self._groups.members(to)):
+            boxes = None if layouts is None else partial(layouts.boxes, process=rank)
+            self._link.send_shards(process, tag, array, boxes)
 
     def has_room(self, to: int) -> bool:
         """See `Link.has_room`."""
-        return all(self._link.has_room(p) for p in self._teams.members(to))
+        return all(self._link.has_room(p) for p in self._groups.members(to))
 
     def ready(self, source: int) -> bool:
         """See `Link.ready`."""
-        return all(self._link.ready(p) for p in self._teams.members(source))
+        return all(self._link.ready(p) for p in self._groups.members(source))
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
         """See `Link.receive`."""
-        parts = [self._link.receive_pieces(p, tag) for p in self._teams.members(source)]
+        parts = [self._link.receive_shards(p, tag) for p in self._groups.members(source)]
         return self._link.laid(parts, sharding)

@@ -12,7 +12,7 @@ import numpy as np
 from autopar.runtime.transport.tiles import Box, Tile, Tiled
 
 
-class Lying(msgspec.Struct, frozen=True, array_like=True):
+class ShardLayout(msgspec.Struct, frozen=True, array_like=True):
     """How an array lies on the devices of several processes, each with the next of the mesh's devices, row by row.
 
     Args:

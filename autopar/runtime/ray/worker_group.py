@@ -1,4 +1,4 @@
-"""`Crew`: the processes of a pipeline's workers, and calls to them."""
+"""`WorkerGroup`: the processes of a pipeline's workers, and calls to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopar.runtime.ray.host import WorkerHost
-from autopar.runtime.ray.messages import Hello, encode
+from autopar.runtime.ray.messages import Handshake, encode
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Answer:
     lost: bool = False
 
 
-class Crew(ABC):
-    """Processes 0, 1, ... of one life of a pipeline; after a failure another crew takes their place."""
+class WorkerGroup(ABC):
+    """Processes 0, 1, ... of one life of a pipeline; after a failure another worker_group takes their place."""
 
     @abstractmethod
     def call(self, process: int, method: str, *args: Any) -> Any:
@@ -48,23 +48,23 @@ class Crew(ABC):
         """Ends all processes at once, whatever they do. Returns when they are gone."""
 
 
-class ThreadCrew(Crew):
+class ThreadWorkerGroup(WorkerGroup):
     """Workers as threads of this process, each on its own part of the process's devices; for tests and debugging.
 
     Args:
-        hellos: one for each worker.
+        handshakes: one for each worker.
     """
 
-    def __init__(self, hellos: Sequence[Hello]) -> None:
-        self._hosts = [WorkerHost(encode(h)) for h in hellos]
-        self._threads = [ThreadPoolExecutor(2, f"worker-{h.process}") for h in hellos]
+    def __init__(self, handshakes: Sequence[Handshake]) -> None:
+        self._hosts = [WorkerHost(encode(h)) for h in handshakes]
+        self._threads = [ThreadPoolExecutor(2, f"worker-{h.process}") for h in handshakes]
 
     def call(self, process: int, method: str, *args: Any) -> Future[Any]:
-        """See `Crew.call`."""
+        """See `WorkerGroup.call`."""
         return self._threads[process].submit(getattr(self._hosts[process], method), *args)
 
     def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
-        """See `Crew.wait`."""
+        """See `WorkerGroup.wait`."""
         done, _ = wait(tickets, timeout_s, return_when=FIRST_COMPLETED)
         return {i: _answer(t) for i, t in enumerate(tickets) if t in done}
 

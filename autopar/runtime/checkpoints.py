@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from autopar.errors import CheckpointError, WorkerLostError
-from autopar.runtime.ray.driver import to_host
+from autopar.runtime.ray.pipeline import to_host
 from autopar.runtime.ray.values import ArrayOwner, RemoteArray, RemoteStack, Writing
 from autopar.runtime.shards import DamageError, Leaf, Written, leaf_of, read_whole, stacked, write_shards
 from autopar.runtime.transport.tiles import HostKeys, from_host, tiled_host
@@ -198,7 +198,7 @@ class Checkpoints:
 def _is_remote(leaf: Any) -> bool:
     """Whether workers have a leaf."""
     pieces = leaf.pieces if isinstance(leaf, RemoteStack) else [leaf]
-    return all(isinstance(p, RemoteArray) and p.home.has(p.id) for p in pieces)
+    return all(isinstance(p, RemoteArray) and p.owner.has(p.id) for p in pieces)
 
 
 def _is_told(leaf: Any) -> bool:
@@ -210,7 +210,7 @@ def _parts(leaves: Sequence[tuple[str, Any]]) -> _Parts:
     """What is to be written; from now on it is kept as it is."""
     names: dict[str, tuple[str, ...]] = {}
     local: dict[str, Any] = {}
-    homes: list[tuple[ArrayOwner, dict[int, str]]] = []
+    owners: list[tuple[ArrayOwner, dict[int, str]]] = []
     for number, (path, leaf) in enumerate(leaves):
         pieces = leaf.pieces if isinstance(leaf, RemoteStack) else [leaf]
         names[path] = tuple(f"{number}.{k}" for k in range(len(pieces)))
@@ -218,14 +218,14 @@ def _parts(leaves: Sequence[tuple[str, Any]]) -> _Parts:
             if not isinstance(piece, RemoteArray):
                 local[name] = piece
                 continue
-            home = next((ids for home, ids in homes if home is piece.home), None)
-            if home is None:
-                home = {}
-                homes.append((piece.home, home))
-            if piece.id in home:  # the same array twice in a tree
+            owner = next((ids for owner, ids in owners if owner is piece.owner), None)
+            if owner is None:
+                owner = {}
+                owners.append((piece.owner, owner))
+            if piece.id in owner:  # the same array twice in a tree
                 local[name] = piece.host
-            home.setdefault(piece.id, name)
-    return _Parts(names, local, tuple(home.hold(ids) for home, ids in homes))
+            owner.setdefault(piece.id, name)
+    return _Parts(names, local, tuple(owner.hold(ids) for owner, ids in owners))
 
 
 def _written(folder: Path, parts: _Parts) -> Iterable[Leaf]:
@@ -244,20 +244,20 @@ def _written(folder: Path, parts: _Parts) -> Iterable[Leaf]:
 
 def _read_remote(folder: Path, wanted: Mapping[str, tuple[Leaf, Any]]) -> dict[str, Any]:
     """Leaves that workers have, read by them; by path."""
-    homes: list[tuple[ArrayOwner, dict[int, Leaf]]] = []
+    owners: list[tuple[ArrayOwner, dict[int, Leaf]]] = []
     for leaf, like in wanted.values():
         _check(folder, leaf, like)
         pieces = like.pieces if isinstance(like, RemoteStack) else [like]
         size = leaf.shape[0] // len(pieces) if len(pieces) > 1 else 0
         for k, piece in enumerate(pieces):
-            own = next((own for home, own in homes if home is piece.home), None)
+            own = next((own for owner, own in owners if owner is piece.owner), None)
             if own is None:
                 own = {}
-                homes.append((piece.home, own))
+                owners.append((piece.owner, own))
             own[piece.id] = leaf.rows(k * size, size) if size else leaf
     found: dict[int, RemoteArray] = {}
-    for home, own in homes:
-        found.update(home.read(folder, own))
+    for owner, own in owners:
+        found.update(owner.read(folder, own))
     made: dict[str, Any] = {}
     for path, (_, like) in wanted.items():
         some = like.pieces if isinstance(like, RemoteStack) else None

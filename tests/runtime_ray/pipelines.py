@@ -24,7 +24,7 @@ from autopar.lower.pipeline.stage_graph import stage_graph
 from autopar.lower.program import sharded
 from autopar.lower.step import step_of
 from autopar.microbatch import analyze
-from autopar.runtime.ray import Pipelined, RemoteArray, RunOptions
+from autopar.runtime.ray import Deployment, Driver, Pipelined, RemoteArray, RemotePipeline, RunOptions
 from autopar.runtime.ray.cluster import RayCluster, Slot
 from autopar.runtime.ray.messages import Handshake
 from autopar.runtime.ray.worker_group import Answer, ThreadWorkerGroup, WorkerGroup
@@ -52,6 +52,18 @@ def example(
     name: str, devices: int, *, microbatches: int = 2, stages: int = 2, table: str = "1f1b", **sizes: Any
 ) -> Example:
     step, arguments = importlib.import_module(f"examples.{name}").build("tiny", **sizes)
+    return example_of(step, arguments, devices, microbatches=microbatches, stages=stages, table=table)
+
+
+def example_of(
+    step: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    devices: int,
+    *,
+    microbatches: int = 2,
+    stages: int = 2,
+    table: str = "1f1b",
+) -> Example:
     signature, leaves = flatten_call(step, arguments, {}, SignatureOptions())
     traced = trace(step, signature)
     graph = traced.graph
@@ -82,11 +94,21 @@ def example(
     return Example(step, arguments, [*leaves, *traced.closed_over], len(jax.tree.leaves(arguments[0])), source)
 
 
-def threads(devices: int) -> Callable[..., ThreadWorkerGroup]:
-    """Workers as threads, each on the next ``devices`` devices of this process."""
-    return lambda handshakes: ThreadWorkerGroup(
-        [msgspec.structs.replace(h, devices=devices, first_device=devices * h.process) for h in handshakes]
-    )
+def on_threads(made: Example, devices: int, **run: Any) -> RemotePipeline:
+    """A pipeline whose workers are threads, each on the next ``devices`` devices of this process."""
+    driver = Driver(launch_threads, RunOptions(**run))
+    pipeline = RemotePipeline(driver, Deployment(made.source, (devices,) * made.source.num_workers))
+    pipeline.load()
+    return pipeline
+
+
+def launch_threads(handshakes: Sequence[Handshake], devices: Sequence[int]) -> FragileWorkerGroup:
+    """Workers as threads, each on the next of this process's devices."""
+    first, told = 0, []
+    for handshake, count in zip(handshakes, devices, strict=True):
+        told.append(msgspec.structs.replace(handshake, devices=count, first_device=first))
+        first += count
+    return FragileWorkerGroup(told)
 
 
 def numbers(leaf: Any) -> np.ndarray:
@@ -173,15 +195,12 @@ def thread_cluster(workers: int, devices: int, room: Callable[[], int] | None = 
     group = dataclasses.replace(Cluster.load("local-cpu").groups[0], count=workers, devices_per_node=devices)
     worker_groups: list[WorkerGroup] = []
 
-    def launch(handshakes: Sequence[Handshake], slots: Sequence[Slot], limit_s: float) -> WorkerGroup:
-        first, own = 0, []
-        for handshake, slot in zip(handshakes, slots, strict=True):
-            own.append(msgspec.structs.replace(handshake, devices=slot.devices, first_device=first))
-            first += slot.devices
-        worker_groups.append(FragileWorkerGroup(own))
+    def launch(handshakes: Sequence[Handshake], sizes: Sequence[int]) -> WorkerGroup:
+        worker_groups.append(launch_threads(handshakes, sizes))
         return worker_groups[-1]
 
-    slot = Slot(devices, "cpu")
+    slot, options = Slot(devices, "cpu"), RunOptions(**run)
+    driver = Driver(launch, options, room)
     return ThreadCluster(
-        "threads", (group,), (slot,) * workers, RunOptions(**run), launch, worker_groups=worker_groups, room=room
+        "threads", (group,), (slot,) * workers, options, launch, worker_groups=worker_groups, driver=driver
     )

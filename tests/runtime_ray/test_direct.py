@@ -30,7 +30,7 @@ def links(ends):
     for link, transfers in zip(made, ends, strict=True):
         link.transfers = transfers
         link.connect({n: k.address for n, k in enumerate(made)}, ())
-        link.until(10)
+        link.begin(10)
     yield made
     for link in made:
         link.close()

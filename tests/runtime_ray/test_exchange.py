@@ -77,7 +77,7 @@ def links(request: pytest.FixtureRequest) -> Iterator[list[Recorded]]:
         if request.param == "direct":
             link.transfers = Transfers("127.0.0.1")
         link.connect({n: k.address for n, k in enumerate(made)}, tuple(n for n in range(3) if made[n] is not link))
-        link.until(20)
+        link.begin(20)
     yield [Recorded(GroupLink(link, ProcessGroups((1, 1, 1)), {})) for link in made]
     for link in made:
         link.close()

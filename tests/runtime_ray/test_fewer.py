@@ -59,25 +59,29 @@ def test_training_goes_on_with_fewer_workers(
         assert local.plan.num_stages == left
         assert {d for s in local.plan.stages for d in s.devices} == set(range(2 * left))
         assert len(local.program.input_shardings) == len(compiled.plan.content.inputs)
-        local.close()
+        cluster.close()
 
 
 def test_no_machine_left_is_an_error() -> None:
     fn, (state, batch) = importlib.import_module("examples.mlp").build("tiny", layers=2, hidden=16, batch=8)
-    cluster = thread_cluster(2, 1, lambda: 0, deadline_s=60, recover=True)
+    room = 2
+    cluster = thread_cluster(2, 1, lambda: room, deadline_s=60, recover=True)
     compiled = autopar.parallelize(fn, cluster=cluster, num_microbatches=2).compile(state, batch)
     worker_group = cluster.worker_groups[-1]
     assert isinstance(worker_group, FragileWorkerGroup)
     worker_group.lose(1)
+    room = 0
     with pytest.raises(ClusterError, match="no machine is left"):
         compiled(state, batch)
+    cluster.close()
 
 
 def test_a_checkpoint_is_that_of_any_number_of_stages(tmp_path: Path) -> None:
     fn, (state, batch) = importlib.import_module("examples.mlp").build("tiny", layers=4, hidden=16, batch=8)
     made = {}
-    for workers in (3, 2):
-        function = autopar.parallelize(fn, cluster=thread_cluster(workers, 2), num_microbatches=2)
+    clusters = {workers: thread_cluster(workers, 2) for workers in (3, 2)}
+    for workers, cluster in clusters.items():
+        function = autopar.parallelize(fn, cluster=cluster, num_microbatches=2)
         made[workers] = function.compile(state, batch), function.shard(state, batch)[0]
     three, start = made[3]
     two, like = made[2]
@@ -90,5 +94,5 @@ def test_a_checkpoint_is_that_of_any_number_of_stages(tmp_path: Path) -> None:
     want, _ = three(middle, batch)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
-    three.local.close()
-    two.local.close()
+    for cluster in clusters.values():
+        cluster.close()

@@ -25,11 +25,11 @@ import autopar
 from autopar.cluster import Cluster
 from autopar.errors import ClusterError, WorkerLostError
 from autopar.runtime.checkpoints import Checkpoints
-from autopar.runtime.ray import Deployment, RemoteArray, RemotePipeline, RunOptions
+from autopar.runtime.ray import Deployment, Driver, RemoteArray, RemotePipeline, RunOptions
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.machine import exists
 from examples import mlp as mlp_module
-from tests.runtime_ray.pipelines import Example, example, furthest, numbers, trained, trained_plain
+from tests.runtime_ray.pipelines import Example, example, example_of, furthest, numbers, trained, trained_plain
 
 pytest.importorskip("flatbuffers")
 
@@ -45,9 +45,15 @@ def mlp() -> Example:
     return example("mlp", 2, layers=2, hidden=16, batch=8)
 
 
-def started(cluster: RayCluster, made: Example, **options: Any) -> RemotePipeline:
-    run = RunOptions(**options)
-    pipeline = RemotePipeline(Deployment(made.source, lambda h: cluster.launch(h, cluster.slots, run.start_s)), run)
+def started(
+    cluster: RayCluster,
+    made: Example,
+    devices: tuple[int, ...] = (2, 2),
+    hosts: tuple[int, ...] = (),
+    **options: Any,
+) -> RemotePipeline:
+    driver = Driver(cluster.start, RunOptions(**options))
+    pipeline = RemotePipeline(driver, Deployment(made.source, devices, hosts))
     pipeline.load()
     return pipeline
 
@@ -56,13 +62,13 @@ def started(cluster: RayCluster, made: Example, **options: Any) -> RemotePipelin
 def shared_pipeline(cluster: RayCluster, mlp: Example) -> Iterator[RemotePipeline]:
     made = started(cluster, mlp, deadline_s=60)
     yield made
-    made.close()
+    made.driver.close()
 
 
 @pytest.fixture
 def pipeline(shared_pipeline: RemotePipeline) -> RemotePipeline:
     """The pipeline of the whole file, loaded again where a test has closed it: they run in any order."""
-    if shared_pipeline._session is None:
+    if not shared_pipeline.driver.is_running:
         shared_pipeline.load()
     return shared_pipeline
 
@@ -90,11 +96,7 @@ def test_nothing_listens_on_other_than_loopback(pipeline: RemotePipeline) -> Non
 
 def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster, mlp: Example) -> None:
     """The first stage is a session of two processes, the second one process: pieces go from one to the other."""
-    slot = cluster.slots[0]
-    slots = [slot.of(1), slot.of(1), slot.of(2)]
-    deployment = Deployment(mlp.source, lambda h: cluster.launch(h, slots, 300), (2, 1))
-    own = RemotePipeline(deployment, RunOptions(deadline_s=60))
-    own.load()
+    own = started(cluster, mlp, (1, 1, 2), (2, 1), deadline_s=60)
     try:
         assert len(own.worker_group.processes) == 3
         placed = own.put(dict(enumerate(mlp.leaves)))
@@ -104,7 +106,28 @@ def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster, mlp:
         with pytest.raises(WorkerLostError, match=r"worker 0, host \d \(stage 0\)"):
             own.step(leaves)
     finally:
-        own.close()
+        own.driver.close()
+
+
+def test_typed_keys_live_on_stages_of_several_processes(cluster: RayCluster) -> None:
+    """A state with keys, which each step folds its number into: made, put, stepped, fetched and read on two processes."""
+    fn, (state, batch) = mlp_module.build("tiny", layers=4, hidden=16, batch=8)
+
+    def step(keyed: Any, batch: Any) -> Any:
+        key, use = jax.random.split(keyed["key"])
+        noise = jax.random.normal(use, batch["x"].shape[1:]) * 0.1
+        state, metrics = fn(keyed["state"], {**batch, "x": batch["x"] + noise})
+        return {"state": state, "key": key}, metrics
+
+    made = example_of(step, ({"state": state, "key": jax.random.key(3)}, batch), 2)
+    own = started(cluster, made, (1, 1, 2), (2, 1), deadline_s=60)
+    try:
+        assert furthest(trained(made, own, 2), trained_plain(made, 2)) < 1e-5
+        placed = own.put(dict(enumerate(made.leaves)))
+        leaves = [placed.get(n, leaf) for n, leaf in enumerate(made.leaves)]
+        assert furthest(own.step(leaves), trained_plain(made, 1)) < 1e-5
+    finally:
+        own.driver.close()
 
 
 def test_arrays_are_pulled_from_device_to_device(cluster: RayCluster, mlp: Example, pipeline: RemotePipeline) -> None:
@@ -122,16 +145,12 @@ def test_arrays_are_pulled_from_device_to_device(cluster: RayCluster, mlp: Examp
         assert own.recoveries >= 1
         assert bits(got) == want
     finally:
-        own.close()
-    slot = cluster.slots[0]
-    slots = [slot.of(1), slot.of(1), slot.of(2)]
-    deployment = Deployment(mlp.source, lambda h: cluster.launch(h, slots, 300), (2, 1))
-    several = RemotePipeline(deployment, RunOptions(deadline_s=60, transport="direct"))
-    several.load()
+        own.driver.close()
+    several = started(cluster, mlp, (1, 1, 2), (2, 1), deadline_s=60, transport="direct")
     try:
         assert furthest(several.step(list(mlp.leaves)), trained_plain(mlp, 1)) < 1e-5
     finally:
-        several.close()
+        several.driver.close()
 
 
 def test_a_transport_that_is_not_known_is_told() -> None:
@@ -142,14 +161,14 @@ def test_a_transport_that_is_not_known_is_told() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["gpipe", "1f1b"])
 def test_training_gpt_is_that_of_one_device(cluster: RayCluster, shared_pipeline: RemotePipeline, table: str) -> None:
-    shared_pipeline.close()  # its workers' places
+    shared_pipeline.driver.end_session()  # its workers' places
     with jax.enable_x64(True):
         gpt = example("gpt", 2, microbatches=4, table=table, dtype="float64")
         own = started(cluster, gpt, deadline_s=60)
         try:
             assert furthest(trained(gpt, own, 3), trained_plain(gpt, 3)) < 1e-9
         finally:
-            own.close()
+            own.driver.close()
 
 
 def strike(pipeline: RemotePipeline, worker: int, kind: signal.Signals, step: int, index: int) -> threading.Thread:
@@ -157,7 +176,8 @@ def strike(pipeline: RemotePipeline, worker: int, kind: signal.Signals, step: in
     cluster_processes = pipeline.worker_group.processes
 
     def watch() -> None:
-        while pipeline._session is not None and pipeline._session.monitor.last(worker) < (step, index):
+        driver = pipeline.driver
+        while driver.is_running and driver.session.monitor.last(worker) < (step, index):
             time.sleep(0.0005)
         os.kill(cluster_processes[worker], kind)
 
@@ -172,10 +192,10 @@ def bits(results: list[Any]) -> list[bytes]:
 
 def strike_next(cluster: RayCluster, worker: int, kind: signal.Signals) -> threading.Thread:
     """Sends a signal to a worker of the next worker_group, when it has started and begins to load."""
-    count, before = len(cluster.worker_groups), cluster.processes
+    before = cluster.processes
 
     def watch() -> None:
-        while len(cluster.worker_groups) == count or cluster.processes == before:
+        while cluster.processes == before:
             time.sleep(0.0005)
         os.kill(cluster.processes[worker], kind)
 
@@ -214,7 +234,7 @@ def test_workers_that_are_killed_or_stopped_change_no_bit(
         assert [p.name for p in tmp_path.iterdir()] == ["step-00000003"]
         last = own.worker_group.processes
     finally:
-        own.close()
+        own.driver.close()
     assert not any(exists(p) for p in (*first, *last))
 
 
@@ -240,7 +260,7 @@ def test_without_recovery_a_lost_worker_is_named(cluster: RayCluster, mlp: Examp
             trained(mlp, own, 1)
         assert (caught.value.worker, caught.value.stages) == (1, (1,))
     finally:
-        own.close()
+        own.driver.close()
 
 
 def test_parallelize_runs_on_the_cluster(cluster: RayCluster) -> None:
@@ -318,7 +338,7 @@ def test_fifty_random_strikes_change_no_bit(
         assert len(list(tmp_path.iterdir())) == 3
     finally:
         over.set()
-        own.close()
+        own.driver.close()
     assert not any(exists(p) for p in seen)
 
 

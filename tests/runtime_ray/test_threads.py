@@ -11,8 +11,8 @@ import pytest
 
 from autopar.errors import AutoparError, CheckpointError, WorkerLostError
 from autopar.runtime.checkpoints import Checkpoints
-from autopar.runtime.ray import Deployment, RemoteArray, RemotePipeline, RunOptions
-from tests.runtime_ray.pipelines import Example, example, furthest, numbers, threads, trained, trained_plain
+from autopar.runtime.ray import RemoteArray, RemotePipeline
+from tests.runtime_ray.pipelines import Example, example, furthest, numbers, on_threads, trained, trained_plain
 
 pytest.importorskip("flatbuffers")
 
@@ -26,10 +26,9 @@ def mlp() -> Example:
 @pytest.fixture(params=["sockets", "direct"])
 def pipeline(mlp: Example, request: pytest.FixtureRequest) -> Iterator[RemotePipeline]:
     with jax.enable_x64(True):
-        made = RemotePipeline(Deployment(mlp.source, threads(2)), RunOptions(deadline_s=30, transport=request.param))
-        made.load()
+        made = on_threads(mlp, 2, deadline_s=30, transport=request.param)
         yield made
-        made.close()
+        made.driver.close()
 
 
 def test_training_is_that_of_one_device(mlp: Example, pipeline: RemotePipeline) -> None:

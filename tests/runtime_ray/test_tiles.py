@@ -15,6 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar.errors import ScheduleError
 from autopar.runtime.transport import PeerLostError, SilentPeerError, SocketLink
+from autopar.runtime.transport.base import StepAbortedError
+from autopar.runtime.transport.channels import MOST_WAITING, Credentials, Listener, dial
 from autopar.runtime.transport.frames import read_frame, write_frame
 from autopar.runtime.transport.tiles import placed, tiles_of
 
@@ -66,9 +68,10 @@ def test_frames_bring_back_what_was_written(array) -> None:
     with near, far:
         writing = threading.Thread(target=write_frame, args=(near, 7, tiles_of(array)))
         writing.start()
-        tag, came = read_frame(far)
+        frame = read_frame(far)
         writing.join()
-    assert tag == 7
+    came = frame.array
+    assert (frame.step, frame.tag) == (0, 7)
     assert came.whole().dtype == np.asarray(array).dtype
     assert np.array_equal(came.whole(), np.asarray(array))
 
@@ -86,7 +89,7 @@ def pair():
     links = [SocketLink(n, b"0123456789abcdef") for n in range(2)]
     for link in links:
         link.connect({n: k.address for n, k in enumerate(links)}, ())
-        link.until(10)
+        link.begin(10)
     yield links
     for link in links:
         link.close()
@@ -104,15 +107,56 @@ def test_links_keep_the_order_and_check_tags(pair) -> None:
 
 def test_a_link_tells_of_silence_and_of_the_end(pair) -> None:
     a, b = pair
-    b.until(0.01)
+    b.begin(0.01)
     with pytest.raises(SilentPeerError, match="worker 0"):
         b.receive(0, 1, None)
     a.send(1, 0, jnp.zeros(2))
-    b.until(10)
+    b.begin(10)
     assert b.receive(0, 0, None).shape == (2,)
     a.close()
     with pytest.raises(PeerLostError):
         b.receive(0, 1, None)
+
+
+def test_what_a_failed_step_left_is_dropped(pair) -> None:
+    a, b = pair
+    for step in (1, 2):
+        a.begin(10, step)
+        a.send(1, 0, jnp.full(3, step))
+    b.begin(10, 2)
+    assert b.receive(0, 0, None).tolist() == [2] * 3
+
+
+def test_a_step_that_is_given_up_waits_no_longer(pair) -> None:
+    _, b = pair
+    b.begin(100, 3)
+    given_up = threading.Timer(0.1, b.abort, (3,))
+    b.ready(0)
+    given_up.start()
+    with pytest.raises(StepAbortedError, match="step 3"):
+        b.receive(0, 0, None)
+    with pytest.raises(StepAbortedError, match="step 3"):
+        b.receive(0, 1, None)
+
+
+def test_idle_strangers_are_sent_away_and_are_few() -> None:
+    served: list[bytes] = []
+    listener = Listener(Credentials(b"secret"), lambda c: served.append(c.recv(2)), handshake_s=0.2)
+    strangers = [socket.create_connection(listener.address) for _ in range(MOST_WAITING + 20)]
+    try:
+        assert listener.waiting <= MOST_WAITING
+        with dial(listener.address, Credentials(b"secret")) as friend:
+            friend.sendall(b"hi")
+            assert friend.recv(1) == b""  # it was served to its end
+        assert served == [b"hi"]
+        for stranger in strangers:
+            stranger.settimeout(30)
+            assert stranger.recv(1) == b""
+        assert listener.waiting == 0
+    finally:
+        listener.close()
+        for stranger in strangers:
+            stranger.close()
 
 
 def test_strangers_are_not_heard(pair) -> None:

@@ -33,7 +33,7 @@ class _Actor:
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of the `WorkerHost`."""
-        return getattr(self._host, method)(*args)
+        return self._host.call(method, *args)
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -59,6 +59,7 @@ class RayWorkerGroup(WorkerGroup):
         timeout_s: float = 300,
         placement: Placement | None = None,
     ) -> None:
+        self.ended = False
         self._placement = placement
         actor: Any = ray.remote(_Actor)
         self._processes: list[int] = []
@@ -68,7 +69,7 @@ class RayWorkerGroup(WorkerGroup):
             actor.options(
                 max_restarts=0,
                 max_task_retries=0,
-                max_concurrency=2,  # a checkpoint is written while a step runs
+                max_concurrency=4,  # a checkpoint is written while a step runs, which may be given up
                 runtime_env={"env_vars": {**environment, **common}},
                 **settings,
             ).remote(encode(handshake))
@@ -110,6 +111,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def kill(self) -> None:
         """See `WorkerGroup.kill`."""
+        self.ended = True
         for actor in self._actors if ray.is_initialized() else ():
             ray.kill(actor, no_restart=True)
         if self._placement is not None:

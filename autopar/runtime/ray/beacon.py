@@ -6,14 +6,13 @@ connection tells at once that the process is gone.
 
 from __future__ import annotations
 
-import hmac
 import socket
 import struct
 import threading
 from types import TracebackType
 
+from autopar.runtime.transport.channels import Credentials, Listener, dial, shut
 from autopar.runtime.transport.frames import read_exactly
-from autopar.runtime.transport.sockets import shut
 
 _REPORT = struct.Struct("<iii")
 
@@ -23,16 +22,14 @@ class Beacon:
 
     Args:
         monitor: host and port of the driver's end.
-        secret: what the connection begins with.
+        credentials: what the connection begins with.
         process: number of the process.
     """
 
-    def __init__(self, monitor: tuple[str, int], secret: bytes, process: int) -> None:
+    def __init__(self, monitor: tuple[str, int], credentials: Credentials, process: int) -> None:
         self._process = process
-        self._connection = socket.create_connection(monitor, timeout=20)
-        self._connection.settimeout(None)
-        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection.sendall(secret + _REPORT.pack(process, -1, -1))
+        self._connection = dial(monitor, credentials)
+        self._connection.sendall(_REPORT.pack(process, -1, -1))
 
     def report(self, step: int, index: int) -> None:
         """Tells that the process is at an instruction of a step; without a driver it goes nowhere."""
@@ -50,19 +47,16 @@ class Monitor:
     """The driver's end.
 
     Args:
-        secret: what every connection begins with.
+        credentials: what every connection begins with.
         host: address to listen on.
     """
 
-    def __init__(self, secret: bytes, host: str = "127.0.0.1") -> None:
-        self._secret = secret
+    def __init__(self, credentials: Credentials, host: str = "127.0.0.1") -> None:
         self._lock = threading.Lock()
         self._last: dict[int, tuple[int, int]] = {}
         self._gone: dict[int, None] = {}
-        self._connections: list[socket.socket] = []
-        self._listener = socket.create_server((host, 0))
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        threading.Thread(target=self._accept, name="monitor", daemon=True).start()
+        self._listener = Listener(credentials, self._read, host)
+        self.address = self._listener.address
 
     def last(self, process: int) -> tuple[int, int]:
         """(step, index of the instruction) that a process reported last; -1 and -1 where it reported none."""
@@ -76,10 +70,7 @@ class Monitor:
 
     def close(self) -> None:
         """Ends all connections."""
-        shut(self._listener)
-        with self._lock:
-            for connection in self._connections:
-                shut(connection)
+        self._listener.close()
 
     def __enter__(self) -> Monitor:
         return self
@@ -87,22 +78,9 @@ class Monitor:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                self._connections.append(connection)
-            threading.Thread(target=self._read, args=(connection,), name="reports", daemon=True).start()
-
     def _read(self, connection: socket.socket) -> None:
         process = -1
         try:
-            if not hmac.compare_digest(bytes(read_exactly(connection, len(self._secret))), self._secret):
-                shut(connection)
-                return
             while True:
                 process, step, index = _REPORT.unpack(read_exactly(connection, _REPORT.size))
                 with self._lock:

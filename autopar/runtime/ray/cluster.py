@@ -9,6 +9,8 @@ from typing import Any
 
 from autopar.cluster import Cluster
 from autopar.errors import ClusterError
+from autopar.runtime.ray.deployment import Launcher
+from autopar.runtime.ray.driver import Driver
 from autopar.runtime.ray.messages import Handshake
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.worker_group import WorkerGroup
@@ -67,23 +69,21 @@ class RayCluster(Cluster):
         groups: see `Cluster`.
         slots: room for workers, in the order of the cluster's devices.
         run: how pipelines are run here.
-        launch: starts workers: (what each is told, its slot, seconds that it may take) -> the worker_group.
+        launch: starts workers: (what each is told, its slot, seconds that it may take) -> their processes.
         disconnect: ends what was started for this cluster.
-        worker_groups: workers that were started, the latest last.
-        room: how many workers there is room for now.
+        worker_groups: workers that run, the latest last.
         hosts_per_stage: workers that hold a stage together, unless said otherwise.
+        driver: of all functions that run on the cluster.
     """
 
     slots: tuple[Slot, ...] = field(default=(), compare=False, repr=False)
     run: RunOptions = field(default=RunOptions(), compare=False, repr=False)
-    launch: Callable[[Sequence[Handshake], Sequence[Slot], float], WorkerGroup] | None = field(
-        default=None, compare=False, repr=False
-    )
+    launch: Launcher | None = field(default=None, compare=False, repr=False)
     disconnect: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
     worker_groups: Sequence[WorkerGroup] = field(default=(), compare=False, repr=False)
-    room: Callable[[], int] | None = field(default=None, compare=False, repr=False)
     hosts_per_stage: int = field(default=1, compare=False, repr=False)
+    driver: Driver | None = field(default=None, compare=False, repr=False)
 
     @property
     def processes(self) -> tuple[int, ...]:
@@ -111,7 +111,7 @@ class RayCluster(Cluster):
         return len(devices) // own if len(devices) % own == 0 and devices[0] % own == 0 else 1
 
     def start(self, handshakes: Sequence[Handshake], devices: Sequence[int]) -> WorkerGroup:
-        """Starts the workers of a pipeline.
+        """Starts processes.
 
         Args:
             handshakes: what each is told.
@@ -121,12 +121,20 @@ class RayCluster(Cluster):
             ClusterError: they do not start.
         """
         if self.launch is None:
-            raise ClusterError(f"{self.name} was read from a file or a plan: it has no workers", remedy="Cluster.ray()")
-        slot = self.slots[0]
-        return self.launch(handshakes, [slot.of(n) for n in devices], self.run.start_s)
+            raise _without_workers(self.name)
+        return self.launch(handshakes, devices)
+
+    @property
+    def workers(self) -> Driver:
+        """The driver of the workers. ClusterError where the cluster has none."""
+        if self.driver is None:
+            raise _without_workers(self.name)
+        return self.driver
 
     def close(self) -> None:
         """Ends workers, and Ray if it was started for this cluster."""
+        if self.driver is not None:
+            self.driver.close()
         if self.disconnect is not None:
             self.disconnect()
 
@@ -135,3 +143,7 @@ class RayCluster(Cluster):
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _without_workers(name: str) -> ClusterError:
+    return ClusterError(f"{name} was read from a file or a plan: it has no workers", remedy="Cluster.ray()")

@@ -19,6 +19,7 @@ import ray
 from autopar.errors import ClusterError
 from autopar.runtime.ray.actors import RayWorkerGroup
 from autopar.runtime.ray.cluster import RayCluster, Slot
+from autopar.runtime.ray.driver import Driver
 from autopar.runtime.ray.machine import RAY_MARK, clean_up, guard
 from autopar.runtime.ray.messages import Handshake
 from autopar.runtime.ray.nodes import Devices, layout, machines, planned
@@ -99,9 +100,11 @@ def connect(
     # Workers share the processors of one machine that is theirs.
     shared = address is None and wanted.kind == "cpu"
     slot = dataclasses.replace(wanted.slot, shared=shared)
+    launch = functools.partial(_launch, worker_groups, slot, options.start_s)
+    driver = Driver(launch, options, lambda: wanted.room(machines(_nodes())))
     return RayCluster(
-        planner.name, planner.groups, (slot,) * wanted.workers, options, functools.partial(_launch, worker_groups), end, worker_groups,
-        lambda: wanted.room(machines(_nodes())), hosts_per_stage,
+        planner.name, planner.groups, (slot,) * wanted.workers, options, launch, end, worker_groups, hosts_per_stage,
+        driver,
     )  # fmt: skip
 
 
@@ -167,8 +170,13 @@ def _end(
 
 
 def _launch(
-    worker_groups: list[RayWorkerGroup], handshakes: Sequence[Handshake], slots: Sequence[Slot], limit_s: float
+    worker_groups: list[RayWorkerGroup],
+    slot: Slot,
+    limit_s: float,
+    handshakes: Sequence[Handshake],
+    devices: Sequence[int],
 ) -> WorkerGroup:
+    slots = [slot.of(n) for n in devices]
     # Who shares a machine needs no room there. Others have all of it or none.
     placement = None
     if not slots[0].shared:
@@ -180,5 +188,5 @@ def _launch(
         if placement is not None:
             placement.close()
         raise
-    worker_groups.append(worker_group)
+    worker_groups[:] = [*(g for g in worker_groups if not g.ended), worker_group]
     return worker_group

@@ -1,15 +1,31 @@
-"""`Deployment`: a lowered pipeline and the processes for it; `Replanner`: another one when machines are lost for good."""
+"""`Deployment`: a lowered pipeline and its processes; `Replanner`: another one for another number of machines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from autopar.runtime.ray.messages import Handshake
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.worker_group import WorkerGroup
 from autopar.runtime.transport.process_groups import ProcessGroups
+
+#: Starts processes: (what each is told, number of devices of each) -> the processes.
+Launcher: TypeAlias = Callable[[Sequence[Handshake], Sequence[int]], WorkerGroup]
+
+
+@dataclass(frozen=True)
+class ProcessLayout:
+    """Processes of workers, and their devices.
+
+    Args:
+        groups: the processes of each worker.
+        devices: number of devices of each process.
+    """
+
+    groups: ProcessGroups
+    devices: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,22 +34,26 @@ class Deployment:
 
     Args:
         source: the lowered pipeline.
-        start: makes processes.
+        devices: number of devices of each process.
         hosts: for each worker the number of its processes; one each where there are none.
-        nodes: number of nodes that it wants; as many as there are processes where it is 0.
+        nodes: number of nodes that it is made for; as many as there are processes where it is 0.
         plan: what it carries out, for whoever wants to know.
     """
 
     source: Pipelined
-    start: Callable[[Sequence[Handshake]], WorkerGroup]
+    devices: tuple[int, ...]
     hosts: tuple[int, ...] = ()
     nodes: int = 0
     plan: Any = None
 
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            object.__setattr__(self, "nodes", len(self.devices))
+
     @property
-    def groups(self) -> ProcessGroups:
+    def layout(self) -> ProcessLayout:
         """The processes of its workers."""
-        return ProcessGroups(self.hosts or (1,) * self.source.num_workers)
+        return ProcessLayout(ProcessGroups(self.hosts or (1,) * self.source.num_workers), self.devices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +61,7 @@ class Replanner:
     """What to do with fewer machines than there were.
 
     Args:
-        room: how many nodes there are now.
         deploy: number of nodes -> the same step, planned for as many or fewer; its inputs and outputs are the same.
     """
 
-    room: Callable[[], int]
     deploy: Callable[[int], Deployment]

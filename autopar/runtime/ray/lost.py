@@ -35,6 +35,11 @@ class Loss:
     error: str
     failure: Failure | None
 
+    @property
+    def is_collective(self) -> bool:
+        """Whether a program of several processes failed."""
+        return self.failure is not None and self.failure.kind == "collective"
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -80,7 +85,7 @@ def who_is_lost(scene: Scene) -> tuple[int, str]:
         if loss.error:
             return process, loss.error
     for process, loss in sorted(losses.items()):
-        if loss.failure is not None and loss.failure.kind == "error":
+        if loss.failure is not None and loss.failure.kind in ("error", "collective"):
             at, _ = doing(scene.at(process, loss.failure.index))
             smaller = "a smaller batch or more microbatches" if scene.source else "smaller sizes in Effort"
             raise AutoparError(
@@ -94,8 +99,7 @@ def who_is_lost(scene: Scene) -> tuple[int, str]:
     waiting = sorted(losses.items())
     for process, loss in waiting:
         if loss.failure is not None and loss.failure.kind == "broken":
-            peers = (*scene.groups.peers(process), process)
-            return (loss.failure.peer if loss.failure.peer >= 0 else peers[0]), "its connections broke"
+            return (loss.failure.peer if loss.failure.peer >= 0 else process), "its connections broke"
     # All answered that they waited in vain: the one that others wait for and that computes is slow.
     awaited = {loss.failure.peer for _, loss in waiting if loss.failure is not None}
     slow = sorted(p for p in awaited if not isinstance(scene.at(p), Recv)) or sorted(awaited)

@@ -17,6 +17,7 @@ from autopar.cost.links import How, LinkSample
 from autopar.errors import AutoparError, ClusterError
 from autopar.runtime.measuring import Effort
 from autopar.runtime.ray.cluster import RayCluster
+from autopar.runtime.ray.deployment import ProcessLayout
 from autopar.runtime.ray.messages import (
     Connect,
     DeviceFacts,
@@ -118,10 +119,8 @@ def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], No
         )
     options = cluster.run
     say(f"starting {count} workers")
-    devices = [slot.devices for slot in cluster.slots]
-    session = Session(
-        None, ProcessGroups((1,) * count), lambda handshakes: cluster.start(handshakes, devices), options, x64=False
-    )
+    layout = ProcessLayout(ProcessGroups((1,) * count), tuple(slot.devices for slot in cluster.slots))
+    session = Session(layout, cluster.start, options)
     try:
         facts = [decode(a, DeviceFacts) for a in session.call("facts", [()] * count, options.load_s)]
         call_s = _call_s(session, options.deadline_s)

@@ -27,7 +27,6 @@ class Handshake(msgspec.Struct, frozen=True):
         secret: what its connections begin with.
         monitor: where it reports to: host and port.
         listen: address that it listens on; empty means that of its machine.
-        x64: whether 64-bit types are enabled.
         cache: folder of compiled programs; empty for none.
         devices: how many of the process's devices it has, from ``first_device`` on; 0 means all.
         first_device: see ``devices``.
@@ -39,7 +38,6 @@ class Handshake(msgspec.Struct, frozen=True):
     secret: bytes
     monitor: tuple[str, int]
     listen: str
-    x64: bool
     cache: str = ""
     devices: int = 0
     first_device: int = 0
@@ -64,23 +62,27 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Programs and instructions of a worker.
+    """Programs and instructions of a function on one worker.
 
     Args:
+        function: its number.
         instructions: of one step.
         programs: of its stages.
         addresses: of all processes.
         groups: number of processes of each worker.
         layouts: how values lie on workers that have several processes, by name.
         direct: whether arrays are pulled from device to device.
+        x64: whether 64-bit types are enabled.
     """
 
+    function: int
     instructions: tuple[Instruction, ...]
     programs: tuple[ExportedProgram, ...]
     addresses: dict[int, tuple[str, int]]
     groups: tuple[int, ...]
     layouts: dict[int, dict[str, ShardLayout]] = {}
     direct: bool = False
+    x64: bool = False
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -121,7 +123,8 @@ class Step(msgspec.Struct, frozen=True):
     """A step of one worker.
 
     Args:
-        number: of the step.
+        function: number of what runs.
+        number: of the step, of all steps of the cluster.
         starts: what lies here at its beginning.
         moves: arrays that go from worker to worker before it, all of them, in one order.
         results: (number of the new array, buffer) of what is kept.
@@ -131,6 +134,7 @@ class Step(msgspec.Struct, frozen=True):
         tell_size: results of up to this many elements are told with the answer.
     """
 
+    function: int
     number: int
     starts: tuple[Start, ...]
     moves: tuple[Move, ...]
@@ -146,13 +150,13 @@ class Failure(msgspec.Struct, frozen=True):
 
     Args:
         index: instruction that it was at; -1 before the first.
-        kind: a connection broke, nothing came, or an error of its own.
+        kind: a connection broke, nothing came, a program of several processes failed, or an error of its own.
         peer: process at the other end of the connection; -1 where it is its own error.
         text: the error.
     """
 
     index: int
-    kind: Literal["broken", "silent", "error"]
+    kind: Literal["broken", "silent", "collective", "error"]
     peer: int
     text: str
 
@@ -183,12 +187,12 @@ class ReadRequest(msgspec.Struct, frozen=True):
     Args:
         folder: where it is.
         leaves: by the number that an array gets.
-        values: by number the value that it is going to be.
+        like: by number an array of the process that lies as it is to lie.
     """
 
     folder: str
     leaves: dict[int, Leaf]
-    values: dict[int, str]
+    like: dict[int, int]
 
 
 class FileResult(msgspec.Struct, frozen=True):
@@ -308,7 +312,8 @@ _DECODERS: Mapping[type[Any], msgspec.msgpack.Decoder[Any]] = MappingProxyType(
     {
         kind: msgspec.msgpack.Decoder(kind)
         for kind in (
-            Handshake, WorkerInfo, Load, Step, Snapshot, ReadRequest, FileResult, StepResult, DeviceFacts, Measure, Measured, Connect, TransferRequest, TransferResult,
+            Handshake, WorkerInfo, Load, Step, Snapshot, ReadRequest, FileResult, StepResult, DeviceFacts, Measure,
+            Measured, Connect, TransferRequest, TransferResult,
         )
     }
 )  # fmt: skip

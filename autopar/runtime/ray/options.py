@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from autopar.runtime.ray.recovery import RetryPolicy
+
 Transport: TypeAlias = Literal["auto", "sockets", "direct"]
 
 
@@ -18,7 +20,10 @@ class RunOptions:
         load_s: seconds that compiling and connecting may take.
         recover: whether lost workers are replaced and the step is run again.
         copy_every: with ``recover``, steps between two copies of what lies on the workers, in the driver's memory.
-        attempts: how often one step may be begun.
+        attempts: how often one operation (a step, ``init``, loading) may be begun.
+        repeats: how often in a row an operation may be lost at one instruction.
+        backoff_s: seconds to wait before the third attempt; doubled with each that follows.
+        growth_check_s: with ``recover``, seconds between two looks at whether lost nodes came back.
         cache: folder in which workers keep compiled programs; empty for none.
         listen: address that workers and driver listen on.
         each_own: whether every worker listens on the address of its own machine instead.
@@ -33,11 +38,19 @@ class RunOptions:
     recover: bool = False
     copy_every: int = 10
     attempts: int = 10
+    repeats: int = 3
+    backoff_s: float = 0.5
+    growth_check_s: float = 5.0
     cache: str = ""
     listen: str = "127.0.0.1"
     each_own: bool = False
     platform: str = "cpu"
     transport: Transport = "auto"
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """When operations are tried again."""
+        return RetryPolicy(self.recover, self.attempts, self.repeats, self.backoff_s)
 
     @property
     def direct(self) -> bool:

@@ -21,7 +21,7 @@ from autopar.plan import Plan
 from autopar.runtime.leaves import check_data, fits, give_up
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.deployment import Deployment, Replanner
-from autopar.runtime.ray.driver import RemotePipeline
+from autopar.runtime.ray.pipeline import RemotePipeline
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.values import RemoteArray, RemoteStack
 from autopar.schedule import Work
@@ -170,18 +170,28 @@ class RemoteProgram:
         return self.runtime.timeline()
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Frees the programs on the workers; the workers end with the cluster."""
         self.runtime.close()
 
     def _pieces(self, index: int, leaf: Any) -> Sequence[Any]:
+        """The inputs of the lowered step that a leaf is."""
         at = self.unstacked.inputs[index]
+        if isinstance(leaf, RemoteStack):
+            self.runtime.driver.check(leaf)
+            if len(leaf.pieces) == len(at):
+                return leaf.pieces
+            # Another function has the layers of this stack in other groups.
+            return leaf.regrouped((self.runtime.function.number, index), lambda: self._regrouped(index, leaf))
         if len(at) == 1:
             return [leaf]
-        if isinstance(leaf, RemoteStack):
-            return leaf.pieces
         whole = leaf.to_jax() if isinstance(leaf, RemoteArray) else leaf
-        size = whole.shape[0] // len(at)
-        return [whole[k * size : (k + 1) * size] for k in range(len(at))]
+        return _cut(whole, len(at))
+
+    def _regrouped(self, index: int, leaf: RemoteStack) -> Sequence[Any]:
+        at = self.unstacked.inputs[index]
+        cut = dict(zip(at, _cut(leaf.to_jax(), len(at)), strict=True))
+        put = self.runtime.put(cut)
+        return [put.get(i, cut[i]) for i in at]
 
     def _taken(self, index: int, leaf: Any) -> Any:
         check_data(leaf, self.names[index])
@@ -254,8 +264,8 @@ def deployed(unstacked: Unstacked, lowered: LoweredPipeline, cluster: RayCluster
     homes = {lowered.home(s): s for s in reversed(stages)}
     devices = [lowered.devices(w, homes[w]) for w in range(lowered.table.num_workers)]
     hosts = tuple(cluster.hosts(d) for d in devices)
-    sizes = [len(d) // n for d, n in zip(devices, hosts, strict=True) for _ in range(n)]
-    return Deployment(source, lambda handshakes: cluster.start(handshakes, sizes), hosts, len(cluster.slots), plan)
+    sizes = tuple(len(d) // n for d, n in zip(devices, hosts, strict=True) for _ in range(n))
+    return Deployment(source, sizes, hosts, len(cluster.slots), plan)
 
 
 def load_remote(
@@ -281,16 +291,16 @@ def load_remote(
     Raises:
         ClusterError: the cluster has not as many devices as the plan wants, or workers do not start.
     """
-    spare = None
-    if again is not None and cluster.room is not None:
+    replanner = None
+    if again is not None:
         plan_again = again
 
         def fewer(room: int) -> Deployment:
             smaller = cluster.fewer(room)
             return deployed(unstacked, plan_again(smaller), smaller)
 
-        spare = Replanner(cluster.room, fewer)
-    runtime = RemotePipeline(deployed(unstacked, lowered, cluster), cluster.run, progress, spare)
+        replanner = Replanner(fewer)
+    runtime = RemotePipeline(cluster.workers, deployed(unstacked, lowered, cluster), progress, replanner)
     runtime.load()
     count = len(traced.signature.traced)
     program = RemoteProgram(
@@ -312,6 +322,13 @@ def load_remote(
         for n, constant in enumerate(traced.closed_over, count)
     )
     return RemoteProgram(runtime, program.entries, program.names, program.donated, constants, unstacked)
+
+
+def _cut(whole: Any, count: int) -> list[Any]:
+    if count == 1:
+        return [whole]
+    size = whole.shape[0] // count
+    return [whole[k * size : (k + 1) * size] for k in range(count)]
 
 
 def _piece(position: int, k: int, count: int, results: Sequence[Any]) -> Any:

@@ -1,89 +1,102 @@
-"""`Session`: all processes of one life of a pipeline, and calls that all of them answer. It ends as a whole."""
+"""`Session`: all processes of one life of a cluster's workers, and calls that all answer. It ends as a whole."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from autopar.errors import WorkerLostError
 from autopar.lower.pipeline.exported import ExportedProgram
 from autopar.runtime.ray.beacon import Monitor
+from autopar.runtime.ray.deployment import Launcher, ProcessLayout
+from autopar.runtime.ray.function import Function
 from autopar.runtime.ray.lost import Loss, Scene, lost_error
 from autopar.runtime.ray.messages import Failure, Handshake, Load, StepResult, WorkerInfo, decode, encode
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.source import Pipelined
-from autopar.runtime.ray.worker_group import WorkerGroup
+from autopar.runtime.transport.channels import Credentials
 from autopar.runtime.transport.process_groups import ProcessGroups
 from autopar.runtime.transport.shards import ShardLayout
 
 #: Methods of `WorkerHost` whose answers begin with a `StepResult`.
 _FALLIBLE = ("step", "connect", "exchange")
+#: Seconds to wait for the others once one was lost; and for the end of a process, where a collective failed.
+_GRACE_S, _COLLECTIVE_GRACE_S = 0.5, 3.0
+#: Seconds that processes have to give up a step in which another one failed.
+_ABORT_S = 10.0
 
 
 class Session:
     """Processes that know each other.
 
     Args:
-        source: the pipeline that they carry out; None where they only measure.
-        groups: the processes of its workers.
-        start: starts processes.
+        layout: processes and their devices.
+        launch: starts processes.
         options: see `RunOptions`.
-        x64: whether 64-bit types are enabled.
 
     Raises:
         ClusterError: processes do not start.
         WorkerLostError: one was lost meanwhile.
     """
 
-    def __init__(
-        self,
-        source: Pipelined | None,
-        groups: ProcessGroups,
-        start: Callable[[Sequence[Handshake]], WorkerGroup],
-        options: RunOptions,
-        x64: bool,
-    ) -> None:
-        self.source = source
-        self.groups = groups
+    def __init__(self, layout: ProcessLayout, launch: Launcher, options: RunOptions) -> None:
+        self.layout = layout
+        self.groups: ProcessGroups = layout.groups
+        self.loaded: set[int] = set()
         self._options = options
         secret = secrets.token_bytes(16)
-        self.monitor = Monitor(secret, options.listen)
+        self.monitor = Monitor(Credentials(secret), options.listen)
+        groups = self.groups
         handshakes = [
             Handshake(
-                p, secret, self.monitor.address, "" if options.each_own else options.listen, x64, options.cache,
+                p, secret, self.monitor.address, "" if options.each_own else options.listen, options.cache,
                 rank=groups.rank(p), group_size=groups.sizes[groups.workers[p]],
             )
             for p in range(groups.num_processes)
         ]  # fmt: skip
         try:
-            self.worker_group = start(handshakes)
+            self.worker_group = launch(handshakes, layout.devices)
         except BaseException:
             self.monitor.close()
             raise
         try:
-            here = [decode(a, WorkerInfo) for a in self.call("info", [()] * len(handshakes), options.load_s)]
-            self.machines = tuple(h.machine for h in here)
-            self.addresses = {p: h.address for p, h in enumerate(here)}
+            infos = [decode(a, WorkerInfo) for a in self.call("info", [()] * len(handshakes), options.load_s)]
+            self.machines = tuple(i.machine for i in infos)
+            self.addresses = {p: i.address for p, i in enumerate(infos)}
             if groups.num_processes > groups.num_workers:
-                first = [here[groups.members(w).start].coordinator for w in groups.workers]
+                first = [infos[groups.members(w).start].coordinator for w in groups.workers]
                 self.call("join", [(at, options.load_s) for at in first], options.load_s)
         except BaseException:
             self.close()
             raise
 
-    def load(self, programs: Sequence[ExportedProgram]) -> None:
-        """Compiles the programs, each on the worker of its stage, and connects the processes."""
-        source, groups = self.source, self.groups
-        assert source is not None
-        own = [tuple(p for p in programs if p.work.stage in source.stages(w)) for w in range(groups.num_workers)]
-        layouts = {w: _layouts(own[w], size) for w, size in enumerate(groups.sizes) if size > 1}
-        direct = self._options.direct
-        messages = [
-            encode(Load(source.program.workers[w].instructions, own[w], self.addresses, groups.sizes, layouts, direct))
-            for w in range(groups.num_workers)
+    def load(self, function: Function) -> None:
+        """Compiles the programs of a function, each on the worker of its stage, and connects the processes."""
+        source, groups = function.source, self.groups
+        own = [
+            tuple(p for p in function.exported if p.work.stage in source.stages(w)) for w in range(groups.num_workers)
         ]
-        self.call("load", [(messages[w],) for w in groups.workers], self._options.load_s)
+        layouts = {w: _layouts(own[w], size) for w, size in enumerate(groups.sizes) if size > 1}
+        messages = [
+            encode(
+                Load(
+                    function.number, source.program.workers[w].instructions, own[w], self.addresses, groups.sizes,
+                    layouts, self._options.direct, function.x64,
+                )
+            )
+            for w in range(groups.num_workers)
+        ]  # fmt: skip
+        self.call("load", [(messages[w],) for w in groups.workers], self._options.load_s, source)
+        self.loaded.add(function.number)
+
+    def unload(self, functions: Sequence[int]) -> None:
+        """Frees the programs of functions."""
+        own = [n for n in functions if n in self.loaded]
+        if own:
+            self.call("unload", [(own,)] * self.groups.num_processes, self._options.deadline_s)
+            self.loaded.difference_update(own)
 
     def close(self) -> None:
         """Ends all processes; arrays on them are gone."""
@@ -91,40 +104,70 @@ class Session:
         self.monitor.close()
 
     def of_workers(
-        self, method: str, arguments: Sequence[tuple[Any, ...]], limit_s: float, step: int = -1
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        limit_s: float,
+        source: Pipelined | None = None,
+        step: int = -1,
     ) -> list[list[Any]]:
         """Calls a method of the processes of every worker with the same arguments; their answers by worker."""
-        found = self.call(method, [arguments[w] for w in self.groups.workers], limit_s, step)
+        found = self.call(method, [arguments[w] for w in self.groups.workers], limit_s, source, step)
         return [[found[p] for p in self.groups.members(w)] for w in range(self.groups.num_workers)]
 
-    def call(self, method: str, arguments: Sequence[tuple[Any, ...]], limit_s: float, step: int = -1) -> list[Any]:
+    def call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        limit_s: float,
+        source: Pipelined | None = None,
+        step: int = -1,
+    ) -> list[Any]:
         """Calls a method of all processes.
 
         Args:
             method: of `WorkerHost`.
             arguments: for each process.
             limit_s: seconds that it may take.
+            source: the pipeline that it is about, for the error.
             step: number of the step, for the error.
 
         Raises:
             WorkerLostError: one does not answer in time, or is gone.
             AutoparError: one failed by an error of its program.
         """
-        worker_group = self.worker_group
-        tickets = {p: worker_group.call(p, method, *a) for p, a in enumerate(arguments)}
+        tickets = {p: self.worker_group.call(p, method, *a) for p, a in enumerate(arguments)}
+        answers, losses = self._answers(method, tickets, limit_s)
+        if len(answers) == len(tickets):
+            return [answers[p] for p in range(len(tickets))]
+        # An answer that tells of the end of another may be faster than that end. In a group of several processes the
+        # end of one is that of the others: the first is to blame.
+        gone = [p for p in self.monitor.gone() if p not in answers]
+        losses = {**dict.fromkeys(gone, Loss("its process ended", None)), **losses}
+        silent = sorted(tickets.keys() - answers.keys() - losses.keys())
+        last = {p: self.monitor.last(p) for p in tickets}
+        try:
+            raise lost_error(Scene(losses, silent, last, source, self.groups, limit_s), method, step)
+        except WorkerLostError:
+            raise
+        except BaseException:
+            # A program failed, and the processes live: what the others wait for does not come.
+            self._abort(step, {p: tickets[p] for p in silent})
+            raise
+
+    def _answers(self, method: str, tickets: dict[int, Any], limit_s: float) -> tuple[dict[int, Any], dict[int, Loss]]:
+        """What came of calls, by process; neither of those that are still awaited when it is clear that one failed."""
         answers: dict[int, Any] = {}
         losses: dict[int, Loss] = {}
         # Processes that wait for another one give up at the same limit: their answers say whom they waited for.
         until = time.monotonic() + limit_s + min(2.0, 0.5 * limit_s)
         while len(answers) + len(losses) < len(tickets) and time.monotonic() < until:
             waiting = [p for p in tickets if p not in answers and p not in losses]
-            for position, answer in worker_group.wait([tickets[p] for p in waiting], 0.1).items():
+            for position, answer in self.worker_group.wait([tickets[p] for p in waiting], 0.1).items():
                 process = waiting[position]
-                failure = (
-                    decode(answer.value[0], StepResult).failure if method in _FALLIBLE and not answer.error else None
-                )
-                if answer.error and not answer.lost:
-                    failure = Failure(-1, "error", -1, answer.error)
+                failure = Failure(-1, "error", -1, answer.error) if answer.error and not answer.lost else None
+                if method in _FALLIBLE and not answer.error:
+                    failure = decode(answer.value[0], StepResult).failure
                 if answer.lost or failure is not None:
                     losses[process] = Loss(answer.error if answer.lost else "", failure)
                 else:
@@ -132,16 +175,32 @@ class Session:
             for process in sorted(set(self.monitor.gone()) & set(waiting) - answers.keys() - losses.keys()):
                 losses[process] = Loss("its process ended", None)
             if losses:
-                until = min(until, time.monotonic() + 0.5)
-        if len(answers) == len(tickets):
-            return [answers[p] for p in range(len(tickets))]
-        # An answer that tells of the end of another may be faster than that end. In a session of several processes the
-        # end of one is that of the others: the first is to blame.
-        gone = [p for p in self.monitor.gone() if p not in answers]
-        losses = {**dict.fromkeys(gone, Loss("its process ended", None)), **losses}
-        silent = sorted(tickets.keys() - answers.keys() - losses.keys())
-        last = {p: self.monitor.last(p) for p in tickets}
-        raise lost_error(Scene(losses, silent, last, self.source, self.groups, limit_s), method, step)
+                until = min(until, time.monotonic() + _GRACE_S)
+        # A collective fails where another process of its group ended, which shows at once, or by a mistake.
+        until = time.monotonic() + _COLLECTIVE_GRACE_S
+        while any(x.is_collective for x in losses.values()) and not self.monitor.gone() and time.monotonic() < until:
+            time.sleep(0.01)
+        return answers, losses
+
+    def _abort(self, step: int, tickets: dict[int, Any]) -> None:
+        """Has processes give up a step. WorkerLostError where they do not."""
+        if not tickets:
+            return
+        if step >= 0:
+            for process in tickets:
+                self.worker_group.call(process, "abort", step)
+        left = dict(tickets)
+        until = time.monotonic() + _ABORT_S
+        while left and time.monotonic() < until:
+            waiting = list(left)
+            for position in self.worker_group.wait([left[p] for p in waiting], 0.1):
+                del left[waiting[position]]
+        if left:
+            raise WorkerLostError(
+                f"worker {self.groups.workers[min(left)]} did not give up step {step}, in which another worker failed",
+                cause="its program does not end",
+                worker=self.groups.workers[min(left)],
+            )
 
 
 def _layouts(programs: Sequence[ExportedProgram], processes: int) -> dict[str, ShardLayout]:

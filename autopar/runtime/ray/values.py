@@ -77,7 +77,7 @@ class RemoteArray(ArrayHandle):
         shape: its shape.
         dtype: its dtype.
         placement: where it lies, for people, as ``worker 1: ('x', None)``.
-        home: where it is.
+        owner: where it is.
         dropped: called with the number when nobody has this handle any more.
     """
 
@@ -87,14 +87,14 @@ class RemoteArray(ArrayHandle):
         shape: tuple[int, ...],
         dtype: Any,
         placement: str,
-        home: ArrayOwner,
+        owner: ArrayOwner,
         dropped: Callable[[int], None],
     ) -> None:
         self.id = id
         self.shape = shape
         self.dtype = dtype
         self.placement = placement
-        self.home = home
+        self.owner = owner
         self._host: Any = None
         weakref.finalize(self, dropped, id).atexit = False
 
@@ -121,7 +121,7 @@ class RemoteArray(ArrayHandle):
     def host(self) -> Any:
         """The numbers on the host: numpy, or `HostKeys`. Fetched once."""
         if self._host is None:
-            self._host = self.home.fetch([self.id])[self.id]
+            self._host = self.owner.fetch([self.id])[self.id]
         return self._host
 
     def to_jax(self) -> Any:
@@ -172,7 +172,15 @@ class RemoteStack(RemoteArray):
         self.dtype = first.dtype
         places = dict.fromkeys(p.placement for p in self.pieces)
         self.placement = f"{len(self.pieces)} pieces of dim 0 on " + "; ".join(places)
+        self.owner = first.owner
         self._host = None
+        self._regrouped: dict[Any, Sequence[Any]] = {}
+
+    def regrouped(self, key: Any, make: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """The same array in other pieces; made once for each key."""
+        if key not in self._regrouped:
+            self._regrouped[key] = make()
+        return self._regrouped[key]
 
     @property
     def host(self) -> Any:

@@ -57,11 +57,11 @@ class ThreadWorkerGroup(WorkerGroup):
 
     def __init__(self, handshakes: Sequence[Handshake]) -> None:
         self._hosts = [WorkerHost(encode(h)) for h in handshakes]
-        self._threads = [ThreadPoolExecutor(2, f"worker-{h.process}") for h in handshakes]
+        self._threads = [ThreadPoolExecutor(4, f"worker-{h.process}") for h in handshakes]
 
     def call(self, process: int, method: str, *args: Any) -> Future[Any]:
         """See `WorkerGroup.call`."""
-        return self._threads[process].submit(getattr(self._hosts[process], method), *args)
+        return self._threads[process].submit(self._hosts[process].call, method, *args)
 
     def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
         """See `WorkerGroup.wait`."""

@@ -24,6 +24,13 @@ class SilentPeerError(Exception):
         super().__init__(f"worker {peer} sent nothing in {waited_s:.1f} s")
 
 
+class StepAbortedError(Exception):
+    """The step was given up, since another worker failed in it."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"step {step} was given up")
+
+
 class Link(ABC):
     """One worker's connections. What one worker sends to another arrives in the order in which it was sent."""
 

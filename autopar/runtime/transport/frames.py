@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
         sizes: shape of each tile.
         server: where the tiles can be pulled; empty where they follow.
         numbers: as what.
+        step: number of the step that it belongs to.
     """
 
     tag: int
@@ -39,9 +41,25 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     sizes: tuple[tuple[int, ...], ...]
     server: str = ""
     numbers: tuple[int, ...] = ()
+    step: int = 0
 
 
-def write_frame(connection: socket.socket, tag: int, tiled: Tiled) -> None:
+@dataclass(frozen=True)
+class Frame:
+    """What came over a connection.
+
+    Args:
+        step: number of the step that it belongs to.
+        tag: of the transfer.
+        array: its elements, or where they can be pulled.
+    """
+
+    step: int
+    tag: int
+    array: Received
+
+
+def write_frame(connection: socket.socket, tag: int, tiled: Tiled, step: int = 0) -> None:
     """Sends an array; OSError where the connection breaks."""
     header = msgspec.msgpack.encode(
         Header(
@@ -51,6 +69,7 @@ def write_frame(connection: socket.socket, tag: int, tiled: Tiled) -> None:
             tiled.key,
             tuple(t.start for t in tiled.tiles),
             tuple(t.data.shape for t in tiled.tiles),
+            step=step,
         )
     )
     small = [_LENGTH.pack(len(header)), header]
@@ -62,7 +81,7 @@ def write_frame(connection: socket.socket, tag: int, tiled: Tiled) -> None:
         connection.sendall(_view(tile.data))
 
 
-def write_offer(connection: socket.socket, tag: int, offered: Offered) -> None:
+def write_offer(connection: socket.socket, tag: int, offered: Offered, step: int = 0) -> None:
     """Sends where an array can be pulled; OSError where the connection breaks."""
     pieces = offered.pieces
     header = msgspec.msgpack.encode(
@@ -75,12 +94,13 @@ def write_offer(connection: socket.socket, tag: int, offered: Offered) -> None:
             tuple(p.shape for p in pieces),
             next((p.server for p in pieces), ""),
             tuple(p.number for p in pieces),
+            step,
         )
     )
     connection.sendall(_LENGTH.pack(len(header)) + header)
 
 
-def read_frame(connection: socket.socket) -> tuple[int, Received]:
+def read_frame(connection: socket.socket) -> Frame:
     """The next array that was sent; EOFError at the end, OSError where the connection breaks."""
     (length,) = _LENGTH.unpack(read_exactly(connection, _LENGTH.size))
     if length > _LONGEST_HEADER:
@@ -89,13 +109,13 @@ def read_frame(connection: socket.socket) -> tuple[int, Received]:
     if header.server:
         found = zip(header.starts, header.sizes, header.numbers, strict=True)
         pieces = tuple(Piece(start, size, header.server, number) for start, size, number in found)
-        return header.tag, Offered(header.shape, header.dtype, pieces, header.key)
+        return Frame(header.step, header.tag, Offered(header.shape, header.dtype, pieces, header.key))
     tiles = []
     for start, size in zip(header.starts, header.sizes, strict=True):
         data: np.ndarray[Any, Any] = np.empty(size, jnp.dtype(header.dtype))
         _read_into(connection, _view(data))
         tiles.append(Tile(start, data))
-    return header.tag, Tiled(header.shape, header.dtype, tuple(tiles), header.key)
+    return Frame(header.step, header.tag, Tiled(header.shape, header.dtype, tuple(tiles), header.key))
 
 
 def read_exactly(connection: socket.socket, count: int) -> bytearray:

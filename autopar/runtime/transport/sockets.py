@@ -1,14 +1,12 @@
 """Workers in processes of their own: one TCP connection for each direction between two of them.
 
 Sending is done by a thread for each receiver, which also waits for the array to be computed, so that the worker goes on
-with its list. A thread for each sender reads ahead by a few arrays. A connection begins with a secret that the driver
-made, so that nobody else can send.
+with its list. A thread for each sender reads ahead by a few arrays. What belongs to a step carries its number, so that
+nothing that is left of a step that failed is taken for another one's.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hmac
 import queue
 import socket
 import struct
@@ -19,9 +17,11 @@ from typing import Any, TypeAlias
 
 from jax.sharding import NamedSharding
 
-from autopar.runtime.transport.base import Link, PeerLostError, SilentPeerError
+from autopar.runtime.transport.base import Link, PeerLostError
+from autopar.runtime.transport.channels import Credentials, Listener, dial, shut
 from autopar.runtime.transport.direct import Offered, Received, Transfers, merged
 from autopar.runtime.transport.frames import read_exactly, read_frame, write_frame, write_offer
+from autopar.runtime.transport.inbox import Inbox
 from autopar.runtime.transport.queues import check_tag
 from autopar.runtime.transport.shards import cut
 from autopar.runtime.transport.tiles import Box, placed, tiles_of
@@ -29,8 +29,6 @@ from autopar.runtime.transport.tiles import Box, placed, tiles_of
 _NUMBER = struct.Struct("<i")
 #: Shape of an array -> parts of it.
 Boxes: TypeAlias = Callable[[Sequence[int]], Sequence[Box]]
-#: Arrays that are read ahead from a sender before it has to wait.
-_AHEAD = 8
 
 
 class SocketLink(Link):
@@ -38,26 +36,26 @@ class SocketLink(Link):
 
     Args:
         worker: its number.
-        secret: what every connection begins with.
+        credentials: what connections begin with; bytes are a secret without encryption.
         host: address to listen on.
 
     With ``transfers``, to be set before the first array is sent, receivers pull arrays, of which they are told here.
     """
 
-    def __init__(self, worker: int, secret: bytes, host: str = "127.0.0.1") -> None:
+    def __init__(self, worker: int, credentials: Credentials | bytes, host: str = "127.0.0.1") -> None:
         self.transfers: Transfers | None = None
         self._worker = worker
-        self._secret = secret
-        self._deadline = time.monotonic() + 60
+        self._credentials = credentials if isinstance(credentials, Credentials) else Credentials(credentials)
+        self._step = 0
         self._waited_from = time.monotonic()
+        self._deadline = self._waited_from + 60
         self._addresses: dict[int, tuple[str, int]] = {}
         self._outgoing: dict[int, _Sender] = {}
-        self._incoming: dict[int, queue.Queue[tuple[int, Received] | Exception]] = {}
-        self._accepted: list[socket.socket] = []
+        self._incoming: dict[int, Inbox] = {}
+        self._aborted = -1
         self._lock = threading.Lock()
-        self._listener = socket.create_server((host, 0))
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        self._listener = Listener(self._credentials, self._read, host)
+        self.address = self._listener.address
 
     def connect(self, addresses: Mapping[int, tuple[str, int]], targets: tuple[int, ...]) -> None:
         """Makes the connections to ``targets``; others are made when something is first sent."""
@@ -65,19 +63,28 @@ class SocketLink(Link):
         for worker in targets:
             self._sender(worker)
 
-    def until(self, deadline_s: float) -> None:
-        """From now on `receive` waits for ``deadline_s`` seconds at most, counted from this call."""
+    def begin(self, deadline_s: float, step: int = 0) -> None:
+        """From now on `receive` takes what belongs to a step, and waits for it for ``deadline_s`` seconds at most."""
+        self._step = step
         self._waited_from = time.monotonic()
         self._deadline = self._waited_from + deadline_s
         if self.transfers is not None:
             self.transfers.next_step()
+
+    def abort(self, step: int) -> None:
+        """Ends all waiting for arrays of a step."""
+        with self._lock:
+            self._aborted = max(self._aborted, step)
+            inboxes = list(self._incoming.values())
+        for inbox in inboxes:
+            inbox.abort(step)
 
     def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
         """See `Link.send`."""
         self.send_shards(to, tag, array)
 
     def send_shards(self, to: int, tag: int, array: Any, boxes: Boxes | None = None) -> None:
-        """Sends pieces of an array that this process holds.
+        """Sends parts of an array that this process holds.
 
         Args:
             to: who gets them.
@@ -85,7 +92,7 @@ class SocketLink(Link):
             array: the array.
             boxes: shape of the array (of the data of keys) -> parts of it that are wanted; None wants all.
         """
-        self._sender(to).lines.put((tag, array, boxes))
+        self._sender(to).lines.put((self._step, tag, array, boxes))
 
     def has_room(self, to: int) -> bool:
         """See `Link.has_room`: what is sent waits in a thread of its own."""
@@ -93,7 +100,12 @@ class SocketLink(Link):
 
     def ready(self, source: int) -> bool:
         """See `Link.ready`."""
-        return not self._line(source).empty()
+        return not self._inbox(source).empty
+
+    @property
+    def queued(self) -> int:
+        """Arrays that wait to be sent."""
+        return sum(sender.lines.qsize() for sender in list(self._outgoing.values()))
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
         """See `Link.receive`; without a sharding the array stays on the host until somebody needs it."""
@@ -116,69 +128,50 @@ class SocketLink(Link):
         return came.array() if sharding is None else placed(came, sharding)
 
     def receive_shards(self, source: int, tag: int) -> Received:
-        """The pieces that ``source`` sent next; see `Link.receive`."""
-        try:
-            came = self._line(source).get(timeout=max(0.0, self._deadline - time.monotonic()))
-        except queue.Empty:
-            raise SilentPeerError(source, time.monotonic() - self._waited_from) from None
-        if isinstance(came, Exception):
-            raise PeerLostError(source, str(came)) from came
-        found, pieces = came
-        check_tag(source, tag, found)
-        return pieces
+        """What ``source`` sent next; see `Link.receive`."""
+        frame = self._inbox(source).take(self._step, self._waited_from, self._deadline)
+        check_tag(source, tag, frame.tag)
+        return frame.array
 
     def close(self) -> None:
         """Ends all connections."""
-        shut(self._listener)
-        for sender in self._outgoing.values():
+        self._listener.close()
+        for sender in list(self._outgoing.values()):
             sender.lines.put(None)
             shut(sender.connection)
         with self._lock:
-            for connection in self._accepted:
-                shut(connection)
+            inboxes = list(self._incoming.values())
+        for inbox in inboxes:
+            inbox.close()
 
     def _sender(self, to: int) -> _Sender:
         if to not in self._outgoing:
             try:
-                connection = socket.create_connection(self._addresses[to], timeout=20)
+                connection = dial(self._addresses[to], self._credentials)
+                connection.sendall(_NUMBER.pack(self._worker))
             except OSError as error:
                 raise PeerLostError(to, str(error)) from error
-            connection.settimeout(None)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(self._secret + _NUMBER.pack(self._worker))
             self._outgoing[to] = _Sender(connection, self.transfers)
         return self._outgoing[to]
 
-    def _line(self, source: int) -> queue.Queue[tuple[int, Received] | Exception]:
+    def _inbox(self, source: int) -> Inbox:
         with self._lock:
-            return self._incoming.setdefault(source, queue.Queue(_AHEAD))
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                self._accepted.append(connection)
-            threading.Thread(target=self._read, args=(connection,), name="receive", daemon=True).start()
+            if source not in self._incoming:
+                self._incoming[source] = Inbox(source)
+                self._incoming[source].abort(self._aborted)
+            return self._incoming[source]
 
     def _read(self, connection: socket.socket) -> None:
         try:
-            greeting = bytes(read_exactly(connection, len(self._secret)))
-            if not hmac.compare_digest(greeting, self._secret):
-                shut(connection)
-                return
             (source,) = _NUMBER.unpack(read_exactly(connection, _NUMBER.size))
         except (OSError, EOFError):
             return
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line = self._line(source)
+        inbox = self._inbox(source)
         try:
             while True:
-                line.put(read_frame(connection))
+                inbox.put(read_frame(connection))
         except (OSError, EOFError) as error:
-            line.put(error)
+            inbox.fail(error)
 
 
 class _Sender:
@@ -187,27 +180,20 @@ class _Sender:
     def __init__(self, connection: socket.socket, transfers: Transfers | None) -> None:
         self.connection = connection
         self._transfers = transfers
-        self.lines: queue.SimpleQueue[tuple[int, Any, Boxes | None] | None] = queue.SimpleQueue()
+        self.lines: queue.SimpleQueue[tuple[int, int, Any, Boxes | None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="send", daemon=True).start()
 
     def _write(self) -> None:
         # A failure shows at the receiver, whose end of the connection is closed then.
         while (item := self.lines.get()) is not None:
-            tag, array, boxes = item
+            step, tag, array, boxes = item
             try:
                 offered = None if self._transfers is None else self._transfers.offer(array, boxes)
                 if offered is not None:
-                    write_offer(self.connection, tag, offered)
+                    write_offer(self.connection, tag, offered, step)
                     continue
                 tiled = tiles_of(array)
-                write_frame(self.connection, tag, tiled if boxes is None else cut(tiled, boxes(tiled.shape)))
+                write_frame(self.connection, tag, tiled if boxes is None else cut(tiled, boxes(tiled.shape)), step)
             except Exception:
                 shut(self.connection)
                 return
-
-
-def shut(connection: socket.socket) -> None:
-    """Closes a socket that another thread may wait on, in the way that wakes it up."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()

@@ -1,0 +1,80 @@
+"""`Function`: one signature of a function on workers: what runs where, for the nodes that there are."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+from autopar.errors import ClusterError
+from autopar.lower.pipeline.exported import ExportedProgram
+from autopar.runtime.ray.deployment import Deployment, Replanner
+from autopar.runtime.ray.source import Pipelined
+
+
+class Function:
+    """A function and its deployments.
+
+    Args:
+        number: of the function, in its cluster.
+        deployment: for as many nodes as the cluster is meant to have.
+        replanner: makes deployments for fewer, as long as it is there; None where there is one deployment.
+        platform: kind of the workers' devices.
+        x64: whether 64-bit types are enabled.
+        progress: told what is being done.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        deployment: Deployment,
+        replanner: weakref.ref[Replanner] | None,
+        platform: str,
+        x64: bool,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.number = number
+        self.x64 = x64
+        self.progress = progress
+        self.deployment = deployment
+        self._replanner = replanner
+        self._platform = platform
+        self._by_nodes = {deployment.nodes: deployment}
+        self._exported: dict[int, tuple[ExportedProgram, ...]] = {}
+
+    @property
+    def source(self) -> Pipelined:
+        """The lowered pipeline that runs now."""
+        return self.deployment.source
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that it is meant for."""
+        return next(iter(self._by_nodes))
+
+    def fit(self, nodes: int | None) -> None:
+        """Takes the deployment for ``nodes`` nodes, or for all where that is None.
+
+        Raises:
+            ClusterError: there is none for so few.
+        """
+        wanted = self.nodes if nodes is None else min(nodes, self.nodes)
+        if wanted < 1:
+            raise ClusterError("no machine is left to run on", remedy="add some, and restore the last checkpoint")
+        if wanted not in self._by_nodes:
+            replanner = None if self._replanner is None else self._replanner()
+            if replanner is None:
+                wanted = self.nodes
+            else:
+                self.progress(f"{wanted} of {self.nodes} nodes are left; planning for them")
+                self._by_nodes[wanted] = replanner.deploy(wanted)
+        self.deployment = self._by_nodes[wanted]
+
+    @property
+    def exported(self) -> tuple[ExportedProgram, ...]:
+        """Programs of the deployment that runs now, as bytes."""
+        nodes = self.deployment.nodes
+        key = next(n for n, d in self._by_nodes.items() if d is self.deployment)
+        if key not in self._exported:
+            self.progress(f"exporting {len(self.source.programs)} programs for {nodes} nodes")
+            self._exported[key] = self.source.exported(self._platform)
+        return self._exported[key]

@@ -1,0 +1,73 @@
+"""`LoadedFunction`: what a worker's process knows of a function: its instructions, and its programs, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+
+from autopar.lower.pipeline.exported import ExportedProgram, compile_program, mesh_of
+from autopar.runtime.interpreter import Ready
+from autopar.runtime.transport import Link
+from autopar.schedule import Apply, Instruction, Recv, Run, Work
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedFunction:
+    """A function on one process.
+
+    Args:
+        programs: compiled, by work.
+        placements: how values lie that the programs read, or else make, by name.
+        instructions: of one step.
+        link: connections to the other workers.
+        x64: whether 64-bit types are enabled.
+    """
+
+    programs: Mapping[Work, Ready]
+    placements: Mapping[str, NamedSharding]
+    instructions: tuple[Instruction, ...]
+    link: Link
+    x64: bool
+
+    def is_slow(self, index: int) -> bool:
+        """Whether an instruction may take time."""
+        return isinstance(self.instructions[index], Run | Apply | Recv)
+
+    def described(self) -> dict[str, tuple[str, dict[str, int]]]:
+        """Optimized HLO and memory (bytes a device) of each program."""
+        return {str(w): _described(p.function) for w, p in sorted(self.programs.items())}
+
+
+def _described(compiled: Any) -> tuple[str, dict[str, int]]:
+    memory = compiled.memory_analysis()
+    names = (n for n in dir(memory) if n.endswith("_size_in_bytes"))
+    return str(compiled.as_text()), {n: int(getattr(memory, n)) for n in names}
+
+
+def load_programs(
+    programs: Sequence[ExportedProgram], devices: Sequence[Any]
+) -> tuple[dict[Work, Ready], dict[str, NamedSharding]]:
+    """Programs compiled for devices.
+
+    Args:
+        programs: of one worker.
+        devices: all that it has.
+
+    Returns the programs by work, and how values lie that they read, or else make, by name.
+    """
+    meshes: dict[tuple[tuple[str, int], ...], Mesh] = {}
+    ready: dict[Work, Ready] = {}
+    reads: dict[str, NamedSharding] = {}
+    makes: dict[str, NamedSharding] = {}
+    for p in programs:
+        mesh = meshes.setdefault(p.axes, mesh_of(p.axes, devices))
+        shardings = tuple(r.sharding(mesh) for r in p.reads)
+        ready[p.work] = Ready(tuple(r.name for r in p.reads), shardings, compile_program(p, mesh))
+        for port, sharding in zip(p.reads, shardings, strict=True):
+            reads.setdefault(port.name, sharding)
+        for port in p.results:
+            makes.setdefault(port.name, port.sharding(mesh))
+    return ready, {**makes, **reads}

@@ -1,0 +1,85 @@
+"""`Measurer`: what a worker's process measures, without a pipeline: its devices, and links to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+
+from autopar.runtime.measuring import machine_name, measure_devices
+from autopar.runtime.ray.messages import (
+    Connect,
+    DeviceFacts,
+    Failure,
+    Measure,
+    Measured,
+    StepResult,
+    TransferRequest,
+    TransferResult,
+    decode,
+    encode,
+)
+from autopar.runtime.transport import SocketLink
+from autopar.runtime.transport.direct import Transfers
+from autopar.runtime.transport.exchange import Exchange
+from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
+
+
+class Measurer:
+    """Measurements of one process.
+
+    Args:
+        process: its number.
+        link: its connections.
+        devices: its devices, which are looked for when they are first asked for.
+        failure: what an error is told as.
+    """
+
+    def __init__(
+        self,
+        process: int,
+        link: SocketLink,
+        devices: Callable[[], list[jax.Device]],
+        failure: Callable[[int, Exception], Failure],
+    ) -> None:
+        self._process = process
+        self._link = link
+        self._group_link: GroupLink | None = None
+        self._devices = devices
+        self._failure = failure
+
+    def facts(self) -> bytes:
+        """What the devices are: a `DeviceFacts`."""
+        devices = self._devices()
+        memory = None if devices[0].platform == "cpu" else (devices[0].memory_stats() or {}).get("bytes_limit")
+        name, versions = machine_name(devices[0]), f"jax {jax.__version__}"
+        return encode(DeviceFacts(devices[0].platform, devices[0].device_kind, len(devices), memory, name, versions))
+
+    def measure(self, message: bytes) -> bytes:
+        """Measures the devices if a `Measure` says so; returns a `Measured`."""
+        request = decode(message, Measure)
+        chosen = self._process in request.processes
+        return encode(Measured(measure_devices(self._devices(), request.effort) if chosen else ()))
+
+    def connect(self, message: bytes) -> tuple[bytes]:
+        """Connects to the processes of a `Connect`. Returns a `StepResult`."""
+        request = decode(message, Connect)
+        try:
+            if request.direct and self._link.transfers is None:
+                self._link.transfers = Transfers(self._link.address[0])
+            self._group_link = GroupLink(self._link, ProcessGroups((1,) * len(request.addresses)), {})
+            self._link.connect(request.addresses, tuple(p for p in request.addresses if p != self._process))
+        except Exception as error:
+            return (encode(StepResult(self._failure(-1, error))),)
+        return (encode(StepResult(None)),)
+
+    def exchange(self, message: bytes) -> tuple[bytes, bytes]:
+        """Takes part in a `TransferRequest`. Returns a `StepResult` and a `TransferResult`."""
+        request = decode(message, TransferRequest)
+        self._link.begin(request.deadline_s)
+        part = Exchange(self._process, self._group_link or self._link, self._devices())
+        try:
+            seconds, equal = part.run(request.how, request.workers, request.sizes, request.lanes, request.count)
+        except Exception as error:
+            return encode(StepResult(self._failure(-1, error))), encode(TransferResult())
+        return encode(StepResult(None)), encode(TransferResult(seconds, equal))

@@ -1,0 +1,127 @@
+"""A step as calls of all workers: what each is sent, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autopar.errors import AutoparError
+from autopar.runtime.ray.function import Function
+from autopar.runtime.ray.ledger import Call, Ledger
+from autopar.runtime.ray.messages import Move, Start, Step, StepResult, Timed, decode, encode
+from autopar.runtime.ray.options import RunOptions
+from autopar.runtime.ray.session import Session
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What came of a step.
+
+    Args:
+        small: small results by number of the array.
+        times: for each worker when its instructions ran; empty where they were not timed.
+    """
+
+    small: dict[int, Any]
+    times: tuple[tuple[Timed, ...], ...]
+
+
+@dataclass
+class _Parts:
+    """What one worker is sent."""
+
+    starts: list[Start] = field(default_factory=list)
+    given: dict[int, Any] = field(default_factory=dict)
+    results: list[tuple[int, Any]] = field(default_factory=list)
+
+
+def run_step(
+    session: Session,
+    ledger: Ledger,
+    function: Function,
+    call: Call,
+    options: RunOptions,
+    forget: tuple[int, ...] = (),
+    timed: bool = False,
+) -> StepOutcome:
+    """Runs a step on workers that have loaded its function.
+
+    Args:
+        session: the workers.
+        ledger: arrays and where they lie; told where the results are.
+        function: what runs.
+        call: the step.
+        options: see `RunOptions`.
+        forget: arrays on workers that nobody needs.
+        timed: whether instructions are timed, for which workers wait for each program.
+
+    Raises:
+        WorkerLostError: workers were lost.
+        AutoparError: a program failed, or an array of the call is lost.
+    """
+    source = function.source
+    send_copies(session, ledger, function, call, options)
+    moves: list[Move] = []
+    parts = [_Parts() for _ in source.places]
+    count = source.program.table.num_microbatches
+    for worker, places in enumerate(source.places):
+        for p in places:
+            id = call.inputs[p.index]
+            parts[worker].starts.append(Start(p.value, id, p.microbatches, p.dim, count))
+            if id in call.given:
+                parts[worker].given[id] = call.given[id]
+            elif worker not in ledger.holders[id]:
+                moves.append(Move(id, min(ledger.holders[id]), worker, p.value))
+                ledger.held_by([id], [worker])
+    for id, r in zip(call.results, source.results, strict=True):
+        parts[r.worker].results.append((id, r.buffer))
+    messages = [
+        Step(
+            function.number, call.number, tuple(own.starts), tuple(moves), tuple(own.results), forget,
+            options.deadline_s, timed,
+        )
+        for own in parts
+    ]  # fmt: skip
+    answers = session.of_workers(
+        "step",
+        [(encode(m), own.given) for m, own in zip(messages, parts, strict=True)],
+        options.deadline_s,
+        source,
+        call.number,
+    )
+    for id, r in zip(call.results, source.results, strict=True):
+        ledger.holders[id] = {r.worker}
+    times = tuple(decode(a[0][0], StepResult).times for a in answers) if timed else ()
+    return StepOutcome({id: array for (_, small), *_ in answers for id, array in small.items()}, times)
+
+
+def send_copies(session: Session, ledger: Ledger, function: Function, call: Call, options: RunOptions) -> None:
+    """Sends what a step reads and only the driver has, to the workers that read it; see `run_step`."""
+    source = function.source
+    given: list[dict[int, Any]] = [{} for _ in range(source.num_workers)]
+    names: list[dict[int, str]] = [{} for _ in range(source.num_workers)]
+    for worker, places in enumerate(source.places):
+        for p in places:
+            id = call.inputs[p.index]
+            if id in call.given or id in ledger.holders:
+                continue
+            if id not in ledger.copies:
+                raise lost_array()
+            # A batch is cut on the way into a step: it is sent as it is.
+            given[worker][id], names[worker][id] = ledger.copies[id], "" if p.microbatches else p.value
+    if not any(given):
+        return
+    calls: Sequence[tuple[Any, ...]] = [(function.number, a, n) for a, n in zip(given, names, strict=True)]
+    session.of_workers("put", calls, options.load_s)
+    for worker, own in enumerate(names):
+        ledger.held_by(own, [worker])
+
+
+def lost_array() -> AutoparError:
+    """The error of an array that was on workers which are gone."""
+    return AutoparError(
+        "an array was lost with the workers that had it",
+        cause="workers were lost or replaced, and the driver has no copy of it",
+        remedy="use recover=True, or restore the last checkpoint",
+    )

@@ -173,6 +173,10 @@ def moved(array: Any, sharding: NamedSharding) -> Any:
         array: a `jax.Array`, or what numpy takes.
         sharding: of the array as its users see it.
     """
+    if isinstance(array, jax.Array) and is_key(array) and not array.is_fully_addressable:
+        # jax moves arrays between processes, but not typed keys.
+        data = moved(jax.random.key_data(array), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     everywhere = isinstance(array, jax.Array) and (sharding.is_fully_addressable or not array.is_fully_addressable)
     return jax.device_put(array, sharding) if everywhere else placed(tiles_of(array), sharding)
 

@@ -39,6 +39,18 @@ def check_data(leaf: Any, name: str) -> None:
         )
 
 
+def check_donated(leaves: Sequence[Any], names: Sequence[str], donated: Iterable[int]) -> None:
+    """Raises AutoparError where a leaf that is to be given up was given up since it was placed, by another thread.
+
+    Args:
+        leaves: arguments of a call.
+        names: their paths.
+        donated: indices of those that are given up.
+    """
+    for i in donated:
+        check_data(leaves[i], names[i])
+
+
 def give_up(leaves: Sequence[Any], donated: Iterable[int]) -> None:
     """Deletes the arrays among ``leaves`` whose indices are ``donated``."""
     for i in donated:

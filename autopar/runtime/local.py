@@ -16,7 +16,8 @@ from autopar.frontend.signature import leaf_entry
 from autopar.lower.program import Program
 from autopar.runtime.executable import runnable
 from autopar.runtime.hosts.arrays import is_global, put, spread
-from autopar.runtime.leaves import check_data, give_up
+from autopar.runtime.launches import LAUNCHES
+from autopar.runtime.leaves import check_data, check_donated, give_up
 from autopar.schedule import Work
 from autopar.schedule.memory import WorkerMemory
 
@@ -104,10 +105,12 @@ class LocalProgram:
             placed: inputs as `match` or `place_all` made them.
             leaves: what they were made from; donated ones are deleted.
         """
-        if self.donated:
-            self._separate(placed)
-        result: Sequence[Any] = self.executable(*placed, *self.constants)
-        give_up(leaves, self.donated)
+        with LAUNCHES:
+            check_donated(leaves, self.names, self.donated)
+            if self.donated:
+                self._separate(placed)
+            result: Sequence[Any] = self.executable(*placed, *self.constants)
+            give_up(leaves, self.donated)
         return result
 
     def _separate(self, placed: list[Any]) -> None:

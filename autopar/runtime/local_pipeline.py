@@ -20,7 +20,8 @@ from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.donation import given_up
 from autopar.lower.program import stage_devices
 from autopar.lower.unstack import Unstacked
-from autopar.runtime.leaves import check_data, fits, give_up
+from autopar.runtime.launches import LAUNCHES
+from autopar.runtime.leaves import check_data, check_donated, fits, give_up
 from autopar.runtime.local import copied
 from autopar.runtime.pipeline import Loaded, LocalPipeline
 from autopar.runtime.stacked import StackedLeaf
@@ -109,16 +110,18 @@ class PipelineProgram:
             placed: inputs as `match` or `place_all` made them.
             leaves: what they were made from; donated ones are deleted.
         """
-        store = self.runtime.run(self._start([*placed, *self.constants]))
-        found: dict[int, Any] = {}
-        for (_, buffer), array in store.arrays.items():
-            if buffer.value.startswith("out/"):
-                found.setdefault(int(buffer.value.removeprefix("out/")), array)
-        give_up(leaves, self.donated)
-        return [
-            self.results[n].join([found[i] for i in at]) if len(at) > 1 else found[at[0]]
-            for n, at in enumerate(self.unstacked.outputs)
-        ]
+        with LAUNCHES:
+            check_donated(leaves, self.names, self.donated)
+            store = self.runtime.run(self._start([*placed, *self.constants]))
+            found: dict[int, Any] = {}
+            for (_, buffer), array in store.arrays.items():
+                if buffer.value.startswith("out/"):
+                    found.setdefault(int(buffer.value.removeprefix("out/")), array)
+            give_up(leaves, self.donated)
+            return [
+                self.results[n].join([found[i] for i in at]) if len(at) > 1 else found[at[0]]
+                for n, at in enumerate(self.unstacked.outputs)
+            ]
 
     def _start(self, inputs: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:
         """What lies on each worker when the step begins."""

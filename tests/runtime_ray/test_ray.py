@@ -110,7 +110,7 @@ def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster, mlp:
 
 
 def test_typed_keys_live_on_stages_of_several_processes(cluster: RayCluster) -> None:
-    """A state with keys, which each step folds its number into: made, put, stepped, fetched and read on two processes."""
+    """A state with keys, of which each step takes a new one: put, stepped and fetched on two processes."""
     fn, (state, batch) = mlp_module.build("tiny", layers=4, hidden=16, batch=8)
 
     def step(keyed: Any, batch: Any) -> Any:

@@ -27,7 +27,7 @@ def batch_of(count: int, seed: int = 0) -> dict[str, Any]:
     _, (_, batch) = build("tiny", **{**SIZES, "batch": count})
     keys = jax.random.split(jax.random.key(seed), 16)
     leaves, tree = jax.tree.flatten(batch)
-    made = [jax.random.normal(k, x.shape, x.dtype) if x.dtype.kind == "f" else x for k, x in zip(keys, leaves)]
+    made = [jax.random.normal(k, x.shape, x.dtype) if x.dtype.kind == "f" else x for k, x in zip(keys, leaves, strict=False)]
     return jax.tree.unflatten(tree, made)
 
 

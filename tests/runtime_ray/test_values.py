@@ -25,14 +25,8 @@ SIZES = {"layers": 4, "hidden": 16, "batch": 8}
 
 def batch_of(count: int, seed: int = 0) -> dict[str, Any]:
     _, (_, batch) = build("tiny", **{**SIZES, "batch": count})
-    keys = jax.random.split(jax.random.key(seed), 16)
-    leaves, tree = jax.tree.flatten(batch)
-    made = [jax.random.normal(k, x.shape, x.dtype) if x.dtype.kind == "f" else x for k, x in zip(keys, leaves, strict=False)]
-    return jax.tree.unflatten(tree, made)
-
-
-def bits(tree: Any) -> list[bytes]:
-    return [numbers(x).tobytes() for x in jax.tree.leaves(tree)]
+    draw = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), x.dtype), batch)
 
 
 def close_to(got: Any, want: Any) -> bool:

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from autopar._compat.world import World, world
 from autopar.api.fitting import Planned
@@ -92,7 +93,9 @@ def same_arguments(processes: World, name: str, leaves: Sequence[Any], names: Se
         Turn.next(processes, f"the first call of {name}").compare(facts)
 
 
-def same_init(name: str, leaves: Sequence[Any], paths: Sequence[str], shapes: Sequence[Any]) -> None:
+def same_init(
+    name: str, leaves: Sequence[Any], paths: Sequence[str], shapes: Sequence[Any], shardings: Sequence[NamedSharding]
+) -> None:
     """Returns when all processes are about to make the same state; see `same_arguments` for the errors.
 
     Args:
@@ -100,12 +103,16 @@ def same_init(name: str, leaves: Sequence[Any], paths: Sequence[str], shapes: Se
         leaves: its arguments.
         paths: of what it makes.
         shapes: likewise.
+        shardings: where that is to lie.
     """
     processes = world()
     if processes is None:
         return
     given = [(f"argument {n}", checksum(leaf)) for n, leaf in enumerate(leaves)]
-    made = [(f"result {p}", f"{s.dtype}{list(s.shape)}") for p, s in zip(paths, shapes, strict=True)]
+    made = [
+        (f"result {p}", f"{s.dtype}{list(s.shape)} as {k.spec} of {dict(k.mesh.shape)}")
+        for p, s, k in zip(paths, shapes, shardings, strict=True)
+    ]
     Turn.next(processes, f"init by {name}").compare([*_versions(), *_settings(), *given, *made])
 
 

@@ -10,6 +10,7 @@ import jax
 
 from autopar._compat.devices import world_devices
 from autopar.api.compiled import Compiled
+from autopar.api.local_data import local_batch, process_examples
 from autopar.api.modules import flax_loaded, join_result, put_back, split_arguments, without_modules
 from autopar.api.options import ParallelOptions, check_names
 from autopar.api.placement import run_on_workers, run_sharded
@@ -126,7 +127,40 @@ class ParallelFunction:
             placed = put_back(placed, modules)
         return placed[0] if len(placed) == 1 else placed
 
+    def process_examples(self, batch: int | None = None) -> tuple[int, ...]:
+        """Which examples of a global batch this process has to give to `local_batch`: their numbers, rising.
+
+        Args:
+            batch: number of examples of a global batch; None takes that of the step as it was compiled.
+
+        Raises:
+            AutoparError: the step was not compiled, and ``batch`` is not given.
+        """
+        return process_examples(self._programs(), batch)
+
+    def local_batch(self, tree: Any) -> Any:
+        """Global arrays of a batch of which every process has its own examples; all processes call it together.
+
+        Args:
+            tree: the examples that `process_examples` names, in that order, as arrays with a dim of examples in front.
+                Before the step is compiled each process has as many as every other.
+
+        Raises:
+            ProcessMismatchError: a process has too few or too many examples, or other arrays than the others, or two
+                processes whose devices have the same example read different ones.
+            ProcessLostError: a process did not come.
+        """
+        return local_batch(self._fn_name, self._programs(), tree)
+
     # -- steps ---------------------------------------------------------------------------------
+
+    @property
+    def _fn_name(self) -> str:
+        return str(getattr(self._fn, "__name__", type(self._fn).__name__))
+
+    def _programs(self) -> list[Compiled]:
+        """What was compiled for this process's devices, the latest first."""
+        return [c for pure in self._both() for c in reversed(pure.compiled.values()) if c.local.here]
 
     def _both(self) -> tuple[PureFunction, ...]:
         return (self._plain,) if self._with_modules is None else (self._plain, self._with_modules)
@@ -176,6 +210,14 @@ class BoundFunction:
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """See `ParallelFunction.compile`; what it returns takes the object as its first argument."""
         return self._function.compile(self._instance, *args, **kwargs)
+
+    def process_examples(self, batch: int | None = None) -> tuple[int, ...]:
+        """See `ParallelFunction.process_examples`."""
+        return self._function.process_examples(batch)
+
+    def local_batch(self, tree: Any) -> Any:
+        """See `ParallelFunction.local_batch`."""
+        return self._function.local_batch(tree)
 
     def init(self, init_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `ParallelFunction.init`."""

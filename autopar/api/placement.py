@@ -91,9 +91,10 @@ def run_sharded(
         devices: all devices.
     """
     made = _flattened(fn, args, kwargs)
-    same_init(getattr(fn, "__name__", "a function"), made.leaves, made.paths, made.shapes)
     shardings = next((s for p in plans if (s := placement_of(p, made.paths, made.shapes, devices)) is not None), None)
-    return made.result(_made(made.flat, made.leaves, shardings or default_placement(made.shapes, devices)))
+    shardings = shardings or default_placement(made.shapes, devices)
+    same_init(getattr(fn, "__name__", "a function"), made.leaves, made.paths, made.shapes, shardings)
+    return made.result(_made(made.flat, made.leaves, shardings))
 
 
 def run_on_workers(

@@ -136,6 +136,40 @@ def everything(o: dict[str, Any]) -> Any:
     }
 
 
+def data(o: dict[str, Any]) -> Any:
+    """A batch in parts is the batch whole; a ragged one is an error everywhere; parts that disagree are one."""
+    x = np.random.default_rng(0).normal(size=(16, 64))
+    state = {"a": np.ones((64, 128)), "b": np.ones((128, 64))}
+    step = autopar.parallelize(dense_step, mesh_shape=o["mesh"], memory_limit=o.get("limit"))
+    early = step.local_batch({"x": x[8 * o["process"] :][:8]})["x"]
+    step.compile(state, x)
+    rows = list(step.process_examples())
+    batch = step.local_batch(x[rows])
+    whole = step(state, x)
+    parts = step(state, batch)
+    found = {
+        "rows": rows,
+        "early": bool(np.array_equal(local(early), x)),
+        "batch": bool(np.array_equal(local(batch), x)),
+        "equal": digest(whole) == digest(parts),
+        "lies": batch.sharding == step.shard(state, x)[1].sharding,
+    }
+    other = o["process"] == 1
+    wrong = {
+        "ragged": lambda: step.local_batch(x[rows[: len(rows) - other]]),
+        "all ragged": lambda: step.local_batch(x[rows[:-1]]),
+        "dtype": lambda: step.local_batch(x[rows].astype(np.float32 if other else np.float64)),
+        "values": lambda: step.local_batch(x[rows] + other),
+    }
+    for name, call in wrong.items():
+        try:
+            call()
+            found[name] = ["", ""]
+        except autopar.AutoparError as error:
+            found[name] = [type(error).__name__, str(error)]
+    return found
+
+
 def wrong_use(o: dict[str, Any]) -> Any:
     """The errors of processes that differ, one behind the other."""
     x = np.ones((16, 64))

@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import jax
 import msgspec
@@ -32,11 +33,20 @@ _SLACK_S = 5.0
 _LOOK_S = 5.0
 
 
+class _Said(msgspec.Struct, frozen=True):
+    """What a process says of a turn: a hash of its facts, and what it shares with some others."""
+
+    facts: bytes
+    shared: dict[str, str]
+
+
 class _Verdict(msgspec.Struct, frozen=True):
-    """What process 0 says of a turn: who did not come, and who differs."""
+    """What process 0 says of a turn: who did not come, who differs, and what two have in different forms."""
 
     missing: tuple[int, ...] = ()
     differing: tuple[int, ...] = ()
+    name: str = ""
+    pair: tuple[int, int] = (0, 0)
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -89,22 +99,28 @@ class Turn:
             raise _gone(0, what) from error
         return Turn(world, number, what, wait_s())
 
-    def compare(self, facts: Sequence[Fact]) -> None:
+    def compare(self, facts: Sequence[Fact], shared: Mapping[str, str] = MappingProxyType({})) -> None:
         """Returns when all processes came to this turn with the same facts.
+
+        Args:
+            facts: the same on all processes.
+            shared: what only some have, the same on all that have it.
 
         Raises:
             ProcessMismatchError: one has others; it names the process and the first fact that differs.
             ProcessLostError: one did not come in time.
         """
         whole = [("call", self.what), *facts]
-        said = hashlib.sha256(json.dumps(whole).encode()).digest()
+        said = _Said(hashlib.sha256(json.dumps(whole).encode()).digest(), dict(shared))
         try:
-            self.world.put(self._key(f"said/{self.world.process}"), said)
+            self.world.put(self._key(f"said/{self.world.process}"), msgspec.msgpack.encode(said))
             verdict = self._judge(said) if self.world.process == 0 else self._verdict()
             if verdict.missing:
                 raise self._missing(verdict.missing)
             if verdict.differing:
                 raise self._differing(whole, verdict.differing)
+            if verdict.name:
+                raise self._apart(verdict)
         except SilenceError as error:
             raise self._missing((0,)) from error
         # The first look at devices waits for all processes: none may do it while others wait for its plan.
@@ -149,17 +165,25 @@ class Turn:
     def _key(self, name: str) -> str:
         return f"autopar/turn/{self.number}/{name}"
 
-    def _judge(self, own: bytes) -> _Verdict:
+    def _judge(self, own: _Said) -> _Verdict:
         until = time.monotonic() + self.limit_s
         missing, differing = [], []
+        first = {name: (0, value) for name, value in own.shared.items()}
+        name, pair = "", (0, 0)
         for process in range(1, self.world.processes):
             try:
-                said = self.world.get(self._key(f"said/{process}"), max(0.01, until - time.monotonic()))
-                if said != own:
-                    differing.append(process)
+                raw = self.world.get(self._key(f"said/{process}"), max(0.01, until - time.monotonic()))
             except SilenceError:
                 missing.append(process)
-        verdict = _Verdict(tuple(missing), tuple(differing))
+                continue
+            said = msgspec.msgpack.decode(raw, type=_Said)
+            if said.facts != own.facts:
+                differing.append(process)
+            for n, value in said.shared.items():
+                other, before = first.setdefault(n, (process, value))
+                if before != value and not name:
+                    name, pair = n, (other, process)
+        verdict = _Verdict(tuple(missing), tuple(differing), name, pair)
         self.world.put(self._key("verdict"), msgspec.msgpack.encode(verdict))
         return verdict
 
@@ -173,6 +197,15 @@ class Turn:
             cause="it ended, or does something that the others do not: every process runs the same script",
             remedy=f"look at its output; {WAIT_VARIABLE} gives it more time",
             processes=tuple(processes),
+        )
+
+    def _apart(self, verdict: _Verdict) -> ProcessMismatchError:
+        first, second = verdict.pair
+        return ProcessMismatchError(
+            f"process {second} differs from process {first} in {self.what}: {verdict.name} has other values there",
+            cause="devices of both processes have the same examples, which each read for itself",
+            remedy="read the examples that step.process_examples() names",
+            process=second,
         )
 
     def _differing(self, own: Sequence[Fact], differing: Sequence[int]) -> ProcessMismatchError:

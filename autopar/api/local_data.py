@@ -1,0 +1,164 @@
+"""Batches in parts: which examples are this process's, and one global batch of what every process has."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from autopar._compat.devices import world_devices
+from autopar._compat.world import world
+from autopar.api.compiled import Compiled
+from autopar.api.placement import default_placement
+from autopar.errors import AutoparError
+from autopar.runtime.hosts.agree import Fact, Turn
+from autopar.runtime.hosts.batches import from_rows, own_rows, shared_rows
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """How one array of a batch is to be.
+
+    Args:
+        shape: of the global array.
+        sharding: where it is to lie.
+    """
+
+    shape: tuple[int, ...]
+    sharding: NamedSharding
+
+
+def process_examples(programs: Sequence[Compiled], batch: int | None) -> tuple[int, ...]:
+    """See `ParallelFunction.process_examples`."""
+    sizes: set[int] = set()
+    rows: set[int] = set()
+    for compiled in programs:
+        records = compiled.plan.content.inputs
+        for record, sharding, aval in zip(
+            records, compiled.local.program.input_shardings, compiled.traced.signature.avals(), strict=False
+        ):
+            if record.role == "batch" and aval.ndim and batch in (None, aval.shape[0]):
+                sizes.add(aval.shape[0])
+                rows.update(own_rows(aval.shape, sharding))
+        if sizes:
+            break
+    if len(sizes) == 1:
+        return tuple(sorted(rows))
+    if batch is None:
+        raise AutoparError(
+            "which examples are this process's is not known yet" if not sizes else f"batches have {sorted(sizes)} rows",
+            cause="the step was not compiled, or its batch has arrays of several sizes",
+            remedy="call .compile(shapes) first, or give the number of examples of a global batch",
+        )
+    (sharding,) = default_placement([jax.ShapeDtypeStruct((batch,), np.float32)], world_devices())
+    return own_rows((batch,), sharding)
+
+
+def local_batch(name: str, programs: Sequence[Compiled], tree: Any) -> Any:
+    """See `ParallelFunction.local_batch`."""
+    with_paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    leaves = [np.asarray(leaf) for _, leaf in with_paths]
+    paths = [jax.tree_util.keystr(path) for path, _ in with_paths]
+    wanted = _of_plan(programs, paths, leaves) or _spread_evenly(paths, leaves)
+    processes = world()
+    if processes is None and not _fits(wanted, leaves):
+        return jax.tree.map(jax.numpy.asarray, tree)  # all examples are here: a batch of its own size
+    rows = _rows(wanted)
+    wrong = [(p, a) for p, a, w in zip(paths, leaves, wanted, strict=True) if w.shape and len(a) != len(rows)]
+    said = "as its plan wants"
+    if wrong:
+        said = f"{len(wrong[0][1])} examples of {wrong[0][0] or 'the batch'} where its plan wants {len(rows)}"
+    if processes is not None:
+        facts: list[Fact] = [("what a process has", said)]
+        facts += [
+            (f"array {p or 'batch'}", f"{a.dtype} of {list(w.shape)}")
+            for p, a, w in zip(paths, leaves, wanted, strict=True)
+        ]
+        turn = Turn.next(processes, f"local_batch of {name}")
+        turn.compare(facts, _shared(paths, leaves, wanted, rows))
+    if wrong:
+        raise AutoparError(
+            f"the batch has {said}",
+            cause="the last batch of a data set is shorter",
+            remedy="drop it, or pad it with examples that a mask leaves out of the loss; process_examples says which "
+            "examples are this process's",
+        )
+    made = [
+        from_rows(a, rows, w.shape, w.sharding) if w.shape else _everywhere(a, w)
+        for a, w in zip(leaves, wanted, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, made)
+
+
+def _of_plan(programs: Sequence[Compiled], paths: Sequence[str], leaves: Sequence[Any]) -> list[_Wanted] | None:
+    """What a plan wants whose batch has these arrays: one of so many examples, else of another number, else None."""
+    found: list[list[_Wanted]] = []
+    for compiled in programs:
+        records, avals = compiled.plan.content.inputs, compiled.traced.signature.avals()
+        shardings = compiled.local.program.input_shardings
+        for start in range(len(avals) - len(leaves) + 1):
+            window = range(start, start + len(leaves))
+            if all(
+                records[i].path.endswith(path) and _alike(avals[i], leaf)
+                for i, path, leaf in zip(window, paths, leaves, strict=True)
+            ):
+                found.append([_Wanted(avals[i].shape, shardings[i]) for i in window])
+    return next((w for w in found if _fits(w, leaves)), found[0] if found else None)
+
+
+def _alike(aval: Any, leaf: Any) -> bool:
+    """Whether an array has the type of a plan's input but for the number of examples."""
+    return bool(aval.dtype == leaf.dtype and aval.ndim == leaf.ndim and aval.shape[1:] == leaf.shape[1:])
+
+
+def _rows(wanted: Sequence[_Wanted]) -> list[int]:
+    return sorted({r for w in wanted if w.shape for r in own_rows(w.shape, w.sharding)})
+
+
+def _fits(wanted: Sequence[_Wanted], leaves: Sequence[Any]) -> bool:
+    count = len(_rows(wanted))
+    return all(len(a) == count for a, w in zip(leaves, wanted, strict=True) if w.shape)
+
+
+def _spread_evenly(paths: Sequence[str], leaves: Sequence[Any]) -> list[_Wanted]:
+    """Where no plan says more: every process has as many examples as every other, in the order of the processes."""
+    count = jax.process_count()
+    shapes = [jax.ShapeDtypeStruct((a.shape[0] * count, *a.shape[1:]) if a.ndim else (), a.dtype) for a in leaves]
+    devices = np.array(world_devices(), dtype=object)
+    mesh = jax.sharding.Mesh(devices, ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    found = []
+    for path, s in zip(paths, shapes, strict=True):
+        if s.shape and s.shape[0] % len(devices) and count > 1:
+            raise AutoparError(
+                f"{path or 'the batch'} has {s.shape[0]} examples; {len(devices)} devices do not divide them",
+                cause="the step was not compiled yet: a plan may want the batch in larger parts",
+                remedy="call .compile(shapes) first",
+            )
+        even = s.shape and s.shape[0] % len(devices) == 0
+        found.append(_Wanted(s.shape, NamedSharding(mesh, PartitionSpec("d") if even else PartitionSpec())))
+    return found
+
+
+def _shared(
+    paths: Sequence[str], leaves: Sequence[Any], wanted: Sequence[_Wanted], rows: Sequence[int]
+) -> dict[str, str]:
+    """Checksums of rows that several processes have, by array and row."""
+    found: dict[str, str] = {}
+    for path, array, w in zip(paths, leaves, wanted, strict=True):
+        if not w.shape:
+            found[path] = str(array)
+        elif len(array) == len(rows):
+            at = {row: n for n, row in enumerate(rows)}
+            for row in shared_rows(w.shape, w.sharding):
+                data = np.ascontiguousarray(array[at[row]]).reshape(-1).view(np.uint8).data
+                found[f"example {row} of {path or 'the batch'}"] = f"{zlib.crc32(data):08x}"
+    return found
+
+
+def _everywhere(array: Any, wanted: _Wanted) -> Any:
+    return jax.make_array_from_callback((), wanted.sharding, lambda index: array[index])

@@ -1,0 +1,54 @@
+"""Batches of which each process has the examples that its own devices need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+
+def own_rows(shape: Sequence[int], wanted: NamedSharding) -> tuple[int, ...]:
+    """Indices of the first dim of an array of which this process's devices have a part, rising."""
+    found: set[int] = set()
+    for index in wanted.addressable_devices_indices_map(tuple(shape)).values():
+        assert index is not None
+        found.update(range(*index[0].indices(shape[0])))
+    return tuple(sorted(found))
+
+
+def shared_rows(shape: Sequence[int], wanted: NamedSharding) -> tuple[int, ...]:
+    """Indices of the first dim of an array of which other processes have a part that this process has too, rising."""
+    own = set(own_rows(shape, wanted))
+    here = wanted.addressable_devices
+    found: set[int] = set()
+    for device, index in wanted.devices_indices_map(tuple(shape)).items():
+        if device not in here:
+            assert index is not None
+            found.update(range(*index[0].indices(shape[0])))
+    return tuple(sorted(own & found))
+
+
+def from_rows(local: Any, rows: Sequence[int], shape: Sequence[int], wanted: NamedSharding) -> Any:
+    """The global array of which every process has some rows.
+
+    Args:
+        local: rows of this process, whole in all other dims.
+        rows: their indices in the first dim, rising; all that its devices have a part of, perhaps more.
+        shape: of the global array.
+        wanted: where it is to lie.
+    """
+    array = np.asarray(local)
+    at = {row: n for n, row in enumerate(rows)}
+
+    def part(index: tuple[slice, ...] | None) -> Any:
+        assert index is not None
+        first, *rest = index
+        chosen = range(*first.indices(shape[0]))
+        # Rows of one shard follow each other, and so do those that this process has of them.
+        begin = at[chosen[0]] if chosen else 0
+        return array[(slice(begin, begin + len(chosen)), *rest)]
+
+    return jax.make_array_from_callback(tuple(shape), wanted, part)

@@ -5,20 +5,43 @@ Each is asked for by name; "auto" chooses none. docs/transforms.md has the equat
 
 from autopar.transforms.corrections import Extrapolated, dc_asgd, pipemare_rate, staleness_aware_rate
 from autopar.transforms.delayed import Correction, Delayed, DelayedState, Prediction, delayed
+from autopar.transforms.diloco import Diloco, DilocoState, Streaming, diloco, local_sgd
+from autopar.transforms.formats import FORMATS, Encoded, Format, mean_over_replicas
+from autopar.transforms.one_bit_adam import OneBitAdamState, one_bit_adam
+from autopar.transforms.optimizers import Transformation
 from autopar.transforms.parameters import Parameters
+from autopar.transforms.powersgd import PowerSgdState, powersgd
+from autopar.transforms.replicas import PerReplica, per_replica, per_replica_value_and_grad
 from autopar.transforms.split import Split, split
 
 __all__ = [
+    "FORMATS",
     "Correction",
     "Delayed",
     "DelayedState",
+    "Diloco",
+    "DilocoState",
+    "Encoded",
     "Extrapolated",
+    "Format",
+    "OneBitAdamState",
     "Parameters",
+    "PerReplica",
+    "PowerSgdState",
     "Prediction",
     "Split",
+    "Streaming",
+    "Transformation",
     "dc_asgd",
     "delayed",
+    "diloco",
+    "local_sgd",
+    "mean_over_replicas",
+    "one_bit_adam",
+    "per_replica",
+    "per_replica_value_and_grad",
     "pipemare_rate",
+    "powersgd",
     "split",
     "staleness_aware_rate",
 ]

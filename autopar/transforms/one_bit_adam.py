@@ -1,0 +1,150 @@
+"""`one_bit_adam`: after a warm-up the momentum is exchanged as signs (Tang et al., ICML'21, algorithm 1).
+
+    warm-up:  Adam with the mean gradient
+    then, v frozen:  m_i = b1 m + (1 - b1) g_i;   s_i = C(m_i + d_i),   d_i = m_i + d_i - s_i
+                     m = C(mean_i s_i + d),       d = mean_i s_i + d - m;       W -= rate * m / (sqrt(v) + eps)
+
+C(x) = mean|x| sign(x), a bit an element. Every replica serves one chunk: d is dealt out, and the second C is of a
+chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from autopar.errors import AutoparError
+from autopar.transforms.formats import Format
+from autopar.transforms.optimizers import Transformation, check_stacked
+from autopar.transforms.replicas import check_replicas
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class OneBitAdamState:
+    """Moments and errors, a leaf a parameter.
+
+    Args:
+        momentum: m, like the parameter.
+        variance: v, likewise.
+        errors: d_i in chunks, ``[replicas, replicas, chunk]``.
+        server_errors: d in chunks, ``[replicas, chunk]``.
+        count: updates done.
+    """
+
+    momentum: tuple[Any, ...]
+    variance: tuple[Any, ...]
+    errors: tuple[Any, ...]
+    server_errors: tuple[Any, ...]
+    count: Any
+
+
+def signs(x: Any, valid: Any) -> Any:
+    """C(x) over the last dim, sent as bits; elements where ``valid`` is 0 fill a chunk and count as nothing."""
+    block = -(-x.shape[-1] // 8) * 8
+    narrow = Format("sign", block)
+    encoded = narrow.encode(x * valid)
+    mean = jnp.sum(jnp.abs(x * valid), axis=-1, keepdims=True) / jnp.maximum(jnp.sum(valid, axis=-1, keepdims=True), 1)
+    return narrow.decode(replace(encoded, scales=mean.astype(jnp.float32)), x.shape, x.dtype) * valid
+
+
+def exact(x: Any, valid: Any) -> Any:
+    """No compression: what `one_bit_adam` is compared with."""
+    return x * valid
+
+
+def one_bit_adam(
+    rate: float,
+    replicas: int,
+    warmup_steps: int,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    bias_correction: bool = False,
+    compress: Callable[[Any, Any], Any] = signs,
+) -> Transformation:
+    """Adam whose momentum is exchanged as signs after a warm-up; it changes what is computed.
+
+    Args:
+        rate: learning rate; the updates are minus it times the direction.
+        replicas: k, the leading dim of every gradient, as `per_replica_value_and_grad` makes them.
+        warmup_steps: updates of Adam with whole gradients before the variance is frozen; the paper takes 15% to 25% of
+            the run.
+        b1: decay of the momentum.
+        b2: decay of the variance.
+        eps: added to its root.
+        bias_correction: divide by ``1 - b**t`` as Adam does; the paper does not. That of the variance stays
+            as at its freezing.
+        compress: C and its meaning for the filling of chunks.
+
+    Raises:
+        AutoparError: an option is wrong; when called, gradients have no dim of replicas.
+    """
+    check_replicas(replicas)
+    if not isinstance(warmup_steps, int) or isinstance(warmup_steps, bool) or warmup_steps < 1:
+        raise AutoparError(f"warmup_steps={warmup_steps!r} is no number of steps", remedy="the variance needs some")
+
+    def init(params: Any) -> OneBitAdamState:
+        leaves = jax.tree.leaves(params)
+        zeros = tuple(jnp.zeros_like(leaf) for leaf in leaves)
+        chunks = [_chunk(leaf.size, replicas) for leaf in leaves]
+        errors = tuple(jnp.zeros((replicas, replicas, c), p.dtype) for p, c in zip(leaves, chunks, strict=True))
+        return OneBitAdamState(
+            zeros,
+            tuple(jnp.zeros_like(z) for z in zeros),
+            errors,
+            tuple(e[0] for e in errors),
+            jnp.zeros((), jnp.int32),
+        )
+
+    def warm(gradients: tuple[Any, ...], state: OneBitAdamState) -> OneBitAdamState:
+        means = [jnp.mean(g, axis=0) for g in gradients]
+        momentum = tuple(b1 * m + (1 - b1) * g for m, g in zip(state.momentum, means, strict=True))
+        variance = tuple(b2 * v + (1 - b2) * g * g for v, g in zip(state.variance, means, strict=True))
+        return replace(state, momentum=momentum, variance=variance)
+
+    def frozen(gradients: tuple[Any, ...], state: OneBitAdamState) -> OneBitAdamState:
+        rows = zip(gradients, state.momentum, state.errors, state.server_errors, strict=True)
+        made = [_exchanged(b1 * m + (1 - b1) * g, e, d, compress) for g, m, e, d in rows]
+        momentum, errors, server = (tuple(row[n] for row in made) for n in range(3))
+        return replace(state, momentum=momentum, errors=errors, server_errors=server)
+
+    def update(gradients: Any, state: OneBitAdamState, params: Any = None) -> tuple[Any, OneBitAdamState]:
+        check_stacked(gradients, replicas)
+        leaves, treedef = jax.tree.flatten(gradients)
+        state = jax.lax.cond(state.count < warmup_steps, warm, frozen, tuple(leaves), state)
+        state = replace(state, count=state.count + 1)
+        first: Any = 1.0
+        second: Any = 1.0
+        if bias_correction:
+            first = 1 - b1**state.count
+            second = 1 - b2 ** jnp.minimum(state.count, warmup_steps)
+        updates = [
+            -rate * (m / first) / (jnp.sqrt(v / second) + eps)
+            for m, v in zip(state.momentum, state.variance, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, updates), state
+
+    return Transformation(init, update)
+
+
+def _chunk(size: int, replicas: int) -> int:
+    return -(-size // replicas)
+
+
+def _exchanged(local: Any, error: Any, server_error: Any, compress: Callable[[Any, Any], Any]) -> tuple[Any, Any, Any]:
+    """(momentum, errors, errors of the servers) of one parameter, from every replica's own momentum."""
+    replicas, shape = local.shape[0], local.shape[1:]
+    size, chunk = local[0].size, error.shape[-1]
+    valid = (jnp.arange(replicas * chunk) < size).astype(local.dtype).reshape(replicas, chunk)
+    flat = jnp.pad(local.reshape(replicas, size), ((0, 0), (0, replicas * chunk - size)))
+    carried = flat.reshape(replicas, replicas, chunk) + error
+    sent = compress(carried, valid)
+    served = jnp.mean(sent, axis=0) + server_error
+    result = compress(served, valid)
+    return result.reshape(-1)[:size].reshape(shape), (carried - sent) * valid, (served - result) * valid

@@ -7,7 +7,8 @@ from autopar.transforms.corrections import Extrapolated, dc_asgd, pipemare_rate,
 from autopar.transforms.delayed import Correction, Delayed, DelayedState, Prediction, delayed
 from autopar.transforms.diloco import Diloco, DilocoState, Streaming, diloco, local_sgd
 from autopar.transforms.formats import FORMATS, Encoded, Format, mean_over_replicas
-from autopar.transforms.one_bit_adam import OneBitAdamState, one_bit_adam
+from autopar.transforms.narrow_mean import narrow_mean
+from autopar.transforms.one_bit_adam import Compression, OneBitAdamState, Signs, one_bit_adam
 from autopar.transforms.optimizers import Transformation
 from autopar.transforms.parameters import Parameters
 from autopar.transforms.powersgd import PowerSgdState, powersgd
@@ -16,6 +17,7 @@ from autopar.transforms.split import Split, split
 
 __all__ = [
     "FORMATS",
+    "Compression",
     "Correction",
     "Delayed",
     "DelayedState",
@@ -29,6 +31,7 @@ __all__ = [
     "PerReplica",
     "PowerSgdState",
     "Prediction",
+    "Signs",
     "Split",
     "Streaming",
     "Transformation",
@@ -37,6 +40,7 @@ __all__ = [
     "diloco",
     "local_sgd",
     "mean_over_replicas",
+    "narrow_mean",
     "one_bit_adam",
     "per_replica",
     "per_replica_value_and_grad",

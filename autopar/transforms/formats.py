@@ -190,8 +190,7 @@ def _packed_nibbles(codes: Any) -> Any:
 
 
 def _nibbles(packed: Any) -> Any:
-    signed = packed.astype(jnp.int8)
-    both = jnp.stack([(signed << 4) >> 4, signed >> 4], axis=-1)
+    both = (packed.astype(jnp.int8)[..., None] << jnp.array([4, 0], jnp.int8)) >> 4
     return both.reshape(*packed.shape[:-1], -1)
 
 

@@ -10,15 +10,14 @@ chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from autopar.errors import AutoparError
-from autopar.transforms.formats import Format
+from autopar.transforms.formats import Encoded, Format
 from autopar.transforms.optimizers import Transformation, check_stacked
 from autopar.transforms.replicas import check_replicas
 
@@ -43,18 +42,46 @@ class OneBitAdamState:
     count: Any
 
 
-def signs(x: Any, valid: Any) -> Any:
-    """C(x) over the last dim, sent as bits; elements where ``valid`` is 0 fill a chunk and count as nothing."""
-    block = -(-x.shape[-1] // 8) * 8
-    narrow = Format("sign", block)
-    encoded = narrow.encode(x * valid)
-    mean = jnp.sum(jnp.abs(x * valid), axis=-1, keepdims=True) / jnp.maximum(jnp.sum(valid, axis=-1, keepdims=True), 1)
-    return narrow.decode(replace(encoded, scales=mean.astype(jnp.float32)), x.shape, x.dtype) * valid
+class Compression(Protocol):
+    """C, said in two ways: as what is sent, and as what it means. Elements where ``valid`` is 0 fill a chunk."""
+
+    def encode(self, x: Any, valid: Any) -> Any:
+        """What is sent of ``x``; C is of its last dim."""
+
+    def decode(self, sent: Any, valid: Any) -> Any:
+        """C(x) from what was sent."""
+
+    def value(self, x: Any, valid: Any) -> Any:
+        """C(x) where ``x`` is: its sender needs no codes, and a plan can decode elsewhere what was sent."""
 
 
-def exact(x: Any, valid: Any) -> Any:
-    """No compression: what `one_bit_adam` is compared with."""
-    return x * valid
+class Signs:
+    """A bit an element, and the mean of the absolute values."""
+
+    def encode(self, x: Any, valid: Any) -> Encoded:
+        """See `Compression`."""
+        encoded = _sign_format(x.shape).encode(x)
+        return replace(encoded, scales=self._scale(x, valid).astype(jnp.float32))
+
+    def decode(self, sent: Encoded, valid: Any) -> Any:
+        """See `Compression`."""
+        shape = (*sent.codes.shape[:-2], valid.shape[-1])
+        return _sign_format(shape).decode(sent, shape, valid.dtype) * valid
+
+    def value(self, x: Any, valid: Any) -> Any:
+        """See `Compression`."""
+        scale = self._scale(x, valid).astype(jnp.float32).astype(x.dtype)
+        return jnp.where(x >= 0, scale, -scale) * valid
+
+    def _scale(self, x: Any, valid: Any) -> Any:
+        return jnp.sum(jnp.abs(x * valid), axis=-1, keepdims=True) / jnp.maximum(
+            jnp.sum(valid, axis=-1, keepdims=True), 1
+        )
+
+
+def _sign_format(shape: tuple[int, ...]) -> Format:
+    """Signs with the whole last dim as one block."""
+    return Format("sign", -(-shape[-1] // 8) * 8)
 
 
 def one_bit_adam(
@@ -66,7 +93,8 @@ def one_bit_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
     bias_correction: bool = False,
-    compress: Callable[[Any, Any], Any] = signs,
+    phase: str = "both",
+    compression: Compression | None = None,
 ) -> Transformation:
     """Adam whose momentum is exchanged as signs after a warm-up; it changes what is computed.
 
@@ -79,15 +107,21 @@ def one_bit_adam(
         b2: decay of the variance.
         eps: added to its root.
         bias_correction: divide by ``1 - b**t`` as Adam does; the paper does not. That of the variance stays
-            as at its freezing.
-        compress: C and its meaning for the filling of chunks.
+            as it was when it was frozen.
+        phase: "both" decides by the number of the update, in a branch; "warm-up" and "frozen" have no branch. A plan of
+            a program with both has to lay gradients out for either; of "frozen" alone it sends nothing but bits.
+        compression: C; None takes `Signs`.
 
     Raises:
         AutoparError: an option is wrong; when called, gradients have no dim of replicas.
     """
     check_replicas(replicas)
+    c = compression or Signs()
     if not isinstance(warmup_steps, int) or isinstance(warmup_steps, bool) or warmup_steps < 1:
         raise AutoparError(f"warmup_steps={warmup_steps!r} is no number of steps", remedy="the variance needs some")
+
+    if phase not in ("both", "warm-up", "frozen"):
+        raise AutoparError(f"phase={phase!r} is no phase of 1-bit Adam", remedy='"both", "warm-up" or "frozen"')
 
     def init(params: Any) -> OneBitAdamState:
         leaves = jax.tree.leaves(params)
@@ -110,14 +144,17 @@ def one_bit_adam(
 
     def frozen(gradients: tuple[Any, ...], state: OneBitAdamState) -> OneBitAdamState:
         rows = zip(gradients, state.momentum, state.errors, state.server_errors, strict=True)
-        made = [_exchanged(b1 * m + (1 - b1) * g, e, d, compress) for g, m, e, d in rows]
+        made = [_exchanged(b1 * m + (1 - b1) * g, e, d, c) for g, m, e, d in rows]
         momentum, errors, server = (tuple(row[n] for row in made) for n in range(3))
         return replace(state, momentum=momentum, errors=errors, server_errors=server)
 
     def update(gradients: Any, state: OneBitAdamState, params: Any = None) -> tuple[Any, OneBitAdamState]:
         check_stacked(gradients, replicas)
         leaves, treedef = jax.tree.flatten(gradients)
-        state = jax.lax.cond(state.count < warmup_steps, warm, frozen, tuple(leaves), state)
+        if phase == "both":
+            state = jax.lax.cond(state.count < warmup_steps, warm, frozen, tuple(leaves), state)
+        else:
+            state = (warm if phase == "warm-up" else frozen)(tuple(leaves), state)
         state = replace(state, count=state.count + 1)
         first: Any = 1.0
         second: Any = 1.0
@@ -137,14 +174,14 @@ def _chunk(size: int, replicas: int) -> int:
     return -(-size // replicas)
 
 
-def _exchanged(local: Any, error: Any, server_error: Any, compress: Callable[[Any, Any], Any]) -> tuple[Any, Any, Any]:
+def _exchanged(local: Any, error: Any, server_error: Any, c: Compression) -> tuple[Any, Any, Any]:
     """(momentum, errors, errors of the servers) of one parameter, from every replica's own momentum."""
     replicas, shape = local.shape[0], local.shape[1:]
     size, chunk = local[0].size, error.shape[-1]
     valid = (jnp.arange(replicas * chunk) < size).astype(local.dtype).reshape(replicas, chunk)
     flat = jnp.pad(local.reshape(replicas, size), ((0, 0), (0, replicas * chunk - size)))
     carried = flat.reshape(replicas, replicas, chunk) + error
-    sent = compress(carried, valid)
-    served = jnp.mean(sent, axis=0) + server_error
-    result = compress(served, valid)
-    return result.reshape(-1)[:size].reshape(shape), (carried - sent) * valid, (served - result) * valid
+    served = jnp.mean(c.decode(c.encode(carried, valid), valid), axis=0) + server_error
+    result = c.decode(c.encode(served, valid), valid)
+    errors, server_errors = (x - c.value(x, valid) for x in (carried, served))
+    return result.reshape(-1)[:size].reshape(shape), errors * valid, server_errors * valid

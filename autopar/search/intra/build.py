@@ -75,6 +75,10 @@ class ShardingProblem:
     tight: bool = False
 
 
+# Beginnings of dtypes of a byte and less that numbers are encoded in: what widens them can be laid out anew.
+_CODES = ("i8", "u8", "i4", "u4", "f8_", "f4_")
+
+
 class Builder:
     """Walks the graph once; used by `build` and by the region handlers."""
 
@@ -313,6 +317,8 @@ class Builder:
         if not made:
             return None
         i, source = max(made, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
+        if source.type.dtype.startswith(_CODES) and max(v.type.nbytes for v in op.results) > source.type.nbytes:
+            return None  # what is sent is best sent as codes
         several = any(s.node != source.node for _, s in held)
         if (several or op.operands[i] in shared) and any(k.partial for k in source.layouts):
             return None

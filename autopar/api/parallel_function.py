@@ -15,6 +15,7 @@ from autopar.api.modules import flax_loaded, join_result, put_back, split_argume
 from autopar.api.options import ParallelOptions, check_names
 from autopar.api.placement import run_on_workers, run_sharded
 from autopar.api.pure import PureFunction
+from autopar.api.saving import Saving, restore
 from autopar.api.staged import LoweredCall, TracedCall
 from autopar.api.user_mesh import outside
 from autopar.errors import AutoparError
@@ -33,6 +34,7 @@ class ParallelFunction:
         self._plain = PureFunction(fn, options)
         self._with_modules: PureFunction | None = None
         self._module_free: Any = None
+        self._saving = Saving()
         functools.update_wrapper(self, fn, updated=())
 
     @property
@@ -152,6 +154,50 @@ class ParallelFunction:
         """
         return local_batch(self._fn_name, self._programs(), tree)
 
+    def save(self, path: str, state: Any, *, at: int | None = None, keep: int | None = None, wait: bool = False) -> int:
+        """Writes a checkpoint in Orbax's format; returns its number as soon as the arrays may be used again.
+
+        Every process writes its own shards, in the background; the checkpoint is there whole or not at all. All
+        processes call it together.
+
+        Args:
+            path: a folder that all processes share; each checkpoint is a folder in it.
+            state: pytree of arrays.
+            at: number of the checkpoint, as that of the step; None takes the one behind the latest.
+            keep: how many are kept, the latest; None keeps all.
+            wait: whether to return only when it is on disk; `wait_until_saved` waits later.
+
+        Raises:
+            CheckpointError: it cannot be written, Orbax is not installed, or an earlier one could not be written.
+            ProcessMismatchError: a process saves something else.
+        """
+        return self._saving.save(str(path), state, at, keep, wait)
+
+    def wait_until_saved(self) -> None:
+        """Returns when all that `save` was given is on disk. CheckpointError where it could not be written."""
+        self._saving.wait()
+
+    def restore(self, path: str, like: Any = None, *, at: int | None = None) -> Any:
+        """A state out of a checkpoint of `save`, Orbax or Flax, placed as the plan wants it.
+
+        The number of processes, devices and stages may be another than that which wrote it. All processes call it
+        together; each reads what lies on its own devices. Where no plan is known yet arrays are split over all devices
+        as far as their dims allow.
+
+        Args:
+            path: what `save` wrote to, or the folder of one checkpoint.
+            like: a state of the structure wanted, as arrays or `jax.ShapeDtypeStruct`; None takes the argument of the
+                compiled step that has these leaves, else nested dicts and lists as Orbax has them.
+            at: number of the checkpoint; None takes the latest that was written to the end.
+
+        Raises:
+            CheckpointError: there is none, it is of another structure, or damaged.
+            ProcessMismatchError: a process restores another one.
+        """
+        planned = [p for pure in self._both() for p in reversed(pure.planned.values())]
+        plans = [] if self._options.plan is None else [self._options.plan]
+        return restore(str(path), like, at, planned, plans)
+
     # -- steps ---------------------------------------------------------------------------------
 
     @property
@@ -210,6 +256,18 @@ class BoundFunction:
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """See `ParallelFunction.compile`; what it returns takes the object as its first argument."""
         return self._function.compile(self._instance, *args, **kwargs)
+
+    def save(self, path: str, state: Any, *, at: int | None = None, keep: int | None = None, wait: bool = False) -> int:
+        """See `ParallelFunction.save`."""
+        return self._function.save(path, state, at=at, keep=keep, wait=wait)
+
+    def wait_until_saved(self) -> None:
+        """See `ParallelFunction.wait_until_saved`."""
+        self._function.wait_until_saved()
+
+    def restore(self, path: str, like: Any = None, *, at: int | None = None) -> Any:
+        """See `ParallelFunction.restore`."""
+        return self._function.restore(path, like, at=at)
 
     def process_examples(self, batch: int | None = None) -> tuple[int, ...]:
         """See `ParallelFunction.process_examples`."""

@@ -170,6 +170,24 @@ def data(o: dict[str, Any]) -> Any:
     return found
 
 
+def checkpoints(o: dict[str, Any]) -> Any:
+    """Trains from a checkpoint, where there is one, and saves; what the state is before and after."""
+    x = np.random.default_rng(0).normal(size=(16, 64)) / 64
+    step = autopar.parallelize(dense_step, memory_limit=o.get("limit"), mesh_shape=o.get("mesh"), donate_argnums=0)
+    step.compile(jax.eval_shape(dense_state, jax.random.key(0)), x)
+    state = step.restore(o["path"]) if o["restore"] else step.init(dense_state, jax.random.key(0))
+    wanted = step.shard(jax.tree.map(local, state), x)[0]
+    lies = all(a.sharding == b.sharding for a, b in zip(state.values(), wanted.values(), strict=True))
+    before = digest(state)
+    for at in range(o["steps"]):
+        state, _ = step(state, x)
+        saved = [step.save(o["path"], state, keep=2), digest(state)]
+        if at == o["steps"] - 1:
+            state, _ = step(state, x)  # what was saved is not what comes behind it
+    step.wait_until_saved()
+    return {"before": before, "saved": saved, "lies": lies}
+
+
 def wrong_use(o: dict[str, Any]) -> Any:
     """The errors of processes that differ, one behind the other."""
     x = np.ones((16, 64))

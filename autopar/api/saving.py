@@ -1,0 +1,145 @@
+"""`step.save` and `step.restore`: checkpoints in Orbax's format, laid out by the plan that is to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from autopar._compat.devices import world_devices
+from autopar._compat.world import world
+from autopar.api.placement import default_placement, placement_of
+from autopar.errors import CheckpointError
+from autopar.frontend import Traced
+from autopar.plan import Plan
+from autopar.runtime.hosts.agree import Turn
+
+#: What Orbax writes.
+_ARRAYS = (jax.Array, np.ndarray, np.generic, int, float)
+
+
+class Saving:
+    """The checkpoints that one function writes, by folder."""
+
+    def __init__(self) -> None:
+        self._savers: dict[str, Any] = {}
+
+    def save(self, path: str, state: Any, at: int | None, keep: int | None, wait: bool) -> int:
+        """See `ParallelFunction.save`."""
+        files = _files()
+        wrong = [
+            p
+            for p, leaf in _with_names(state)
+            if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float)
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"{wrong[0]} is no array of this process",
+                cause="it lies on workers of Ray, or is no array at all",
+                remedy="autopar.Checkpoints saves what lies on Ray; leave out what is no array",
+            )
+        processes = world()
+        if processes is not None:
+            facts = [("checkpoint", f"{at} in {path}, of which {keep} are kept")]
+            facts += [(f"array {p}", str(np.shape(leaf))) for p, leaf in _with_names(state)]
+            Turn.next(processes, "save").compare(facts)
+        saver = self._savers.get(path)
+        if saver is None or saver.keep != keep:
+            if saver is not None:
+                saver.close()
+            saver = self._savers[path] = files.Saver(path, keep)
+        number: int = saver.save(state, at)
+        if wait:
+            saver.wait()
+        return number
+
+    def wait(self) -> None:
+        """Returns when all that was saved is on disk."""
+        for saver in self._savers.values():
+            saver.wait()
+
+
+def restore(path: str, like: Any, at: int | None, planned: Sequence[tuple[Traced, Plan]], plans: Sequence[Plan]) -> Any:
+    """See `ParallelFunction.restore`.
+
+    Args:
+        path: see there.
+        like: likewise.
+        at: likewise.
+        planned: what was planned, with its plans.
+        plans: plans that are to run besides.
+    """
+    files = _files()
+    folder = files.folder_of(path, at)
+    there = files.shapes_of(folder)
+    names = [n for n, _ in _with_names(there)]
+    processes = world()
+    if processes is not None:
+        Turn.next(processes, "restore").compare(
+            [("checkpoint", folder.name if folder.name.isdigit() else folder.parent.name), ("arrays", ", ".join(names))]
+        )
+    wanted = _structure(folder, there, like, [traced for traced, _ in planned])
+    leaves, treedef = jax.tree.flatten(wanted)
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(wanted)[0]]
+    devices = world_devices()
+    all_plans = [*(p for _, p in planned), *plans]
+    shardings = next((s for p in all_plans if (s := placement_of(p, paths, leaves, devices)) is not None), None)
+    shardings = shardings or default_placement(leaves, devices)
+    placed = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=k) for s, k in zip(leaves, shardings, strict=True)]
+    return files.restored(folder, jax.tree.unflatten(treedef, placed))
+
+
+def _structure(folder: Path, there: Any, like: Any, traced: Sequence[Traced]) -> Any:
+    """The shapes of a checkpoint in the structure wanted: that of ``like``, or of an argument with these leaves."""
+    names = [n for n, _ in _with_names(there)]
+    if like is not None:
+        wanted = jax.tree.map(_shape, like)
+        apart = differences([n for n, _ in _with_names(wanted)], names)
+        if apart:
+            raise CheckpointError(
+                f"the checkpoint in {folder} is of another structure: {apart}",
+                remedy="give a state of its structure as like=, or leave it out",
+            )
+        return wanted
+    for t in traced:
+        args, kwargs = t.signature.arguments(t.signature.avals())
+        for argument in (*args, *kwargs.values()):
+            if {n for n, _ in _with_names(argument)} == set(names):
+                return jax.tree.map(_shape, argument)
+    return there
+
+
+def differences(wanted: Sequence[str], there: Sequence[str]) -> str:
+    """What one of two lists of paths has and the other has not, as text; "" where they have the same."""
+    missing, more = sorted(set(wanted) - set(there)), sorted(set(there) - set(wanted))
+    parts = [f"it has no {', '.join(missing[:3])}"] if missing else []
+    return "; ".join([*parts, *([f"it has {', '.join(more[:3])}"] if more else [])])
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _with_names(tree: Any) -> list[tuple[str, Any]]:
+    """Leaves with their paths in the form that Orbax has: keys, fields and numbers alike."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in found]
+
+
+def _files() -> Any:
+    """The module that imports Orbax. CheckpointError where Orbax is not installed."""
+    try:
+        return import_module("autopar.runtime.hosts.saved")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "orbax":
+            raise
+        raise CheckpointError(
+            "orbax-checkpoint cannot be imported",
+            cause="it is not installed",
+            remedy="pip install 'autopar[checkpoint]'",
+        ) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from autopar._compat.devices import world_devices
@@ -98,7 +99,7 @@ def _structure(folder: Path, there: Any, like: Any, traced: Sequence[Traced]) ->
     names = [n for n, _ in _with_names(there)]
     if like is not None:
         wanted = jax.tree.map(_shape, like)
-        apart = differences([n for n, _ in _with_names(wanted)], names)
+        apart = differences([n for n, _ in _with_names(wanted)], names) or _other_shape(wanted, there)
         if apart:
             raise CheckpointError(
                 f"the checkpoint in {folder} is of another structure: {apart}",
@@ -118,6 +119,16 @@ def differences(wanted: Sequence[str], there: Sequence[str]) -> str:
     missing, more = sorted(set(wanted) - set(there)), sorted(set(there) - set(wanted))
     parts = [f"it has no {', '.join(missing[:3])}"] if missing else []
     return "; ".join([*parts, *([f"it has {', '.join(more[:3])}"] if more else [])])
+
+
+def _other_shape(wanted: Any, there: Any) -> str:
+    """The first array that has another shape in a checkpoint, as text; "" where none has. Of keys data are written."""
+    shapes = dict(_with_names(there))
+    for name, leaf in _with_names(wanted):
+        key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        if not key and leaf.shape != shapes[name].shape:
+            return f"{name} has shape {shapes[name].shape} there and {leaf.shape} here"
+    return ""
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -67,6 +67,14 @@ def test_tpus_and_cpus() -> None:
     assert cpus.slot.bundle == {"CPU": 1.0}
 
 
+def test_the_number_of_devices_of_a_worker_is_not_that_of_the_driver(monkeypatch) -> None:
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_force_host_platform_device_count=8")
+    environment = layout(machines(TABLE), "cpu", 3, 2, None).slot.environment
+    assert environment["JAX_NUM_CPU_DEVICES"] == "2"
+    assert environment["XLA_FLAGS"].split() == ["--xla_dump_to=x", "--xla_force_host_platform_device_count=2"]
+
+
 def test_the_memory_of_a_device_is_that_which_ray_names() -> None:
     found = machines([node("a", GPU=8.0, type_A100=1.0, type_A100_40G=1.0)])
     assert layout(found, "auto", None, None, None).file == "dgx-a100-40gb"

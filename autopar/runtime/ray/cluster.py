@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -53,11 +55,13 @@ class Slot:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the process."""
-        found = {"JAX_PLATFORMS": self.platform}
+        """Variables of the process: its number of devices stands in place of the driver's, other flags of XLA stay."""
+        variables = {"JAX_PLATFORMS": self.platform}
         if self.platform == "cpu":
-            found["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={self.devices}"
-        return found
+            others = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
+            count = f"--xla_force_host_platform_device_count={self.devices}"
+            variables |= {"XLA_FLAGS": " ".join([*others, count]), "JAX_NUM_CPU_DEVICES": str(self.devices)}
+        return variables
 
 
 @dataclass(frozen=True)

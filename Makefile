@@ -84,6 +84,14 @@ lint: $(VENV)/.dev-stamp  ## the static checks alone
 test: lint  ## static checks and all tests but the slow ones
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
+.PHONY: test-all
+test-all: lint  ## static checks and all tests, the slow ones too: about three hours on two cores
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "slow or not slow" --ignore tests/public
+
+.PHONY: mutations
+mutations: $(VENV)/.dev-stamp  ## faults put in one at a time, and the tests that catch them: half an hour on two cores
+	$(VENV)/bin/python -m tests.mutations
+
 .PHONY: test-slow
 test-slow: $(VENV)/.dev-stamp  ## the slow tests
 	$(VENV)/bin/python -m pytest -m slow

@@ -42,8 +42,6 @@ def run(page: str, chosen: list[Block], folder) -> None:
     python = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(script)]
     environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": str(ROOT), "HOME": str(folder)}
     environment |= {"AUTOPAR_CACHE_DIR": "off", "PATH": "/usr/bin:/bin"}
-    if chosen[0].mark == ON_RAY:
-        del environment["JAX_NUM_CPU_DEVICES"]  # of the workers the cluster says it
     done = subprocess.run(python, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
 

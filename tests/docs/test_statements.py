@@ -116,7 +116,8 @@ def test_the_table_of_folders_names_every_folder_on_its_floor() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (contract,) = (c for c in config["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
     floors = [set(re.findall(r"\w+", layer)) for layer in reversed(contract["layers"])]
-    assert table == {room: n for n, layer in enumerate(floors) for room in layer}
+    rooms = {room: n for n, layer in enumerate(floors) for room in layer}
+    assert table == {room: n for room, n in rooms.items() if room in folders}  # others are single files
 
 
 def test_every_command_and_every_page_is_named() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 
 
 def _primitive_of(function: Callable[[Any], Any]) -> Primitive:
@@ -25,3 +25,10 @@ def weakly_typed(array: Any) -> Any:
     """The array as a weakly typed one, as what comes of Python numbers is: it yields to other dtypes."""
     apply: Any = convert_element_type_p.bind
     return apply(array, new_dtype=array.dtype, weak_type=True, sharding=None)
+
+
+def sharding_constraint(shape: tuple[int, ...], sharding: Any) -> JaxprEqn:
+    """The equation of ``jax.lax.with_sharding_constraint`` on an array of ``shape``."""
+    given = jax.ShapeDtypeStruct(shape, jnp.float32)
+    eqns: list[JaxprEqn] = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(given).jaxpr.eqns
+    return eqns[0]

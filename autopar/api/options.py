@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from autopar.api.constraints import Pin
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import Plan
@@ -40,6 +41,7 @@ class ParallelOptions:
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
     mesh_shape: tuple[int, ...] | None = None
+    constraints: tuple[Pin, ...] = ()
     plan: Plan | None = None
     progress: Callable[[str], None] | None = None
 

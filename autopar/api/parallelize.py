@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from autopar.api.constraints import parse_pins
 from autopar.api.options import ParallelOptions, as_tuple, parse_bytes
 from autopar.api.parallel_function import ParallelFunction, check_callable
 from autopar.cluster import Cluster
@@ -28,6 +29,8 @@ def parallelize(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     mesh_shape: Sequence[int] | None = None,
+    constraints: Mapping[str, Any] | None = None,
+    mesh_axes: Mapping[str, int] | None = None,
     plan: Plan | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Any:
@@ -52,6 +55,10 @@ def parallelize(
         static_argnums: positions of arguments that are values of the program, as in `jax.jit`.
         static_argnames: their names.
         mesh_shape: sizes of the only logical mesh to consider, as ``(2, 4)``.
+        constraints: where arguments lie, by path (as in ``plan.explain``; ``*`` is any part of a path, ``**`` any
+            number of parts): a tuple of the dims that must be split, all others whole (``()``: the array is whole),
+            or a `PartitionSpec`. Of several that match the last counts.
+        mesh_axes: sizes of the axes that such specs name, as ``{"data": 4, "model": 2}``.
         plan: a plan to run instead of searching.
         progress: called with a line of text when a phase begins.
 
@@ -76,6 +83,7 @@ def parallelize(
         static_argnums=as_tuple(static_argnums),
         static_argnames=as_tuple(static_argnames),
         mesh_shape=None if mesh_shape is None else tuple(mesh_shape),
+        constraints=parse_pins(constraints, mesh_axes),
         plan=plan,
         progress=progress,
     )

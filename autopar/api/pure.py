@@ -18,6 +18,7 @@ from autopar._compat.devices import world_devices
 from autopar._compat.world import World
 from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
+from autopar.api.constraints import MOST_PRICED, constraints_of, price_note
 from autopar.api.effects import check_effects
 from autopar.api.fitting import Planned, build_within
 from autopar.api.for_workers import check_for_workers, kept_on_devices
@@ -168,6 +169,7 @@ class PureFunction:
         else:
             with rare_collections():
                 traced, plan = self._planned(signature, self.options.memory_limit_bytes)
+                plan = self._with_prices(signature, plan)
         plan = Plan(plan.content, (*traced.phases, *clock.phases(), *plan.phases), input_tree(traced))
         self.planned[signature] = traced, plan
         return traced, plan
@@ -191,6 +193,19 @@ class PureFunction:
         plan = Plan(planned.plan.content, planned.plan.phases or traced.phases, input_tree(planned.traced))
         self.planned[signature] = planned.traced, plan
         return planned.traced, plan
+
+    def _with_prices(self, signature: CallSignature, plan: Plan) -> Plan:
+        """``plan`` with a note for each constraint: what it costs against leaving it free."""
+        pins, limit = self.options.constraints, self.options.memory_limit_bytes
+        groups = [(pin,) for pin in pins] if len(pins) <= MOST_PRICED else [pins]
+        notes = []
+        for group in groups if pins else []:
+            rest = tuple(p for p in pins if p not in group)
+            free = PureFunction(self.fn, replace(self.options, constraints=rest))
+            free._traced[signature] = self._traced[signature]
+            notes.append(price_note(group, plan.step_time, free._planned(signature, limit)[1].step_time))
+        content = msgspec.structs.replace(plan.content, notes=(*notes, *plan.content.notes))
+        return Plan(content, plan.phases) if notes else plan
 
     def _microbatched(
         self, signature: CallSignature, count: int, level: Level, ends: Sequence[str] | None = None
@@ -330,6 +345,7 @@ class PureFunction:
         options = replace(
             self.problem(traced, limit_bytes).options,
             donated=frozenset(n for i in self.donated(traced) for n in unstacked.names(i)),
+            constraints=constraints_of(self.options.constraints, traced.graph, cluster.num_devices, unstacked.names),
             num_microbatches=microbatches,
             num_stages=stages,
             equal=isinstance(cluster, RayCluster) and self.options.num_stages == "auto",
@@ -387,6 +403,7 @@ class PureFunction:
                 num_microbatches=microbatches,
                 offload=o.offload,
                 say=o.progress,
+                constraints=constraints_of(o.constraints, traced.graph, cluster.num_devices),
             ),
         )
 

@@ -62,6 +62,10 @@ class InfeasiblePlanError(AutoparError):
         super().__init__(fact, cause=cause, remedy=remedy, source=source)
 
 
+class ConstraintError(AutoparError):
+    """A constraint that the user gave cannot hold, or names nothing."""
+
+
 class ClusterError(AutoparError):
     """A cluster is unknown, its file is wrong, or it does not have what a plan needs."""
 

@@ -21,13 +21,14 @@ from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.dtypes import dtype_name
 from autopar._compat.loops import plain_params
-from autopar._compat.primitives import optimization_barrier_p
+from autopar._compat.primitives import optimization_barrier_p, sharding_constraint
 from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of
-from autopar.frontend.bodies import body_of, recomputes, without_shardings
+from autopar.frontend.bodies import PLACING, body_of, recomputes, without_shardings
 from autopar.frontend.counted import Known, batched, is_indexed
 from autopar.frontend.labels import Labels
 from autopar.frontend.manual import is_manual, region
+from autopar.frontend.placed import placed_attrs, result_shardings
 from autopar.ir import Graph, Input, Literal, Operand, Operator, Output, TensorType, Value
 from autopar.ir.analysis import live
 
@@ -138,7 +139,8 @@ class _Builder:
             body, taken = opened
             if recomputes(eqn):
                 inputs = self.barrier(inputs, [tensor_type(v.aval) for v in eqn.invars], scope, eqn)
-            return self.closed(body, [inputs[i] for i in taken], scope)
+            results = self.closed(body, [inputs[i] for i in taken], scope)
+            return self.placed(eqn, results, scope)
         regions = region_graphs(eqn, self.labels)
         types = [tensor_type(v.aval) for v in eqn.outvars]
         params: Mapping[str, Any] = without_shardings(eqn)
@@ -182,6 +184,16 @@ class _Builder:
             )
             return found.params, [inputs[0], made, *inputs[2:]]
         return found.params, [inputs[0], indices, *inputs[2:]]
+
+    def placed(self, eqn: JaxprEqn, results: list[Operand], scope: str) -> list[Operand]:
+        """Results of an inner ``jax.jit``, each behind a constraint where the user gave it a sharding."""
+        out = list(results)
+        for n, sharding in enumerate(result_shardings(eqn)):
+            if sharding is not None and not isinstance(out[n], Literal):
+                type = tensor_type(eqn.outvars[n].aval)
+                made = sharding_constraint(type.shape, sharding)
+                (out[n],) = self.operator(made.primitive, made.params, [out[n]], [type], scope, self.source, {}, ())
+        return out
 
     def transposed(
         self, params: Mapping[str, Any], inputs: list[Operand], type: TensorType, scope: str
@@ -242,6 +254,8 @@ class _Builder:
             if undone is not None:
                 return [undone]
         attrs = attrs_of(plain_params(primitive.name, params))
+        if primitive.name in PLACING:
+            attrs = tuple(sorted((*attrs, *placed_attrs(primitive.name, params, len(types[0].shape)))))
         key = (primitive.name, repr(attrs), tuple(operands), tuple(types))  # by text: 1, 1.0 and True are equal
         if _may_merge(primitive, params, regions, effects) and key in self.seen:
             return self.seen[key]

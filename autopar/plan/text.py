@@ -192,7 +192,9 @@ def explain_text(c: PlanContent, what: str | None) -> str:
     """See `Plan.explain`."""
     if what is None:
         chosen = sorted(c.choices, key=lambda k: (-k.cost, k.name))[:10]
-        return "the ten most expensive choices\n\n" + "\n\n".join(_choice_text(k) for k in chosen)
+        fixed = [n for n in c.notes if n.startswith(("constraint", "sharding_constraint"))]
+        told = "what was asked for\n\n" + "\n".join(fixed) + "\n\n" if fixed else ""
+        return told + "the ten most expensive choices\n\n" + "\n\n".join(_choice_text(k) for k in chosen)
     exact = [k for k in c.choices if what == k.name or what in k.members]
     partly = [k for k in c.choices if what in k.name or any(what in m for m in k.members)]
     found = exact or partly

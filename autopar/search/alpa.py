@@ -14,6 +14,7 @@ from autopar.plan import Considered, Plan
 from autopar.plan.text import bytes_text
 from autopar.search.assemble import assemble
 from autopar.search.clock import Clock
+from autopar.search.constraints import meshes_that_hold
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.intra.host import least_device_memory
 from autopar.search.problem import NotFasterError, Problem
@@ -81,7 +82,8 @@ def _all_without_limit(problem: Problem, clock: Clock) -> list[Answer]:
 
     The mesh that is most like the machine comes first; others are given up once their bound is above what is known.
     """
-    meshes = problem.cluster.logical_meshes(problem.options.mesh_shape)
+    every = problem.cluster.logical_meshes(problem.options.mesh_shape)
+    meshes = meshes_that_hold(every, problem.graph, problem.options.constraints)
     likely = sorted(range(len(meshes)), key=lambda i: (_distance(problem, meshes[i]), i))
     answers: dict[int, Answer] = {}
     best = problem.options.enough_s
@@ -109,7 +111,7 @@ def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock, cutoff_s: 
         cutoff_s: a step of another mesh, or one that another plan takes: beyond it the mesh is given up.
     """
     stated = _stated(problem, mesh, clock, split_phases=False)
-    if memory_floor(stated.problem) > problem.memory_limit_bytes:
+    if stated.broken or memory_floor(stated.problem) > problem.memory_limit_bytes:
         return Answer(replace(stated, tight=True), Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, ""))
     with clock.phase("solve"):
         free = _solve(problem, replace(stated.problem, limit_bytes=None), cutoff_s=cutoff_s)

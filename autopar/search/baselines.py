@@ -8,6 +8,7 @@ from autopar.errors import InfeasiblePlanError
 from autopar.ir import Input, Layout
 from autopar.plan import Considered, Plan
 from autopar.search.clock import Clock
+from autopar.search.constraints import meshes_that_hold
 from autopar.search.manual import Manual, check_batch
 from autopar.search.problem import Problem
 from autopar.search.restrict import Allowed, restricted_plan, solve_restricted
@@ -83,4 +84,5 @@ def megatron(problem: Problem) -> Plan:
 def _on_one_axis(problem: Problem, name: str, allowed: Allowed) -> Plan:
     clock = Clock()
     (mesh,) = problem.cluster.logical_meshes((problem.cluster.num_devices,))
+    meshes_that_hold((mesh,), problem.graph, problem.options.constraints)
     return restricted_plan(problem, solve_restricted(problem, mesh, allowed, clock), name, clock)

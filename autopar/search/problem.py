@@ -11,6 +11,7 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
+from autopar.search.constraints import Constraint
 from autopar.search.progress import Progress
 from autopar.search.source import StageSource
 
@@ -45,6 +46,7 @@ class Options:
         say: told in a line of text what is being worked on.
         explain: whether the error where nothing fits says the least memory that would do, which may take longer to find
             than that nothing fits; else it says a bound.
+        constraints: where inputs lie.
     """
 
     mesh_shape: tuple[int, ...] | None = None
@@ -65,6 +67,7 @@ class Options:
     progress: Callable[[Progress], None] | None = None
     say: Callable[[str], None] | None = None
     explain: bool = True
+    constraints: tuple[Constraint, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from autopar.ir import Graph, Operator
 from autopar.ir.text import graph_text
 from autopar.schedule import factory_named
 from autopar.schedule.registry import registered_schedules
+from autopar.search.constraints import shards_of
 from autopar.search.problem import Options, Problem
 from autopar.search.told import UntoldError, is_own, told
 from autopar.sharding import rule_for
@@ -68,9 +69,10 @@ def without_lines(graph: Graph) -> Graph:
 
 def _without_line(graph: Graph, op: Operator) -> Operator:
     regions = tuple((name, without_lines(region)) for name, region in op.regions)
-    # Of operators that have no rule there is a note with the line.
+    # Of operators that have no rule, call Python or say where a value lies there is a note with the line.
     _, known = rule_for(op, graph.operand_types(op))
-    return replace(op, regions=regions, source="" if known else op.source)
+    told_line = not known or shards_of(op) is not None or op.primitive.endswith("_callback")
+    return replace(op, regions=regions, source=op.source if told_line else "")
 
 
 def _told_options(options: Options) -> dict[str, Any]:

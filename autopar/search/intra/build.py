@@ -29,6 +29,7 @@ from autopar.cost import CostModel, Work
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ADDITIONS, RESHAPES, is_fusible, is_generator, is_zero, reads_fused
+from autopar.search.constraints import Constraint, keeps, shards_of
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.fusion import growth_of, is_recomputed
 from autopar.search.intra.host import Offloading, add_host_seconds, offloading
@@ -60,6 +61,7 @@ class ShardingProblem:
         outputs: (node, layouts by strategy) of each top-level output; None for literals.
         notes: lines for the user.
         tight: the memory limit binds, as in `autopar.plan.PlanContent`.
+        broken: names of inputs whose constraint cannot hold on the mesh.
     """
 
     problem: ChoiceProblem
@@ -73,6 +75,7 @@ class ShardingProblem:
     outputs: tuple[tuple[int, tuple[Layout, ...]] | None, ...]
     notes: tuple[str, ...]
     tight: bool = False
+    broken: tuple[str, ...] = ()
 
 
 # Beginnings of dtypes of a byte and less that numbers are encoded in: what widens them can be laid out anew.
@@ -82,8 +85,17 @@ _CODES = ("i8", "u8", "i4", "u4", "f8_", "f4_")
 class Builder:
     """Walks the graph once; used by `build` and by the region handlers."""
 
-    def __init__(self, mesh: LogicalMesh, cost: CostModel, split_phases: bool, offered: Offloading) -> None:
+    def __init__(
+        self,
+        mesh: LogicalMesh,
+        cost: CostModel,
+        split_phases: bool,
+        offered: Offloading,
+        constraints: Sequence[Constraint] = (),
+    ) -> None:
         self.mesh = mesh
+        self.constraints = {c.value: c for c in constraints}
+        self.broken: list[str] = []
         self.cost = cost
         self.split_phases = split_phases
         self.movable = offered.inputs
@@ -251,7 +263,9 @@ class Builder:
             and any(k.partial for s in sources if s is not None for k in s.layouts)
         ):
             options = self.operators.scalar_sums(options)
-        followed = self._followed(op, sources, options, shared)
+        asked = self._asked(op, options)
+        followed = self._followed(op, sources, options, shared) if asked is options else None
+        options = asked
         if followed is not None:
             options = followed[1]
         chosen = options.strategies
@@ -375,7 +389,7 @@ class Builder:
         layout a, and forward and backward operators may also take it from a copy in the coarser layout b.
         What is movable has each of these twice: on the device, and in host memory between updates.
         """
-        plain = self.layouts.all(type)
+        plain = self._constrained(name, self.layouts.all(type))
         pairs = [(a, a) for a in plain]
         if readers > 1 or stacked:
             pairs = [(a, b) for a in plain for b in (a, *self.layouts.coarser(a))]
@@ -388,6 +402,29 @@ class Builder:
         self.value(name, type, node, [a for a, _ in pairs], 1.0, source=name, hosted=hosted)
         if copied:
             self.copies.append(CopyDraft(name, node, tuple(b for _, b in pairs)))
+
+    def _constrained(self, name: str, layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
+        """Those of an input's layouts that keep the constraint on it; all where none does, which is noted."""
+        constraint = self.constraints.get(name.removeprefix("in/").rpartition("@")[0] or name)
+        if constraint is None:
+            constraint = self.constraints.get(name)
+        if constraint is None:
+            return layouts
+        kept = tuple(k for k in layouts if constraint.holds(k, self.mesh.sizes))
+        if not kept:
+            self.broken.append(name)
+        return kept or layouts
+
+    def _asked(self, op: Operator, options: Options) -> Options:
+        """What ``op`` may do where the user's code says by it how its result lies; all where that cannot be said."""
+        wanted = shards_of(op)
+        if wanted is None:
+            return options
+        kept = tuple(s for s in options.strategies if keeps(wanted, s.result_layouts[0], self.mesh.sizes))
+        shards = ", ".join("any" if n < 0 else str(n) for n in wanted)
+        kept_text = "kept" if kept else f"not kept: the mesh {self.mesh} cannot say it"
+        self.notes[f"{op.primitive} to {shards} shards by dim ({op.source or op.id}): {kept_text}"] = None
+        return options.only(kept) if kept else options
 
     def _connect_input(self, value: ValueDraft, readers: Sequence[tuple[Use, NDArray[np.bool_]]]) -> None:
         """Cost of an input's copy, once a phase that uses it, and the edges to the readers."""
@@ -461,7 +498,8 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
             another layout (less memory, more traffic) instead of one that lives through both.
     """
     graph = problem.graph
-    b = Builder(mesh, problem.cost_model, split_phases, offloading(problem))
+    constraints = problem.options.constraints
+    b = Builder(mesh, problem.cost_model, split_phases, offloading(problem), constraints)
     readers = Counter(o for op in graph.operators for o in set(op.operands) if isinstance(o, str))
     stacks = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
     for i in graph.inputs:
@@ -490,4 +528,5 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
         tuple(held),
         tuple(outputs),
         tuple(b.notes),
+        broken=tuple(b.broken),
     )

@@ -1,0 +1,188 @@
+"""What the user fixes of where values lie is kept, priced and told; what cannot hold is an error that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import autopar
+from autopar import ConstraintError
+from autopar.api.constraints import matches
+from autopar.ir import Layout
+from tests.api.steps import CLUSTER
+from tests.end_to_end.compare import assert_trees_same
+
+P = PartitionSpec
+DEVICES = CLUSTER.num_devices
+
+
+def args(hidden: int = 16):
+    state = {"up": {"w": jnp.ones((8, hidden))}, "down": {"w": jnp.full((hidden, 8), 0.1)}}
+    return state, np.linspace(-1, 1, 16 * 8, dtype=np.float32).reshape(16, 8)
+
+
+def step(state, x):
+    def loss(s):
+        return jnp.mean((jnp.tanh(x @ s["up"]["w"]) @ s["down"]["w"]) ** 2)
+
+    value, g = jax.value_and_grad(loss)(state)
+    return jax.tree.map(lambda a, b: a - 0.1 * b, state, g), value
+
+
+def shards(plan, path):
+    (record,) = [r for r in plan.content.inputs if r.path == path]
+    sizes = plan.stages[record.stage].mesh_shape
+    return [int(np.prod([sizes[a] for a in axes])) for axes in Layout.parse(record.layout).dims]
+
+
+UP, DOWN = "state['up']['w']", "state['down']['w']"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "same"),
+    [
+        ("state/up/w", UP, True),
+        (UP, UP, True),
+        ("state/*/w", DOWN, True),
+        ("**/w", UP, True),
+        ("state/**", UP, True),
+        ("**", UP, True),
+        ("state/**/up/**/w", UP, True),
+        ("state/up", UP, False),
+        ("*/w", UP, False),
+        ("state.up.w", UP, True),
+    ],
+)
+def test_paths(pattern, path, same):
+    assert matches(pattern, path) is same
+
+
+@pytest.mark.parametrize(
+    ("constraints", "up", "down"),
+    [
+        ({"state/up/w": (0,), "state/down/w": ()}, lambda n: n[0] > 1 and n[1] == 1, lambda n: n == [1, 1]),
+        (
+            {"state/up/w": (1,), "state/down/w": (0,)},
+            lambda n: n[0] == 1 and n[1] > 1,
+            lambda n: n[0] > 1 and n[1] == 1,
+        ),
+        ({"**/w": (0, 1)}, lambda n: min(n) > 1, lambda n: min(n) > 1),
+        ({"**": (), "state/up/w": (1,)}, lambda n: n[1] > 1, lambda n: n == [1, 1]),
+    ],
+)
+def test_dims_that_are_split(constraints, up, down):
+    decorated = autopar.parallelize(step, cluster=CLUSTER, constraints=constraints)
+    plan = decorated.plan(*args())
+    assert up(shards(plan, UP)) and down(shards(plan, DOWN))
+    assert_trees_same(decorated(*args()), step(*args()))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_microbatches": 2}, {"num_stages": 2, "num_microbatches": 2}])
+def test_a_spec_on_a_named_mesh(options):
+    axes = {"data": 2, "model": 2}
+    plan = autopar.parallelize(
+        step,
+        cluster=CLUSTER,
+        constraints={"state/up/w": P(None, "model"), "x": P("data"), "state/down/w": P("model", P.UNCONSTRAINED)},
+        mesh_axes=axes,
+        **options,
+    ).plan(*args())
+    assert shards(plan, UP) == [1, 2]
+    assert shards(plan, DOWN)[0] == 2
+    assert "num_stages" in options or shards(plan, "x") == [2, 1]
+
+
+def test_explain_says_what_a_constraint_costs():
+    free = autopar.parallelize(step, cluster=CLUSTER).plan(*args(512))
+    plan = autopar.parallelize(step, cluster=CLUSTER, constraints={"state/up/w": (), "x": ()}).plan(*args(512))
+    told = [n for n in plan.notes if n.startswith("constraint ")]
+    assert [n.split(":")[0] for n in told] == ["constraint state/up/w", "constraint x"]
+    assert all("against leaving it free" in n for n in told)
+    assert all(n in plan.explain() for n in told)
+    assert plan.step_time >= free.step_time
+
+
+@pytest.mark.parametrize(
+    ("constraints", "mesh_axes", "text"),
+    [
+        ({"state/middle/w": ()}, None, r"state/middle/w.*path of no array argument(.|\n)*near: .*state/"),
+        ({"state/up/w": (2,)}, None, r"state/up/w: \(2,\) cannot hold on state\['up'\]\['w'\].*no dim 2"),
+        ({"state/up/w": P("data", None, None)}, {"data": 2}, "has 2 dims, not 3"),
+        ({"state/up/w": P("data")}, {"data": 3}, "devices cannot split its dims so"),
+        ({"state/up/w": P("data")}, None, "names the mesh axis 'data'; mesh_axes has none"),
+        ({"state/up/w": "split"}, None, "neither dims nor a PartitionSpec"),
+        ({"state/up/w": P("data")}, {"data": 0}, r"mesh_axes\['data'\]=0 is no size"),
+    ],
+)
+def test_what_cannot_hold_is_named(constraints, mesh_axes, text):
+    with pytest.raises(ConstraintError, match=text):
+        autopar.parallelize(step, cluster=CLUSTER, constraints=constraints, mesh_axes=mesh_axes).plan(*args())
+
+
+def test_constraints_that_exclude_each_other():
+    wanted = {"state/up/w": P("a"), "state/down/w": P(("a", "b"))}
+    with pytest.raises(ConstraintError, match=r"cannot hold|no mesh keeps all"):
+        autopar.parallelize(
+            step, cluster=CLUSTER, constraints=wanted, mesh_axes={"a": 2, "b": DEVICES}, num_stages=1
+        ).plan(*args(16))
+
+
+# -- in the user's code -------------------------------------------------------------------------------
+
+MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def stated(spec, how):
+    def loss(s, x):
+        h = jnp.tanh(x @ s["up"]["w"])
+        if how == "constraint":
+            h = lax.with_sharding_constraint(h, NamedSharding(MESH, spec))
+        else:
+            h = jax.jit(lambda h: h * 1, out_shardings=NamedSharding(MESH, spec))(h)
+        return jnp.mean((h @ s["down"]["w"]) ** 2)
+
+    def step(state, x):
+        value, g = jax.value_and_grad(loss)(state, x)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, state, g), value
+
+    return step
+
+
+@pytest.mark.parametrize("how", ["constraint", "jit"])
+@pytest.mark.parametrize(
+    "spec", [P("data", "model"), P(None, "model"), P(("data", "model")), P("model", P.UNCONSTRAINED)]
+)
+def test_constraints_in_the_code_are_kept(how, spec):
+    decorated = autopar.parallelize(stated(spec, how), cluster=CLUSTER)
+    plan = decorated.plan(*args())
+    names = [r for r in plan.content.operators if "sharding_constraint" in r.id]
+    assert names
+    sizes = plan.stages[0].mesh_shape
+    for record in names:
+        made = [int(np.prod([sizes[a] for a in axes])) for axes in Layout.parse(record.results[0]).dims]
+        for entry, n in zip([*spec, None][:2], made, strict=True):
+            if entry is not P.UNCONSTRAINED:
+                assert n == {None: 1, "data": 2, "model": 4, ("data", "model"): 8}[entry]
+    assert any("kept" in n and "test_constraints.py" in n for n in plan.notes)
+    assert_trees_same(decorated(*args()), jax.jit(stated(spec, how))(*args()))
+
+
+def test_a_constraint_in_the_code_that_no_mesh_says_is_told():
+    decorated = autopar.parallelize(stated(P("data", "model"), "constraint"), cluster=CLUSTER, mesh_shape=(DEVICES,))
+    plan = decorated.plan(*args())
+    assert any("not kept: the mesh" in n and "test_constraints.py" in n for n in plan.notes)
+    assert_trees_same(decorated(*args()), jax.jit(stated(P("data", "model"), "constraint"))(*args()))
+
+
+def test_constraints_are_part_of_a_problem():
+    decorated = autopar.parallelize(step, cluster=CLUSTER, constraints={"x": (0,)})
+    pure = decorated._plain
+    signature, _ = pure.resolve(args(), {})
+    problem = pure.problem(pure.traced(signature), None)
+    assert [dataclasses.astuple(c) for c in problem.options.constraints] == [("x", (0, 1), "x: (0,)")]

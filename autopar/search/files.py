@@ -15,6 +15,7 @@ from autopar.ir.parse import GraphSyntaxError, parse_graph
 from autopar.ir.text import graph_text
 from autopar.ir.verify import verify
 from autopar.plan import write_whole
+from autopar.search.constraints import Constraint
 from autopar.search.problem import Options, Problem
 
 _VERSION = 1
@@ -34,6 +35,7 @@ def save_problem(problem: Problem, path: str | os.PathLike[str]) -> None:
             "memory_limit_bytes": o.memory_limit_bytes,
             "mesh_shape": None if o.mesh_shape is None else list(o.mesh_shape),
             "num_microbatches": o.num_microbatches,
+            **({"constraints": [[c.value, list(c.shards), c.text] for c in o.constraints]} if o.constraints else {}),
         },
         "graph": graph_text(problem.graph),
     }
@@ -59,6 +61,7 @@ def load_problem(path: str | os.PathLike[str]) -> Problem:
             memory_limit_bytes=o["memory_limit_bytes"],
             donated=frozenset(o["donated"]),
             num_microbatches=o["num_microbatches"],
+            constraints=tuple(Constraint(v, tuple(n), t) for v, n, t in o.get("constraints", ())),
         )
     except (OSError, EOFError, ValueError, KeyError, TypeError, GraphSyntaxError) as error:
         raise AutoparError(

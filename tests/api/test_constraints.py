@@ -15,6 +15,7 @@ import autopar
 from autopar import ConstraintError
 from autopar.api.constraints import matches
 from autopar.ir import Layout
+from autopar.search.files import load_problem, save_problem
 from tests.api.steps import CLUSTER
 from tests.end_to_end.compare import assert_trees_same
 
@@ -154,9 +155,14 @@ def stated(spec, how):
     return step
 
 
-@pytest.mark.parametrize("how", ["constraint", "jit"])
 @pytest.mark.parametrize(
-    "spec", [P("data", "model"), P(None, "model"), P(("data", "model")), P("model", P.UNCONSTRAINED)]
+    ("how", "spec"),
+    [
+        ("constraint", P("data", "model")),
+        ("constraint", P(("data", "model"))),
+        ("constraint", P("model", P.UNCONSTRAINED)),
+        ("jit", P(None, "model")),
+    ],
 )
 def test_constraints_in_the_code_are_kept(how, spec):
     decorated = autopar.parallelize(stated(spec, how), cluster=CLUSTER)
@@ -180,9 +186,11 @@ def test_a_constraint_in_the_code_that_no_mesh_says_is_told():
     assert_trees_same(decorated(*args()), jax.jit(stated(P("data", "model"), "constraint"))(*args()))
 
 
-def test_constraints_are_part_of_a_problem():
+def test_constraints_are_part_of_a_problem(tmp_path):
     decorated = autopar.parallelize(step, cluster=CLUSTER, constraints={"x": (0,)})
     pure = decorated._plain
     signature, _ = pure.resolve(args(), {})
     problem = pure.problem(pure.traced(signature), None)
     assert [dataclasses.astuple(c) for c in problem.options.constraints] == [("x", (0, 1), "x: (0,)")]
+    save_problem(problem, tmp_path / "problem.json")
+    assert load_problem(tmp_path / "problem.json").options.constraints == problem.options.constraints

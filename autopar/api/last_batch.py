@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
+
+from autopar.ir import Graph
+from autopar.microbatch import batch_size
+
+logger = logging.getLogger("autopar")
+
+
+@dataclass
+class LastBatch:
+    """Numbers of microbatches for batches of other sizes than the first.
+
+    Args:
+        told: whether it was said that a number was not possible.
+    """
+
+    told: bool = False
+
+    def counts(self, graph: Graph, asked: int, *, first: bool) -> list[int]:
+        """Numbers of microbatches that may be taken; the first of them is wanted.
+
+        Args:
+            graph: of the step.
+            asked: the number that the user asked for.
+            first: whether no other batch was planned for before; then no other number is taken.
+        """
+        size = batch_size(graph)
+        if first or size is None or size % asked == 0:
+            return [asked]
+        counts = counts_for(size, asked)
+        if not self.told:
+            self.told = True
+            logger.warning(
+                "%s: %d microbatches do not divide a batch of %d; such a call runs in %d (this is said once; drop the "
+                "last batch of a data set or pad it to keep one program)",
+                graph.name, asked, size, counts[0],
+            )  # fmt: skip
+        return counts
+
 
 def counts_for(size: int, asked: int) -> list[int]:
     """Numbers of equal microbatches of a batch of ``size``: the highest up to ``asked``, then those above, rising."""
     divisors = [n for n in range(1, size + 1) if size % n == 0]
     first = max(n for n in divisors if n <= asked)
     return [n for n in divisors if n >= first]
-
-
-def uneven_batch(name: str, size: int, asked: int, count: int) -> str:
-    """What is said of a call of the step ``name``, once, where ``count`` microbatches are taken, not ``asked``."""
-    return (
-        f"{name}: {asked} microbatches do not divide a batch of {size}; such a call runs in {count} "
-        "(this is said once; drop the last batch of a data set or pad it to keep one program)"
-    )

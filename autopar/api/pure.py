@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from autopar.api.effects import check_effects
 from autopar.api.fitting import Planned, build_within
 from autopar.api.for_workers import check_for_workers, kept_on_devices
 from autopar.api.input_tree import input_tree
-from autopar.api.last_batch import counts_for, uneven_batch
+from autopar.api.last_batch import LastBatch
 from autopar.api.many_hosts import agree, many, same_arguments, share
 from autopar.api.one_stage import one_stage
 from autopar.api.options import ParallelOptions
@@ -59,8 +58,6 @@ from autopar.search.compare import Budgeted
 from autopar.search.garbage import rare_collections
 from autopar.search.inter.counts import MOST_GROUPS, MOST_STAGES, TINY, is_large
 
-logger = logging.getLogger("autopar")
-
 
 class PureFunction:
     """A function of pytrees with its plans and programs by signature.
@@ -79,7 +76,7 @@ class PureFunction:
         self.compiled: dict[CallSignature, Compiled] = {}
         self._traced: dict[CallSignature, Traced] = {}
         self._numbers_static: set[CallSignature] = set()
-        self._told_uneven = False
+        self._last_batch = LastBatch()
         self._recent: Compiled | None = None
 
     def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
@@ -305,21 +302,9 @@ class PureFunction:
         return traced, Plan(plan.content.recomputing(level, ends), plan.phases)
 
     def _counts(self, graph: Graph) -> list[int] | None:
-        """Numbers of microbatches that may be taken, the first is wanted; None where all may.
-
-        The number that was asked for, once it was possible: for a batch of another size that it does not divide, as
-        the last of a data set is, the next lower that does, or the next higher ones where that does not fit.
-        """
-        asked, size = self.options.num_microbatches, batch_size(graph)
-        if asked == "auto":
-            return None
-        if not self.planned or size is None or size % int(asked) == 0:
-            return [int(asked)]
-        counts = counts_for(size, int(asked))
-        if not self._told_uneven:
-            self._told_uneven = True
-            logger.warning("%s", uneven_batch(graph.name, size, int(asked), counts[0]))
-        return counts
+        """Numbers of microbatches that may be taken, the first is wanted; None where all may."""
+        asked = self.options.num_microbatches
+        return None if asked == "auto" else self._last_batch.counts(graph, int(asked), first=not self.planned)
 
     def _pipeline(self, signature: CallSignature, limit_bytes: int | None) -> Plan:
         """The best plan with several stages."""

@@ -29,7 +29,8 @@ from autopar.cost import CostModel, Work
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ADDITIONS, RESHAPES, is_fusible, is_generator, is_zero, reads_fused
-from autopar.search.constraints import Constraint, keeps, shards_of
+from autopar.search.constraints import Constraint
+from autopar.search.intra.constrained import asked, constrained
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.fusion import growth_of, is_recomputed
 from autopar.search.intra.host import Offloading, add_host_seconds, offloading
@@ -38,6 +39,7 @@ from autopar.search.intra.layouts import LayoutTable
 from autopar.search.intra.memory import local_bytes, usages
 from autopar.search.intra.operators import OperatorTable, Options
 from autopar.search.intra.regions import REGIONS
+from autopar.search.intra.uses import firsts
 from autopar.search.intra.work import Chains, moved_bytes, work_of
 from autopar.search.problem import Problem
 from autopar.sharding import Strategy
@@ -263,9 +265,10 @@ class Builder:
             and any(k.partial for s in sources if s is not None for k in s.layouts)
         ):
             options = self.operators.scalar_sums(options)
-        asked = self._asked(op, options)
-        followed = self._followed(op, sources, options, shared) if asked is options else None
-        options = asked
+        options, told = asked(op, options, self.mesh)
+        if told:
+            self.notes[told] = None
+        followed = None if told else self._followed(op, sources, options, shared)
         if followed is not None:
             options = followed[1]
         chosen = options.strategies
@@ -347,7 +350,7 @@ class Builder:
         """Edges from a value to those who take it, through a shared copy where there are several."""
         if value.node is None:
             return
-        uses = _firsts(value.uses, self.split_phases)
+        uses = firsts(value.uses, self.split_phases)
         outside = [(u, new) for u, new in uses if u.node != value.node]
         for u, new in uses:
             if u.node == value.node and u.required != value.layouts:
@@ -389,7 +392,11 @@ class Builder:
         layout a, and forward and backward operators may also take it from a copy in the coarser layout b.
         What is movable has each of these twice: on the device, and in host memory between updates.
         """
-        plain = self._constrained(name, self.layouts.all(type))
+        every = self.layouts.all(type)
+        plain = constrained(self.constraints, name, every, self.mesh)
+        if not plain:
+            self.broken.append(name)
+            plain = every
         pairs = [(a, a) for a in plain]
         if readers > 1 or stacked:
             pairs = [(a, b) for a in plain for b in (a, *self.layouts.coarser(a))]
@@ -402,29 +409,6 @@ class Builder:
         self.value(name, type, node, [a for a, _ in pairs], 1.0, source=name, hosted=hosted)
         if copied:
             self.copies.append(CopyDraft(name, node, tuple(b for _, b in pairs)))
-
-    def _constrained(self, name: str, layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
-        """Those of an input's layouts that keep the constraint on it; all where none does, which is noted."""
-        constraint = self.constraints.get(name.removeprefix("in/").rpartition("@")[0] or name)
-        if constraint is None:
-            constraint = self.constraints.get(name)
-        if constraint is None:
-            return layouts
-        kept = tuple(k for k in layouts if constraint.holds(k, self.mesh.sizes))
-        if not kept:
-            self.broken.append(name)
-        return kept or layouts
-
-    def _asked(self, op: Operator, options: Options) -> Options:
-        """What ``op`` may do where the user's code says by it how its result lies; all where that cannot be said."""
-        wanted = shards_of(op)
-        if wanted is None:
-            return options
-        kept = tuple(s for s in options.strategies if keeps(wanted, s.result_layouts[0], self.mesh.sizes))
-        shards = ", ".join("any" if n < 0 else str(n) for n in wanted)
-        kept_text = "kept" if kept else f"not kept: the mesh {self.mesh} cannot say it"
-        self.notes[f"{op.primitive} to {shards} shards by dim ({op.source or op.id}): {kept_text}"] = None
-        return options.only(kept) if kept else options
 
     def _connect_input(self, value: ValueDraft, readers: Sequence[tuple[Use, NDArray[np.bool_]]]) -> None:
         """Cost of an input's copy, once a phase that uses it, and the edges to the readers."""
@@ -465,27 +449,6 @@ class Builder:
             if value.node is not None:
                 value.uses.append(Use(node, layouts, 1.0, self.time, f"result{output.path}", "update"))
         return found
-
-
-def _firsts(uses: Sequence[Use], by_phase: bool) -> list[tuple[Use, NDArray[np.bool_]]]:
-    """Each use with the choices of its node for which no use before it wants the same layout.
-
-    One conversion serves both where they do.
-
-    Args:
-        uses: of one value.
-        by_phase: whether each phase makes its own conversions.
-    """
-    found: list[tuple[Use, NDArray[np.bool_]]] = []
-    seen: dict[tuple[int, str, bool], list[tuple[Layout, ...]]] = {}
-    for u in uses:
-        before = seen.setdefault((u.node, u.phase if by_phase else "", u.stacked), [])
-        if u.required in before:
-            continue
-        new = np.array([all(k != b[i] for b in before) for i, k in enumerate(u.required)])
-        before.append(u.required)
-        found.append((u, new))
-    return found
 
 
 def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) -> ShardingProblem:

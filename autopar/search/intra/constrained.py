@@ -1,0 +1,43 @@
+"""Constraints in the integer program: what is left of the layouts of an input, and of the strategies of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.cluster import LogicalMesh
+from autopar.ir import Layout, Operator
+from autopar.search.constraints import Constraint, keeps, shards_of
+from autopar.search.intra.operators import Options
+
+
+def constrained(
+    constraints: Mapping[str, Constraint], name: str, layouts: tuple[Layout, ...], mesh: LogicalMesh
+) -> tuple[Layout, ...]:
+    """Those of an input's ``layouts`` that keep the constraint on it; none where it cannot hold on ``mesh``.
+
+    Args:
+        constraints: by the input's name in the step.
+        name: of the input; in the graph of a stage it has the number of the stage.
+        layouts: that the input may have.
+        mesh: where.
+    """
+    in_step = name.removeprefix("in/").rpartition("@")[0] if name.startswith("in/") else name
+    constraint = constraints.get(in_step)
+    if constraint is None:
+        return layouts
+    return tuple(k for k in layouts if constraint.holds(k, mesh.sizes))
+
+
+def asked(op: Operator, options: Options, mesh: LogicalMesh) -> tuple[Options, str]:
+    """What ``op`` may do where the user's code says by it how its result lies, and a line on whether that is kept.
+
+    Where nothing is said the line is empty; where ``mesh`` cannot say it ``options`` are as they were.
+    """
+    wanted = shards_of(op)
+    if wanted is None:
+        return options, ""
+    kept = tuple(s for s in options.strategies if keeps(wanted, s.result_layouts[0], mesh.sizes))
+    shards = ", ".join("any" if n < 0 else str(n) for n in wanted)
+    said = "kept" if kept else f"not kept: the mesh {mesh} cannot say it"
+    note = f"{op.primitive} to {shards} shards by dim ({op.source or op.id}): {said}"
+    return (options.only(kept) if kept else options), note

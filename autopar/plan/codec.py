@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from autopar._compat.private import write_private
 from autopar.errors import PlanMismatchError
 from autopar.plan.content import PlanContent
 
@@ -74,14 +75,14 @@ def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes ``content`` (text as UTF-8) to ``path`` so that the file is the old one or the new one, never a part."""
+    """Writes ``content`` (text as UTF-8) to ``path`` so that the file is the old one or the new one, never a part.
+
+    Only its owner can read it.
+    """
     target = Path(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
-        with part.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
+        write_private(part, content.encode() if isinstance(content, str) else content, sync=True)
         os.replace(part, target)
     except BaseException:
         part.unlink(missing_ok=True)

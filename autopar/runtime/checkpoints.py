@@ -23,6 +23,7 @@ import jax
 import msgspec
 import numpy as np
 
+from autopar._compat.private import write_private
 from autopar.errors import CheckpointError, WorkerLostError
 from autopar.runtime.ray.pipeline import to_host
 from autopar.runtime.ray.values import ArrayOwner, RemoteArray, RemoteStack, Writing
@@ -174,7 +175,8 @@ class Checkpoints:
         part = self.folder / f".{_folder(step)}.{secrets.token_hex(8)}.part"
         target = self.folder / _folder(step)
         try:
-            part.mkdir(parents=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part.mkdir(mode=0o700)
             content = _Content(_FORMAT, step, tuple(_written(part, parts)))
             _write_file(part / _LIST, msgspec.json.format(msgspec.json.encode(content), indent=1))
             _sync(part)
@@ -277,10 +279,7 @@ def _host(leaf: Any) -> Any:
 
 
 def _write_file(path: Path, data: bytes | memoryview) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    write_private(path, bytes(data), sync=True)
 
 
 def _sync(folder: Path) -> None:

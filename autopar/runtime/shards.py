@@ -98,7 +98,7 @@ def write_shards(path: Path, arrays: Iterable[tuple[str, Tiled]]) -> dict[str, W
     Returns by name what was written. OSError where the disk is full, or the file there already.
     """
     found: dict[str, Written] = {}
-    with path.open("xb") as file:
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
         offset = 0
         for name, tiled in arrays:
             pieces = []

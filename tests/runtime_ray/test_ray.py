@@ -7,6 +7,7 @@ import dataclasses
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,7 @@ def started(
 
 @pytest.fixture(scope="module")
 def shared_pipeline(cluster: RayCluster, mlp: Example) -> Iterator[RemotePipeline]:
-    made = started(cluster, mlp, deadline_s=60)
+    made = started(cluster, mlp, deadline_s=60, cache=cluster.run.cache, own_cache=True)
     yield made
     made.driver.close()
 
@@ -92,6 +93,38 @@ def test_nothing_listens_on_other_than_loopback(pipeline: RemotePipeline) -> Non
             addresses.update(c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN)
     assert addresses
     assert {a.removeprefix("::ffff:") for a in addresses} <= {"127.0.0.1", "::1"}
+
+
+def test_another_user_enters_no_folder_and_changes_no_program(cluster: RayCluster, pipeline: RemotePipeline) -> None:
+    """All that Ray and workers write lies below one folder of this user; Ray's own, inside, is open to all."""
+    programs = Path(cluster.run.cache)
+    assert stat.S_IMODE(programs.stat().st_mode) == stat.S_IMODE(programs.parent.stat().st_mode) == 0o700
+    assert any(programs.iterdir())
+    assert Path(ray_folder()).is_relative_to(programs.parent)
+    token = programs.parent / "token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(token)
+    if os.geteuid() == 0:
+        look = f"import os; os.setuid(65534); os.listdir({str(programs.parent / 'r')!r})"
+        assert "PermissionError" in subprocess.run([sys.executable, "-Ic", look], capture_output=True, text=True).stderr
+
+
+def test_without_the_token_ray_takes_no_command(cluster: RayCluster, pipeline: RemotePipeline) -> None:
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    command = f"import ray; ray.init({address!r}, log_to_driver=False); print(ray.nodes())"
+    hidden = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
+    for told in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64}):
+        made = subprocess.run([sys.executable, "-c", command], env={**hidden, **told}, capture_output=True, text=True)
+        assert made.returncode != 0
+        assert "NodeID" not in made.stdout
+
+
+def ray_folder() -> str:
+    import ray
+
+    return str(ray._private.worker.global_worker.node.get_session_dir_path())
 
 
 def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster, mlp: Example) -> None:
@@ -209,7 +242,9 @@ def test_workers_that_are_killed_or_stopped_change_no_bit(
 ) -> None:
     """Killed in a step, killed while its successor loads, and stopped while a checkpoint is written."""
     want = bits(trained(mlp, pipeline, 4))
-    own = started(cluster, mlp, deadline_s=4, load_s=60, recover=True, copy_every=2, cache=cluster.run.cache)
+    own = started(
+        cluster, mlp, deadline_s=4, load_s=60, recover=True, copy_every=2, cache=cluster.run.cache, own_cache=True
+    )
     checkpoints = Checkpoints(tmp_path)
     try:
         first = own.worker_group.processes
@@ -252,7 +287,7 @@ def test_room_is_set_aside_for_all_workers_or_none(cluster: RayCluster) -> None:
 
 
 def test_without_recovery_a_lost_worker_is_named(cluster: RayCluster, mlp: Example) -> None:
-    own = started(cluster, mlp, deadline_s=30, cache=cluster.run.cache)
+    own = started(cluster, mlp, deadline_s=30, cache=cluster.run.cache, own_cache=True)
     try:
         trained(mlp, own, 1)
         os.kill(own.worker_group.processes[1], signal.SIGKILL)
@@ -361,7 +396,11 @@ time.sleep(100)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_driver_that_is_killed_leaves_nothing(short_path: Path, kind: signal.Signals) -> None:
-    here = {**os.environ, "TMPDIR": str(short_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    home = short_path / "home"
+    home.mkdir()
+    hidden = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
+    paths = {"TMPDIR": str(short_path), "HOME": str(home), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    here = {**hidden, **paths}
     driver = subprocess.Popen([sys.executable, "-c", DRIVER], env=here, stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     assert driver.stdout.readline() == "ready\n"
@@ -373,6 +412,7 @@ def test_a_driver_that_is_killed_leaves_nothing(short_path: Path, kind: signal.S
     _, left = psutil.wait_procs(started, timeout=30)
     assert left == []
     until = time.monotonic() + 10
-    while list(short_path.iterdir()) and time.monotonic() < until:
+    while list(short_path.iterdir()) != [home] and time.monotonic() < until:
         time.sleep(0.05)
-    assert list(short_path.iterdir()) == []
+    assert list(short_path.iterdir()) == [home]
+    assert list(home.iterdir()) == []

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 import ray
 
+from autopar._compat.private import private_folder, write_private
 from autopar.errors import ClusterError
 from autopar.runtime.ray.actors import RayWorkerGroup
 from autopar.runtime.ray.cluster import RayCluster, Slot
@@ -29,7 +30,9 @@ from autopar.runtime.ray.worker_group import WorkerGroup
 
 _LOOPBACK = "127.0.0.1"
 #: Paths of sockets have at most 107 characters; Ray appends up to 76 to its folder.
-_LONGEST = 20
+_LONGEST = 18
+#: Ray's own variables of its token.
+_MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 
 def connect(
@@ -94,7 +97,8 @@ def connect(
     options = RunOptions(
         deadline_s=deadline_s, recover=recover, copy_every=copy_every, platform=wanted.slot.platform,
         listen=_LOOPBACK if len(found) == 1 else _own_address(), each_own=len(found) > 1,
-        cache=str(Path(folder, "programs")) if cache is None else cache,
+        cache=str(Path(folder, "programs")) if cache is None else cache, own_cache=cache is None,
+        encrypted=len(found) > 1,
         transport=transport,
     )  # fmt: skip
     # Workers share the processors of one machine that is theirs.
@@ -111,7 +115,7 @@ def connect(
 def _new_folder() -> str:
     """A folder for what Ray and workers write; with a short path, since sockets have theirs below it."""
     short = len(tempfile.gettempdir()) <= _LONGEST or not os.path.isdir("/tmp")
-    return tempfile.mkdtemp(prefix="autopar-", dir=None if short else "/tmp")
+    return str(private_folder(tempfile.mkdtemp(prefix="autopar-", dir=None if short else "/tmp")))
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -124,15 +128,19 @@ def _own_address() -> str:
 
 
 def _initialize(address: str | None, workers: int, object_store_bytes: int, folder: str, mark: str, kind: str) -> None:
+    # Ray makes its folder one that everybody may write to: it lies in one that nobody else can enter.
+    below = os.path.join(folder, "r")
     here: dict[str, Any] = {
         "address": "local", "num_cpus": workers, "num_gpus": None if kind == "gpu" else 0, "include_dashboard": False,
-        "_node_ip_address": _LOOPBACK, "object_store_memory": object_store_bytes, "_temp_dir": folder,
+        "_node_ip_address": _LOOPBACK, "object_store_memory": object_store_bytes, "_temp_dir": below,
         # Workers have environments of their own: a process that Ray starts ahead of time is never one of them. And they
         # are what the machine is there for: as Ray has it they would yield to everything else that runs.
         "_system_config": {"prestart_worker_first_driver": False, "worker_niceness": 0},
     }  # fmt: skip
     name, _, value = mark.partition("=")
     os.environ[name] = value  # for the processes of Ray
+    if address is None:
+        _require_token(folder)
     try:
         with warnings.catch_warnings():
             # What Ray forks turns into another program at once, which is safe.
@@ -146,6 +154,11 @@ def _initialize(address: str | None, workers: int, object_store_bytes: int, fold
         ) from error
     finally:
         os.environ.pop(name)
+    if address is not None and not _has_token():
+        warnings.warn(
+            f"the Ray cluster at {address} runs what anybody tells it who reaches it: start it with {_MODE}=token",
+            stacklevel=4,
+        )
     if address is None and _own_address() != _LOOPBACK:
         raise ClusterError(
             "Ray would listen on all addresses of this machine",
@@ -153,6 +166,44 @@ def _initialize(address: str | None, workers: int, object_store_bytes: int, fold
             remedy="set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before ray is imported, or start Ray yourself and give "
             "its address",
         )
+
+
+def _require_token(folder: str) -> None:
+    """From now on Ray that is started here takes commands only with a token, which lies in a folder of this user.
+
+    What the user says about Ray's token holds. ClusterError where this Ray knows no tokens.
+    """
+    if any(name in os.environ for name in (_MODE, _TOKEN, _TOKEN_PATH)):
+        return
+    loader = getattr(ray._raylet, "AuthenticationTokenLoader", None)
+    if loader is None:
+        raise ClusterError(
+            f"Ray {ray.__version__} takes commands from every user of this machine",
+            cause="it knows no tokens, which came with Ray 2.52",
+            remedy=f"pip install -U ray, or set {_MODE}=disabled where nobody else uses this machine",
+        )
+    path = os.path.join(folder, "token")
+    write_private(path, secrets.token_hex(32).encode())
+    os.environ.update({_MODE: "token", _TOKEN_PATH: path})
+    _reread_token()
+
+
+def _forget_token(folder: str) -> None:
+    if os.environ.get(_TOKEN_PATH) == os.path.join(folder, "token"):
+        del os.environ[_TOKEN_PATH], os.environ[_MODE]
+        _reread_token()
+
+
+def _reread_token() -> None:
+    """Ray remembers what the environment said when it was imported."""
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _has_token() -> bool:
+    """Whether the Ray that this process is connected to asks for a token."""
+    mode = getattr(ray._raylet, "get_authentication_mode", None)
+    return mode is not None and mode() == ray._raylet.AuthenticationMode.TOKEN
 
 
 def _end(
@@ -163,6 +214,7 @@ def _end(
         worker_groups.pop().kill()
     if own:
         ray.shutdown()
+        _forget_token(folder)
     clean_up(mark, folder)
     if guarding.stdin is not None:
         guarding.stdin.close()

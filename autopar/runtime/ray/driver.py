@@ -69,6 +69,7 @@ class Driver(ArrayOwner):
         self._dropping: set[int] = set()
         self._session: Session | None = None
         self._nodes: int | None = None
+        self._programs: Mapping[str, str] = {}
         self._looked_at_s = 0.0
         self._closed = False
 
@@ -104,6 +105,7 @@ class Driver(ArrayOwner):
         session, self._session = self._session, None
         self.ledger.workers_lost()
         if session is not None:
+            self._programs = session.programs
             session.close()
 
     def check(self, array: RemoteArray) -> None:
@@ -242,7 +244,7 @@ class Driver(ArrayOwner):
         layout = wanted.deployment.layout
         wanted.progress(f"starting {layout.groups.num_processes} processes of {layout.groups.num_workers} workers")
         try:
-            self._session = Session(layout, self._launch, self.options)
+            self._session = Session(layout, self._launch, self.options, self._programs)
         except ClusterError as error:
             if not again:
                 raise

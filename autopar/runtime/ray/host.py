@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 
 from autopar._compat.collectives import use_gloo
+from autopar._compat.private import file_hashes, private_folder
 from autopar.runtime.interpreter import Worker
 from autopar.runtime.ray.arrays import ArrayStore
 from autopar.runtime.ray.beacon import Beacon
@@ -19,14 +20,16 @@ from autopar.runtime.ray.loaded import LoadedFunction, load_programs
 from autopar.runtime.ray.machine import machine
 from autopar.runtime.ray.measurer import Measurer
 from autopar.runtime.ray.messages import Failure, Handshake, Load, Step, StepResult, Timed, WorkerInfo, decode, encode
+from autopar.runtime.ray.tls import Identity, credentials_of
 from autopar.runtime.transport import PeerLostError, SilentPeerError, SocketLink
-from autopar.runtime.transport.channels import Credentials
 from autopar.runtime.transport.direct import Transfers
 from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
 from autopar.runtime.transport.tiles import host_copy
 
 #: Numbers of microbatches are tags of the schedule; moves between steps are tagged from here on.
 _MOVES = 1 << 30
+#: What jax calls files of compiled programs.
+_PROGRAM = "-cache"
 
 
 class WorkerHost:
@@ -42,7 +45,7 @@ class WorkerHost:
     def __init__(self, handshake: bytes) -> None:
         self._handshake = decode(handshake, Handshake)
         told = self._handshake
-        credentials = Credentials(told.secret)
+        credentials = credentials_of(told.secret, None if told.identity is None else Identity(*told.identity))
         self._link = SocketLink(told.process, credentials, told.listen)
         self._beacon = Beacon(told.monitor, credentials, told.process)
         self._port = _kept_port(told.listen) if told.group_size > 1 and told.rank == 0 else None
@@ -87,8 +90,11 @@ class WorkerHost:
             initialization_timeout=max(1, int(limit_s)),
         )
 
-    def load(self, message: bytes) -> None:
-        """Compiles the programs of a `Load` and connects to the processes that this one sends to."""
+    def load(self, message: bytes) -> dict[str, str]:
+        """Compiles the programs of a `Load` and connects to the processes that this one sends to.
+
+        Returns hashes of the compiled programs that are kept in files.
+        """
         told = decode(message, Load)
         groups = ProcessGroups(told.groups)
         with jax.enable_x64(told.x64):
@@ -100,6 +106,8 @@ class WorkerHost:
         self._functions[told.function] = LoadedFunction(programs, placements, told.instructions, link, told.x64)
         targets = sorted({p for i in told.instructions if hasattr(i, "to") for p in groups.members(i.to)})
         self._link.connect(told.addresses, tuple(targets))
+        kept = self._handshake.programs is not None
+        return file_hashes(private_folder(self._handshake.cache), _PROGRAM) if kept else {}
 
     def unload(self, functions: list[int]) -> None:
         """Frees the programs of functions."""
@@ -206,6 +214,11 @@ def configure(handshake: bytes) -> None:
     if told.group_size > 1:
         use_gloo(told.listen)
     if told.cache:
+        folder = private_folder(told.cache)
+        if told.programs is not None:
+            for name, found in file_hashes(folder, _PROGRAM).items():
+                if told.programs.get(name) != found:
+                    (folder / name).unlink(missing_ok=True)
         jax.config.update("jax_compilation_cache_dir", told.cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -28,6 +28,8 @@ class Handshake(msgspec.Struct, frozen=True):
         monitor: where it reports to: host and port.
         listen: address that it listens on; empty means that of its machine.
         cache: folder of compiled programs; empty for none.
+        programs: hashes of the files there by name, others are removed; None where the folder is the user's.
+        identity: certificate and key in PEM; empty where connections are not encrypted.
         devices: how many of the process's devices it has, from ``first_device`` on; 0 means all.
         first_device: see ``devices``.
         rank: its number among the processes of its worker.
@@ -39,6 +41,8 @@ class Handshake(msgspec.Struct, frozen=True):
     monitor: tuple[str, int]
     listen: str
     cache: str = ""
+    programs: dict[str, str] | None = None
+    identity: tuple[bytes, bytes] | None = None
     devices: int = 0
     first_device: int = 0
     rank: int = 0

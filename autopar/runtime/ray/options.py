@@ -25,6 +25,8 @@ class RunOptions:
         backoff_s: seconds to wait before the third attempt; doubled with each that follows.
         growth_check_s: with ``recover``, seconds between two looks at whether lost nodes came back.
         cache: folder in which workers keep compiled programs; empty for none.
+        own_cache: whether that folder is this cluster's alone: files in it that its workers did not write are removed.
+        encrypted: whether connections between processes are.
         listen: address that workers and driver listen on.
         each_own: whether every worker listens on the address of its own machine instead.
         platform: kind of the workers' devices.
@@ -42,6 +44,8 @@ class RunOptions:
     backoff_s: float = 0.5
     growth_check_s: float = 5.0
     cache: str = ""
+    own_cache: bool = False
+    encrypted: bool = False
     listen: str = "127.0.0.1"
     each_own: bool = False
     platform: str = "cpu"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from autopar.errors import WorkerLostError
@@ -16,7 +17,7 @@ from autopar.runtime.ray.lost import Loss, Scene, lost_error
 from autopar.runtime.ray.messages import Failure, Handshake, Load, StepResult, WorkerInfo, decode, encode
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.source import Pipelined
-from autopar.runtime.transport.channels import Credentials
+from autopar.runtime.ray.tls import credentials_of, new_identity
 from autopar.runtime.transport.process_groups import ProcessGroups
 from autopar.runtime.transport.shards import ShardLayout
 
@@ -35,24 +36,34 @@ class Session:
         layout: processes and their devices.
         launch: starts processes.
         options: see `RunOptions`.
+        programs: hashes of files of compiled programs by name, as workers of earlier sessions wrote them.
 
     Raises:
         ClusterError: processes do not start.
         WorkerLostError: one was lost meanwhile.
     """
 
-    def __init__(self, layout: ProcessLayout, launch: Launcher, options: RunOptions) -> None:
+    def __init__(
+        self,
+        layout: ProcessLayout,
+        launch: Launcher,
+        options: RunOptions,
+        programs: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.layout = layout
         self.groups: ProcessGroups = layout.groups
         self.loaded: set[int] = set()
         self._options = options
+        self.programs = dict(programs)
         secret = secrets.token_bytes(16)
-        self.monitor = Monitor(Credentials(secret), options.listen)
+        identity = new_identity() if options.encrypted else None
+        self.monitor = Monitor(credentials_of(secret, identity), options.listen)
         groups = self.groups
         handshakes = [
             Handshake(
                 p, secret, self.monitor.address, "" if options.each_own else options.listen, options.cache,
-                rank=groups.rank(p), group_size=groups.sizes[groups.workers[p]],
+                self.programs if options.own_cache else None,
+                None if identity is None else (identity.certificate, identity.key), rank=groups.rank(p), group_size=groups.sizes[groups.workers[p]],
             )
             for p in range(groups.num_processes)
         ]  # fmt: skip
@@ -88,7 +99,8 @@ class Session:
             )
             for w in range(groups.num_workers)
         ]  # fmt: skip
-        self.call("load", [(messages[w],) for w in groups.workers], self._options.load_s, source)
+        for written in self.call("load", [(messages[w],) for w in groups.workers], self._options.load_s, source):
+            self.programs.update(written)
         self.loaded.add(function.number)
 
     def unload(self, functions: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 #: Seconds that a connection has to say the secret.
 HANDSHAKE_S = 10.0
@@ -60,7 +61,7 @@ class Listener:
         self._serve = serve
         self._handshake_s = handshake_s
         self._lock = threading.Lock()
-        self._waiting: dict[socket.socket, None] = {}
+        self._waiting: dict[int, socket.socket] = {}
         self._serving: set[socket.socket] = set()
         self._closed = False
         self._socket = socket.create_server((host, 0))
@@ -78,10 +79,11 @@ class Listener:
         self._closed = True
         shut(self._socket)
         with self._lock:
-            for connection in (*self._waiting, *self._serving):
+            for connection in (*self._waiting.values(), *self._serving):
                 shut(connection)
 
     def _accept(self) -> None:
+        number = 0
         while not self._closed:
             try:
                 connection, _ = self._socket.accept()
@@ -89,64 +91,73 @@ class Listener:
                 # No descriptor is left, or the peer is gone already: others may still come.
                 time.sleep(_PAUSE_S)
                 continue
+            number += 1
             with self._lock:
-                oldest = next(iter(self._waiting)) if len(self._waiting) >= MOST_WAITING else None
-                if oldest is not None:
-                    del self._waiting[oldest]
-                    shut(oldest)
-                self._waiting[connection] = None
+                if len(self._waiting) >= MOST_WAITING:
+                    shut(self._waiting.pop(next(iter(self._waiting))))
+                self._waiting[number] = connection
             try:
-                threading.Thread(target=self._run, args=(connection,), name="connection", daemon=True).start()
+                threading.Thread(target=self._run, args=(number, connection), name="connection", daemon=True).start()
             except RuntimeError:  # no thread is left
-                self._drop(connection)
+                self._drop(number, connection)
 
-    def _run(self, connection: socket.socket) -> None:
+    def _run(self, number: int, connection: socket.socket) -> None:
+        made = connection
         try:
-            served = self._checked(connection)
+            made = self._encrypted(number, connection)
+            is_friend = self._says_secret(made)
         except (OSError, EOFError, ValueError):
-            served = None
-        if served is None:
-            self._drop(connection)
-            return
+            is_friend = False
         with self._lock:
             # One that gave way meanwhile is closed.
-            known = self._waiting.pop(connection, "gone") is None and not self._closed
-            if known:
-                self._serving.add(served)
-        if not known:
-            shut(served)
+            served = is_friend and number in self._waiting and not self._closed
+            if served:
+                del self._waiting[number]
+                self._serving.add(made)
+        if not served:
+            self._drop(number, made)
             return
         try:
-            self._serve(served)
+            self._serve(made)
         finally:
             with self._lock:
-                self._serving.discard(served)
-            shut(served)
+                self._serving.discard(made)
+            shut(made)
 
-    def _checked(self, connection: socket.socket) -> socket.socket | None:
-        """The connection, encrypted where it is to be; None where it does not say the secret."""
-        until = time.monotonic() + self._handshake_s
+    def _encrypted(self, number: int, connection: socket.socket) -> socket.socket:
+        """The connection, encrypted where it is to be."""
         connection.settimeout(self._handshake_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made: socket.socket = connection
-        if self._credentials.server is not None:
-            made = self._credentials.server.wrap_socket(connection, server_side=True)
+        if self._credentials.server is None:
+            return connection
+        # The connection becomes another object before the first byte is read, so that it can be closed meanwhile.
+        made = self._credentials.server.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        with self._lock:
+            if number in self._waiting:
+                self._waiting[number] = made
+        try:
+            made.do_handshake()
+        except BaseException:
+            shut(made)
+            raise
+        return made
+
+    def _says_secret(self, connection: socket.socket) -> bool:
+        until = time.monotonic() + self._handshake_s
         secret = self._credentials.secret
         said = bytearray()
         while len(said) < len(secret):
-            made.settimeout(max(0.001, until - time.monotonic()))
-            part = made.recv(len(secret) - len(said))
+            connection.settimeout(max(0.001, until - time.monotonic()))
+            part = connection.recv(len(secret) - len(said))
             if not part:
-                return None
+                return False
             said += part
-        if not hmac.compare_digest(bytes(said), secret):
-            return None
-        made.settimeout(None)
-        return made
+        connection.settimeout(None)
+        return hmac.compare_digest(bytes(said), secret)
 
-    def _drop(self, connection: socket.socket) -> None:
+    def _drop(self, number: int, connection: socket.socket) -> None:
         with self._lock:
-            self._waiting.pop(connection, None)
+            self._waiting.pop(number, None)
         shut(connection)
 
 
@@ -157,17 +168,19 @@ def dial(address: tuple[str, int], credentials: Credentials) -> socket.socket:
         address: its host and port.
         credentials: see `Credentials`.
     """
-    connection: socket.socket = socket.create_connection(address, timeout=_CONNECT_S)
+    connection: Any = socket.create_connection(address, timeout=_CONNECT_S)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if credentials.client is not None:
-            connection = credentials.client.wrap_socket(connection)
+            connection = credentials.client.wrap_socket(connection, do_handshake_on_connect=False)
+            connection.do_handshake()  # after this object is known, so that it is closed where that fails
         connection.sendall(credentials.secret)
         connection.settimeout(None)
     except BaseException:
         shut(connection)
         raise
-    return connection
+    made: socket.socket = connection
+    return made
 
 
 def shut(connection: socket.socket) -> None:

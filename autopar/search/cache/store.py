@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from autopar._compat.private import private_folder, read_own
 from autopar.errors import PlanMismatchError
 from autopar.plan import Plan, PlanContent, write_whole
 from autopar.search.told import surroundings
@@ -20,6 +21,10 @@ _SUFFIX = ".plan.gz"
 _PART = ".part"
 #: Between size and speed: plans are repetitive text, so that more effort wins little.
 _EFFORT = 6
+#: Bytes of a plan's text at most: a small file may unpack to any size.
+_MOST_UNPACKED_BYTES = 2**28
+#: zlib's name of the format.
+_GZIP = 16 + zlib.MAX_WBITS
 #: Seconds after which what a writer left that was ended is removed.
 _LEFT_S = 3600.0
 
@@ -53,8 +58,8 @@ class PlanCache:
         """
         path = self._path(key)
         try:
-            raw = path.read_bytes()
-        except OSError:
+            raw = read_own(path, self.most_bytes)
+        except (OSError, ValueError):
             return None
         try:
             content = _unpacked(key, raw)
@@ -71,7 +76,7 @@ class PlanCache:
         with contextlib.suppress(OSError, ValueError, PlanMismatchError):
             raw = _packed(key, content)
             if len(raw) <= self.most_bytes and _unpacked(key, raw) == content:
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                private_folder(self.folder, tighten=True)
                 write_whole(self._path(key), raw)
                 self._drop_oldest()
 
@@ -120,7 +125,11 @@ def _packed(key: str, content: PlanContent) -> bytes:
 
 def _unpacked(key: str, raw: bytes) -> PlanContent:
     """The plan in a file. ValueError and others where it holds none, or that of another key."""
-    head, _, text = gzip.decompress(raw).partition(b"\n")
+    unpacker = zlib.decompressobj(_GZIP)
+    data = unpacker.decompress(raw, _MOST_UNPACKED_BYTES)
+    if not unpacker.eof or unpacker.unused_data:
+        raise ValueError(f"the file holds more than {_MOST_UNPACKED_BYTES} bytes, or is cut short")
+    head, _, text = data.partition(b"\n")
     if head != key.encode():
         raise ValueError(f"the file holds {head[:64]!r}")
     return Plan.from_json(text).content

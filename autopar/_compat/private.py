@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -22,10 +23,8 @@ def private_folder(path: str | os.PathLike[str], *, tighten: bool = False) -> Pa
     folder = Path(os.path.abspath(path))
     for part in (*reversed(folder.parents), folder):
         if not os.path.lexists(part):
-            try:
+            with contextlib.suppress(FileExistsError):  # another process of the same cluster was faster
                 part.mkdir(mode=0o700)
-            except FileExistsError:  # another process of the same cluster was faster
-                pass
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):
         raise PermissionError(f"{folder} is not a folder, or is a link to one")

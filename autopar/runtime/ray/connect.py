@@ -196,14 +196,16 @@ def _forget_token(folder: str) -> None:
 
 def _reread_token() -> None:
     """Ray remembers what the environment said when it was imported."""
-    ray._raylet.Config.initialize("")
-    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+    internal: Any = ray._raylet
+    internal.Config.initialize("")
+    internal.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _has_token() -> bool:
     """Whether the Ray that this process is connected to asks for a token."""
-    mode = getattr(ray._raylet, "get_authentication_mode", None)
-    return mode is not None and mode() == ray._raylet.AuthenticationMode.TOKEN
+    internal: Any = ray._raylet
+    mode = getattr(internal, "get_authentication_mode", None)
+    return mode is not None and bool(mode() == internal.AuthenticationMode.TOKEN)
 
 
 def _end(

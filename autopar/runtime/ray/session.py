@@ -59,11 +59,13 @@ class Session:
         identity = new_identity() if options.encrypted else None
         self.monitor = Monitor(credentials_of(secret, identity), options.listen)
         groups = self.groups
+        keys = None if identity is None else (identity.certificate, identity.key)
+        known = self.programs if options.own_cache else None
+        listen = "" if options.each_own else options.listen
         handshakes = [
             Handshake(
-                p, secret, self.monitor.address, "" if options.each_own else options.listen, options.cache,
-                self.programs if options.own_cache else None,
-                None if identity is None else (identity.certificate, identity.key), rank=groups.rank(p), group_size=groups.sizes[groups.workers[p]],
+                p, secret, self.monitor.address, listen, options.cache, known, keys,
+                rank=groups.rank(p), group_size=groups.sizes[groups.workers[p]],
             )
             for p in range(groups.num_processes)
         ]  # fmt: skip

@@ -49,7 +49,7 @@ def one_stage(
         found = attempts.fastest(ways, _nothing_on_host, _seconds, enough_s)
     elif tiny:
         ways = [(count, level) for count in counts for level in (first, *more)]
-        found = attempts.fastest(ways, lambda f: _nothing_anew(f) and not f[1].content.tight, _seconds, enough_s)
+        found = attempts.fastest(ways, lambda f: _nothing_anew(f) and not f[1].content.memory_bound, _seconds, enough_s)
     else:
         found = attempts.first(plain, enough_s) or _anew(attempts, counts, more, enough_s)
     if found is None:

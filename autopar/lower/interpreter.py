@@ -36,17 +36,18 @@ Env: TypeAlias = dict[str, "Held | Made"]
 class Sharded:
     """The plan's decisions, parsed: layouts of operands (None: any) and results, shared copies.
 
-    ``tight`` is as in `autopar.sharding.routes.Routes`; ``index`` says which piece the interpreted one is; ``around``
-    is entered while an operator is applied; ``apart`` says that something is computed again in the same program, which
-    a compiler must not merge with the first time; ``fenced`` that collectives must not overlap with regions that have
-    some inside (`autopar.lower.fences`); ``hosted`` names inputs that are in host memory until they are read.
+    ``memory_bound`` is as in `autopar.sharding.routes.Routes`; ``index`` says which shard the interpreted one is;
+    ``around`` is entered while an operator is applied; ``apart`` says that something is computed again in the same
+    program, which a compiler must not merge with the first time; ``fenced`` that collectives must not overlap with
+    regions that have some inside (`autopar.lower.fences`); ``hosted`` names inputs that are in host memory until they
+    are read.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
     results: Mapping[str, tuple[Layout, ...]]
     copies: Mapping[str, Mapping[str, Layout]]
     tables: PathTables
-    tight: bool = False
+    memory_bound: bool = False
     index: AxisIndex = lax.axis_index
     around: Callable[[Operator], AbstractContextManager[Any]] = nullcontext
     apart: bool = False
@@ -101,7 +102,7 @@ class Interpreter:
 
     def _held(self, type: TensorType, layout: Layout, array: Any, copies: dict[str, Layout], age: int = 0) -> Held:
         s = self.sharded
-        routes = Routes(s.tables, type, layout, copies, s.tight)
+        routes = Routes(s.tables, type, layout, copies, s.memory_bound)
         return Held(routes, {("", layout): array}, s.index, self.fences, age)
 
     def run(
@@ -153,7 +154,7 @@ class Interpreter:
         """What ``op`` takes. Where memory is short, copies are made last, not before the other operands are there."""
         sources = [env.get(o) if isinstance(o, str) else None for o in op.operands]
         late = [
-            isinstance(s, Held) and s.routes.tight and k is not None and bool(s.routes.pending(k, self.phase))
+            isinstance(s, Held) and s.routes.memory_bound and k is not None and bool(s.routes.pending(k, self.phase))
             for s, k in zip(sources, wanted, strict=True)
         ]
         found: dict[int, Any] = {}

@@ -78,7 +78,7 @@ def sharded(plan: Plan, platform: str) -> Sharded:
         {r.id: tuple(map(Layout.parse, r.results)) for r in content.operators},
         copies,
         plan_tables(plan),
-        content.tight,
+        content.memory_bound,
         apart=not content.pipeline and content.stages[0].remat != "none",
         fenced=platform == "cpu",
         hosted=frozenset(r.path for r in content.inputs if r.memory == "host"),
@@ -182,7 +182,7 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     program = whole if any(traced.weak) else body
     function = jax.jit(program, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
     # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
-    short = platform == "cpu" and (plan.content.tight or plan.stages[0].remat != "none")
+    short = platform == "cpu" and (plan.content.memory_bound or plan.stages[0].remat != "none")
     told = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if short else {}
     sizes = plan.stages[0].mesh_shape
     host_bytes = sum(

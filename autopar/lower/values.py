@@ -65,7 +65,7 @@ class Held:
         for source, target in self.routes.take(required, phase):
             steps = self.routes.tables.path(self.type, source[1], target[1])
             piece = self.arrays[source]
-            if self.routes.tight and source == ("", self.made):
+            if self.routes.memory_bound and source == ("", self.made):
                 piece = not_before(piece, now)
             sends = self.fences is not None and any(s.kind not in _LOCAL for s in steps)
             if self.fences is not None and sends:

@@ -1,6 +1,6 @@
 """`Plan`: what a search decided, as plain data with a JSON form."""
 
-from autopar.plan.codec import FORMAT_VERSION, write_whole
+from autopar.plan.codec import write_whole
 from autopar.plan.content import PlanContent, SearchContent
 from autopar.plan.pipeline import Pipeline, PipelineTransfer, PipelineValue, PipelineWork
 from autopar.plan.plan import Plan, SearchRecord
@@ -16,6 +16,7 @@ from autopar.plan.types import (
     OutputRecord,
     Stage,
 )
+from autopar.plan.versions import FORMAT_VERSION
 
 __all__ = [
     "FORMAT_VERSION",

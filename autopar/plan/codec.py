@@ -12,8 +12,7 @@ import msgspec
 from autopar._compat.private import write_private
 from autopar.errors import PlanMismatchError
 from autopar.plan.content import PlanContent
-
-FORMAT_VERSION = 1
+from autopar.plan.versions import FORMAT_VERSION, READABLE, upgraded
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +45,7 @@ def _leave_out_defaults(plan: dict[str, Any]) -> None:
 
 
 def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
-    """The content that `encode` wrote.
+    """The content that `encode` wrote, or an older autopar's.
 
     Raises:
         PlanMismatchError: the text is cut short, of another version, or no plan; the message names the field.
@@ -59,7 +58,8 @@ def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
             cause="the file was cut short, or is not a plan",
             remedy="write the plan again with Plan.save",
         ) from error
-    if version is None or bytes(version) != str(FORMAT_VERSION).encode():
+    older = next((v for v in READABLE if version is not None and bytes(version) == str(v).encode()), None)
+    if older is None and (version is None or bytes(version) != str(FORMAT_VERSION).encode()):
         found = "none" if version is None else bytes(version).decode()
         raise PlanMismatchError(
             f"{origin} has plan format version {found}; this autopar reads version {FORMAT_VERSION}",
@@ -67,6 +67,8 @@ def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
             remedy="plan again with this version",
         )
     try:
+        if older is not None:
+            text = msgspec.json.encode(upgraded(msgspec.json.decode(text), older))
         return msgspec.json.decode(text, type=_Document).plan
     except msgspec.DecodeError as error:
         raise PlanMismatchError(

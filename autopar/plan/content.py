@@ -62,7 +62,7 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         search: see `SearchContent`.
         notes: lines worth reading: operators without a rule, sizes that nothing divides.
         memory_limit: bytes a device that the plan had to keep within.
-        tight: the memory limit decided something: programs keep no copy longer than they need it.
+        memory_bound: the memory limit decided something: programs keep no copy longer than they need it.
         donated: paths of the argument leaves whose buffers are reused.
         pipeline: schedule, works and values of several stages; None without a pipeline, and then not in the file.
         cuts: ids of the last forward operator of every stage but the last.
@@ -87,7 +87,7 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     search: SearchContent
     notes: tuple[str, ...] = ()
     memory_limit: int = 0
-    tight: bool = False
+    memory_bound: bool = False
     donated: tuple[str, ...] = ()
     pipeline: Pipeline | None = None
     cuts: tuple[str, ...] = ()

@@ -103,7 +103,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
             if s.host_bytes
         )
         rows.insert(-2, ("host memory", f"{moves} (state that only the update reads)"))
-    away = [str(i) for i, s in enumerate(c.stages) if s.waits_on_host]
+    away = [str(i) for i, s in enumerate(c.stages) if s.activations_offloaded]
     if away:
         rows.insert(
             -2, ("waiting", f"in host memory on stage {', '.join(away)} (microbatches before their backward pass)")

@@ -66,10 +66,11 @@ class Stage(_Record, frozen=True):
         collectives: what it communicates inside, dearest first.
         work_times: (kind of work, seconds a step) of a stage with a loop over microbatches: "forward", "backward",
             "update", and "weight": the part of "backward" that schedules which split it may put off.
-        held_bytes: bytes a device that each microbatch in flight keeps for its backward pass.
-        kept_bytes: bytes a device that each microbatch keeps from its input gradients to its weight gradients, besides
-            ``held_bytes``, where a schedule puts the second off.
-        sums_bytes: bytes a device of what microbatches add up, as gradients; what one of them adds is as large.
+        activation_bytes: bytes a device that each microbatch in flight keeps for its backward pass.
+        weight_stash_bytes: bytes a device that each microbatch keeps from its input gradients to its weight
+            gradients, besides ``activation_bytes``, where a schedule puts the second off.
+        accumulation_bytes: bytes a device of what microbatches add up, as gradients; what one of them adds is as
+            large.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
         remat: what is held of the forward pass for the backward pass, which computes the rest anew: "none" (nothing is
             computed anew), "selective" or "full".
@@ -77,8 +78,8 @@ class Stage(_Record, frozen=True):
             anew.
         host_bytes: bytes a device of inputs that lie in host memory between updates.
         host_time: predicted seconds a step of moving them to the device and back; part of ``step_time``.
-        waits_on_host: whether the ``held_bytes`` of microbatches in flight, but for the one that runs and one more, are
-            in host memory.
+        activations_offloaded: whether the ``activation_bytes`` of microbatches in flight, but for the one that runs
+            and one more, are in host memory.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -89,14 +90,14 @@ class Stage(_Record, frozen=True):
     memory: Memory
     collectives: tuple[Communication, ...] = ()
     work_times: tuple[tuple[str, float], ...] = ()
-    held_bytes: int = 0
+    activation_bytes: int = 0
     remat: Remat = "none"
     layer_ends: tuple[str, ...] = ()
     host_bytes: int = 0
     host_time: float = 0.0
-    waits_on_host: bool = False
-    kept_bytes: int = 0
-    sums_bytes: int = 0
+    activations_offloaded: bool = False
+    weight_stash_bytes: int = 0
+    accumulation_bytes: int = 0
     state_bytes: int = 0
 
     @property

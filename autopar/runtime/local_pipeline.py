@@ -25,7 +25,7 @@ from autopar.runtime.leaves import check_data, check_donated, fits, give_up
 from autopar.runtime.local import copied
 from autopar.runtime.pipeline import Loaded, LocalPipeline
 from autopar.runtime.stacked import StackedLeaf
-from autopar.schedule import Buffer, Task, ValueSpec, Work
+from autopar.schedule import Buffer, Task, ValueRef, ValueSpec, Work
 from autopar.schedule.memory import WorkerMemory, worker_memory
 
 
@@ -114,9 +114,11 @@ class PipelineProgram:
             check_donated(leaves, self.names, self.donated)
             store = self.runtime.run(self._start([*placed, *self.constants]))
             found: dict[int, Any] = {}
+            values = self.lowered.instructions.dataflow.by_name
             for (_, buffer), array in store.arrays.items():
-                if buffer.value.startswith("out/"):
-                    found.setdefault(int(buffer.value.removeprefix("out/")), array)
+                ref = values[buffer.value].ref
+                if ref is not None and ref.kind == "out":
+                    found.setdefault(ref.number, array)
             give_up(leaves, self.donated)
             return [
                 self.results[n].join([found[i] for i in at]) if len(at) > 1 else found[at[0]]
@@ -135,9 +137,10 @@ class PipelineProgram:
         for value in self.lowered.instructions.dataflow.values:
             if not value.is_input:
                 continue
-            kind, name = input_name(value)
+            assert value.ref is not None, f"{value.name} is of no value of the step"
+            name = value.ref.name
             array = by_name[name]
-            if kind == "in":
+            if value.ref.kind == "in":
                 for worker in sorted({w for s in value.stages for w in table.workers_of_stage(s)}):
                     own = jnp.copy(array) if value.donated and (worker, name) in lies else array
                     start[worker, Buffer(value.name)] = self._put(worker, value.name, own)
@@ -237,12 +240,6 @@ class _Executables:
         }
 
 
-def input_name(value: ValueSpec) -> tuple[str, str]:
-    """("in" or "batch", name of the step's input) of an input of the dataflow."""
-    kind, _, rest = value.name.partition("/")
-    return kind, rest.rpartition("@")[0]
-
-
 def load_pipeline(
     traced: Traced, unstacked: Unstacked, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
 ) -> PipelineProgram:
@@ -277,7 +274,7 @@ def load_pipeline(
 
     def input_place(index: int) -> NamedSharding:
         stage, name = homes[index], step.inputs[index].name
-        found = runtime.ports.get((lowered.home(stage), f"in/{name}@{stage}"))
+        found = runtime.ports.get((lowered.home(stage), str(ValueRef("in", name, stage))))
         whole = NamedSharding(meshes[stage], PartitionSpec())
         return whole if found is None else found[0].sharding(found[1])
 
@@ -317,8 +314,8 @@ def _result_places(runtime: LocalPipeline) -> dict[int, NamedSharding]:
     places: dict[int, NamedSharding] = {}
     for (_, _), loaded in sorted(runtime.loaded.items(), key=lambda e: e[0]):
         for port in loaded.program.writes:
-            if port.name.startswith("out/"):
-                places.setdefault(int(port.name.removeprefix("out/")), port.sharding(loaded.mesh))
+            if port.ref.kind == "out":
+                places.setdefault(port.ref.number, port.sharding(loaded.mesh))
     return places
 
 

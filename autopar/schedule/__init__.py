@@ -10,7 +10,7 @@ from autopar.schedule.base import Schedule
 from autopar.schedule.build import build
 from autopar.schedule.chain import chain
 from autopar.schedule.check import check_table
-from autopar.schedule.dataflow import Dataflow, ValueSpec, Work, WorkSpec, work_of
+from autopar.schedule.dataflow import Dataflow, ValueRef, ValueSpec, Work, WorkSpec, work_of
 from autopar.schedule.flow_check import check_dataflow
 from autopar.schedule.forms import parse_table, to_csv, to_json, to_text
 from autopar.schedule.instructions import (
@@ -63,6 +63,7 @@ __all__ = [
     "Table",
     "Task",
     "Usage",
+    "ValueRef",
     "ValueSpec",
     "Verified",
     "Work",

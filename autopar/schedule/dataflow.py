@@ -35,6 +35,41 @@ class Work:
         return f"{self.kind} {self.stage}" + (f" part {self.part}" if self.part else "")
 
 
+#: What a value is to the programs of stages: an input of the step whole ("in") or a microbatch's shard of it
+#: ("batch"); an input in the layout of the loop ("loop") or computed before it for after it ("early"); what the
+#: backward pass needs of the forward pass ("activation"); what microbatches add up ("sum"); what parts of the update
+#: pass on ("mid"); an output of the step ("out"); what stages send in the loop ("from") and after it ("late"); all
+#: parameters and optimizer state of a stage together ("state"), its activations ("activations"), what its weight
+#: gradients need beyond those ("stash"), its gradients ("gradients").
+RefKind: TypeAlias = Literal[
+    "in", "batch", "loop", "early", "activation", "sum", "mid", "out", "from", "late",
+    "state", "activations", "stash", "gradients",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRef:
+    """Which value of the step a value of the dataflow is; its text names the value there.
+
+    Args:
+        kind: what it is, see `RefKind`.
+        name: of the value in the step; the number of an output; "" for all values of that kind of a stage.
+        stage: the stage whose own it is; None where stages share it.
+    """
+
+    kind: RefKind
+    name: str = ""
+    stage: int | None = None
+
+    @property
+    def number(self) -> int:
+        """Number of an output of the step."""
+        return int(self.name)
+
+    def __str__(self) -> str:
+        return self.kind + (f"/{self.name}" if self.name else "") + ("" if self.stage is None else f"@{self.stage}")
+
+
 @dataclass(frozen=True)
 class WorkSpec:
     """What one work reads and writes.
@@ -73,6 +108,7 @@ class ValueSpec:
         donated: of an input: the program may give the buffer up. Others belong to the caller and stay.
         result: the caller gets it: it stays on the workers that wrote or accumulated it.
         host: of a microbatch's: it waits in host memory, see `autopar.schedule.offload_waiting`.
+        ref: which value of the step it is, whose text is ``name``; None where that is not known.
     """
 
     name: str
@@ -83,6 +119,7 @@ class ValueSpec:
     donated: bool = False
     result: bool = False
     host: bool = False
+    ref: ValueRef | None = None
 
     @property
     def is_input(self) -> bool:

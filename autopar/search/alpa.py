@@ -46,7 +46,7 @@ def alpa(problem: Problem) -> Plan:
     """
     clock = Clock()
     free = _all_without_limit(problem, clock)
-    answers = [answer for answer in free if not answer.stated.tight]
+    answers = [answer for answer in free if not answer.stated.memory_bound]
     best = min((answer.solution.objective for answer in answers), default=math.inf)
     # Each phase having copies of its own takes no less at any time, so what no choice fits is not stated so too.
     hopeless = [answer for answer in free if answer.solution.status is Status.INFEASIBLE]
@@ -55,7 +55,7 @@ def alpa(problem: Problem) -> Plan:
     if open_yet and cheapest >= problem.options.enough_s:
         raise _no_better(problem, cheapest)
     answers += hopeless
-    short = [answer for answer in open_yet if answer.stated.tight]
+    short = [answer for answer in open_yet if answer.stated.memory_bound]
     # The least bound first: what its mesh costs is then often less than what the others would cost without a limit.
     for answer in sorted(short, key=lambda a: (a.solution.lower_bound, str(a.stated.mesh))):
         if answer.solution.lower_bound > min(best, problem.options.enough_s):
@@ -71,7 +71,7 @@ def alpa(problem: Problem) -> Plan:
             raise _no_better(problem, min(useless))
     order = [str(answer.stated.mesh) for answer in free]
     plan = best_plan(problem, sorted(answers, key=lambda a: order.index(str(a.stated.mesh))), "alpa", clock)
-    if not plan.content.tight or hopeless:
+    if not plan.content.memory_bound or hopeless:
         return plan
     search = msgspec.structs.replace(plan.content.search, unlimited_s=cheapest)
     return Plan(msgspec.structs.replace(plan.content, search=search), plan.phases)
@@ -89,7 +89,7 @@ def _all_without_limit(problem: Problem, clock: Clock) -> list[Answer]:
     best = problem.options.enough_s
     for i in likely:
         answers[i] = _without_limit(problem, meshes[i], clock, best)
-        if not answers[i].stated.tight and answers[i].solution.found:
+        if not answers[i].stated.memory_bound and answers[i].solution.found:
             best = min(best, answers[i].solution.objective)
     return [answers[i] for i in range(len(meshes))]
 
@@ -102,7 +102,7 @@ def _distance(problem: Problem, mesh: LogicalMesh) -> float:
 
 
 def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock, cutoff_s: float) -> Answer:
-    """The answer on one mesh without the memory limit; ``tight`` where it breaks the limit, or was given up.
+    """The answer on one mesh without the memory limit; ``memory_bound`` where it breaks the limit, or was given up.
 
     Args:
         problem: what is planned.
@@ -112,12 +112,12 @@ def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock, cutoff_s: 
     """
     stated = _stated(problem, mesh, clock, split_phases=False)
     if stated.broken or memory_floor(stated.problem) > problem.memory_limit_bytes:
-        return Answer(replace(stated, tight=True), Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, ""))
+        return Answer(replace(stated, memory_bound=True), Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, ""))
     with clock.phase("solve"):
         free = _solve(problem, replace(stated.problem, limit_bytes=None), cutoff_s=cutoff_s)
     given_up = free.status is not Status.OPTIMAL and free.lower_bound > cutoff_s
     fits = free.found and not given_up and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes
-    return Answer(stated if fits else replace(stated, tight=True), free)
+    return Answer(stated if fits else replace(stated, memory_bound=True), free)
 
 
 def _under_limit(problem: Problem, free: Answer, clock: Clock, cutoff_s: float) -> list[Answer]:
@@ -137,7 +137,7 @@ def _under_limit(problem: Problem, free: Answer, clock: Clock, cutoff_s: float) 
     split = _stated(problem, free.stated.mesh, clock, split_phases=True)
     with clock.phase("solve"):
         own = _solve(problem, split.problem, binds=True)
-    return [*found, Answer(replace(split, tight=True), own, "memory binds, each phase gathers anew")]
+    return [*found, Answer(replace(split, memory_bound=True), own, "memory binds, each phase gathers anew")]
 
 
 def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:

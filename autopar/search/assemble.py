@@ -52,11 +52,11 @@ def assemble(
         memory=sharding.memory,
         collectives=sharding.communication,
         work_times=sharding.work_times,
-        held_bytes=sharding.held_bytes,
+        activation_bytes=sharding.activation_bytes,
         host_bytes=sharding.host_bytes,
         host_time=sharding.host_s,
-        kept_bytes=sharding.kept_bytes,
-        sums_bytes=sharding.sums_bytes,
+        weight_stash_bytes=sharding.weight_stash_bytes,
+        accumulation_bytes=sharding.accumulation_bytes,
         state_bytes=sharding.state_bytes,
     )
     bound_s = None if lower_bound is None else min(lower_bound, stage.step_time)
@@ -89,7 +89,7 @@ def assemble(
         choices=sharding.choices,
         search=SearchContent(strategy, objective, bound_s, tuple(considered)),
         notes=(*stated.notes, *_batch_notes(problem, sharding)),
-        tight=stated.tight,
+        memory_bound=stated.memory_bound,
         memory_limit=problem.memory_limit_bytes,
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
     )

@@ -17,14 +17,14 @@ class Routes:
         type: type of the value.
         made: layout that it is made in.
         copies: by phase ("" for all) the layout of its shared copy.
-        tight: memory is short: what one phase made for itself is not kept for another.
+        memory_bound: memory is short: what one phase made for itself is not kept for another.
     """
 
     tables: PathTables
     type: TensorType
     made: Layout
     copies: dict[str, Layout]
-    tight: bool = False
+    memory_bound: bool = False
     known: set[tuple[str, Layout]] = field(default_factory=set)
 
     def take(self, required: Layout, phase: str) -> list[tuple[tuple[str, Layout], tuple[str, Layout]]]:
@@ -64,4 +64,4 @@ class Routes:
             return ("", self.made)
         if required == self.copies.get(""):
             return ("", required)
-        return (phase if self.tight or phase in self.copies else "", required)
+        return (phase if self.memory_bound or phase in self.copies else "", required)

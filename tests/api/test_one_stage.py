@@ -41,7 +41,9 @@ class Step:
         tight = needed > 0.9 * self.limit_bytes
         stage = SimpleNamespace(host_bytes=needed < self.on_devices, remat=level)
         seconds = 1.0 + 0.1 * doublings + 0.25 * levels + tight
-        return (count, level), SimpleNamespace(stages=[stage], content=SimpleNamespace(tight=tight), step_time=seconds)
+        return (count, level), SimpleNamespace(
+            stages=[stage], content=SimpleNamespace(memory_bound=tight), step_time=seconds
+        )
 
     def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False):
         return one_stage(Attempts(self.attempt), counts, remat, offload=offload, tiny=tiny)[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.plan import Plan
+from autopar.plan import FORMAT_VERSION, Plan
 from tests.cli.conftest import TRAIN, Run, Spawn
 
 TARGET = "train.py:train_step"
@@ -34,7 +34,7 @@ def test_text_is_the_plan_as_text(run: Run) -> None:
 def test_json_is_one_document_and_the_file_is_the_same(run: Run, folder: Path) -> None:
     result = run("plan", TARGET, *CLUSTER, "--format", "json", "-o", "plan.json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["autopar_plan"] == 1
+    assert json.loads(result.stdout)["autopar_plan"] == FORMAT_VERSION
     assert (folder / "plan.json").read_text(encoding="utf-8") == result.stdout
     assert Plan.load(folder / "plan.json").content.program == "train_step"
 

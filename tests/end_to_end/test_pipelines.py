@@ -100,7 +100,7 @@ def test_no_more_is_held_than_the_formulas_say(schedule):
 
     def observe(_, store):
         for worker in range(2):
-            held = {b.microbatch for b in store.held(worker) if b.value.startswith("held/")}
+            held = {b.microbatch for b in store.held(worker) if b.value.startswith("activation/")}
             most[worker] = max(most[worker], len(held))
 
     program.runtime.run(program._start([*program.place_all(jax.tree.leaves(args)), *program.constants]), observe)

@@ -62,7 +62,7 @@ def held(level):
 
     def observe(_, store):
         for worker in range(2):
-            arrays = [a for b, a in store.workers[worker].arrays.items() if b.value.startswith("held/")]
+            arrays = [a for b, a in store.workers[worker].arrays.items() if b.value.startswith("activation/")]
             most[worker] = max(most[worker], sum(a.addressable_shards[0].data.nbytes for a in arrays))
 
     program.runtime.run(program._start([*program.place_all(jax.tree.leaves(args)), *program.constants]), observe)
@@ -73,8 +73,8 @@ def test_what_is_held_shrinks_as_the_plan_says():
     kept, plain = held("none")
     recomputing, plan = held("full")
     assert [s.remat for s in plan.stages] == ["full", "full"]
-    assert kept == [4 * s.held_bytes for s in plain.stages]
-    assert recomputing == [4 * s.held_bytes for s in plan.stages]
+    assert kept == [4 * s.activation_bytes for s in plain.stages]
+    assert recomputing == [4 * s.activation_bytes for s in plan.stages]
     assert all(0 < a < b for a, b in zip(recomputing, kept, strict=True))
     backward = [[dict(s.work_times)["backward"] for s in p.stages] for p in (plain, plan)]
     assert all(a < b for a, b in zip(*backward, strict=True))

@@ -79,7 +79,7 @@ def test_where_memory_binds_each_pass_gathers_for_itself() -> None:
     """Forward and backward are two programs: neither has what the other gathered."""
     free, _ = pipeline(10**9)
     plan, lowered = pipeline(int(free.peak_memory * 0.97))
-    assert any(part.tight for part in plan.content.parts)
+    assert any(part.memory_bound for part in plan.content.parts)
     assert any(c.kind == "all-gather" for s in plan.stages for c in s.collectives)
     found = compare_stages(plan, parse_target("cpu:4"), gathered(lowered, as_given(lowered)))
     assert found.lowered_ok, str(found)

@@ -66,6 +66,34 @@ def test_another_version_is_refused_by_its_number(version: object) -> None:
     assert json.dumps(version) in caught.value.fact
 
 
+def test_a_plan_of_the_first_format_is_read() -> None:
+    old = Path(__file__).parent.parent / "golden" / "plan_format_1.json"
+    plan = Plan.load(old)
+    for content in (plan.content, *plan.content.parts):
+        assert content.memory_bound
+        stage = content.stages[0]
+        assert (stage.activation_bytes, stage.weight_stash_bytes, stage.accumulation_bytes) == (4096, 1024, 512)
+        assert stage.activations_offloaded and not content.stages[1].activations_offloaded
+    assert plan.pipeline is not None
+    assert [v.name for v in plan.pipeline.values] == [
+        "state@0",
+        "activations@0",
+        "mlp/held@0",
+        "stash@0",
+        "gradients@0",
+    ]
+    assert plan.pipeline.works[2].reads == ("activations@0", "stash@0")
+    assert plan.pipeline.transfers[0].value == "activations@0"
+    assert json.loads(plan.to_json())["autopar_plan"] == FORMAT_VERSION
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("plan", [None, 3, {"stages": 3, "parts": 4, "pipeline": 5}, {"stages": [None], "parts": [7]}])
+def test_a_broken_plan_of_the_first_format_is_refused(plan: object) -> None:
+    with pytest.raises(PlanMismatchError, match="is not a plan"):
+        Plan.from_json(json.dumps({"autopar_plan": 1, "plan": plan}))
+
+
 def test_a_plan_without_version_is_refused() -> None:
     with pytest.raises(PlanMismatchError, match="version none"):
         Plan.from_json("{}")

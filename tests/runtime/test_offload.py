@@ -179,9 +179,9 @@ def test_microbatches_of_a_pipeline_wait_in_host_memory(x64):
     wide = parallelize(step, cluster=local(), **options).plan(*args)
     limit = int(wide.peak_memory * 0.9)
     plan = parallelize(step, cluster=local(), memory_limit=limit, offload="auto", **options).plan(*args)
-    waiting = [n for n, s in enumerate(plan.stages) if s.waits_on_host]
+    waiting = [n for n, s in enumerate(plan.stages) if s.activations_offloaded]
     assert waiting
-    stages = tuple(msgspec.structs.replace(s, waits_on_host=False) for s in plan.stages)
+    stages = tuple(msgspec.structs.replace(s, activations_offloaded=False) for s in plan.stages)
     stay = Plan(msgspec.structs.replace(plan.content, stages=stages))
     moved, kept = (parallelize(step, plan=p, donate_argnums=0) for p in (plan, stay))
     for a, b in zip(jax.tree.leaves(steps(moved, args)), jax.tree.leaves(steps(kept, args)), strict=True):
@@ -199,7 +199,7 @@ def test_a_buffer_that_waits_is_in_host_memory(x64):
     step, args = mlp.build("tiny", layers=8, batch=512, dtype="float64")
     options = {"num_stages": 4, "num_microbatches": 8, "schedule": "1f1b", "remat": "none", "donate_argnums": 0}
     plan = parallelize(step, cluster=local(), **options).plan(*args)
-    stages = tuple(msgspec.structs.replace(s, waits_on_host=True) for s in plan.stages)
+    stages = tuple(msgspec.structs.replace(s, activations_offloaded=True) for s in plan.stages)
     local_program = (
         parallelize(step, plan=Plan(msgspec.structs.replace(plan.content, stages=stages))).compile(*fresh(args)).local
     )
@@ -207,7 +207,9 @@ def test_a_buffer_that_waits_is_in_host_memory(x64):
 
     def observe(worker, store):
         if worker == 0:
-            seen.update(a.sharding.memory_kind for b, a in store.workers[0].arrays.items() if b.value[:5] == "held/")
+            seen.update(
+                a.sharding.memory_kind for b, a in store.workers[0].arrays.items() if b.value.startswith("activation/")
+            )
 
     leaves = jax.tree.leaves(fresh(args))
     placed = local_program.place_all(leaves)

@@ -90,7 +90,7 @@ def test_what_the_limit_costs_is_said():
     free = planned(fn, args, num_microbatches=1)
     assert free.content.search.unlimited_s is None and "unlimited_s" not in free.to_json()
     tight = planned(fn, args, num_microbatches=1, memory_limit=free.peak_memory * 3 // 4)
-    assert tight.content.tight and tight.search.objective > free.search.objective
+    assert tight.content.memory_bound and tight.search.objective > free.search.objective
     assert tight.content.search.unlimited_s == pytest.approx(free.search.objective)
     assert f"the memory limit costs at most {tight.search.objective / free.search.objective - 1:.2%}" in str(tight)
     assert Plan.from_json(tight.to_json()) == tight

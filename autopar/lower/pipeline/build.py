@@ -95,7 +95,7 @@ def lower_pipeline(step: Step, plan: Plan, donated: Set[str] = frozenset(), plat
         for task in row:
             kinds.setdefault(task.stage, set()).add(task.kind)
     wanted = tuple(p for p in programs if p.work.kind in ("before", "update") or p.work.kind in kinds[p.work.stage])
-    waiting = frozenset(n for n, s in enumerate(plan.stages) if s.waits_on_host)
+    waiting = frozenset(n for n, s in enumerate(plan.stages) if s.activations_offloaded)
     flow = dataflow_of(wanted, sizes, {s: sorted(k) for s, k in kinds.items()}, donated, waiting)
     map = source.slice(plan.num_microbatches, members).map
     return LoweredPipeline(plan, map, wanted, build(table, flow))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from autopar.lower.pipeline.programs import StageProgram
-from autopar.lower.pipeline.stage_graph import FROM
-from autopar.schedule import Dataflow, ValueSpec, Work, WorkSpec
+from autopar.schedule import Dataflow, ValueRef, ValueSpec, Work, WorkSpec
 from autopar.schedule.dataflow import Lifetime, Reduce
 
 _REDUCES: Mapping[str, Reduce] = {
@@ -42,17 +41,18 @@ def dataflow_of(
     for program in programs:
         stage = program.work.stage
         for port in program.writes:
-            host = stage in waiting and port.name.startswith("held/")
+            host = stage in waiting and port.ref.kind == "activation"
             values[port.name] = ValueSpec(
                 port.name,
                 port.local_bytes(sizes[stage]),
-                _lifetime(port.name),
-                result=port.name.startswith("out/"),
+                _lifetime(port.ref),
+                result=port.ref.kind == "out",
                 host=host,
+                ref=port.ref,
             )
         for port, reduce in program.accumulates:
             values[port.name] = ValueSpec(
-                port.name, port.local_bytes(sizes[stage]), "accumulator", reduce=_REDUCES[reduce]
+                port.name, port.local_bytes(sizes[stage]), "accumulator", reduce=_REDUCES[reduce], ref=port.ref
             )
         works[program.work] = WorkSpec(
             program.work,
@@ -67,12 +67,13 @@ def dataflow_of(
                 values[port.name] = ValueSpec(
                     port.name,
                     port.local_bytes(sizes[stage]),
-                    _lifetime(port.name),
+                    _lifetime(port.ref),
                     stages=(stage,),
-                    donated=port.name.startswith("in/") and port.name[3:].rpartition("@")[0] in donated,
+                    donated=port.ref.kind == "in" and port.ref.name in donated,
+                    ref=port.ref,
                 )
     return Dataflow(tuple(works[w] for w in sorted(works)), tuple(values.values()))
 
 
-def _lifetime(name: str) -> Lifetime:
-    return "microbatch" if name.startswith((FROM, "batch/", "held/")) else "step"
+def _lifetime(ref: ValueRef) -> Lifetime:
+    return "microbatch" if ref.kind in ("from", "batch", "activation") else "step"

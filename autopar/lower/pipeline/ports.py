@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -12,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from autopar._compat.trees import partition_spec
 from autopar.ir import Layout, TensorType
 from autopar.lower.hosted import placed, to_host
+from autopar.schedule import ValueRef
 
 
 @dataclass(frozen=True)
@@ -19,16 +21,21 @@ class Port:
     """One argument or result of a stage program.
 
     Args:
-        name: name of the value in the dataflow.
+        ref: which value it is; its text is the name of the value in the dataflow.
         type: its type, whole on the stage's mesh (of one microbatch where it is one's).
         layout: how it lies. A partial value is an array with one more dim in front: the terms, one a device.
         host: whether it lies in host memory between programs.
     """
 
-    name: str
+    ref: ValueRef
     type: TensorType
     layout: Layout
     host: bool = False
+
+    @cached_property
+    def name(self) -> str:
+        """Name of the value in the dataflow."""
+        return str(self.ref)
 
     @property
     def spec(self) -> PartitionSpec:

@@ -18,7 +18,8 @@ from autopar.lower.interpreter import Interpreter, Sharded, scalar
 from autopar.lower.pipeline.loop import Leaving, Loop, find_loop, layouts_of, needed_of
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_graph import FROM, LATE, PIECE, SEND, StageGraph
-from autopar.schedule import Work
+from autopar.schedule import ValueRef, Work
+from autopar.schedule.dataflow import RefKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,15 +122,17 @@ class _Cutter:
 
     # -- names ---------------------------------------------------------------------------------
 
-    def _own(self, kind: str, name: str) -> str:
-        """Name in the dataflow of a value that only this stage has."""
-        return f"{kind}/{name}@{self.s}"
+    def _own(self, kind: RefKind, name: str) -> ValueRef:
+        """A value that only this stage has."""
+        return ValueRef(kind, name, self.s)
 
     def _input(self, name: str) -> Port:
         """The port of an input of the stage's graph, as it lies between programs."""
         layout, type = self.input_layouts[name], self.types[name]
-        if name.startswith((FROM, LATE)):
-            return Port(name, type, layout)
+        if name.startswith(FROM):
+            return Port(ValueRef("from", name.removeprefix(FROM)), type, layout)
+        if name.startswith(LATE):
+            return Port(ValueRef("late", name.removeprefix(LATE)), type, layout)
         own = self._own("in" if not name.startswith(PIECE) else "batch", name.removeprefix(PIECE))
         return Port(own, type, layout, name in self.decisions.hosted)
 
@@ -145,7 +148,7 @@ class _Cutter:
             direct = operand in self.input_layouts and (turned or self.input_layouts[operand] == layout)
             if direct:
                 port = self._input(operand)
-                found.append((inner, Port(port.name, port.type, layout), False))
+                found.append((inner, Port(port.ref, port.type, layout), False))
             else:
                 found.append((inner, Port(self._own("loop", f"{operand}{layout}"), self.types[operand], layout), True))
         return found
@@ -220,14 +223,14 @@ class _Cutter:
             later |= {x.operand for k, _ in groups[n + 1 :] for x in leaves[k] if isinstance(x.operand, str)}
             held = [v.name for op in graph.operators if op.id in ids for v in op.results if v.name in later]
             residuals: list[tuple[Operand, Port]] = [
-                (v, Port(self._own("held", v), graph.types[v], layouts[v])) for v in held if v in layouts
+                (v, Port(self._own("activation", v), graph.types[v], layouts[v])) for v in held if v in layouts
             ]
             wanted: list[tuple[Operand, Port]] = []
             sums: list[tuple[Operand, Port, str]] = []
             for x in leaves[kind]:
                 type = graph.type_of(x.operand)
                 if x.reduce is None:
-                    wanted.append((x.operand, Port(FROM + x.name, type, x.layout)))
+                    wanted.append((x.operand, Port(ValueRef("from", x.name), type, x.layout)))
                 else:
                     sums.append((x.operand, Port(self._own("sum", x.name), type, x.layout), x.reduce))
             asked = [o for o, _ in (*wanted, *residuals)] + [o for o, _, _ in sums]
@@ -292,7 +295,7 @@ class _Cutter:
             for index, (o, layout) in enumerate(outputs):
                 if part.get(str(o.operand), 0) == number:
                     there = o.updates in self.decisions.hosted
-                    wanted.append((o.operand, Port(self._output_name(index, o), o.type, layout, there)))
+                    wanted.append((o.operand, Port(self._output_ref(index, o), o.type, layout, there)))
             read_later = self._reads(graph, later)
             read_later |= {str(o.operand) for o, _ in outputs if part.get(str(o.operand), 0) > number}
             for op in late:
@@ -311,10 +314,14 @@ class _Cutter:
             programs.append(program)
         return programs
 
-    def _output_name(self, index: int, o: Output) -> str:
-        """Name in the dataflow of an output of the stage's graph."""
+    def _output_ref(self, index: int, o: Output) -> ValueRef:
+        """Which value an output of the stage's graph is: an output of the step, or sent after the loop."""
         outputs = self.stage.parts.outputs
-        return f"out/{outputs[index]}" if index < len(outputs) else o.path
+        return (
+            ValueRef("out", str(outputs[index]))
+            if index < len(outputs)
+            else ValueRef("late", o.path.removeprefix(LATE))
+        )
 
     def _late_sources(self, early: set[str]) -> tuple[dict[str, Port], dict[str, int]]:
         """Ports of what the update takes from elsewhere, and the part from which on each is there."""

@@ -102,11 +102,11 @@ class Pipelined:
         for v in self.program.dataflow.values:
             if not v.is_input:
                 continue
-            kind, _, rest = v.name.partition("/")
-            name = rest.rpartition("@")[0]
+            assert v.ref is not None, f"{v.name} is of no value of the step"
+            name = v.ref.name
             for stage in v.stages:
                 for worker in table.workers_of_stage(stage):
-                    if kind == "in":
+                    if v.ref.kind == "in":
                         found[worker].append(Place(v.name, index[name]))
                         continue
                     own = [
@@ -120,15 +120,17 @@ class Pipelined:
     def results(self) -> tuple[Result, ...]:
         """Where each output of the step is when it ends."""
         ports = {p.name: (p, program.work.stage) for program in self.programs for p in program.results}
+        values = self.program.dataflow.by_name
         found: dict[int, Result] = {}
         for w in self.program.workers:
             for i in w.instructions:
                 for b in made_by(i):
-                    if b.value.startswith("out/") and b.microbatch == NONE and int(b.value[4:]) not in found:
+                    ref = values[b.value].ref
+                    if ref is not None and ref.kind == "out" and b.microbatch == NONE and ref.number not in found:
                         port, stage = ports[b.value]
                         dims = placed_port(port).dims
                         text = f"worker {w.worker}, {_mesh_text(self.axes[stage])}, {_spec_text(dims)}"
-                        found[int(b.value[4:])] = Result(w.worker, b, port.type, text)
+                        found[ref.number] = Result(w.worker, b, port.type, text)
         return tuple(found[n] for n in range(self.num_outputs))
 
     def stages(self, worker: int) -> tuple[int, ...]:

@@ -37,10 +37,10 @@ from autopar.stages import Layers, StageMap
 
 @dataclass(frozen=True)
 class Anew:
-    """A level of recomputation: ``loop_s`` and ``held_bytes`` as in `LayerCosts`."""
+    """A level of recomputation: ``loop_s`` and ``activation_bytes`` as in `LayerCosts`."""
 
     loop_s: np.ndarray
-    held_bytes: np.ndarray
+    activation_bytes: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class LayerCosts:
         loop_s: seconds of one microbatch, forward and backward.
         once_s: seconds of what is done once a step.
         state_bytes: bytes a device of parameters, optimizer state, accumulated gradients and what is added to them.
-        held_bytes: bytes a device that one microbatch in flight keeps.
+        activation_bytes: bytes a device that one microbatch in flight keeps.
         passing_bytes: bytes a device that the pass of one microbatch needs besides.
         anew: what computing anew changes, by level.
     """
@@ -59,13 +59,13 @@ class LayerCosts:
     loop_s: np.ndarray
     once_s: np.ndarray
     state_bytes: np.ndarray
-    held_bytes: np.ndarray
+    activation_bytes: np.ndarray
     passing_bytes: np.ndarray
     anew: Mapping[Level, Anew] = field(default_factory=dict)
 
     def way(self, level: Level) -> Anew:
         """Seconds of one microbatch and bytes that it keeps at a level of recomputation."""
-        return Anew(self.loop_s, self.held_bytes) if level == "none" else self.anew[level]
+        return Anew(self.loop_s, self.activation_bytes) if level == "none" else self.anew[level]
 
 
 class Prices(Protocol):
@@ -158,13 +158,13 @@ class LayerPrices:
         for layer, solved in [(heaviest, first), *((n, s.solved()) for n, s in solving.items())]:
             costs, at = solved.costs(), self.stages[layer]
             members = self.chosen[layer]
-            found = (costs.loop_s, costs.once_s, costs.state_bytes, costs.held_bytes, costs.passing_bytes)
+            found = (costs.loop_s, costs.once_s, costs.state_bytes, costs.activation_bytes, costs.passing_bytes)
             for target, values in zip(plain, found, strict=True):
                 target[members] = values[at]
             for level in levels:
                 way = solved.anew(costs, self._selected(layer, level, solved.whole))
                 anew[level].loop_s[members] = way.loop_s[at]
-                anew[level].held_bytes[members] = way.held_bytes[at]
+                anew[level].activation_bytes[members] = way.activation_bytes[at]
         assert shape is not None
         return LayerCosts(plain[0], plain[1], plain[2], plain[3], plain[4], anew), shape
 
@@ -203,9 +203,9 @@ def stage_costs(prices: Prices, kinds: Sequence[Submesh]) -> StageCosts:
         once, state = _sums(costs.once_s / count), _sums(costs.state_bytes)
         for level, (seconds, fixed, held) in zip(levels, by_level, strict=True):
             way = costs.way(level)
-            loop, kept = _sums(way.loop_s), _sums(way.held_bytes)
+            loop, kept = _sums(way.loop_s), _sums(way.activation_bytes)
             # The layer whose pass runs is there as a whole.
-            whole_layer = np.maximum(0.0, costs.held_bytes - way.held_bytes) + costs.passing_bytes
+            whole_layer = np.maximum(0.0, costs.activation_bytes - way.activation_bytes) + costs.passing_bytes
             for first in range(n):
                 last = np.arange(first, n)
                 beside = once[last + 1] - once[first] + sends[first] + sends[last + 1]

@@ -38,7 +38,7 @@ class StageCosts:
         sizes: devices of each kind of submesh.
         seconds: [kind, first, last] seconds of one microbatch on a stage of layers first..last; inf where it cannot be.
         fixed_bytes: likewise bytes a device that do not depend on the schedule.
-        held_bytes: likewise bytes a device of each microbatch in flight.
+        activation_bytes: likewise bytes a device of each microbatch in flight.
         groups: node group of each kind; all are of the first unless given.
         others: the same stages where more is computed anew: slower, with less held.
     """
@@ -46,7 +46,7 @@ class StageCosts:
     sizes: tuple[int, ...]
     seconds: Array
     fixed_bytes: Array
-    held_bytes: Array
+    activation_bytes: Array
     groups: tuple[int, ...] = ()
     others: tuple[StageCosts, ...] = ()
 
@@ -57,7 +57,7 @@ class StageCosts:
             in_flight: microbatches.
             limit_bytes: bytes a device, to be broadcast to the stages.
         """
-        fits = self.fixed_bytes + in_flight * self.held_bytes <= limit_bytes
+        fits = self.fixed_bytes + in_flight * self.activation_bytes <= limit_bytes
         ways = [np.where(fits, self.seconds, np.inf), *(o.fitting_s(in_flight, limit_bytes) for o in self.others)]
         found: Array = np.minimum.reduce(ways)
         return found

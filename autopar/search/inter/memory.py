@@ -23,12 +23,12 @@ NEAR = 1
 
 def lasting_bytes(stage: Stage) -> int:
     """Bytes a device of what lies there the whole step: the state and what microbatches add up."""
-    return stage.state_bytes + stage.sums_bytes
+    return stage.state_bytes + stage.accumulation_bytes
 
 
 def passing_bytes(stage: Stage) -> int:
     """Bytes a device that a pass needs while it runs, besides what lies there and what its microbatch holds."""
-    return max(0, stage.memory.total - lasting_bytes(stage) - stage.held_bytes)
+    return max(0, stage.memory.total - lasting_bytes(stage) - stage.activation_bytes)
 
 
 def added_bytes(stage: Stage) -> int:
@@ -37,7 +37,7 @@ def added_bytes(stage: Stage) -> int:
     They are there as a whole when a backward pass ends, and what else passes is given up by then. A compiler that gives
     results places of their own needs both.
     """
-    return max(0, stage.sums_bytes - passing_bytes(stage))
+    return max(0, stage.accumulation_bytes - passing_bytes(stage))
 
 
 def received_bytes(sliced: Sliced, stage: int, devices: int) -> int:
@@ -77,8 +77,8 @@ def _most(own: Mapping[int, Stage], sliced: Sliced, table: Table, worker: int) -
     def waiting(s: int, besides: int) -> int:
         """Bytes that microbatches of a stage wait with, all but so many that run."""
         others = max(0, flying[s] - besides)
-        here = min(others, 1 + NEAR - besides) if own[s].waits_on_host else others
-        return here * own[s].held_bytes + others * sent[s] + put_off[s] * own[s].kept_bytes
+        here = min(others, 1 + NEAR - besides) if own[s].activations_offloaded else others
+        return here * own[s].activation_bytes + others * sent[s] + put_off[s] * own[s].weight_stash_bytes
 
     most = 0
     for task in table.rows[worker]:

@@ -67,7 +67,7 @@ class Between:
         anew = {
             level: Anew(
                 self._between(way.loop_s, many.anew[level].loop_s),
-                self._between(way.held_bytes, many.anew[level].held_bytes),
+                self._between(way.activation_bytes, many.anew[level].activation_bytes),
             )
             for level, way in few.anew.items()
         }
@@ -75,7 +75,7 @@ class Between:
             self._between(few.loop_s, many.loop_s),
             self._between(few.once_s, many.once_s),
             self._between(few.state_bytes, many.state_bytes),
-            self._between(few.held_bytes, many.held_bytes),
+            self._between(few.activation_bytes, many.activation_bytes),
             self._between(few.passing_bytes, many.passing_bytes),
             anew,
         )

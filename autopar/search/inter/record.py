@@ -10,7 +10,8 @@ from autopar.cost import CostModel, send_s
 from autopar.ir import Graph
 from autopar.microbatch import AXIS
 from autopar.plan import Pipeline, PlanContent
-from autopar.schedule import Dataflow, Table, ValueSpec, Work, WorkSpec, build, check_dataflow, check_table
+from autopar.schedule import Dataflow, Table, ValueRef, ValueSpec, Work, WorkSpec, build, check_dataflow, check_table
+from autopar.schedule.dataflow import RefKind
 from autopar.search.inter.memory import passing_bytes
 from autopar.search.source import Sliced
 from autopar.simulate import Durations, is_plain, record_of, routes_of, run, step_of
@@ -38,12 +39,14 @@ def pipeline_of(
     bytes_of = _microbatch_bytes(graph, sliced)
     for p, content in zip(sliced.parts, parts, strict=True):
         stage, s = content.stages[0], p.stage
+        state, activations, stash, gradients = _own_values(s)
         times = dict(stage.work_times)
-        values[f"state@{s}"] = ValueSpec(f"state@{s}", stage.state_bytes, "step", stages=(s,))
-        values[f"held@{s}"] = ValueSpec(f"held@{s}", stage.held_bytes, "microbatch", host=stage.waits_on_host)
-        if stage.waits_on_host:
-            host_s[f"held@{s}"] = CostModel(cluster).host_s(stage.held_bytes)
-        values[f"gradients@{s}"] = ValueSpec(f"gradients@{s}", stage.sums_bytes, "accumulator", reduce="sum")
+        values[state] = ValueSpec(state, stage.state_bytes, "step", stages=(s,))
+        offloaded = stage.activations_offloaded
+        values[activations] = ValueSpec(activations, stage.activation_bytes, "microbatch", host=offloaded)
+        if offloaded:
+            host_s[activations] = CostModel(cluster).host_s(stage.activation_bytes)
+        values[gradients] = ValueSpec(gradients, stage.accumulation_bytes, "accumulator", reduce="sum")
         for n in p.sent:
             values[n] = ValueSpec(n, math.ceil(bytes_of[n] / len(stage.devices)), "microbatch")
         # A value of a later stage's forward is for the backward pass here.
@@ -53,29 +56,25 @@ def pipeline_of(
         sent_on = [n for n in p.sent if n not in set(sent_back)]
         temporaries = passing_bytes(stage)
         # What is added to accumulated gradients is a result, which comes into being while the rest is given up.
-        besides = max(0, temporaries - stage.sums_bytes)
+        besides = max(0, temporaries - stage.accumulation_bytes)
         works.append(
-            WorkSpec(
-                Work("forward", s), (f"state@{s}", *forward), (f"held@{s}", *sent_on), temporaries_bytes=temporaries
-            )
+            WorkSpec(Work("forward", s), (state, *forward), (activations, *sent_on), temporaries_bytes=temporaries)
         )
         backward_s = times.get("backward", 0.0) / count
         backward = Work("backward", s)
-        reads = (f"state@{s}", f"held@{s}", *forward, *cotangents)
+        reads = (state, activations, *forward, *cotangents)
         if table.splits_backward:
-            values[f"kept@{s}"] = ValueSpec(f"kept@{s}", stage.kept_bytes, "microbatch")
-            works.append(WorkSpec(backward, reads, (*sent_back, f"kept@{s}")))
+            values[stash] = ValueSpec(stash, stage.weight_stash_bytes, "microbatch")
+            works.append(WorkSpec(backward, reads, (*sent_back, stash)))
             weight = Work("weight", s)
-            works.append(
-                WorkSpec(weight, (f"held@{s}", f"kept@{s}"), (), (f"gradients@{s}",), temporaries_bytes=besides)
-            )
+            works.append(WorkSpec(weight, (activations, stash), (), (gradients,), temporaries_bytes=besides))
             weight_s = times.get("weight", 0.0) / count
             seconds[backward], seconds[weight] = max(0.0, backward_s - weight_s), weight_s
         elif backward_s or any(t.kind == "backward" for row in table.rows for t in row):
-            works.append(WorkSpec(backward, reads, tuple(sent_back), (f"gradients@{s}",), besides))
+            works.append(WorkSpec(backward, reads, tuple(sent_back), (gradients,), besides))
             seconds[backward] = backward_s
         update = Work("update", s)
-        works.append(WorkSpec(update, (f"state@{s}", f"gradients@{s}")))
+        works.append(WorkSpec(update, (state, gradients)))
         seconds[Work("forward", s)] = times.get("forward", 0.0) / count
         seconds[update] = times.get("update", 0.0) + _late_s(graph, p, table, parts, cluster)
     for p in sliced.parts:
@@ -96,6 +95,12 @@ def step_record(table: Table, dataflow: Dataflow, durations: Durations) -> tuple
         return step.seconds, record_of(table, dataflow, durations, step.routes)
     program = build(table, dataflow)
     return run(program, durations).step_time, record_of(table, dataflow, durations, routes_of(program))
+
+
+def _own_values(stage: int) -> list[str]:
+    """Names of the values that stand for all state, activations, stashes and gradients of a stage."""
+    kinds: tuple[RefKind, ...] = ("state", "activations", "stash", "gradients")
+    return [str(ValueRef(kind, stage=stage)) for kind in kinds]
 
 
 def sliced_backward(graph: Graph, sliced: Sliced, name: str) -> bool:

@@ -62,7 +62,7 @@ class SharedPlans:
         known = self.known.setdefault((kind, stated.cluster.to_json(), stated.options.mesh_shape), [])
         for k in known:
             # What is the best within more, and needs no more than this, is the best within this.
-            needed = k.content.peak_memory + waiting * k.content.stages[0].held_bytes
+            needed = k.content.peak_memory + waiting * k.content.stages[0].activation_bytes
             if needed <= limit <= k.limit_bytes and waiting >= k.waiting:
                 return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)
         if stated.options.say is not None:
@@ -122,13 +122,7 @@ def renamed_content(content: PlanContent, old: Graph, new: Graph) -> PlanContent
     names.update({f"result{a}": f"result{b}" for a, b in paths.items()})
 
     def name_of(name: str) -> str:
-        if name in names:
-            return names[name]
-        copied = name.removeprefix("copy of ")
-        if copied != name:
-            value, mark, phase = copied.rpartition(" (")
-            return f"copy of {names.get(value, value)}{mark}{phase}" if mark else f"copy of {names.get(copied, copied)}"
-        return name
+        return names.get(name, name)
 
     def note_of(note: str) -> str:
         first, space, rest = note.partition(" ")

@@ -181,10 +181,10 @@ def may_wait_on_host(chosen: Chosen, stage: int) -> bool:
 def seconds_with_moves(content: PlanContent, part: Cluster) -> float:
     """Busy seconds a step of a stage, with what its microbatches' moves to the host take longer than the loop does."""
     own = content.stages[0]
-    if not own.waits_on_host:
+    if not own.activations_offloaded:
         return content.step_time
     times = dict(own.work_times)
-    moves = 2 * content.num_microbatches * CostModel(part).host_s(own.held_bytes)
+    moves = 2 * content.num_microbatches * CostModel(part).host_s(own.activation_bytes)
     return content.step_time + max(0.0, moves - times.get("forward", 0.0) - times.get("backward", 0.0))
 
 
@@ -217,9 +217,11 @@ def _at_level(
     for _ in range(_TRIES):
         content, needed = planned(max(1, limit))
         if needed <= stated.whole_bytes:
-            return content, not content.tight
+            return content, not content.memory_bound
         # What is over has to come off what this plan needs itself, which may be less than it was allowed.
-        limit = content.peak_memory + options.waiting * content.stages[0].held_bytes - (needed - stated.whole_bytes)
+        limit = (
+            content.peak_memory + options.waiting * content.stages[0].activation_bytes - (needed - stated.whole_bytes)
+        )
     raise _over_limit(needed, chosen, stage, stated.whole_bytes)
 
 
@@ -286,14 +288,14 @@ def _stated(
 def _waiting_on_host(content: PlanContent, part: Cluster, waiting: int) -> PlanContent:
     """The plan with what ``waiting`` microbatches wait with in host memory. InfeasiblePlanError where that is full."""
     own = content.stages[0]
-    needed, there = waiting * own.held_bytes + own.host_bytes, share_bytes(part)
+    needed, there = waiting * own.activation_bytes + own.host_bytes, share_bytes(part)
     if needed > there:
         raise InfeasiblePlanError(
             f"{waiting} microbatches in flight wait with {bytes_text(needed)} a device in host memory; "
             f"there is {bytes_text(there)}",
             remedy="more host_memory_bytes in the cluster file, or offload='none'",
         )
-    return msgspec.structs.replace(content, stages=(msgspec.structs.replace(own, waits_on_host=True),))
+    return msgspec.structs.replace(content, stages=(msgspec.structs.replace(own, activations_offloaded=True),))
 
 
 def _over_limit(needed: int, chosen: Chosen, stage: int, limit: int) -> InfeasiblePlanError:

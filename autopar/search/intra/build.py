@@ -62,7 +62,7 @@ class ShardingProblem:
         usages: what the problem's usages are of, in the same order.
         outputs: (node, layouts by strategy) of each top-level output; None for literals.
         notes: lines for the user.
-        tight: the memory limit binds, as in `autopar.plan.PlanContent`.
+        memory_bound: the memory limit binds, as in `autopar.plan.PlanContent`.
         broken: names of inputs whose constraint cannot hold on the mesh.
     """
 
@@ -76,7 +76,7 @@ class ShardingProblem:
     usages: tuple[UsageDraft, ...]
     outputs: tuple[tuple[int, tuple[Layout, ...]] | None, ...]
     notes: tuple[str, ...]
-    tight: bool = False
+    memory_bound: bool = False
     broken: tuple[str, ...] = ()
 
 
@@ -375,6 +375,7 @@ class Builder:
                 np.zeros(len(kinds)),
                 functools.partial(layout_label, kinds),
             )
+            self.nodes[hub].copy_of = value.key
             self.copies.append(CopyDraft(value.key, hub, kinds, (phase,)))
             self.edge(value.node, hub, self.layouts.resharding(value.type, value.layouts, kinds) * value.weight)
             for u, new in users:

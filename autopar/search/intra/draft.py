@@ -90,12 +90,21 @@ class ValueDraft:
 
 @dataclass
 class NodeDraft:
-    """A choice to make: its name, the cost of each strategy, what a strategy is called, who follows it."""
+    """A choice to make.
+
+    Args:
+        name: for messages.
+        costs: by strategy.
+        label: what a strategy is called.
+        members: who follows it.
+        copy_of: the value that it is a shared copy of, or "".
+    """
 
     name: str
     costs: Array
     label: Callable[[int], str]
     members: list[str] = field(default_factory=list)
+    copy_of: str = ""
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,12 @@ class Sharding:
         memory: bytes a device at the fullest time, by kind.
         choices: reasons, in the order of the operators.
         work_times: seconds a step by kind of work, where there is a loop over microbatches.
-        held_bytes: bytes a device that the forward pass of one microbatch leaves for the backward pass.
+        activation_bytes: bytes a device that the forward pass of one microbatch leaves for the backward pass.
         hosted: inputs that lie in host memory between updates.
         host_s: seconds a step of moving them to the device and back.
         host_bytes: bytes a device of them.
-        kept_bytes: bytes a device that one microbatch keeps between its input and its weight gradients.
-        sums_bytes: bytes a device of what microbatches add up.
+        weight_stash_bytes: bytes a device that one microbatch keeps between its input and its weight gradients.
+        accumulation_bytes: bytes a device of what microbatches add up.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
     """
 
@@ -60,12 +60,12 @@ class Sharding:
     memory: Memory
     choices: tuple[Choice, ...]
     work_times: tuple[tuple[str, float], ...] = ()
-    held_bytes: int = 0
+    activation_bytes: int = 0
     hosted: frozenset[str] = frozenset()
     host_s: float = 0.0
     host_bytes: int = 0
-    kept_bytes: int = 0
-    sums_bytes: int = 0
+    weight_stash_bytes: int = 0
+    accumulation_bytes: int = 0
     state_bytes: int = 0
 
 
@@ -106,9 +106,9 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
         memory=memory_of(stated, choice),
         choices=_choices(stated, choice),
         work_times=by_work.times(),
-        held_bytes=_held_bytes(stated, made),
-        kept_bytes=_kept_bytes(stated, problem.graph, made, by_work.sent),
-        sums_bytes=_sums_bytes(stated, problem.graph, made),
+        activation_bytes=_activation_bytes(stated, made),
+        weight_stash_bytes=_weight_stash_bytes(stated, problem.graph, made, by_work.sent),
+        accumulation_bytes=_accumulation_bytes(stated, problem.graph, made),
         state_bytes=_state_bytes(stated, problem.graph, made, there),
         hosted=there,
         host_s=host_s,
@@ -160,7 +160,7 @@ def _sent(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def _held_bytes(stated: ShardingProblem, made: Mapping[str, Layout]) -> int:
+def _activation_bytes(stated: ShardingProblem, made: Mapping[str, Layout]) -> int:
     """Bytes of what the loop over microbatches makes in the forward pass and reads in the backward pass."""
     sizes = stated.mesh.sizes
     total = 0
@@ -170,7 +170,7 @@ def _held_bytes(stated: ShardingProblem, made: Mapping[str, Layout]) -> int:
     return total
 
 
-def _kept_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout], sent: frozenset[str]) -> int:
+def _weight_stash_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout], sent: frozenset[str]) -> int:
     """Bytes of what the backward pass makes on the way to what leaves the stage, and gradients of parameters read.
 
     ``sent`` is that of `_sent`.
@@ -191,7 +191,7 @@ def _kept_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout
     return total
 
 
-def _sums_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout]) -> int:
+def _accumulation_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout]) -> int:
     """Bytes of what loops over microbatches carry on from one to the next: gradients, losses."""
     carried = (v for loop in _loops(graph) for v in loop.results[: Scan.of(loop).num_carry])
     return sum(made[v.name].local_bytes(v.type, stated.mesh.sizes) for v in carried if v.name in made)
@@ -275,7 +275,7 @@ def collectives(
     for v in stated.values.values():
         if v.key not in made:
             continue
-        routes = Routes(tables, v.type, made[v.key], dict(copies.get(v.key, {})), stated.tight)
+        routes = Routes(tables, v.type, made[v.key], dict(copies.get(v.key, {})), stated.memory_bound)
         for use in sorted(v.uses, key=lambda u: u.time):
             required = use.required[choice[use.node]]
             for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):
@@ -374,7 +374,7 @@ def _choices(stated: ShardingProblem, choice: Sequence[int]) -> tuple[Choice, ..
         costs[e.target] += e.costs[choice[e.source], :]
     found = []
     for n, (node, c) in enumerate(zip(stated.nodes, costs, strict=True)):
-        if node.name.startswith("copy of "):
+        if node.copy_of:
             continue
         rest = c.copy()
         rest[choice[n]] = np.inf

@@ -120,7 +120,7 @@ class _Search:
             return
         split = self._stated(mesh, split_phases=True)
         for s, note in ((stated, "memory binds"), (split, "memory binds, each phase gathers anew")):
-            found = self._run(replace(s, tight=True), s.problem)
+            found = self._run(replace(s, memory_bound=True), s.problem)
             self.answers.append(replace(found, note=note))
 
     def _stated(self, mesh: LogicalMesh, *, split_phases: bool) -> ShardingProblem:

@@ -28,7 +28,9 @@ def random_costs(rng, layers, sizes, sparse):
 def with_recomputation(rng, costs):
     """``costs`` with two more ways of each stage, slower and smaller."""
     slower = [
-        dataclasses.replace(costs, seconds=costs.seconds * more, held_bytes=costs.held_bytes * rng.uniform(0, less))
+        dataclasses.replace(
+            costs, seconds=costs.seconds * more, activation_bytes=costs.activation_bytes * rng.uniform(0, less)
+        )
         for more, less in ((1.1, 0.8), (1.4, 0.3))
     ]
     return dataclasses.replace(costs, others=tuple(slower))
@@ -38,7 +40,7 @@ def fastest_s(costs, x, in_flight, limits):
     """Seconds of the fastest way of a stage that fits."""
     ways = (costs, *costs.others)
     at = (x.kind, x.first, x.last)
-    fitting = [w for w in ways if w.fixed_bytes[at] + in_flight * w.held_bytes[at] <= limits[costs.group(x.kind)]]
+    fitting = [w for w in ways if w.fixed_bytes[at] + in_flight * w.activation_bytes[at] <= limits[costs.group(x.kind)]]
     return min((w.seconds[at] for w in fitting), default=np.inf)
 
 

@@ -59,12 +59,12 @@ def test_prices_at_both_ends_are_those_that_were_made():
         between = promising.Between(few, many, count)
         (costs, shape), (real, _) = between.on(kind), own.on(kind)
         assert shape == many.on(kind)[1] and between.layers.cut_bytes == own.layers.cut_bytes
-        for name in ("loop_s", "once_s", "state_bytes", "held_bytes", "passing_bytes"):
+        for name in ("loop_s", "once_s", "state_bytes", "activation_bytes", "passing_bytes"):
             assert getattr(costs, name) == pytest.approx(getattr(real, name)), name
         assert set(costs.anew) == {"selective", "full"}
         for level, way in costs.anew.items():
             assert way.loop_s == pytest.approx(real.anew[level].loop_s)
-            assert way.held_bytes == pytest.approx(real.anew[level].held_bytes)
+            assert way.activation_bytes == pytest.approx(real.anew[level].activation_bytes)
 
 
 def test_prices_between_are_near_those_that_would_be_made():
@@ -73,7 +73,7 @@ def test_prices_between_are_near_those_that_would_be_made():
     kind = Submesh(0, 4)
     between, own = promising.Between(few, many, 8).on(kind)[0], real.on(kind)[0]
     assert between.loop_s.sum() == pytest.approx(own.loop_s.sum(), rel=0.1)
-    assert between.held_bytes.sum() == pytest.approx(own.held_bytes.sum(), rel=0.1)
+    assert between.activation_bytes.sum() == pytest.approx(own.activation_bytes.sum(), rel=0.1)
     assert np.all(between.loop_s > many.on(kind)[0].loop_s) and np.all(between.loop_s < few.on(kind)[0].loop_s)
 
 

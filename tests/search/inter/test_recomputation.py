@@ -48,7 +48,8 @@ def test_a_person_names_it():
     found = plan(search=autopar.search.Manual(pp=2, recompute="full"), num_stages="auto", schedule="auto")
     assert [s.remat for s in found.stages] == ["full", "full"]
     assert all(
-        0 < s.held_bytes < t.held_bytes for s, t in zip(found.stages[1:], plan(remat="none").stages[1:], strict=True)
+        0 < s.activation_bytes < t.activation_bytes
+        for s, t in zip(found.stages[1:], plan(remat="none").stages[1:], strict=True)
     )
 
 

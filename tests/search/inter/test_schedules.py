@@ -82,15 +82,15 @@ def test_what_waits_for_weight_gradients_is_what_programs_hand_on(build, options
     for stage, own in enumerate(compiled.plan.stages):
         backward, weight = (flow.by_work[Work(kind, stage)] for kind in ("backward", "weight"))
         handed = sum(flow.by_name[n].bytes for n in backward.writes if n in weight.reads)
-        assert own.kept_bytes == handed
-    assert any(s.kept_bytes for s in compiled.plan.stages)
+        assert own.weight_stash_bytes == handed
+    assert any(s.weight_stash_bytes for s in compiled.plan.stages)
 
 
 def test_the_record_has_what_waits():
     plan = _plan(SLOW, "zb-h2")
-    kept = {v.name: v.bytes for v in plan.content.pipeline.values if v.name.startswith("kept@")}
-    assert kept == {f"kept@{i}": s.kept_bytes for i, s in enumerate(plan.stages)}
-    assert any(kept.values())
+    stashes = {v.name: v.bytes for v in plan.content.pipeline.values if v.name.startswith("stash@")}
+    assert stashes == {f"stash@{i}": s.weight_stash_bytes for i, s in enumerate(plan.stages)}
+    assert any(stashes.values())
 
 
 def test_a_schedule_object_and_a_name_are_taken_as_they_are():

@@ -28,7 +28,7 @@ PLENTY = 10**9
 class Case:
     """A step, where it is to run, and what is asked for.
 
-    ``tight`` is the memory limit as a part of what the best plan without a limit needs; None for none.
+    ``memory_bound`` is the memory limit as a part of what the best plan without a limit needs; None for none.
     """
 
     number: int
@@ -37,7 +37,7 @@ class Case:
     momentum: bool
     batch: int
     cluster: Cluster
-    tight: float | None
+    memory_bound: float | None
     donated: tuple[int, ...]
     asked: Asked
 
@@ -78,11 +78,11 @@ class Case:
 
     def limit_bytes(self) -> int:
         """The memory limit."""
-        if self.tight is None:
+        if self.memory_bound is None:
             return PLENTY
         free = self.planned(PLENTY)
         assert free is not None
-        return int(free.peak_memory * self.tight)
+        return int(free.peak_memory * self.memory_bound)
 
     def space(self, limit_bytes: int) -> Space:
         """All ways."""

@@ -290,7 +290,7 @@ class Stated:
         if limit_bytes not in self.within:
             choice = cheapest(self.stated.problem, limit_bytes) if limit_bytes > 0 else None
             # Without room to spare conversions share no further copies, see `autopar.sharding.routes`.
-            tight = replace(self.stated, tight=True)
+            tight = replace(self.stated, memory_bound=True)
             self.within[limit_bytes] = None if choice is None else self._content(tight, choice)
         return self.within[limit_bytes]
 
@@ -304,7 +304,7 @@ class Stated:
             content = self.limited(limit_bytes)
             if content is None or (more := over(content)) <= 0:
                 return content
-            own = content.peak_memory + self.problem.options.waiting * content.stages[0].held_bytes
+            own = content.peak_memory + self.problem.options.waiting * content.stages[0].activation_bytes
             limit_bytes = min(limit_bytes - 1, own - more)
         return None
 

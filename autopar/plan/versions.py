@@ -1,0 +1,66 @@
+"""Plans of older formats, brought to the newest: one step a version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+#: The format that is written.
+FORMAT_VERSION = 2
+
+_STAGE_FIELDS_OF_1 = (
+    ("held_bytes", "activation_bytes"),
+    ("kept_bytes", "weight_stash_bytes"),
+    ("sums_bytes", "accumulation_bytes"),
+    ("waits_on_host", "activations_offloaded"),
+)
+_VALUES_OF_1 = (("held@", "activations@"), ("kept@", "stash@"))
+
+
+def upgraded(document: dict[str, Any], version: int) -> dict[str, Any]:
+    """The document of a plan in the newest format.
+
+    Args:
+        document: what JSON holds, of format ``version``.
+        version: an older one, see `READABLE`.
+    """
+    for step in range(version, FORMAT_VERSION):
+        document = {"autopar_plan": step + 1, "plan": _STEPS[step](document.get("plan"))}
+    return document
+
+
+def _from_1(plan: Any) -> Any:
+    """Format 2 has the field's words for what stages hold, and for a memory limit that binds."""
+    if not isinstance(plan, dict):
+        return plan
+    changed = _renamed(plan, (("tight", "memory_bound"),))
+    if isinstance(plan.get("stages"), list):
+        changed["stages"] = [_renamed(s, _STAGE_FIELDS_OF_1) if isinstance(s, dict) else s for s in plan["stages"]]
+    if isinstance(plan.get("parts"), list):
+        changed["parts"] = [_from_1(part) for part in plan["parts"]]
+    if isinstance(plan.get("pipeline"), dict):
+        changed["pipeline"] = _with_values(plan["pipeline"])
+    return changed
+
+
+def _renamed(fields: dict[str, Any], names: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    new = dict(names)
+    return {new.get(name, name): value for name, value in fields.items()}
+
+
+def _with_values(part: Any) -> Any:
+    """``part`` with the names of values of format 2, wherever they are."""
+    if isinstance(part, dict):
+        return {name: value if name == "table" else _with_values(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_with_values(item) for item in part]
+    for old, new in _VALUES_OF_1:
+        if isinstance(part, str) and part.startswith(old):
+            return new + part.removeprefix(old)
+    return part
+
+
+_STEPS: Mapping[int, Callable[[Any], Any]] = MappingProxyType({1: _from_1})
+#: Older formats that can be read.
+READABLE = tuple(_STEPS)

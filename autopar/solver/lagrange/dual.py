@@ -73,6 +73,13 @@ class Dual:
         self.prices = np.zeros(rows)
         self.best_prices = np.zeros(rows)
 
+    def begin(self, prices: Array, messages: Array, length: float) -> None:
+        """Goes on from the prices and messages of another ascent on the same graph, with steps of such a length."""
+        self.prices[:] = prices
+        self.best_prices[:] = prices
+        self.messages[:] = messages
+        self._length = length
+
     def look(self, costs: Array, sweeps: int = 1) -> float:
         """Sweeps at ``costs``, forward and backward; the bound of the last."""
         found = -math.inf

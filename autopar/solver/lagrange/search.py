@@ -28,6 +28,7 @@ _WEIGHTS = (1.0, 0.9, 0.5, 1.0, 1.1, 0.0, 0.7)  # of the dual's prices, in turn
 _NOISE = 0.02  # of the cost a node, at first
 _TOGETHER = 10  # rounds after which all threads go on from the best choice
 _DRAWS = 1 << 16
+_FEW_DRAWS = 1 << 13
 _KICKS_EACH = 3  # rounds of a thread, of which one is kicks
 _KICKED_ENTRIES = 5e6 if COMPILED else 1.0  # of tables, in the kicks of a round
 _MOST_KICKS = 64  # in a round
@@ -83,6 +84,23 @@ class Search:
                 if turn % _TOGETHER == _TOGETHER - 1 and cost < math.inf:
                     states = [self._state(best) for _ in range(_THREADS)]
         return self.allowed_cost(best), best
+
+    def polished(self, choice: Ints, prices: Array, moves: int, random: np.random.Generator) -> tuple[float, Ints]:
+        """The cheapest allowed choice that trees lead to from ``choice``, and its cost (inf where there is none).
+
+        Args:
+            choice: it need not obey the limit.
+            prices: multipliers by row, at full weight first and then at less.
+            moves: trees at each weight.
+            random: random numbers.
+        """
+        packed = self.packed
+        state = self._state(choice)
+        draws = Draws(random.random(_FEW_DRAWS), random.exponential(size=_FEW_DRAWS), np.zeros(1, dtype=np.int64))
+        for weight in _DESCENT:
+            at_prices = self._priced(weight * prices)
+            walk(packed.graph, packed.memory, packed.costs, at_prices, state, draws, moves, _NODES, 0.0)
+        return self.allowed_cost(state.best), state.best
 
     def _round(self, thread: int, turn: int, left: float, state: State) -> State:
         """One round of a thread, with the part of the time that is left; returns where it is then."""

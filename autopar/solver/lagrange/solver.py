@@ -8,17 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.solver.base import Capabilities
 from autopar.solver.evaluate import is_feasible, objective, within
+from autopar.solver.lagrange.branch import Branching
 from autopar.solver.lagrange.contract import Contracted, contract
 from autopar.solver.lagrange.dual import Dual, ascend
 from autopar.solver.lagrange.packed import Ints, Packed, pack
+from autopar.solver.lagrange.room import keep_what_fits
 from autopar.solver.lagrange.search import Search
 from autopar.solver.problem import ChoiceProblem, Edge, Node, Usage
 from autopar.solver.solution import Solution, Status
 
 _DUAL_PART = 0.25  # of the time that is left after packing
+_BRANCH_PART = 0.6  # of the time that is left after that, where parts are bounded quickly
+_BRANCHED = 30_000  # strategies up to which they are
+_GAIN = 1.0 - 1e-6  # of whole costs
 _NO_END = 1 << 30  # steps or rounds that only the time limit ends
 _MARGIN_S = 0.4  # for what comes after the search, and
 _MARGIN_PART = 0.5  # of the seconds that contraction and packing took
@@ -28,16 +34,18 @@ _MARGIN_PART = 0.5  # of the seconds that contraction and packing took
 class LagrangeSolver:
     """Nodes that follow others are taken out, memory is priced, messages bound, trees are searched.
 
-    See `contract`, `dual` and `trees` for what each does and where it is from. It proves an optimum only where cost
-    and bound meet. With the extra ``fast`` (numba) it is some hundred times as fast.
+    See `contract`, `dual`, `branch` and `trees` for what each does and where it is from. It proves an optimum only
+    where cost and bound meet. Without numba it is some hundred times as slow.
 
     Args:
         steps: of the ascent of the bound where there is no time limit.
         rounds: of the search where there is none.
+        parts: of branch and bound where there is none.
     """
 
     steps: int = 3000
     rounds: int = 200
+    parts: int = 100
 
     @property
     def name(self) -> str:
@@ -77,8 +85,13 @@ class LagrangeSolver:
             choice, bound = np.zeros(0, dtype=np.int64), 0.0
             clock.lap("search")
         else:
+            allowed = np.ones(packed.costs.size, dtype=np.bool_)
+            if not keep_what_fits(packed.memory, packed.graph.first, allowed):
+                return infeasible
+            packed = replace(packed, costs=np.where(allowed, packed.costs, packed.forbidden))
             given = _projected(contracted, packed, start) if start is not None else None
-            choice, bound = self._search(packed, given, clock, deadline, seed)
+            gain = _GAIN if _is_whole(problem) else 0.0
+            choice, bound = _Run(self, packed, allowed, clock, deadline, seed).best(given, gain)
         lifted = _lifted(contracted, packed, choice)
         best = lifted if is_feasible(problem, lifted) else ()
         if start is not None and is_feasible(problem, start):
@@ -89,25 +102,62 @@ class LagrangeSolver:
         clock.lap("check")
         return Solution(status, best, cost, min(bound, cost), clock.seconds, self.name, clock.laps)
 
-    def _search(
-        self, packed: Packed, given: Ints | None, clock: _Clock, deadline: float, seed: int
-    ) -> tuple[Ints, float]:
-        """The best choice found, whether or not it is allowed, and the bound, both of the packed problem."""
-        dual = Dual(packed)
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """One search of a packed problem.
+
+    Args:
+        solver: its numbers of steps.
+        packed: the problem.
+        allowed: marks of the strategies that may fit.
+        clock: takes the time.
+        deadline: of `time.monotonic`.
+        seed: of random numbers.
+    """
+
+    solver: LagrangeSolver
+    packed: Packed
+    allowed: NDArray[np.bool_]
+    clock: _Clock
+    deadline: float
+    seed: int
+
+    def best(self, given: Ints | None, gain: float) -> tuple[Ints, float]:
+        """The best choice found, whether or not it is allowed, and the bound, both of the packed problem.
+
+        Args:
+            given: a choice to begin from, or None.
+            gain: least improvement that counts.
+        """
+        dual = Dual(self.packed)
         if given is not None:
             dual.note(given)
-        now = time.monotonic()
-        until = now + _DUAL_PART * (deadline - now)
-        dual.press(math.inf if packed.small else deadline)
-        ascend(dual, until, self.steps if math.isinf(deadline) else _NO_END)
-        clock.lap("bound")
+        dual.press(math.inf if self.packed.small else self.deadline)
+        ascend(dual, self._until(_DUAL_PART), self.solver.steps if math.isinf(self.deadline) else _NO_END)
+        self.clock.lap("bound")
+        search = Search(self.packed, dual.best_prices, dual.messages, self.seed)
+        bound = dual.bound
+        if self.packed.costs.size <= _BRANCHED and dual.cost - dual.bound > gain:
+            branching = Branching(self.packed, search, dual, gain, self.seed)
+            parts = self.solver.parts if math.isinf(self.deadline) else _NO_END
+            branching.run(self.allowed, self._until(_BRANCH_PART), parts)
+            self.clock.lap("branch")
+            bound = branching.bound
+            if branching.choice is not None:
+                dual.note(branching.choice)
+        if dual.cost - bound <= gain:
+            bound = dual.cost
         begin = dual.choice if dual.choice is not None else dual.nearest
         assert begin is not None
-        rounds = self.rounds if math.isinf(deadline) else _NO_END
-        search = Search(packed, dual.best_prices, dual.messages, seed)
-        _, choice = search.run(begin, deadline, rounds, dual.bound)
-        clock.lap("search")
-        return choice, dual.bound
+        rounds = self.solver.rounds if math.isinf(self.deadline) else _NO_END
+        _, choice = search.run(begin, self.deadline, rounds, bound)
+        self.clock.lap("search")
+        return choice, bound
+
+    def _until(self, part: float) -> float:
+        now = time.monotonic()
+        return now + part * (self.deadline - now)
 
 
 def _load_loops(solver: LagrangeSolver) -> None:
@@ -163,8 +213,12 @@ def _projected(contracted: Contracted, packed: Packed, choice: Sequence[int]) ->
     return made if _lifted(contracted, packed, made) == tuple(choice) else None
 
 
+def _is_whole(problem: ChoiceProblem) -> bool:
+    """Whether every cost is whole."""
+    parts = [node.costs for node in problem.nodes] + [edge.costs for edge in problem.edges]
+    return all((part[np.isfinite(part)] % 1.0 == 0.0).all() for part in parts)
+
+
 def _whole(problem: ChoiceProblem, bound: float) -> float:
     """``bound`` rounded up where every cost is whole."""
-    parts = [node.costs for node in problem.nodes] + [edge.costs for edge in problem.edges]
-    whole = all((part[np.isfinite(part)] % 1.0 == 0.0).all() for part in parts)
-    return float(math.ceil(bound - 1e-6)) if whole and abs(bound) < 2.0**52 else bound
+    return float(math.ceil(bound - 1e-6)) if abs(bound) < 2.0**52 and _is_whole(problem) else bound

@@ -33,6 +33,7 @@ _KICKS_EACH = 3  # rounds of a thread, of which one is kicks
 _KICKED_ENTRIES = 5e6 if COMPILED else 1.0  # of tables, in the kicks of a round
 _MOST_KICKS = 64  # in a round
 _DESCENT = (1.0, 0.5, 0.0)  # weights of prices after a kick
+_FADING = 0.9  # of the longest round, in every round
 _SURE_ROUNDS = 12  # of a small problem, whatever the deadline, while no choice is allowed
 
 
@@ -69,10 +70,12 @@ class Search:
         best, cost = start, float(states[0].figures[1])
         began = time.monotonic()
         sure = _SURE_ROUNDS if self.packed.small else 0
+        longest_s, last = 0.0, began
         with ThreadPoolExecutor(_THREADS) as threads:
             for turn in range(rounds):
                 now = time.monotonic()
-                if cost <= bound or (now > deadline and (turn >= sure or cost < math.inf)):
+                longest_s, last = max(_FADING * longest_s, now - last), now
+                if cost <= bound or (now + longest_s > deadline and (turn >= sure or cost < math.inf)):
                     break
                 timed = math.isfinite(deadline) and deadline > began
                 part = (now - began) / (deadline - began) if timed else turn / rounds

@@ -7,6 +7,20 @@ from importlib import import_module
 from typing import Any
 
 
+def device_mesh(axes: Sequence[tuple[str, int]], devices: Sequence[Any]) -> Any:
+    """The `Mesh` of ``devices`` with named axes of these sizes, in row-major order."""
+    sharding, numpy = import_module("jax.sharding"), import_module("numpy")
+    grid = numpy.array(devices, dtype=object).reshape([n for _, n in axes])
+    names = tuple(name for name, _ in axes)
+    return sharding.Mesh(grid, names, axis_types=(sharding.AxisType.Auto,) * len(names))
+
+
+def local_devices() -> Sequence[Any]:
+    """All devices that jax sees."""
+    devices: Sequence[Any] = import_module("jax").devices()
+    return devices
+
+
 def partition_spec(dims: Sequence[tuple[str, ...]]) -> Any:
     """The `PartitionSpec` of a tensor whose dims are split by these mesh axes."""
     spec = import_module("jax.sharding").PartitionSpec

@@ -14,6 +14,7 @@ from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.recompute import LEVELS
 from autopar.schedule import Schedule, get
+from autopar.search import strategy_named
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
@@ -64,6 +65,12 @@ class ParallelOptions:
             if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise AutoparError(f"{name}={value!r} is no count", remedy=f'{name}="auto", or 1, 2, 4...')
         check_schedule(self.schedule)
+        if isinstance(self.search, str):
+            strategy_named(self.search)
+        elif not callable(self.search):
+            raise AutoparError(
+                f"search={self.search!r} is no strategy", remedy="a registered name, or a callable Problem -> Plan"
+            )
         if self.remat not in ("auto", *LEVELS, False):
             raise AutoparError(
                 f"remat={self.remat!r} is no way of recomputation",
@@ -96,6 +103,12 @@ def check_names(fn: Callable[..., Any], options: ParallelOptions) -> None:
     kinds = {p.kind for p in parameters}
     names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    wrong_batch = [n for n in options.batch_argnums or () if not 0 <= n < count]
+    if wrong_batch and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise AutoparError(
+            f"batch_argnums has {wrong_batch[0]}; there are {count} positional arguments: {', '.join(names)}",
+            remedy="give positions, the first is 0",
+        )
     for option in ("static", "donate"):
         given = getattr(options, f"{option}_argnames")
         unknown = sorted(set(given) - set(names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
@@ -20,14 +20,18 @@ from autopar.api.staged import LoweredCall, TracedCall
 from autopar.api.user_mesh import outside
 from autopar.errors import AutoparError
 from autopar.frontend.signature import jax_config
+from autopar.frontend.trace import callable_name
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
-class ParallelFunction:
+
+class ParallelFunction(Generic[_P, _R]):
     """The decorated function; made by `autopar.parallelize`."""
 
-    def __init__(self, fn: Callable[..., Any], options: ParallelOptions) -> None:
+    def __init__(self, fn: Callable[_P, _R], options: ParallelOptions) -> None:
         check_names(fn, options)
         self._fn = fn
         self._options = options
@@ -38,7 +42,7 @@ class ParallelFunction:
         functools.update_wrapper(self, fn, updated=())
 
     @property
-    def function(self) -> Callable[..., Any]:
+    def function(self) -> Callable[_P, _R]:
         """The function that was decorated."""
         return self._fn
 
@@ -47,19 +51,30 @@ class ParallelFunction:
         """What `autopar.parallelize` was told."""
         return self._options
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Plans and compiles once for each signature, then runs. Values are those of the plain function.
 
         Under `jax.disable_jit` the plain function itself runs.
         """
         if jax_config("jax_disable_jit"):
             return self._fn(*args, **kwargs)
+        result: Any
         done, result = self._plain.again(args, kwargs)
-        if done:
-            return result
-        pure, args, kwargs, modules = self._pure(args, kwargs)
-        result = pure(args, kwargs)
-        return join_result(result, modules) if modules else result
+        if not done:
+            pure, given, named, modules = self._pure(args, kwargs)
+            result = pure(given, named)
+            result = join_result(result, modules) if modules else result
+        returned: _R = result
+        return returned
+
+    def __repr__(self) -> str:
+        options, cluster = self._options, self._options.cluster
+        where = "the devices of this process" if cluster is None else str(cluster)
+        plans = [p for pure in self._both() for _, p in pure.planned.values()]
+        told = "; ".join(f"{_arguments(p)}: {p!r}" for p in plans[:4]) or "not planned yet"
+        more = f"; and {len(plans) - 4} more" if len(plans) > 4 else ""
+        search = options.search if isinstance(options.search, str) else type(options.search).__name__
+        return f"<autopar.parallelize({callable_name(self._fn)}) on {where}, search {search!r}; {told}{more}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Methods bind as plain functions do."""
@@ -229,10 +244,16 @@ class ParallelFunction:
         return self._with_modules, args, kwargs, modules
 
 
+def _arguments(plan: Plan) -> str:
+    """A signature in short: the arguments of a plan with their types, as far as they fit a line."""
+    inputs = [f"{i.path} {i.type}" for i in plan.content.inputs]
+    return ", ".join(inputs[:3]) + (f", ... ({len(inputs)} arrays)" if len(inputs) > 3 else "")
+
+
 class BoundFunction:
     """A decorated method of one object; has what `ParallelFunction` has."""
 
-    def __init__(self, function: ParallelFunction, instance: Any) -> None:
+    def __init__(self, function: ParallelFunction[..., Any], instance: Any) -> None:
         self._function = function
         self._instance = instance
         functools.update_wrapper(self, function, updated=())

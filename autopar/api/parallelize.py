@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from autopar.api.constraints import parse_pins
 from autopar.api.options import ParallelOptions, as_tuple, parse_bytes
@@ -11,11 +12,47 @@ from autopar.api.parallel_function import ParallelFunction, check_callable
 from autopar.cluster import Cluster
 from autopar.plan import Plan
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class ParallelizeOptions(TypedDict, total=False):
+    """Keyword arguments of `parallelize`, for type checkers."""
+
+    cluster: Cluster | str | None
+    search: Any
+    batch_argnums: int | Sequence[int] | None
+    num_microbatches: int | str
+    num_stages: int | str
+    schedule: Any
+    memory_limit: int | str | None
+    remat: Any
+    offload: str
+    donate_argnums: int | Sequence[int]
+    donate_argnames: str | Sequence[str]
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
+    mesh_shape: Sequence[int] | None
+    constraints: Mapping[str, Any] | None
+    mesh_axes: Mapping[str, int] | None
+    plan: Plan | str | os.PathLike[str] | None
+    progress: Callable[[str], None] | None
+
+
+@overload
+def parallelize(fn: Callable[_P, _R], **options: Unpack[ParallelizeOptions]) -> ParallelFunction[_P, _R]: ...
+
+
+@overload
+def parallelize(
+    fn: None = None, **options: Unpack[ParallelizeOptions]
+) -> Callable[[Callable[_P, _R]], ParallelFunction[_P, _R]]: ...
+
 
 def parallelize(
     fn: Callable[..., Any] | None = None,
     *,
-    cluster: Cluster | None = None,
+    cluster: Cluster | str | None = None,
     search: Any = "alpa",
     batch_argnums: int | Sequence[int] | None = None,
     num_microbatches: int | str = "auto",
@@ -31,14 +68,14 @@ def parallelize(
     mesh_shape: Sequence[int] | None = None,
     constraints: Mapping[str, Any] | None = None,
     mesh_axes: Mapping[str, int] | None = None,
-    plan: Plan | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Any:
     """Makes a function run on all devices of a cluster, split in the way that is predicted fastest.
 
     Args:
         fn: an ordinary jax function, as a train step; None to use as ``@parallelize(...)``.
-        cluster: what to plan for; None takes the devices of this process.
+        cluster: what to plan for, or the name or path of a cluster file; None takes the devices of this process.
         search: name of a registered strategy, or a callable ``Problem -> Plan``.
         batch_argnums: positions of the arguments that are the batch, where it cannot be told.
         num_microbatches: parts of the batch that run one after another.
@@ -59,7 +96,7 @@ def parallelize(
             number of parts): a tuple of the dims that must be split, all others whole (``()``: the array is whole),
             or a `PartitionSpec`. Of several that match the last counts.
         mesh_axes: sizes of the axes that such specs name, as ``{"data": 4, "model": 2}``.
-        plan: a plan to run instead of searching.
+        plan: a plan to run instead of searching, or the path of its file.
         progress: called with a line of text when a phase begins.
 
     Returns:
@@ -69,7 +106,7 @@ def parallelize(
         AutoparError: an option is wrong.
     """
     options = ParallelOptions(
-        cluster=cluster,
+        cluster=Cluster.load(cluster) if isinstance(cluster, str) else cluster,
         search=search,
         batch_argnums=None if batch_argnums is None else as_tuple(batch_argnums),
         num_microbatches=num_microbatches,
@@ -84,7 +121,7 @@ def parallelize(
         static_argnames=as_tuple(static_argnames),
         mesh_shape=None if mesh_shape is None else tuple(mesh_shape),
         constraints=parse_pins(constraints, mesh_axes),
-        plan=plan,
+        plan=Plan.load(plan) if isinstance(plan, str | os.PathLike) else plan,
         progress=progress,
     )
     if fn is None:
@@ -92,7 +129,7 @@ def parallelize(
     return parallelize_with(fn, options)
 
 
-def parallelize_with(fn: Callable[..., Any], options: ParallelOptions) -> ParallelFunction:
+def parallelize_with(fn: Callable[_P, _R], options: ParallelOptions) -> ParallelFunction[_P, _R]:
     """The decorated ``fn``."""
     check_callable(fn)
     return ParallelFunction(fn, options)

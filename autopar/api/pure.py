@@ -18,6 +18,7 @@ from autopar._compat.world import World
 from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
 from autopar.api.constraints import MOST_PRICED, constraints_of, price_note
+from autopar.api.devices import check_devices
 from autopar.api.effects import check_effects
 from autopar.api.fitting import Planned, build_within
 from autopar.api.for_workers import check_for_workers, kept_on_devices
@@ -30,7 +31,7 @@ from autopar.api.restacked import restacked
 from autopar.api.user_mesh import outside
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
-from autopar.errors import InfeasiblePlanError, MicrobatchError, PlanMismatchError, ScheduleError, TraceError
+from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError, TraceError
 from autopar.frontend import CallSignature, SignatureOptions, Traced, flatten_call, trace
 from autopar.frontend.signature import NUMBERS, context_mesh, positional_names, resolve, x64_enabled
 from autopar.frontend.trace import needs_values
@@ -404,19 +405,14 @@ class PureFunction:
         found = self.compiled.get(signature)
         if found is not None:
             return found
+        cluster = self.options.cluster
+        if not isinstance(cluster, RayCluster):
+            check_devices(self.options.plan, cluster, len(world_devices()))
         processes = many(self.options)
         traced, plan = self.plan(signature) if processes is None else self._plan_together(signature, processes)
-        cluster = self.options.cluster
         if isinstance(cluster, RayCluster):
             return self._compile_remote(signature, traced, plan, cluster)
         devices = world_devices()
-        wanted = len({d for s in plan.stages for d in s.devices})
-        if self.options.plan is not None and wanted != len(devices):
-            raise PlanMismatchError(
-                f"the plan is for {wanted} devices of {plan.content.cluster_name}; this process has {len(devices)}",
-                cause="the plan was made for another cluster",
-                remedy="plan again for Cluster.local(), or run where there are as many devices",
-            )
         check_effects(traced.graph)
         clock = Clock()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autopar._compat.trees import partition_spec
+from autopar._compat.trees import device_mesh, local_devices, partition_spec
 from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
 from autopar.plan.codec import decode, encode, write_whole
@@ -126,6 +126,32 @@ class Plan:
         if self.input_tree is None:
             return {i.path: spec for i, spec in zip(self.content.inputs, specs, strict=True)}
         return self.input_tree(specs)
+
+    def partition_specs(self) -> Any:
+        """`input_shardings`: a `PartitionSpec` for each argument, on the axes of `mesh`."""
+        return self.input_shardings
+
+    def mesh(self, devices: Sequence[Any] | None = None, stage: int = 0) -> Any:
+        """The `jax.sharding.Mesh` that the specs of a stage's arguments are on.
+
+        Args:
+            devices: jax devices in the order of the cluster; None takes those of this process.
+            stage: number of the stage.
+
+        Raises:
+            PlanMismatchError: there is no such stage, or there are not as many devices as the plan wants.
+        """
+        if not 0 <= stage < self.num_stages:
+            raise PlanMismatchError(f"the plan has no stage {stage}; it has {self.num_stages}")
+        wanted = len({d for s in self.stages for d in s.devices})
+        given = local_devices() if devices is None else devices
+        if len(given) != wanted:
+            raise PlanMismatchError(
+                f"the plan is for {wanted} devices of {self.content.cluster_name}; there are {len(given)}",
+                remedy="give as many devices, or plan for those that there are",
+            )
+        own = self.stages[stage]
+        return device_mesh(own.mesh_axes, [given[i] for i in own.devices])
 
     @property
     def input_stages(self) -> dict[str, int]:

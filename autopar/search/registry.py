@@ -89,8 +89,9 @@ def strategy_named(name: str) -> Strategy:
     """The strategy called ``name``. Raises AutoparError, with near names, where there is none."""
     table = _REGISTRY.table()
     if name not in table:
-        near = difflib.get_close_matches(name, table, 3, 0.3)
-        raise AutoparError(f"no search strategy is called {name!r}", remedy="one of: " + ", ".join(near or table))
+        near = difflib.get_close_matches(name, table, 2, 0.6)
+        meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise AutoparError(f"no search strategy is called {name!r}{meant}", remedy="one of: " + ", ".join(table))
     found = table[name]
     if found is None:
         (point,) = (p for p in entry_points(group=ENTRY_POINTS) if p.name == name)

@@ -120,6 +120,11 @@ def constraints_of(
     return tuple(found[k] for k in sorted(found))
 
 
+def merged(lying: Sequence[Constraint], pinned: Sequence[Constraint]) -> tuple[Constraint, ...]:
+    """Constraints of both; what the user pinned comes before where an input lies."""
+    return tuple({c.value: c for c in (*lying, *pinned)}.values())
+
+
 def _shards(pin: Pin, path: str, type: TensorType, devices: int) -> tuple[int, ...]:
     if pin.dims is None:
         if len(pin.spec) > type.rank:

@@ -43,6 +43,7 @@ class ParallelOptions:
     static_argnames: tuple[str, ...] = ()
     mesh_shape: tuple[int, ...] | None = None
     constraints: tuple[Pin, ...] = ()
+    like: Any = None
     plan: Plan | None = None
     progress: Callable[[str], None] | None = None
 

@@ -213,6 +213,11 @@ class ParallelFunction(Generic[_P, _R]):
         plans = [] if self._options.plan is None else [self._options.plan]
         return restore(str(path), like, at, planned, plans)
 
+    def plans(self) -> list[Plan]:
+        """The plans of all signatures so far, the last one last; the one that was given, if there is one."""
+        found = [p for pure in self._both() for _, p in pure.planned.values()]
+        return found or ([] if self._options.plan is None else [self._options.plan])
+
     # -- steps ---------------------------------------------------------------------------------
 
     @property

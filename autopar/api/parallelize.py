@@ -35,6 +35,7 @@ class ParallelizeOptions(TypedDict, total=False):
     mesh_shape: Sequence[int] | None
     constraints: Mapping[str, Any] | None
     mesh_axes: Mapping[str, int] | None
+    like: Any
     plan: Plan | str | os.PathLike[str] | None
     progress: Callable[[str], None] | None
 
@@ -68,6 +69,7 @@ def parallelize(
     mesh_shape: Sequence[int] | None = None,
     constraints: Mapping[str, Any] | None = None,
     mesh_axes: Mapping[str, int] | None = None,
+    like: Any = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Any:
@@ -96,6 +98,7 @@ def parallelize(
             number of parts): a tuple of the dims that must be split, all others whole (``()``: the array is whole),
             or a `PartitionSpec`. Of several that match the last counts.
         mesh_axes: sizes of the axes that such specs name, as ``{"data": 4, "model": 2}``.
+        like: another decorated function, or its plan: arguments that are the same as its own lie as it has them.
         plan: a plan to run instead of searching, or the path of its file.
         progress: called with a line of text when a phase begins.
 
@@ -121,6 +124,7 @@ def parallelize(
         static_argnames=as_tuple(static_argnames),
         mesh_shape=None if mesh_shape is None else tuple(mesh_shape),
         constraints=parse_pins(constraints, mesh_axes),
+        like=like,
         plan=Plan.load(plan) if isinstance(plan, str | os.PathLike) else plan,
         progress=progress,
     )

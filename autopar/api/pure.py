@@ -17,13 +17,14 @@ from autopar._compat.devices import world_devices
 from autopar._compat.world import World
 from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
-from autopar.api.constraints import MOST_PRICED, constraints_of, price_note
+from autopar.api.constraints import MOST_PRICED, constraints_of, merged, price_note
 from autopar.api.devices import check_devices
 from autopar.api.effects import check_effects
 from autopar.api.fitting import Planned, build_within
 from autopar.api.for_workers import check_for_workers, kept_on_devices
 from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
+from autopar.api.lying import Lying, lying_arrays, lying_of
 from autopar.api.many_hosts import agree, many, same_arguments, share
 from autopar.api.one_stage import one_stage
 from autopar.api.options import ParallelOptions
@@ -78,6 +79,7 @@ class PureFunction:
         self._traced: dict[CallSignature, Traced] = {}
         self._numbers_static: set[CallSignature] = set()
         self._last_batch = LastBatch()
+        self._lying: dict[CallSignature, Lying] = {}
         self._recent: Compiled | None = None
 
     def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
@@ -122,7 +124,8 @@ class PureFunction:
         static_options = replace(self.signature_options, static_numbers=True)
         if signature not in self._numbers_static:
             try:
-                self._traced[signature] = self._trace(signature, False)
+                self._traced[signature] = traced = self._trace(signature, False)
+                self._lying[signature] = lying_arrays(traced, leaves, world_devices)
                 return signature, leaves
             except TraceError as error:
                 if not needs_values(error.__cause__) or not any(isinstance(leaf, NUMBERS) for leaf in leaves):
@@ -378,18 +381,19 @@ class PureFunction:
         o = self.options
         cluster = o.cluster or Cluster.local()
         donated = frozenset(traced.arguments[i][0] for i in self.donated(traced))
+        lying = lying_of(traced, o, self._lying.get(traced.signature))
         return Problem(
             traced.graph,
             cluster,
             CostModel(cluster),
             Options(
-                mesh_shape=o.mesh_shape,
+                mesh_shape=o.mesh_shape or lying.mesh_shape,
                 memory_limit_bytes=memory_limit_bytes,
                 donated=donated,
                 num_microbatches=microbatches,
                 offload=o.offload,
                 say=o.progress,
-                constraints=constraints_of(o.constraints, traced.graph, cluster.num_devices),
+                constraints=merged(lying.constraints, constraints_of(o.constraints, traced.graph, cluster.num_devices)),
             ),
         )
 

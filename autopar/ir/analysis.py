@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from autopar.ir.graph import Operand, Operator
+from autopar.ir.graph import Graph, Operand, Operator
 
 
 def names_read(operators: Iterable[Operator]) -> set[str]:
@@ -96,3 +96,9 @@ def places(
         for name in op.reads:
             read_at.setdefault(name, set()).update(by_id[op.id])
     return by_id
+
+
+def unread_inputs(graph: Graph) -> frozenset[int]:
+    """Indices of the inputs of ``graph`` that no operator takes and that are not returned."""
+    read = names_read(graph.operators) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
+    return frozenset(n for n, i in enumerate(graph.inputs) if i.name not in read)

@@ -13,6 +13,7 @@ import numpy as np
 
 from autopar.frontend import Traced
 from autopar.frontend.signature import leaf_entry
+from autopar.ir.analysis import unread_inputs
 from autopar.lower.program import Program
 from autopar.runtime.executable import runnable
 from autopar.runtime.hosts.arrays import is_global, put, spread
@@ -35,6 +36,7 @@ class LocalProgram:
         constants: arrays that the function closes over, placed.
         seen: for each input the (type, abstract value, sharding) of the array that was last found to lie as
             wanted. Arrays of one program share these objects, so that comparing identities mostly suffices.
+        unread: indices of inputs that nothing reads; they stay where they lie.
     """
 
     program: Program
@@ -44,6 +46,7 @@ class LocalProgram:
     donated: tuple[int, ...]
     constants: tuple[Any, ...]
     seen: list[tuple[Any, Any, Any]]
+    unread: frozenset[int] = frozenset()
 
     @property
     def here(self) -> bool:
@@ -130,6 +133,8 @@ class LocalProgram:
         check_data(leaf, self.names[index])
         wanted = self.program.input_shardings[index]
         if isinstance(leaf, jax.Array):
+            if index in self.unread:  # jax leaves it out of the compiled program
+                return leaf
             if leaf.sharding == wanted or leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
                 self.seen[index] = (type(leaf), getattr(leaf, "aval", None), leaf.sharding)
                 return leaf
@@ -175,4 +180,5 @@ def load_local(traced: Traced, program: Program, donated: Sequence[int] = ()) ->
         tuple(sorted({*donated, *(i for i in program.donated if i < count)})),
         constants,
         [(None, None, None)] * count,
+        unread_inputs(graph) - set(donated),
     )

@@ -29,15 +29,17 @@ class Constraint:
         value: name of the input.
         shards: for each dim the number of shards; `FREE`, or `SPLIT`.
         text: the constraint as the user said it.
+        axes: mesh axes by dim, where these too are fixed.
     """
 
     value: str
     shards: tuple[int, ...]
     text: str
+    axes: tuple[tuple[str, ...], ...] | None = None
 
     def holds(self, layout: Layout, sizes: Mapping[str, int]) -> bool:
         """Whether a value in ``layout`` keeps the constraint on a mesh with axes of ``sizes``."""
-        return keeps(self.shards, layout, sizes)
+        return keeps(self.shards, layout, sizes) and self.axes in (None, layout.dims)
 
 
 def keeps(shards: Sequence[int], layout: Layout, sizes: Mapping[str, int]) -> bool:

@@ -35,7 +35,11 @@ def save_problem(problem: Problem, path: str | os.PathLike[str]) -> None:
             "memory_limit_bytes": o.memory_limit_bytes,
             "mesh_shape": None if o.mesh_shape is None else list(o.mesh_shape),
             "num_microbatches": o.num_microbatches,
-            **({"constraints": [[c.value, list(c.shards), c.text] for c in o.constraints]} if o.constraints else {}),
+            **(
+                {"constraints": [[c.value, list(c.shards), c.text, c.axes] for c in o.constraints]}
+                if o.constraints
+                else {}
+            ),
         },
         "graph": graph_text(problem.graph),
     }
@@ -61,7 +65,7 @@ def load_problem(path: str | os.PathLike[str]) -> Problem:
             memory_limit_bytes=o["memory_limit_bytes"],
             donated=frozenset(o["donated"]),
             num_microbatches=o["num_microbatches"],
-            constraints=tuple(Constraint(v, tuple(n), t) for v, n, t in o.get("constraints", ())),
+            constraints=tuple(_constraint(*c) for c in o.get("constraints", ())),
         )
     except (OSError, EOFError, ValueError, KeyError, TypeError, GraphSyntaxError) as error:
         raise AutoparError(
@@ -69,3 +73,7 @@ def load_problem(path: str | os.PathLike[str]) -> Problem:
         ) from error
     verify(graph)
     return Problem(graph, cluster, CostModel(cluster), options)
+
+
+def _constraint(value: str, shards: list[int], text: str, axes: list[list[str]] | None) -> Constraint:
+    return Constraint(value, tuple(shards), text, None if axes is None else tuple(map(tuple, axes)))

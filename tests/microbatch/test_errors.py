@@ -82,8 +82,9 @@ def test_auto_takes_microbatches_where_memory_is_short():
     assert short.peak_memory <= free.peak_memory // 3
 
 
-def test_layers_in_a_loop_count_in_each_iteration():
-    """A metric over the whole batch may wait for the loop's end where the model does most of the work."""
+@pytest.mark.parametrize("layers", [1, 16])
+def test_a_metric_may_wait_where_the_model_does_most_of_the_work(layers):
+    """Layers in a loop count in each iteration."""
 
     def loss_fn(params, b):
         h, _ = jax.lax.scan(lambda h, w: (h @ w, None), b["x"], params["layers"])
@@ -94,7 +95,11 @@ def test_layers_in_a_loop_count_in_each_iteration():
         (loss, metrics), gradients = jax.value_and_grad(loss_fn, has_aux=True)(params, b)
         return sgd(params, gradients), loss, metrics
 
-    arguments = ({"layers": jnp.zeros((16, 4, 4))}, {"x": jnp.ones((8, 4))})
+    arguments = ({"layers": jnp.zeros((layers, 4, 4))}, {"x": jnp.ones((8, 4))})
     plain, _ = traced(step, arguments)
     assert {op.primitive for op in plain.graph.operators} >= {"scan", "dot_general"}
-    assert analyze(plain.graph, 2).count == 2
+    if layers == 16:
+        assert analyze(plain.graph, 2).count == 2
+    else:
+        with pytest.raises(MicrobatchError, match="needs the examples of all microbatches"):
+            analyze(plain.graph, 2)

@@ -18,7 +18,7 @@ from tests.recompute.test_rewriting import EXAMPLES, bytes_of, phases_of
 
 
 def typed(size):
-    return TensorType((size,), "uint8")
+    return TensorType((size,), "u8")
 
 
 @st.composite
@@ -38,6 +38,21 @@ def problems(draw):
     return graph, draw(some), repeated, draw(some)
 
 
+@st.composite
+def chains(draw):
+    """Problems in which most operators may run again, so that there is a choice between a value and what it is of."""
+    names = ["x"]
+    operators = []
+    for n in range(draw(st.integers(2, 7))):
+        operands = tuple(draw(st.lists(st.sampled_from(names[-3:]), min_size=1, max_size=2)))
+        operators.append(Operator(f"o{n}", "add", operands, (Value(f"v{n}", typed(draw(st.integers(1, 9)))),)))
+        names.append(f"v{n}")
+    graph = Graph("g", (Input("x", typed(1)),), tuple(operators))
+    fixed = {"o0", *draw(st.sets(st.sampled_from([op.id for op in operators]), max_size=2))}
+    needed = {names[-1], *draw(st.sets(st.sampled_from(names[1:]), max_size=2))}
+    return graph, needed, {op.id for op in operators} - fixed, set()
+
+
 def suffices(graph, needed, repeated, held):
     """Whether all of ``needed`` are held, or can be made of what is by operators that may run again."""
     there = {"x", *held}
@@ -48,7 +63,7 @@ def suffices(graph, needed, repeated, held):
 
 
 @settings(max_examples=300, deadline=None)
-@given(problems())
+@given(problems() | chains())
 def test_the_cut_is_the_least_of_all_sets(problem):
     graph, needed, repeated, held = problem
     found = cheapest_held(graph, sorted(needed), graph.producers.get, lambda op: op.id in repeated, held)

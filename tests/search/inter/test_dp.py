@@ -125,3 +125,9 @@ def test_memory_takes_more_stages():
     assert len(free.stages) == 1
     assert len(short.stages) == 4
     assert slice_layers(costs, 4, 4, 0.5) is None
+
+
+def test_the_objective_is_the_fill_and_the_slowest_stage_once_more_a_microbatch():
+    """sum t_i + (m - 1) max t_i, Zheng et al. (2022), equation 2."""
+    assert objective([1.0, 3.0, 2.0], 1) == 6.0
+    assert objective([1.0, 3.0, 2.0], 5) == 6.0 + 4 * 3.0

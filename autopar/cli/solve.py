@@ -17,7 +17,8 @@ from autopar.cli.output import print_json, print_section, progress, write_file
 from autopar.report.sections import Section
 from autopar.solver import Solution, SolverError, Status, read_contest, solve, solver_named
 
-_END_S = 0.5  # of a time limit, for printing and the interpreter's end, and
+_END_S = 0.5  # of a time limit, for printing and the interpreter's end,
+_LIMIT_PART = 0.01  # of the limit for what a busy machine takes longer, and
 _END_PART = 0.5  # of the seconds that its start took, which tell how busy the machine is
 _START_S = 0.5  # where that is not known
 _MOST_START_S = 10.0  # a process that is older did other things before
@@ -61,7 +62,7 @@ def command(
         say(f"solving {len(problem.nodes):,} nodes, {len(problem.edges):,} edges")
         engine = solver_named(solver)  # may take seconds to load
         spent_s = started_s * (1 + _END_PART) + _END_S + (time.monotonic() - began)
-        left = None if time_limit_s is None else time_limit_s - spent_s
+        left = None if time_limit_s is None else time_limit_s * (1 - _LIMIT_PART) - spent_s
         answer = solve(problem, engine, time_limit_s=None if left is None else max(0.0, left), seed=seed)
     phases = (("read", read_s), *(answer.phases or (("solve", answer.seconds),)))
     data = _data(answer, phases, seed)

@@ -128,3 +128,13 @@ def test_dense_problems_reach_the_optimum() -> None:
         found += 1
         assert answer.lower_bound <= wanted.objective + 1e-9 * abs(wanted.objective)
     assert found >= 5 and best == found
+
+
+def test_an_ascent_out_of_time_keeps_a_choice_and_no_wrong_bound() -> None:
+    made = packed_of(knapsack(1))
+    assert made is not None
+    late = Dual(made[1], deadline=-math.inf)
+    late.press(-math.inf)
+    late.step()
+    assert late.bound == -math.inf and late.nearest is not None
+    assert not np.isnan(late.prices).any()

@@ -49,9 +49,11 @@ class Dual:
         cost: its cost; inf where there is none.
         nearest: of the decoded choices that with the lowest peak.
         steps: made so far.
+        deadline: of `time.monotonic`, after which no further sweep begins; without numba one may take seconds.
     """
 
     packed: Packed
+    deadline: float = math.inf
     messages: Array = field(init=False)
     prices: Array = field(init=False)
     best_prices: Array = field(init=False)
@@ -85,6 +87,8 @@ class Dual:
         found = -math.inf
         for _ in range(sweeps):
             sweep(self.packed.graph, costs, self.messages, True)
+            if time.monotonic() > self.deadline:
+                break
             found = sweep(self.packed.graph, costs, self.messages, False)
         return found
 
@@ -106,6 +110,7 @@ class Dual:
         packed = self.packed
         memory = packed.memory
         least = self.look(packed.costs, 4)
+        least = 0.0 if math.isinf(least) else least
         messages = self.messages.copy()
         held = self.note(decode(packed.graph, packed.costs, self.messages, True))
         price = max(abs(least), float(np.abs(packed.costs).max(initial=0.0)), 1e-30) / max(memory.limit, 1.0) / 64
@@ -130,6 +135,8 @@ class Dual:
         # No product by BLAS: its threads wait for each other, and their number changes the rounding.
         constant = float(((memory.limit - memory.base) * self.prices).sum()) if self.prices.any() else 0.0
         raw = self.look(costs)
+        if math.isinf(raw):  # out of time
+            return
         value = raw - constant - _ROUNDING * (abs(raw) + abs(constant))
         self.steps += 1
         self._patience += 1

@@ -110,7 +110,7 @@ class Search:
         packed = self.packed
         random = np.random.default_rng((self.seed, thread, turn))
         draws = Draws(random.random(_DRAWS), random.exponential(size=_DRAWS), np.zeros(1, dtype=np.int64))
-        if (turn + thread) % _KICKS_EACH == 1:
+        if (turn + thread) % _KICKS_EACH == 1 and (COMPILED or packed.small):
             return self._kicks(random, draws, state)
         weight = _WEIGHTS[(turn + 3 * thread) % len(_WEIGHTS)]
         noise = _NOISE * self._level(state) * left * left if (turn + thread) % 3 else 0.0

@@ -130,7 +130,7 @@ class _Run:
             given: a choice to begin from, or None.
             gain: least improvement that counts.
         """
-        dual = Dual(self.packed)
+        dual = Dual(self.packed, math.inf if self.packed.small else self.deadline)
         if given is not None:
             dual.note(given)
         dual.press(math.inf if self.packed.small else self.deadline)

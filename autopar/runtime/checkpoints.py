@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,12 +25,16 @@ from autopar._compat.private import write_private
 from autopar.errors import CheckpointError, WorkerLostError
 from autopar.runtime.ray.pipeline import to_host
 from autopar.runtime.ray.values import ArrayOwner, RemoteArray, RemoteStack, Writing
-from autopar.runtime.shards import DamageError, Leaf, Written, leaf_of, read_whole, stacked, write_shards
+from autopar.runtime.saves import Save, discard, mend, remove_remains
+from autopar.runtime.shard_checks import check_leaves
+from autopar.runtime.shards import DamageError, Leaf, Written, leaf_of, open_plain, read_whole, stacked, write_shards
 from autopar.runtime.transport.tiles import HostKeys, from_host, tiled_host
 
 _FORMAT = 2
 _NAME = re.compile(r"step-(\d+)")
 _LIST = "checkpoint.json"
+#: Of a list of pieces: what is longer is cut off, and no JSON.
+_MOST_LIST_BYTES = 1 << 30
 #: How often a checkpoint is begun when workers are lost while they write it.
 _ATTEMPTS = 5
 
@@ -75,6 +77,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int | None = 3) -> None:
+        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+            raise CheckpointError(f"keep={keep!r} is no number of checkpoints", remedy="give 1 or more, or None for all")
         self.folder = Path(folder)
         self.keep = keep
         self._thread = ThreadPoolExecutor(1, "checkpoints")
@@ -84,6 +88,7 @@ class Checkpoints:
     @property
     def steps(self) -> tuple[int, ...]:
         """Steps with a checkpoint, ascending; those that were not finished do not count."""
+        mend(self.folder)
         names = [_NAME.fullmatch(p.name) for p in self.folder.glob("step-*")]
         return tuple(sorted(int(m[1]) for m in names if m is not None))
 
@@ -101,6 +106,9 @@ class Checkpoints:
             CheckpointError: it cannot be written, as on a full disk; older ones are as they were.
         """
         self.wait()
+        if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+            raise CheckpointError(f"step={step!r} is no number of a step", remedy="give 0 or more")
+        step = int(step)
         named = ((jax.tree_util.keystr(p), x) for p, x in jax.tree_util.tree_flatten_with_path(state)[0])
         # What is here is copied: its memory may be used again.
         leaves = tuple((path, leaf if _is_remote(leaf) and not _is_told(leaf) else _host(leaf)) for path, leaf in named)
@@ -172,29 +180,19 @@ class Checkpoints:
         return jax.tree.unflatten(treedef, leaves)
 
     def _write(self, step: int, parts: _Parts) -> None:
-        part = self.folder / f".{_folder(step)}.{secrets.token_hex(8)}.part"
-        target = self.folder / _folder(step)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part.mkdir(mode=0o700)
-            content = _Content(_FORMAT, step, tuple(_written(part, parts)))
-            _write_file(part / _LIST, msgspec.json.format(msgspec.json.encode(content), indent=1))
-            _sync(part)
-            if target.exists():
-                old = part.with_suffix(".old")
-                os.rename(target, old)
-                os.rename(part, target)
-                shutil.rmtree(old)
-            else:
-                os.rename(part, target)
-            _sync(self.folder)
+            remove_remains(self.folder)
+            with Save(self.folder, _folder(step)) as save:
+                content = _Content(_FORMAT, step, tuple(_written(save.part, parts)))
+                text = msgspec.json.format(msgspec.json.encode(content), indent=1)
+                write_private(save.part / _LIST, text, sync=True)
+                save.finish()
         except (OSError, ValueError) as error:
             raise _unwritten(step, error) from error
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
         for old_step in self.steps[: -self.keep] if self.keep else ():
             with contextlib.suppress(OSError):
-                shutil.rmtree(self.folder / _folder(old_step))
+                discard(self.folder, _folder(old_step))
 
 
 def _is_remote(leaf: Any) -> bool:
@@ -278,25 +276,19 @@ def _host(leaf: Any) -> Any:
     return host.copy() if isinstance(host, np.ndarray) else host
 
 
-def _write_file(path: Path, data: bytes | memoryview) -> None:
-    write_private(path, bytes(data), sync=True)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _content(folder: Path) -> _Content:
     file = folder / _LIST
     try:
-        content = msgspec.json.decode(file.read_bytes(), type=_Content)
+        with open_plain(file) as list_file:
+            content = msgspec.json.decode(list_file.read(_MOST_LIST_BYTES), type=_Content)
         if content.format != _FORMAT:
             raise ValueError(f"its format is {content.format}, not {_FORMAT}")
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        if _folder(content.step) != folder.name:
+            raise ValueError(f"it is that of step {content.step}")
+        check_leaves(folder, content.leaves)
+    except DamageError as error:
+        raise _damaged(folder / error.file, error) from error
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise _damaged(file, error) from error
     return content
 

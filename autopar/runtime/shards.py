@@ -6,11 +6,13 @@ and its checksum, is told to whoever writes the list of the checkpoint. Nothing 
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax.numpy as jnp
 import msgspec
@@ -187,9 +189,9 @@ def _read(folder: Path, piece: Piece, dtype: str) -> np.ndarray[Any, Any]:
     if Path(piece.file).name != piece.file:
         raise DamageError(piece.file, f"{piece.file!r} is outside of it")
     kind = jnp.dtype(dtype)
-    size = int(np.prod(piece.shape, dtype=np.int64)) * kind.itemsize
+    size = math.prod(piece.shape) * kind.itemsize
     try:
-        with (folder / piece.file).open("rb") as file:
+        with open_plain(folder / piece.file) as file:
             file.seek(piece.offset)
             data = file.read(size)
     except OSError as error:
@@ -197,6 +199,16 @@ def _read(folder: Path, piece: Piece, dtype: str) -> np.ndarray[Any, Any]:
     if len(data) != size or zlib.crc32(data) != piece.checksum:
         raise DamageError(piece.file, "the checksum is another" if len(data) == size else "it is cut off")
     return np.frombuffer(data, kind).reshape(piece.shape)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Opens a file to read it. OSError where it is a link, or something else than a file, for which it does not wait."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    file = os.fdopen(handle, "rb")
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        file.close()
+        raise OSError(f"{path} is not a plain file")
+    return file
 
 
 def merged(parts: Sequence[Mapping[str, Written]]) -> dict[str, list[Written]]:

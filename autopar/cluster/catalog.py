@@ -10,6 +10,9 @@ from typing import Any
 
 from autopar.errors import ClusterError
 
+#: Bytes of a cluster file, and tables inside tables.
+_MOST_BYTES, _MOST_DEPTH = 1 << 20, 16
+
 
 def folder() -> Path:
     """A wheel carries the files inside the package; an editable install has them beside it."""
@@ -53,6 +56,23 @@ def find(name_or_path: str | os.PathLike[str]) -> Path:
 def read(path: Path) -> dict[str, Any]:
     """The plain form in a TOML file; ClusterError if it cannot be read as TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1).decode("utf-8")
+        _check_size(text, path.name)
+        return tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
         raise ClusterError(f"{path.name} cannot be read as TOML: {error}", remedy="mend the file") from error
+
+
+def _check_size(text: str, name: str) -> None:
+    """Raises ClusterError where a file is larger or nested deeper than a cluster's, for which TOML takes very long."""
+    if len(text) > _MOST_BYTES:
+        raise ClusterError(f"{name} has more than {_MOST_BYTES} bytes", cause="it is no cluster file")
+    depth = deepest = 0
+    for line in text.splitlines():
+        deepest = max(deepest, line.partition("=")[0].count("."))
+        for c in line.partition("#")[0]:
+            depth += (c in "[{") - (c in "]}")
+            deepest = max(deepest, depth)
+    if deepest > _MOST_DEPTH:
+        raise ClusterError(f"{name} is nested deeper than {_MOST_DEPTH} tables", cause="it is no cluster file")

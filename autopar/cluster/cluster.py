@@ -261,7 +261,7 @@ class Cluster:
         """The cluster that `to_json` wrote; ClusterError if it is not one."""
         try:
             plain_data = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ClusterError(f"not the JSON of a cluster: {error}") from error
         return Cluster.from_dict(plain_data)
 

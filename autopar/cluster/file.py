@@ -17,7 +17,8 @@ from autopar.errors import ClusterError
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
 _Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
-_Count = Annotated[int, msgspec.Meta(gt=0)]
+#: More nodes, or devices of one, no cluster has; problems of a wrong size would not end.
+_Count = Annotated[int, msgspec.Meta(gt=0, le=1 << 20)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Curve = _Fraction | Annotated[list[tuple[_Positive, _Fraction]], msgspec.Meta(min_length=1)]
 

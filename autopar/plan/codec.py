@@ -11,6 +11,7 @@ import msgspec
 
 from autopar._compat.private import write_private
 from autopar.errors import PlanMismatchError
+from autopar.plan.checks import MOST_BYTES, check_content
 from autopar.plan.content import PlanContent
 from autopar.plan.versions import FORMAT_VERSION, READABLE, upgraded
 
@@ -50,9 +51,13 @@ def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
     Raises:
         PlanMismatchError: the text is cut short, of another version, or no plan; the message names the field.
     """
+    if len(text) > MOST_BYTES:
+        raise PlanMismatchError(
+            f"{origin} has {len(text)} characters; a plan has {MOST_BYTES} at most", cause="the file is not a plan"
+        )
     try:
         version = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("autopar_plan")
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise PlanMismatchError(
             f"{origin} is not a whole JSON document: {error}",
             cause="the file was cut short, or is not a plan",
@@ -69,11 +74,13 @@ def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
     try:
         if older is not None:
             text = msgspec.json.encode(upgraded(msgspec.json.decode(text), older))
-        return msgspec.json.decode(text, type=_Document).plan
-    except msgspec.DecodeError as error:
+        content = msgspec.json.decode(text, type=_Document).plan
+    except (msgspec.DecodeError, RecursionError) as error:
         raise PlanMismatchError(
             f"{origin} is not a plan: {error}", remedy="write the plan again with Plan.save"
         ) from error
+    check_content(content, origin)
+    return content
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:

@@ -78,7 +78,9 @@ class Checkpoints:
 
     def __init__(self, folder: str | os.PathLike[str], keep: int | None = 3) -> None:
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
-            raise CheckpointError(f"keep={keep!r} is no number of checkpoints", remedy="give 1 or more, or None for all")
+            raise CheckpointError(
+                f"keep={keep!r} is no number of checkpoints", remedy="give 1 or more, or None for all"
+            )
         self.folder = Path(folder)
         self.keep = keep
         self._thread = ThreadPoolExecutor(1, "checkpoints")

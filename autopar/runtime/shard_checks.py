@@ -1,4 +1,4 @@
-"""Whether the list of a checkpoint can be true: shapes, types and places of its arrays, against the files that are there.
+"""Whether the list of a checkpoint can be true: shapes, types and places of its arrays, against its files.
 
 A list may come from anywhere. What it says must neither read outside of the checkpoint, nor take more memory than its
 files have bytes, nor leave a part of an array unwritten.
@@ -74,7 +74,7 @@ def _check_shape(leaf: Leaf) -> None:
         raise DamageError(_LIST, f"{leaf.path} has shape {leaf.shape[:_MOST_DIMS]}")
     for piece in leaf.pieces:
         inside = len(piece.start) == len(piece.shape) == len(leaf.shape) and all(
-            0 <= start and 0 <= n and start + n <= whole
+            start >= 0 and n >= 0 and start + n <= whole
             for start, n, whole in zip(piece.start, piece.shape, leaf.shape, strict=True)
         )
         if not inside:

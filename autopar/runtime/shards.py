@@ -202,7 +202,7 @@ def _read(folder: Path, piece: Piece, dtype: str) -> np.ndarray[Any, Any]:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Opens a file to read it. OSError where it is a link, or something else than a file, for which it does not wait."""
+    """Opens a file to read it. OSError where it is a link, or something else than a file; never waits for one."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     file = os.fdopen(handle, "rb")
     if not stat.S_ISREG(os.fstat(handle).st_mode):

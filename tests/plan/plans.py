@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import msgspec
 from hypothesis import strategies as st
 
 from autopar.plan import (
@@ -87,7 +90,30 @@ _kinds = st.sampled_from(["all-reduce", "all-gather", "reduce-scatter", "all-to-
 _memory = st.builds(Memory, *[_counts] * 6)
 _collectives = _records(Communication, _kinds, _counts, _texts, _seconds, _counts, _seconds, _names)
 _axes = st.lists(st.tuples(_texts, st.integers(1, 8)), max_size=2).map(tuple)
-_devices = st.lists(_counts, max_size=3).map(tuple)
+_typed = st.sampled_from([("f32[8,4]", "[x,.]"), ("i32[]", "[]"), ("bf16[6]", "[x+y]"), ("f32[2]", "[.]+sum(x)")])
+
+
+def _on_its_mesh(stage: Stage) -> Stage:
+    return msgspec.structs.replace(stage, devices=tuple(range(math.prod(n for _, n in stage.mesh_axes))))
+
+
+def _leaves(kind: type, *fields: st.SearchStrategy) -> st.SearchStrategy:
+    """Records of arrays, of one stage: fields behind the path are strategies, the type and the layout fit."""
+    return st.lists(st.builds(lambda path, typed, *rest: (path, typed, rest), _texts, _typed, *fields), max_size=2).map(
+        lambda made: tuple(_leaf(kind, *m) for m in made)
+    )
+
+
+def _leaf(kind: type, path: str, typed: tuple[str, str], rest: tuple) -> InputRecord | OutputRecord:
+    of, layout = typed
+    return kind(path, of, rest[0], layout, 0) if kind is InputRecord else kind(path, of, layout, rest[0], 0)
+
+
+_stages = st.lists(
+    st.builds(Stage, _axes, st.just(()), _names, _seconds, _seconds, _memory, _collectives).map(_on_its_mesh),
+    min_size=1,
+    max_size=2,
+).map(tuple)
 _considered = _records(Considered, _texts, st.none() | _seconds, st.none() | _counts, _texts)
 
 plans = st.builds(
@@ -98,13 +124,13 @@ plans = st.builds(
     cluster_name=_texts,
     step_time=_seconds,
     peak_memory=_counts,
-    num_microbatches=_counts,
+    num_microbatches=st.integers(1, 1 << 20),
     schedule=_texts,
-    stages=_records(Stage, _axes, _devices, _names, _seconds, _seconds, _memory, _collectives),
-    inputs=_records(InputRecord, _texts, _texts, _texts, _texts, _counts),
-    outputs=_records(OutputRecord, _texts, _texts, _texts, st.none() | _texts, _counts),
-    operators=_records(OperatorRecord, _texts, _names, _names, _counts),
-    copies=_records(Copy, _texts, _texts, _texts),
+    stages=_stages,
+    inputs=_leaves(InputRecord, _texts),
+    outputs=_leaves(OutputRecord, st.none() | _texts),
+    operators=_records(OperatorRecord, _texts, _names, _names, st.just(0)),
+    copies=_records(Copy, _texts, _typed.map(lambda typed: typed[1]), _texts),
     choices=_records(Choice, _texts, _names, _texts, _seconds, _texts, st.none() | _seconds),
     search=st.builds(SearchContent, _texts, _seconds, st.none() | _seconds, _considered),
     notes=_names,

@@ -73,6 +73,10 @@ demo: $(VENV)/.run-stamp  ## train a small GPT on 8 virtual devices, with and wi
 demo-ray: $(VENV)/.run-stamp  ## train a pipeline on two workers of Ray, and kill one of them on the way
 	@$(VENV)/bin/python -m examples.demo_ray
 
+.PHONY: demo-hosts
+demo-hosts: $(VENV)/.run-stamp  ## train by one script in two processes, and kill one of them on the way
+	@$(VENV)/bin/python -m examples.demo_hosts
+
 .PHONY: lint
 lint: $(VENV)/.dev-stamp  ## the static checks alone
 	$(VENV)/bin/ruff check .

@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from autopar.cluster import Cluster
     from autopar.plan import Plan
     from autopar.runtime.checkpoints import Checkpoints
+    from autopar.runtime.hosts.join import initialize, stopping
+    from autopar.runtime.hosts.supervise import AGAIN
     from autopar.simulate import Timeline, simulate
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AGAIN": "autopar.runtime.hosts.supervise",
     "Checkpoints": "autopar.runtime.checkpoints",
     "Cluster": "autopar.cluster",
     "Compiled": "autopar.api",
@@ -48,17 +51,20 @@ _HOMES = {
     "calibrate": "autopar.api.calibrate",
     "check": "autopar.api",
     "compare": "autopar.api.compare",
+    "initialize": "autopar.runtime.hosts.join",
     "measure": "autopar.api.measure",
     "parallelize": "autopar.api",
     "schedule": "",
     "search": "",
     "sharding": "",
     "simulate": "",
+    "stopping": "autopar.runtime.hosts.join",
     "transforms": "",
     "verify": "autopar.api.verify",
 }
 
 __all__ = [
+    "AGAIN",
     "AutoparError",
     "CheckpointError",
     "Checkpoints",
@@ -80,12 +86,14 @@ __all__ = [
     "calibrate",
     "check",
     "compare",
+    "initialize",
     "measure",
     "parallelize",
     "schedule",
     "search",
     "sharding",
     "simulate",
+    "stopping",
     "transforms",
     "verify",
 ]

@@ -25,7 +25,7 @@ from autopar.api.for_workers import check_for_workers, kept_on_devices
 from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
 from autopar.api.lying import Lying, lying_arrays, lying_of
-from autopar.api.many_hosts import agree, many, same_arguments, share
+from autopar.api.many_hosts import agree, check_stages, many, same_arguments, share
 from autopar.api.one_stage import one_stage
 from autopar.api.options import ParallelOptions
 from autopar.api.restacked import restacked
@@ -190,6 +190,7 @@ class PureFunction:
         traced = self._traced[signature]
         agree(processes, traced, self.options, self.donated(traced))
         form = partial(self._in_form_of, signature)
+        check_stages(self.options, processes)
         planned = share(processes, traced.graph.name, lambda: Planned(*self.plan(signature)), form)
         plan = Plan(planned.plan.content, planned.plan.phases or traced.phases, input_tree(planned.traced))
         self.planned[signature] = planned.traced, plan

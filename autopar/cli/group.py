@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "report": "Show a plan, or two side by side, as a page.",
         "simulate": "Show what a step of a plan will look like.",
         "solve": "Solve a problem of the contest's format.",
+        "run": "Run a script in several processes, and again when one ends.",
         "verify": "Compile a plan with the XLA compiler of its devices and compare.",
         "calibrate": "Measure the devices at hand and write a cluster file.",
         "clusters": "List the clusters that come with autopar.",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import time
 import zlib
 from importlib import import_module
 from typing import Any
@@ -188,6 +191,31 @@ def checkpoints(o: dict[str, Any]) -> Any:
     return {"before": before, "saved": saved, "lies": lies}
 
 
+def lose(o: dict[str, Any]) -> Any:
+    """Steps without end, of which one process sees few."""
+    x = np.ones((16, 64)) / 64
+    step = autopar.parallelize(dense_step, mesh_shape=[8], memory_limit=60_000)
+    state = step.init(dense_state, jax.random.key(0))
+    for at in range(100_000):
+        state, loss = step(state, x)
+        float(loss)
+        if at == 3 and o["process"] == o["victim"]:
+            if o["how"] == "fails":
+                raise ValueError("no more data")
+            os.kill(os.getpid(), signal.SIGKILL)
+    return "did not end"
+
+
+def alone(o: dict[str, Any]) -> Any:
+    """The first of two processes, of which there is but one."""
+    start = time.monotonic()
+    try:
+        autopar.initialize(o["coordinator"], 2, 0, join_s=o["join_s"])
+    except autopar.ProcessLostError as error:
+        return [type(error).__name__, time.monotonic() - start < 30]
+    return ["", False]
+
+
 def wrong_use(o: dict[str, Any]) -> Any:
     """The errors of processes that differ, one behind the other."""
     x = np.ones((16, 64))
@@ -215,6 +243,7 @@ def wrong_use(o: dict[str, Any]) -> Any:
         "values": lambda: bad_values(2.0 if other else 1.0),
         "init": lambda: autopar.parallelize(dense_step).init(dense_state, jax.random.key(o["process"])),
         "infeasible": lambda: autopar.parallelize(dense_step, memory_limit=100)(state, x),
+        "stages": lambda: autopar.parallelize(dense_step, num_stages=2)(state, x),
         "fine": lambda: autopar.parallelize(dense_step)(state, x),
         "missing": lambda: None if other else autopar.parallelize(dense_step)(state, x),
     }

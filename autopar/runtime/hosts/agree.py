@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ import msgspec
 
 from autopar._compat.world import SilenceError, World
 from autopar.errors import AutoparError, ClusterError, ProcessLostError, ProcessMismatchError
+from autopar.runtime.hosts.watch import watch
 
 #: A fact that must be the same on all processes: what it is of, and its value as text.
 Fact = tuple[str, str]
@@ -29,8 +31,8 @@ WAIT_VARIABLE = "AUTOPAR_WAIT_S"
 _WAIT_S = 300.0
 #: Process 0 answers so much later than it gives up waiting, at most.
 _SLACK_S = 5.0
-#: A plan may take any time; so often is looked whether process 0 is still there.
-_LOOK_S = 5.0
+#: So often is looked whether all processes are still there while one is waited for.
+_LOOK_S = 1.0
 
 
 class _Said(msgspec.Struct, frozen=True):
@@ -90,7 +92,8 @@ class Turn:
 
     @staticmethod
     def next(world: World, what: str) -> Turn:
-        """The next one. Raises ProcessLostError where process 0 is gone."""
+        """The next one. Raises ProcessLostError where a process is gone."""
+        watch(world).raise_if_lost()
         try:
             number = world.count(f"autopar/turns/{world.process}")
             if world.process == 0 and number > 2:
@@ -137,13 +140,10 @@ class Turn:
         """
         if self.world.process == 0:
             return self._made(make)
-        while True:
-            try:
-                outcome = msgspec.msgpack.decode(self.world.get(self._key("made"), _LOOK_S), type=_Outcome)
-                break
-            except SilenceError as error:
-                if not error.late:
-                    raise _gone(0, self.what) from error
+        try:
+            outcome = msgspec.msgpack.decode(self._get("made", math.inf), type=_Outcome)
+        except SilenceError as error:
+            raise _gone(0, self.what) from error
         if outcome.failed:
             raise _again(outcome)
         return outcome.value
@@ -165,6 +165,18 @@ class Turn:
     def _key(self, name: str) -> str:
         return f"autopar/turn/{self.number}/{name}"
 
+    def _get(self, name: str, limit_s: float) -> bytes:
+        """A value of this turn. SilenceError where it does not come in time, ProcessLostError where one is gone."""
+        watching, until = watch(self.world), time.monotonic() + limit_s
+        while True:
+            left = until - time.monotonic()
+            try:
+                return self.world.get(self._key(name), max(0.01, min(_LOOK_S, left)))
+            except SilenceError as error:
+                watching.raise_if_lost()
+                if not error.late or left <= _LOOK_S:
+                    raise
+
     def _judge(self, own: _Said) -> _Verdict:
         until = time.monotonic() + self.limit_s
         missing, differing = [], []
@@ -172,7 +184,7 @@ class Turn:
         name, pair = "", (0, 0)
         for process in range(1, self.world.processes):
             try:
-                raw = self.world.get(self._key(f"said/{process}"), max(0.01, until - time.monotonic()))
+                raw = self._get(f"said/{process}", max(0.01, until - time.monotonic()))
             except SilenceError:
                 missing.append(process)
                 continue
@@ -188,7 +200,7 @@ class Turn:
         return verdict
 
     def _verdict(self) -> _Verdict:
-        return msgspec.msgpack.decode(self.world.get(self._key("verdict"), self.limit_s + _SLACK_S), type=_Verdict)
+        return msgspec.msgpack.decode(self._get("verdict", self.limit_s + _SLACK_S), type=_Verdict)
 
     def _missing(self, processes: Sequence[int]) -> ProcessLostError:
         names = ", ".join(map(str, processes))
@@ -213,9 +225,7 @@ class Turn:
         other = differing[0]
         if self.world.process in (0, other):
             self.world.put(self._key(f"whole/{self.world.process}"), json.dumps(own).encode())
-        first, second = (
-            [tuple(f) for f in json.loads(self.world.get(self._key(f"whole/{p}"), self.limit_s))] for p in (0, other)
-        )
+        first, second = ([tuple(f) for f in json.loads(self._get(f"whole/{p}", self.limit_s))] for p in (0, other))
         fact = _first_difference(first, second, other)
         also = f"; so do processes {', '.join(map(str, differing[1:]))}" if len(differing) > 1 else ""
         return ProcessMismatchError(

@@ -27,7 +27,9 @@ class Saver:
     def __init__(self, path: str, keep: int | None) -> None:
         self.path = path
         self.keep = keep
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True, create=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=True, create=True, cleanup_tmp_directories=True
+        )
         self._manager = ocp.CheckpointManager(Path(path).resolve(), options=options)
         atexit.register(self.close)
 

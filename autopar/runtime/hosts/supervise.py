@@ -1,0 +1,141 @@
+"""Processes of one script on this machine, started again together when one of them ends. Knows no jax."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+#: Variables by which `autopar.initialize` finds the others.
+COORDINATOR, PROCESSES, PROCESS = "AUTOPAR_COORDINATOR", "AUTOPAR_PROCESSES", "AUTOPAR_PROCESS"
+CPU_DEVICES = "AUTOPAR_CPU_DEVICES"
+#: Exit code of a process that saved because it was told to end, and is to be started again.
+AGAIN = 75
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to run.
+
+    Args:
+        command: of each process.
+        processes: how many.
+        least: with how many it is started again at least; below ``processes`` each start has one less.
+        restarts: how often it is started again at most.
+        heartbeat_s: seconds that the others have to end by themselves when one did.
+        cpu_devices: virtual devices of each process; None leaves that to the script.
+        grace_s: seconds beyond ``heartbeat_s`` in which the others may end.
+    """
+
+    command: tuple[str, ...]
+    processes: int
+    least: int
+    restarts: int
+    heartbeat_s: float
+    cpu_devices: int | None = None
+    grace_s: float = 10.0
+
+
+class _Told:
+    """A signal handler that remembers."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+
+
+def supervise(job: Job, say: Callable[[str], None]) -> int:
+    """Runs a job to its end; returns the exit code: 0, or that of the process that ended it.
+
+    Args:
+        job: what is to run.
+        say: called with a line when something happens.
+    """
+    told = _Told()
+    before = {n: signal.signal(n, told) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        count = job.processes
+        for attempt in range(job.restarts + 1):
+            code = _once(job, count, told, say)
+            if code == 0 or told.number is not None:
+                return code
+            if attempt == job.restarts:
+                say(f"ended with {code} after {job.restarts} restarts")
+                return code
+            if code != AGAIN and count > job.least:
+                count -= 1
+            say(f"starting {count} processes again ({attempt + 1} of {job.restarts})")
+        return 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _once(job: Job, count: int, told: _Told, say: Callable[[str], None]) -> int:
+    address = f"127.0.0.1:{_free_port()}"
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for process in range(count):
+            started.append(subprocess.Popen(job.command, env=_environment(job, address, count, process)))
+            say(f"process {process}: pid {started[-1].pid}")
+        return _follow(job, started, told, say)
+    finally:
+        for child in started:
+            child.kill()
+        for child in started:
+            child.wait()
+
+
+def _follow(job: Job, started: Sequence[subprocess.Popen[bytes]], told: _Told, say: Callable[[str], None]) -> int:
+    """Waits for processes that were started: the exit code of the first that did not end in order, else 0."""
+    code, until, passed_on = 0, float("inf"), False
+    left = dict(enumerate(started))
+    while left and time.monotonic() < until:
+        for process, child in list(left.items()):
+            ended = child.poll()
+            if ended is None:
+                continue
+            del left[process]
+            if ended:
+                say(f"process {process} ended with {_named(ended)}")
+                if code in (0, AGAIN):
+                    code = ended if ended > 0 else 128 - ended
+                until = min(until, time.monotonic() + job.heartbeat_s + job.grace_s)
+        if told.number is not None and not passed_on:
+            passed_on = True
+            for child in left.values():
+                child.send_signal(signal.SIGTERM)
+            until = min(until, time.monotonic() + job.heartbeat_s + job.grace_s)
+        time.sleep(_LOOK_S)
+    for process in left:
+        say(f"process {process} is ended: it waited for one that is gone")
+    if told.number is not None:
+        return code or 128 + told.number
+    return code or (1 if left else 0)
+
+
+def _named(code: int) -> str:
+    return f"exit code {code}" if code > 0 else signal.Signals(-code).name
+
+
+def _environment(job: Job, address: str, count: int, process: int) -> dict[str, str]:
+    found = {**os.environ, COORDINATOR: address, PROCESSES: str(count), PROCESS: str(process)}
+    found["AUTOPAR_HEARTBEAT_S"] = f"{job.heartbeat_s:g}"
+    if job.cpu_devices is not None:
+        found |= {CPU_DEVICES: str(job.cpu_devices), "JAX_PLATFORMS": "cpu"}
+        found.pop("XLA_FLAGS", None)
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

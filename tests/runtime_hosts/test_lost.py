@@ -1,0 +1,122 @@
+"""Processes that end: the others say which one, and the supervisor starts all again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from autopar.runtime.hosts.supervise import Job, supervise
+from tests.runtime_hosts.launch import ROOT, free_port, run
+
+KILLS = int(os.environ.get("AUTOPAR_TEST_KILLS", "2"))
+
+
+@pytest.mark.parametrize("how", ["killed", "fails"])
+def test_the_others_end_with_a_typed_error(how: str) -> None:
+    first, second = run("lose", how=how, victim=1, limit_s=100, environment={"AUTOPAR_HEARTBEAT_S": "3"})
+    assert second.code != 0, second.text
+    assert first.code == 82, first.text[-3000:]
+    assert "autopar.errors.base.ProcessLostError: process 1 of 2" in first.text
+    want = "gave no sign of life for 3 s" if how == "killed" else "failed: ValueError: no more data"
+    assert want in first.text
+
+
+def test_a_process_that_never_comes_is_a_typed_error() -> None:
+    (alone,) = run("alone", 1, join_s=2, coordinator=f"127.0.0.1:{free_port()}", limit_s=60)
+    assert alone.result == ["ProcessLostError", True], alone.text
+
+
+def test_the_supervisor_starts_all_again_until_all_end_in_order(tmp_path: Path) -> None:
+    # Of three processes the last ends at once the first two times; with less each time, down to two.
+    script = (
+        "import os, sys, time, pathlib\n"
+        "n, p = int(os.environ['AUTOPAR_PROCESSES']), int(os.environ['AUTOPAR_PROCESS'])\n"
+        "pathlib.Path(sys.argv[1], f'{n}-{p}').touch()\n"
+        "sys.exit(0 if n == 2 else 3 if p == 2 else time.sleep(60))\n"
+    )
+    said: list[str] = []
+    job = Job((sys.executable, "-c", script, str(tmp_path)), 3, 2, 3, heartbeat_s=0.5, grace_s=0.5)
+    assert supervise(job, said.append) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2-0", "2-1", "3-0", "3-1", "3-2"]
+    assert "process 2 ended with exit code 3" in said and "starting 2 processes again (1 of 3)" in said
+    assert said.count("process 0 is ended: it waited for one that is gone") == 1
+
+
+def test_the_supervisor_gives_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    job = Job((sys.executable, "-c", "raise SystemExit(5)"), 1, 1, 2, heartbeat_s=1.0)
+    assert supervise(job, said.append) == 5
+    assert said[-1] == "ended with 5 after 2 restarts"
+
+
+def supervised(folder: Path, kills: int, seed: int = 0) -> SimpleNamespace:
+    """A run of the example under the supervisor in which processes are killed at random times."""
+    folder.mkdir()
+    chance = random.Random(seed)
+    command = [
+        sys.executable, "-m", "autopar.cli", "run", "--processes", "2", "--cpu-devices", "2", "--heartbeat", "3",
+        "--restarts", str(2 * kills + 2), "--", sys.executable, "-m", "examples.train_hosts", str(folder),
+        "--steps", str(10 + 4 * kills), "--pause", "0.1",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOPAR_CACHE_DIR": "off"}
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
+    )
+    guard = threading.Timer(300 + 100 * kills, child.kill)
+    guard.start()
+    pids: dict[int, int] = {}
+    every: list[int] = []
+    lines: list[str] = []
+    given: list[str] = []
+    wait = 0
+    assert child.stdout is not None
+    for line in child.stdout:
+        lines.append(line)
+        if found := re.match(r"autopar run: process (\d): pid (\d+)", line):
+            pids[int(found[1])] = int(found[2])
+            every.append(int(found[2]))
+            wait = chance.randint(3, 6)
+        if line.startswith("step") and len(given) < kills:
+            wait -= 1
+            if wait == 0:
+                time.sleep(chance.random() * 0.3)
+                kind = chance.choice([signal.SIGKILL, signal.SIGTERM])
+                given.append(kind.name)
+                os.kill(pids[chance.randint(0, 1)], kind)
+    child.wait()
+    guard.cancel()
+    child.stdout.close()
+    alive = [p for p in every if Path(f"/proc/{p}").exists() and "zombie" not in Path(f"/proc/{p}/status").read_text()]
+    return SimpleNamespace(code=child.returncode, text="".join(lines), given=given, alive=alive)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_random_kills_leave_the_parameters_equal_to_the_bit(tmp_path: Path) -> None:
+    done = supervised(tmp_path / "killed", KILLS)
+    assert done.code == 0, done.text[-4000:]
+    assert len(done.given) == KILLS and done.alive == []
+    steps = 10 + 4 * KILLS
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    command = [
+        sys.executable, "-m", "autopar.cli", "run", "--processes", "2", "--cpu-devices", "2", "--",
+        sys.executable, "-m", "examples.train_hosts", str(plain), "--steps", str(steps),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOPAR_CACHE_DIR": "off"}
+    subprocess.run(command, check=True, cwd=ROOT, env=environment, timeout=600, stdout=subprocess.DEVNULL)
+    left, right = (json.loads((p / "result.json").read_text()) for p in (tmp_path / "killed", plain))
+    assert left == right
+    names = sorted(p.name for p in (tmp_path / "killed" / "checkpoints").iterdir())
+    assert len(names) == 2 and all(n.isdigit() for n in names), names

@@ -369,7 +369,7 @@ class Builder:
                 for u, new in users:
                     self._take(value.type, value.node, value.layouts, u, new)
                 continue
-            kinds = tuple(sorted({*value.layouts, *(k for u, _ in users for k in u.required)}))
+            kinds = self.layouts.together((value.layouts, *(u.required for u, _ in users)))
             hub = self.node(
                 f"copy of {value.key}" + (f" ({phase})" if phase else ""),
                 np.zeros(len(kinds)),
@@ -377,13 +377,13 @@ class Builder:
             )
             self.nodes[hub].copy_of = value.key
             self.copies.append(CopyDraft(value.key, hub, kinds, (phase,)))
-            self.edge(value.node, hub, self.layouts.resharding(value.type, value.layouts, kinds) * value.weight)
+            self.edge(value.node, hub, self.layouts.resharding(value.type, value.layouts, kinds, value.weight))
             for u, new in users:
                 self._take(value.type, hub, kinds, u, new)
 
     def _take(self, type: TensorType, node: int, layouts: tuple[Layout, ...], use: Use, new: NDArray[np.bool_]) -> None:
         """Adds what a use costs that takes a value of ``type`` from where ``node`` decides, in one of ``layouts``."""
-        costs = self.layouts.resharding(type, layouts, use.required) * use.weight
+        costs = self.layouts.resharding(type, layouts, use.required, use.weight)
         self.edge(node, use.node, costs if new.all() else np.where(new, costs, 0.0))
 
     def add_input(self, name: str, type: TensorType, role: str, readers: int, stacked: bool) -> None:
@@ -475,9 +475,11 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
         b._connect(value)
     add_host_seconds(problem.cost_model, b.nodes, b.values, mesh.sizes)
     held = usages(problem, b.values, b.copies, mesh.sizes, b.time + 1)
+    matrices = {id(m): m for m in b.edges.values()}  # many edges share one
+    counts = {identity: bool(m.any()) for identity, m in matrices.items()}
     choice = ChoiceProblem(
         nodes=tuple(Node(n.name, n.costs) for n in b.nodes),
-        edges=tuple(Edge(s, t, m) for (s, t), m in sorted(b.edges.items()) if np.any(m)),
+        edges=tuple(Edge(s, t, b.edges[s, t]) for s, t in sorted(b.edges) if counts[id(b.edges[s, t])]),
         usages=tuple(SolverUsage(u.node, u.start, u.stop, u.bytes) for u in held),
         limit_bytes=float(problem.memory_limit_bytes),
     )

@@ -24,7 +24,8 @@ class LayoutTable:
     known: dict[tuple[TensorType, bool], tuple[Layout, ...]] = field(default_factory=dict)
     matrices: dict[tuple[TensorType, tuple[Layout, ...], tuple[Layout, ...]], Array] = field(default_factory=dict)
 
-    by_identity: dict[tuple[TensorType, int, int], tuple[object, object, Array]] = field(default_factory=dict)
+    by_identity: dict[tuple[TensorType, int, int, float], tuple[object, object, Array]] = field(default_factory=dict)
+    unions: dict[tuple[int, ...], tuple[object, tuple[Layout, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.paths = path_tables(self.mesh, self.cost)
@@ -51,19 +52,40 @@ class LayoutTable:
             found.append(Layout(tuple(tuple(a for a in dim if a not in gone) for dim in layout.dims)))
         return found
 
-    def resharding(self, type: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> Array:
-        """Seconds of resharding once: ``[i, j]`` from the i-th source to the j-th target."""
-        known = self.by_identity.get((type, id(sources), id(targets)))
+    def together(self, parts: tuple[tuple[Layout, ...], ...]) -> tuple[Layout, ...]:
+        """All layouts of some tuples, sorted; the same object for the same tuples."""
+        key = tuple(map(id, parts))
+        if key not in self.unions:
+            self.unions[key] = (parts, tuple(sorted({k for part in parts for k in part})))
+        return self.unions[key][1]
+
+    def resharding(
+        self, type: TensorType, sources: Sequence[Layout], targets: Sequence[Layout], weight: float = 1.0
+    ) -> Array:
+        """Seconds of resharding: ``[i, j]`` from the i-th source to the j-th target. Nobody writes to it.
+
+        Args:
+            type: of the value.
+            sources, targets: layouts.
+            weight: how often a step.
+        """
+        # Hashing long tuples of layouts costs more than all else; what the identities are of is kept alive here.
+        identity = (type, id(sources), id(targets), weight)
+        known = self.by_identity.get(identity)
         if known is not None:
             return known[2]
-        key = (type, tuple(sources), tuple(targets))
+        found = self._once(type, tuple(sources), tuple(targets))
+        found = found if weight == 1.0 else found * weight
+        self.by_identity[identity] = (sources, targets, found)
+        return found
+
+    def _once(self, type: TensorType, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Array:
+        key = (type, sources, targets)
         found = self.matrices.get(key)
         if found is None:
-            rows, columns = sorted(set(key[1])), sorted(set(key[2]))
+            rows, columns = sorted(set(sources)), sorted(set(targets))
             row_at, column_at = {k: i for i, k in enumerate(rows)}, {k: i for i, k in enumerate(columns)}
             small = self.paths.cost_matrix(type, rows, columns)
-            found = small[np.ix_([row_at[k] for k in key[1]], [column_at[k] for k in key[2]])]
+            found = small[np.ix_([row_at[k] for k in sources], [column_at[k] for k in targets])]
             self.matrices[key] = found
-        # Hashing long tuples of layouts costs more than all else; what the identities are of is kept alive here.
-        self.by_identity[type, id(sources), id(targets)] = (sources, targets, found)
         return found

@@ -26,7 +26,10 @@ def firsts(uses: Sequence[Use], by_phase: bool) -> list[tuple[Use, NDArray[np.bo
         before = seen.setdefault((u.node, u.phase if by_phase else "", u.stacked), [])
         if u.required in before:
             continue
-        new = np.array([all(k != b[i] for b in before) for i, k in enumerate(u.required)])
+        if before:
+            new = np.array([all(k != b[i] for b in before) for i, k in enumerate(u.required)])
+        else:
+            new = np.ones(len(u.required), dtype=np.bool_)
         before.append(u.required)
         found.append((u, new))
     return found

@@ -6,13 +6,20 @@ import click
 
 from autopar.cli.group import Command
 from autopar.cli.output import write_file
+from autopar.cli.values import trace_or_picture
 from autopar.plan import Plan
 from autopar.simulate import simulate
 
 
 @click.command(cls=Command, name="simulate")
 @click.argument("plan_file", metavar="plan.json", type=click.Path(exists=True, dir_okay=False))
-@click.option("-o", "--output", metavar="FILE", help="Write a Chrome trace; a picture if FILE ends in .svg.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    callback=trace_or_picture,
+    help="Write a Chrome trace; a picture if FILE ends in .svg.",
+)
 @click.option(
     "--format", "form", type=click.Choice(["text", "json", "svg"]), default="text", show_default=True,
     help="What is printed.",

@@ -48,3 +48,11 @@ def overrides(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
         except (ValueError, SyntaxError):
             found[name] = value
     return found
+
+
+def trace_or_picture(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A file for a trace (.json) or a picture (.svg); other endings stand for formats that are not written."""
+    ending = value[value.rfind(".") :].lower() if value and "." in value.rpartition("/")[2] else ""
+    if ending and ending not in (".json", ".svg", ".trace"):
+        raise click.BadParameter(f"{value!r} ends in {ending}; a trace ends in .json, a picture in .svg", ctx, param)
+    return value

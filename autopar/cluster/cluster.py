@@ -25,6 +25,9 @@ from autopar.cluster.mesh import LogicalMesh
 from autopar.errors import ClusterError
 from autopar.hooks import HOOKS
 
+#: Nodes of a cluster; more are taken for a mistake.
+MOST_NODES = 2**16
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -160,6 +163,12 @@ class Cluster:
             )
         if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
             raise ClusterError(f"nodes={nodes!r} is not a number of nodes", remedy="give 1 or more")
+        if nodes > MOST_NODES:
+            raise ClusterError(
+                f"nodes={nodes} is more than the {MOST_NODES} that a cluster may have",
+                cause="planning lists the devices, which takes time and memory for each",
+                remedy=f"give {MOST_NODES} or fewer",
+            )
         return Cluster(self.name, (dataclasses.replace(self.groups[0], count=nodes),))
 
     def part(self, first: int, count: int) -> Cluster:

@@ -14,7 +14,7 @@ from autopar.ir import Layout
 from autopar.plan.codec import decode, encode, write_whole
 from autopar.plan.content import PlanContent
 from autopar.plan.pipeline import Pipeline
-from autopar.plan.text import explain_text, gap_of, html_summary, plan_text
+from autopar.plan.text import counted, explain_text, gap_of, html_summary, plan_text
 from autopar.plan.types import Communication, Considered, Stage
 
 
@@ -222,7 +222,7 @@ class Plan:
     def __repr__(self) -> str:
         c = self.content
         return (
-            f"Plan({c.program!r} on {c.cluster_name!r}: {len(c.stages)} stage(s), step {c.step_time:.3e} s, "
+            f"Plan({c.program!r} on {c.cluster_name!r}: {counted(len(c.stages), 'stage')}, step {c.step_time:.3e} s, "
             f"{c.peak_memory} bytes)"
         )
 

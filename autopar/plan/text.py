@@ -71,6 +71,16 @@ def bound_text(c: PlanContent) -> str:
     return f"{text}; {subject} sharded " + ("optimally" if worst < PROVEN else f"at most {worst:.2%} from its optimum")
 
 
+def counted(count: int, noun: str) -> str:
+    """``count`` with ``noun``, in the plural where it is not 1."""
+    return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("ch") else "s")
+
+
+def pipeline_text(c: PlanContent) -> str:
+    """Stages, microbatches and schedule."""
+    return f"{counted(len(c.stages), 'stage')}, {counted(c.num_microbatches, 'microbatch')}, {c.schedule}"
+
+
 def _microbatches(count: int) -> str:
     return f"{count} microbatch" + "es" * (count > 1)
 
@@ -92,7 +102,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
         ("search", f"{c.search.strategy}: {bound}"),
     ]
     if c.num_microbatches > 1 or len(c.stages) > 1:
-        rows.insert(3, ("pipeline", f"{len(c.stages)} stages, {c.num_microbatches} microbatches, {c.schedule}"))
+        rows.insert(3, ("pipeline", pipeline_text(c)))
     if any(s.remat != "none" for s in c.stages):
         levels = ", ".join(f"stage {i}: {s.remat}" for i, s in enumerate(c.stages))
         rows.insert(-2, ("recomputed", f"{levels} (what is not held for the backward pass)"))

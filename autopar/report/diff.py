@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autopar.ir import Layout
 from autopar.plan import Plan, PlanContent
-from autopar.plan.text import bytes_text, seconds_text
+from autopar.plan.text import bytes_text, pipeline_text, seconds_text
 from autopar.report.sections import MEMORY_KINDS, Section
 
 
@@ -121,7 +121,7 @@ def _facts(c: PlanContent) -> dict[str, str]:
         "fingerprint": c.fingerprint[:12],
         "cluster": f"{c.cluster_name} ({sum(len(s.devices) for s in c.stages)} devices)",
         "meshes": "; ".join(" x ".join(f"{n}@{axis}" for axis, n in s.mesh_axes) for s in c.stages),
-        "pipeline": f"{len(c.stages)} stages, {c.num_microbatches} microbatches, {c.schedule}",
+        "pipeline": pipeline_text(c),
         "strategy": c.search.strategy,
         "donated": f"{len(c.donated)} inputs",
     }

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import PlanContent
-from autopar.plan.text import bytes_text, seconds_text
+from autopar.plan.text import bytes_text, counted, seconds_text
 from autopar.report.sections import MEMORY_KINDS
 from autopar.simulate import Timeline
 
@@ -113,7 +113,7 @@ def cluster_svg(c: PlanContent) -> str:
     node_h = lines * cell_h + 22
     across = max(1, min(len(nodes), int((_LEFT + _WIDTH + _RIGHT) // (node_w + 8))))
     height = math.ceil(len(nodes) / across) * (node_h + 6)
-    title = f"{len(c.stages)} stages on {cluster.num_devices} devices"
+    title = f"{counted(len(c.stages), 'stage')} on {counted(cluster.num_devices, 'device')}"
     parts = [_open(across * (node_w + 8), height, title)]
     for n, node in enumerate(nodes):
         x, y = (n % across) * (node_w + 8), (n // across) * (node_h + 6)

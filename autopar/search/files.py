@@ -67,7 +67,7 @@ def load_problem(path: str | os.PathLike[str]) -> Problem:
             num_microbatches=o["num_microbatches"],
             constraints=tuple(_constraint(*c) for c in o.get("constraints", ())),
         )
-    except (OSError, EOFError, ValueError, KeyError, TypeError, GraphSyntaxError) as error:
+    except (OSError, EOFError, RecursionError, ValueError, KeyError, TypeError, GraphSyntaxError) as error:
         raise AutoparError(
             f"{os.fspath(path)} holds no problem: {error}", remedy="write it with save_problem"
         ) from error

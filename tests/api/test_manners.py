@@ -62,7 +62,7 @@ def test_repr_says_name_cluster_and_signatures():
     step = autopar.parallelize(sgd, cluster=CLUSTER)
     assert "sgd" in repr(step) and CLUSTER.name in repr(step) and "not planned yet" in repr(step)
     step.plan(params(), batch())
-    assert "data['x'] f32[16,16]" in repr(step) and "stage(s)" in repr(step)
+    assert "data['x'] f32[16,16]" in repr(step) and "1 stage," in repr(step)
 
 
 def test_a_cluster_by_name_and_a_plan_by_path(tmp_path):

@@ -50,6 +50,7 @@ CLUSTER = ("--cluster", "dgx-a100")
         (("explain", "nothing.json"), "nothing.json"),
         (("diff", "nothing.json", "train.py"), "nothing.json"),
         (("clusters", "all"), "unexpected extra argument"),
+        (("simulate", "train.py", "-o", "step.png"), "a trace ends in .json, a picture in .svg"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )
@@ -104,6 +105,26 @@ def test_what_cannot_be_met_is_1(run: Run, options: tuple[str, ...], message: st
     result = run("plan", TARGET, *options, "--format", "json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert message in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((*CLUSTER, "--nodes", "99999999999"), "is more than the 65536 that a cluster may have"),
+        ((*CLUSTER, "--batch", "7"), "batch_argnums has 7; there are 2 positional arguments: state, batch"),
+    ],
+)
+def test_what_no_cluster_or_function_has(run: Run, options: tuple[str, ...], message: str) -> None:
+    result = run("plan", TARGET, *options)
+    assert result.exit_code in (1, 2) and message in result.stderr and result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_json_that_is_nested_too_deep_is_1(run: Run, folder: Path) -> None:
+    (folder / "plan.json").write_text('{"autopar_plan": ' + "[" * 100_000 + "]" * 100_000 + "}", encoding="utf-8")
+    result = run("explain", "plan.json")
+    assert result.exit_code == 1 and "plan.json" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_plan_that_is_none_is_1(run: Run, folder: Path) -> None:

@@ -142,7 +142,7 @@ def test_properties() -> None:
     assert [c.kind for c in plan.communication] == ["all-reduce", "all-gather"]
     assert plan.input_stages == {"state.params['w']": 0, "state.opt_state[0].count": 0, "batch['x']": 1}
     assert plan.search.gap == pytest.approx(0.1 / 2.1)
-    assert repr(plan).startswith("Plan('train_step' on 'two hosts': 2 stage(s)")
+    assert repr(plan).startswith("Plan('train_step' on 'two hosts': 2 stages")
 
 
 def test_input_shardings_of_a_loaded_plan_are_by_path() -> None:

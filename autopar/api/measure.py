@@ -184,5 +184,5 @@ def _worker_rows(plan: Plan, local: LoadedProgram) -> tuple[MeasuredRow, ...]:
     rows = []
     for m in local.worker_memory:
         name = f"worker {m.worker}, stage{'s' if len(m.stages) > 1 else ''} {', '.join(map(str, m.stages))}"
-        rows.append(MeasuredRow(name, sum(plan.stages[s].memory.total for s in m.stages), m.total))
+        rows.append(MeasuredRow(name, max(plan.stages[s].memory.total for s in m.stages), m.total))
     return (*rows, MeasuredRow("peak memory", plan.peak_memory, max(r.measured for r in rows)))

@@ -15,6 +15,10 @@ PROVEN, USELESS = 1e-6, 0.6
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
+_MEMORY_HEADER = (
+    "stage", "parameters", "optimizer", "gradients", "activations", "temporaries", "batch", "in flight", "total",
+)  # fmt: skip
+
 
 def bytes_text(count: float) -> str:
     """``1.5 MB``; powers of 1000."""
@@ -141,13 +145,12 @@ def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
             bytes_text(m.activations),
             bytes_text(m.temporaries),
             bytes_text(m.batch),
+            bytes_text(m.in_flight),
+            bytes_text(m.total),
         )
         for i, m in ((i, s.memory) for i, s in enumerate(c.stages))
     ]
-    parts.append(
-        "memory a device at the fullest moment\n"
-        + table(("stage", "parameters", "optimizer", "gradients", "activations", "temporaries", "batch"), rows)
-    )
+    parts.append("memory a device at the fullest moment\n" + table(_MEMORY_HEADER, rows))
     parts.append("inputs\n" + table(("argument", "role", "sharding"), _input_rows(c)))
     communication = [r for s in c.stages for r in s.collectives]
     if communication:

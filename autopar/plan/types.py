@@ -38,7 +38,11 @@ class Communication(_Record, frozen=True):
 
 
 class Memory(_Record, frozen=True):
-    """Predicted bytes a device at the fullest moment of the step, by kind."""
+    """Predicted bytes a device at the fullest moment of the step, by kind.
+
+    Of a stage of a pipeline the other kinds are those while one microbatch runs; ``in_flight`` is what other
+    microbatches in flight hold, and other stages on the same worker. The largest total is `Plan.peak_memory`.
+    """
 
     parameters: int = 0
     optimizer: int = 0
@@ -46,6 +50,7 @@ class Memory(_Record, frozen=True):
     activations: int = 0
     temporaries: int = 0
     batch: int = 0
+    in_flight: int = 0
 
     @property
     def total(self) -> int:

@@ -9,7 +9,7 @@ from autopar.plan import Plan, PlanContent
 from autopar.plan.text import bytes_text, placed_text, seconds_text, summary_rows, table
 
 #: Kinds of memory, in the order in which they are shown.
-MEMORY_KINDS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "batch")
+MEMORY_KINDS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "batch", "in_flight")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def memory(c: PlanContent) -> Section:
         (str(i), *(bytes_text(getattr(s.memory, kind)) for kind in MEMORY_KINDS), bytes_text(s.memory.total))
         for i, s in enumerate(c.stages)
     )
-    header = ("stage", *MEMORY_KINDS, "total")
+    header = ("stage", *(kind.replace("_", " ") for kind in MEMORY_KINDS), "total")
     return Section("memory a device at the fullest moment", header, rows, tuple(range(1, len(header))))
 
 

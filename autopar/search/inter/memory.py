@@ -12,6 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from autopar.plan import PlanContent, Stage
 from autopar.schedule import Table
 from autopar.search.source import Sliced
@@ -58,16 +60,33 @@ def worker_bytes(parts: Sequence[PlanContent], sliced: Sliced, table: Table, wor
         table: the schedule.
         worker: its number.
     """
-    return _most({s: parts[s].stages[0] for s in table.stages_of_worker(worker)}, sliced, table, worker)
+    own = {s: parts[s].stages[0] for s in table.stages_of_worker(worker)}
+    return max(_most(own, sliced, table, worker).values(), default=0)
+
+
+def with_in_flight(stages: Sequence[Stage], parts: Sequence[PlanContent], sliced: Sliced, table: Table) -> list[Stage]:
+    """``stages`` whose memory says what is there besides the microbatch that runs: the most of them is `most_bytes`."""
+    running: Counter[int] = Counter()
+    for worker in range(table.num_workers):
+        own = {s: parts[s].stages[0] for s in table.stages_of_worker(worker)}
+        for s, most in _most(own, sliced, table, worker).items():
+            running[s] = max(running[s], most)
+    return [
+        msgspec.structs.replace(
+            stage, memory=msgspec.structs.replace(stage.memory, in_flight=max(0, running[s] - stage.memory.total))
+        )
+        for s, stage in enumerate(stages)
+    ]
 
 
 def stage_bytes(content: PlanContent, sliced: Sliced, table: Table, stage: int) -> int:
     """Most bytes a device that a stage alone needs over a step; arguments as of `worker_bytes`."""
-    return max(_most({stage: content.stages[0]}, sliced, table, w) for w in table.workers_of_stage(stage))
+    alone = {stage: content.stages[0]}
+    return max(_most(alone, sliced, table, w).get(stage, 0) for w in table.workers_of_stage(stage))
 
 
-def _most(own: Mapping[int, Stage], sliced: Sliced, table: Table, worker: int) -> int:
-    """Most bytes a device of some stages of a worker."""
+def _most(own: Mapping[int, Stage], sliced: Sliced, table: Table, worker: int) -> dict[int, int]:
+    """Most bytes a device of a worker with some stages, while each of them runs."""
     sent = {s: received_bytes(sliced, s, len(stage.devices)) for s, stage in own.items()}
     flying: Counter[int] = Counter()
     put_off: Counter[int] = Counter()
@@ -80,7 +99,7 @@ def _most(own: Mapping[int, Stage], sliced: Sliced, table: Table, worker: int) -
         here = min(others, 1 + NEAR - besides) if own[s].activations_offloaded else others
         return here * own[s].activation_bytes + others * sent[s] + put_off[s] * own[s].weight_stash_bytes
 
-    most = 0
+    most: Counter[int] = Counter()
     for task in table.rows[worker]:
         s = task.stage
         if s not in own:
@@ -89,11 +108,11 @@ def _most(own: Mapping[int, Stage], sliced: Sliced, table: Table, worker: int) -
         put_off[s] -= task.kind == "weight"  # of the one that runs it is among what passes
         added = added_bytes(own[s]) if task.kind == accumulates and done[s] else 0
         beside = sum(lasting_bytes(own[t]) + waiting(t, 0) for t in own if t != s)
-        most = max(most, own[s].memory.total + waiting(s, 1) + added + beside)
+        most[s] = max(most[s], own[s].memory.total + waiting(s, 1) + added + beside)
         done[s] += task.kind == accumulates
         flying[s] -= task.kind == accumulates
         put_off[s] += task.kind == "backward" and table.splits_backward
-    return most
+    return dict(most)
 
 
 def most_bytes(parts: Sequence[PlanContent], sliced: Sliced, table: Table) -> int:

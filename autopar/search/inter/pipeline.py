@@ -36,7 +36,7 @@ from autopar.search.inter.candidates import (
 )
 from autopar.search.inter.counts import WORTHWHILE
 from autopar.search.inter.every import every_slicing
-from autopar.search.inter.memory import limit_of_each, most_bytes
+from autopar.search.inter.memory import limit_of_each, most_bytes, with_in_flight
 from autopar.search.inter.record import pipeline_of, step_record
 from autopar.search.inter.schedules import (
     CHUNKED,
@@ -276,7 +276,7 @@ def assemble(
         peak_memory=most_bytes(parts, sliced, table),
         num_microbatches=candidate.count,
         schedule=table.name,
-        stages=tuple(c.stages[0] for c in placed),
+        stages=tuple(with_in_flight([c.stages[0] for c in placed], parts, sliced, table)),
         inputs=inputs,
         outputs=outputs,
         operators=(),

@@ -29,6 +29,7 @@ from benchmarks import (
     predicted,
     ray_step,
     schedules,
+    soak,
     verified,
 )
 from benchmarks.clusters import DEVICES
@@ -55,6 +56,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "ray_step": ray_step.run,
         "schedules": schedules.run_all,
         "search": search.run,
+        "soak": soak.run,
         "verified": verified.run,
     }
 )
@@ -71,6 +73,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
 @click.option("--seed", default=0, help="Of the contest's solver.")
 @click.option("--targets", default="", metavar="A,B", help="What `verified` compiles for; see benchmarks/verified.py.")
 @click.option("--examples", default="", metavar="A,B", help="What `verified` compiles; all examples unless given.")
+@click.option("--minutes", default=soak.MINUTES, help="How long `soak` kills workers.")
 def main(
     names: tuple[str, ...],
     file: Path | None,
@@ -80,6 +83,7 @@ def main(
     seed: int,
     targets: str,
     examples: str,
+    minutes: float,
 ) -> None:
     """Runs benchmarks (all of them unless NAMES are given); exits with 1 if a target is missed."""
     os.environ["AUTOPAR_CACHE_DIR"] = "off"  # planning is measured, not reading; processes of the benchmarks inherit it
@@ -93,6 +97,7 @@ def main(
     runs = {
         **BENCHMARKS,
         "contest": partial(contest.run, data=data, letters=letters, seed=seed),
+        "soak": partial(soak.run, minutes=minutes),
         "verified": partial(verified.run, **chosen),
     }
     reports = []

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -108,6 +108,13 @@ class Cluster:
         copy_every: int = 10,
         cache: str | None = None,
         transport: Literal["auto", "sockets", "direct"] = "auto",
+        start_s: float = 300.0,
+        load_s: float = 900.0,
+        attempts: int = 10,
+        repeats: int = 3,
+        runtime_env: Mapping[str, Any] | None = None,
+        resources: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> Cluster:
         """Workers on Ray, each a process with its own devices: nodes of a cluster to plan for, and to run on.
 
@@ -134,6 +141,13 @@ class Cluster:
             cache: folder of compiled programs; None for one that goes with the cluster.
             transport: how arrays get from worker to worker: over sockets, by way of the host, or "direct", pulled from
                 device to device. "auto" takes the second where devices are no CPUs.
+            start_s: seconds that workers may take to start.
+            load_s: seconds that compiling, connecting, making and reading arrays may take.
+            attempts: with ``recover``, how often one call may be begun before it is given up.
+            repeats: with ``recover``, how often in a row it may fail at one instruction of one worker.
+            runtime_env: of the workers, as Ray takes it; variables that autopar sets itself win.
+            resources: custom resources of Ray that each worker takes, on a running cluster.
+            labels: of nodes that workers may be on, as Ray's ``label_selector``.
 
         Raises:
             ClusterError: Ray does not start or answer, or has too few devices.
@@ -151,6 +165,13 @@ class Cluster:
             copy_every=copy_every,
             cache=cache,
             transport=transport,
+            start_s=start_s,
+            load_s=load_s,
+            attempts=attempts,
+            repeats=repeats,
+            runtime_env=runtime_env,
+            resources=resources,
+            labels=labels,
         )
         return cluster
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +136,24 @@ class Checkpoints:
                 if attempt == _ATTEMPTS - 1:
                     raise _unwritten(saving.step, error) from error
                 self._begin(saving)
+
+    @contextlib.contextmanager
+    def preemption(self, kind: signal.Signals = signal.SIGTERM) -> Iterator[Callable[[], bool]]:
+        """Has a training end by itself when the process is told to: ``with checkpoints.preemption() as told:``.
+
+        What it gives says whether the process was told to end. The training asks after each step, saves and leaves;
+        then it exits as it will, or with `sys.exit(143)`. Outside of it the signal does what it did before.
+
+        Args:
+            kind: of the signal.
+        """
+        told = threading.Event()
+        before = signal.signal(kind, lambda number, frame: told.set())
+        try:
+            yield told.is_set
+        finally:
+            signal.signal(kind, before)
+            self.wait()
 
     def _begin(self, saving: _Saving) -> None:
         try:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import jax
@@ -280,3 +281,17 @@ def test_flipped_bits_of_a_list_are_errors_or_change_nothing(tmp_path: Path) -> 
         except CheckpointError:
             continue
         assert same(found, state())
+
+
+def test_a_training_that_is_told_to_end_saves_first(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    with checkpoints.preemption() as told:
+        for number in range(10):
+            if number == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if told():
+                checkpoints.save(number, {"x": jnp.full(2, number)}, wait=False)
+                break
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert checkpoints.restore({"x": jnp.zeros(2, "int32")})["x"].tolist() == [3, 3]

@@ -102,13 +102,15 @@ def on_threads(made: Example, devices: int, **run: Any) -> RemotePipeline:
     return pipeline
 
 
-def launch_threads(handshakes: Sequence[Handshake], devices: Sequence[int]) -> FragileWorkerGroup:
+def launch_threads(
+    handshakes: Sequence[Handshake], devices: Sequence[int], group: type[FragileWorkerGroup] | None = None
+) -> FragileWorkerGroup:
     """Workers as threads, each on the next of this process's devices."""
     first, told = 0, []
     for handshake, count in zip(handshakes, devices, strict=True):
         told.append(msgspec.structs.replace(handshake, devices=count, first_device=first))
         first += count
-    return FragileWorkerGroup(told)
+    return (group or FragileWorkerGroup)(told)
 
 
 def numbers(leaf: Any) -> np.ndarray:
@@ -190,17 +192,24 @@ class ThreadCluster(RayCluster):
         return 1
 
 
-def thread_cluster(workers: int, devices: int, room: Callable[[], int] | None = None, **run: Any) -> RayCluster:
+def thread_cluster(
+    workers: int,
+    devices: int,
+    room: Callable[[], int] | None = None,
+    *,
+    group: type[FragileWorkerGroup] = FragileWorkerGroup,
+    **run: Any,
+) -> RayCluster:
     """A cluster whose workers are threads of this process; ``worker_groups`` has all that were started."""
-    group = dataclasses.replace(Cluster.load("local-cpu").groups[0], count=workers, devices_per_node=devices)
+    nodes = dataclasses.replace(Cluster.load("local-cpu").groups[0], count=workers, devices_per_node=devices)
     worker_groups: list[WorkerGroup] = []
 
     def launch(handshakes: Sequence[Handshake], sizes: Sequence[int]) -> WorkerGroup:
-        worker_groups.append(launch_threads(handshakes, sizes))
+        worker_groups.append(launch_threads(handshakes, sizes, group))
         return worker_groups[-1]
 
     slot, options = Slot(devices, "cpu"), RunOptions(**run)
     driver = Driver(launch, options, room)
     return ThreadCluster(
-        "threads", (group,), (slot,) * workers, options, launch, worker_groups=worker_groups, driver=driver
+        "threads", (nodes,), (slot,) * workers, options, launch, worker_groups=worker_groups, driver=driver
     )

@@ -62,6 +62,56 @@ def test_training_goes_on_with_fewer_workers(
         cluster.close()
 
 
+def test_nodes_that_come_back_are_used_again() -> None:
+    """Four nodes, two, and four again: training goes on, on all that there are."""
+    fn, (state, batch) = importlib.import_module("examples.mlp").build("tiny", layers=4, hidden=16, batch=8)
+    room = 4
+    with thread_cluster(4, 1, lambda: room, deadline_s=60, recover=True, growth_check_s=0) as cluster:
+        compiled = autopar.parallelize(fn, cluster=cluster, num_microbatches=4).compile(state, batch)
+        mine, want, stages = state, state, []
+        for step in range(5):
+            if step == 1:
+                room = 2
+                group = cluster.worker_groups[-1]
+                assert isinstance(group, FragileWorkerGroup)
+                group.lose(0)
+            if step == 3:
+                room = 4
+            mine, _ = compiled(mine, batch)
+            want, _ = jax.jit(fn)(want, batch)
+            stages.append(compiled.local.plan.num_stages)
+        assert stages == [4, 2, 2, 4, 4]
+        assert furthest(jax.tree.leaves(mine), [numbers(x) for x in jax.tree.leaves(want)]) < 1e-5
+
+
+@pytest.mark.parametrize("moment", ["start", "init", "shard"])
+def test_recovery_covers_what_comes_before_the_first_step(moment: str) -> None:
+    """A worker is lost while functions are loaded, state is made and arguments are placed."""
+    build = importlib.import_module("examples.mlp").build
+    fn, (state, batch) = build("tiny", layers=4, hidden=16, batch=8)
+    lost: list[str] = []
+    methods = {"start": "load", "init": "make", "shard": "put"}
+
+    class LostOnce(FragileWorkerGroup):
+        def call(self, process: int, method: str, *args: Any) -> Any:
+            if method == methods[moment] and not lost:
+                lost.append(method)
+                self.lose(process)
+            return super().call(process, method, *args)
+
+    with thread_cluster(2, 2, deadline_s=60, recover=True, group=LostOnce) as cluster:
+        function = autopar.parallelize(fn, cluster=cluster, num_microbatches=2)
+        function.compile(state, batch)
+        made = function.init(lambda: build("tiny", layers=4, hidden=16, batch=8)[1][0])
+        placed = function.shard(state, batch)[0]
+        assert lost == [methods[moment]]
+        assert cluster.workers.recoveries == 1
+        for got in (made, placed):
+            assert furthest(jax.tree.leaves(got), [numbers(x) for x in jax.tree.leaves(state)]) < 1e-5
+        want = [numbers(x) for x in jax.tree.leaves(jax.jit(fn)(state, batch))]
+        assert furthest(jax.tree.leaves(function(placed, batch)), want) < 1e-5
+
+
 def test_no_machine_left_is_an_error() -> None:
     fn, (state, batch) = importlib.import_module("examples.mlp").build("tiny", layers=2, hidden=16, batch=8)
     room = 2

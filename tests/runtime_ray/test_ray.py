@@ -27,7 +27,7 @@ from autopar.cluster import Cluster
 from autopar.errors import ClusterError, WorkerLostError
 from autopar.runtime.checkpoints import Checkpoints
 from autopar.runtime.ray import Deployment, Driver, RemoteArray, RemotePipeline, RunOptions
-from autopar.runtime.ray.cluster import RayCluster
+from autopar.runtime.ray.cluster import RayCluster, Slot
 from autopar.runtime.ray.machine import exists
 from examples import mlp as mlp_module
 from tests.runtime_ray.pipelines import Example, example, example_of, furthest, numbers, trained, trained_plain
@@ -184,6 +184,28 @@ def test_arrays_are_pulled_from_device_to_device(cluster: RayCluster, mlp: Examp
         assert furthest(several.step(list(mlp.leaves)), trained_plain(mlp, 1)) < 1e-5
     finally:
         several.driver.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"address": "127.0.0.1:1"}, "nothing answers at 127.0.0.1:1"),
+        ({"attempts": 0}, "attempts=0 is no count"),
+        ({"start_s": -1.0}, "start_s=-1.0 is no time"),
+        ({"deadline_s": float("inf")}, "deadline_s=inf is no time"),
+    ],
+)
+def test_wrong_addresses_and_options_are_told_at_once(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ClusterError, match=text):
+        Cluster.ray(**options)
+
+
+def test_what_ray_is_asked_for_is_passed_on() -> None:
+    slot = Slot(2, "cuda", "GPU", custom=(("fast", 0.5),), labels=(("zone", "a"),))
+    assert slot.bundle == {"CPU": 1.0, "GPU": 2.0, "fast": 0.5}
+    assert slot.resources == {
+        "num_cpus": 1, "num_gpus": 2, "resources": {"fast": 0.5}, "label_selector": {"zone": "a"}
+    }  # fmt: skip
 
 
 def test_a_transport_that_is_not_known_is_told() -> None:

@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -45,6 +46,7 @@ class RayWorkerGroup(WorkerGroup):
         options: further options of each actor, as resources.
         timeout_s: seconds that starting may take.
         placement: room that was set aside for them; it ends with them.
+        runtime_env: of all processes, as Ray takes it.
 
     Raises:
         ClusterError: workers did not start.
@@ -58,6 +60,7 @@ class RayWorkerGroup(WorkerGroup):
         options: Sequence[Mapping[str, Any]],
         timeout_s: float = 300,
         placement: Placement | None = None,
+        runtime_env: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.ended = False
         self._placement = placement
@@ -65,12 +68,13 @@ class RayWorkerGroup(WorkerGroup):
         self._processes: list[int] = []
         self._mark = secrets.token_hex(8)
         common = {GROUP_MARK: self._mark, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        asked = runtime_env.get("env_vars", {})
         self._actors: list[Any] = [
             actor.options(
                 max_restarts=0,
                 max_task_retries=0,
                 max_concurrency=4,  # a checkpoint is written while a step runs, which may be given up
-                runtime_env={"env_vars": {**environment, **common}},
+                runtime_env={**runtime_env, "env_vars": {**asked, **environment, **common}},
                 **settings,
             ).remote(encode(handshake))
             for handshake, environment, settings in zip(handshakes, environments, options, strict=True)

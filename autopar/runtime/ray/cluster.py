@@ -27,12 +27,16 @@ class Slot:
         platform: jax's name of their kind.
         resource: Ray's name of their kind; empty for virtual CPU devices.
         shared: whether processes share the CPUs of one machine: nothing is set aside for them.
+        custom: further resources of Ray that it takes, with their amounts.
+        labels: of nodes that it may be on, as Ray's label selector.
     """
 
     devices: int
     platform: str
     resource: str = ""
     shared: bool = False
+    custom: tuple[tuple[str, float], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
 
     def of(self, devices: int) -> Slot:
         """The slot with another number of devices."""
@@ -41,7 +45,7 @@ class Slot:
     @property
     def bundle(self) -> Mapping[str, float]:
         """What Ray sets aside for it."""
-        return {"CPU": 1.0, **({self.resource: float(self.devices)} if self.resource else {})}
+        return {"CPU": 1.0, **({self.resource: float(self.devices)} if self.resource else {}), **dict(self.custom)}
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -51,6 +55,10 @@ class Slot:
             found["num_gpus"] = self.devices
         elif self.resource:
             found["resources"] = {self.resource: self.devices}
+        if self.custom:
+            found["resources"] = {**found.get("resources", {}), **dict(self.custom)}
+        if self.labels:
+            found["label_selector"] = dict(self.labels)
         return found
 
     @property

@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import math
 import os
 import secrets
+import socket
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,6 +33,8 @@ from autopar.runtime.ray.worker_group import WorkerGroup
 _LOOPBACK = "127.0.0.1"
 #: Paths of sockets have at most 107 characters; Ray appends up to 76 to its folder.
 _LONGEST = 18
+#: Seconds that an address has to answer.
+_ANSWERS_S = 10.0
 #: Ray's own variables of its token.
 _MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
@@ -49,6 +53,13 @@ def connect(
     copy_every: int = 10,
     cache: str | None = None,
     transport: Transport = "auto",
+    start_s: float = 300.0,
+    load_s: float = 900.0,
+    attempts: int = 10,
+    repeats: int = 3,
+    runtime_env: Mapping[str, Any] | None = None,
+    resources: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> RayCluster:
     """A cluster of workers on Ray; `autopar.runtime.ray.start` has to be called instead.
 
@@ -65,13 +76,26 @@ def connect(
         copy_every: likewise.
         cache: likewise.
         transport: likewise.
+        start_s: likewise.
+        load_s: likewise.
+        attempts: likewise.
+        repeats: likewise.
+        runtime_env: likewise.
+        resources: likewise.
+        labels: likewise.
     """
     if transport not in get_args(Transport):
         raise ClusterError(f"transport={transport!r} is not known", remedy=f"one of: {', '.join(get_args(Transport))}")
-    counts = {"workers": workers, "devices_per_worker": devices_per_worker, "hosts_per_stage": hosts_per_stage}
+    counts = {"workers": workers, "devices_per_worker": devices_per_worker, "hosts_per_stage": hosts_per_stage,
+              "attempts": attempts, "repeats": repeats}  # fmt: skip
+    for name, seconds in {"deadline_s": deadline_s, "start_s": start_s, "load_s": load_s}.items():
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+            raise ClusterError(f"{name}={seconds!r} is no time", remedy="give seconds, more than 0")
     for name, count in counts.items():
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ClusterError(f"{name}={count!r} is no count", remedy="give 1 or more")
+    if address is not None:
+        _check_answers(address)
     own = not ray.is_initialized()
     folder = _new_folder()
     worker_groups: list[RayWorkerGroup] = []
@@ -99,17 +123,34 @@ def connect(
         listen=_LOOPBACK if len(found) == 1 else _own_address(), each_own=len(found) > 1,
         cache=str(Path(folder, "programs")) if cache is None else cache, own_cache=cache is None,
         encrypted=len(found) > 1,
-        transport=transport,
+        transport=transport, start_s=start_s, load_s=load_s, attempts=attempts, repeats=repeats,
     )  # fmt: skip
     # Workers share the processors of one machine that is theirs.
     shared = address is None and wanted.kind == "cpu"
-    slot = dataclasses.replace(wanted.slot, shared=shared)
-    launch = functools.partial(_launch, worker_groups, slot, options.start_s)
+    slot = dataclasses.replace(
+        wanted.slot, shared=shared, custom=tuple((resources or {}).items()), labels=tuple((labels or {}).items())
+    )
+    launch = functools.partial(_launch, worker_groups, slot, options.start_s, dict(runtime_env or {}))
     driver = Driver(launch, options, lambda: wanted.room(machines(_nodes())))
     return RayCluster(
         planner.name, planner.groups, (slot,) * wanted.workers, options, launch, end, worker_groups, hosts_per_stage,
         driver,
     )  # fmt: skip
+
+
+def _check_answers(address: str) -> None:
+    """Raises ClusterError where nothing listens at an address: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:  # "auto", and names that Ray alone knows
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_S).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(
+            f"nothing answers at {address}: {error}",
+            cause="no Ray cluster runs there, or a firewall is between",
+            remedy="check the address with `ray status --address ...`; leave it out to start Ray here",
+        ) from error
 
 
 def _new_folder() -> str:
@@ -227,6 +268,7 @@ def _launch(
     worker_groups: list[RayWorkerGroup],
     slot: Slot,
     limit_s: float,
+    runtime_env: Mapping[str, Any],
     handshakes: Sequence[Handshake],
     devices: Sequence[int],
 ) -> WorkerGroup:
@@ -237,7 +279,9 @@ def _launch(
         placement = Placement(slots, len(machines(_nodes())), min(limit_s, 60.0))
     settings = [s.resources if placement is None else placement.options(n, s) for n, s in enumerate(slots)]
     try:
-        worker_group = RayWorkerGroup(handshakes, [s.environment for s in slots], settings, limit_s, placement)
+        worker_group = RayWorkerGroup(
+            handshakes, [s.environment for s in slots], settings, limit_s, placement, runtime_env
+        )
     except BaseException:
         if placement is not None:
             placement.close()

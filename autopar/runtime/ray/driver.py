@@ -6,6 +6,7 @@ Operations come one after the other, whichever threads ask for them. How losses 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -46,6 +47,7 @@ from autopar.runtime.shards import DamageError, Leaf
 from autopar.runtime.transport.tiles import joined, on_host
 
 _T = TypeVar("_T")
+_LOGGER = logging.getLogger("autopar.ray")
 
 
 class Driver(ArrayOwner):
@@ -229,6 +231,7 @@ class Driver(ArrayOwner):
                 self.ledger.replayed()
             case End(wait_s=wait_s):
                 self.recoveries += 1
+                _LOGGER.warning("workers were lost, all are started again (recovery %d)", self.recoveries)
                 self.end_session()
                 time.sleep(wait_s)
             case GiveUp(error=error, why=why):
@@ -242,6 +245,7 @@ class Driver(ArrayOwner):
         self._nodes = self._room() if self._room is not None and self.options.recover else None
         wanted.fit(self._nodes)
         layout = wanted.deployment.layout
+        _LOGGER.info("starting %d processes of %d workers", layout.groups.num_processes, layout.groups.num_workers)
         wanted.progress(f"starting {layout.groups.num_processes} processes of {layout.groups.num_workers} workers")
         try:
             self._session = Session(layout, self._launch, self.options, self._programs)

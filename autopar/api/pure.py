@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -15,20 +13,18 @@ import msgspec
 
 from autopar._compat.devices import world_devices
 from autopar._compat.world import World
-from autopar.api.attempts import Attempts
 from autopar.api.compiled import Compiled
 from autopar.api.constraints import MOST_PRICED, constraints_of, merged, price_note
 from autopar.api.devices import check_devices
 from autopar.api.effects import check_effects
 from autopar.api.fitting import Planned, build_within
-from autopar.api.for_workers import check_for_workers, kept_on_devices
+from autopar.api.for_workers import check_for_workers
 from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
 from autopar.api.lying import Lying, lying_arrays, lying_of
 from autopar.api.many_hosts import agree, check_stages, many, same_arguments, share
-from autopar.api.one_stage import one_stage
 from autopar.api.options import ParallelOptions
-from autopar.api.restacked import restacked
+from autopar.api.steps import TracedStep, as_one_stage
 from autopar.api.user_mesh import outside
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
@@ -39,26 +35,20 @@ from autopar.frontend.trace import needs_values
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
-from autopar.lower.microbatch import microbatched
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
-from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.program import lower
-from autopar.lower.recompute import recomputed_step
-from autopar.lower.unstack import Unstacked, group_count, layer_count, unstack
-from autopar.microbatch import batch_size
+from autopar.lower.unstack import Unstacked, unstack
 from autopar.plan import Plan
-from autopar.recompute import Level
 from autopar.runtime import load_local, load_pipeline
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
-from autopar.search import Options, Problem, Strategy, cuts_stages, strategy_named
-from autopar.search.bound import bounded
-from autopar.search.cache import PlanCache, cached, cached_with_stages, plan_cache
+from autopar.search import Options, Problem, Strategy, strategy_named
+from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
 from autopar.search.garbage import rare_collections
-from autopar.search.inter.counts import MOST_GROUPS, MOST_STAGES, TINY, is_large
+from autopar.search.planner import Planner
 
 
 class PureFunction:
@@ -180,7 +170,7 @@ class PureFunction:
         traced = self._traced[signature]
         if plan.num_stages == 1:
             own = plan.stages[0]
-            traced = self._microbatched(signature, plan.num_microbatches, own.remat, own.layer_ends)[0]
+            traced = as_one_stage(traced, plan.num_microbatches, own.remat, own.layer_ends)[0]
         names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
         plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         return traced
@@ -209,160 +199,50 @@ class PureFunction:
         content = msgspec.structs.replace(plan.content, notes=(*notes, *plan.content.notes))
         return Plan(content, plan.phases) if notes else plan
 
-    def _microbatched(
-        self, signature: CallSignature, count: int, level: Level, ends: Sequence[str] | None = None
-    ) -> tuple[Traced, tuple[str, ...]]:
-        """The function in ``count`` microbatches, with what ``level`` does not hold computed anew.
-
-        Args:
-            signature: of the call.
-            count: number of microbatches.
-            level: what is held of the forward pass.
-            ends: of its layers, as a plan records them; None finds them.
-
-        Returns it, and the ends of its layers.
-
-        Raises:
-            MicrobatchError: there cannot be as many microbatches.
-        """
-        again, found = recomputed_step(self._traced[signature], level, ends)
-        made = microbatched(again, count)
-        if count > 1 or level != "none":
-            verify(made.graph)
-        return made, found
-
     def _planned(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
-        """The function in the number of microbatches that was chosen, and its plan within ``limit_bytes`` a device.
-
-        Where the number of stages is free and the cluster has several nodes, several stages are tried first, and one in
-        ways that may be faster; the plan that is predicted faster is taken. On one node several are tried where one
-        does not fit.
-        """
-        asked = self.options.num_stages
-        if isinstance(self.options.cluster, RayCluster):
-            return self._traced[signature], self._pipeline(signature, limit_bytes)
-        if isinstance(asked, int) and asked > 1:
-            return self._traced[signature], self._pipeline(signature, limit_bytes)
-        devices = (self.options.cluster or Cluster.local()).num_devices
-        if asked == "auto" and many(self.options) is not None:  # stages are carried out in one process
-            return self._one_stage(signature, limit_bytes, math.inf)
-        if asked == "auto" and devices > 1 and cuts_stages(self._strategy()):
-            return self._traced[signature], self._pipeline(signature, limit_bytes)
-        several = asked == "auto" and isinstance(self.options.search, str | Budgeted)
-        schedule, nodes = self.options.schedule, (self.options.cluster or Cluster.local()).num_nodes
-        other: Plan | None = None
-        tried = several and schedule != "none" and (nodes > 1 or schedule != "auto")
-        if tried:
-            with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
-                other = self._pipeline(signature, limit_bytes)
-        try:
-            traced, plan = self._one_stage(signature, limit_bytes, math.inf if other is None else other.step_time)
-            if asked == "auto" or self.options.num_microbatches == "auto" or self.options.remat == "auto":
-                cluster = self.options.cluster or Cluster.local()
-                plan = bounded(plan, self._traced[signature].graph, cluster)
-        except InfeasiblePlanError as error:
-            if several and not tried:
-                with contextlib.suppress(InfeasiblePlanError, MicrobatchError):
-                    other = self._pipeline(signature, limit_bytes)
-            if other is None:  # less memory would do for a stage of several, but not for all of them
-                raise error from None
-            return self._traced[signature], other
-        if other is not None and other.step_time < plan.step_time:
-            return self._traced[signature], other
-        return traced, plan
+        """The function in the form that was chosen, and its plan within ``limit_bytes`` a device."""
+        traced = self._traced[signature]
+        step = self._step(traced, self.options.cluster or Cluster.local())
+        problem = self._whole_problem(traced, limit_bytes)
+        search = self._planner.pipeline if problem.options.on_workers else self._planner.plan
+        plan = search(problem, step, self._counts(traced.graph))
+        return step.form_of(plan), plan
 
     def _searched(self, signature: CallSignature, limit_bytes: int) -> Planned:
         return Planned(*self._planned(signature, limit_bytes))
 
-    def _one_stage(self, signature: CallSignature, limit_bytes: int | None, enough_s: float) -> tuple[Traced, Plan]:
-        """The plan of one stage, in the numbers of microbatches that may be taken; see `one_stage`."""
-        graph = self._traced[signature].graph
-        asked = self._counts(graph)
-        size = batch_size(graph) or 1
-        return one_stage(
-            Attempts(partial(self._one_way, signature, limit_bytes)),
-            [2**k for k in range(size.bit_length())] if asked is None else asked,
-            self.options.remat or "none",
-            offload=self.options.offload != "none",
-            tiny=len(graph.operators) <= TINY,
-            enough_s=enough_s,
+    def _step(self, traced: Traced, cluster: Cluster, unstacked: Unstacked | None = None) -> TracedStep:
+        return TracedStep(traced, self.donated(traced), self.options.constraints, cluster.num_devices, unstacked)
+
+    @cached_property
+    def _planner(self) -> Planner:
+        search = self.options.search
+        return Planner(self._strategy(), self._cache, isinstance(search, str | Budgeted))
+
+    def _whole_problem(self, traced: Traced, limit_bytes: int | None) -> Problem:
+        """What is planned, with all that was asked for; what is None is free."""
+        o = self.options
+        on_workers = isinstance(o.cluster, RayCluster)
+        asked = None if o.num_stages == "auto" else int(o.num_stages)
+        if isinstance(o.cluster, RayCluster) and asked is None:
+            asked = o.cluster.num_stages
+        if asked is None and many(o) is not None:
+            asked = 1  # stages are carried out in one process
+        problem = self.problem(traced, limit_bytes)
+        options = replace(
+            problem.options,
+            num_stages=asked,
+            schedule=o.schedule,
+            remat=o.remat or "none",
+            equal=on_workers and o.num_stages == "auto",
+            on_workers=on_workers,
         )
-
-    def _one_way(
-        self,
-        signature: CallSignature,
-        limit_bytes: int | None,
-        count: int,
-        level: Level,
-        enough_s: float,
-        explain: bool,
-    ) -> tuple[Traced, Plan]:
-        """The plan of one stage in ``count`` microbatches that computes anew what ``level`` does not hold.
-
-        See `Options` for ``enough_s`` and ``explain``.
-        """
-        traced, ends = self._microbatched(signature, count, level)
-        problem = self.problem(traced, limit_bytes, count)
-        plan = self._search(replace(problem, options=replace(problem.options, enough_s=enough_s, explain=explain)))
-        return traced, Plan(plan.content.recomputing(level, ends), plan.phases)
+        return replace(problem, options=options)
 
     def _counts(self, graph: Graph) -> list[int] | None:
         """Numbers of microbatches that may be taken, the first is wanted; None where all may."""
         asked = self.options.num_microbatches
         return None if asked == "auto" else self._last_batch.counts(graph, int(asked), first=not self.planned)
-
-    def _pipeline(self, signature: CallSignature, limit_bytes: int | None) -> Plan:
-        """The best plan with several stages."""
-        traced = self._traced[signature]
-        o = self.options
-        asked = self._counts(traced.graph)
-        count = None if asked is None else asked[0]
-        cluster = o.cluster or Cluster.local()
-        unstacked = unstack(traced, self._stack_groups(traced))
-        return self._pipelined(traced, unstacked, cluster, self._num_stages(), count, o.schedule, limit_bytes)
-
-    def _pipelined(
-        self,
-        traced: Traced,
-        unstacked: Unstacked,
-        cluster: Cluster,
-        stages: int | None,
-        microbatches: int | None,
-        schedule: Any,
-        limit_bytes: int | None,
-    ) -> Plan:
-        """The best plan with several stages on a cluster; what is None is free."""
-        options = replace(
-            self.problem(traced, limit_bytes).options,
-            donated=frozenset(n for i in self.donated(traced) for n in unstacked.names(i)),
-            constraints=constraints_of(self.options.constraints, traced.graph, cluster.num_devices, unstacked.names),
-            num_microbatches=microbatches,
-            num_stages=stages,
-            equal=isinstance(cluster, RayCluster) and self.options.num_stages == "auto",
-            schedule=schedule,
-            remat="none" if self.options.remat is False else self.options.remat,
-            offload="none" if (kept := kept_on_devices(self.options, unstacked)) else self.options.offload,
-        )
-        source = TracedStages(unstacked.step)
-        problem = Problem(unstacked.step.graph, cluster, CostModel(cluster), options, source)
-        self._say(f"slicing {len(traced.graph.operators)} operators into stages for {cluster}")
-        plan = cached_with_stages(self._strategy(), self._cache)(problem)
-        if kept:
-            plan = Plan(msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)), plan.phases)
-        return restacked(plan, traced.graph, unstacked)
-
-    def _num_stages(self) -> int | None:
-        """Number of stages that is asked for: on Ray that of the cluster unless said otherwise."""
-        asked, cluster = self.options.num_stages, self.options.cluster
-        if asked == "auto":
-            return cluster.num_stages if isinstance(cluster, RayCluster) else None
-        return int(asked)
-
-    def _stack_groups(self, traced: Traced) -> int:
-        """Groups of layers into which stacks are taken apart; the strategy may say for how many stages."""
-        stages = self._num_stages() or getattr(self._strategy(), "num_stages", None)
-        large = is_large(self.options.cluster or Cluster.local())
-        return group_count(layer_count(traced.graph), stages, 2 * MOST_STAGES if large else MOST_GROUPS)
 
     def _strategy(self) -> Strategy:
         search = self.options.search
@@ -372,10 +252,6 @@ class PureFunction:
     def _cache(self) -> PlanCache | None:
         """Plans on disk, as the environment says when the first plan is made."""
         return plan_cache(os.environ)
-
-    def _search(self, problem: Problem) -> Plan:
-        self._say(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
-        return cached(self._strategy(), self._cache)(problem)
 
     def problem(self, traced: Traced, memory_limit_bytes: int | None, microbatches: int = 1) -> Problem:
         """What the search is given."""
@@ -474,11 +350,15 @@ class PureFunction:
         """The best pipeline for fewer workers than ``before`` was made for; what was asked for holds where it can."""
         o = self.options
         stages = cluster.num_stages if isinstance(o.num_stages, str) else min(int(o.num_stages), len(cluster.slots))
-        limit = o.memory_limit_bytes
+        step = self._step(traced, cluster, unstacked)
+        whole = self._whole_problem(traced, o.memory_limit_bytes)
+        problem = replace(whole, cluster=cluster, cost_model=CostModel(cluster))
+        asked = replace(problem.options, num_stages=stages)
         try:
-            return self._pipelined(traced, unstacked, cluster, stages, before.num_microbatches, o.schedule, limit)
+            return self._planner.pipeline(replace(problem, options=asked), step, [before.num_microbatches])
         except (InfeasiblePlanError, MicrobatchError, ScheduleError):
-            return self._pipelined(traced, unstacked, cluster, None, None, "auto", limit)
+            free = replace(problem.options, num_stages=None, schedule="auto")
+            return self._planner.pipeline(replace(problem, options=free), step, None)
 
     def _keep(
         self,

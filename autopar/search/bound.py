@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 
@@ -13,12 +14,13 @@ from autopar.cost import operator_bytes, operator_flops
 from autopar.ir import Graph
 from autopar.ir.analysis import live
 from autopar.ir.loops import Scan
+from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_fusible, is_generator
 from autopar.plan import Plan
 
 
 @dataclass(frozen=True)
-class _Work:
+class OperatorWork:
     """One operator and how often it runs.
 
     Args:
@@ -26,12 +28,49 @@ class _Work:
         flops: of one run.
         bytes: that one run reads and writes at least.
         runs: in one step, at least.
+        phase: that it is in.
     """
 
     dtypes: tuple[str, ...]
     flops: float
     bytes: float
     runs: float
+    phase: str
+
+
+@dataclass(frozen=True)
+class BestRates:
+    """What devices of a cluster reach at best.
+
+    Args:
+        cluster: the devices; where they differ the best of any is taken.
+    """
+
+    cluster: Cluster
+
+    @cached_property
+    def memory_rate(self) -> float:
+        """Bytes a second."""
+        kinds = self.cluster.device_types
+        return max(d.memory_bandwidth * max(part for _, part in d.memory_efficiency.points) for d in kinds)
+
+    @cached_property
+    def _flops(self) -> dict[tuple[str, ...], float]:
+        return {}
+
+    def flops_rate(self, dtypes: tuple[str, ...]) -> float:
+        """FLOPs a second in the fastest of some dtypes."""
+        if dtypes not in self._flops:
+            self._flops[dtypes] = max(
+                d.flops(dtype) * max(part for _, part in d.compute_efficiency.points)
+                for d in self.cluster.device_types
+                for dtype in dtypes
+            )
+        return self._flops[dtypes]
+
+    def seconds(self, dtypes: tuple[str, ...], flops: float, moved_bytes: float) -> float:
+        """Seconds of work on one device, whichever takes longer: computing, or moving its bytes."""
+        return max(flops / self.flops_rate(dtypes) if flops else 0.0, moved_bytes / self.memory_rate)
 
 
 def bounded(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
@@ -65,46 +104,49 @@ def work_bound_s(graph: Graph, cluster: Cluster) -> float:
         graph: the whole step; loops count each trip, a ``while`` one.
         cluster: all devices.
     """
-    kinds = cluster.device_types
-    memory_rate = max(d.memory_bandwidth * max(part for _, part in d.memory_efficiency.points) for d in kinds)
-    rates: dict[tuple[str, ...], float] = {}
+    rates = BestRates(cluster)
     by_rates: dict[tuple[tuple[str, ...], float, float], float] = defaultdict(float)
-    for work in _works(graph, {o.operand for o in graph.outputs}, 1.0):
+    for work in works_of(graph):
         by_rates[work.dtypes, work.flops, work.bytes] += work.runs
     total_s = 0.0
     for (dtypes, flops, moved), runs in by_rates.items():
-        if flops and dtypes not in rates:
-            rates[dtypes] = max(
-                d.flops(dtype) * max(part for _, part in d.compute_efficiency.points) for d in kinds for dtype in dtypes
-            )
-        total_s += runs * max(flops / rates[dtypes] if flops else 0.0, moved / memory_rate)
+        total_s += runs * rates.seconds(dtypes, flops, moved)
     return total_s / cluster.num_devices
 
 
-def _works(graph: Graph, returned: set[object], runs: float) -> Iterator[_Work]:
+def works_of(graph: Graph) -> Iterator[OperatorWork]:
+    """What the operators of a step do that go by memory."""
+    return _works(graph, {o.operand for o in graph.outputs}, 1.0, "update")
+
+
+def _works(graph: Graph, returned: set[object], runs: float, enclosing: str) -> Iterator[OperatorWork]:
     """What operators of a graph do, those in bodies of loops included, and are in memory for.
 
     Args:
         graph: the step or a body.
         returned: values that are stored in any case.
         runs: of the graph in a step.
+        enclosing: phase of the operator whose body it is.
     """
     needed = live(graph.operators, (o.operand for o in graph.outputs))
     # Values that are in memory: made, or read, by something that does not compute where it is read.
     stored = {*returned, *(o for op in needed if not is_fusible(op) for o in op.reads)}
     made = {i.name for i in graph.inputs} | {v.name for op in needed if not is_fusible(op) for v in op.results}
     for op in needed:
+        phase = phase_of(op.scope, enclosing)
         if op.regions:
             if op.primitive in ("scan", "while"):
                 inside = runs * Scan.of(op).length if op.primitive == "scan" else runs
-                yield from _works(op.region("body"), set(), inside)
+                yield from _works(op.region("body"), set(), inside, phase)
             continue
         if is_generator(op) or op.primitive == "optimization_barrier":
             continue
         types = graph.operand_types(op)
         dtypes = tuple(sorted({t.dtype for t in types} | {v.type.dtype for v in op.results}))
         if not is_fusible(op):
-            yield _Work(dtypes, operator_flops(op, types), operator_bytes(op, types), runs)
+            yield OperatorWork(dtypes, operator_flops(op, types), operator_bytes(op, types), runs, phase)
         elif any(v.name in stored for v in op.results):
             read = sum(t.nbytes for o, t in zip(op.operands, types, strict=True) if o in made)
-            yield _Work(dtypes, operator_flops(op, types), float(sum(v.type.nbytes for v in op.results) + read), runs)
+            yield OperatorWork(
+                dtypes, operator_flops(op, types), float(sum(v.type.nbytes for v in op.results) + read), runs, phase
+            )

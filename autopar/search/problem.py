@@ -37,6 +37,7 @@ class Options:
         waiting: microbatches besides the one that runs whose forward pass is done and whose backward pass is not: a
             stage of a pipeline holds for each of them what its backward pass takes.
         equal: whether all stages of a pipeline must have as many devices, as where each is a worker of its own.
+        on_workers: whether stages are carried out by workers in other processes, which keep all on their devices.
         apart: whether the forward and the backward pass are programs of their own, as on a stage of a pipeline: where
             memory is short neither has copies of the other's.
         enough_s: seconds of a step that a plan must stay below to be of use: another of so many is at hand.
@@ -60,6 +61,7 @@ class Options:
     steps: int | None = None
     waiting: int = 0
     equal: bool = False
+    on_workers: bool = False
     apart: bool = False
     enough_s: float = math.inf
     remat: str = "auto"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from autopar.ir import Graph
 from autopar.microbatch import Microbatching
+from autopar.plan import Plan
 from autopar.recompute import Level
+from autopar.search.constraints import Constraint
 from autopar.stages import StageMap, StageParts
 
 
@@ -44,6 +46,65 @@ class Recomputation:
 
     level: Level
     layers: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class SingleStage:
+    """A step as one stage.
+
+    Args:
+        graph: in its number of microbatches, with what it recomputes.
+        layer_ends: last operators of the layers of its forward pass but the last, where something is recomputed.
+    """
+
+    graph: Graph
+    layer_ends: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LayeredStep:
+    """A step whose stacked layers are taken apart, so that stages may be cut between them.
+
+    Args:
+        graph: of the step.
+        source: cuts it.
+        donated: names of its inputs whose buffers the program may reuse.
+        constraints: where inputs are wanted.
+        groups: of stacked layers; 1 where nothing is stacked.
+        of_step: a plan of ``graph`` as one of the step itself.
+    """
+
+    graph: Graph
+    source: StageSource
+    donated: frozenset[str]
+    constraints: tuple[Constraint, ...]
+    groups: int
+    of_step: Callable[[Plan], Plan]
+
+
+class StepSource(Protocol):
+    """A traced step in each of the forms that are planned."""
+
+    def single_stage(self, num_microbatches: int, remat: Level) -> SingleStage:
+        """The step as one stage.
+
+        Args:
+            num_microbatches: parts of the batch that run one after another.
+            remat: what is held of the forward pass.
+
+        Raises:
+            MicrobatchError: there cannot be as many microbatches.
+        """
+        ...
+
+    def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
+        """The step with stacks taken apart.
+
+        Args:
+            num_stages: of the pipeline; None where it is free.
+            most_groups: groups of layers that a stack is taken apart into.
+        """
+        ...
 
 
 class StageSource(Protocol):

@@ -42,7 +42,7 @@ def summary(plan: Plan) -> dict[str, Any]:
 def test_plan(name, cluster):
     fn, args = BUILDS[name](abstract=True)
     make, mesh_shape = CLUSTERS[cluster]
-    found = summary(parallelize(fn, cluster=make(), mesh_shape=mesh_shape).plan(*args))
+    found = summary(parallelize(fn, cluster=make(), mesh_shape=mesh_shape, num_stages=1).plan(*args))
     path = GOLDEN / f"search_{name}_{cluster}.json"
     if os.environ.get("AUTOPAR_UPDATE_GOLDEN") == "1":
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

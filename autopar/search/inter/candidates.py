@@ -10,7 +10,7 @@ from autopar.errors import MicrobatchError, ScheduleError
 from autopar.schedule import Schedule, Table, Task, get
 from autopar.search.beside import Beside
 from autopar.search.inter.costs import LayerPrices
-from autopar.search.inter.counts import WORTHWHILE, is_large, stage_counts, ways
+from autopar.search.inter.counts import is_large, stage_counts, ways
 from autopar.search.inter.even import even_stages
 from autopar.search.inter.promising import promising
 from autopar.search.inter.slicings import LAYERS_PER_STAGE, layers_of, slicings
@@ -102,8 +102,8 @@ def _numbers(
 ) -> Iterable[tuple[int, list[int]]]:
     """Numbers of microbatches, each with the numbers of stages that are tried with it."""
     o = problem.options
-    large = len(problem.graph.operators) >= WORTHWHILE and not is_large(problem.cluster)
-    if large and o.num_microbatches is None and o.num_stages is None and schedule.chunks == 1:
+    ranked = not is_large(problem.cluster)
+    if ranked and o.num_microbatches is None and o.num_stages is None and schedule.chunks == 1:
         blocks = {s: fewest and fewest(s) for s in stage_counts(problem, schedule)}
         if pairs := promising(problem, source, schedule, blocks, beside, known):
             return [(count, [stages]) for count, stages in pairs]

@@ -24,11 +24,20 @@ MOST_GROUPS = 32
 TINY = 60
 SMALL = 300
 
+#: Operators of a model up to which planning a pair of stages and microbatches exactly takes a fraction of a second:
+#: every number of stages is planned, and then numbers of microbatches beside the best.
+SMALL_STEP = 1000
+
 #: Operators of a model from which on another process plans beside this one, which takes it a second to begin.
 WORTHWHILE = 1000
 
 #: Microbatches a stage of a large cluster: the bubble of 1F1B is then about an eighth.
 A_STAGE = 8
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether a step is so small that more pairs of stages and microbatches are planned exactly."""
+    return len(problem.graph.operators) < SMALL_STEP
 
 
 def is_large(cluster: Cluster) -> bool:

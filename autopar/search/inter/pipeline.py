@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from autopar.cost import CostModel
-from autopar.errors import InfeasiblePlanError, ScheduleError
+from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import (
     Communication,
@@ -34,7 +36,7 @@ from autopar.search.inter.candidates import (
     fewest_blocks,
     schedule_of,
 )
-from autopar.search.inter.counts import WORTHWHILE
+from autopar.search.inter.counts import WORTHWHILE, is_small
 from autopar.search.inter.every import every_slicing
 from autopar.search.inter.memory import limit_of_each, most_bytes, with_in_flight
 from autopar.search.inter.record import pipeline_of, step_record
@@ -48,10 +50,10 @@ from autopar.search.inter.schedules import (
     idle_share,
     with_starts,
 )
-from autopar.search.inter.shared import Remembered, SharedPlans
+from autopar.search.inter.shared import Known, Remembered, SharedPlans
 from autopar.search.inter.slicings import LAYERS_PER_STAGE, MOST_LAYERS
 from autopar.search.inter.stages import Chosen, in_flight, plan_stage, promise_stages
-from autopar.search.problem import Problem
+from autopar.search.problem import NotFasterError, Problem
 from autopar.search.source import Sliced, StageSource
 from autopar.search.told import is_own_throughout
 from autopar.sharding.registry import registered_rules
@@ -59,6 +61,10 @@ from autopar.stages import cluster
 
 #: Candidates are planned exactly if their estimate is within this factor of the least.
 NEAR_BEST = 1.25
+
+#: Of a small model the best with each number of stages, if its estimate is within this factor: estimates leave out that
+#: sends overlap, and that weight gradients fill the bubble.
+FAR = 2.0
 
 #: Slicings that are planned where those of the least estimates do not fit.
 _MORE = 8
@@ -115,11 +121,24 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
                 break
         if plans:
             break
+    if plans and every is None and is_small(problem) and problem.options.num_microbatches is None:
+        tried = 0
+        while tried < len(plans):
+            tried = len(plans)
+            for candidate in _beside(problem, source, plans, beside):
+                with clock.phase("stages"), contextlib.suppress(InfeasiblePlanError):
+                    plans.append(plan_candidate(problem, source, candidate, stages, beside))
     if plans and problem.options.schedule == "auto" and problem.options.num_stages is None:
         with clock.phase("stages"):
             plans += _with_chunks(problem, source, min(plans, key=lambda p: p.step_time), intra, beside)
     if failures and not plans:
         raise failures[0]
+    if not plans and problem.options.enough_s < math.inf:
+        raise NotFasterError(
+            f"no pipeline of {problem.graph.name} is estimated to take less than {problem.options.enough_s:.6g} s",
+            cause="another plan is at hand that is as fast",
+            remedy="ask for num_stages to have one all the same",
+        )
     if not plans:
         raise InfeasiblePlanError(
             f"no way to cut {problem.graph.name} into stages fits {problem.cluster.name}",
@@ -147,9 +166,34 @@ def _rounds(problem: Problem, source: StageSource, beside: Beside, clock: Clock)
         if others:
             found = [c for c in found if c not in tried][:_MORE]
         else:
-            found = [c for c in found if c.estimate_s <= NEAR_BEST * found[0].estimate_s][:3]
+            cutoff_s = math.inf if schedule_of(problem).chunks > 1 else problem.options.enough_s
+            near = [c for c in found if c.estimate_s <= NEAR_BEST * min(found[0].estimate_s, cutoff_s)][:3]
+            if is_small(problem) and near:
+                near += _best_of_each(found, {len(c.members) for c in near}, FAR * min(found[0].estimate_s, cutoff_s))
+            if found and not near:  # all of them take longer than a plan that is at hand
+                return
+            found = near
         tried.update(found)
         yield found
+
+
+def _best_of_each(found: Sequence[Candidate], planned: set[int], most_s: float) -> list[Candidate]:
+    """By number of stages, but those ``planned``, the candidate of the least estimate up to ``most_s``."""
+    best = {len(c.members): c for c in reversed(found) if len(c.members) not in planned}
+    return [c for c in best.values() if c.estimate_s <= most_s]
+
+
+def _beside(problem: Problem, source: StageSource, plans: Sequence[Plan], beside: Beside) -> Iterator[Candidate]:
+    """Candidates with half and twice the microbatches of the fastest plan, but those that were planned."""
+    best = min(plans, key=lambda p: p.step_time)
+    known = {(p.num_stages, p.num_microbatches) for p in plans}
+    for count in (best.num_microbatches // 2, 2 * best.num_microbatches):
+        if count and (best.num_stages, count) not in known:
+            options = replace(problem.options, num_stages=best.num_stages, num_microbatches=count)
+            with contextlib.suppress(MicrobatchError, ScheduleError):
+                yield from itertools.islice(
+                    candidates(replace(problem, options=options), source, None, beside, False), 1
+                )
 
 
 def _in_other_schedules(
@@ -195,13 +239,16 @@ def _with_chunks(
         return
     found = source.microbatches(count)
     layers = cluster(problem.graph, found, min(LAYERS_PER_STAGE * workers, MOST_LAYERS), fewest=None)
+    # What differs between schedules is which worker has a stage, and how many microbatches it holds.
+    known: dict[tuple[tuple[str, ...], ...], Known] = {}
     for schedule in (get(name) for name in CHUNKED):
         if len(layers.members) < workers * schedule.chunks:
             continue
         with contextlib.suppress(ScheduleError, InfeasiblePlanError):
             candidate = even_candidate(problem, layers, workers * schedule.chunks, schedule, count)
             if candidate is not None:
-                yield plan_candidate(problem, source, replace(candidate, schedule=schedule), intra, beside)
+                planned = replace(candidate, schedule=schedule)
+                yield plan_candidate(problem, source, planned, intra, beside, known.setdefault(planned.members, {}))
 
 
 def plan_candidate(
@@ -210,12 +257,22 @@ def plan_candidate(
     candidate: Candidate,
     intra: Callable[[Problem], Plan],
     beside: Beside = ALONE,
+    known: Known | None = None,
 ) -> Plan:
-    """The exact plan of a candidate: every stage planned on its submesh, the whole simulated."""
+    """The exact plan of a candidate: every stage planned on its submesh, the whole simulated.
+
+    Args:
+        problem: the whole.
+        source: of its step.
+        candidate: stages and their devices.
+        intra: plans one stage on its submesh.
+        beside: plans some of them.
+        known: plans of stages of other candidates with the same stages; those that are made here are added.
+    """
     sliced = source.slice(candidate.count, candidate.members)
     schedule = candidate.schedule or schedule_of(problem)
     table = schedule.table(len(candidate.members), candidate.count)
-    shared = SharedPlans(intra, candidate.meshes, beside)
+    shared = SharedPlans(intra, candidate.meshes, beside, {} if known is None else known)
     chosen = Chosen(problem, source, sliced, candidate.members, candidate.layers, table)
     parts = _planned_stages(chosen, candidate, shared)
     if not fits(problem, sliced, parts, table):  # each stage does, and some worker has several

@@ -18,7 +18,7 @@ from autopar.microbatch import batch_size
 from autopar.schedule import Schedule
 from autopar.search.beside import Beside
 from autopar.search.inter.costs import Anew, LayerCosts, LayerPrices
-from autopar.search.inter.counts import stage_counts
+from autopar.search.inter.counts import SMALL_STEP, stage_counts
 from autopar.search.inter.slicings import layers_of, slicings
 from autopar.search.inter.submesh import Submesh
 from autopar.search.problem import Problem
@@ -97,7 +97,7 @@ def promising(
     beside: Beside,
     known: dict[tuple[int, Layers], LayerPrices],
 ) -> list[tuple[int, int]]:
-    """At most three pairs (microbatches, stages) that are worth slicing for; none where that is not known.
+    """A few pairs (microbatches, stages) that are worth slicing for; none where that is not known.
 
     Args:
         problem: what is planned; both numbers are free.
@@ -126,9 +126,12 @@ def promising(
                 known[n, layers] = LayerPrices(problem, source, n, layers, beside)
         found += _pairs((known[counts[0], few], known[counts[-1], many]), s, _possible(schedule, s, counts))
     pairs = [(count, s) for _, _, count, s in sorted(found)]
-    # Estimates err: the best two, and the best with another number of stages.
-    others = [pair for pair in pairs[2:] if pairs[0][1] == pairs[1][1] != pair[1]]
-    return [*pairs[:2], *others[:1]]
+    # Estimates err: the best two, and the best with another number of stages; of small models with each.
+    firsts = {s: (count, s) for count, s in reversed(pairs)}
+    others = [pair for pair in pairs[2:] if pair == firsts[pair[1]] and pair[1] not in {s for _, s in pairs[:2]}]
+    if len(problem.graph.operators) >= SMALL_STEP:
+        others = others[:1] if pairs[0][1] == pairs[1][1] else []
+    return [*pairs[:2], *others]
 
 
 def _possible(schedule: Schedule, stages: int, counts: Sequence[int]) -> Iterator[int]:

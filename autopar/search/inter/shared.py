@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import msgspec
 
@@ -25,6 +26,10 @@ class _Planned:
     content: PlanContent
 
 
+#: Plans of stages by what they are of.
+Known: TypeAlias = dict[tuple[object, ...], list[_Planned]]
+
+
 @dataclass
 class SharedPlans:
     """Plans of the stages of one way to cut the step.
@@ -40,7 +45,7 @@ class SharedPlans:
     intra: Callable[[Problem], Plan]
     meshes: tuple[tuple[int, ...], ...] = ()
     beside: Beside = ALONE
-    known: dict[tuple[object, ...], list[_Planned]] = field(default_factory=dict)
+    known: Known = field(default_factory=dict)
     promised: list[tuple[Problem, Promise[Plan]]] = field(default_factory=list)
 
     def promise(self, stated: Problem) -> None:

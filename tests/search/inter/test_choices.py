@@ -22,6 +22,7 @@ from autopar.search import Problem
 from autopar.search.alpa import alpa
 from autopar.search.inter.pipeline import pipeline
 from autopar.search.inter.submesh import worthwhile
+from autopar.search.planner import Planner
 from examples import mlp
 from tests.end_to_end.clusters import MIDDLE
 
@@ -149,15 +150,15 @@ def test_equal_stages_have_as_many_devices():
 
 
 def test_one_stage_is_planned_in_ways_that_may_be_faster_than_several(monkeypatch):
-    bounds = []
-    own = PureFunction._one_stage
+    cutoffs = []
+    own = Planner.single_stage
 
-    def one_stage(self, signature, limit_bytes, enough_s):
-        bounds.append(enough_s)
-        return own(self, signature, limit_bytes, enough_s)
+    def single_stage(self, problem, step, counts, cutoff_s=math.inf):
+        cutoffs.append(cutoff_s)
+        return own(self, problem, step, counts, cutoff_s)
 
-    monkeypatch.setattr(PureFunction, "_one_stage", one_stage)
+    monkeypatch.setattr(Planner, "single_stage", single_stage)
     found = plan(nodes(inter=1e7))
-    assert found.num_stages > 1 and bounds == [found.step_time]
+    assert found.num_stages > 1 and cutoffs == [found.step_time]
     alone = plan(nodes(inter=1e11, count=1))
-    assert alone.num_stages == 1 and bounds[1:] == [math.inf], "on one node pipelines are not tried first"
+    assert alone.num_stages == 1 and cutoffs[1:] == [math.inf], "on one node pipelines are not tried first"

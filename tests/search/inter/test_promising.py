@@ -94,11 +94,9 @@ def test_where_memory_is_short_what_exceeds_it_least_comes_first():
     assert pairs(problem(memory=700_000)) == [], "half as much again would not do"
 
 
-def test_a_plan_with_all_free_is_near_the_best_of_all_pairs(monkeypatch):
-    monkeypatch.setattr(candidates, "WORTHWHILE", 0)
+def test_a_plan_with_all_free_is_near_the_best_of_all_pairs():
     fn, args = mlp.build(abstract=True, **SIZES)
     free = autopar.parallelize(fn, cluster=nodes()).plan(*args)
-    monkeypatch.undo()
     asked = [
         autopar.parallelize(fn, cluster=nodes(), num_stages=stages, num_microbatches=count).plan(*args).step_time
         for stages in (2, 4)

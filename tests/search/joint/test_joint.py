@@ -1,8 +1,7 @@
 """All decisions together against exhaustive search: sharding, meshes, stages, submeshes, microbatches, recomputation.
 
 The steps are tiny, so every slicing of them is planned, and every way of one stage where memory binds. It is not exact
-where a pipeline is faster on one node and one stage fits, for pipelines are not tried there; and by what a schedule
-other than 1F1B must save.
+by what a pipeline must save where one stage does, and by what a schedule other than 1F1B must save.
 
 Larger steps are sliced by estimates of the dynamic program, which knows neither what a cut makes of the backward pass
 nor how sends overlap, and take the fewest microbatches that fit with one stage. How often and how far that is off is
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 
 import pytest
 
-import autopar.api.pure as pure
 import autopar.search.inter.every as every
+import autopar.search.planner as planner
 from tests.search.joint.cases import Case, case
 
 #: Of 200 cases those that take a second or two, where something fits and the planner was found to be exact.
@@ -100,7 +99,7 @@ class Enumerated:
 
 def by_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans tiny steps as larger ones from now on."""
-    for module in (every, pure):
+    for module in (every, planner):
         monkeypatch.setattr(module, "TINY", 0)
 
 

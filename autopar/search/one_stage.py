@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autopar.api.attempts import Attempts
-from autopar.frontend import Traced
 from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
-
-_Planned = tuple[Traced, Plan]
+from autopar.search.attempts import Attempts
 
 
 def one_stage(
-    attempts: Attempts[_Planned],
+    attempts: Attempts[Plan],
     counts: Sequence[int],
     remat: str,
     *,
     offload: bool,
     tiny: bool,
     enough_s: float = math.inf,
-) -> _Planned:
+) -> Plan:
     """The plan of one stage.
 
     One microbatch is taken and nothing computed anew where that fits. Else the fewest microbatches are taken with which
@@ -49,17 +46,19 @@ def one_stage(
         found = attempts.fastest(ways, _nothing_on_host, _seconds, enough_s)
     elif tiny:
         ways = [(count, level) for count in counts for level in (first, *more)]
-        found = attempts.fastest(ways, lambda f: _nothing_anew(f) and not f[1].content.memory_bound, _seconds, enough_s)
+        found = attempts.fastest(
+            ways, lambda f: _nothing_recomputed(f) and not f.content.memory_bound, _seconds, enough_s
+        )
     else:
-        found = attempts.first(plain, enough_s) or _anew(attempts, counts, more, enough_s)
+        found = attempts.first(plain, enough_s) or _recomputed(attempts, counts, more, enough_s)
     if found is None:
         raise attempts.error()
     return found
 
 
-def _anew(
-    attempts: Attempts[_Planned], counts: Sequence[int], levels: Sequence[Level], enough_s: float
-) -> _Planned | None:
+def _recomputed(
+    attempts: Attempts[Plan], counts: Sequence[int], levels: Sequence[Level], enough_s: float
+) -> Plan | None:
     """The plan that computes as little anew as must be. Where that which holds least does not fit, few of those between
     need to be tried: in one microbatch nothing is added up beside it."""
     possible = attempts.possible(counts)
@@ -72,13 +71,13 @@ def _anew(
     return attempts.first([(possible[0], level) for level in levels], enough_s) if len(possible) > 1 else None
 
 
-def _nothing_on_host(found: _Planned) -> bool:
-    return not found[1].stages[0].host_bytes
+def _nothing_on_host(plan: Plan) -> bool:
+    return not plan.stages[0].host_bytes
 
 
-def _nothing_anew(found: _Planned) -> bool:
-    return found[1].stages[0].remat == "none"
+def _is_free_of_the_limit(plan: Plan) -> bool:
+    return plan.stages[0].remat == "none" and not plan.content.memory_bound
 
 
-def _seconds(found: _Planned) -> float:
-    return found[1].step_time
+def _seconds(plan: Plan) -> float:
+    return plan.step_time

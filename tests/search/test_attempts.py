@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.api.attempts import Attempts
 from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.search.attempts import Attempts
 
 NEEDED = {(1, "none"): 90, (2, "none"): 50, (4, "full"): 20}
 

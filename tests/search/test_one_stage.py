@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from autopar.api.attempts import Attempts
-from autopar.api.one_stage import one_stage
 from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.search.attempts import Attempts
+from autopar.search.one_stage import one_stage
 
 COUNTS = (1, 2, 4)
 
@@ -41,12 +41,11 @@ class Step:
         tight = needed > 0.9 * self.limit_bytes
         stage = SimpleNamespace(host_bytes=needed < self.on_devices, remat=level)
         seconds = 1.0 + 0.1 * doublings + 0.25 * levels + tight
-        return (count, level), SimpleNamespace(
-            stages=[stage], content=SimpleNamespace(memory_bound=tight), step_time=seconds
-        )
+        content = SimpleNamespace(memory_bound=tight)
+        return SimpleNamespace(way=(count, level), stages=[stage], content=content, step_time=seconds)
 
     def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False):
-        return one_stage(Attempts(self.attempt), counts, remat, offload=offload, tiny=tiny)[0]
+        return one_stage(Attempts(self.attempt), counts, remat, offload=offload, tiny=tiny).way
 
 
 def test_what_fits_at_once_is_taken():

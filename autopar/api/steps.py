@@ -1,0 +1,93 @@
+"""`TracedStep`: a traced function in each of the forms that are planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from autopar.api.constraints import Pin, constraints_of
+from autopar.api.restacked import restacked
+from autopar.frontend import Traced
+from autopar.ir.verify import verify
+from autopar.lower.microbatch import microbatched
+from autopar.lower.pipeline.source import TracedStages
+from autopar.lower.recompute import recomputed_step
+from autopar.lower.unstack import Unstacked, group_count, layer_count, unstack
+from autopar.plan import Plan
+from autopar.recompute import Level
+from autopar.search.source import LayeredStep, SingleStage
+
+
+@dataclass(frozen=True, eq=False)
+class TracedStep:
+    """See `autopar.search.source.StepSource`. Remembers the forms that it was asked for.
+
+    Args:
+        traced: the function.
+        donated: indices of the traced leaves whose buffers the step may reuse.
+        pins: where the user wants inputs to lie.
+        num_devices: of the cluster.
+        unstacked: the function with stacks taken apart, where that is done already.
+        forms: by number of microbatches and what is recomputed the function as one stage, with the ends of its layers.
+    """
+
+    traced: Traced
+    donated: Sequence[int]
+    pins: Sequence[Pin]
+    num_devices: int
+    unstacked: Unstacked | None = None
+    forms: dict[tuple[int, Level], tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
+
+    def single_stage(self, num_microbatches: int, remat: Level) -> SingleStage:
+        """The step as one stage. Raises MicrobatchError where there cannot be as many microbatches."""
+        if (num_microbatches, remat) not in self.forms:
+            self.forms[num_microbatches, remat] = as_one_stage(self.traced, num_microbatches, remat)
+        form, ends = self.forms[num_microbatches, remat]
+        return SingleStage(form.graph, ends)
+
+    def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
+        """The step with stacks taken apart."""
+        groups = group_count(layer_count(self.traced.graph), num_stages, most_groups)
+        apart = self.unstacked or unstack(self.traced, groups)
+        donated = frozenset(n for i in self.donated for n in apart.names(i))
+        return LayeredStep(
+            apart.step.graph,
+            TracedStages(apart.step),
+            donated,
+            constraints_of(self.pins, self.traced.graph, self.num_devices, apart.names),
+            apart.groups,
+            self._of_step(apart),
+        )
+
+    def form_of(self, plan: Plan) -> Traced:
+        """The function in the form that a plan is of."""
+        if plan.content.pipeline is not None:
+            return self.traced
+        self.single_stage(plan.num_microbatches, plan.stages[0].remat)
+        return self.forms[plan.num_microbatches, plan.stages[0].remat][0]
+
+    def _of_step(self, apart: Unstacked) -> Callable[[Plan], Plan]:
+        return lambda plan: restacked(plan, self.traced.graph, apart)
+
+
+def as_one_stage(
+    traced: Traced, num_microbatches: int, remat: Level, ends: Sequence[str] | None = None
+) -> tuple[Traced, tuple[str, ...]]:
+    """A function in microbatches, with what ``remat`` does not hold recomputed.
+
+    Args:
+        traced: the function.
+        num_microbatches: their number.
+        remat: what is held of the forward pass.
+        ends: of its layers, as a plan records them; None finds them.
+
+    Returns it, and the ends of its layers.
+
+    Raises:
+        MicrobatchError: there cannot be as many microbatches.
+    """
+    held, found = recomputed_step(traced, remat, ends)
+    form = microbatched(held, num_microbatches)
+    if num_microbatches > 1 or remat != "none":
+        verify(form.graph)
+    return form, found

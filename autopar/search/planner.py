@@ -1,0 +1,184 @@
+"""`Planner`: the whole decision, from a step and a cluster to one plan.
+
+    enumerate       one stage, and pipelines where stages are free (`Planner._forms`)
+    one stage       microbatches x recomputation, each a problem of the integer program (`one_stage`)
+    pipelines       microbatches x stages are ranked, layers profiled, stages cut by the dynamic program and each
+                    planned exactly (`inter.pipeline`)
+    compose         the fastest, with a bound over all that was free (`bound`)
+
+Each form is given the seconds of the best plan so far: it stops as soon as it cannot be faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from autopar.cost import CostModel
+from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.microbatch import batch_size
+from autopar.plan import Plan
+from autopar.recompute import Level
+from autopar.search.attempts import Attempts
+from autopar.search.bound import bounded
+from autopar.search.cache import PlanCache, cached, cached_with_stages
+from autopar.search.inter.counts import MOST_GROUPS, MOST_STAGES, TINY, is_large
+from autopar.search.inter.reach import may_be_faster
+from autopar.search.inter.schedules import LEAST_GAIN
+from autopar.search.one_stage import one_stage
+from autopar.search.problem import Problem
+from autopar.search.registry import Strategy, cuts_stages
+from autopar.search.source import StepSource
+
+#: A form of plan: seconds of the best plan so far -> the best plan of the form.
+Form = Callable[[float], Plan]
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans steps.
+
+    Args:
+        strategy: shards one stage, or cuts the step into stages itself.
+        cache: plans that are kept; None keeps none.
+        tries_pipelines: whether stages are cut where their number is free and the strategy does not cut them itself.
+    """
+
+    strategy: Strategy
+    cache: PlanCache | None = None
+    tries_pipelines: bool = True
+
+    def plan(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
+        """The fastest plan.
+
+        Args:
+            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
+            step: the step in other forms.
+            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
+
+        Raises:
+            InfeasiblePlanError: nothing fits the memory; the error is that of one stage where one was tried.
+            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+        """
+        best: Plan | None = None
+        failures: list[InfeasiblePlanError | MicrobatchError] = []
+        for form, is_single in self._forms(problem, step, counts):
+            try:
+                plan = form(math.inf if best is None else best.step_time)
+            except (InfeasiblePlanError, MicrobatchError) as error:
+                failures.insert(0 if is_single else len(failures), error)
+                continue
+            if best is None or plan.step_time < best.step_time * (1 if is_single else 1 - LEAST_GAIN):
+                best = plan
+        if best is None:
+            raise failures[0] from None
+        return best
+
+    def _forms(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Iterator[tuple[Form, bool]]:
+        """Forms of plans in the order in which they are tried, each with whether it is one stage.
+
+        Between nodes a pipeline is the likelier answer, and the dearer it is that one stage is planned without knowing
+        what it has to beat. Inside a node it is one stage, and pipelines are tried where they may be faster.
+        """
+
+        def single(cutoff_s: float) -> Plan:
+            return self.single_stage(problem, step, counts, cutoff_s)
+
+        def several(cutoff_s: float) -> Plan:
+            return self.pipeline(problem, step, counts, cutoff_s)
+
+        asked, cluster = problem.options.num_stages, problem.cluster
+        if (asked or 1) > 1 or (asked is None and cluster.num_devices > 1 and cuts_stages(self.strategy)):
+            yield several, False
+            return
+        free = asked is None and self.tries_pipelines and cluster.num_devices > 1
+        first = free and problem.options.schedule != "none" and (cluster.num_nodes > 1 or _is_asked(problem))
+        if first:
+            yield several, False
+        yield single, True
+        if free and not first:
+            yield several, False
+
+    def single_stage(
+        self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf
+    ) -> Plan:
+        """The best plan of one stage; arguments as of `plan`, and seconds that it must stay below."""
+        o, size = problem.options, batch_size(problem.graph) or 1
+
+        def attempt(count: int, level: Level, enough_s: float, explain: bool) -> Plan:
+            single = step.single_stage(count, level)
+            options = replace(
+                o, num_microbatches=count, num_stages=1, schedule="auto", remat="auto", equal=False, enough_s=enough_s,
+                explain=explain,
+            )  # fmt: skip
+            plan = self._shard(replace(problem, graph=single.graph, options=options))
+            return Plan(plan.content.recomputing(level, single.layer_ends), plan.phases)
+
+        plan = one_stage(
+            Attempts(attempt),
+            [2**k for k in range(size.bit_length())] if counts is None else counts,
+            o.remat,
+            offload=o.offload != "none",
+            tiny=len(problem.graph.operators) <= TINY,
+            enough_s=cutoff_s,
+        )
+        if o.num_stages is None or counts is None or o.remat == "auto":
+            plan = bounded(plan, problem.graph, problem.cluster)
+        return plan
+
+    def pipeline(
+        self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf
+    ) -> Plan:
+        """The best plan with several stages; arguments as of `single_stage`.
+
+        Raises:
+            NotFasterError: none takes less than ``cutoff_s``.
+        """
+        o, cluster = problem.options, problem.cluster
+        if cutoff_s < math.inf:
+            may_be_faster(problem, counts, cutoff_s)
+        _say(problem, f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
+        stages = o.num_stages or getattr(self.strategy, "num_stages", None)
+        layered = step.layered(stages, 2 * MOST_STAGES if is_large(cluster) else MOST_GROUPS)
+        kept = _kept_on_devices(problem, layered.groups)
+        options = replace(
+            o,
+            donated=layered.donated,
+            constraints=layered.constraints,
+            num_microbatches=None if counts is None else counts[0],
+            offload="none" if kept else o.offload,
+            enough_s=cutoff_s,
+        )
+        whole = Problem(layered.graph, cluster, CostModel(cluster), options, layered.source)
+        plan = cached_with_stages(self.strategy, self.cache)(whole)
+        if kept:
+            plan = Plan(msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)), plan.phases)
+        return layered.of_step(plan)
+
+    def _shard(self, problem: Problem) -> Plan:
+        _say(problem, f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
+        return cached(self.strategy, self.cache)(problem)
+
+
+def _is_asked(problem: Problem) -> bool:
+    """Whether a schedule of pipelines is asked for."""
+    return problem.options.schedule not in ("auto", "none")
+
+
+def _kept_on_devices(problem: Problem, groups: int) -> str:
+    """Why no state of a pipeline lies in host memory where it was asked for; "" where it may."""
+    o = problem.options
+    told = f"offload={o.offload!r} moves nothing to host memory: "
+    if o.offload != "none" and o.on_workers:
+        return told + "workers on Ray keep all on their devices"
+    if o.offload != "none" and groups > 1:
+        return told + "layers that lie in one array are taken apart for the stages"
+    return ""
+
+
+def _say(problem: Problem, text: str) -> None:
+    if problem.options.say is not None:
+        problem.options.say(text)

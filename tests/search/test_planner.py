@@ -1,0 +1,74 @@
+"""The whole decision: one stage and pipelines on one node too, each stopped where the other is as fast."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+import autopar
+from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
+from autopar.errors import InfeasiblePlanError
+from autopar.search.inter.reach import least_s, may_be_faster
+from autopar.search.problem import NotFasterError
+from examples import mlp
+from tests.search.problems import problem_of
+
+
+def node(devices: int = 4, bandwidth: float = 1e6, jax_kinds: tuple[str, ...] = ()) -> Cluster:
+    """One node whose links are slow beside its devices."""
+    device = Device("toy", 10**9, 1e10, (("f32", 1e9),), jax_kinds=jax_kinds)
+    link = LinkSpec(bandwidth, 1e-5)
+    return Cluster("toy", (NodeGroup(1, devices, device, link, link),))
+
+
+def step():
+    return mlp.build(abstract=True, layers=4, hidden=128, batch=32)
+
+
+def test_free_on_one_node_is_as_fast_as_what_is_asked_for():
+    fn, args = step()
+    free = autopar.parallelize(fn, cluster=node()).plan(*args)
+    asked = [
+        autopar.parallelize(fn, cluster=node(), num_stages=stages, num_microbatches=count).plan(*args).step_time
+        for stages, count in [(1, 1), (2, 4), (2, 8), (2, 16), (4, 8), (4, 16), (4, 32)]
+    ]
+    assert free.num_stages > 1
+    assert asked[0] > 1.2 * free.step_time, "one stage is slower"
+    assert free.step_time <= 1.01 * min(asked)
+    assert free.search.lower_bound <= free.step_time
+
+
+def test_where_links_are_fast_one_stage_is_taken():
+    fn, args = step()
+    assert autopar.parallelize(fn, cluster=node(bandwidth=1e12)).plan(*args).num_stages == 1
+
+
+def test_stages_in_one_process_on_a_cpu_are_taken_only_where_asked_for():
+    fn, args = step()
+    cluster = node(jax_kinds=("cpu",))
+    assert autopar.parallelize(fn, cluster=cluster).plan(*args).num_stages == 1
+    assert autopar.parallelize(fn, cluster=cluster, num_stages=2, num_microbatches=4).plan(*args).num_stages == 2
+
+
+@pytest.mark.parametrize("bandwidth", [1e6, 1e9])
+def test_what_pipelines_could_reach_is_less_than_what_they_take(bandwidth):
+    fn, args = step()
+    problem = problem_of(fn, args, node(bandwidth=bandwidth), num_stages=None, num_microbatches=None)
+    for stages, count in [(2, 4), (4, 16)]:
+        taken = autopar.parallelize(fn, cluster=problem.cluster, num_stages=stages, num_microbatches=count).plan(*args)
+        one = replace(problem, options=replace(problem.options, num_stages=stages))
+        assert 0 < least_s(one, [count]) <= taken.step_time
+    reached = least_s(problem, None)
+    may_be_faster(problem, None, 1.001 * reached)
+    with pytest.raises(NotFasterError, match="no pipeline"):
+        may_be_faster(problem, None, reached)
+
+
+def test_a_pipeline_that_no_memory_holds_leaves_the_error_of_one_stage():
+    fn, args = step()
+    with pytest.raises(InfeasiblePlanError, match="the least that would do is") as caught:
+        autopar.parallelize(fn, cluster=node(), memory_limit=1000).plan(*args)
+    assert not isinstance(caught.value, NotFasterError)
+    assert caught.value.least_bytes < math.inf

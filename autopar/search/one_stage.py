@@ -46,9 +46,7 @@ def one_stage(
         found = attempts.fastest(ways, _nothing_on_host, _seconds, enough_s)
     elif tiny:
         ways = [(count, level) for count in counts for level in (first, *more)]
-        found = attempts.fastest(
-            ways, lambda f: _nothing_recomputed(f) and not f.content.memory_bound, _seconds, enough_s
-        )
+        found = attempts.fastest(ways, _is_free_of_the_limit, _seconds, enough_s)
     else:
         found = attempts.first(plain, enough_s) or _recomputed(attempts, counts, more, enough_s)
     if found is None:

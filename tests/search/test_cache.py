@@ -37,6 +37,7 @@ from autopar.search import Manual, Options, Problem, alpa, strategy_named
 from autopar.search.cache import Cached, PlanCache, cached, cached_with_stages, key_of, plan_cache
 from autopar.search.cache.key import SILENT, without_lines
 from autopar.search.compare import Budget, Budgeted
+from autopar.search.constraints import Constraint
 from autopar.search.told import UntoldError, surroundings, told
 from autopar.sharding import register_rule, unregister_rule
 from examples import gpt, mlp
@@ -58,10 +59,12 @@ OTHERS = {
     "steps": 5,
     "waiting": 1,
     "equal": True,
+    "on_workers": True,
     "apart": True,
     "enough_s": 1.0,
     "remat": "none",
     "offload": "auto",
+    "constraints": (Constraint("x", (1,), "x is whole"),),
 }
 
 

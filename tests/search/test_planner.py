@@ -16,7 +16,7 @@ from examples import mlp
 from tests.search.problems import problem_of
 
 
-def node(devices: int = 4, bandwidth: float = 1e6, jax_kinds: tuple[str, ...] = ()) -> Cluster:
+def node(devices: int = 8, bandwidth: float = 1e6, jax_kinds: tuple[str, ...] = ()) -> Cluster:
     """One node whose links are slow beside its devices."""
     device = Device("toy", 10**9, 1e10, (("f32", 1e9),), jax_kinds=jax_kinds)
     link = LinkSpec(bandwidth, 1e-5)
@@ -24,7 +24,7 @@ def node(devices: int = 4, bandwidth: float = 1e6, jax_kinds: tuple[str, ...] = 
 
 
 def step():
-    return mlp.build(abstract=True, layers=4, hidden=128, batch=32)
+    return mlp.build(abstract=True, layers=8, hidden=256, batch=64)
 
 
 def test_free_on_one_node_is_as_fast_as_what_is_asked_for():
@@ -32,7 +32,7 @@ def test_free_on_one_node_is_as_fast_as_what_is_asked_for():
     free = autopar.parallelize(fn, cluster=node()).plan(*args)
     asked = [
         autopar.parallelize(fn, cluster=node(), num_stages=stages, num_microbatches=count).plan(*args).step_time
-        for stages, count in [(1, 1), (2, 4), (2, 8), (2, 16), (4, 8), (4, 16), (4, 32)]
+        for stages, count in [(1, 1), (2, 8), (2, 16), (4, 8), (4, 16), (4, 32)]
     ]
     assert free.num_stages > 1
     assert asked[0] > 1.2 * free.step_time, "one stage is slower"

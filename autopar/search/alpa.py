@@ -60,7 +60,7 @@ def alpa(problem: Problem) -> Plan:
     for answer in sorted(short, key=lambda a: (a.solution.lower_bound, str(a.stated.mesh))):
         if answer.solution.lower_bound > min(best, problem.options.enough_s):
             left_out = replace(answer.solution, status=Status.UNKNOWN, choice=(), objective=math.inf)
-            answers.append(replace(answer, solution=left_out, note="left out: costs more without a limit"))
+            answers.append(replace(answer, solution=left_out, note="left out: its bound is above what is known"))
             continue
         found = _under_limit(problem, answer, clock, min(best, problem.options.enough_s))
         answers += found

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from autopar.errors import AutoparError, ClusterError, WorkerLostError
+from autopar.runtime.ray.array_calls import fetch_arrays, hold_arrays, read_arrays
 from autopar.runtime.ray.deployment import Deployment, Launcher, Replanner
 from autopar.runtime.ray.function import Function
 from autopar.runtime.ray.ledger import Ledger
-from autopar.runtime.ray.messages import FileResult, ReadRequest, Snapshot, decode, encode
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.recovery import (
     Asked,
@@ -40,11 +40,9 @@ from autopar.runtime.ray.recovery import (
     Succeeded,
 )
 from autopar.runtime.ray.session import Session
-from autopar.runtime.ray.snapshot import SnapshotOnWorkers
 from autopar.runtime.ray.steps import lost_array, run_step
 from autopar.runtime.ray.values import ArrayOwner, RemoteArray, Writing
-from autopar.runtime.shards import DamageError, Leaf
-from autopar.runtime.transport.tiles import joined, on_host
+from autopar.runtime.shards import Leaf
 
 _T = TypeVar("_T")
 _LOGGER = logging.getLogger("autopar.ray")
@@ -322,22 +320,7 @@ class Driver(ArrayOwner):
             return self.perform(None, lambda: self._fetch(wanted))
 
     def _fetch(self, ids: Iterable[int]) -> dict[int, Any]:
-        found: dict[int, Any] = {}
-        session = self.session
-        wanted: list[list[int]] = [[] for _ in range(session.groups.num_workers)]
-        for id in ids:
-            held = self.ledger.holders.get(id)
-            if held:
-                wanted[min(held)].append(id)
-            elif id in self.ledger.copies:
-                found[id] = self.ledger.copies[id]
-            else:
-                raise lost_array()
-        if any(wanted):
-            answers = session.of_workers("get", [(w,) for w in wanted], self.options.deadline_s)
-            for own, parts in zip(wanted, answers, strict=True):
-                found.update({id: on_host(joined([p[id] for p in parts])) for id in own})
-        return found
+        return fetch_arrays(self.session, self.ledger, ids, self.options)
 
     def has(self, id: int) -> bool:
         """See `ArrayOwner.has`."""
@@ -345,46 +328,17 @@ class Driver(ArrayOwner):
 
     def hold(self, names: Mapping[int, str]) -> Writing:
         """See `ArrayOwner.hold`. WorkerLostError where workers are lost."""
-        return self.perform(None, lambda: self._hold(names))
-
-    def _hold(self, names: Mapping[int, str]) -> Writing:
-        session = self.session
-        own: list[dict[int, str]] = [{} for _ in range(session.groups.num_workers)]
-        copies: dict[str, Any] = {}
-        for id, name in sorted(names.items()):
-            held = self.ledger.holders.get(id)
-            if held:
-                # The one that has least to write.
-                own[min(held, key=lambda w: (len(own[w]), w))][id] = name
-            else:
-                copies[name] = self._fetch([id])[id]
-        ticket = self.ledger.new_id()
-        session.of_workers("hold", [(encode(Snapshot(ticket, n)),) for n in own], self.options.deadline_s)
-        return SnapshotOnWorkers(session, ticket, copies, self.options.load_s)
+        return self.perform(None, lambda: hold_arrays(self.session, self.ledger, names, self.options))
 
     def read(self, folder: Path, leaves: Mapping[int, Leaf]) -> dict[int, RemoteArray]:
         """See `ArrayOwner.read`. WorkerLostError where workers are lost."""
-        return self.perform(None, lambda: self._read(folder, leaves))
 
-    def _read(self, folder: Path, leaves: Mapping[int, Leaf]) -> dict[int, RemoteArray]:
-        session = self.session
-        own: list[ReadRequest] = [
-            ReadRequest(str(folder.absolute()), {}, {}) for _ in range(session.groups.num_workers)
-        ]
-        ids: dict[int, int] = {}
-        for like, leaf in sorted(leaves.items()):
-            ids[like] = self.ledger.new_id()
-            for worker in sorted(self.ledger.holders.get(like, (0,))):
-                own[worker].leaves[ids[like]] = leaf
-                own[worker].like[ids[like]] = like
-        answers = session.of_workers("read", [(encode(w),) for w in own], self.options.load_s)
-        for result in (decode(a, FileResult) for some in answers for a in some):
-            if result.error:
-                raise DamageError(result.file, result.error)
-        for like, id in ids.items():
-            self.ledger.held_by([id], self.ledger.holders.get(like, (0,)))
-        self.copy(ids.values())
-        return {like: self._handle_of(ids[like], leaves[like]) for like in leaves}
+        def work() -> dict[int, RemoteArray]:
+            ids = read_arrays(self.session, self.ledger, folder, leaves, self.options)
+            self.copy(ids.values())
+            return {like: self._handle_of(id, leaves[like]) for like, id in ids.items()}
+
+        return self.perform(None, work)
 
     def _handle_of(self, id: int, leaf: Leaf) -> RemoteArray:
         shape = leaf.shape[:-1] if leaf.key else leaf.shape

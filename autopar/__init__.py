@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from autopar.api.verify import verify
     from autopar.cluster import Cluster
     from autopar.plan import Plan
+    from autopar.precision import Precision
     from autopar.runtime.checkpoints import Checkpoints
     from autopar.runtime.hosts.join import initialize, stopping
     from autopar.runtime.hosts.supervise import AGAIN
@@ -47,6 +48,7 @@ _HOMES = {
     "Compiled": "autopar.api",
     "ParallelFunction": "autopar.api",
     "Plan": "autopar.plan",
+    "Precision": "autopar.precision",
     "Timeline": "autopar.simulate",
     "calibrate": "autopar.api.calibrate",
     "check": "autopar.api",
@@ -77,6 +79,7 @@ __all__ = [
     "ParallelFunction",
     "Plan",
     "PlanMismatchError",
+    "Precision",
     "ProcessLostError",
     "ProcessMismatchError",
     "ScheduleError",

@@ -27,7 +27,7 @@ PLANNER = (
     "sharding", "simulate", "solver", "stages",
 )  # fmt: skip
 #: Rooms that need a device library, or start what does.
-WITH_DEVICES = ("_compat", "api", "cli", "frontend", "lower", "runtime", "transforms")
+WITH_DEVICES = ("_compat", "api", "cli", "frontend", "lower", "precision", "runtime", "transforms")
 DEVICE_LIBRARIES = ("jax", "jaxlib", "ray", "flax", "optax")
 
 #: Modules below which a library may be imported at all; one that is not named here may be imported anywhere.
@@ -37,6 +37,7 @@ MAY_IMPORT = {
         "autopar.api",
         "autopar.frontend",
         "autopar.lower",
+        "autopar.precision",
         "autopar.runtime",
         "autopar.transforms",
     ),

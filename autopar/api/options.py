@@ -6,12 +6,14 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from autopar.api.constraints import Pin
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import Plan
+from autopar.precision import Precision, mixed
 from autopar.recompute import LEVELS
 from autopar.schedule import Schedule, get
 from autopar.search import strategy_named
@@ -37,6 +39,7 @@ class ParallelOptions:
     memory_limit_bytes: int | None = None
     remat: Any = "auto"
     offload: str = "none"
+    precision: Precision | None = None
     donate_argnums: tuple[int, ...] = ()
     donate_argnames: tuple[str, ...] = ()
     static_argnums: tuple[int, ...] = ()
@@ -46,6 +49,12 @@ class ParallelOptions:
     like: Any = None
     plan: Plan | None = None
     progress: Callable[[str], None] | None = None
+
+    @property
+    def tracing(self) -> dict[str, Any]:
+        """What tracing is told: which arguments are the batch, and what makes another program of the traced one."""
+        rewrite = None if self.precision is None else partial(mixed, self.precision)
+        return {"batch_argnums": self.batch_argnums, "rewrite": rewrite}
 
     def __post_init__(self) -> None:
         if self.cluster is not None and not isinstance(self.cluster, Cluster):

@@ -11,6 +11,7 @@ from autopar.api.options import ParallelOptions, as_tuple, parse_bytes
 from autopar.api.parallel_function import ParallelFunction, check_callable
 from autopar.cluster import Cluster
 from autopar.plan import Plan
+from autopar.precision import Precision, precision_of
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -62,6 +63,7 @@ def parallelize(
     memory_limit: int | str | None = None,
     remat: Any = "auto",
     offload: str = "none",
+    precision: str | Precision | None = None,
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     static_argnums: int | Sequence[int] = (),
@@ -89,6 +91,8 @@ def parallelize(
             matrix products), "full" (all but what enters a layer), or "auto": as little as the memory allows.
         offload: what may lie in host memory while nothing needs it: "none", or "auto": state that only the update
             reads, where the cluster gives ``host_bandwidth`` and no plan within the memory is faster without.
+        precision: mixed precision of a plain float32 step, which changes what is computed: "bf16", "f16" or an
+            `autopar.Precision`; None computes as the step says.
         donate_argnums: positions of arguments whose buffers the step may reuse, as in `jax.jit`.
         donate_argnames: their names.
         static_argnums: positions of arguments that are values of the program, as in `jax.jit`.
@@ -118,6 +122,7 @@ def parallelize(
         memory_limit_bytes=parse_bytes(memory_limit),
         remat=remat,
         offload=offload,
+        precision=precision_of(precision),
         donate_argnums=as_tuple(donate_argnums),
         donate_argnames=as_tuple(donate_argnames),
         static_argnums=as_tuple(static_argnums),

@@ -139,7 +139,7 @@ class PureFunction:
         self._say("tracing")
         clock = Clock()
         with clock.phase("trace"):
-            traced = trace(self.fn, signature, batch_argnums=self.options.batch_argnums, static_numbers=static_numbers)
+            traced = trace(self.fn, signature, static_numbers=static_numbers, **self.options.tracing)
         return replace(traced, phases=clock.phases())
 
     def traced(self, signature: CallSignature) -> Traced:

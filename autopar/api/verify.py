@@ -58,6 +58,7 @@ def verify(
     signatures = ParallelOptions(
         plan=plan,
         batch_argnums=options.batch_argnums,
+        precision=options.precision,
         static_argnums=options.static_argnums,
         static_argnames=options.static_argnames,
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from autopar.errors import TraceError
 from autopar.frontend.build import BoundGraph, build_graph
@@ -86,6 +87,7 @@ def trace(
     *,
     batch_argnums: Sequence[int] | None = None,
     static_numbers: bool = False,
+    rewrite: Callable[[ClosedJaxpr, Sequence[bool]], ClosedJaxpr] | None = None,
 ) -> Traced:
     """Traces ``fn`` for one signature.
 
@@ -94,6 +96,7 @@ def trace(
         signature: from `flatten_call`.
         batch_argnums: positions of the arguments that are the batch; None finds them.
         static_numbers: whether Python numbers are values of the program, those of the result too.
+        rewrite: makes another program with the same arguments and results; it is told which arguments are parameters.
 
     Raises:
         TraceError: jax cannot trace the function; the message has the user's line.
@@ -134,15 +137,19 @@ def trace(
             "itself called under jax.jit or jax.grad",
             remedy="pass the value as an argument, and call the parallelized function outside of jax transformations",
         )
-    program = build_graph(
-        closed,
-        callable_name(fn),
-        [(path, "other") for path, _, _ in paths],
-        out_paths[-1],
-    )
-    graph = order(assign_roles(program.graph, [(argument, inner) for _, argument, inner in paths], batch_argnums))
+
+    def built(closed: ClosedJaxpr) -> BoundGraph:
+        made = build_graph(closed, callable_name(fn), [(path, "other") for path, _, _ in paths], out_paths[-1])
+        graph = order(assign_roles(made.graph, [(argument, inner) for _, argument, inner in paths], batch_argnums))
+        return BoundGraph(graph, made.bounds, made.constants)
+
+    program = built(closed)
+    if rewrite is not None:
+        closed = rewrite(closed, [i.role == "parameter" for i in program.graph.inputs[: len(paths)]])
+        program, closed_over = built(closed), tuple(closed.consts)
+    graph = program.graph
     return Traced(
-        program=BoundGraph(graph, program.bounds, program.constants),
+        program=program,
         signature=signature,
         closed_over=closed_over,
         out_treedef=treedefs[-1],

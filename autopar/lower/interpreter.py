@@ -39,7 +39,8 @@ class Sharded:
     ``memory_bound`` is as in `autopar.sharding.routes.Routes`; ``index`` says which shard the interpreted one is;
     ``around`` is entered while an operator is applied; ``apart`` says that something is computed again in the same
     program, which a compiler must not merge with the first time; ``fenced`` that collectives must not overlap with
-    regions that have some inside (`autopar.lower.fences`); ``hosted`` names inputs that are in host memory until they
+    regions that have some inside (`autopar.lower.fences`); ``widened`` that products with a float32 result take float32
+    operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that are in host memory until they
     are read.
     """
 
@@ -52,6 +53,7 @@ class Sharded:
     around: Callable[[Operator], AbstractContextManager[Any]] = nullcontext
     apart: bool = False
     fenced: bool = False
+    widened: bool = False
     hosted: frozenset[str] = frozenset()
 
     @property
@@ -190,6 +192,8 @@ class Interpreter:
             results,
             self.sharded.index,
         )
+        if self.sharded.widened and op.primitive == "dot_general" and op.results[0].type.dtype == "f32":
+            operands = [o.astype(jnp.float32) for o in operands]
         made = localize(bound.primitive, bound.params, operands, context)
         age = _age(env, op)
         for v, layout, array in zip(op.results, results, made, strict=True):

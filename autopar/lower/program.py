@@ -81,6 +81,7 @@ def sharded(plan: Plan, platform: str) -> Sharded:
         content.memory_bound,
         apart=not content.pipeline and content.stages[0].remat != "none",
         fenced=platform == "cpu",
+        widened=platform == "cpu",
         hosted=frozenset(r.path for r in content.inputs if r.memory == "host"),
     )
 

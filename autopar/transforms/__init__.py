@@ -3,6 +3,7 @@
 Each is asked for by name; "auto" chooses none. docs/transforms.md has the equations, memory and oracle of each.
 """
 
+from autopar.transforms.bounded import Clocks, Event, drawn_events, replay
 from autopar.transforms.corrections import Extrapolated, dc_asgd, pipemare_rate, staleness_aware_rate
 from autopar.transforms.delayed import Correction, Delayed, DelayedState, Prediction, delayed
 from autopar.transforms.diloco import Diloco, DilocoState, Streaming, diloco, local_sgd
@@ -17,6 +18,7 @@ from autopar.transforms.split import Split, split
 
 __all__ = [
     "FORMATS",
+    "Clocks",
     "Compression",
     "Correction",
     "Delayed",
@@ -24,6 +26,7 @@ __all__ = [
     "Diloco",
     "DilocoState",
     "Encoded",
+    "Event",
     "Extrapolated",
     "Format",
     "OneBitAdamState",
@@ -38,6 +41,7 @@ __all__ = [
     "dc_asgd",
     "delayed",
     "diloco",
+    "drawn_events",
     "local_sgd",
     "mean_over_replicas",
     "narrow_mean",
@@ -46,6 +50,7 @@ __all__ = [
     "per_replica_value_and_grad",
     "pipemare_rate",
     "powersgd",
+    "replay",
     "split",
     "staleness_aware_rate",
 ]

@@ -1,0 +1,294 @@
+"""`mixed`: a traced float32 step in mixed precision.
+
+The jaxpr is interpreted with `Twin`s for its values, and what that does is traced again. The passes are told apart by
+the name stack that differentiation leaves; the update is not touched. The planner sees narrow types like any others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import Literal as JaxLiteral
+
+from autopar._compat.loops import plain_params
+from autopar.frontend.bodies import body_of, recomputes
+from autopar.ir.phases import phase_of
+from autopar.precision.policy import FOLLOWING, PRODUCTS, Precision
+from autopar.precision.values import Twin, is_constant, is_wide
+
+_DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
+# Reads of a table of parameters take the narrow copy: what they make is an activation.
+_READS = frozenset({"gather", "dynamic_slice"})
+
+
+def mixed(precision: Precision, closed: ClosedJaxpr, parameters: Sequence[bool]) -> ClosedJaxpr:
+    """The step in mixed precision, with the same arguments and results.
+
+    Args:
+        precision: which operators compute narrow.
+        closed: the traced step.
+        parameters: of each argument whether it is a parameter, of which narrow copies are taken.
+    """
+
+    def run(*arguments: Any) -> list[Any]:
+        twins = [Twin(a, parameter=p) for a, p in zip(arguments, parameters, strict=True)]
+        constants = [Twin(c) for c in closed.consts]
+        walk = Walk(precision, Wanted.of(closed.jaxpr, "update"))
+        return [t.as_wide() for t in walk.jaxpr(closed.jaxpr, constants, twins, "")]
+
+    shapes = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
+        for v in closed.jaxpr.invars
+    ]
+    return jax.make_jaxpr(run)(*shapes)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Variables of a program by what reads them.
+
+    Args:
+        wide: those that the update or a result reads, by way of operators that follow: computed in float32.
+        exact: those and what else is read in float32: products give it without rounding in between.
+    """
+
+    wide: frozenset[Any]
+    exact: frozenset[Any]
+
+    @staticmethod
+    def of(jaxpr: Jaxpr, enclosing: str, results: Iterable[Any] = ()) -> Wanted:
+        """From a program.
+
+        Args:
+            jaxpr: the program.
+            enclosing: the phase that it is in: in the forward or backward pass its results are not wanted as such.
+            results: those of its results that are.
+        """
+        read = jaxpr.outvars if enclosing == "update" else results
+        wide = {v for v in read if not isinstance(v, JaxLiteral)}
+        exact: set[Any] = set()
+        for eqn in reversed(jaxpr.eqns):
+            name, phase = eqn.primitive.name, phase_of(str(eqn.source_info.name_stack), enclosing)
+            opened = None if name == "shard_map" else body_of(eqn)
+            if opened is not None:
+                inner, outer = Wanted._inside(eqn, opened, phase, wide)
+                exact.update(outer[b] for b in inner.exact if b in outer)
+                wide.update(outer[b] for b in inner.wide if b in outer)
+                continue
+            updates = phase == "update" and not _holds_gradients(eqn)
+            if updates or (name in FOLLOWING and any(v in wide for v in eqn.outvars)):
+                wide.update(v for v in eqn.invars if not isinstance(v, JaxLiteral))
+            if name not in FOLLOWING and name not in PRODUCTS:
+                exact.update(v for v in eqn.invars if not isinstance(v, JaxLiteral))
+        return Wanted(frozenset(wide), frozenset(exact | wide))
+
+    @staticmethod
+    def _inside(
+        eqn: JaxprEqn, opened: tuple[Any, Sequence[int]], phase: str, wide: Collection[Any]
+    ) -> tuple[Wanted, Mapping[Any, Any]]:
+        """What is wanted inside a call, and the variables outside by those of its body that stand for them."""
+        body, taken = opened
+        jaxpr = body.jaxpr if isinstance(body, ClosedJaxpr) else body
+        results = [b for b, v in zip(jaxpr.outvars, eqn.outvars, strict=True) if v in wide]
+        given = zip(jaxpr.invars, (eqn.invars[i] for i in taken), strict=True)
+        return Wanted.of(jaxpr, phase, results), {b: v for b, v in given if not isinstance(v, JaxLiteral)}
+
+
+class Walk:
+    """Interprets a jaxpr with twins.
+
+    Args:
+        precision: which operators compute narrow.
+        wanted: variables of the jaxpr that are computed in float32 in any case.
+        enclosing: phase of what is not marked.
+    """
+
+    def __init__(self, precision: Precision, wanted: Wanted, enclosing: str = "update") -> None:
+        self.precision = precision
+        self.dtype = _DTYPES[precision.compute]
+        self.wide, self.exact = wanted.wide, wanted.exact
+        self.enclosing = enclosing
+
+    def jaxpr(self, jaxpr: Jaxpr, constants: Sequence[Twin], operands: Sequence[Twin], scope: str) -> list[Twin]:
+        """Results of a jaxpr."""
+        env: dict[Any, Twin] = dict(zip(jaxpr.constvars, constants, strict=True))
+        env.update(zip(jaxpr.invars, operands, strict=True))
+        for eqn in jaxpr.eqns:
+            where = "/".join(s for s in (scope, str(eqn.source_info.name_stack)) if s)
+            with _context(eqn):
+                results = self.equation(eqn, [_read(env, v) for v in eqn.invars], where)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [_read(env, v) for v in jaxpr.outvars]
+
+    def equation(self, eqn: JaxprEqn, operands: list[Twin], scope: str) -> list[Twin]:
+        """Results of one equation."""
+        name = eqn.primitive.name
+        opened = None if name == "shard_map" else body_of(eqn)
+        if opened is not None:
+            return self._opened(eqn, opened, operands, scope)
+        phase = phase_of(scope, self.enclosing)
+        if phase == "update" and not _holds_gradients(eqn):
+            return self._plain(eqn, operands)
+        if name == "scan":
+            return self._scan(eqn, operands, phase)
+        if name == "optimization_barrier":
+            return self._behind_barrier(operands)
+        if self.precision.denies(name, scope) or not any(is_wide(v.aval) for v in eqn.invars):
+            return self._plain(eqn, operands)
+        if name in PRODUCTS and not _is_exact(eqn):
+            return self._product(eqn, operands)
+        if name in FOLLOWING and not any(v in self.wide for v in eqn.outvars):
+            return self._following(eqn, operands)
+        return self._plain(eqn, operands)
+
+    def _opened(self, eqn: JaxprEqn, opened: tuple[Any, Sequence[int]], operands: list[Twin], scope: str) -> list[Twin]:
+        body, taken = opened
+        closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
+        if recomputes(eqn):
+            operands = self._behind_barrier(operands)
+        marked = phase_of(scope, self.enclosing)
+        results = self._results_wanted(closed.jaxpr.outvars, eqn.outvars)
+        inside = Walk(self.precision, Wanted.of(closed.jaxpr, marked, results), marked)
+        return inside.jaxpr(closed.jaxpr, [Twin(c) for c in closed.consts], [operands[i] for i in taken], scope)
+
+    def _plain(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
+        """As the program states it."""
+        return [Twin(r) for r in _bind(eqn, [t.as_wide() for t in operands], {})]
+
+    def _product(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
+        values = [
+            t.as_narrow(self.dtype) if is_wide(v.aval) else t.as_wide()
+            for v, t in zip(eqn.invars, operands, strict=True)
+        ]
+        exact = any(v in self.exact for v in eqn.outvars)
+        made = jnp.dtype(jnp.float32 if exact else self.dtype)
+        results = _bind(eqn, values, {"preferred_element_type": made})
+        return [Twin(r, follows=True) if exact else Twin(narrow=r, follows=True) for r in results]
+
+    def _following(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
+        floats = [
+            t for v, t in zip(eqn.invars, operands, strict=True) if is_wide(v.aval) and not isinstance(v, JaxLiteral)
+        ]
+        leads = any(t.follows for t in floats) or (eqn.primitive.name in _READS and any(t.parameter for t in floats))
+        if not leads:
+            if floats and all(t.parameter for t in floats):
+                return [Twin(r, parameter=True) for r in _bind(eqn, [t.as_wide() for t in operands], {})]
+            return self._plain(eqn, operands)
+        if not all(t.follows or t.parameter for t in floats):
+            return self._plain(eqn, operands)  # one is float32 for a reason: so is the result
+        values = [
+            t.as_narrow(self.dtype) if is_wide(v.aval) else t.as_wide()
+            for v, t in zip(eqn.invars, operands, strict=True)
+        ]
+        return [
+            Twin(narrow=r, follows=True) if is_wide(v.aval) else Twin(r)
+            for v, r in zip(eqn.outvars, _bind(eqn, values, {}), strict=True)
+        ]
+
+    def _scan(self, eqn: JaxprEqn, operands: list[Twin], phase: str) -> list[Twin]:
+        """A loop whose carry and rows are narrow where its body has them so."""
+        params = plain_params("scan", eqn.params)
+        body: ClosedJaxpr = params["jaxpr"]
+        first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
+        consts, init, rows = operands[:first], operands[first:second], operands[second:]
+        stacked = eqn.outvars[params["num_carry"] :]
+        results = self._results_wanted(body.jaxpr.outvars[params["num_carry"] :], stacked)
+        walk = Walk(self.precision, Wanted.of(body.jaxpr, phase, results), phase)
+        # Constants and rows that are narrow already enter so; parameters are narrowed inside, a row at a time.
+        fixed = [t.stored(t.follows, self.dtype) for t in consts]
+        xs = [t.stored(t.follows, self.dtype) for t in rows]
+        narrow = [t.follows for t in init]
+        carried: list[list[bool]] = []
+
+        def run(carry: Any, row: Any) -> tuple[Any, Any]:
+            given = [*(t.follows for t in consts), *narrow, *(t.follows for t in rows)]
+            twins = [
+                Twin(narrow=value, follows=True) if g else Twin(value, parameter=t.parameter)
+                for value, g, t in zip([*fixed, *carry, *row], given, operands, strict=True)
+            ]
+            made = walk.jaxpr(body.jaxpr, [Twin(c) for c in body.consts], twins, "")
+            after, last = made[: len(narrow)], made[len(narrow) :]
+            carried.append([t.follows for t in after])
+            ys = [_row(t, v in self.wide, self.dtype) for t, v in zip(last, stacked, strict=True)]
+            return [t.stored(g, self.dtype) for t, g in zip(after, narrow, strict=True)], ys
+
+        while True:  # a carry is narrow where it begins and ends so
+            start = [t.stored(g, self.dtype) for t, g in zip(init, narrow, strict=True)]
+            jax.eval_shape(run, start, [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs])
+            stays = [g and after for g, after in zip(narrow, carried[-1], strict=True)]
+            if stays == narrow:
+                break
+            narrow = stays
+        last, ys = jax.lax.scan(
+            run, start, xs, length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
+        )
+        return [_twin(v, value) for v, value in zip(eqn.outvars, [*last, *ys], strict=True)]
+
+    def _results_wanted(self, inner: Sequence[Any], outer: Sequence[Any]) -> list[Any]:
+        """Results of a body that are wanted in float32 outside."""
+        pairs = zip(inner, outer, strict=True)
+        return [b for b, v in pairs if v in self.wide and not isinstance(b, JaxLiteral)]
+
+    def _behind_barrier(self, operands: Sequence[Twin]) -> list[Twin]:
+        """Twins of what a recomputation takes, kept apart from the first computation; held narrow where they follow."""
+        held = [i for i, t in enumerate(operands) if not is_constant(t.wide)]
+        passed = jax.lax.optimization_barrier([operands[i].stored(operands[i].follows, self.dtype) for i in held])
+        behind = list(operands)
+        for i, value in zip(held, passed, strict=True):
+            twin = operands[i]
+            behind[i] = Twin(narrow=value, follows=True) if twin.follows else Twin(value, parameter=twin.parameter)
+        return behind
+
+
+def _row(twin: Twin, wide: bool, dtype: Any) -> Any:
+    """A row that a loop stacks: narrow where its reader takes it so."""
+    return twin.as_narrow(dtype) if twin.follows and not wide else twin.as_wide()
+
+
+def _twin(variable: Any, value: Any) -> Twin:
+    narrow = is_wide(variable.aval) and value.dtype != jnp.float32
+    return Twin(narrow=value, follows=True) if narrow else Twin(value)
+
+
+def _bind(eqn: JaxprEqn, values: Sequence[Any], changed: Mapping[str, Any]) -> list[Any]:
+    primitive: Any = eqn.primitive
+    given = {**eqn.params, **{k: v for k, v in changed.items() if k in eqn.params}}
+    results = primitive.bind(*values, **primitive.get_bind_params(given))
+    return list(results) if primitive.multiple_results else [results]
+
+
+def _context(eqn: JaxprEqn) -> AbstractContextManager[Any]:
+    """The name stack and the source line of an equation."""
+    stack: Any = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    context: AbstractContextManager[Any] = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+    return context
+
+
+def _read(env: Mapping[Any, Twin], atom: Any) -> Twin:
+    return Twin(atom.val) if isinstance(atom, JaxLiteral) else env[atom]
+
+
+def _is_exact(eqn: JaxprEqn) -> bool:
+    """Whether the user asked for a precision of a product (`jax.lax.Precision`)."""
+    asked = eqn.params.get("precision")
+    each = asked if isinstance(asked, tuple) else (asked,)
+    return any(p not in (None, jax.lax.Precision.DEFAULT) for p in each)
+
+
+def _holds_gradients(eqn: JaxprEqn) -> bool:
+    """Whether an unmarked loop or call has marked equations inside."""
+    for value in eqn.params.values():
+        for body in value if isinstance(value, tuple | list) else (value,):
+            jaxpr = body.jaxpr if isinstance(body, ClosedJaxpr) else body
+            if isinstance(jaxpr, Jaxpr) and any(
+                phase_of(str(e.source_info.name_stack)) != "update" or _holds_gradients(e) for e in jaxpr.eqns
+            ):
+                return True
+    return False

@@ -1,0 +1,134 @@
+"""`Clocks`: which worker may go on under stale synchronous parallelism (Ho et al., NIPS'13, section 3).
+
+A worker at clock c (updates done) may begin another while ``c - min over workers <= s``; what it reads then contains
+the first c - s updates of every worker. s = 0 is bulk synchronous, no bound is asynchronous. No I/O and no time: events
+in, decisions out, so that any order of events can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autopar.errors import AutoparError
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Updates that each worker has done.
+
+    Args:
+        counts: by worker.
+        bound: s, the most that a worker may be ahead of the slowest when it begins; None: no bound.
+    """
+
+    counts: tuple[int, ...]
+    bound: int | None
+
+    @staticmethod
+    def of(workers: int, bound: int | None) -> Clocks:
+        """The start.
+
+        Args:
+            workers: their number.
+            bound: see `Clocks`.
+
+        Raises:
+            AutoparError: one of them is no count.
+        """
+        if workers < 1 or (bound is not None and bound < 0):
+            raise AutoparError(f"{workers} workers with a bound of {bound}", remedy="a positive number, and 0 or more")
+        return Clocks((0,) * workers, bound)
+
+    def may_begin(self, worker: int) -> bool:
+        """Whether a worker may begin its next update."""
+        return self.bound is None or self.counts[worker] - min(self.counts) <= self.bound
+
+    def done(self, worker: int) -> Clocks:
+        """The clocks after one more update of a worker."""
+        return replace(self, counts=tuple(c + (w == worker) for w, c in enumerate(self.counts)))
+
+    def leave(self, worker: int) -> Clocks:
+        """The clocks without a worker that was lost: it holds nobody back; later workers move up by one."""
+        return replace(self, counts=self.counts[:worker] + self.counts[worker + 1 :])
+
+    def seen(self, worker: int) -> int:
+        """Updates of each worker that are in what a worker that begins reads, at least: no fewer than c - s."""
+        return min(self.counts)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a worker did.
+
+    Args:
+        worker: its number.
+        kind: "read" or "update".
+    """
+
+    worker: int
+    kind: str
+
+
+def replay(
+    gradients: Callable[[Any, int, int], Any],
+    update: Callable[[Any, Any], Any],
+    state: Any,
+    events: Sequence[Event],
+    workers: int,
+    bound: int | None = None,
+) -> Any:
+    """The state after a recorded order of events, on one device.
+
+    Args:
+        gradients: G(state read, worker, its clock).
+        update: U(state, gradients).
+        state: the first one.
+        events: in the order in which they happened.
+        workers: their number.
+        bound: that the order has to keep.
+
+    Raises:
+        AutoparError: an event breaks the bound, or a worker updates what it did not read.
+    """
+    clocks = Clocks.of(workers, bound)
+    read: dict[int, Any] = {}
+    for number, event in enumerate(events):
+        if event.kind == "read":
+            if event.worker in read or not clocks.may_begin(event.worker):
+                raise AutoparError(
+                    f"event {number}: worker {event.worker} reads at clocks {clocks.counts}, bound {bound}"
+                )
+            read[event.worker] = state
+        else:
+            if event.worker not in read:
+                raise AutoparError(f"event {number}: worker {event.worker} updates without having read")
+            made = gradients(read.pop(event.worker), event.worker, clocks.counts[event.worker])
+            state, clocks = update(state, made), clocks.done(event.worker)
+    return state
+
+
+def drawn_events(seconds: Callable[[int], float], workers: int, updates: int, bound: int | None) -> tuple[Event, ...]:
+    """The order of events of workers that take so long for an update; who waits begins as soon as it may.
+
+    Args:
+        seconds: of the next update of a worker.
+        workers: their number.
+        updates: of all workers together.
+        bound: see `Clocks`.
+    """
+    clocks = Clocks.of(workers, bound)
+    events: list[Event] = []
+    ends: dict[int, float] = {}
+    now = 0.0
+    while len(events) < 2 * updates:
+        for worker in range(workers):
+            if worker not in ends and clocks.may_begin(worker):
+                ends[worker] = now + seconds(worker)
+                events.append(Event(worker, "read"))
+        worker = min(ends, key=lambda w: (ends[w], w))
+        now = ends.pop(worker)
+        clocks = clocks.done(worker)
+        events.append(Event(worker, "update"))
+    return tuple(events)

@@ -17,7 +17,6 @@ from autopar._compat.world import World, world
 from autopar.api.fitting import Planned
 from autopar.api.options import ParallelOptions
 from autopar.cluster import Cluster
-from autopar.errors import ClusterError
 from autopar.frontend import Traced
 from autopar.ir import Operator
 from autopar.ir.text import operator_text
@@ -52,17 +51,6 @@ def agree(processes: World, traced: Traced, options: ParallelOptions, donated: S
     """
     facts = [*_versions(), *_settings(), *_options(options), *_program(traced)]
     Turn.next(processes, f"compiling {traced.graph.name}").compare([*facts, ("donated inputs", str(list(donated)))])
-
-
-def check_stages(options: ParallelOptions, processes: World) -> None:
-    """Raises ClusterError where a pipeline is asked for, which processes that run one script do not carry out."""
-    asked = options.plan.num_stages if options.plan is not None else options.num_stages
-    if isinstance(asked, int) and asked > 1:
-        raise ClusterError(
-            f"{asked} stages in {processes.processes} processes that run one script",
-            cause="stages are carried out by one process, or by workers on Ray",
-            remedy="cluster=Cluster.ray(...), or num_stages=1",
-        )
 
 
 def share(processes: World, name: str, make: Callable[[], Planned], form: Callable[[Plan], Traced]) -> Planned:

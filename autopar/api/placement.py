@@ -123,6 +123,11 @@ def _made(flat: Callable[..., list[Any]], leaves: Sequence[Any], shardings: Sequ
     for mesh in dict.fromkeys(s.mesh for s in shardings):
         here = [i for i, s in enumerate(shardings) if s.mesh == mesh]
 
+        if not mesh.local_devices:  # of stages of other processes
+            shapes = jax.eval_shape(flat, *leaves)
+            found.update((i, _elsewhere(shapes[i], shardings[i])) for i in here)
+            continue
+
         def some(*arrays: Any, here: list[int] = here) -> list[Any]:
             results = flat(*arrays)
             return [results[i] for i in here]
@@ -130,6 +135,11 @@ def _made(flat: Callable[..., list[Any]], leaves: Sequence[Any], shardings: Sequ
         made = jax.jit(some, out_shardings=[shardings[i] for i in here])(*leaves)
         found.update(zip(here, made, strict=True))
     return [found[i] for i in range(len(shardings))]
+
+
+def _elsewhere(shape: Any, sharding: NamedSharding) -> Any:
+    """An array of which this process has nothing."""
+    return jax.make_array_from_single_device_arrays(shape.shape, sharding, [], dtype=shape.dtype)
 
 
 def _is_array(leaf: Any) -> bool:

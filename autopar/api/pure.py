@@ -22,7 +22,7 @@ from autopar.api.for_workers import check_for_workers
 from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
 from autopar.api.lying import Lying, lying_arrays, lying_of
-from autopar.api.many_hosts import agree, check_stages, many, same_arguments, share
+from autopar.api.many_hosts import agree, many, same_arguments, share
 from autopar.api.options import ParallelOptions
 from autopar.api.steps import TracedStep, as_one_stage
 from autopar.api.user_mesh import outside
@@ -39,7 +39,8 @@ from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
 from autopar.lower.program import lower
 from autopar.lower.unstack import Unstacked, unstack
 from autopar.plan import Plan
-from autopar.runtime import load_local, load_pipeline
+from autopar.runtime import load_local
+from autopar.runtime.hosts.world_pipeline import load_stages
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
@@ -180,7 +181,6 @@ class PureFunction:
         traced = self._traced[signature]
         agree(processes, traced, self.options, self.donated(traced))
         form = partial(self._in_form_of, signature)
-        check_stages(self.options, processes)
         planned = share(processes, traced.graph.name, lambda: Planned(*self.plan(signature)), form)
         plan = Plan(planned.plan.content, planned.plan.phases or traced.phases, input_tree(planned.traced))
         self.planned[signature] = planned.traced, plan
@@ -325,7 +325,7 @@ class PureFunction:
             lowered = lower_pipeline(unstacked.step, plan, pieces, jax.devices()[0].platform)
         self._say("compiling")
         with clock.phase("compile"):
-            return load_pipeline(traced, unstacked, lowered, jax.devices(), self.donated(traced))
+            return load_stages(traced, unstacked, lowered, world_devices(), self.donated(traced))
 
     def _compile_remote(self, signature: CallSignature, traced: Traced, plan: Plan, cluster: RayCluster) -> Compiled:
         """The program for a signature on workers in other processes."""

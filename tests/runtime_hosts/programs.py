@@ -80,6 +80,7 @@ def train(o: dict[str, Any]) -> Any:
         "split": split,
         "mesh": list(plan.stages[0].mesh_shape.values()),
         "stages": plan.num_stages,
+        "processes": [len({d.process_index for d in leaf.sharding.device_set}) for leaf in jax.tree.leaves(state)],
         "plan": zlib.crc32(plan.to_json().encode()),
         "loss": float(np.asarray(metrics["loss"])),
     }
@@ -243,7 +244,6 @@ def wrong_use(o: dict[str, Any]) -> Any:
         "values": lambda: bad_values(2.0 if other else 1.0),
         "init": lambda: autopar.parallelize(dense_step).init(dense_state, jax.random.key(o["process"])),
         "infeasible": lambda: autopar.parallelize(dense_step, memory_limit=100)(state, x),
-        "stages": lambda: autopar.parallelize(dense_step, num_stages=2)(state, x),
         "fine": lambda: autopar.parallelize(dense_step)(state, x),
         "missing": lambda: None if other else autopar.parallelize(dense_step)(state, x),
     }

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 
@@ -32,7 +33,7 @@ def spread(leaf: Any, dtype: Any, wanted: NamedSharding, copy: bool) -> Any:
         placed = spread(data, data.dtype, NamedSharding(wanted.mesh, PartitionSpec(*spec)), copy)
         return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf))
     whole = np.array(leaf, dtype, copy=True if copy else None)
-    return jax.make_array_from_callback(whole.shape, wanted, lambda index: whole[index])
+    return jax.make_array_from_callback(whole.shape, wanted, lambda index: whole[index], dtype=whole.dtype)
 
 
 def put(array: Any, wanted: NamedSharding) -> Any:
@@ -44,12 +45,29 @@ def put(array: Any, wanted: NamedSharding) -> Any:
 
 def whole(array: Any) -> Any:
     """A numpy array, or an array of keys on this process, of all of a global array: all processes call it together."""
-    if not is_global(array):
+    if jax.process_count() == 1 or not isinstance(getattr(array, "sharding", None), NamedSharding):
         return array
     mesh = array.sharding.mesh
+    if len(mesh.devices.flat) < jax.device_count():
+        return _from_some(array)
     everywhere = NamedSharding(mesh, PartitionSpec())
     copied = jax.jit(lambda x: x, out_shardings=everywhere)(array)
     return copied.addressable_data(0)
+
+
+def _from_some(array: Any) -> Any:
+    """All of an array that lies on devices of some processes: those that have a part say what it is."""
+    data = np.zeros(array.shape, array.dtype)
+    count = np.zeros(array.shape, np.int32)
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            data[shard.index] = np.asarray(shard.data)
+            count[shard.index] = 1
+    counts = np.asarray(multihost_utils.process_allgather(count))
+    parts = np.asarray(multihost_utils.process_allgather(data))
+    for part, there in zip(parts, counts, strict=True):
+        data = np.where(there > 0, part, data)
+    return data
 
 
 def checksum(leaf: Any) -> str:

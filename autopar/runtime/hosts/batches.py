@@ -51,4 +51,4 @@ def from_rows(local: Any, rows: Sequence[int], shape: Sequence[int], wanted: Nam
         begin = at[chosen[0]] if chosen else 0
         return array[(slice(begin, begin + len(chosen)), *rest)]
 
-    return jax.make_array_from_callback(tuple(shape), wanted, part)
+    return jax.make_array_from_callback(tuple(shape), wanted, part, dtype=array.dtype)

@@ -1,0 +1,233 @@
+"""Instruction lists as one XLA program on all devices: branches by worker in each round, permutes between rounds.
+
+Every device keeps the values of its own worker alone, in slots; see `autopar.lower.pipeline.rounds`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from autopar._compat.dtypes import jax_dtype
+from autopar.ir import Layout
+from autopar.lower.pipeline.programs import StageProgram
+from autopar.lower.pipeline.rounds import Key, Lying, Round, Rounds, Turn, whole_key
+from autopar.lower.reshard import apply_steps
+from autopar.schedule import Accumulate, Apply, Buffer, Free, Recv, Run, Work
+from autopar.sharding.reshard import PathTables
+
+#: Axis of the mesh over which workers lie, in front of the axes of their own meshes.
+WORKERS = "workers"
+
+_JOINS = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
+
+
+@dataclass(frozen=True, eq=False)
+class OneProgram:
+    """The body of a step on one device.
+
+    Args:
+        rounds: what is done when.
+        programs: the stages' programs by work.
+        tables: by worker the ways from one layout to another on its mesh.
+        sizes: of the mesh axes of every worker.
+        results: values that are results.
+        shared: (worker, value) of results that all workers get.
+    """
+
+    rounds: Rounds
+    programs: Mapping[Work, StageProgram]
+    tables: Sequence[PathTables]
+    sizes: Mapping[str, int]
+    results: frozenset[Key] = frozenset()
+    shared: tuple[tuple[int, Key], ...] = ()
+
+    @cached_property
+    def begin(self) -> tuple[int, ...]:
+        """Slots that some worker has something in when the step begins."""
+        return tuple(sorted({n for t in self.rounds.start for n in t.values()}))
+
+    @cached_property
+    def finish(self) -> tuple[int, ...]:
+        """Slots that some worker has a result in when the step ends."""
+        return tuple(sorted({n for t in self.rounds.end for k, n in t.items() if k in self.results}))
+
+    def on_device(self, *slots: Any) -> tuple[Any, ...]:
+        """The slots of `finish` when the step ends, from those of `begin`; then what is `shared`."""
+        given = dict(zip(self.begin, slots, strict=True))
+        state = tuple(
+            given[n] if n in given else jnp.zeros(size, jax_dtype(dtype))
+            for n, (dtype, size) in enumerate(self.rounds.slots)
+        )
+        inbox: tuple[Any, ...] = ()
+        for number in range(len(self.rounds.rounds)):
+            state, inbox = self._round(number, state, inbox)
+        return (*(state[n] for n in self.finish), *self._everywhere(state))
+
+    def _everywhere(self, state: tuple[Any, ...]) -> list[Any]:
+        """What is `shared` on all workers: as bytes, by permutes of which each waits for the one before."""
+        if not self.shared:
+            return []
+        pieces = [self._unpacked(state[self.rounds.end[w][k]], self.rounds.lying[w, k])[0] for w, k in self.shared]
+        parts = [_bytes(p) for p in pieces]
+        owners = np.concatenate([np.full(p.shape, w) for p, (w, _) in zip(parts, self.shared, strict=True)])
+        whole, here = jnp.concatenate(parts), lax.axis_index(WORKERS)
+        for source in sorted({w for w, _ in self.shared}):
+            for target in range(len(self.rounds.start)):
+                if target != source:
+                    came = lax.ppermute(whole, WORKERS, [(source, target)])
+                    whole = jnp.where((here == target) & (owners == source), came, whole)
+        ends = np.cumsum([p.shape[0] for p in parts])
+        return [
+            _from_bytes(whole[end - part.shape[0] : end], piece)
+            for end, part, piece in zip(ends, parts, pieces, strict=True)
+        ]
+
+    def _round(self, number: int, state: tuple[Any, ...], inbox: tuple[Any, ...]) -> tuple[Any, Any]:
+        this = self.rounds.rounds[number]
+        touched = {n for t in this.turns for n in (*t.before.values(), *t.after.values())}
+        if number == len(self.rounds.rounds) - 1:
+            touched |= set(self.finish)  # what is done with results waits for all that was sent
+        order = sorted(touched)
+        given = tuple(state[n] for n in order)
+        branches = [self._branch(w, turn, this, order) for w, turn in enumerate(this.turns)]
+        made, out = lax.switch(lax.axis_index(WORKERS), branches, given, inbox)
+        updated = list(state)
+        for n, array in zip(order, made, strict=True):
+            updated[n] = array
+        arrived = tuple(lax.ppermute(o, WORKERS, e.pairs) for o, e in zip(out, this.exchanges, strict=True))
+        return tuple(updated), arrived
+
+    def _branch(self, worker: int, turn: Turn, this: Round, touched: Sequence[int]) -> Callable[..., Any]:
+        at = {slot: n for n, slot in enumerate(touched)}
+
+        def branch(given: tuple[Any, ...], inbox: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            values: dict[Key, tuple[Any, Layout]] = {}
+            for key, slot in turn.before.items():
+                values[key] = self._unpacked(given[at[slot]], self.rounds.lying[worker, key])
+            for message in turn.arrivals:
+                values[message.key] = self._unpacked(inbox[message.exchange], self.rounds.lying[worker, message.key])
+            for instruction in turn.instructions:
+                self._do(worker, values, instruction)
+            made = list(given)
+            for key, slot in turn.after.items():
+                if turn.before.get(key) == slot and key in turn.before and not _written(turn, key):
+                    continue
+                made[at[slot]] = _packed(values[key][0], self.rounds.slots[slot])
+            sent = {m.exchange: m.key for m in turn.sends}
+            out = tuple(
+                _packed(values[sent[n]][0], (e.dtype, e.size)) if n in sent else jnp.zeros(e.size, jax_dtype(e.dtype))
+                for n, e in enumerate(this.exchanges)
+            )
+            return tuple(made), out
+
+        return branch
+
+    def _unpacked(self, flat: Any, lying: Lying) -> tuple[Any, Layout]:
+        shape = lying.shape(self.sizes)
+        return flat[: math.prod(shape)].reshape(shape), lying.layout
+
+    def _do(self, worker: int, values: dict[Key, tuple[Any, Layout]], instruction: Any) -> None:
+        match instruction:
+            case Run(work=work, microbatch=number, reads=reads, writes=writes, donate=donate):
+                self._run(worker, values, work, max(number, 0), reads, writes)
+                _forget(values, donate)
+            case Apply(work=work, reads=reads, writes=writes, donate=donate):
+                self._run(worker, values, work, 0, reads, writes)
+                _forget(values, donate)
+            case Accumulate(into=into, value=value, reduce=reduce, first=first, donate=donate):
+                term = values[whole_key(value)]
+                if reduce == "concatenate":
+                    values[into, value.microbatch, -1] = term
+                elif first:
+                    values[whole_key(into)] = term
+                else:
+                    total, layout = values[whole_key(into)]
+                    values[whole_key(into)] = _JOINS[reduce](total, term[0]), layout
+                if donate and value != into:
+                    _forget(values, (value,))
+            case Free(values=buffers):
+                _forget(values, buffers)
+            case Recv(value=value, tag=tag):
+                key = next(k for k in values if k[2] == tag)
+                values[whole_key(value)] = values.pop(key)
+            case _:
+                pass  # what is sent is taken from the values when the round ends
+
+    def _run(
+        self,
+        worker: int,
+        values: dict[Key, tuple[Any, Layout]],
+        work: Work,
+        number: int,
+        reads: Sequence[Buffer],
+        writes: Sequence[Buffer],
+    ) -> None:
+        program = self.programs.get(work)
+        if program is None or not program.results:
+            return
+        by_name = {b.value: b for b in reads}
+        tables = self.tables[worker]
+        pieces = []
+        for port in program.reads:
+            piece, layout = _read(values, by_name[port.name])
+            if layout != port.layout:
+                piece = apply_steps(tables.path(port.type, layout, port.layout), piece, tables.mesh)
+            pieces.append(piece)
+        made = program.on_device(jnp.int32(number), pieces)
+        for buffer, port, piece in zip(writes, program.results, made, strict=True):
+            array = jnp.asarray(piece) if isinstance(piece, np.ndarray | np.generic) else piece
+            values[whole_key(buffer)] = array, port.layout
+
+
+def _written(turn: Turn, key: Key) -> bool:
+    """Whether an instruction of the turn makes or changes a value."""
+    for i in turn.instructions:
+        if isinstance(i, Run | Apply) and key[0] in i.writes:
+            return True
+        if isinstance(i, Accumulate) and key[0] == i.into:
+            return True
+        if isinstance(i, Recv) and key[0] == i.value:
+            return True
+    return False
+
+
+def _read(values: Mapping[Key, tuple[Any, Layout]], buffer: Buffer) -> tuple[Any, Layout]:
+    found = values.get(whole_key(buffer))
+    if found is not None:
+        return found
+    rows = sorted((k[1], v) for k, v in values.items() if k[0] == buffer and k[1] >= 0)
+    layout = rows[0][1][1]
+    return jnp.stack([piece for _, (piece, _) in rows]), Layout(((), *layout.dims))
+
+
+def _forget(values: dict[Key, tuple[Any, Layout]], buffers: Sequence[Buffer]) -> None:
+    gone = set(buffers)
+    for key in [k for k in values if k[0] in gone and k[2] < 0]:
+        del values[key]
+
+
+def _bytes(array: Any) -> Any:
+    flat = array.reshape(-1)
+    return flat.astype(jnp.uint8) if flat.dtype == jnp.bool_ else lax.bitcast_convert_type(flat, jnp.uint8).reshape(-1)
+
+
+def _from_bytes(flat: Any, like: Any) -> Any:
+    if like.dtype == jnp.bool_:
+        return flat.astype(jnp.bool_).reshape(like.shape)
+    if like.dtype.itemsize == 1:
+        return lax.bitcast_convert_type(flat, like.dtype).reshape(like.shape)
+    return lax.bitcast_convert_type(flat.reshape(-1, like.dtype.itemsize), like.dtype).reshape(like.shape)
+
+
+def _packed(array: Any, slot: tuple[str, int]) -> Any:
+    flat = array.reshape(-1).astype(jax_dtype(slot[0]))
+    missing = slot[1] - flat.shape[0]
+    return flat if not missing else jnp.concatenate([flat, jnp.zeros(missing, flat.dtype)])

@@ -1,0 +1,323 @@
+"""Instruction lists in rounds that all workers begin together: what each does, where its values lie, who sends to whom.
+
+Every device runs one program, so that all have the same arrays: slots, each a flat array of one dtype, as long as the
+longest value that any worker ever has in it. A worker's values are dealt to the slots as registers are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.errors import ScheduleError
+from autopar.ir import Layout, TensorType
+from autopar.lower.pipeline.programs import StageProgram
+from autopar.schedule import Accumulate, Apply, Buffer, Free, Instruction, Program, Recv, Run, Send, Work
+
+#: What a worker keeps: a buffer; one row of a concatenated one (its microbatch, else -1); a message by its tag.
+Key = tuple[Buffer, int, int]
+
+#: Tags of copies before the first round; those of the schedule count up from 0.
+_FIRST_COPY = 1 << 30
+
+
+@dataclass(frozen=True)
+class Lying:
+    """How a value lies on the devices of a worker.
+
+    Args:
+        type: its type, whole.
+        layout: how it is split.
+    """
+
+    type: TensorType
+    layout: Layout
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of a device's piece."""
+        return self.layout.local_shape(self.type.shape, sizes)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An input of the step that several workers read: it lies on one, which sends it to another first.
+
+    Args:
+        source: worker that has it.
+        value: its buffer there.
+        target: worker that reads it too.
+        into: its buffer there.
+    """
+
+    source: int
+    value: Buffer
+    target: int
+    into: Buffer
+
+
+@dataclass(frozen=True)
+class Message:
+    """A value on its way between two rounds.
+
+    Args:
+        exchange: number of the permute that carries it.
+        key: what it is where it arrives, or where it is sent from.
+    """
+
+    exchange: int
+    key: Key
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a worker does in a round.
+
+    Args:
+        arrivals: messages of the round before.
+        instructions: in order; at most one of them runs a program.
+        sends: messages for the next round.
+        before: slot of each value when the round begins, without arrivals.
+        after: slot of each value when it ends.
+    """
+
+    arrivals: tuple[Message, ...]
+    instructions: tuple[Instruction, ...]
+    sends: tuple[Message, ...]
+    before: Mapping[Key, int]
+    after: Mapping[Key, int]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A permute between two rounds.
+
+    Args:
+        pairs: (sender, receiver), each worker once at most on either side.
+        dtype: of all of them.
+        size: elements of the longest.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    dtype: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round: the turn of each worker, and the permutes behind it."""
+
+    turns: tuple[Turn, ...]
+    exchanges: tuple[Exchange, ...]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A step in rounds.
+
+    Args:
+        slots: (dtype, elements) of each.
+        rounds: in order.
+        start: by worker the slot of each value when the step begins.
+        end: likewise when it ends.
+        lying: by (worker, key) how values lie.
+    """
+
+    slots: tuple[tuple[str, int], ...]
+    rounds: tuple[Round, ...]
+    start: tuple[Mapping[Key, int], ...]
+    end: tuple[Mapping[Key, int], ...]
+    lying: Mapping[tuple[int, Key], Lying]
+
+
+def whole_key(buffer: Buffer) -> Key:
+    """The key of a buffer that is no row of another."""
+    return (buffer, -1, -1)
+
+
+class RoundMaker:
+    """Makes rounds of instruction lists.
+
+    Args:
+        program: the lists.
+        programs: the stages' programs by work.
+        sizes: of the mesh axes of every worker.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        programs: Mapping[Work, StageProgram],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self._program, self._programs, self._sizes = program, programs, sizes
+        self._slots: list[tuple[str, int]] = []
+        self._taken: list[dict[Key, int]] = [{} for _ in program.workers]
+        self._lying: dict[tuple[int, Key], Lying] = {}
+
+    def make(
+        self, start: Mapping[tuple[int, Buffer], Lying], copies: Sequence[Copy] = (), endings: Sequence[Copy] = ()
+    ) -> Rounds:
+        """The rounds of a step that begins with these buffers.
+
+        Args:
+            start: by (worker, buffer) how all lies that is there.
+            copies: what other workers need of it besides, before they begin.
+            endings: results that are to lie on another worker when the step ends.
+
+        Raises:
+            ScheduleError: the lists wait for each other, or hold what is not carried out this way.
+        """
+        for (worker, buffer), lying in sorted(start.items(), key=lambda e: e[0]):
+            self._place(worker, {whole_key(buffer): lying})
+        first = tuple(dict(t) for t in self._taken)
+        lists = [deque(w.instructions) for w in self._program.workers]
+        for n, c in enumerate(copies):
+            lists[c.target].appendleft(Recv(c.into, c.source, _FIRST_COPY + n))
+        for n, c in enumerate(copies):
+            lists[c.source].appendleft(Send(c.value, c.target, _FIRST_COPY + n))
+        for n, c in enumerate(endings):
+            lists[c.source].append(Send(c.value, c.target, _FIRST_COPY + len(copies) + n))
+            lists[c.target].append(Recv(c.into, c.source, _FIRST_COPY + len(copies) + n))
+        coming: list[list[Message]] = [[] for _ in lists]
+        rounds: list[Round] = []
+        while any(lists):
+            turns: list[Turn] = []
+            sent: list[tuple[int, int, tuple[Key, int]]] = []
+            for worker, line in enumerate(lists):
+                turn, messages = self._turn(worker, line, coming[worker])
+                turns.append(turn)
+                sent += [(worker, to, key) for to, key in messages]
+            if not any(t.instructions for t in turns):
+                waiting = {w: str(line[0]) for w, line in enumerate(lists) if line}
+                raise ScheduleError(f"the instruction lists wait for each other: {waiting}")
+            coming = self._exchanged(rounds, turns, sent)
+        return Rounds(tuple(self._slots), tuple(rounds), first, tuple(dict(t) for t in self._taken), self._lying)
+
+    def _turn(
+        self, worker: int, line: deque[Instruction], arrivals: Sequence[Message]
+    ) -> tuple[Turn, list[tuple[int, tuple[Key, int]]]]:
+        taken = self._taken[worker]
+        before = dict(taken)
+        live = {k: self._lying[worker, k] for k in taken}
+        live |= {m.key: self._lying[worker, m.key] for m in arrivals}
+        here = {m.key[2]: m.key for m in arrivals} | {k[2]: k for k in taken if k[2] >= 0}
+        done: list[Instruction] = []
+        sends: list[tuple[int, tuple[Key, int]]] = []
+        ran = False
+        while line:
+            i = line[0]
+            if isinstance(i, Run | Apply):
+                if ran or sends:
+                    break
+                ran = True
+                self._run(live, i)
+            elif isinstance(i, Accumulate):
+                if sends:
+                    break
+                self._accumulate(live, i)
+            elif isinstance(i, Free):
+                if sends:
+                    break
+                _forget(live, i.values)
+            elif isinstance(i, Recv):
+                if i.tag not in here:
+                    break
+                live[whole_key(i.value)] = live.pop(here.pop(i.tag))
+            elif isinstance(i, Send):
+                sends.append((i.to, (whole_key(i.value), i.tag)))
+            else:
+                raise ScheduleError(f"{type(i).__name__} is not carried out by one program on all devices")
+            done.append(line.popleft())
+        for key in [k for k in taken if k not in live]:
+            del taken[key]
+        self._lying.update({(worker, k): v for k, v in live.items()})
+        self._place(worker, {k: v for k, v in live.items() if k not in taken})
+        return Turn(tuple(arrivals), tuple(done), (), before, dict(taken)), sends
+
+    def _run(self, live: dict[Key, Lying], i: Run | Apply) -> None:
+        program = self._programs.get(i.work)
+        if program is not None and program.results:
+            for buffer, port in zip(i.writes, program.results, strict=True):
+                live[whole_key(buffer)] = Lying(port.type, port.layout)
+        _forget(live, i.donate)
+
+    @staticmethod
+    def _accumulate(live: dict[Key, Lying], i: Accumulate) -> None:
+        value = live[whole_key(i.value)]
+        if i.reduce == "concatenate":
+            live[i.into, i.value.microbatch, -1] = value
+        elif i.first:
+            live[whole_key(i.into)] = value
+        if i.donate and i.value != i.into:
+            _forget(live, (i.value,))
+
+    def _place(self, worker: int, new: Mapping[Key, Lying]) -> None:
+        """Deals free slots to new values of a worker: the longest first, each the shortest that is long enough."""
+        taken = self._taken[worker]
+        used = set(taken.values())
+        for key, lying in sorted(new.items(), key=lambda e: -math.prod(e[1].shape(self._sizes))):
+            self._lying[worker, key] = lying
+            size, dtype = math.prod(lying.shape(self._sizes)), lying.type.dtype
+            free = [n for n, (d, _) in enumerate(self._slots) if d == dtype and n not in used]
+            enough = [n for n in free if self._slots[n][1] >= size]
+            if enough:
+                number = min(enough, key=lambda n: (self._slots[n][1], n))
+            elif free:
+                number = max(free, key=lambda n: (self._slots[n][1], -n))
+                self._slots[number] = dtype, size
+            else:
+                number = len(self._slots)
+                self._slots.append((dtype, size))
+            used.add(number)
+            taken[key] = number
+
+    def _exchanged(
+        self, rounds: list[Round], turns: Sequence[Turn], sent: Sequence[tuple[int, int, tuple[Key, int]]]
+    ) -> list[list[Message]]:
+        """Adds a round with its first permute, and a round for each further one; returns what arrives after the last.
+
+        Each waits for the one before, so that their order is the same on all processes.
+        """
+        groups: list[list[tuple[int, int, tuple[Key, int]]]] = []
+        for source, to, what in sent:
+            dtype = self._lying[source, what[0]].type.dtype
+            for group in groups:
+                alike = self._lying[group[0][0], group[0][2][0]].type.dtype == dtype
+                if alike and not any(s == source or t == to for s, t, _ in group):
+                    group.append((source, to, what))
+                    break
+            else:
+                groups.append([(source, to, what)])
+        coming: list[list[Message]] = [[] for _ in turns]
+        for number, group in enumerate(groups or [[]]):
+            if number:
+                turns = [self._store(worker, coming[worker]) for worker in range(len(turns))]
+            coming = [[] for _ in turns]
+            outgoing: list[list[Message]] = [[] for _ in turns]
+            size, dtype = 0, ""
+            for source, to, (key, tag) in group:
+                lying = self._lying[source, key]
+                size, dtype = max(size, math.prod(lying.shape(self._sizes))), lying.type.dtype
+                arrived: Key = (key[0], -1, tag)
+                self._lying[to, arrived] = lying
+                outgoing[source].append(Message(0, key))
+                coming[to].append(Message(0, arrived))
+            exchanges = (Exchange(tuple((s, t) for s, t, _ in group), dtype, size),) if group else ()
+            rounds.append(
+                Round(tuple(replace(t, sends=tuple(o)) for t, o in zip(turns, outgoing, strict=True)), exchanges)
+            )
+        return coming
+
+    def _store(self, worker: int, arrivals: Sequence[Message]) -> Turn:
+        """A turn that keeps what arrived."""
+        before = dict(self._taken[worker])
+        self._place(worker, {m.key: self._lying[worker, m.key] for m in arrivals})
+        return Turn(tuple(arrivals), (), (), before, dict(self._taken[worker]))
+
+
+def _forget(live: dict[Key, Lying], buffers: Sequence[Buffer]) -> None:
+    gone = set(buffers)
+    for key in [k for k in live if k[0] in gone and k[2] < 0]:
+        del live[key]

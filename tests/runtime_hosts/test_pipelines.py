@@ -1,0 +1,65 @@
+"""Pipelines without Ray: a plan with stages is one XLA program on the devices of all processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import autopar
+from autopar.runtime.hosts.world_pipeline import load_world
+from examples import mlp
+from tests.runtime_hosts.launch import results, run
+
+
+def both(build: Any, schedule: str, stages: int, devices: int, **options: Any) -> tuple[Any, Any, Any]:
+    """A step of the pipeline of this process, the same as one program, and that program."""
+    fn, args = build(dtype="float64")
+    args = jax.tree.map(np.asarray, args)
+    step = autopar.parallelize(
+        fn, num_stages=stages, num_microbatches=4, schedule=schedule, mesh_shape=(devices,), **options
+    )
+    compiled = step.compile(*args)
+    local, leaves = compiled.local, jax.tree.leaves(args)
+    want = local.run(local.place_all(leaves), leaves)
+    one = load_world(compiled.traced, local.unstacked, local.lowered, jax.devices(), local.donated)
+    got = one.run(one.place_all(leaves), leaves)
+    return got, want, one
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 2), ("zb_h1", 2)])
+def test_one_program_equals_the_pipeline_of_one_process(x64: None, schedule: str, stages: int) -> None:
+    got, want, one = both(mlp.build, schedule, stages, 8 // stages)
+    for a, b in zip(got, want, strict=True):
+        assert np.array_equal(np.asarray(a), np.asarray(b))
+    # State lies on its stage's devices alone; what is no state lies on all.
+    sizes = {len(a.sharding.device_set) for a in got}
+    assert sizes == {8, 8 // stages}
+    # A device has the slots of its worker: no more than the longest of any worker.
+    arguments = one.executable.memory_analysis().argument_size_in_bytes
+    assert arguments == sum(s.dtype.itemsize * s.size for s in one.slots) // 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "stages"), [("gpipe", 2), ("interleaved", 2), ("1f1b", 4), ("zb_h2", 4)])
+def test_more_schedules(x64: None, schedule: str, stages: int) -> None:
+    got, want, _ = both(mlp.build, schedule, stages, 8 // stages)
+    for a, b in zip(got, want, strict=True):
+        assert np.array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "stages", "schedule"),
+    [(2, 2, "1f1b"), (2, 4, "1f1b"), (4, 2, "1f1b"), (2, 2, "interleaved"), (2, 2, "zb_h1")],
+)
+def test_pipelines_in_several_processes_equal_one_device(processes: int, stages: int, schedule: str) -> None:
+    options = {"num_stages": stages, "num_microbatches": 4, "schedule": schedule}
+    found = results(
+        run("train", processes, devices=8 // processes, example="mlp", mesh=[8 // stages], options=options, limit_s=290)
+    )
+    assert found[0]["worst"] < 1e-10 and found[0]["stages"] >= stages
+    assert all(f == found[0] for f in found)
+    assert max(found[0]["processes"]) == max(1, processes // stages)

@@ -4,6 +4,6 @@ from autopar.cluster.catalog import available
 from autopar.cluster.cluster import Cluster
 from autopar.cluster.device import Curve, Device
 from autopar.cluster.group import LinkSpec, NodeGroup
-from autopar.cluster.mesh import Link, LogicalMesh
+from autopar.cluster.mesh import Link, LogicalMesh, Span
 
-__all__ = ["Cluster", "Curve", "Device", "Link", "LinkSpec", "LogicalMesh", "NodeGroup", "available"]
+__all__ = ["Cluster", "Curve", "Device", "Link", "LinkSpec", "LogicalMesh", "NodeGroup", "Span", "available"]

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import combinations, product
 
 from autopar.cluster.group import LinkSpec, NodeGroup
-from autopar.cluster.mesh import Link, LogicalMesh
+from autopar.cluster.mesh import Link, LogicalMesh, Span
 
 #: Names of mesh axes, major first.
 AXIS_NAMES = ("x", "y", "z", "w")
@@ -94,7 +94,20 @@ def group_link(devices: Sequence[Place], shape: tuple[int, ...], chosen: tuple[i
             seconds = (count - 1) * intra.latency_s + inter.latency_s
         hops[key] += count
         latency[key] = latency.get(key, 0.0) + seconds
-    return Link(bandwidth, max(latency[key] / hops[key] for key in sorted(latency)))
+    return Link(bandwidth, max(latency[key] / hops[key] for key in sorted(latency)), _span(devices, members, nodes))
+
+
+def _span(
+    devices: Sequence[Place], members: Counter[tuple[tuple[int, ...], int]], nodes: Counter[tuple[int, ...]]
+) -> Span:
+    """Where the group lies that spans most nodes."""
+    widest = max(sorted(nodes), key=lambda key: nodes[key])
+    node = next(n for key, n in sorted(members) if key == widest)
+    of_node = sum(place.node == node for place in devices)
+    at = next(place for place in devices if place.node == node)
+    inside = max(count for (key, _), count in members.items() if key == widest)
+    ranks = sum(count for (key, _), count in members.items() if key == widest)
+    return Span(nodes[widest], inside, of_node, ranks == nodes[widest] * of_node, at.intra, at.inter)
 
 
 def arrange(devices: Sequence[Place], shape: tuple[int, ...]) -> LogicalMesh:

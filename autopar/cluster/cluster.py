@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -27,6 +27,8 @@ from autopar.hooks import HOOKS
 
 #: Nodes of a cluster; more are taken for a mistake.
 MOST_NODES = 2**16
+#: The program that runs where nothing else is said: one that XLA compiled.
+DEFAULT_STACK = "xla"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Cluster:
     Args:
         name: name that a person knows.
         groups: one for a uniform cluster, several for a mixed one.
+        stack: the kind of program that runs on it, which decides what is fused, what starts kernels and what overlaps:
+            "xla" for what autopar compiles; `autopar.cost.stack_names` has all.
 
     Raises:
         ClusterError: there is no group.
@@ -43,6 +47,7 @@ class Cluster:
 
     name: str
     groups: tuple[NodeGroup, ...]
+    stack: str = field(default=DEFAULT_STACK, kw_only=True)
 
     def __post_init__(self) -> None:
         text("Cluster.name", self.name)
@@ -51,18 +56,20 @@ class Cluster:
             raise ClusterError(f"cluster {self.name!r} has no node groups", remedy="give at least one NodeGroup")
 
     @staticmethod
-    def load(name_or_path: str | os.PathLike[str], nodes: int | None = None) -> Cluster:
+    def load(name_or_path: str | os.PathLike[str], nodes: int | None = None, *, stack: str = DEFAULT_STACK) -> Cluster:
         """Reads a cluster file.
 
         Args:
             name_or_path: one of the names of `autopar.cluster.available`, or a path of a TOML file.
             nodes: number of nodes instead of the file's, for a file with one group.
+            stack: the kind of program that runs on it: "xla" is what autopar compiles, others predict what other
+                programs would take.
 
         Raises:
             ClusterError: there is no such file, it is wrong, or ``nodes`` does not apply.
         """
         path = find(name_or_path)
-        cluster = Cluster(*parse(read(path), path.name))
+        cluster = Cluster(*parse(read(path), path.name), stack=text("stack", stack))
         return cluster if nodes is None else cluster.with_nodes(nodes)
 
     @staticmethod
@@ -190,7 +197,7 @@ class Cluster:
                 cause="planning lists the devices, which takes time and memory for each",
                 remedy=f"give {MOST_NODES} or fewer",
             )
-        return Cluster(self.name, (dataclasses.replace(self.groups[0], count=nodes),))
+        return Cluster(self.name, (dataclasses.replace(self.groups[0], count=nodes),), stack=self.stack)
 
     def part(self, first: int, count: int) -> Cluster:
         """The cluster of ``count`` consecutive devices from number ``first`` on: some of a node, or whole nodes.
@@ -205,9 +212,10 @@ class Cluster:
                 inside = offset // g.devices_per_node == (offset + count - 1) // g.devices_per_node
                 if inside or g.inter == "intra":
                     group = dataclasses.replace(g, count=1, devices_per_node=count)
-                    return Cluster(self.name, (group,))
+                    return Cluster(self.name, (group,), stack=self.stack)
                 if offset % g.devices_per_node == 0 and count % g.devices_per_node == 0:
-                    return Cluster(self.name, (dataclasses.replace(g, count=count // g.devices_per_node),))
+                    group = dataclasses.replace(g, count=count // g.devices_per_node)
+                    return Cluster(self.name, (group,), stack=self.stack)
             start += g.size
         raise ClusterError(
             f"devices {first} to {first + count - 1} of {self.name!r} are neither part of one node nor whole nodes",
@@ -275,12 +283,15 @@ class Cluster:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as in a cluster file; `from_dict` reads it back."""
-        return plain(self.name, self.groups)
+        data = plain(self.name, self.groups)
+        return data if self.stack == DEFAULT_STACK else {**data, "stack": self.stack}
 
     @staticmethod
     def from_dict(data: Any) -> Cluster:
         """The cluster of plain data; ClusterError names the key that is wrong."""
-        return Cluster(*parse(data, "cluster"))
+        stack = data.get("stack", DEFAULT_STACK) if isinstance(data, dict) else DEFAULT_STACK
+        rest = {k: v for k, v in data.items() if k != "stack"} if isinstance(data, dict) else data
+        return Cluster(*parse(rest, "cluster"), stack=text("cluster: stack", stack))
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces; equal clusters have equal text."""

@@ -3,7 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from autopar.cluster.group import LinkSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where the devices of a group of a collective lie, all groups being alike or this one the widest.
+
+    Args:
+        nodes: number of nodes that the group has devices in.
+        inside: its devices in one of them.
+        senders: devices of a node, of all groups that run at once.
+        whole: the group is all devices of its nodes.
+        intra: the link inside a node.
+        inter: the link between nodes.
+    """
+
+    nodes: int
+    inside: int
+    senders: int
+    whole: bool
+    intra: LinkSpec
+    inter: LinkSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +36,12 @@ class Link:
     Args:
         bandwidth: bytes/s a device in one direction, with all devices of the axis sending.
         latency_s: seconds of one message.
+        span: where the devices of a group lie; None where nothing is known.
     """
 
     bandwidth: float
     latency_s: float
+    span: Span | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -64,6 +89,8 @@ class LogicalMesh:
         chosen = [(name, link) for (name, n), link in zip(self.axes, self.links, strict=True) if name in axes and n > 1]
         if not chosen:
             return Link(math.inf, 0.0)
+        if len(chosen) == 1:
+            return chosen[0][1]
         names = tuple(name for name, _ in chosen)
         for several, link in self.joint:
             if several == names:

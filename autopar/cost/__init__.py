@@ -9,22 +9,30 @@ from autopar.cost.collectives import (
     wire_bytes,
 )
 from autopar.cost.compute import operator_bytes, operator_flops, roofline_s, total_flops
+from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
 from autopar.cost.model import CostModel
+from autopar.cost.network import NetworkRates
 from autopar.cost.orders import Reorder, reorders, run_bytes
 from autopar.cost.sends import lane_bandwidth, lane_s, send_s
-from autopar.cost.work import Work, kind_of
+from autopar.cost.work import PRODUCTS, Work, kind_of, matrices_of
 
 __all__ = [
     "KINDS",
+    "PRODUCTS",
     "CostModel",
+    "KernelRates",
+    "Matrices",
+    "NetworkRates",
     "Reorder",
     "Work",
     "all_reduce_tree_s",
     "collective_on_link_s",
     "collective_s",
+    "kernel_rates",
     "kind_of",
     "lane_bandwidth",
     "lane_s",
+    "matrices_of",
     "operator_bytes",
     "operator_flops",
     "reorders",

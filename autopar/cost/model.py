@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from autopar.cluster import Cluster, Curve, Device, LogicalMesh
 from autopar.cost.collectives import all_reduce_tree_s, collective_s
 from autopar.cost.compute import roofline_s
+from autopar.cost.constants import load_constants
+from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
+from autopar.cost.network import NetworkRates
 from autopar.cost.work import Work
 
 #: What is at least as large the C library returns to the system when a step ends (its greatest threshold for `mmap`).
@@ -30,21 +33,39 @@ class CostModel:
     cluster: Cluster
     launch_s: float | None = None
     all_reduce: Literal["ring", "best"] = "ring"
+    rates: tuple[KernelRates | None, ...] = field(init=False)
+    network: NetworkRates | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        constants = load_constants()
+        rates = tuple(kernel_rates(d, constants) for d in self.cluster.device_types)
+        object.__setattr__(self, "rates", rates)
+        between = constants.network
+        network = NetworkRates(between.level_s, between.ramp) if all(rates) else None
+        object.__setattr__(self, "network", network)
 
     def collective_s(self, kind: str, full_bytes: float, axes: tuple[str, ...], mesh: LogicalMesh) -> float:
-        """Seconds of a collective over ``axes`` of ``mesh``; see `autopar.cost.collectives.collective_s`."""
+        """Seconds of a collective over ``axes`` of ``mesh``.
+
+        Where kernels have `rates` these are nodes of several devices, see `autopar.cost.network`; else the ring of
+        `autopar.cost.collectives.collective_s`.
+        """
+        span = mesh.link(axes).span
+        if self.network is not None and span is not None and kind not in ("collective-permute", "send"):
+            return self.network.collective_s(kind, full_bytes, span)
         ring_s = collective_s(kind, full_bytes, axes, mesh)
         if kind != "all-reduce" or self.all_reduce == "ring":
             return ring_s
         return min(ring_s, all_reduce_tree_s(full_bytes, mesh.group_size(axes), mesh.link(axes)))
 
-    def operator_s(self, flops: float, bytes: float, dtype: str) -> float:
+    def operator_s(self, flops: float, bytes: float, dtype: str, *, starts: bool = True) -> float:
         """Seconds of one operator's share on one device: launch and roofline.
 
         Args:
             flops: FLOPs that one device does.
             bytes: bytes that one device reads and writes.
             dtype: jaxpr name of the dtype that it computes in, as ``bf16``.
+            starts: whether it starts a kernel of its own.
 
         Returns:
             0 for an operator that neither computes nor moves anything.
@@ -52,9 +73,35 @@ class CostModel:
         if not flops and not bytes:
             return 0.0
         return max(
-            (d.launch_s if self.launch_s is None else self.launch_s) + roofline_s(flops, bytes, dtype, d)
-            for d in self.cluster.device_types
+            (self._launch_s(d) if starts else 0.0) + _busy_s(flops, bytes, dtype, d, r)
+            for d, r in zip(self.cluster.device_types, self.rates, strict=True)
         )
+
+    def _launch_s(self, device: Device) -> float:
+        return device.launch_s if self.launch_s is None else self.launch_s
+
+    def product_s(self, product: Matrices, dtype: str) -> float:
+        """Seconds of matrix products on one device, which all kinds of devices have `rates` for.
+
+        Args:
+            product: their sizes there.
+            dtype: jaxpr name of the dtype that they compute in.
+        """
+        return max(
+            self._launch_s(d) + r.product_s(product, dtype, d, misaligned=product.misaligned, moved=product.moved_bytes)
+            for d, r in zip(self.cluster.device_types, self.rates, strict=True)
+            if r is not None
+        )
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether collectives run beside computation: the stack starts them so, on devices whose kernels are known."""
+        return self.knows_kernels and load_constants().stack(self.cluster.stack).asynchronous
+
+    @property
+    def knows_kernels(self) -> bool:
+        """Whether products are priced by their sizes, and operators that are fused start no kernel."""
+        return all(r is not None for r in self.rates)
 
     def work_s(self, work: Work, parts: int = 1) -> float:
         """Seconds of one of ``parts`` equal parts of an operator on one device, with what its own kind of work adds.
@@ -66,7 +113,7 @@ class CostModel:
         special = [self._special_s(work, parts, d) for d in self.cluster.device_types]
         flops, bytes = work.flops / parts, work.bytes / parts
         if not any(special) and not any(_efficiency(work, d) for d in self.cluster.device_types):
-            return self.operator_s(flops, bytes, work.dtype)
+            return self.operator_s(flops, bytes, work.dtype, starts=not (work.fused and self.knows_kernels))
         return max(
             (d.launch_s if self.launch_s is None else self.launch_s)
             + roofline_s(flops, bytes, work.dtype, d, _efficiency(work, d))
@@ -117,6 +164,12 @@ class CostModel:
             else math.inf
             for g in self.cluster.groups
         )
+
+
+def _busy_s(flops: float, bytes: float, dtype: str, device: Device, rates: KernelRates | None) -> float:
+    if rates is None:
+        return roofline_s(flops, bytes, dtype, device)
+    return max(flops / (device.flops(dtype) * rates.best_share), rates.memory_s(bytes, device))
 
 
 def _efficiency(work: Work, device: Device) -> Curve | None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autopar.ir import Operator, TensorType
+from autopar.cost.kernels import Matrices
+from autopar.ir import Attr, Operator, TensorType
+
+#: Primitives that `matrices_of` says the sizes of.
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 Kind = Literal["", "convolution", "kernel gradient"]
 
@@ -25,6 +30,7 @@ class Work:
         reordered: (bytes read, bytes between elements that come to lie side by side) of each operand that must be
             brought into another order first; see `autopar.cost.orders`.
         run_bytes: of a reduction, the bytes that lie side by side and go into one result; 0 of others.
+        fused: it runs inside of the kernel of who reads it.
     """
 
     flops: float
@@ -35,6 +41,7 @@ class Work:
     elements: float = 0.0
     reordered: tuple[tuple[float, int], ...] = ()
     run_bytes: int = 0
+    fused: bool = False
 
 
 def kind_of(op: Operator, operand_types: Sequence[TensorType]) -> Kind:
@@ -50,3 +57,42 @@ def kind_of(op: Operator, operand_types: Sequence[TensorType]) -> Kind:
     window = [operand_types[1].shape[d] for d in op.ints("rhs_spec")[2:]]
     out = [result[d] for d in op.ints("out_spec")[2:]]
     return "kernel gradient" if sum(w > o for w, o in zip(window, out, strict=True)) > len(out) / 2 else "convolution"
+
+
+def matrices_of(
+    op: Operator, operand_shapes: Sequence[Sequence[int]], result_shape: Sequence[int], width: int
+) -> Matrices | None:
+    """The matrix products that a product or convolution is, of shapes on one device; None for other operators.
+
+    A convolution multiplies its windows, one a row, by its kernels, one a column.
+
+    Args:
+        op: the operator; ``dot_general`` has the attribute ``dimension_numbers``, ``conv_general_dilated`` has
+            ``rhs_spec``.
+        operand_shapes: shape of each operand on one device.
+        result_shape: shape of the result on one device.
+        width: bytes of an element of the operands.
+    """
+    if op.primitive == "dot_general":
+        numbers = op.attr("dimension_numbers")
+        if not isinstance(numbers, tuple) or len(numbers) != 2:
+            raise TypeError(f"not dimension numbers: {numbers!r}")
+        lhs, rhs = operand_shapes[:2]
+        (summed, _), (shared, _) = (_pairs(part) for part in numbers)
+        k, batch = math.prod(lhs[d] for d in summed), math.prod(lhs[d] for d in shared)
+        inner = max(1, k * batch)
+        return Matrices(batch, math.prod(lhs) / inner, math.prod(rhs) / inner, k, width)
+    if op.primitive == "conv_general_dilated":
+        out, into, *window = op.ints("rhs_spec")
+        kernel = operand_shapes[1]
+        columns = max(1, kernel[out])
+        depth = kernel[into] * math.prod(kernel[d] for d in window)
+        return Matrices(1, math.prod(result_shape) / columns, columns, depth, width)
+    return None
+
+
+def _pairs(part: Attr) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if not isinstance(part, tuple) or len(part) != 2:
+        raise TypeError(f"not dims of two operands: {part!r}")
+    left, right = (tuple(d for d in dims if isinstance(d, int)) if isinstance(dims, tuple) else () for dims in part)
+    return left, right

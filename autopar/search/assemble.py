@@ -16,6 +16,7 @@ from autopar.plan import (
 )
 from autopar.search.clock import Clock
 from autopar.search.intra import Sharding, ShardingProblem
+from autopar.search.intra.overlap import link_class
 from autopar.search.problem import Problem
 
 
@@ -47,7 +48,7 @@ def assemble(
         mesh_axes=tuple(stated.mesh.axes),
         devices=tuple(range(cluster.num_devices)),
         operators=tuple(r.id for r in sharding.operators),
-        step_time=sharding.compute_s + sharding.communication_s + sharding.host_s,
+        step_time=sharding.compute_s + sharding.exposed_s + sharding.host_s,
         compute_time=sharding.compute_s,
         memory=sharding.memory,
         collectives=sharding.communication,
@@ -59,7 +60,8 @@ def assemble(
         accumulation_bytes=sharding.accumulation_bytes,
         state_bytes=sharding.state_bytes,
     )
-    bound_s = None if lower_bound is None else min(lower_bound, stage.step_time)
+    least_s = _bound(problem, stated, lower_bound)
+    bound_s = None if least_s is None else min(least_s, stage.step_time)
     content = PlanContent(
         program=graph.name,
         fingerprint=fingerprint(graph),
@@ -88,12 +90,34 @@ def assemble(
         copies=sharding.copies,
         choices=sharding.choices,
         search=SearchContent(strategy, objective, bound_s, tuple(considered)),
-        notes=(*stated.notes, *_batch_notes(problem, sharding)),
+        notes=(*stated.notes, *_batch_notes(problem, sharding), *_overlap_notes(sharding)),
         memory_bound=stated.memory_bound,
         memory_limit=problem.memory_limit_bytes,
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
     )
     return Plan(content, clock.phases())
+
+
+def _bound(problem: Problem, stated: ShardingProblem, lower_bound: float | None) -> float | None:
+    """Seconds below which no step can be, from the least sum of computation and collectives.
+
+    Where they run beside each other the longest of the resources takes its share of the sum or more.
+    """
+    if lower_bound is None or not problem.cost_model.overlaps:
+        return lower_bound
+    links = {link_class(stated.mesh, axis) for axis, n in stated.mesh.axes if n > 1}
+    return lower_bound / (1 + len(links))
+
+
+def _overlap_notes(sharding: Sharding) -> list[str]:
+    """Says how much of the collectives runs beside computation."""
+    hidden_s = sharding.communication_s - sharding.exposed_s
+    if hidden_s <= 1e-3 * sharding.communication_s:
+        return []
+    total_s = sharding.compute_s + sharding.communication_s + sharding.host_s
+    return [
+        f"collectives of {hidden_s:.3g} s run beside computation: one after the other all would take {total_s:.3g} s"
+    ]
 
 
 def _batch_notes(problem: Problem, sharding: Sharding) -> list[str]:

@@ -10,12 +10,12 @@ from functools import cached_property
 import msgspec
 
 from autopar.cluster import Cluster
-from autopar.cost import operator_bytes, operator_flops
+from autopar.cost import CostModel, operator_bytes, operator_flops
 from autopar.ir import Graph
 from autopar.ir.analysis import live
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.ir.primitives import is_fusible, is_generator
+from autopar.ir.primitives import is_fusible, is_generator, reads_fused
 from autopar.plan import Plan
 
 
@@ -97,8 +97,9 @@ def work_bound_s(graph: Graph, cluster: Cluster) -> float:
 
     Every operator runs on some devices, split or repeated but never less than once, in any number of microbatches; a
     device does one at a time. Counted are operators that go by memory however others are fused into them: those that
-    are not `is_fusible`, and light ones whose results such an operator reads or the step returns. Where devices differ
-    the best rate of any is taken for all. Communication, launches, recomputation and waiting only add to it.
+    are not `is_fusible`, and light ones whose results such an operator reads or the step returns. Where kernels are
+    priced by what they read, of those that fuse only what they write is sure. Where devices differ the best rate of
+    any is taken for all. Communication, launches, recomputation and waiting only add to it.
 
     Args:
         graph: the whole step; loops count each trip, a ``while`` one.
@@ -106,7 +107,7 @@ def work_bound_s(graph: Graph, cluster: Cluster) -> float:
     """
     rates = BestRates(cluster)
     by_rates: dict[tuple[tuple[str, ...], float, float], float] = defaultdict(float)
-    for work in works_of(graph):
+    for work in works_of(graph, fused=CostModel(cluster).knows_kernels):
         by_rates[work.dtypes, work.flops, work.bytes] += work.runs
     total_s = 0.0
     for (dtypes, flops, moved), runs in by_rates.items():
@@ -114,12 +115,17 @@ def work_bound_s(graph: Graph, cluster: Cluster) -> float:
     return total_s / cluster.num_devices
 
 
-def works_of(graph: Graph) -> Iterator[OperatorWork]:
-    """What the operators of a step do that go by memory."""
-    return _works(graph, {o.operand for o in graph.outputs}, 1.0, "update")
+def works_of(graph: Graph, *, fused: bool = False) -> Iterator[OperatorWork]:
+    """What the operators of a step do that go by memory.
+
+    Args:
+        graph: the step.
+        fused: reductions read what their operands are computed from, and what constants decide is never stored.
+    """
+    return _works(graph, {o.operand for o in graph.outputs}, 1.0, "update", fused)
 
 
-def _works(graph: Graph, returned: set[object], runs: float, enclosing: str) -> Iterator[OperatorWork]:
+def _works(graph: Graph, returned: set[object], runs: float, enclosing: str, fused: bool) -> Iterator[OperatorWork]:
     """What operators of a graph do, those in bodies of loops included, and are in memory for.
 
     Args:
@@ -127,6 +133,7 @@ def _works(graph: Graph, returned: set[object], runs: float, enclosing: str) -> 
         returned: values that are stored in any case.
         runs: of the graph in a step.
         enclosing: phase of the operator whose body it is.
+        fused: see `works_of`.
     """
     needed = live(graph.operators, (o.operand for o in graph.outputs))
     # Values that are in memory: made, or read, by something that does not compute where it is read.
@@ -137,13 +144,17 @@ def _works(graph: Graph, returned: set[object], runs: float, enclosing: str) -> 
         if op.regions:
             if op.primitive in ("scan", "while"):
                 inside = runs * Scan.of(op).length if op.primitive == "scan" else runs
-                yield from _works(op.region("body"), set(), inside, phase)
+                yield from _works(op.region("body"), set(), inside, phase, fused)
             continue
         if is_generator(op) or op.primitive == "optimization_barrier":
             continue
         types = graph.operand_types(op)
         dtypes = tuple(sorted({t.dtype for t in types} | {v.type.dtype for v in op.results}))
-        if not is_fusible(op):
+        if fused and reads_fused(op):
+            if sum(t.nbytes for o, t in zip(op.operands, types, strict=True) if o in made):
+                results = sum(v.type.nbytes for v in op.results if v.name in stored)
+                yield OperatorWork(dtypes, operator_flops(op, types), float(results), runs, phase)
+        elif not is_fusible(op):
             yield OperatorWork(dtypes, operator_flops(op, types), operator_bytes(op, types), runs, phase)
         elif any(v.name in stored for v in op.results):
             read = sum(t.nbytes for o, t in zip(op.operands, types, strict=True) if o in made)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
-from autopar.ir import Graph
+from autopar.ir import Graph, Layout
 from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Task, get
@@ -21,8 +21,8 @@ from autopar.search.inter.slicings import MOST_LAYERS
 from autopar.search.named import renamed
 from autopar.search.named_layouts import NamedAxes, NamedLayouts
 from autopar.search.problem import Problem
-from autopar.search.restrict import Restricted, restricted_plan, solve_restricted
-from autopar.search.tokens import SharedTokens, check_tokens, token_dims
+from autopar.search.restrict import AllowedMade, Restricted, restricted_plan, solve_restricted
+from autopar.search.tokens import SharedMatrices, SharedTokens, check_tokens, token_dims
 from autopar.stages import cluster
 
 #: Mesh axes: strategies of an operator grow as its loops to their power.
@@ -36,8 +36,9 @@ class Manual:
     The mesh has an axis for dp, one for cp and one for tp, tp the nearest devices. Batch arguments are split over dp on
     their first dim; parameters and their optimizer state over tp on a dim that the integer program chooses, with
     everything between them: it splits activations over tp, which is sequence parallelism, wherever that is
-    cheaper. From their ZeRO stage on, optimizer state (1) and parameters (3) are split over dp on a dim that it
-    chooses. From stage 1 on gradients are reduced into the layout of the state, so stages 1 and 2 are one plan.
+    cheaper. Examples are never split over tp, nor what of the batch meets a matrix in a product. From their ZeRO
+    stage on, optimizer state (1) and parameters (3) are split over dp on a dim that it chooses. From stage 1 on
+    gradients are reduced into the layout of the state, so stages 1 and 2 are one plan.
 
     With ep the devices of dp have two axes: replicas and, nearer, devices that share experts. Parameters with a dim of
     experts (see `autopar.search.experts`) and their state are split over the latter on that dim; how tokens come to
@@ -160,8 +161,7 @@ class Manual:
         tokens = self._tokens(graph) if tokens is None else tokens
         experts = expert_state(graph, expert_dims(graph)) if axes.ep else {}
         rules = NamedLayouts(graph, axes, self.zero, tokens, experts)
-        made = SharedTokens.of(graph, tokens, axes.cp).allowed if axes.cp else None
-        return solve_restricted(problem, mesh, rules.allowed, clock, made)
+        return solve_restricted(problem, mesh, rules.allowed, clock, _made(graph, tokens, axes))
 
     def _remat(self, problem: Problem) -> Level:
         """The level of recomputation: that of ``recompute``, or the one that ``parallelize(remat=)`` asks for."""
@@ -269,6 +269,24 @@ class _Stage:
             if dim is not None and i.type.shape[dim] % self.manual.cp == 0:
                 tokens[i.name] = dim
         return self.manual.plan(problem, "manual", tokens)
+
+
+def _made(graph: Graph, tokens: Mapping[str, int], axes: NamedAxes) -> AllowedMade | None:
+    """Which layouts values may be made in; None for all."""
+    rules: list[AllowedMade] = []
+    if axes.cp:
+        rules.append(SharedTokens.of(graph, tokens, axes.cp).allowed)
+    if axes.tp:
+        rules.append(SharedMatrices.of(graph, axes.tp).allowed)
+    if not rules:
+        return None
+
+    def allowed(key: str, layouts: Sequence[Layout]) -> list[bool]:
+        answers = [rule(key, layouts) for rule in rules]
+        both = [all(each) for each in zip(*answers, strict=True)]
+        return both if any(both) else list(answers[0])
+
+    return allowed
 
 
 def manual(problem: Problem) -> Plan:

@@ -99,6 +99,42 @@ class SharedTokens:
         return split if any(split) else ok
 
 
+@dataclass(frozen=True)
+class SharedMatrices:
+    """Which layouts values may be made in where the devices along a mesh axis share the matrices of layers.
+
+    The axis splits no dim of examples, and of products of the batch with parameters no dim of the batch: each device
+    has a part of the matrix and all that meets it (Shoeybi et al., "Megatron-LM", 2019).
+
+    Args:
+        axis: the mesh axis.
+        whole: by value, with the ids of enclosing operators and regions before its name, the dims that the axis may
+            not split.
+    """
+
+    axis: str
+    whole: Mapping[str, frozenset[int]]
+
+    @staticmethod
+    def of(graph: Graph, axis: str) -> SharedMatrices:
+        """From a train step or a stage of one, whose batch inputs' first dim numbers examples."""
+        found = origins(graph)
+        whole: dict[str, frozenset[int]] = {}
+        for key, dims in found.dims.items():
+            examples = {d for d, come in enumerate(dims) if any(n == 0 for _, n in come)}
+            # Of a product with a parameter the last dim is the parameter's; where the others are from is lost where the
+            # batch was cut into microbatches.
+            batch = range(len(dims) - 1) if key in found.products and len(dims) > 2 else ()
+            whole[key] = frozenset({*examples, *batch})
+        return SharedMatrices(axis, whole)
+
+    def allowed(self, key: str, layouts: Sequence[Layout]) -> list[bool]:
+        """For each layout whether the value ``key`` may be made in it; one or more are true."""
+        whole = self.whole.get(key, frozenset())
+        ok = [not any(self.axis in k.dims[d] for d in whole) for k in layouts]
+        return ok if any(ok) else [True] * len(layouts)
+
+
 def check_tokens(graph: Graph, dims: Mapping[str, int], parts: int) -> None:
     """Raises InfeasiblePlanError unless ``parts`` devices can share the tokens of every batch argument that has some.
 

@@ -54,7 +54,7 @@ HELD_OUT = frozenset(
     }
 )
 #: Datasets that are split by model, batch and cluster.
-BY_GROUP = frozenset({"vTrain single-node", "BLOOM sweep"})
+BY_GROUP = frozenset({"vTrain single-node", "vTrain multi-node", "BLOOM sweep"})
 
 
 @dataclass(frozen=True)

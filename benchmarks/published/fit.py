@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 from scipy.optimize import least_squares
 
+from autopar.cost.constants import constants_file
 from autopar.cost.transformer import Constants, load_constants
-from autopar.cost.transformer.constants import constants_file
 from benchmarks.published.collectives import reductions
-from benchmarks.published.dataset import Run, load
-from benchmarks.published.layers import layer_rows
-from benchmarks.published.score import score
+from benchmarks.published.dataset import POINTS, Run, load
+from benchmarks.published.score import ranking, score
+from benchmarks.report import Row, table
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,14 @@ class Free:
     Args:
         table: its table in the file.
         key: its key there.
-        low, high: bounds that physics gives.
+        prior: its value where no run says anything of it: what physics or the program's source would make it.
+        low, high: what it can be.
         also: other tables whose key has the same value.
     """
 
     table: str
     key: str
+    prior: float
     low: float
     high: float
     also: tuple[str, ...] = ()
@@ -50,34 +55,39 @@ class Free:
         return (self.table, *self.also)
 
 
-#: Weight of each of the ten layer times: as a dataset of ten runs.
-_LAYERS = math.sqrt(10**0.5 / 10)
-_EAGER = ("stacks.megatron",)
+#: Weight of the prior: a constant that is off by a factor of e counts as a run that is off by this.
+_PRIOR = 0.03
+_EAGER = ("stacks.megatron", "stacks.eager")
+_SPEED = "stacks.megatron-deepspeed"
 FREE = (
-    Free("kernels", "product_share", 0.8, 0.97),
-    Free("kernels", "half_waves", 0.1, 3.0),
-    Free("kernels", "half_depth", 16.0, 512.0),
-    Free("kernels", "memory_share", 0.5, 0.85),
-    Free("kernels", "misaligned_share", 0.1, 1.0),
-    Free("stacks.megatron-deepspeed", "layer_forward_s", 2e-4, 3e-3, _EAGER),
-    Free("stacks.megatron-deepspeed", "layer_backward_s", 2e-4, 5e-3, _EAGER),
-    Free("stacks.megatron-deepspeed", "collective_s", 1e-6, 1e-3, _EAGER),
-    Free("stacks.megatron-deepspeed", "step_s", 1e-4, 5e-2, _EAGER),
-    Free("stacks.megatron-deepspeed", "wait_s", 1e-6, 1e-3),
-    Free("stacks.megatron-deepspeed", "link_share", 0.1, 1.0),
-    Free("stacks.megatron-deepspeed", "core_traffic", 0.7, 3.0),
-    Free("stacks.megatron-deepspeed", "partition_bytes", 2.0, 100.0),
-    Free("stacks.megatron", "wait_s", 1e-6, 1e-3),
-    Free("stacks.megatron", "core_traffic", 0.7, 3.0),
-    Free("stacks.xla", "core_traffic", 0.7, 6.0),
+    Free("kernels", "product_share", 0.95, 0.7, 1.0),
+    Free("kernels", "half_waves", 0.1, 0.01, 3.0),
+    Free("kernels", "half_depth", 128.0, 8.0, 1024.0),
+    Free("kernels", "memory_share", 0.85, 0.5, 0.9),
+    Free("kernels", "misaligned_share", 0.5, 0.1, 1.0),
+    Free(_SPEED, "layer_forward_s", 1e-3, 1e-4, 1e-2, _EAGER),
+    Free(_SPEED, "layer_backward_s", 1.5e-3, 1e-4, 1e-2, _EAGER),
+    Free(_SPEED, "collective_s", 3e-5, 1e-6, 1e-3, _EAGER),
+    Free(_SPEED, "step_s", 1e-3, 1e-5, 1e-1, _EAGER),
+    Free(_SPEED, "wait_s", 1e-4, 1e-6, 2e-3),
+    Free(_SPEED, "link_share", 0.7, 0.1, 1.0),
+    Free(_SPEED, "core_traffic", 2.0, 0.2, 8.0, ("stacks.eager",)),
+    Free(_SPEED, "traffic", 1.0, 0.2, 5.0, _EAGER),
+    Free(_SPEED, "partition_bytes", 10.0, 1.0, 200.0),
+    Free("stacks.megatron", "wait_s", 5e-5, 1e-6, 2e-3),
+    Free("stacks.megatron", "core_traffic", 1.0, 0.2, 8.0),
 )
 
 
-def fitted_runs(every: int = 2) -> tuple[Run, ...]:
-    """Timed runs of the fitted part; of datasets of more than 100, one in ``every``."""
-    runs = [r for r in load() if r.fitted and r.measured_s is not None]
-    sizes = {d: sum(r.dataset == d for r in runs) for d in {r.dataset for r in runs}}
-    return tuple(r for i, r in enumerate(runs) if sizes[r.dataset] <= 100 or i % every == 0)
+def fitted_runs(runs: Sequence[Run], most: int) -> tuple[Run, ...]:
+    """Timed runs of the fitted part, at most so many of a dataset, evenly out of all."""
+    timed = [r for r in runs if r.fitted and r.measured_s is not None]
+    chosen: list[Run] = []
+    for dataset in dict.fromkeys(r.dataset for r in timed):
+        of_it = [r for r in timed if r.dataset == dataset]
+        count = min(most, len(of_it))
+        chosen += [of_it[i * len(of_it) // count] for i in range(count)]
+    return tuple(chosen)
 
 
 def weight(run: Run, sizes: dict[str, int]) -> float:
@@ -105,10 +115,10 @@ def value_of(constants: Constants, free: Free) -> float:
     return float(found)
 
 
-NETWORK = (Free("network", "level_s", 1e-6, 2e-4), Free("network", "ramp", 0.01, 3.0))
+NETWORK = (Free("network", "level_s", 2e-5, 1e-6, 2e-4), Free("network", "ramp", 1.0, 0.01, 3.0))
 
 
-def fit_network(constants: Constants, free: Sequence[Free]) -> Constants:
+def fit_network(constants: Constants, free: Sequence[Free]) -> Fitted:
     """The constants that are nearest to the measured all-reduces."""
     rows = [r for r in reductions() if r.fitted]
 
@@ -116,61 +126,112 @@ def fit_network(constants: Constants, free: Sequence[Free]) -> Constants:
         changed = with_values(constants, free, np.exp(x).tolist())
         return np.array([math.log(1 + r.error(changed)) for r in rows])
 
-    return _least(residuals, constants, free)
+    return _least(residuals, constants, free, len(rows))
 
 
-def fit(constants: Constants, runs: Sequence[Run], free: Sequence[Free]) -> Constants:
-    """The constants that are nearest to the runs and to the layer times of the recomputation paper's table 4."""
+@dataclass(frozen=True)
+class Fitted:
+    """Constants and how sure they are.
+
+    Args:
+        constants: with the values found.
+        factors: of each that was free, the factor either way that 95 of 100 fits would lie within.
+        points: measurements that were fitted.
+    """
+
+    constants: Constants
+    factors: tuple[float, ...]
+    points: int
+
+
+def fit(constants: Constants, runs: Sequence[Run], free: Sequence[Free]) -> Fitted:
+    """The constants that are nearest to the runs, and to their priors where the runs say nothing."""
     sizes = {d: sum(r.dataset == d for r in runs) for d in sorted({r.dataset for r in runs})}
     weights = np.array([weight(r, sizes) for r in runs])
+    prior = np.log([f.prior for f in free])
 
     def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:
         changed = with_values(constants, free, np.exp(x).tolist())
-        scored = score(runs, changed)
-        runs_off = weights * np.array([math.log(1 + s.error) for s in scored])
-        layers = layer_rows(changed)
-        off = [(r.forward_s / r.measured_forward_s, r.backward_s / r.measured_backward_s) for r in layers]
-        return np.concatenate([runs_off, _LAYERS * np.log(np.array(off).ravel())])
+        runs_off = weights * np.array([math.log(1 + s.error) for s in score(runs, changed)])
+        return np.concatenate([runs_off, _PRIOR * (x - prior)])
 
-    return _least(residuals, constants, free)
+    return _least(residuals, constants, free, len(runs))
 
 
 def _least(
-    residuals: Callable[[NDArray[np.float64]], NDArray[np.float64]], constants: Constants, free: Sequence[Free]
-) -> Constants:
+    residuals: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    constants: Constants,
+    free: Sequence[Free],
+    points: int,
+) -> Fitted:
     """The constants of least residuals, which are functions of their logarithms."""
     low, high = np.log([f.low for f in free]), np.log([f.high for f in free])
-    start = (low + high) / 2  # whatever the file says now: the result does not depend on what was fitted before
+    start = np.log([f.prior for f in free])  # whatever the file says now: the result does not depend on it
     found = least_squares(
-        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.03, diff_step=1e-3, max_nfev=80, xtol=1e-6
+        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=25, xtol=1e-4
     )
-    return with_values(constants, free, [float(f"{v:.3g}") for v in np.exp(found.x)])
+    variance = 2 * found.cost / max(1, len(found.fun) - len(free))
+    errors = np.sqrt(variance * np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
+    changed = with_values(constants, free, [float(f"{v:.3g}") for v in np.exp(found.x)])
+    return Fitted(changed, tuple(np.exp(1.96 * errors).tolist()), points)
 
 
-def write(constants: Constants, free: Sequence[Free]) -> None:
-    """Writes the fitted constants into the file, leaving comments and other keys as they are."""
+def leave_one_out(constants: Constants, runs: Sequence[Run], most: int) -> tuple[Row, ...]:
+    """Errors of each dataset with constants that are fitted to the others alone, all their runs among them."""
+    timed = [r for r in runs if r.measured_s is not None]
+    rows: list[Row] = []
+    for dataset in dict.fromkeys(r.dataset for r in timed):
+        others = [replace(r, fitted=True) for r in timed if r.dataset != dataset]
+        changed = fit(constants, fitted_runs(others, most), FREE).constants
+        scored = score([r for r in timed if r.dataset == dataset], changed)
+        found = ranking(scored)
+        rows.append(
+            {
+                "dataset": dataset,
+                "runs": len(scored),
+                "mean": statistics.mean(abs(s.error) for s in scored),
+                "bias": statistics.mean(s.error for s in scored),
+                "rank": found.correlation if found else None,
+                "regret": found.regret if found else None,
+            }
+        )
+    return (*rows, {"dataset": "mean over datasets", "mean": statistics.mean(r["mean"] for r in rows)})
+
+
+def write(fitted: Fitted, free: Sequence[Free]) -> None:
+    """Writes the fitted constants into the file, leaving comments of their own and other keys as they are."""
     path = constants_file()
     lines, table = [], ""
     for line in path.read_text(encoding="utf-8").splitlines():
         header = re.fullmatch(r"\[([\w.-]+)\]", line.strip())
         table = header.group(1) if header else table
         key = line.partition("=")[0].strip()
-        for f in free:
+        for f, factor in zip(free, fitted.factors, strict=True):
             if table in f.tables and f.key == key:
-                line = f"{key} = {value_of(constants, f):.3g}"
+                value = f"{value_of(fitted.constants, f):.3g}"
+                line = f"{key} = {value}  # fit: {fitted.points} points, 95% within a factor of {factor:.3g}"
         lines.append(line)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @click.command()
 @click.option("--dry", is_flag=True, help="Print the constants, do not write them.")
-def main(dry: bool) -> None:
+@click.option("--leave-one-out", "each", is_flag=True, help="Fit to all datasets but one, in turn; score that one.")
+@click.option("--most", default=24, show_default=True, help="Runs of a dataset that are fitted.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=POINTS)
+def main(dry: bool, each: bool, most: int, file: Path) -> None:
     """Fits and writes the constants."""
-    constants = fit(fit_network(load_constants(), NETWORK), fitted_runs(), FREE)
-    for f in (*NETWORK, *FREE):
-        click.echo(f"{f.table}.{f.key} = {value_of(constants, f):.4g}")
-    if not dry:
-        write(constants, (*NETWORK, *FREE))
+    network = fit_network(load_constants(), NETWORK)
+    runs = load(file)
+    if each:
+        Console(width=160).print(table("leave one dataset out", leave_one_out(network.constants, runs, most)))
+        return
+    fitted = fit(network.constants, fitted_runs(runs, most), FREE)
+    for of, free in ((network, NETWORK), (fitted, FREE)):
+        for f, factor in zip(free, of.factors, strict=True):
+            click.echo(f"{f.table}.{f.key} = {value_of(of.constants, f):.4g}, within a factor of {factor:.3g}")
+        if not dry:
+            write(of, free)
 
 
 if __name__ == "__main__":

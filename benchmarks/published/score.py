@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from scipy.stats import spearmanr
 
-from autopar.cost.transformer import Constants, StepPrediction, predict
+from autopar.cluster import Cluster
+from autopar.cost.transformer import Constants, StepPrediction, TrainingPlan, TransformerSpec
 from benchmarks.published.dataset import Run
+from benchmarks.published.priced import predict_plan
+
+#: (model, plan, cluster, constants, name of the stack) -> seconds and bytes of a step.
+Model: TypeAlias = Callable[[TransformerSpec, TrainingPlan, Cluster, Constants, str], StepPrediction]
 
 
 @dataclass(frozen=True)
@@ -26,13 +32,19 @@ class Scored:
         return self.prediction.step_s / self.run.measured_s - 1
 
 
-def score(runs: Iterable[Run], constants: Constants) -> tuple[Scored, ...]:
-    """Each run with the prediction of its plan, or of the best of its plans."""
-    return tuple(Scored(run, _best(run, constants)) for run in runs)
+def score(runs: Iterable[Run], constants: Constants, model: Model = predict_plan) -> tuple[Scored, ...]:
+    """Each run with the prediction of its plan, or of the best of its plans.
+
+    Args:
+        runs: what ran.
+        constants: of kernels, networks and stacks.
+        model: prices a plan.
+    """
+    return tuple(Scored(run, _best(run, constants, model)) for run in runs)
 
 
-def _best(run: Run, constants: Constants) -> StepPrediction:
-    made = [predict(run.spec, plan, run.cluster, constants, run.stack) for plan in run.plans]
+def _best(run: Run, constants: Constants, model: Model) -> StepPrediction:
+    made = [model(run.spec, plan, run.cluster, constants, run.stack) for plan in run.plans]
     return min(made, key=lambda p: (not p.fits, p.step_s))
 
 

@@ -1,9 +1,10 @@
-"""``python -m benchmarks published``: the transformer model against published training runs."""
+"""``python -m benchmarks published``: plans of published training runs, priced, against what was measured."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import click
 from rich.console import Console
 
 from autopar.cost.transformer import Constants, load_constants
+from autopar.errors import AutoparError
 from benchmarks.published.collectives import collective_rows
-from benchmarks.published.dataset import HELD_OUT, POINTS, read
+from benchmarks.published.dataset import HELD_OUT, POINTS, Run, read
 from benchmarks.published.layers import layer_rows
 from benchmarks.published.score import Scored, ranking, score
 from benchmarks.report import Report, Row, Say, table
@@ -33,7 +35,7 @@ def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
     for reason, count in points.skipped.items():
         say(f"published: {count} rows left out: {reason}")
     constants = load_constants()
-    scored = score(runs[::10] if quick else runs, constants)
+    scored = tuple(_scored(runs[::10] if quick else runs, constants, say))
     rows = []
     for dataset in dict.fromkeys(s.run.dataset for s in scored):
         of_it = [s for s in scored if s.run.dataset == dataset]
@@ -59,6 +61,18 @@ def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
             "measured than the fastest of its group; memory: runs of which it is told right whether they fit.",
         ),
     )
+
+
+def _scored(runs: Sequence[Run], constants: Constants, say: Say) -> Iterator[Scored]:
+    """Predictions of all runs whose plans can be made; says how many cannot, and why."""
+    failed: Counter[str] = Counter()
+    for run in runs:
+        try:
+            yield from score([run], constants)
+        except (AutoparError, ValueError) as error:
+            failed[str(error).partition("\n")[0]] += 1
+    for reason, count in sorted(failed.items()):
+        say(f"published: {count} runs without a plan: {reason}")
 
 
 def _layers(constants: Constants) -> tuple[Row, ...]:

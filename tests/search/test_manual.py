@@ -116,6 +116,16 @@ def test_the_level_of_recomputation_that_parallelize_names_holds_for_stages(prob
         Manual(pp=2, recompute="selective")._remat(asked)
 
 
+def test_tensor_parallelism_gathers_no_matrix_however_many_tokens_there_are():
+    """Of many tokens it would be cheaper to gather the matrices, which is another plan than the one that is named."""
+    fn, args = mlp.build(abstract=True, layers=2, hidden=32, batch=4096)
+    large = problem_of(fn, args, toy(4))
+    plan = Manual(tp=4)(large)
+    assert all(k.axes == () for k in layouts(plan, "batch"))
+    products = [o for o in plan.content.operators if "dot_general" in o.id and "transpose" not in o.id]
+    assert products and not any("x" in Layout.parse(r).dims[0] for o in products for r in o.results)
+
+
 def test_remat_reaches_the_stages_of_a_pipeline():
     fn, args = mlp.build(abstract=True, layers=2)
     plan = autopar.parallelize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.cluster import Device
-from autopar.cost.transformer.constants import Kernels
+from autopar.cost.constants import Kernels
+from autopar.cost.kernels import KernelRates, Matrices
 from autopar.cost.transformer.operators import Operators, Product, Sweep
 
-_TILE = 128 * 128
 _BYTES = 2  # of an element of a product's operands
 
 
@@ -34,16 +34,6 @@ class KernelTimer:
     dtype: str
     best_f8_share: float
 
-    def best_flops(self, product: Product) -> float:
-        """FLOP/s of the best matrix product seen on the device, in the dtype that ``product`` runs in.
-
-        In training with f8 the attention core stays in bf16.
-        """
-        narrow = self.dtype.startswith("f8")
-        if narrow and product.region == "core":
-            return self.device.flops("bf16") * self.best_share
-        return self.device.flops(self.dtype) * (self.best_f8_share if narrow else self.best_share)
-
     @property
     def best_share(self) -> float:
         """Fraction of the peak that the best matrix product seen on the device reaches."""
@@ -51,13 +41,23 @@ class KernelTimer:
 
     def product_s(self, product: Product) -> float:
         """Seconds of one product."""
-        k = self.kernels
-        waves = product.batch * product.m * product.n / (_TILE * self.cores)
-        share = k.product_share * waves / (waves + k.half_waves) * product.k / (product.k + k.half_depth)
-        if product.misaligned:
-            share *= k.misaligned_share
+        narrow = self.dtype.startswith("f8") and product.region != "core"
+        dtype = self.dtype if narrow or not self.dtype.startswith("f8") else "bf16"
         moved = product.m * product.k + product.k * product.n + (0 if product.reads_once else product.m * product.n)
-        return max(product.flops / (self.best_flops(product) * share), self.bytes_s(_BYTES * product.batch * moved))
+        shape = Matrices(product.batch, product.m, product.n, product.k)
+        moved_bytes = _BYTES * product.batch * moved
+        return self.rates.product_s(
+            shape, dtype, self.device, misaligned=product.misaligned, moved=moved_bytes, part=product.share
+        )
+
+    @property
+    def rates(self) -> KernelRates:
+        """How fast kernels run on the device."""
+        k = self.kernels
+        return KernelRates(
+            self.cores, k.product_share, k.half_waves, k.half_depth, k.misaligned_share, k.memory_share,
+            self.best_share, self.best_f8_share,
+        )  # fmt: skip
 
     def bytes_s(self, bytes: float) -> float:
         """Seconds to read and write ``bytes``."""

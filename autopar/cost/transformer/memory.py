@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from autopar.cost.transformer.constants import Stack
+from autopar.cost.constants import Stack
 from autopar.cost.transformer.plan import TrainingPlan
 from autopar.cost.transformer.spec import TransformerSpec
 from autopar.cost.transformer.stages import StageShape, dense_parameters, expert_parameters, stage_shapes

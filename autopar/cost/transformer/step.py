@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
-from autopar.cost.transformer.constants import Constants, Stack
+from autopar.cost.constants import Constants, Stack
 from autopar.cost.transformer.kernels import KernelTimer
 from autopar.cost.transformer.memory import TransformerMemory, peak_memory
 from autopar.cost.transformer.network import Network
@@ -25,7 +25,7 @@ _ELEMENT = 2  # bytes of an activation
 _BLEND = 4  # how sharply the larger of two rates decides; it is the usual choice for such transitions
 
 
-def _together(device_s: float, host_s: float) -> float:
+def together_s(device_s: float, host_s: float) -> float:
     """Seconds of work that a device does while the host starts it: the larger, and more where they are close.
 
     Kernels differ in size, so some wait for the host while the host waits for others.
@@ -98,7 +98,7 @@ class StepModel:
         device = self.cluster.groups[0].device
         constants, kind = self.constants, device.kind
         return KernelTimer(
-            device, constants.kernels, constants.cores_of(kind), self.spec.dtype, constants.best_f8_of(kind)
+            device, constants.kernels, constants.cores_of(kind) or 1, self.spec.dtype, constants.best_f8_of(kind)
         )
 
     @property
@@ -153,8 +153,8 @@ class StepModel:
         straggle_s = collectives * math.log2(plan.tp) * stack.collective_s
         host_s = stack.layer_forward_s + straggle_s
         host_back_s = stack.layer_backward_s + straggle_s
-        forward_s = _together(compute_s + moved_s + max(0.0, ring_s - core_s), host_s)
-        backward_s = _together(back_s + moved_s + max(0.0, 2 * (ring_s - core_s)), host_back_s)
+        forward_s = together_s(compute_s + moved_s + max(0.0, ring_s - core_s), host_s)
+        backward_s = together_s(back_s + moved_s + max(0.0, 2 * (ring_s - core_s)), host_back_s)
         if plan.recompute == "full":
             backward_s += forward_s
         elif plan.recompute == "selective" and not stack.fused_attention:
@@ -171,9 +171,13 @@ class StepModel:
             if there:
                 forward_s += timer.forward_s(ends(spec, plan))
                 backward_s += timer.backward_s(ends(spec, plan))
-        elements = dense_parameters(spec, plan, stage) + expert_parameters(spec, plan, stage)
+        elements = self.elements(stage)
         backward_s += timer.bytes_s((stack.partition_bytes if plan.zero else stack.accumulate_bytes) * elements)
         return StageTime(forward_s, backward_s, stage.layers * layer.weights_s, self.sends_s(stage))
+
+    def elements(self, stage: StageShape) -> float:
+        """Parameters of a stage on one device."""
+        return dense_parameters(self.spec, self.plan, stage) + expert_parameters(self.spec, self.plan, stage)
 
     def sends_s(self, stage: StageShape) -> float:
         """Seconds that the sends of one microbatch to and from its neighbours add to a stage, forward and backward.
@@ -242,7 +246,7 @@ class StepModel:
     def optimizer_s(self, stage: StageShape) -> float:
         """Seconds of the update of one stage."""
         plan = self.plan
-        elements = dense_parameters(self.spec, plan, stage) + expert_parameters(self.spec, plan, stage)
+        elements = self.elements(stage)
         if plan.zero:
             elements /= plan.dp * plan.cp
         return self.timer.bytes_s(self.stack.optimizer_bytes * elements)

@@ -27,8 +27,9 @@ from autopar.search.inter.dp import StageCosts
 from autopar.search.inter.stages import levels_of
 from autopar.search.inter.submesh import Submesh
 from autopar.search.intra import ShardingProblem, build
+from autopar.search.intra.collectives import collectives
 from autopar.search.intra.draft import ValueDraft
-from autopar.search.intra.extract import collectives, copy_layouts, made_layouts, memory_of
+from autopar.search.intra.extract import copy_layouts, made_layouts, memory_of
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
 from autopar.solver import Solution, solve

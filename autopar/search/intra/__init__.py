@@ -1,9 +1,10 @@
 """Sharding of every operator on one device mesh, as a `ChoiceProblem` (Alpa, OSDI'22, section 4).
 
-`build` states the problem; `extract` turns a choice into the plan's records; `explain` says why.
+`build` states the problem; `extract` turns a choice into the plan's records; `bill_of` lists what devices run and send.
 """
 
+from autopar.search.intra.bill import Bill, Kernel, Message, bill_of
 from autopar.search.intra.build import ShardingProblem, build
 from autopar.search.intra.extract import Sharding, extract
 
-__all__ = ["Sharding", "ShardingProblem", "build", "extract"]
+__all__ = ["Bill", "Kernel", "Message", "Sharding", "ShardingProblem", "bill_of", "build", "extract"]

@@ -6,12 +6,10 @@ Variables (nodes), each a choice of one strategy:
   leaves it a single strategy: then it follows that operand and has no node of its own (`_followed`);
 - a value with several readers: the layout of the copy that they share (`_connect`);
 - what enters, is carried by and leaves a loop or a branch (`autopar.search.intra.regions`); a result.
-Objective: the sum over nodes of seconds of work, and over edges of seconds of resharding from the layout
-in which a value is made to the one in which it is read (`_connect`, `_connect_input`), times the trips of
-enclosing loops.
-An output that replaces an input ends in that input's layout (`_outputs`). So an optimizer update with all
-its traffic is part of the program, and ZeRO-1/2/3 and FSDP are among its solutions.
-Constraint: bytes of all live values on a device, at every time, within the limit (`autopar.search.intra.memory`).
+Objective: the sum over nodes of seconds of work, and over edges of seconds of resharding from the layout in which a
+value is made to the one in which it is read (`_connect`, `_connect_input`), times the trips of enclosing loops.
+An output that replaces an input ends in that input's layout (`_outputs`). So an optimizer update with its traffic is part
+of the program, ZeRO-1/2/3 and FSDP are among its solutions. Bytes of live values are bounded at every time (`.memory`).
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from autopar.ir.primitives import ADDITIONS, RESHAPES, is_fusible, is_generator,
 from autopar.search.constraints import Constraint
 from autopar.search.intra.constrained import asked, constrained
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
-from autopar.search.intra.fusion import growth_of, is_recomputed
+from autopar.search.intra.fusion import growth_of, is_constant, is_recomputed
 from autopar.search.intra.host import Offloading, add_host_seconds, offloading
 from autopar.search.intra.labels import input_label, layout_label, strategy_label
 from autopar.search.intra.layouts import LayoutTable
@@ -40,7 +38,7 @@ from autopar.search.intra.memory import local_bytes, usages
 from autopar.search.intra.operators import OperatorTable, Options
 from autopar.search.intra.regions import REGIONS
 from autopar.search.intra.uses import firsts
-from autopar.search.intra.work import Chains, moved_bytes, work_of
+from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of
 from autopar.search.problem import Problem
 from autopar.sharding import Strategy
 from autopar.solver import ChoiceProblem, Edge, Node
@@ -216,7 +214,7 @@ class Builder:
                 kept = any(v.name in returned for v in op.results)
                 fusable = not kept and is_fusible(op) and all(light_readers.get(v.name) == [True] for v in op.results)
                 anew = not kept and all(fusing_readers.get(v.name, False) for v in op.results)
-                self._operator(graph, op, prefix, weight, fusable, shared, anew)
+                self._operator(graph, op, prefix, weight, fusable, shared, anew, kept)
         self.phase = enclosing
 
     def _basis(self, op: Operator, prefix: str) -> float:
@@ -242,6 +240,7 @@ class Builder:
         fusable: bool,
         shared: frozenset[str],
         anew: bool,
+        kept: bool,
     ) -> None:
         types = graph.operand_types(op)
         sources = [None if isinstance(o, Literal) else self.values[prefix + o] for o in op.operands]
@@ -257,8 +256,15 @@ class Builder:
         if op.primitive.endswith("_callback"):
             text = f"{op.primitive} runs on one device, on whole arrays that are gathered for it ({op.source or op.id})"
             self.notes[text] = None
+        basis, stored = self._basis(op, prefix), frozenset().union(*map(stored_of, sources))
+        kernels = [self.values[k].type for k in sorted(stored)] if self.cost.knows_kernels else None
+        sunk = not kept and kernels is not None and is_constant(op, sum(t.nbytes for t in kernels))
+        transient = fusable or sunk or (anew and is_recomputed(op, basis, self.growth))
         moved = moved_bytes(op, types, sources, options, fusable)
+        if kernels is not None and reads_fused(op):
+            moved = kernel_bytes(op, types, kernels, transient)
         work = work_of(op, types, options, moved, self._chains(graph), self.functions)
+        work = replace(work, fused=transient and is_fusible(op))
         if (
             op.primitive in ADDITIONS
             and not any(v.type.rank for v in op.results)
@@ -272,7 +278,7 @@ class Builder:
         if followed is not None:
             options = followed[1]
         chosen = options.strategies
-        busy = self._seconds(work, chosen) * weight
+        busy = self._seconds(work, chosen, op, types) * weight
         if followed is None:
             node = self.node(prefix + op.id, busy, functools.partial(strategy_label, chosen))
         else:
@@ -290,16 +296,15 @@ class Builder:
                     self.phase,
                     heavy=not reads_fused(op),
                 )
-        basis = self._basis(op, prefix)
-        transient = fusable or (anew and is_recomputed(op, basis, self.growth))
         of = sources[0] if op.primitive in RESHAPES else None
         view = of.source if of is not None else ""
         for j, result in enumerate(op.results):
             self.value(
                 prefix + result.name, result.type, node, options.results[j], weight,
                 fused=fusable, transient=transient, basis=basis, view=view,
+                stored=stored if transient else frozenset(), constant=sunk,
             )  # fmt: skip
-        self.sites.append(SiteDraft(prefix + op.id, op, node, chosen, busy, weight, self.time, self.phase))
+        self.sites.append(SiteDraft(prefix + op.id, op, types, work, node, chosen, busy, weight, self.time, self.phase))
 
     def _chains(self, graph: Graph) -> Chains | None:
         """The chains of a graph, where devices say what bringing operands into another order takes."""
@@ -309,13 +314,10 @@ class Builder:
             self.chains[id(graph)] = (graph, Chains(graph))
         return self.chains[id(graph)][1]
 
-    def _seconds(self, work: Work, chosen: tuple[Strategy, ...]) -> Array:
+    def _seconds(self, work: Work, chosen: tuple[Strategy, ...], op: Operator, types: Sequence[TensorType]) -> Array:
         """Busy seconds of one run of an operator, by strategy."""
-        key = (work, id(chosen))
-        if key not in self.busy:
-            splits = [s.split for s in chosen]
-            by_split = {n: self.cost.work_s(work, n) for n in sorted(set(splits))}
-            self.busy[key] = (chosen, np.array([by_split[n] for n in splits]))
+        if (key := (work, id(chosen))) not in self.busy:
+            self.busy[key] = (chosen, busy_seconds(self.cost, self.mesh.sizes, work, chosen, op, types))
         return self.busy[key][1]
 
     def _followed(

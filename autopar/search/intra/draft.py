@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cost import Work
 from autopar.ir import Graph, Layout, Operator, TensorType
 from autopar.sharding import Strategy
 
@@ -64,6 +65,8 @@ class ValueDraft:
         fused: made by an elementwise operator for an only reader that is elementwise too: costs no time to pass on.
         transient: made by an elementwise operator, and taken on the fly by its readers: needs no memory.
         basis: bytes of the stored values that it is computed from, if it is transient.
+        stored: if it is transient, keys of the values in memory that a kernel reads to have it.
+        constant: constants alone decide it, so that it is computed where it is read.
         alias: another name of a value that is accounted for elsewhere.
         phase: part of the step in which it is made.
         hosted: of an input that may be kept in host memory, for each strategy whether it is; else empty.
@@ -81,6 +84,8 @@ class ValueDraft:
     fused: bool = False
     transient: bool = False
     basis: float = 0.0
+    stored: frozenset[str] = frozenset()
+    constant: bool = False
     alias: bool = False
     phase: str = ""
     view: str = ""
@@ -109,10 +114,12 @@ class NodeDraft:
 
 @dataclass(frozen=True)
 class SiteDraft:
-    """An operator, its phase, and for each choice of its node its strategy and busy seconds a step."""
+    """An operator, what it does, its phase, and for each choice of its node its strategy and busy seconds a step."""
 
     id: str
     op: Operator
+    types: tuple[TensorType, ...]
+    work: Work
     node: int
     strategies: tuple[Strategy, ...]
     seconds: Array

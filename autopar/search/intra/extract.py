@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -16,12 +16,12 @@ from autopar.ir.loops import Scan
 from autopar.ir.phases import LOOP
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.build import ShardingProblem
-from autopar.search.intra.draft import UsageDraft, Use
+from autopar.search.intra.collectives import Collective, collectives
+from autopar.search.intra.draft import UsageDraft
 from autopar.search.intra.host import HOST, hosted
 from autopar.search.intra.memory import WAITING, waits
+from autopar.search.intra.overlap import exposed_s
 from autopar.search.problem import Problem
-from autopar.search.resharding import path_tables
-from autopar.sharding.routes import Routes
 
 _SHOWN_OPERATORS = 4
 
@@ -38,6 +38,7 @@ class Sharding:
         communication: all collectives of a step, dearest first.
         compute_s: busy seconds of computing a step.
         communication_s: seconds of collectives a step.
+        exposed_s: of them, those that computation does not hide.
         memory: bytes a device at the fullest time, by kind.
         choices: reasons, in the order of the operators.
         work_times: seconds a step by kind of work, where there is a loop over microbatches.
@@ -57,6 +58,7 @@ class Sharding:
     communication: tuple[Communication, ...]
     compute_s: float
     communication_s: float
+    exposed_s: float
     memory: Memory
     choices: tuple[Choice, ...]
     work_times: tuple[tuple[str, float], ...] = ()
@@ -80,7 +82,9 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
     made = made_layouts(stated, choice)
     copies = copy_layouts(stated, choice, made)
     by_work = _Works(stated, problem.graph)
-    communication = _communication(problem, stated, choice, made, copies, by_work)
+    sent = tuple(collectives(problem, stated, choice, made, copies))
+    exposed = exposed_s(stated, choice, sent) if problem.cost_model.overlaps else tuple(c.seconds for c in sent)
+    communication = _communication(sent, exposed, by_work)
     for s in stated.sites:
         by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]))
     there = hosted(stated.values, choice)
@@ -103,6 +107,7 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
         communication=communication,
         compute_s=float(sum(s.seconds[choice[s.node]] for s in stated.sites)) + first_touch_s,
         communication_s=sum(c.seconds for c in communication),
+        exposed_s=float(sum(exposed)),
         memory=memory_of(stated, choice),
         choices=_choices(stated, choice),
         work_times=by_work.times(),
@@ -243,63 +248,14 @@ def _operators(stated: ShardingProblem, choice: Sequence[int]) -> tuple[Operator
     return tuple(record for _, record in sorted(records, key=lambda e: (e[0], e[1].id)))
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """One collective of a choice: what it is, for which use, how often a step, and seconds a step of it."""
-
-    kind: str
-    bytes: int
-    axis: str
-    use: Use
-    weight: float
-    seconds: float
-
-
-def collectives(
-    problem: Problem,
-    stated: ShardingProblem,
-    choice: Sequence[int],
-    made: Mapping[str, Layout],
-    copies: Mapping[str, Mapping[str, Layout]],
-) -> Iterator[Collective]:
-    """Every collective that a choice needs, value by value and use by use in time.
-
-    Args:
-        problem: what was planned.
-        stated: from `build`.
-        choice: strategy of each node.
-        made: layout of every value, see `made_layouts`.
-        copies: layout of shared copies by phase, see `copy_layouts`.
-    """
-    tables = path_tables(stated.mesh, problem.cost_model)
-    for v in stated.values.values():
-        if v.key not in made:
-            continue
-        routes = Routes(tables, v.type, made[v.key], dict(copies.get(v.key, {})), stated.memory_bound)
-        for use in sorted(v.uses, key=lambda u: u.time):
-            required = use.required[choice[use.node]]
-            for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):
-                weight = v.weight if n < len(pairs) - 1 else use.weight
-                for sent in tables.communication(v.type, before, after):
-                    axes = "+".join(sent.axes)
-                    yield Collective(sent.kind, sent.full_bytes, axes, use, weight, weight * sent.seconds)
-
-
-def _communication(
-    problem: Problem,
-    stated: ShardingProblem,
-    choice: Sequence[int],
-    made: Mapping[str, Layout],
-    copies: Mapping[str, Mapping[str, Layout]],
-    by_work: _Works,
-) -> tuple[Communication, ...]:
+def _communication(sent: Sequence[Collective], exposed: Sequence[float], by_work: _Works) -> tuple[Communication, ...]:
     total: dict[tuple[str, int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     users: dict[tuple[str, int, str], dict[str, None]] = defaultdict(dict)
-    for c in collectives(problem, stated, choice, made, copies):
+    for c, seconds in zip(sent, exposed, strict=True):
         key = (c.kind, c.bytes, c.axis)
         total[key][0] += c.weight
         total[key][1] += c.seconds
-        by_work.add(c.use.consumer, c.use.phase, c.seconds)
+        by_work.add(c.use.consumer, c.use.phase, seconds)
         users[key][c.use.consumer] = None
     records = [
         Communication(

@@ -6,6 +6,9 @@ from autopar.cluster import Cluster
 from autopar.ir import Operator
 from autopar.ir.primitives import is_fusible
 
+#: Values that are computed from no more than this are computed from constants.
+_CONSTANT_BYTES = 64
+
 #: A value at least this many times as large as what it is computed from is computed again by every reader. Compilers
 #: for accelerators do so with all elementwise operators, which they can fuse into any number of readers; that for CPUs
 #: only where the expensive ones among them (exponentials, divisions) make much of little.
@@ -24,6 +27,16 @@ def is_recomputed(op: Operator, basis_bytes: float, growth: float) -> bool:
         growth: from `growth_of`.
     """
     return is_fusible(op) and growth * basis_bytes <= sum(v.type.nbytes for v in op.results)
+
+
+def is_constant(op: Operator, stored_bytes: float) -> bool:
+    """Whether constants alone decide the results: compilers compute them where they are read, inside of loops too.
+
+    Args:
+        op: the operator.
+        stored_bytes: bytes of the values in memory that its results are computed from.
+    """
+    return is_fusible(op) and stored_bytes <= _CONSTANT_BYTES
 
 
 def growth_of(cluster: Cluster) -> float:

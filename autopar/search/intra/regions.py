@@ -44,12 +44,13 @@ def _enter(
     """A region's input ``inner`` that takes ``operand``; (its node, its layouts)."""
     node, kinds = layouts or b.free_layouts(inner, type)
     outer = tuple(k.stack() for k in kinds) if stacked else kinds
+    source = b.values[prefix + operand] if isinstance(operand, str) else None
     if inner not in b.values:
-        b.value(inner, type, node, kinds, inner_weight, alias=not stacked)
-    if isinstance(operand, str):
-        source = b.values[prefix + operand]
-        if source.node is not None:
-            b.use(source.key, node, outer, weight, consumer, b.phase, stacked=stacked)
+        made = b.value(inner, type, node, kinds, inner_weight, alias=not stacked)
+        if source is not None and source.constant and not stacked:
+            made.transient = made.constant = True
+    if source is not None and source.node is not None:
+        b.use(source.key, node, outer, weight, consumer, b.phase, stacked=stacked)
     return node, outer
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autopar.cost import Work, kind_of, reorders, run_bytes
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost import PRODUCTS, CostModel, Matrices, Work, kind_of, matrices_of, reorders, run_bytes
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.primitives import TRANSCENDENTAL, is_fusible
 from autopar.search.intra.draft import ValueDraft
 from autopar.search.intra.operators import Options
+from autopar.sharding import Strategy
 
 
 class Chains:
@@ -72,6 +76,35 @@ def moved_bytes(
     return float(sum(read) + (0 if fusable else sum(v.type.nbytes for v in op.results)))
 
 
+def stored_of(source: ValueDraft | None) -> frozenset[str]:
+    """Keys of the values in memory that a kernel reads to have ``source``; none for what is made on demand."""
+    if source is None or source.node is None:
+        return frozenset()
+    return source.stored if source.transient else frozenset({source.key})
+
+
+def kernel_bytes(
+    op: Operator, operand_types: Sequence[TensorType], stored: Sequence[TensorType], transient: bool
+) -> float:
+    """Bytes that the kernel reads and writes which ends in an elementwise operator or a sum; 0 if it goes on.
+
+    Compilers for accelerators compute cheap values again in every kernel that reads them, so that a kernel reads what
+    lies in memory, each value once, whatever is computed from it on the way.
+
+    Args:
+        op: the operator.
+        operand_types: types of its operands.
+        stored: types of the values in memory that they are computed from.
+        transient: whether its results are never stored.
+    """
+    if transient:
+        return 0.0
+    # Of what is sliced no more is read than is taken.
+    most = max((t.size for t in (*operand_types, *(v.type for v in op.results))), default=0)
+    read = sum(min(t.size, most) * t.nbytes / max(1, t.size) for t in stored)
+    return float(read + sum(v.type.nbytes for v in op.results))
+
+
 def work_of(
     op: Operator,
     operand_types: Sequence[TensorType],
@@ -104,3 +137,43 @@ def work_of(
 
 def _read_bytes(operand: str | Literal, chains: Chains) -> float:
     return 0.0 if isinstance(operand, Literal) else chains.read_bytes(operand)
+
+
+def product_of(op: Operator, types: Sequence[TensorType], strategy: Strategy, sizes: Mapping[str, int]) -> Matrices:
+    """The matrix products that a product or convolution is on one device.
+
+    Args:
+        op: the operator, one of `autopar.cost.PRODUCTS`.
+        types: types of its operands.
+        strategy: how it is split.
+        sizes: of the mesh's axes.
+    """
+    shapes = [k.local_shape(t.shape, sizes) for k, t in zip(strategy.operand_layouts, types, strict=True)]
+    result = strategy.result_layouts[0].local_shape(op.results[0].type.shape, sizes)
+    product = matrices_of(op, shapes, result, types[0].nbytes // max(1, types[0].size))
+    assert product is not None
+    return product
+
+
+def busy_seconds(
+    cost: CostModel,
+    sizes: Mapping[str, int],
+    work: Work,
+    chosen: Sequence[Strategy],
+    op: Operator,
+    types: Sequence[TensorType],
+) -> NDArray[np.float64]:
+    """Busy seconds of one run of an operator, by strategy.
+
+    Args:
+        cost: what things cost.
+        sizes: of the mesh's axes.
+        work: what the operator does.
+        chosen: its strategies.
+        op: the operator.
+        types: types of its operands.
+    """
+    if op.primitive in PRODUCTS and cost.knows_kernels:
+        return np.array([cost.product_s(product_of(op, types, s, sizes), types[0].dtype) for s in chosen])
+    by_split = {n: cost.work_s(work, n) for n in sorted({s.split for s in chosen})}
+    return np.array([by_split[s.split] for s in chosen])

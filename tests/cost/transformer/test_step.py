@@ -147,14 +147,21 @@ GOLDEN = {1: 3.386, 9: 48.85, 16: 36.99, 148: 0.4731, 1702: 110.0, 1744: 12.84, 
 
 
 def test_golden_predictions():
-    scored = score([r for r in load() if r.point in GOLDEN], CONSTANTS)
+    scored = score([r for r in load() if r.point in GOLDEN], CONSTANTS, predict)
     assert {s.run.point: float(f"{s.prediction.step_s:.4g}") for s in scored} == GOLDEN
 
 
 def test_end_to_end_runs_of_the_recomputation_paper():
-    errors = [abs(s.error) for s in score([r for r in load() if r.dataset == "Korthikanti Table 5"], CONSTANTS)]
+    runs = [r for r in load() if r.dataset == "Korthikanti Table 5"]
+    errors = [abs(s.error) for s in score(runs, CONSTANTS, predict)]
     assert len(errors) == 4
     assert sum(errors) / 4 < 0.0365 and max(errors) < 0.0887
+
+
+def test_the_plan_of_a_published_run_takes_what_was_measured():
+    """SC21's 1.7B model with data parallelism: traced at its size, planned, and its bill priced."""
+    ((scored),) = score([r for r in load() if r.point == 1], CONSTANTS)
+    assert abs(scored.error) < 0.1
 
 
 def test_measured_all_reduces():

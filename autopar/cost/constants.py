@@ -1,18 +1,18 @@
-"""The constants of the transformer model, read from ``cost_models/training/constants.toml``."""
+"""The constants of the cost model, read from ``cost_models/training/constants.toml``."""
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
 from autopar.cluster.catalog import folder
 from autopar.errors import AutoparError
 
-_Number = TypeVar("_Number", int, float)
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -73,6 +73,8 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             element.
         partition_bytes: the same where gradients or optimizer state are partitioned (ZeRO).
         optimizer_bytes: bytes that the update reads and writes, an element.
+        asynchronous: collectives run beside computation as far as values allow; the shares below are of those that do
+            not say so.
         tp_overlap: fraction of tensor-parallel collectives that compute hides.
         dp_overlap: fraction of gradient and parameter collectives that compute may hide.
         pp_overlap: fraction of the sends between stages that compute hides.
@@ -98,6 +100,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accumulate_bytes: _NotNegative
     partition_bytes: _NotNegative
     optimizer_bytes: _Positive
+    asynchronous: bool
     tp_overlap: _Fraction
     dp_overlap: _Fraction
     pp_overlap: _Fraction
@@ -130,18 +133,15 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise AutoparError(f"no stack is called {name!r}", remedy=f"one of {', '.join(sorted(self.stacks))}")
         return self.stacks[name]
 
-    def cores_of(self, kind: str) -> int:
-        """Cores of a device by its kind; 1, a device that is filled by any product, where it is not known."""
-        return _by_start(self.cores, kind, 1)
+    def cores_of(self, kind: str) -> int | None:
+        """Cores of a device by its kind; None where it is not known."""
+        found = [n for start, n in sorted(self.cores.items()) if kind.startswith(start)]
+        return found[-1] if found else None
 
     def best_f8_of(self, kind: str) -> float:
         """Fraction of the f8 peak that a device reaches, by its kind; 0.75 where it is not known."""
-        return _by_start(self.best_f8, kind, 0.75)
-
-
-def _by_start(table: Mapping[str, _Number], kind: str, default: _Number) -> _Number:
-    found = [n for start, n in sorted(table.items()) if kind.startswith(start)]
-    return found[-1] if found else default
+        found = [share for start, share in sorted(self.best_f8.items()) if kind.startswith(start)]
+        return found[-1] if found else 0.75
 
 
 def constants_file() -> Path:
@@ -149,6 +149,7 @@ def constants_file() -> Path:
     return folder() / "training" / "constants.toml"
 
 
+@functools.cache
 def load_constants() -> Constants:
     """Reads the constants that come with autopar.
 

@@ -1,0 +1,129 @@
+"""What the devices of a plan run and send in a step: kernels by their sizes, collectives by theirs.
+
+A bill is made once from the answer of the integer program. Its lines are priced by the functions of `autopar.cost` that
+the integer program prices its strategies with, under any stack and constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.cluster import Span
+from autopar.cost import PRODUCTS, Matrices
+from autopar.search.intra.build import ShardingProblem
+from autopar.search.intra.collectives import collectives
+from autopar.search.intra.draft import SiteDraft
+from autopar.search.intra.extract import copy_layouts, made_layouts
+from autopar.search.intra.work import product_of
+from autopar.search.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """An operator on one device.
+
+    Args:
+        id: of the operator, with those of enclosing operators and regions before it.
+        primitive: its primitive.
+        phase: "forward", "backward" or "update".
+        count: how often a step.
+        seconds: busy seconds of one run, as the integer program counted them.
+        product: sizes of a matrix product or convolution; None of others.
+        bytes: that it reads and writes; 0 where it is part of a kernel that reads it.
+        flops: FLOPs.
+        dtype: jaxpr name of the dtype that it computes in.
+        fused: it is part of the kernel that reads it.
+        shapes: of its operands and results, whole.
+    """
+
+    id: str
+    primitive: str
+    phase: str
+    count: float
+    seconds: float
+    product: Matrices | None
+    bytes: float
+    flops: float
+    dtype: str
+    fused: bool
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A collective.
+
+    Args:
+        kind: one of `autopar.cost.KINDS`.
+        consumer: operator that needs it.
+        phase: of that operator.
+        count: how often a step.
+        seconds: of one, as the integer program counted them.
+        bytes: of the full tensor as one group of devices sees it.
+        axes: names of the mesh axes, joined by ``+``.
+        span: where a group of devices lies.
+    """
+
+    kind: str
+    consumer: str
+    phase: str
+    count: float
+    seconds: float
+    bytes: float
+    axes: str
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bill:
+    """The lines of a plan of one stage, in the order in which operators run. Two bills are equal if they are one."""
+
+    kernels: tuple[Kernel, ...]
+    messages: tuple[Message, ...]
+
+
+def bill_of(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) -> Bill:
+    """The bill of a choice.
+
+    Args:
+        problem: what was planned.
+        stated: from `build`.
+        choice: strategy of each node of ``stated.problem``.
+    """
+    made = made_layouts(stated, choice)
+    found = collectives(problem, stated, choice, made, copy_layouts(stated, choice, made))
+    messages = tuple(
+        Message(
+            c.kind,
+            c.use.consumer,
+            c.use.phase,
+            c.weight,
+            c.seconds / c.weight if c.weight else 0.0,
+            c.bytes,
+            c.axis,
+            stated.mesh.link(tuple(c.axis.split("+"))).span,
+        )
+        for c in found
+    )
+    return Bill(tuple(_kernel(s, stated, choice[s.node]) for s in stated.sites), messages)
+
+
+def _kernel(site: SiteDraft, stated: ShardingProblem, chosen: int) -> Kernel:
+    strategy, work = site.strategies[chosen], site.work
+    product = None
+    if site.op.primitive in PRODUCTS:
+        product = product_of(site.op, site.types, strategy, stated.mesh.sizes)
+    return Kernel(
+        site.id,
+        site.op.primitive,
+        site.phase,
+        site.weight,
+        float(site.seconds[chosen]) / site.weight if site.weight else 0.0,
+        product,
+        work.bytes / strategy.split,
+        work.flops / strategy.split,
+        work.dtype,
+        work.fused,
+        (*(t.shape for t in site.types), *(v.type.shape for v in site.op.results)),
+    )

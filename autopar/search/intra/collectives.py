@@ -1,0 +1,56 @@
+"""The collectives that a choice needs, value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.ir import Layout
+from autopar.search.intra.build import ShardingProblem
+from autopar.search.intra.draft import Use
+from autopar.search.problem import Problem
+from autopar.search.resharding import path_tables
+from autopar.sharding.routes import Routes
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of a choice: what it is, of which value, for which use, how often a step, and seconds a step."""
+
+    kind: str
+    value: str
+    bytes: int
+    axis: str
+    use: Use
+    weight: float
+    seconds: float
+
+
+def collectives(
+    problem: Problem,
+    stated: ShardingProblem,
+    choice: Sequence[int],
+    made: Mapping[str, Layout],
+    copies: Mapping[str, Mapping[str, Layout]],
+) -> Iterator[Collective]:
+    """Every collective that a choice needs, value by value and use by use in time.
+
+    Args:
+        problem: what was planned.
+        stated: from `build`.
+        choice: strategy of each node.
+        made: layout of every value, see `made_layouts`.
+        copies: layout of shared copies by phase, see `copy_layouts`.
+    """
+    tables = path_tables(stated.mesh, problem.cost_model)
+    for v in stated.values.values():
+        if v.key not in made:
+            continue
+        routes = Routes(tables, v.type, made[v.key], dict(copies.get(v.key, {})), stated.memory_bound)
+        for use in sorted(v.uses, key=lambda u: u.time):
+            required = use.required[choice[use.node]]
+            for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):
+                weight = v.weight if n < len(pairs) - 1 else use.weight
+                for sent in tables.communication(v.type, before, after):
+                    axes = "+".join(sent.axes)
+                    yield Collective(sent.kind, v.key, sent.full_bytes, axes, use, weight, weight * sent.seconds)

@@ -1,0 +1,228 @@
+"""The time of a step whose collectives run beside computation: list scheduling of operators and collectives.
+
+Resources are the cores, which run one operator at a time, and each class of links (inside a node, between nodes), which
+carry one collective at a time. Each takes what is ready first in the order of the program: an operator is ready when
+its operands and their collectives are there, a collective when its value is. What runs inside of a loop is scheduled
+by itself: an iteration begins when the one before it has ended.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.cluster import LogicalMesh
+from autopar.ir import Operator
+from autopar.search.intra.build import ShardingProblem
+from autopar.search.intra.collectives import Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An operator that computes.
+
+    Args:
+        id: its name.
+        seconds: busy seconds.
+        needs: tasks whose results it takes.
+    """
+
+    id: str
+    seconds: float
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A collective.
+
+    Args:
+        producer: task that makes the value; "" for what is there at the start.
+        consumer: task that needs it; "" for what must be there at the end.
+        link: class of links that it takes.
+        seconds: of the collective alone.
+    """
+
+    producer: str
+    consumer: str
+    link: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A schedule of tasks and transfers.
+
+    Args:
+        seconds: from the first start to the last end.
+        waits_s: by task the seconds that the cores wait before it; by "" those at the end.
+    """
+
+    seconds: float
+    waits_s: Mapping[str, float]
+
+
+class _Schedule:
+    """What is done, running and ready, as time goes on."""
+
+    def __init__(self, tasks: Sequence[Task], transfers: Sequence[Transfer]) -> None:
+        self.tasks = (*tasks, Task("", 0.0, tuple(t.id for t in tasks)))
+        self.index = {t.id: n for n, t in enumerate(self.tasks)}
+        self.transfers = transfers
+        self.open = [len({n for n in t.needs if n in self.index}) for t in self.tasks]
+        self.readers: dict[str, list[int]] = defaultdict(list)
+        for n, t in enumerate(self.tasks):
+            for need in {need for need in t.needs if need in self.index}:
+                self.readers[need].append(n)
+        # Of one value for one reader each is made of the one before it.
+        self.chains: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for m, transfer in enumerate(transfers):
+            self.chains[transfer.producer, transfer.consumer].append(m)
+            self.open[self.index[transfer.consumer]] += 1
+        self.consumers: dict[str, list[str]] = defaultdict(list)
+        for producer, consumer in self.chains:
+            self.consumers[producer].append(consumer)
+        self.ready = [n for n, count in enumerate(self.open) if not count]
+        self.queues: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.running: list[tuple[float, int, int]] = []  # (end, 0 for a task and 1 for a transfer, its number)
+        self.busy: set[str] = set()
+        self.produced("")
+
+    def produced(self, task: str) -> None:
+        """The results of a task are there: the first of each chain of transfers may start."""
+        for consumer in self.consumers.get(task, ()):
+            self.queue(self.chains[task, consumer][0], consumer)
+
+    def queue(self, transfer: int, consumer: str) -> None:
+        """Puts a transfer before its link."""
+        heapq.heappush(self.queues[self.transfers[transfer].link], (self.index[consumer], transfer))
+
+    def needed_less(self, task: int) -> None:
+        """One thing less is missing for a task."""
+        self.open[task] -= 1
+        if not self.open[task]:
+            heapq.heappush(self.ready, task)
+
+    def transferred(self, transfer: int) -> None:
+        """A transfer is done: the next of its chain may start, and its reader needs one thing less."""
+        done = self.transfers[transfer]
+        self.busy.discard(done.link)
+        chain = self.chains[done.producer, done.consumer]
+        after = chain.index(transfer) + 1
+        if after < len(chain):
+            self.queue(chain[after], done.consumer)
+        self.needed_less(self.index[done.consumer])
+
+    def start_links(self, now: float) -> None:
+        """Starts the first transfer of every idle link."""
+        for link, queue in self.queues.items():
+            if queue and link not in self.busy:
+                _, transfer = heapq.heappop(queue)
+                self.busy.add(link)
+                heapq.heappush(self.running, (now + self.transfers[transfer].seconds, 1, transfer))
+
+
+def list_schedule(tasks: Sequence[Task], transfers: Sequence[Transfer]) -> Timing:
+    """The schedule of tasks with transfers beside them.
+
+    Args:
+        tasks: in program order.
+        transfers: those of one value and consumer in the order in which they are made of each other.
+    """
+    state, waits, now, idle_since, computing = _Schedule(tasks, transfers), {}, 0.0, 0.0, False
+    while True:
+        state.start_links(now)
+        if state.ready and not computing:
+            n = heapq.heappop(state.ready)
+            task = state.tasks[n]
+            if now > idle_since:
+                waits[task.id] = now - idle_since
+            if not task.id:
+                return Timing(now, waits)
+            computing = True
+            heapq.heappush(state.running, (now + task.seconds, 0, n))
+            continue
+        now, kind, n = heapq.heappop(state.running)
+        if kind:
+            state.transferred(n)
+            continue
+        computing, idle_since = False, now
+        state.produced(state.tasks[n].id)
+        for reader in state.readers[state.tasks[n].id]:
+            state.needed_less(reader)
+
+
+def exposed_s(stated: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]) -> tuple[float, ...]:
+    """For each collective the seconds of it that no operator hides.
+
+    Args:
+        stated: from `build`.
+        choice: strategy of each node.
+        sent: all collectives of the choice, value by value.
+    """
+    regions = {r.id for r in stated.region_sites}
+    producers = {_prefix(s.id, s.op.id) + v.name: s.id for s in stated.sites for v in s.op.results}
+    producers |= {_prefix(r.id, r.op.id) + v.name: r.id for r in stated.region_sites for v in r.op.results}
+    inner: dict[str, list[tuple[int, Task]]] = defaultdict(list)
+    for s in stated.sites:
+        task = Task(s.id, float(s.seconds[choice[s.node]]), _needs(s.id, s.op, producers))
+        inner[_region(s.id, regions)].append((s.time, task))
+    of_region: dict[str, list[tuple[int, Collective]]] = defaultdict(list)
+    for n, c in enumerate(sent):
+        of_region[_region(c.value, regions)].append((n, c))
+    shares = [0.0] * len(sent)
+    took: dict[str, float] = {}
+    # Inner loops first: each is one task of the region that it is in.
+    for region in sorted({*regions, ""}, key=lambda r: (-r.count("/"), -len(r), r)):
+        loops = [
+            (r.time, Task(r.id, took[r.id], _needs(r.id, r.op, producers)))
+            for r in stated.region_sites
+            if _region(r.id, regions) == region
+        ]
+        tasks = [task for _, task in sorted([*inner[region], *loops], key=lambda entry: (entry[0], entry[1].id))]
+        known = {t.id for t in tasks}
+        transfers = [
+            Transfer(
+                producers.get(c.value, ""),
+                c.use.consumer if c.use.consumer in known else "",
+                link_class(stated.mesh, c.axis),
+                c.seconds,
+            )
+            for _, c in of_region[region]
+        ]
+        timing = list_schedule(tasks, transfers)
+        took[region] = timing.seconds
+        for consumer, wait_s in timing.waits_s.items():
+            waited = [n for (n, _), t in zip(of_region[region], transfers, strict=True) if t.consumer == consumer]
+            total = sum(sent[n].seconds for n in waited)
+            for n in waited:
+                shares[n] = min(1.0, wait_s / total) * sent[n].seconds if total else 0.0
+    return tuple(shares)
+
+
+def link_class(mesh: LogicalMesh, axes: str) -> str:
+    """The class of links of collectives over mesh axes joined by ``+``: "inter" where they leave a node."""
+    span = mesh.link(tuple(axes.split("+"))).span
+    return "inter" if span is not None and span.nodes > 1 else "intra"
+
+
+def _needs(id: str, op: Operator, producers: Mapping[str, str]) -> tuple[str, ...]:
+    """The operators that make what an operator takes."""
+    prefix = _prefix(id, op.id)
+    return tuple(dict.fromkeys(producers[prefix + o] for o in op.reads if prefix + o in producers))
+
+
+def _prefix(id: str, own: str) -> str:
+    return id.removesuffix(own)
+
+
+def _region(key: str, regions: set[str]) -> str:
+    """The innermost operator with regions that a value or an operator is inside of; "" outside of all."""
+    at = key.rfind("/")
+    while at > 0:
+        if key[:at] in regions:
+            return key[:at]
+        at = key.rfind("/", 0, at)
+    return ""

@@ -1,0 +1,103 @@
+"""Published runs as plans: the model as a traced example at its size, its plan by `Manual`, its bill.
+
+A plan of one stage on the devices of one stage says what a layer, the ends of the model and the update run and send on
+each device. That holds for any number of layers, stages and microbatches, so that a sweep needs few of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+from autopar.api.options import ParallelOptions
+from autopar.api.pure import PureFunction
+from autopar.cluster import Cluster
+from autopar.cost.transformer import TrainingPlan, TransformerSpec
+from autopar.errors import InfeasiblePlanError
+from autopar.search import Manual
+from autopar.search.clock import Clock
+from autopar.search.intra import Bill, bill_of
+from examples import gpt, llama
+
+#: Layers of the traced model: arrays of all layers are told from others by a first dim that nothing else has.
+LAYERS = 13
+#: Microbatches of the traced step: gradients of two are added up.
+MICROBATCHES = 2
+_UNLIMITED = 10**15
+_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f8_e4m3fn": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a bill depends on.
+
+    Args:
+        spec: the model, with `LAYERS` layers.
+        microbatch: examples of a replica at once.
+        tp, dp, cp: degrees of parallelism of a stage.
+        zero: ZeRO stage.
+    """
+
+    spec: TransformerSpec
+    microbatch: int
+    tp: int
+    dp: int
+    cp: int
+    zero: int
+
+
+def shape_of(spec: TransformerSpec, plan: TrainingPlan) -> Shape:
+    """The shape of a run.
+
+    Replicas decide no size of a kernel unless parameters are partitioned: one stands for all of them, eight for all
+    partitions.
+    """
+    vocab = spec.vocab if plan.tp == 1 else -(-spec.vocab // (128 * plan.tp)) * 128 * plan.tp
+    model = replace(spec, layers=LAYERS, vocab=vocab, dropout=False)
+    dp = min(plan.dp, 8 if plan.zero == 3 else 1)
+    return Shape(model, plan.microbatch, plan.tp, dp, plan.cp, 3 if plan.zero == 3 else 0)
+
+
+@functools.cache
+def bill(shape: Shape, cluster: Cluster) -> Bill:
+    """The bill of one step of `MICROBATCHES` microbatches, whose backward pass recomputes every layer.
+
+    What is recomputed has lines of its own, so that plans which recompute less leave some of them out.
+
+    Args:
+        shape: what it depends on.
+        cluster: as many devices as the shape has.
+
+    Raises:
+        InfeasiblePlanError: the plan does not suit the model.
+    """
+    spec = shape.spec
+    sizes = {
+        "layers": spec.layers, "hidden": spec.hidden, "ffn": spec.ffn, "heads": spec.heads, "kv_heads": spec.kv_heads,
+        "vocab": spec.vocab, "seq": spec.seq, "batch": shape.microbatch * shape.dp * MICROBATCHES,
+        "dtype": _DTYPES[spec.dtype], "remat": True,
+    }  # fmt: skip
+    if spec.gated:
+        fn, args = llama.build(abstract=True, **sizes)
+    else:
+        fn, args = gpt.build(abstract=True, scan=True, tied=spec.tied, clip=1.0, **sizes)
+    traced = PureFunction(fn, ParallelOptions(cluster=cluster, memory_limit_bytes=_UNLIMITED))
+    signature, _ = traced.resolve(args, {})
+    step, _ = traced._microbatched(signature, MICROBATCHES, "none")
+    problem = traced.problem(step, _UNLIMITED, MICROBATCHES)
+    named = Manual(tp=shape.tp, dp=shape.dp, cp=shape.cp, zero=shape.zero)
+    answer = named.solve(problem, Clock())
+    if not answer.solution.found:
+        raise InfeasiblePlanError(f"no plan of {shape}")
+    return bill_of(problem, answer.stated, answer.solution.choice)
+
+
+def stage_cluster(cluster: Cluster, devices: int) -> Cluster:
+    """So many devices of a cluster of one group, from the first on."""
+    (group,) = cluster.groups
+    if devices <= group.devices_per_node:
+        group = replace(group, count=1, devices_per_node=devices)
+    else:
+        group = replace(group, count=math.ceil(devices / group.devices_per_node))
+    return Cluster(cluster.name, (group,), stack=cluster.stack)

@@ -1,0 +1,117 @@
+"""Steps whose collectives run beside computation, against critical paths written by hand."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+from autopar import Cluster
+from autopar.search import strategy_named
+from autopar.search.bound import work_bound_s
+from autopar.search.clock import Clock
+from autopar.search.intra.overlap import Task, Transfer, list_schedule
+from autopar.search.restrict import restricted_plan, solve_restricted
+from tests.search.problems import f32, problem_of, toy
+
+CARD = Cluster.load("dgx-a100").part(0, 1)
+
+
+def steps(text: str) -> list[Task]:
+    """``"a3 b2"``: task a of 3 seconds, then b of 2, which takes what a makes; with ``*`` it takes nothing."""
+    found: list[Task] = []
+    for word in text.split():
+        needs = (found[-1].id,) if found and "*" not in word else ()
+        found.append(Task(word[0], float(word[1:].rstrip("*")), needs))
+    return found
+
+
+def sends(text: str) -> list[Transfer]:
+    """``"a>b:4"``: 4 seconds inside a node from a to b; ``"a>b!4"`` between nodes; nothing for start or end."""
+    found = []
+    for word in text.split():
+        link = "inter" if "!" in word else "intra"
+        ends, seconds = word.split("!" if "!" in word else ":")
+        producer, consumer = ends.split(">")
+        found.append(Transfer(producer, consumer, link, float(seconds)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tasks", "transfers", "seconds"),
+    [
+        ("", "", 0),
+        ("a3 b2", "", 5),
+        ("a3 b2", "a>b:4", 9),  # nothing between: exposed
+        ("a3 b2 c2", "a>c:1", 7),  # hidden by b
+        ("a3 b2 c2", "a>c:4", 9),  # two of four are hidden
+        ("a3 b2", ">a:4", 9),  # an input that the first needs
+        ("a3 b2", ">b:4", 6),  # one that is gathered while the first runs
+        ("a3 b2", ">b:2", 5),
+        ("a3 b2", "b>:4", 9),  # a result
+        ("a3 b2", "a>:4", 7),  # a gradient that is reduced while the rest runs
+        ("a3 b2", "a>:1", 5),
+        ("a3 b3 c3", "a>:4 b>:4 c>:4", 15),  # one link: 3, then three times 4
+        ("a3 b3 c3", "a>:4 b>!4 c>:4", 13),  # two links: 3 to 7, 6 to 10, 9 to 13
+        ("a1 b1 c1", ">a:1 >b:1 >c:1", 4),  # parameters are gathered one ahead
+        ("a1 b1 c1", ">a:2 >b:2 >c:2", 7),
+        ("a1 b5 c1", "a>c:2 a>c:3", 7),  # one made of the other, both hidden
+        ("a1 b5 c1", "a>c:4 a>c!3", 9),  # in a row over two links
+        ("a2 b2 c2 d2", "a>c:3 b>d:3", 10),  # c at 5, the second from 5 to 8
+        ("a2 b2 c2 d2", "a>c!3 b>d:3", 9),
+        ("a2 b9 c2", "a>c:3 a>c:3 b>:1", 13),
+        ("a3 b2*", ">a:4", 7),  # the second runs while the first waits
+        ("a3 b1 c5*", "a>b:4", 9),  # and the third, so that the second needs not wait for long
+        ("a3 b1 c5* d1", "a>b:4 c>d:4", 13),
+    ],
+)  # fmt: skip
+def test_critical_paths(tasks, transfers, seconds):
+    assert list_schedule(steps(tasks), sends(transfers)).seconds == pytest.approx(seconds, abs=1e-12)
+
+
+@pytest.mark.parametrize("transfers", ["a>b:4", "a>c:1", ">b:4 a>c:2", "b>:4 a>b!1"])
+def test_waits_and_work_are_the_step(transfers):
+    timing = list_schedule(steps("a3 b2 c2"), sends(transfers))
+    assert timing.seconds == pytest.approx(7 + sum(timing.waits_s.values()), abs=1e-12)
+    assert 7 <= timing.seconds <= 7 + sum(t.seconds for t in sends(transfers))
+
+
+def _planned(cluster):
+    """Gradients of two products over two devices that share the batch."""
+
+    def step(w1, w2, x):
+        h = x @ w1
+        g = (h @ w2) * 2.0
+        return w1 - x.T @ (g @ w2.T), w2 - h.T @ g
+
+    problem = problem_of(step, (f32(2048, 2048), f32(2048, 2048), f32(8192, 2048)), cluster)
+    (mesh,) = cluster.logical_meshes((2,))
+    rows = "x"
+
+    def allowed(i, layouts):
+        wanted = ((rows,), ()) if i.type.shape[0] == 8192 else ((), ())
+        return [k.dims == wanted for k in layouts]
+
+    clock = Clock()
+    return restricted_plan(problem, solve_restricted(problem, mesh, allowed, clock), "data-parallel", clock)
+
+
+def test_a_gradient_is_reduced_while_the_next_is_computed():
+    plan = _planned(Cluster.load("dgx-a100").part(0, 2))
+    together = sum(c.seconds for c in plan.communication) + plan.stages[0].compute_time
+    assert plan.search.objective == pytest.approx(together, rel=1e-5)
+    assert plan.step_time < 0.97 * together
+    assert plan.step_time >= max(sum(c.seconds for c in plan.communication), plan.stages[0].compute_time)
+    assert plan.search.lower_bound <= plan.step_time
+    assert any("run beside computation" in note for note in plan.content.notes)
+
+
+@pytest.mark.parametrize("cluster", [Cluster.load("dgx-a100", stack="eager").part(0, 2), toy(2)])
+def test_what_does_not_overlap_adds_up(cluster):
+    plan = _planned(cluster)
+    together = sum(c.seconds for c in plan.communication) + plan.stages[0].compute_time
+    assert plan.step_time == pytest.approx(together, rel=1e-9)
+
+
+def test_what_no_pipeline_beats_is_not_above_a_plan_on_cards():
+    problem = problem_of(lambda x: jnp.exp(x - jnp.max(x, axis=1, keepdims=True)).sum(), (f32(4096, 4096),), CARD)
+    assert 0 < work_bound_s(problem.graph, CARD) <= strategy_named("alpa")(problem).step_time

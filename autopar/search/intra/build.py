@@ -8,7 +8,7 @@ Variables (nodes), each a choice of one strategy:
 - what enters, is carried by and leaves a loop or a branch (`autopar.search.intra.regions`); a result.
 Objective: the sum over nodes of seconds of work, and over edges of seconds of resharding from the layout in which a
 value is made to the one in which it is read (`_connect`, `_connect_input`), times the trips of enclosing loops.
-An output that replaces an input ends in that input's layout (`_outputs`). So an optimizer update with its traffic is part
+An output that replaces an input ends in that input's layout (`_outputs`). So an optimizer update is part
 of the program, ZeRO-1/2/3 and FSDP are among its solutions. Bytes of live values are bounded at every time (`.memory`).
 """
 

@@ -15,6 +15,7 @@ from autopar.api.pure import PureFunction
 from autopar.cluster import Cluster
 from autopar.cost.transformer import TrainingPlan, TransformerSpec
 from autopar.errors import InfeasiblePlanError
+from autopar.lower.microbatch import microbatched
 from autopar.search import Manual
 from autopar.search.clock import Clock
 from autopar.search.intra import Bill, bill_of
@@ -82,10 +83,10 @@ def bill(shape: Shape, cluster: Cluster) -> Bill:
         fn, args = llama.build(abstract=True, **sizes)
     else:
         fn, args = gpt.build(abstract=True, scan=True, tied=spec.tied, clip=1.0, **sizes)
-    traced = PureFunction(fn, ParallelOptions(cluster=cluster, memory_limit_bytes=_UNLIMITED))
-    signature, _ = traced.resolve(args, {})
-    step, _ = traced._microbatched(signature, MICROBATCHES, "none")
-    problem = traced.problem(step, _UNLIMITED, MICROBATCHES)
+    function = PureFunction(fn, ParallelOptions(cluster=cluster, memory_limit_bytes=_UNLIMITED))
+    signature, _ = function.resolve(args, {})
+    step = microbatched(function._traced[signature], MICROBATCHES)
+    problem = function.problem(step, _UNLIMITED, MICROBATCHES)
     named = Manual(tp=shape.tp, dp=shape.dp, cp=shape.cp, zero=shape.zero)
     answer = named.solve(problem, Clock())
     if not answer.solution.found:

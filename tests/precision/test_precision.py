@@ -276,5 +276,6 @@ def test_300_steps_end_within_1_percent_of_float32(module):
         state = first
         for _ in range(300):
             state, metrics = run(state, batch)
-        ends.append(float(metrics["loss"]))
+            last = float(metrics["loss"])  # one step at a time: XLA's CPU collectives time out behind a long queue
+        ends.append(last)
     assert abs(ends[1] - ends[0]) <= 0.01 * max(ends[0], 0.1), ends

@@ -37,7 +37,7 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
 from autopar.lower.program import lower
-from autopar.lower.unstack import Unstacked, unstack
+from autopar.lower.split_layers import SplitStep, split_layers
 from autopar.plan import Plan
 from autopar.runtime import load_local
 from autopar.runtime.hosts.world_pipeline import load_stages
@@ -211,8 +211,8 @@ class PureFunction:
     def _searched(self, signature: CallSignature, limit_bytes: int) -> Planned:
         return Planned(*self._planned(signature, limit_bytes))
 
-    def _step(self, traced: Traced, cluster: Cluster, unstacked: Unstacked | None = None) -> TracedStep:
-        return TracedStep(traced, self.donated(traced), self.options.constraints, cluster.num_devices, unstacked)
+    def _step(self, traced: Traced, cluster: Cluster, split_step: SplitStep | None = None) -> TracedStep:
+        return TracedStep(traced, self.donated(traced), self.options.constraints, cluster.num_devices, split_step)
 
     @cached_property
     def _planner(self) -> Planner:
@@ -320,12 +320,12 @@ class PureFunction:
         """The program of a plan with several stages, in this process."""
         traced, plan = planned.traced, planned.plan
         with clock.phase("lower"):
-            unstacked = unstack(traced, plan.content.stack_groups)
-            pieces = {n for i in self.donated(traced) for n in unstacked.names(i)}
-            lowered = lower_pipeline(unstacked.step, plan, pieces, jax.devices()[0].platform)
+            split_step = split_layers(traced, plan.content.stack_groups)
+            pieces = {n for i in self.donated(traced) for n in split_step.names(i)}
+            lowered = lower_pipeline(split_step.step, plan, pieces, jax.devices()[0].platform)
         self._say("compiling")
         with clock.phase("compile"):
-            return load_stages(traced, unstacked, lowered, world_devices(), self.donated(traced))
+            return load_stages(traced, split_step, lowered, world_devices(), self.donated(traced))
 
     def _compile_remote(self, signature: CallSignature, traced: Traced, plan: Plan, cluster: RayCluster) -> Compiled:
         """The program for a signature on workers in other processes."""
@@ -333,24 +333,24 @@ class PureFunction:
         check_effects(traced.graph)
         clock = Clock()
         with clock.phase("lower"):
-            unstacked = unstack(traced, plan.content.stack_groups)
-            lowered = lower_pipeline(unstacked.step, plan, platform=cluster.run.platform)
+            split_step = split_layers(traced, plan.content.stack_groups)
+            lowered = lower_pipeline(split_step.step, plan, platform=cluster.run.platform)
 
         def again(smaller: RayCluster) -> LoweredPipeline:
-            other = self._pipeline_on(smaller, traced, unstacked, plan)
-            return lower_pipeline(unstacked.step, other, platform=cluster.run.platform)
+            other = self._pipeline_on(smaller, traced, split_step, plan)
+            return lower_pipeline(split_step.step, other, platform=cluster.run.platform)
 
         with clock.phase("compile"):
             remote = load_remote(
-                traced, unstacked, lowered, cluster, self.donated(traced), self.options.progress, again
+                traced, split_step, lowered, cluster, self.donated(traced), self.options.progress, again
             )
         return self._keep(signature, traced, plan, clock, remote)
 
-    def _pipeline_on(self, cluster: RayCluster, traced: Traced, unstacked: Unstacked, before: Plan) -> Plan:
+    def _pipeline_on(self, cluster: RayCluster, traced: Traced, split_step: SplitStep, before: Plan) -> Plan:
         """The best pipeline for fewer workers than ``before`` was made for; what was asked for holds where it can."""
         o = self.options
         stages = cluster.num_stages if isinstance(o.num_stages, str) else min(int(o.num_stages), len(cluster.slots))
-        step = self._step(traced, cluster, unstacked)
+        step = self._step(traced, cluster, split_step)
         whole = self._whole_problem(traced, o.memory_limit_bytes)
         problem = replace(whole, cluster=cluster, cost_model=CostModel(cluster))
         asked = replace(problem.options, num_stages=stages)

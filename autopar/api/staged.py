@@ -16,7 +16,7 @@ from autopar.frontend import CallSignature
 from autopar.ir import Graph
 from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.program import lower
-from autopar.lower.unstack import unstack
+from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
 from autopar.runtime.local_pipeline import stage_mesh
 from autopar.runtime.pipeline import lowered_stage
@@ -114,7 +114,9 @@ def _texts(pure: PureFunction, signature: CallSignature) -> list[str]:
     if plan.num_stages == 1:
         program = lower(traced, plan, devices)
         return [program.function.lower(*program.shapes(traced)).as_text()]
-    lowered = lower_pipeline(unstack(traced, plan.content.stack_groups).step, plan, frozenset(), devices[0].platform)
+    lowered = lower_pipeline(
+        split_layers(traced, plan.content.stack_groups).step, plan, frozenset(), devices[0].platform
+    )
     texts = []
     for stage_program in lowered.programs:
         for worker in lowered.table.workers_of_stage(stage_program.work.stage):

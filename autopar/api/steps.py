@@ -12,7 +12,7 @@ from autopar.ir.verify import verify
 from autopar.lower.microbatch import microbatched
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.recompute import recomputed_step
-from autopar.lower.unstack import Unstacked, group_count, layer_count, unstack
+from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
 from autopar.plan import Plan
 from autopar.recompute import Level
 from autopar.search.source import LayeredStep, SingleStage
@@ -27,7 +27,7 @@ class TracedStep:
         donated: indices of the traced leaves whose buffers the step may reuse.
         pins: where the user wants inputs to lie.
         num_devices: of the cluster.
-        unstacked: the function with stacks taken apart, where that is done already.
+        split_step: the function with stacks taken apart, where that is done already.
         forms: by number of microbatches and what is recomputed the function as one stage, with the ends of its layers.
     """
 
@@ -35,7 +35,7 @@ class TracedStep:
     donated: Sequence[int]
     pins: Sequence[Pin]
     num_devices: int
-    unstacked: Unstacked | None = None
+    split_step: SplitStep | None = None
     forms: dict[tuple[int, Level], tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
 
     def single_stage(self, num_microbatches: int, remat: Level) -> SingleStage:
@@ -48,7 +48,7 @@ class TracedStep:
     def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
         """The step with stacks taken apart."""
         groups = group_count(layer_count(self.traced.graph), num_stages, most_groups)
-        apart = self.unstacked or unstack(self.traced, groups)
+        apart = self.split_step or split_layers(self.traced, groups)
         donated = frozenset(n for i in self.donated for n in apart.names(i))
         return LayeredStep(
             apart.step.graph,
@@ -66,7 +66,7 @@ class TracedStep:
         self.single_stage(plan.num_microbatches, plan.stages[0].remat)
         return self.forms[plan.num_microbatches, plan.stages[0].remat][0]
 
-    def _of_step(self, apart: Unstacked) -> Callable[[Plan], Plan]:
+    def _of_step(self, apart: SplitStep) -> Callable[[Plan], Plan]:
         return lambda plan: restacked(plan, self.traced.graph, apart)
 
 

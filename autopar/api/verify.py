@@ -24,7 +24,7 @@ from autopar.lower.aot import (
     target_of,
 )
 from autopar.lower.pipeline.build import lower_pipeline
-from autopar.lower.unstack import unstack
+from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
 
 
@@ -66,7 +66,7 @@ def verify(
     traced, plan = pure.plan(pure.resolve(args, kwargs)[0])
     check_effects(traced.graph)
     if plan.num_stages > 1:
-        lowered = lower_pipeline(unstack(traced, plan.content.stack_groups).step, plan, platform=chosen.platform)
+        lowered = lower_pipeline(split_layers(traced, plan.content.stack_groups).step, plan, platform=chosen.platform)
         return compare_stages(plan, chosen, compile_stages(chosen, lowered, timeout_s))
     return compare(plan, chosen, compile_for(chosen, traced, plan, timeout_s))
 

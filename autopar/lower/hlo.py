@@ -132,7 +132,7 @@ def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, .
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class HloWork:
     """What a program is made of besides its collectives.
 
     Args:
@@ -144,7 +144,7 @@ class Work:
     cycles: float | None
 
 
-def work(text: str, *, unknown_trips: float = 1.0) -> Work:
+def work(text: str, *, unknown_trips: float = 1.0) -> HloWork:
     """Fusions, and cycles that the compiler estimates, loops counted by their trips.
 
     Args:
@@ -160,7 +160,7 @@ def work(text: str, *, unknown_trips: float = 1.0) -> Work:
             estimate = _CYCLES.search(i.attributes)
             if estimate and name in runs:
                 cycles, said = cycles + runs[name][0] * int(estimate[1]), True
-    return Work(fusions, cycles if said else None)
+    return HloWork(fusions, cycles if said else None)
 
 
 def total_wire_bytes(found: Iterable[Collective]) -> float:

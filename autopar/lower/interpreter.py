@@ -21,7 +21,7 @@ from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.loops import Scan, While
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
-from autopar.lower.fences import Fences
+from autopar.lower.collective_barriers import CollectiveBarriers
 from autopar.lower.localize.base import AxisIndex, LocalContext, bind
 from autopar.lower.localize.registry import localize
 from autopar.lower.values import Held, Made, not_before
@@ -37,11 +37,11 @@ class Sharded:
     """The plan's decisions, parsed: layouts of operands (None: any) and results, shared copies.
 
     ``memory_bound`` is as in `autopar.sharding.routes.Routes`; ``index`` says which shard the interpreted one is;
-    ``around`` is entered while an operator is applied; ``apart`` says that something is computed again in the same
-    program, which a compiler must not merge with the first time; ``fenced`` that collectives must not overlap with
-    regions that have some inside (`autopar.lower.fences`); ``widened`` that products with a float32 result take float32
-    operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that are in host memory until they
-    are read.
+    ``around`` is entered while an operator is applied; ``recomputes`` says that something is computed again in the same
+    program, which a compiler must not merge with the first time; ``orders_collectives`` that collectives must not
+    overlap with regions that have some inside (`autopar.lower.collective_barriers`); ``widened`` that products with a
+    float32 result take float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that
+    are in host memory until they are read.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -51,8 +51,8 @@ class Sharded:
     memory_bound: bool = False
     index: AxisIndex = lax.axis_index
     around: Callable[[Operator], AbstractContextManager[Any]] = nullcontext
-    apart: bool = False
-    fenced: bool = False
+    recomputes: bool = False
+    orders_collectives: bool = False
     widened: bool = False
     hosted: frozenset[str] = frozenset()
 
@@ -85,17 +85,17 @@ class Interpreter:
         sharded: the plan's decisions.
         prefix: ids of enclosing operators and regions, each followed by ``/``.
         phase: phase of the enclosing operator.
-        fences: of this graph, where the plan's decisions want some.
+        barriers: of this graph, where the plan's decisions want some.
     """
 
     sharded: Sharded
     prefix: str = ""
     phase: str = "update"
-    fences: Fences | None = None
+    barriers: CollectiveBarriers | None = None
 
     def __post_init__(self) -> None:
-        if self.sharded.fenced and self.fences is None:
-            self.fences = Fences()
+        if self.sharded.orders_collectives and self.barriers is None:
+            self.barriers = CollectiveBarriers()
 
     def held(self, name: str, type: TensorType, layout: Layout, array: Any, age: int = 0) -> Held:
         """The value ``name`` of this graph, made in ``layout``; ``age`` as in `Held`."""
@@ -105,7 +105,7 @@ class Interpreter:
     def _held(self, type: TensorType, layout: Layout, array: Any, copies: dict[str, Layout], age: int = 0) -> Held:
         s = self.sharded
         routes = Routes(s.tables, type, layout, copies, s.memory_bound)
-        return Held(routes, {("", layout): array}, s.index, self.fences, age)
+        return Held(routes, {("", layout): array}, s.index, self.barriers, age)
 
     def run(
         self, bound: BoundGraph, arrays: Sequence[Any], layouts: Sequence[Layout], wanted: Sequence[Layout]
@@ -225,7 +225,7 @@ class Interpreter:
         held = [(i, s) for i, s in enumerate(sources) if isinstance(s, Held)]
         passed = bind(bound.primitive, bound.params, [s.take(s.made, "") for _, s in held])
         after = {i: array for (i, _), array in zip(held, passed, strict=True)}
-        if self.sharded.apart and SCOPE in op.scope and len(held) > 1:
+        if self.sharded.recomputes and SCOPE in op.scope and len(held) > 1:
             inputs = {i.name for i in graph.graph.inputs}
             last = held[-1][0]  # the cotangent, where there is one
             after.update((i, not_before(after[i], after[last])) for i in after if op.operands[i] not in inputs)
@@ -249,15 +249,15 @@ class Interpreter:
         ]
         arrays = [self.read(env, o, t, k, self.phase) for o, t, k in zip(op.operands, types, layouts, strict=True)]
         arrays = [jnp.asarray(a) if isinstance(a, np.ndarray | np.generic) else a for a in arrays]
-        if self.fences is not None and self._splits(op):
-            arrays = self.fences.enter(arrays, _age(env, op))
+        if self.barriers is not None and self._splits(op):
+            arrays = self.barriers.enter(arrays, _age(env, op))
         return arrays, layouts
 
     def _leave(self, op: Operator, env: Env, arrays: Sequence[Any]) -> None:
         age = _age(env, op)
-        if self.fences is not None and self._splits(op):
-            self.fences.leave(arrays)
-            age = self.fences.regions
+        if self.barriers is not None and self._splits(op):
+            self.barriers.leave(arrays)
+            age = self.barriers.regions
         for v, layout, array in zip(op.results, self.sharded.results[self.prefix + op.id], arrays, strict=True):
             env[v.name] = self.held(v.name, v.type, layout, array, age)
 

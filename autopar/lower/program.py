@@ -29,7 +29,7 @@ from autopar.sharding.reshard import PathTables
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class LoweredProgram:
     """A lowered program.
 
     Args:
@@ -79,8 +79,8 @@ def sharded(plan: Plan, platform: str) -> Sharded:
         copies,
         plan_tables(plan),
         content.memory_bound,
-        apart=not content.pipeline and content.stages[0].remat != "none",
-        fenced=platform == "cpu",
+        recomputes=not content.pipeline and content.stages[0].remat != "none",
+        orders_collectives=platform == "cpu",
         widened=platform == "cpu",
         hosted=frozenset(r.path for r in content.inputs if r.memory == "host"),
     )
@@ -132,7 +132,7 @@ def abstract_mesh(plan: Plan) -> AbstractMesh:
     return AbstractMesh(tuple(n for _, n in axes), tuple(a for a, _ in axes), (AxisType.Auto,) * len(axes))
 
 
-def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> Program:
+def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> LoweredProgram:
     """The program that runs ``plan`` on ``devices``.
 
     Args:
@@ -148,7 +148,7 @@ def lower(traced: Traced, plan: Plan, devices: Sequence[Any]) -> Program:
     return lower_on(traced, plan, device_mesh(plan, devices), devices[0].platform)
 
 
-def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: str) -> Program:
+def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: str) -> LoweredProgram:
     """The program that runs ``plan`` on ``mesh``.
 
     Args:
@@ -189,4 +189,4 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     host_bytes = sum(
         inputs[n].local_bytes(graph.inputs[n].type, sizes) * (1 if n in donated else 2) for n in sorted(hosted.inputs)
     )
-    return Program(function, mesh, in_shardings, out_shardings, donated, told, host_bytes)
+    return LoweredProgram(function, mesh, in_shardings, out_shardings, donated, told, host_bytes)

@@ -16,10 +16,10 @@ from jax import lax
 
 from autopar.cluster import LogicalMesh
 from autopar.lower.localize.base import AxisIndex
-from autopar.sharding.reshard import Step
+from autopar.sharding.reshard import ReshardStep
 
 
-def apply_steps(steps: Sequence[Step], array: Any, mesh: LogicalMesh, index: AxisIndex = lax.axis_index) -> Any:
+def apply_steps(steps: Sequence[ReshardStep], array: Any, mesh: LogicalMesh, index: AxisIndex = lax.axis_index) -> Any:
     """The piece after ``steps``.
 
     Args:
@@ -43,7 +43,7 @@ def apply_steps(steps: Sequence[Step], array: Any, mesh: LogicalMesh, index: Axi
     return array
 
 
-def _apply(step: Step, array: Any, sizes: tuple[int, ...], index: AxisIndex) -> Any:
+def _apply(step: ReshardStep, array: Any, sizes: tuple[int, ...], index: AxisIndex) -> Any:
     match step.kind:
         case "all-reduce":
             return _all_reduce(array, step.axes, step.reduce)
@@ -108,7 +108,7 @@ def _in_reals(total: Callable[[Any], Any], array: Any) -> Any:
     return lax.complex(pairs[..., 0], pairs[..., 1])
 
 
-def _empty(step: Step, array: Any, sizes: tuple[int, ...]) -> Any:
+def _empty(step: ReshardStep, array: Any, sizes: tuple[int, ...]) -> Any:
     """The step on an array without elements: only its shape changes, and nothing is sent."""
     shape, n = list(array.shape), math.prod(sizes)
     if step.kind in ("slice", "reduce-scatter"):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.ir import Layout, TensorType
-from autopar.lower.fences import Fences
+from autopar.lower.collective_barriers import CollectiveBarriers
 from autopar.lower.hosted import to_device
 from autopar.lower.localize.base import AxisIndex
 from autopar.lower.reshard import apply_steps
@@ -28,15 +28,15 @@ class Held:
         routes: says from which copy a reader takes it.
         arrays: local pieces by (phase, layout).
         index: which piece this is.
-        fences: of the graph that it is in; None where collectives may run as they like.
-        age: number of the last region of ``fences`` that it depends on.
+        barriers: of the graph that it is in; None where collectives may run as they like.
+        age: number of the last region of ``barriers`` that it depends on.
         away: whether the value as made is in host memory still.
     """
 
     routes: Routes
     arrays: dict[tuple[str, Layout], Any]
     index: AxisIndex = lax.axis_index
-    fences: Fences | None = None
+    barriers: CollectiveBarriers | None = None
     age: int = 0
     away: bool = False
 
@@ -67,12 +67,12 @@ class Held:
             piece = self.arrays[source]
             if self.routes.memory_bound and source == ("", self.made):
                 piece = not_before(piece, now)
-            sends = self.fences is not None and any(s.kind not in _LOCAL for s in steps)
-            if self.fences is not None and sends:
-                piece = self.fences.collective(piece, self.age)
+            sends = self.barriers is not None and any(s.kind not in _LOCAL for s in steps)
+            if self.barriers is not None and sends:
+                piece = self.barriers.collective(piece, self.age)
             made = apply_steps(steps, piece, self.routes.tables.mesh, self.index)
-            if self.fences is not None and sends:
-                self.fences.collected(made)
+            if self.barriers is not None and sends:
+                self.barriers.collected(made)
             self.arrays[target] = made
         return self.arrays[self.routes.place(required, phase)]
 

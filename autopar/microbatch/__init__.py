@@ -1,7 +1,7 @@
 """Which parts of a train step run once for each microbatch, found from the sharding rules.
 
 Running a step in microbatches is splitting it over an axis of time: what a rule says of dims that may be
-split over devices holds for dims that may be split over turns. So the analysis needs no marker and no second
+split over devices holds for dims that may be split over axis. So the analysis needs no marker and no second
 trace: a value is whole, split along a dim, or a term of a reduction, exactly as on a mesh axis.
 """
 

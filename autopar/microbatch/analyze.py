@@ -1,13 +1,13 @@
 """`analyze`: what of a train step runs in each microbatch, and what once before and after.
 
-Forward over the operators every value gets a state: the same in every turn (whole), split along a dim, a term of
-a reduction (partial), or late: known after the last turn only. An operator runs in the loop if one of
+Forward over the operators every value gets a state: the same in every microbatch (whole), split along a dim, a term of
+a reduction (partial), or late: known after the last microbatch only. An operator runs in the loop if one of
 the strategies of its rule takes its operands in their states (`autopar.microbatch.match`). One that cannot
 waits for the loop to end, unless it depends on data alone (the count of unmasked tokens): then it runs before
 the loop, on the whole batch. Where an operator of the backward pass would have to wait with examples in hand,
 examples are mixed through parameters (batch norm, contrastive losses): `MicrobatchError`.
 
-Then, backward over the operators, what the loop needs from outside is found; what is the same in every turn but
+Then, backward over the operators, what the loop needs from outside is found; what is the same in every microbatch but
 only read in pieces (random bits of dropout, a broadcast cotangent) is made in pieces in the loop.
 """
 
@@ -24,7 +24,15 @@ from autopar.ir.analysis import closure, names_made, names_read
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
 from autopar.microbatch.base import Joined, Microbatching, pseudo_mesh, split
-from autopar.microbatch.inside import Decisions, Turns, is_whole, only_piece, region_states, states_of, zeros_of
+from autopar.microbatch.inside import (
+    Decisions,
+    MicrobatchAxis,
+    is_whole,
+    only_piece,
+    region_states,
+    states_of,
+    zeros_of,
+)
 from autopar.microbatch.match import Match, local_match, match, whole
 from autopar.microbatch.reasons import reason
 
@@ -35,14 +43,14 @@ _MODEL_ROLES = ("parameter", "optimizer")
 class _States:
     """What the forward pass finds.
 
-    ``late`` holds names of values that are known after the loop only, ``fenced`` those that come out of a barrier
-    beside values of a microbatch: the same in every turn or not, they must not be asked for outside the loop, which
-    would take the whole batch through the barrier.
+    ``late`` holds names of values that are known after the loop only, ``behind_barrier`` those that come out of a
+    barrier beside values of a microbatch: the same in every microbatch or not, they must not be asked for outside the
+    loop, which would take the whole batch through the barrier.
     """
 
     values: dict[str, Layout] = field(default_factory=dict)
     late: set[str] = field(default_factory=set)
-    fenced: set[str] = field(default_factory=set)
+    behind_barrier: set[str] = field(default_factory=set)
     matches: dict[str, Match] = field(default_factory=dict)
     mixing: list[Operator] = field(default_factory=list)
 
@@ -99,10 +107,10 @@ def _uneven(graph: Graph, size: int | None, count: int) -> MicrobatchError:
 
 
 def _analyze(graph: Graph, count: int, batch: Mapping[str, int], late: frozenset[str]) -> Microbatching:
-    turns = Turns(pseudo_mesh(count))
-    states = _forward(graph, batch, turns, late)
+    axis = MicrobatchAxis(pseudo_mesh(count))
+    states = _forward(graph, batch, axis, late)
     _check_mixing(graph, states)
-    return _collect(graph, count, batch, states, turns)
+    return _collect(graph, count, batch, states, axis)
 
 
 def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
@@ -148,7 +156,7 @@ def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
     )
 
 
-def _forward(graph: Graph, batch: Mapping[str, int], turns: Turns, late: frozenset[str]) -> _States:
+def _forward(graph: Graph, batch: Mapping[str, int], axis: MicrobatchAxis, late: frozenset[str]) -> _States:
     s = _States()
     of_data: set[str] = {i.name for i in graph.inputs if i.role not in _MODEL_ROLES}
     for i in graph.inputs:
@@ -163,7 +171,7 @@ def _forward(graph: Graph, batch: Mapping[str, int], turns: Turns, late: frozens
             _wait(op, s)
             continue
         found = states_of(op.operands, s.values)
-        made = _made(graph, op, found, s, turns)
+        made = _made(graph, op, found, s, axis)
         if made is None and data:
             made = tuple(whole(v.type) for v in op.results)
         if made is None:
@@ -171,13 +179,13 @@ def _forward(graph: Graph, batch: Mapping[str, int], turns: Turns, late: frozens
         else:
             s.values.update(zip(results, made, strict=True))
             mixed = op.primitive == "optimization_barrier" and not is_whole(found)
-            if mixed or not s.fenced.isdisjoint(names):
-                s.fenced.update(results)
+            if mixed or not s.behind_barrier.isdisjoint(names):
+                s.behind_barrier.update(results)
     return s
 
 
 def _made(
-    graph: Graph, op: Operator, found: list[Layout | None], s: _States, turns: Turns
+    graph: Graph, op: Operator, found: list[Layout | None], s: _States, axis: MicrobatchAxis
 ) -> tuple[Layout, ...] | None:
     """States of what ``op`` makes in the loop or before it; None where it has to wait."""
     if is_whole(found):
@@ -188,9 +196,9 @@ def _made(
     if terms_only and phase_of(op.scope) == "update":
         return None  # what is done to gradients once need not be done to each of their terms
     if op.regions:
-        matched = region_states(graph, op, found, op.id, turns, Decisions())
+        matched = region_states(graph, op, found, op.id, axis, Decisions())
     else:
-        matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), turns.mesh)
+        matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), axis.mesh)
     if matched is None:
         return None
     s.matches[op.id] = matched
@@ -248,7 +256,7 @@ def _root(graph: Graph, op: Operator, s: _States) -> Operator:
         op = terms[0]
 
 
-def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, turns: Turns) -> Microbatching:
+def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, axis: MicrobatchAxis) -> Microbatching:
     """The three parts, from what the outputs and late operators read."""
     after = [op for op in graph.operators if any(v.name in s.late for v in op.results)]
     read_late = names_read(after) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
@@ -266,7 +274,7 @@ def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, tur
         results = [v.name for v in op.results]
         if not any(n in demand for n in results) or any(n in s.late for n in results):
             continue
-        used = _in_loop(graph, op, s, demand, turns, decisions)
+        used = _in_loop(graph, op, s, demand, axis, decisions)
         if used is None:
             outside.update(dict.fromkeys(n for n in results if n in demand))
             continue
@@ -301,7 +309,7 @@ def _in_loop(
     op: Operator,
     s: _States,
     demand: dict[str, set[Layout]],
-    turns: Turns,
+    axis: MicrobatchAxis,
     out: Decisions,
 ) -> tuple[Layout | None, ...] | None:
     """Layouts of the operands of ``op`` if it runs in the loop (recorded in ``out``); None if it runs before it."""
@@ -314,21 +322,21 @@ def _in_loop(
     if mixed or op.id in s.matches:
         chosen = s.matches[op.id]
         if op.regions:
-            again = region_states(graph, op, found, op.id, turns, out)
+            again = region_states(graph, op, found, op.id, axis, out)
             assert again is not None
         out.add(op.id, chosen)
         return chosen.operands
     piece = only_piece(op, demand)
-    local = None if piece is None else local_match(op, graph.operand_types(op), piece, turns.mesh)
+    local = None if piece is None else local_match(op, graph.operand_types(op), piece, axis.mesh)
     if local is not None and all(
         k is None or k.is_replicated or k == wanted for k, wanted in zip(found, local.operands, strict=True)
     ):
         out.add(op.id, local)
         return local.operands
-    if s.fenced.isdisjoint(op.reads) or op.effects:
+    if s.behind_barrier.isdisjoint(op.reads) or op.effects:
         return None
     if op.regions:
-        again = region_states(graph, op, found, op.id, turns, out)
+        again = region_states(graph, op, found, op.id, axis, out)
         return None if again is None else again.operands
     types = graph.operand_types(op)
     every = Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))

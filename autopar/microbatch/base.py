@@ -18,7 +18,7 @@ class Joined:
 
     Args:
         name: the value.
-        layout: its state in the loop. Partial over `AXIS`: turns are reduced by ``layout.reduce``. Split: pieces
+        layout: its state in the loop. Partial over `AXIS`: microbatches are reduced by ``layout.reduce``. Split: pieces
             are concatenated along that dim.
     """
 

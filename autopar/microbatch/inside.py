@@ -19,7 +19,7 @@ from autopar.microbatch.match import Match, local_match, match, whole
 
 
 @dataclass(frozen=True)
-class Turns:
+class MicrobatchAxis:
     """The axis of microbatches, and what was found out about regions on it.
 
     Args:
@@ -68,9 +68,9 @@ def zeros_of(graph: Graph, op: Operator) -> list[bool]:
 
 
 def region_states(
-    graph: Graph, op: Operator, states: Sequence[Layout | None], id: str, turns: Turns, out: Decisions
+    graph: Graph, op: Operator, states: Sequence[Layout | None], id: str, axis: MicrobatchAxis, out: Decisions
 ) -> Match | None:
-    """How ``op``, a scan, while or cond, runs within one turn; None where it mixes microbatches.
+    """How ``op``, a scan, while or cond, runs within one microbatch; None where it mixes microbatches.
 
     Of regions that are alike, as the loops over the layers of each stage, one is looked into.
 
@@ -79,7 +79,7 @@ def region_states(
         op: the operator.
         states: state of each operand.
         id: its id with those of enclosing operators and regions.
-        turns: the axis of microbatches.
+        axis: the axis of microbatches.
         out: gets the layouts of the operators inside.
     """
     handler = {"scan": _scan, "while": _while, "cond": _cond}.get(op.primitive)
@@ -88,10 +88,10 @@ def region_states(
     types = graph.operand_types(op)
     given = [whole(t) if k is None else k for k, t in zip(states, types, strict=True)]
     key = (structural_hash(op, types), tuple(_inner_ids(op)), tuple(given))
-    if key not in turns.known:
+    if key not in axis.known:
         inside = Decisions()
-        turns.known[key] = (handler(op, given, "", turns, inside), inside)
-    found, inside = turns.known[key]
+        axis.known[key] = (handler(op, given, "", axis, inside), inside)
+    found, inside = axis.known[key]
     out.operands.update({f"{id}{inner}": k for inner, k in inside.operands.items()})
     out.results.update({f"{id}{inner}": k for inner, k in inside.results.items()})
     return found
@@ -104,7 +104,7 @@ def _inner_ids(op: Operator) -> Iterator[str]:
             yield from _inner_ids(inner)
 
 
-def _forward(graph: Graph, inputs: Sequence[Layout], prefix: str, turns: Turns) -> dict[str, Layout] | None:
+def _forward(graph: Graph, inputs: Sequence[Layout], prefix: str, axis: MicrobatchAxis) -> dict[str, Layout] | None:
     """State of every value of a region's graph; None where an operator mixes."""
     states = dict(zip((i.name for i in graph.inputs), inputs, strict=True))
     for op in graph.operators:
@@ -116,12 +116,12 @@ def _forward(graph: Graph, inputs: Sequence[Layout], prefix: str, turns: Turns) 
         elif is_whole(found):
             made = [whole(v.type) for v in op.results]
         elif op.regions:
-            inner = region_states(graph, op, found, f"{prefix}{op.id}", turns, Decisions())
+            inner = region_states(graph, op, found, f"{prefix}{op.id}", axis, Decisions())
             if inner is None:
                 return None
             made = inner.results
         else:
-            matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), turns.mesh, terms=True)
+            matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), axis.mesh, terms=True)
             if matched is None:
                 return None
             made = matched.results
@@ -134,11 +134,11 @@ def _outputs(graph: Graph, states: dict[str, Layout]) -> list[Layout]:
 
 
 def _decide(
-    graph: Graph, states: dict[str, Layout], wanted: Sequence[Layout], prefix: str, turns: Turns, out: Decisions
+    graph: Graph, states: dict[str, Layout], wanted: Sequence[Layout], prefix: str, axis: MicrobatchAxis, out: Decisions
 ) -> dict[str, set[Layout]]:
     """Records the layouts of a region's operators, readers first; returns those in which each value is read.
 
-    What is the same in every turn, but only read in pieces, is made in pieces.
+    What is the same in every microbatch, but only read in pieces, is made in pieces.
     """
     demand: dict[str, set[Layout]] = {}
     for o, k in zip(graph.outputs, wanted, strict=True):
@@ -152,7 +152,7 @@ def _decide(
         if op.primitive == "optimization_barrier":
             used = found
         else:
-            chosen = _choose(graph, op, found, demand, prefix, turns, out)
+            chosen = _choose(graph, op, found, demand, prefix, axis, out)
             out.add(f"{prefix}{op.id}", chosen)
             used = chosen.operands
         for operand, type, taken in zip(op.operands, types, used, strict=True):
@@ -162,7 +162,7 @@ def _decide(
 
 
 def _narrowed(graph: Graph, inputs: Sequence[Layout], demand: dict[str, set[Layout]]) -> list[Layout]:
-    """What a region is given, with what is the same in every turn as the piece of it that all readers take.
+    """What a region is given, with what is the same in every microbatch as the piece of it that all readers take.
 
     So what makes it outside makes the piece alone: a mask for all examples, which jax takes out of a loop over layers,
     would have the size of the batch.
@@ -177,12 +177,12 @@ def _narrowed(graph: Graph, inputs: Sequence[Layout], demand: dict[str, set[Layo
 
 
 def _again(
-    handler: Callable[[Operator, list[Layout], str, Turns, Decisions], Match | None],
+    handler: Callable[[Operator, list[Layout], str, MicrobatchAxis, Decisions], Match | None],
     op: Operator,
     states: Sequence[Layout],
     narrowed: list[Layout],
     id: str,
-    turns: Turns,
+    axis: MicrobatchAxis,
     out: Decisions,
     plain: Match,
 ) -> Match:
@@ -190,7 +190,7 @@ def _again(
     if narrowed == list(states):
         return plain
     trial = Decisions()
-    found = handler(op, narrowed, id, turns, trial)
+    found = handler(op, narrowed, id, axis, trial)
     if found is None or found.results != plain.results:
         return plain
     out.operands.update(trial.operands)
@@ -204,20 +204,20 @@ def _choose(
     found: Sequence[Layout | None],
     demand: dict[str, set[Layout]],
     prefix: str,
-    turns: Turns,
+    axis: MicrobatchAxis,
     out: Decisions,
 ) -> Match:
     types = graph.operand_types(op)
     if op.regions:
-        inner = region_states(graph, op, found, f"{prefix}{op.id}", turns, out)
+        inner = region_states(graph, op, found, f"{prefix}{op.id}", axis, out)
         assert inner is not None, f"{op.id} was found to run within a microbatch"
         return inner
     if not is_whole(found):
-        matched = match(op, types, found, zeros_of(graph, op), turns.mesh, terms=True)
+        matched = match(op, types, found, zeros_of(graph, op), axis.mesh, terms=True)
         assert matched is not None, f"{op.id} was found to run within a microbatch"
         return matched
     piece = only_piece(op, demand)
-    local = None if piece is None else local_match(op, types, piece, turns.mesh)
+    local = None if piece is None else local_match(op, types, piece, axis.mesh)
     return local or Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))
 
 
@@ -235,16 +235,16 @@ def _joined(a: Layout, b: Layout) -> Layout | None:
     return b if a.is_replicated and (not b.partial or b.reduce == "sum") else None
 
 
-def _scan(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:
+def _scan(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out: Decisions) -> Match | None:
     scan = Scan.of(op)
     body, carries, first = scan.body, scan.num_carry, scan.num_whole
     consts, initial, stacks = scan.split(states)
     if any(k.dims[0] for k in stacks):
-        return _scan_of_examples(op, states, id, turns, out)
+        return _scan_of_examples(op, states, id, axis, out)
     carry = initial
     while True:
         inputs = [*consts, *carry, *(k.slice() for k in stacks)]
-        found = _forward(body, inputs, f"{id}/body/", turns)
+        found = _forward(body, inputs, f"{id}/body/", axis)
         if found is None:
             return None
         made = _outputs(body, found)
@@ -255,14 +255,16 @@ def _scan(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisi
             break
         carry = [k for k in joined if k is not None]
     wanted = [*carry, *made[carries:]]
-    demand = _decide(body, found, wanted, f"{id}/body/", turns, out)
+    demand = _decide(body, found, wanted, f"{id}/body/", axis, out)
     plain = Match((*consts, *carry, *stacks), (*carry, *(k.stack() for k in made[carries:])))
     pieces = _narrowed(body, inputs, demand)
     narrowed = [*pieces[: scan.num_consts], *initial, *(k.stack() for k in pieces[first:])]
-    return _again(_scan, op, states, narrowed, id, turns, out, plain)
+    return _again(_scan, op, states, narrowed, id, axis, out, plain)
 
 
-def _scan_of_examples(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:
+def _scan_of_examples(
+    op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out: Decisions
+) -> Match | None:
     """A loop over the batch itself: `jax.lax.map`, or gradients accumulated over chunks.
 
     Each microbatch goes over its own slices. Nothing of one iteration may reach another but through sums: a carry is
@@ -272,7 +274,7 @@ def _scan_of_examples(op: Operator, states: list[Layout], id: str, turns: Turns,
     body = scan.body
     consts, initial, stacks = scan.split(states)
     over = [split(len(k.dims), 0) for k in stacks]
-    if scan.length % turns.count or not is_whole(consts):
+    if scan.length % axis.count or not is_whole(consts):
         return None
     if any(not k.is_replicated and k != wanted for k, wanted in zip(stacks, over, strict=True)):
         return None
@@ -315,14 +317,14 @@ def decide_whole(graph: Graph, prefix: str, out: Decisions) -> None:
             decide_whole(region, f"{prefix}{op.id}/{name}/", out)
 
 
-def _while(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:
+def _while(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out: Decisions) -> Match | None:
     loop = While.of(op)
     cond, body = loop.cond, loop.body
     in_cond, in_body, initial = loop.split(states)
     carry = initial
     while True:
-        inside = _forward(body, [*in_body, *carry], f"{id}/body/", turns)
-        decided = _forward(cond, [*in_cond, *carry], f"{id}/cond/", turns)
+        inside = _forward(body, [*in_body, *carry], f"{id}/body/", axis)
+        decided = _forward(cond, [*in_cond, *carry], f"{id}/cond/", axis)
         if inside is None or decided is None or not is_whole(_outputs(cond, decided)):
             return None
         joined = [_joined(a, b) for a, b in zip(carry, _outputs(body, inside), strict=True)]
@@ -331,17 +333,17 @@ def _while(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decis
         if joined == carry:
             break
         carry = [k for k in joined if k is not None]
-    demand = _decide(body, inside, carry, f"{id}/body/", turns, out)
-    _decide(cond, decided, _outputs(cond, decided), f"{id}/cond/", turns, out)
+    demand = _decide(body, inside, carry, f"{id}/body/", axis, out)
+    _decide(cond, decided, _outputs(cond, decided), f"{id}/cond/", axis, out)
     plain = Match((*in_cond, *in_body, *carry), tuple(carry))
     pieces = _narrowed(body, [*in_body, *carry], demand)[: loop.body_consts]
-    return _again(_while, op, states, [*in_cond, *pieces, *initial], id, turns, out, plain)
+    return _again(_while, op, states, [*in_cond, *pieces, *initial], id, axis, out, plain)
 
 
-def _cond(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisions) -> Match | None:
+def _cond(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out: Decisions) -> Match | None:
     if not states[0].is_replicated:
         return None
-    found = {name: _forward(branch, states[1:], f"{id}/{name}/", turns) for name, branch in op.regions}
+    found = {name: _forward(branch, states[1:], f"{id}/{name}/", axis) for name, branch in op.regions}
     results = [whole(v.type) for v in op.results]
     for name, branch in op.regions:
         inside = found[name]
@@ -355,11 +357,11 @@ def _cond(op: Operator, states: list[Layout], id: str, turns: Turns, out: Decisi
     for name, branch in op.regions:
         inside = found[name]
         assert inside is not None
-        demand = _decide(branch, inside, results, f"{id}/{name}/", turns, out)
+        demand = _decide(branch, inside, results, f"{id}/{name}/", axis, out)
         read.append(_narrowed(branch, states[1:], demand))
     # A branch that does not read it is given the piece that the others take.
     offered = [
         {k for k in pieces if k != state} for state, pieces in zip(states[1:], zip(*read, strict=True), strict=True)
     ]
     narrowed = [next(iter(k)) if len(k) == 1 else state for state, k in zip(states[1:], offered, strict=True)]
-    return _again(_cond, op, states, [states[0], *narrowed], id, turns, out, Match(tuple(states), tuple(results)))
+    return _again(_cond, op, states, [states[0], *narrowed], id, axis, out, Match(tuple(states), tuple(results)))

@@ -19,7 +19,7 @@ class Match:
 
 
 def whole(type: TensorType) -> Layout:
-    """The layout of a value that is the same in every turn."""
+    """The layout of a value that is the same in every microbatch."""
     return Layout.replicated(type.rank)
 
 
@@ -40,8 +40,8 @@ def match(
         states: state of each operand; None for literals.
         zeros: whether each operand is known to be zero.
         mesh: see `autopar.microbatch.base.pseudo_mesh`.
-        terms: whether what is the same in every turn may stand for a term of a sum: itself in the first turn,
-            zero in the others.
+        terms: whether what is the same in every microbatch may stand for a term of a sum: itself in the first
+            microbatch, zero in the others.
     """
     if op.effects:
         return None
@@ -49,13 +49,13 @@ def match(
     fitting = [s for s in _strategies(op, types, mesh)[1:] if _fits(s, states, allowed)]
     if not fitting:
         return None
-    # Of several (an operand that is the same in every turn may be cut or not) the one that cuts least.
+    # Of several (an operand that is the same in every microbatch may be cut or not) the one that cuts least.
     best = min(fitting, key=lambda s: sum(_cut(k, w) for k, w in zip(states, s.operand_layouts, strict=True)))
     return _as_match(op, best)
 
 
 def local_match(op: Operator, types: tuple[TensorType, ...], result: Layout, mesh: LogicalMesh) -> Match | None:
-    """The way in which ``op``, whose operands are the same in every turn, makes only the piece ``result`` of it."""
+    """The way in which ``op``, whose operands are the same in every microbatch, makes only its shard ``result``."""
     if op.effects or op.regions or len(op.results) != 1:
         return None
     for s in _strategies(op, types, mesh)[1:]:
@@ -81,7 +81,7 @@ def _fits(s: Strategy, states: Sequence[Layout | None], zeros: Sequence[bool]) -
 
 
 def _fit(state: Layout | None, wanted: Layout, zero: bool) -> bool:
-    """Whether a value in ``state`` can be taken as ``wanted`` within one turn."""
+    """Whether a value in ``state`` can be taken as ``wanted`` within one microbatch."""
     if state is None or state.is_replicated:
         return not wanted.partial or (zero and wanted.reduce == "sum")
     return state == wanted

@@ -14,7 +14,7 @@ import numpy as np
 from autopar.frontend import Traced
 from autopar.frontend.signature import leaf_entry
 from autopar.ir.analysis import unread_inputs
-from autopar.lower.program import Program
+from autopar.lower.program import LoweredProgram
 from autopar.runtime.executable import runnable
 from autopar.runtime.hosts.arrays import is_global, put, spread
 from autopar.runtime.launches import LAUNCHES
@@ -39,7 +39,7 @@ class LocalProgram:
         unread: indices of inputs that nothing reads; they stay where they lie.
     """
 
-    program: Program
+    program: LoweredProgram
     executable: Any
     entries: tuple[Any, ...]
     names: tuple[str, ...]
@@ -155,7 +155,7 @@ def copied(array: Any) -> Any:
     return jax.device_put(jnp.copy(array), array.sharding)
 
 
-def load_local(traced: Traced, program: Program, donated: Sequence[int] = ()) -> LocalProgram:
+def load_local(traced: Traced, program: LoweredProgram, donated: Sequence[int] = ()) -> LocalProgram:
     """Compiles a program for this process's devices and places what it closes over.
 
     Args:

@@ -19,7 +19,7 @@ from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.donation import given_up
 from autopar.lower.program import stage_devices
-from autopar.lower.unstack import Unstacked
+from autopar.lower.split_layers import SplitStep
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, check_donated, fits, give_up
 from autopar.runtime.local import copied
@@ -49,7 +49,7 @@ class PipelineProgram:
         names: path of each input.
         donated: indices of inputs that the caller gives up.
         constants: arrays that the function closes over.
-        unstacked: which inputs and outputs are in pieces.
+        split_step: which inputs and outputs are in pieces.
         leaves: by input, where it is in pieces, how.
         results: likewise by output.
     """
@@ -61,7 +61,7 @@ class PipelineProgram:
     names: tuple[str, ...]
     donated: tuple[int, ...]
     constants: tuple[Any, ...]
-    unstacked: Unstacked
+    split_step: SplitStep
     leaves: Mapping[int, StackedLeaf]
     results: Mapping[int, StackedLeaf]
 
@@ -122,7 +122,7 @@ class PipelineProgram:
             give_up(leaves, self.donated)
             return [
                 self.results[n].join([found[i] for i in at]) if len(at) > 1 else found[at[0]]
-                for n, at in enumerate(self.unstacked.outputs)
+                for n, at in enumerate(self.split_step.outputs)
             ]
 
     def _start(self, inputs: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:
@@ -130,7 +130,7 @@ class PipelineProgram:
         flat: list[Any] = []
         for n, array in enumerate(self._apart(inputs)):
             flat += self.leaves[n].split(array) if n in self.leaves else [array]
-        by_name = dict(zip((i.name for i in self.unstacked.step.graph.inputs), flat, strict=True))
+        by_name = dict(zip((i.name for i in self.split_step.step.graph.inputs), flat, strict=True))
         start: dict[tuple[int, Buffer], Any] = {}
         table = self.lowered.table
         lies: set[tuple[int, str]] = set()
@@ -241,13 +241,13 @@ class _Executables:
 
 
 def load_pipeline(
-    traced: Traced, unstacked: Unstacked, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
+    traced: Traced, split_step: SplitStep, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
 ) -> PipelineProgram:
     """Compiles a pipeline for this process's devices.
 
     Args:
         traced: the function.
-        unstacked: its step as it was lowered.
+        split_step: its step as it was lowered.
         lowered: its pipeline.
         devices: jax devices, in the order of the cluster.
         donated: indices of the inputs that the caller gives up.
@@ -269,18 +269,18 @@ def load_pipeline(
     content = lowered.plan.content
     check_host_memory(content, devices)
     hosted = hosted_of(content)
-    step = unstacked.step.graph
+    step = split_step.step.graph
     homes = [lowered.map.inputs[i.name][0] for i in step.inputs]
 
     def input_place(index: int) -> NamedSharding:
         stage, name = homes[index], step.inputs[index].name
-        found = runtime.ports.get((lowered.home(stage), str(ValueRef("in", name, stage))))
+        found = runtime.ports.get((lowered.worker_of_stage(stage), str(ValueRef("in", name, stage))))
         whole = NamedSharding(meshes[stage], PartitionSpec())
         return whole if found is None else found[0].sharding(found[1])
 
     places = _result_places(runtime)
-    leaves = {n: StackedLeaf(tuple(map(input_place, at))) for n, at in enumerate(unstacked.inputs) if len(at) > 1}
-    results = {n: StackedLeaf(tuple(places[i] for i in at)) for n, at in enumerate(unstacked.outputs) if len(at) > 1}
+    leaves = {n: StackedLeaf(tuple(map(input_place, at))) for n, at in enumerate(split_step.inputs) if len(at) > 1}
+    results = {n: StackedLeaf(tuple(places[i] for i in at)) for n, at in enumerate(split_step.outputs) if len(at) > 1}
     shardings = PipelineShardings(
         tuple(
             leaves[n].sharding if n in leaves else sharding_of(r, meshes[r.stage], host=n in hosted.inputs)
@@ -303,7 +303,7 @@ def load_pipeline(
         tuple(i.name for i in traced.graph.inputs),
         tuple(sorted(donated)),
         constants,
-        unstacked,
+        split_step,
         leaves,
         results,
     )

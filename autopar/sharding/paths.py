@@ -30,7 +30,7 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Step:
+class ReshardStep:
     """One change of layout, done by all devices together.
 
     - ``all-reduce``: ``axes`` leave `Layout.partial`.
@@ -80,7 +80,7 @@ def bare(layout: Layout, mesh: LogicalMesh) -> Layout:
     return Layout(dims, partial, layout.reduce if partial else "sum")
 
 
-def after(step: Step, layout: Layout, mesh: LogicalMesh) -> Layout:
+def after(step: ReshardStep, layout: Layout, mesh: LogicalMesh) -> Layout:
     """The layout that ``step`` turns ``layout`` into, which has to be one that the step is for."""
     dims = [list(dim) for dim in layout.dims]
     partial = set(layout.partial)
@@ -122,7 +122,7 @@ def full_bytes(kind: str, local_bytes: int, group: int) -> int:
 
 
 def communication(
-    step: Step, type: TensorType, before: Layout, mesh: LogicalMesh
+    step: ReshardStep, type: TensorType, before: Layout, mesh: LogicalMesh
 ) -> tuple[str, int, tuple[str, ...]] | None:
     """(kind, full bytes as of `full_bytes`, axes in mesh order) of a step; None if it sends nothing.
 
@@ -166,7 +166,7 @@ class LayoutGraph:
 
     layouts: tuple[Layout, ...]
     index: Mapping[Layout, int]
-    steps: tuple[Step, ...]
+    steps: tuple[ReshardStep, ...]
     sources: Indices
     targets: Indices
     first_in: Indices
@@ -186,7 +186,7 @@ def layout_graph(axes: Axes, allowed: Divisors, reductions: tuple[str, ...]) -> 
     index = {layout: i for i, layout in enumerate(layouts)}
     sizes = dict(axes)
     names = tuple(sizes)
-    found: list[tuple[int, int, Step]] = []
+    found: list[tuple[int, int, ReshardStep]] = []
     for i, layout in enumerate(layouts):
         for step, to in _moves(layout, axes, reductions):
             j = index.get(to)
@@ -233,37 +233,37 @@ def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield from itertools.combinations(axes, k)
 
 
-def _moves(at: Layout, axes: Axes, reductions: tuple[str, ...]) -> Iterator[tuple[Step, Layout]]:
+def _moves(at: Layout, axes: Axes, reductions: tuple[str, ...]) -> Iterator[tuple[ReshardStep, Layout]]:
     """Steps from ``at`` and where they lead; some lead to layouts that the shape does not allow."""
     names = tuple(name for name, _ in axes)
     dims, partial, reduce = at.dims, at.partial, at.reduce
     for some in _subsets(partial):
         rest = tuple(a for a in partial if a not in some)
         kind = reduce if rest else "sum"
-        yield Step("all-reduce", some, reduce=reduce), Layout(dims, rest, kind)
+        yield ReshardStep("all-reduce", some, reduce=reduce), Layout(dims, rest, kind)
         if reduce == "sum":
             for d in range(len(dims)):
-                yield Step("reduce-scatter", some, d), Layout(_extended(dims, d, some), rest, kind)
+                yield ReshardStep("reduce-scatter", some, d), Layout(_extended(dims, d, some), rest, kind)
     for d, dim in enumerate(dims):
         for k in range(1, len(dim) + 1):
             some = dim[-k:]
             shorter = (*dims[:d], dim[:-k], *dims[d + 1 :])
-            yield Step("all-gather", some, d), Layout(shorter, partial, reduce)
+            yield ReshardStep("all-gather", some, d), Layout(shorter, partial, reduce)
             for to in range(len(dims)):
                 if to != d:
-                    yield Step("all-to-all", some, d, to), Layout(_extended(shorter, to, some), partial, reduce)
+                    yield ReshardStep("all-to-all", some, d, to), Layout(_extended(shorter, to, some), partial, reduce)
     used = {*at.axes, *partial}
     for some in _subsets(tuple(a for a in names if a not in used)):
         for d in range(len(dims)):
-            yield Step("slice", some, d), Layout(_extended(dims, d, some), partial, reduce)
+            yield ReshardStep("slice", some, d), Layout(_extended(dims, d, some), partial, reduce)
         for kind in reductions:
             if not partial or kind == reduce:
                 more = tuple(a for a in names if a in partial or a in some)
-                yield Step("mask", some, reduce=kind), Layout(dims, more, kind)
+                yield ReshardStep("mask", some, reduce=kind), Layout(dims, more, kind)
     yield from _permutes(at, axes)
 
 
-def _permutes(at: Layout, axes: Axes) -> Iterator[tuple[Step, Layout]]:
+def _permutes(at: Layout, axes: Axes) -> Iterator[tuple[ReshardStep, Layout]]:
     """Exchanges of two axes. Renaming axes of one size, or turning neighbours in a dim, keeps pieces whole."""
     sizes = dict(axes)
     for a, b in itertools.combinations(sizes, 2):
@@ -273,13 +273,13 @@ def _permutes(at: Layout, axes: Axes) -> Iterator[tuple[Step, Layout]]:
             held = {swap.get(c, c) for c in at.partial}
             to = Layout(dims, tuple(c for c in sizes if c in held), at.reduce)
             if to != at:
-                yield Step("collective-permute", (a, b)), to
+                yield ReshardStep("collective-permute", (a, b)), to
     for d, dim in enumerate(at.dims):
         for k, (a, b) in enumerate(itertools.pairwise(dim)):
             if sizes[a] != sizes[b]:
                 turned = (*dim[:k], b, a, *dim[k + 2 :])
                 dims = (*at.dims[:d], turned, *at.dims[d + 1 :])
-                yield Step("collective-permute", (a, b), d), Layout(dims, at.partial, at.reduce)
+                yield ReshardStep("collective-permute", (a, b), d), Layout(dims, at.partial, at.reduce)
 
 
 def _extended(dims: tuple[tuple[str, ...], ...], d: int, axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:

@@ -21,7 +21,7 @@ from autopar.sharding.paths import (
     Divisors,
     Indices,
     LayoutGraph,
-    Step,
+    ReshardStep,
     after,
     bare,
     communication,
@@ -31,7 +31,7 @@ from autopar.sharding.paths import (
     mesh_axes,
 )
 
-__all__ = ["CollectiveCost", "LocalCost", "PathTable", "PathTables", "Step", "after", "communication"]
+__all__ = ["CollectiveCost", "LocalCost", "PathTable", "PathTables", "ReshardStep", "after", "communication"]
 
 #: (kind, bytes of the full tensor as one group of devices sees it, axes in mesh order) -> seconds.
 CollectiveCost: TypeAlias = Callable[[str, float, tuple[str, ...]], float]
@@ -114,13 +114,13 @@ class PathTable:
         """Lengths as seconds; infinity where nothing leads."""
         return np.where(lengths < _UNREACHED, (lengths // _STEPS) * self.unit_s, np.inf)
 
-    def steps(self, source: int, target: int) -> tuple[Step, ...] | None:
+    def steps(self, source: int, target: int) -> tuple[ReshardStep, ...] | None:
         """The shortest path between two nodes; of several the one that comes first in the graph's order."""
         row = self.row(source)
         if row[target] >= _UNREACHED:
             return None
         graph = self.graph
-        found: list[Step] = []
+        found: list[ReshardStep] = []
         at = target
         while at != source:
             first, last = graph.first_in[at], graph.first_in[at + 1]
@@ -237,7 +237,7 @@ class PathTables:
                 found[i, [j for j, k in enumerate(tos) if k == froms[i]]] = 0.0
         return found
 
-    def path(self, type: TensorType, source: Layout, target: Layout) -> tuple[Step, ...]:
+    def path(self, type: TensorType, source: Layout, target: Layout) -> tuple[ReshardStep, ...]:
         """The cheapest steps from ``source`` to ``target``, fewer where seconds are equal; always the same ones.
 
         Args:

@@ -11,7 +11,7 @@ from autopar.plan import Plan
 from autopar.simulate.durations import Durations, equal_stages
 from autopar.simulate.engine import run
 from autopar.simulate.event import Event, Memory
-from autopar.simulate.passes import Route, Step, is_plain, step_of
+from autopar.simulate.passes import Route, StepModel, is_plain, step_of
 from autopar.simulate.plans import parts_of, pipeline_record, program_of, record_of, routes_of, simulate
 from autopar.simulate.timeline import Timeline
 
@@ -20,7 +20,7 @@ __all__ = [
     "Event",
     "Memory",
     "Route",
-    "Step",
+    "StepModel",
     "Timeline",
     "equal_stages",
     "is_plain",

@@ -19,7 +19,7 @@ Route = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Step:
+class StepModel:
     """What `step_of` finds.
 
     Args:
@@ -49,7 +49,7 @@ def is_plain(dataflow: Dataflow) -> bool:
     return all(s.work.part == 0 and s.work.kind != "before" for s in dataflow.works)
 
 
-def step_of(table: Table, dataflow: Dataflow, durations: Durations) -> Step:
+def step_of(table: Table, dataflow: Dataflow, durations: Durations) -> StepModel:
     """The step time of a table.
 
     With e(x) the end of a pass x, d(x) its duration, and c(v, a, b) the duration of sending value v from worker a to b:
@@ -79,7 +79,7 @@ def step_of(table: Table, dataflow: Dataflow, durations: Durations) -> Step:
             table=marked_text(table, task),
         )
     walk.update()
-    return Step(walk.last - (0 if walk.first is None else walk.first), tuple(sorted(walk.routes)))
+    return StepModel(walk.last - (0 if walk.first is None else walk.first), tuple(sorted(walk.routes)))
 
 
 class _Walk:

@@ -93,7 +93,7 @@ def _loop_stages(
     for op in graph.operators:
         names = op.reads
         if op.id not in inside or op.id in forward or op.id not in of_batch:
-            continue  # what is the same in every turn runs wherever it is read
+            continue  # what is the same in every microbatch runs wherever it is read
         highest = min((cotangent[n] for n in names if n in cotangent), default=count - 1)
         held = [available[n] for n in names if n not in cotangent and n not in found.batch and n in available]
         stage = _highest(held, highest)
@@ -147,7 +147,7 @@ def _ends_outside(graph: Graph, found: Microbatching, op: Operator) -> bool:
 def _spread(
     graph: Graph, found: Microbatching, body: Mapping[str, tuple[int, ...]], count: int
 ) -> dict[str, tuple[int, ...]]:
-    """Adds the operators that are the same in every turn: on all stages that read them."""
+    """Adds the operators that are the same in every microbatch: on all stages that read them."""
     inside = set(found.body)
     loop = [op for op in graph.operators if op.id in inside]
     spread = places(loop, {}, lambda op, wanted: body.get(op.id) or wanted or {count - 1})
@@ -158,26 +158,26 @@ def _update_stages(
     graph: Graph, found: Microbatching, body: Mapping[str, tuple[int, ...]], count: int
 ) -> dict[str, tuple[int, ...]]:
     """Stages of the operators after the loop."""
-    home: dict[str, tuple[int, ...]] = {}
+    stage_of: dict[str, tuple[int, ...]] = {}
     for op in graph.operators:
         if op.id in body:
-            home.update((v.name, body[op.id][-1:]) for v in op.results)
+            stage_of.update((v.name, body[op.id][-1:]) for v in op.results)
     for op in graph.operators:
         if op.id in body:
             for n in op.reads:
                 if n not in found.batch and n not in graph.producers:
-                    home.setdefault(n, (min(body[op.id]),))
+                    stage_of.setdefault(n, (min(body[op.id]),))
     ids = set(found.after)
     late = [op for op in graph.operators if op.id in ids]
-    aims = _aims(graph, late, home)
+    aims = _aims(graph, late, stage_of)
     stages: dict[str, tuple[int, ...]] = {}
     for op in late:
         aimed = [aims[v.name] for v in op.results if v.name in aims]
-        known = [n for n in op.reads if n in home]
+        known = [n for n in op.reads if n in stage_of]
         if aimed or known:
             largest = max(known, key=lambda n: graph.types[n].nbytes, default="")
-            stages[op.id] = aimed[0] if aimed else home[largest][:1]
-            home.update((v.name, stages[op.id]) for v in op.results)
+            stages[op.id] = aimed[0] if aimed else stage_of[largest][:1]
+            stage_of.update((v.name, stages[op.id]) for v in op.results)
 
     def decide(op: Operator, wanted: set[int]) -> Iterable[int]:
         if op.id in stages:
@@ -189,12 +189,14 @@ def _update_stages(
     return {op.id: spread[op.id] for op in late}
 
 
-def _aims(graph: Graph, late: Sequence[Operator], home: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _aims(
+    graph: Graph, late: Sequence[Operator], stage_of: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
     """For values that become a new parameter, by operators that keep the shape, the stage of that parameter."""
     aims = {
-        o.operand: home[o.updates][:1]
+        o.operand: stage_of[o.updates][:1]
         for o in graph.outputs
-        if isinstance(o.operand, str) and o.updates is not None and o.updates in home and o.type.rank
+        if isinstance(o.operand, str) and o.updates is not None and o.updates in stage_of and o.type.rank
     }
     for op in reversed(late):
         for v in op.results:

@@ -123,10 +123,10 @@ class _Split:
             self.returned[self._output_stage(i)].append(i)
         self.joined_at: dict[int, list[Joined]] = {s: [] for s in range(map.count)}
         for j in found.joined:
-            self.joined_at[self.home(j.name)].append(j)
+            self.joined_at[self.joining_stage(j.name)].append(j)
         self.input_order = {i.name: n for n, i in enumerate(graph.inputs)}
 
-    def home(self, name: str) -> int:
+    def joining_stage(self, name: str) -> int:
         """The stage that joins a value of the loop."""
         return self.map.body[self.maker[name].id][-1]
 
@@ -144,7 +144,7 @@ class _Split:
                         there = s in self.map.update[maker.id]
                         t = s if there else self.map.update[maker.id][0]
                         part = max(part, parts[maker.id, t] + (not there))
-                    elif n in self.joined and self.home(n) != s:
+                    elif n in self.joined and self.joining_stage(n) != s:
                         part = max(part, 1)
                 parts[op.id, s] = part
         return parts
@@ -219,7 +219,7 @@ class _Split:
     def _late_source(self, name: str) -> tuple[int, int]:
         """(stage that makes it, first part that can read it)."""
         if name in self.joined:
-            return self.home(name), 1
+            return self.joining_stage(name), 1
         maker = self.late_maker[name]
         t = self.map.update[maker.id][0]
         return t, self.parts[maker.id, t] + 1
@@ -232,14 +232,14 @@ class _Split:
                 continue
             for n in op.reads:
                 if n in self.joined or n in self.late_maker:
-                    home = self._late_source(n)[0]
-                    if any(t != home and not self._has(n, t) for t in self.map.update[op.id]):
-                        wanted[home].add(n)
+                    source = self._late_source(n)[0]
+                    if any(t != source and not self._has(n, t) for t in self.map.update[op.id]):
+                        wanted[source].add(n)
         return wanted
 
     def _has(self, name: str, t: int) -> bool:
         if name in self.joined:
-            return self.home(name) == t
+            return self.joining_stage(name) == t
         return t in self.map.update[self.late_maker[name].id]
 
     def _output_stage(self, index: int) -> int:
@@ -248,7 +248,7 @@ class _Split:
         if isinstance(o.operand, Literal):
             return 0
         if o.operand in self.joined:
-            return self.home(o.operand)
+            return self.joining_stage(o.operand)
         if o.operand in self.late_maker:
             return self.map.update[self.late_maker[o.operand].id][0]
         if o.operand in self.map.inputs:

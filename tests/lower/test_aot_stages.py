@@ -17,7 +17,7 @@ from autopar.lower.aot.messages import CompiledCollective, CompiledMemory, Compi
 from autopar.lower.aot.stages import gathered
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
 from autopar.lower.pipeline.exported import prepared
-from autopar.lower.unstack import unstack
+from autopar.lower.split_layers import split_layers
 from autopar.schedule import Work
 
 TEMPORARIES = 1 << 20
@@ -46,7 +46,7 @@ def pipeline(limit_bytes: int | None = None) -> tuple[autopar.Plan, LoweredPipel
     plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0, **options).plan(*args)
     pure = PureFunction(step, ParallelOptions(plan=plan))
     traced, plan = pure.plan(pure.resolve(args, {})[0])
-    return plan, lower_pipeline(unstack(traced, plan.content.stack_groups).step, plan)
+    return plan, lower_pipeline(split_layers(traced, plan.content.stack_groups).step, plan)
 
 
 def as_given(lowered: LoweredPipeline, temporaries: int = 0) -> dict[Work, CompiledProgram]:

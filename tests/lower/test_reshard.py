@@ -18,11 +18,11 @@ from autopar.ir import Layout, TensorType
 from autopar.lower.hlo import collectives, total_wire_bytes
 from autopar.lower.reshard import apply_steps, exchange
 from autopar.sharding.paths import mesh_axes
-from autopar.sharding.reshard import PathTables, Step, after, communication
+from autopar.sharding.reshard import PathTables, ReshardStep, after, communication
 from tests.sharding.pieces import Pieces, check, devices, logical_mesh, number, run, spread
 
 MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2))
-Case = tuple[TensorType, Layout, tuple[Step, ...]]
+Case = tuple[TensorType, Layout, tuple[ReshardStep, ...]]
 
 # The programs run once: optimizing them takes longer than it saves.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -148,7 +148,7 @@ def test_an_exchange_moves_the_same_whichever_axis_devices_are_counted_by(sizes)
 def test_keys_are_moved_as_they_are():
     mesh = logical_mesh(2, 4)
     keys = jax.random.split(jax.random.key(3), 8)
-    step = Step("all-gather", ("x", "y"), 0)
+    step = ReshardStep("all-gather", ("x", "y"), 0)
     spec = PartitionSpec(("x", "y"))
 
     def whole(k: Any) -> Any:
@@ -163,7 +163,7 @@ def test_empty_arrays_change_shape_and_send_nothing():
     mesh = logical_mesh(2, 4)
     type, source = TensorType((0, 8, 8), "f32"), Layout.parse("[.,y,.]+sum(x)")
     target = Layout.parse("[.,.,y]")
-    steps = (Step("all-to-all", ("y",), 1, 2), Step("all-reduce", ("x",)))
+    steps = (ReshardStep("all-to-all", ("y",), 1, 2), ReshardStep("all-reduce", ("x",)))
     assert after(steps[1], after(steps[0], source, mesh), mesh) == target
     run_and_compare([(type, source, steps)], mesh)
     array = np.zeros((*mesh.shape, *source.local_shape(type.shape, mesh.sizes)), np.float32)
@@ -178,7 +178,7 @@ def test_no_steps_leave_the_array_alone():
 
 def test_unknown_steps_are_refused():
     with pytest.raises(ValueError, match="no step is called 'broadcast'"):
-        apply_steps((Step("broadcast", ("x",)),), jnp.ones(3), logical_mesh(8))
+        apply_steps((ReshardStep("broadcast", ("x",)),), jnp.ones(3), logical_mesh(8))
 
 
 def predicted(cases: list[Case], mesh: LogicalMesh) -> list[tuple[str, str, int, int]]:
@@ -221,8 +221,12 @@ def test_compiled_collectives_are_the_predicted_ones(sizes):
 def test_collectives_in_loops_are_counted_by_trips():
     mesh = logical_mesh(2, 4)
     type, source = TensorType((16, 8), "f32"), Layout.parse("[x,.]")
-    there = (Step("all-gather", ("x",), 0), Step("slice", ("y",), 1))
-    back = (Step("all-to-all", ("y",), 1, 0), Step("all-gather", ("y",), 0), Step("slice", ("x",), 0))
+    there = (ReshardStep("all-gather", ("x",), 0), ReshardStep("slice", ("y",), 1))
+    back = (
+        ReshardStep("all-to-all", ("y",), 1, 0),
+        ReshardStep("all-gather", ("y",), 0),
+        ReshardStep("slice", ("x",), 0),
+    )
     lead = len(mesh.shape)
 
     def local(a: Any) -> Any:

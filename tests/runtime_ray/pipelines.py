@@ -19,8 +19,9 @@ from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.ir import Layout
 from autopar.lower.pipeline.flow import dataflow_of
-from autopar.lower.pipeline.programs import StageProgram, stage_programs
+from autopar.lower.pipeline.programs import stage_programs
 from autopar.lower.pipeline.stage_graph import stage_graph
+from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.program import sharded
 from autopar.lower.step import step_of
 from autopar.microbatch import analyze

@@ -10,7 +10,7 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Layout, TensorType
 from autopar.search.resharding import path_tables
-from autopar.sharding.reshard import PathTables, Step, after
+from autopar.sharding.reshard import PathTables, ReshardStep, after
 
 TYPE = TensorType((64, 128), "f32")
 
@@ -22,7 +22,7 @@ def tables(cluster: str) -> PathTables:
     return path_tables(mesh, CostModel(loaded))
 
 
-def joint(steps: tuple[Step, ...]) -> list[Step]:
+def joint(steps: tuple[ReshardStep, ...]) -> list[ReshardStep]:
     return [s for s in steps if s.kind in ("all-gather", "reduce-scatter") and len(s.axes) > 1]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from autopar.cluster.mesh import Link, LogicalMesh
 from autopar.ir import Layout
-from autopar.sharding.reshard import Step
+from autopar.sharding.reshard import ReshardStep
 
 Coordinates = tuple[int, ...]
 Pieces = dict[Coordinates, np.ndarray]
@@ -91,12 +91,12 @@ def reduced(arrays: Sequence[np.ndarray], reduce: str) -> np.ndarray:
     return total
 
 
-def run(step: Step, pieces: Pieces, mesh: LogicalMesh) -> Pieces:
+def run(step: ReshardStep, pieces: Pieces, mesh: LogicalMesh) -> Pieces:
     """Every device's piece after ``step``."""
     return {at: _piece(step, pieces, at, mesh) for at in pieces}
 
 
-def _piece(step: Step, pieces: Pieces, at: Coordinates, mesh: LogicalMesh) -> np.ndarray:
+def _piece(step: ReshardStep, pieces: Pieces, at: Coordinates, mesh: LogicalMesh) -> np.ndarray:
     members = group(at, step.axes, mesh)
     theirs, own, me, n = [pieces[m] for m in members], pieces[at], members.index(at), len(members)
     match step.kind:

@@ -15,7 +15,7 @@ from autopar.cluster.mesh import LogicalMesh
 from autopar.errors import AutoparError
 from autopar.ir import Layout, TensorType
 from autopar.sharding.paths import bare
-from autopar.sharding.reshard import PathTables, Step, after, communication
+from autopar.sharding.reshard import PathTables, ReshardStep, after, communication
 from tests.sharding.pieces import check, logical_mesh, run, spread
 
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute", "slice", "mask")
@@ -70,7 +70,7 @@ def cases(draw: st.DrawFn, max_rank: int = 4, ends: int = 2) -> tuple[LogicalMes
     return mesh, type, [draw(layouts(type, mesh)) for _ in range(ends)]
 
 
-def priced(table: PathTables, type: TensorType, source: Layout, steps: tuple[Step, ...]) -> float:
+def priced(table: PathTables, type: TensorType, source: Layout, steps: tuple[ReshardStep, ...]) -> float:
     """Seconds of ``steps``, added up here."""
     total, at = 0.0, bare(source, table.mesh)
     for step in steps:
@@ -96,7 +96,7 @@ def test_steps_make_the_pieces_of_the_target(case, seed):
     check(pieces, whole, target, mesh)
 
 
-def legal(at: Layout, type: TensorType, mesh: LogicalMesh, reductions: set[str]) -> list[Step]:
+def legal(at: Layout, type: TensorType, mesh: LogicalMesh, reductions: set[str]) -> list[ReshardStep]:
     """Every step that the definitions allow, found by trying all there could be."""
     sizes = {a: n for a, n in mesh.axes if n > 1}
     dims = range(type.rank)
@@ -106,19 +106,19 @@ def legal(at: Layout, type: TensorType, mesh: LogicalMesh, reductions: set[str])
         for axes in itertools.permutations(sizes, k):
             free, ordered = not used & set(axes), list(axes) == [a for a in sizes if a in axes]
             if set(axes) <= set(at.partial) and ordered:
-                found.append(Step("all-reduce", axes, reduce=at.reduce))
-                found += [Step("reduce-scatter", axes, d) for d in dims if at.reduce == "sum"]
+                found.append(ReshardStep("all-reduce", axes, reduce=at.reduce))
+                found += [ReshardStep("reduce-scatter", axes, d) for d in dims if at.reduce == "sum"]
             for d in dims:
                 if at.dims[d][-k:] == axes:
-                    found.append(Step("all-gather", axes, d))
-                    found += [Step("all-to-all", axes, d, to) for to in dims if to != d]
+                    found.append(ReshardStep("all-gather", axes, d))
+                    found += [ReshardStep("all-to-all", axes, d, to) for to in dims if to != d]
                 if k == 2 and axes in itertools.pairwise(at.dims[d]):
-                    found.append(Step("collective-permute", axes, d))
-            found += [Step("slice", axes, d) for d in dims if free and ordered]
+                    found.append(ReshardStep("collective-permute", axes, d))
+            found += [ReshardStep("slice", axes, d) for d in dims if free and ordered]
             if k == 2 and sizes[axes[0]] == sizes[axes[1]] and ordered:
-                found.append(Step("collective-permute", axes))
+                found.append(ReshardStep("collective-permute", axes))
             kinds = [at.reduce] if at.partial else sorted(reductions)
-            found += [Step("mask", axes, reduce=kind) for kind in kinds if free and ordered]
+            found += [ReshardStep("mask", axes, reduce=kind) for kind in kinds if free and ordered]
     return [s for s in found if after(s, at, mesh).fits(type.shape, mesh.sizes)]
 
 
@@ -187,11 +187,11 @@ def test_of_equally_fast_paths_the_shortest_is_taken():
     mesh = logical_mesh(2, 2, 2)
     free = PathTables(mesh, lambda kind, n, axes: 0.0, lambda n: 0.0)
     type = TensorType((8, 8), "f32")
-    assert free.path(type, P("[.,.]+sum(x,y,z)"), P("[.,.]")) == (Step("all-reduce", ("x", "y", "z")),)
-    assert free.path(type, P("[.,.]"), P("[x+y+z,.]")) == (Step("slice", ("x", "y", "z"), 0),)
-    assert free.path(type, P("[x+y,.]"), P("[.,x+y]")) == (Step("all-to-all", ("x", "y"), 0, 1),)
-    assert free.path(type, P("[x,.]+sum(y,z)"), P("[x+y+z,.]")) == (Step("reduce-scatter", ("y", "z"), 0),)
-    assert free.path(type, P("[x,.]"), P("[.,.]")) == (Step("all-gather", ("x",), 0),)
+    assert free.path(type, P("[.,.]+sum(x,y,z)"), P("[.,.]")) == (ReshardStep("all-reduce", ("x", "y", "z")),)
+    assert free.path(type, P("[.,.]"), P("[x+y+z,.]")) == (ReshardStep("slice", ("x", "y", "z"), 0),)
+    assert free.path(type, P("[x+y,.]"), P("[.,x+y]")) == (ReshardStep("all-to-all", ("x", "y"), 0, 1),)
+    assert free.path(type, P("[x,.]+sum(y,z)"), P("[x+y+z,.]")) == (ReshardStep("reduce-scatter", ("y", "z"), 0),)
+    assert free.path(type, P("[x,.]"), P("[.,.]")) == (ReshardStep("all-gather", ("x",), 0),)
     assert free.path(type, P("[x,.]"), P("[x,.]")) == ()
 
 
@@ -211,19 +211,19 @@ def test_what_is_sent_is_recorded_as_one_group_sees_it():
     mesh = logical_mesh(2, 4)
     type = TensorType((8, 16), "f32")  # 512 bytes
     said = {
-        Step("all-reduce", ("x",)): (P("[y,.]+sum(x)"), ("all-reduce", 128, ("x",))),
-        Step("reduce-scatter", ("x", "y"), 1): (P("[.,.]+sum(x,y)"), ("reduce-scatter", 512, ("x", "y"))),
-        Step("all-gather", ("y",), 0): (P("[x+y,.]"), ("all-gather", 256, ("y",))),
-        Step("all-gather", ("y", "x"), 0): (P("[y+x,.]"), ("all-gather", 512, ("x", "y"))),
-        Step("all-to-all", ("y",), 0, 1): (P("[y,x]"), ("all-to-all", 256, ("y",))),
-        Step("collective-permute", ("x", "y"), 0): (P("[x+y,.]"), ("collective-permute", 64, ("x", "y"))),
-        Step("slice", ("x",), 0): (P("[.,.]"), None),
-        Step("mask", ("x",)): (P("[.,.]"), None),
+        ReshardStep("all-reduce", ("x",)): (P("[y,.]+sum(x)"), ("all-reduce", 128, ("x",))),
+        ReshardStep("reduce-scatter", ("x", "y"), 1): (P("[.,.]+sum(x,y)"), ("reduce-scatter", 512, ("x", "y"))),
+        ReshardStep("all-gather", ("y",), 0): (P("[x+y,.]"), ("all-gather", 256, ("y",))),
+        ReshardStep("all-gather", ("y", "x"), 0): (P("[y+x,.]"), ("all-gather", 512, ("x", "y"))),
+        ReshardStep("all-to-all", ("y",), 0, 1): (P("[y,x]"), ("all-to-all", 256, ("y",))),
+        ReshardStep("collective-permute", ("x", "y"), 0): (P("[x+y,.]"), ("collective-permute", 64, ("x", "y"))),
+        ReshardStep("slice", ("x",), 0): (P("[.,.]"), None),
+        ReshardStep("mask", ("x",)): (P("[.,.]"), None),
     }
     assert {s: communication(s, type, before, mesh) for s, (before, _) in said.items()} == {
         s: want for s, (_, want) in said.items()
     }
-    assert communication(Step("all-reduce", ("x",)), TensorType((0, 8), "f32"), P("[.,.]+sum(x)"), mesh) is None
+    assert communication(ReshardStep("all-reduce", ("x",)), TensorType((0, 8), "f32"), P("[.,.]+sum(x)"), mesh) is None
 
 
 @given(cases(), st.integers(0, 9))
@@ -252,7 +252,7 @@ def test_axes_of_one_device_take_no_steps():
     type = TensorType((8, 8), "f32")
     assert table.path(type, P("[x,.]+sum(y)"), P("[.,x]+sum(y)")) == ()
     assert table.path(type, P("[.,.]+max(x)"), P("[.,.]")) == ()
-    assert table.path(type, P("[x+y,.]"), P("[.,.]")) == (Step("all-gather", ("y",), 0),)
+    assert table.path(type, P("[x+y,.]"), P("[.,.]")) == (ReshardStep("all-gather", ("y",), 0),)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "key<fry>", "token"])
@@ -269,7 +269,7 @@ def test_bitwise_reductions_of_integers_have_no_collective():
     table = tables(logical_mesh(2, 4))
     assert table.seconds(TensorType((8,), "i32"), P("[.]+and(x)"), P("[.]")) == math.inf
     steps = table.path(TensorType((8,), "bool"), P("[.]+and(x)"), P("[.]"))
-    assert steps == (Step("all-reduce", ("x",), reduce="and"),)
+    assert steps == (ReshardStep("all-reduce", ("x",), reduce="and"),)
 
 
 def test_layouts_that_do_not_fit_cannot_be_reached():
@@ -319,4 +319,4 @@ def test_layouts_of_another_rank_are_refused():
 
 def test_unknown_steps_are_refused():
     with pytest.raises(ValueError, match="no step is called 'broadcast'"):
-        after(Step("broadcast", ("x",)), P("[.]"), logical_mesh(8))
+        after(ReshardStep("broadcast", ("x",)), P("[.]"), logical_mesh(8))

@@ -82,12 +82,7 @@ def join(
         size = min((s for s in known if _near(s, c.bytes)), key=lambda s: (abs(s - c.bytes), s), default=c.bytes)
         before = found[c.kind, c.axis].get(size)
         found[c.kind, c.axis][size] = c if before is None else _together(before, c)
-    pairs = {(*place, size): (p.count, 0.0) for place, by_size in said.items() for size, p in by_size.items()}
-    for place, by_bytes in found.items():
-        for size, c in by_bytes.items():
-            pairs[(*place, size)] = (pairs.get((*place, size), (0.0, 0.0))[0], c.count)
-    if lowered is not None:
-        pairs = {**dict.fromkeys(lowered, (0.0, 0.0)), **pairs}
+    pairs = _counts(said, found, lowered)
     pairing = paired({k: p for k, (p, _) in pairs.items()}, {k: c for k, (_, c) in pairs.items()}, sizes, equal)
     rows = []
     for key, (count, _) in pairs.items():
@@ -117,6 +112,19 @@ def join(
                 )
             )
     return tuple(sorted(rows, key=lambda r: (r.ok, r.kind, r.axis, -r.bytes)))
+
+
+def _counts(
+    said: Mapping[_Place, Mapping[int, _Predicted]],
+    found: Mapping[_Place, Mapping[int, CompiledCollective]],
+    lowered: Mapping[Key, float] | None,
+) -> dict[Key, tuple[float, float]]:
+    """How many collectives were predicted and compiled, by key; those that were lowered alone count nothing."""
+    pairs = {(*place, size): (p.count, 0.0) for place, by_size in said.items() for size, p in by_size.items()}
+    for place, by_bytes in found.items():
+        for size, c in by_bytes.items():
+            pairs[(*place, size)] = (pairs.get((*place, size), (0.0, 0.0))[0], c.count)
+    return {**dict.fromkeys(lowered or (), (0.0, 0.0)), **pairs}
 
 
 def _by_place(

@@ -24,7 +24,7 @@ from autopar.lower.aot.lowered import counted_collectives
 from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledProgram, ProgramRequest, Request
 from autopar.lower.aot.rewrites import Key
 from autopar.lower.hosted import hosted_of
-from autopar.lower.program import Program, abstract_mesh, lower_on
+from autopar.lower.program import LoweredProgram, abstract_mesh, lower_on
 from autopar.plan import Plan
 
 _LAST_LINES = 12
@@ -104,7 +104,7 @@ def compile_jobs(
         return list(zip(answers, texts, strict=True))
 
 
-def _request(plan: Plan, program: Program) -> ProgramRequest:
+def _request(plan: Plan, program: LoweredProgram) -> ProgramRequest:
     def dims(shardings: Any) -> tuple[tuple[tuple[str, ...], ...], ...]:
         return tuple(tuple(_names(entry) for entry in s.spec) for s in shardings)
 

@@ -16,7 +16,7 @@ from autopar.lower.aot.rewrites import Key
 from autopar.lower.aot.spawn import Job, compile_jobs
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.exported import placed_port, prepared
-from autopar.lower.pipeline.programs import StageProgram
+from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import Work
 from autopar.schedule.memory import WorkerMemory, worker_memory
 
@@ -108,7 +108,7 @@ def _job(target: Target, lowered: LoweredPipeline, program: StageProgram) -> Job
     exported = export.export(function, platforms=[target.platform])(*given)
     request = ProgramRequest(
         axes,
-        lowered.devices(lowered.home(stage), stage),
+        lowered.devices(lowered.worker_of_stage(stage), stage),
         ((), *(placed_port(p).dims for p in program.reads)),
         tuple(placed_port(p).dims for p in program.results),
         (),

@@ -84,7 +84,7 @@ def run_whole(part: BoundGraph, values: Mapping[str, Any], recorder: Recorder) -
     return env
 
 
-def turn_function(
+def microbatch_function(
     bound: BoundGraph,
     found: Microbatching,
     recorder: Recorder,
@@ -123,7 +123,7 @@ def turn_function(
     tables = PathTables(pseudo_mesh(found.count), _never)
     operands, results = for_copies(found.operands, copies), for_copies(found.results, copies)
 
-    def turn(number: Any, pieces: Sequence[Any]) -> list[Any]:
+    def microbatch(number: Any, pieces: Sequence[Any]) -> list[Any]:
         decisions = Sharded(
             operands,
             results,
@@ -134,7 +134,7 @@ def turn_function(
         )
         return Interpreter(decisions).run(part, pieces, layouts, targets)
 
-    return turn
+    return microbatch
 
 
 def value_layouts(graph: Graph, found: Microbatching) -> dict[str, Layout]:

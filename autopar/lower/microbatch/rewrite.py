@@ -18,7 +18,7 @@ from autopar.ir import Graph, Input, Literal
 from autopar.ir.phases import FORWARD_LOOP
 from autopar.lower.interpreter import scalar
 from autopar.lower.microbatch.join import add_term, neutral
-from autopar.lower.microbatch.parts import Recorder, concatenated, part_of, pieces_of, run_whole, turn_function
+from autopar.lower.microbatch.parts import Recorder, concatenated, microbatch_function, part_of, pieces_of, run_whole
 from autopar.microbatch import Microbatching, analyze
 
 
@@ -65,17 +65,17 @@ def _step(bound: BoundGraph, found: Microbatching, recorder: Recorder, arrays: S
 def loop(bound: BoundGraph, found: Microbatching, recorder: Recorder, env: dict[str, Any]) -> dict[str, Any]:
     """The joined values, from a scan over microbatches."""
     types = bound.graph.types
-    turn = turn_function(
+    microbatch = microbatch_function(
         bound, found, recorder, found.body, found.body_inputs, [(j.name, j.layout) for j in found.joined]
     )
     terms = [j for j in found.joined if j.layout.partial]
     rows = [n for n in found.body_inputs if n in found.batch]
     stacks = [pieces_of(env[n], found.count, found.batch[n]) for n in rows]
 
-    def body(totals: list[Any], turned: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
-        number, pieces = turned
+    def body(totals: list[Any], of_microbatch: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
+        number, pieces = of_microbatch
         given = {**{n: env[n] for n in found.body_inputs}, **dict(zip(rows, pieces, strict=True))}
-        made = turn(number, [given[n] for n in found.body_inputs])
+        made = microbatch(number, [given[n] for n in found.body_inputs])
         summed = iter(totals)
         new, out = [], []
         for j, piece in zip(found.joined, made, strict=True):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
 from autopar.lower.pipeline.flow import dataflow_of
-from autopar.lower.pipeline.programs import StageProgram, stage_programs
+from autopar.lower.pipeline.programs import stage_programs
 from autopar.lower.pipeline.source import TracedStages
+from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.program import sharded
 from autopar.lower.step import Step
 from autopar.plan import Plan, Stage
@@ -50,12 +51,12 @@ class LoweredPipeline:
 
         A stage with two workers (Chimera) runs on each worker's own devices: those of the stage that is at home there.
         """
-        if self.home(stage) == worker:
+        if self.worker_of_stage(stage) == worker:
             return self.plan.stages[stage].devices
-        own = next(s for s in range(self.table.num_stages) if self.home(s) == worker)
+        own = next(s for s in range(self.table.num_stages) if self.worker_of_stage(s) == worker)
         return self.plan.stages[own].devices
 
-    def home(self, stage: int) -> int:
+    def worker_of_stage(self, stage: int) -> int:
         """The worker of a stage; of two the one that runs its first microbatch."""
         return self.table.worker_of(Task("forward", stage, 0))
 

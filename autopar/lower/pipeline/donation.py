@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from autopar.lower.pipeline.ports import Port
-from autopar.lower.pipeline.programs import StageProgram
+from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import Apply, Program, Run, Send, Work
 
 

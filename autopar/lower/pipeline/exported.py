@@ -16,7 +16,7 @@ from autopar._compat.dtypes import jax_dtype
 from autopar._compat.trees import partition_spec
 from autopar.lower.pipeline.donation import donated
 from autopar.lower.pipeline.ports import Port
-from autopar.lower.pipeline.programs import StageProgram
+from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import Work
 
 #: Mesh axes as (name, size), major first.

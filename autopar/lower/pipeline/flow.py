@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from autopar.lower.pipeline.programs import StageProgram
+from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import Dataflow, ValueRef, ValueSpec, Work, WorkSpec
 from autopar.schedule.dataflow import Lifetime, Reduce
 

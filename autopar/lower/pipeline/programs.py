@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Input, Layout, Literal, Operand, Operator, Output, TensorType
@@ -18,67 +13,9 @@ from autopar.lower.interpreter import Interpreter, Sharded, scalar
 from autopar.lower.pipeline.loop import Leaving, Loop, find_loop, layouts_of, needed_of
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_graph import FROM, LATE, PIECE, SEND, StageGraph
+from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import ValueRef, Work
 from autopar.schedule.dataflow import RefKind
-
-
-@dataclass(frozen=True, eq=False)
-class StageProgram:
-    """One program of a stage, for any mesh of its shape.
-
-    Args:
-        work: what it is.
-        reads: its arguments.
-        writes: its results.
-        accumulates: further results: what this microbatch contributes, with how contributions are joined.
-        on_device: (number of the microbatch, local pieces of ``reads``) -> local pieces of the results.
-    """
-
-    work: Work
-    reads: tuple[Port, ...]
-    writes: tuple[Port, ...]
-    accumulates: tuple[tuple[Port, str], ...]
-    on_device: Callable[[Any, Sequence[Any]], list[Any]]
-
-    @property
-    def results(self) -> tuple[Port, ...]:
-        """All that it returns, in order."""
-        return (*self.writes, *(p for p, _ in self.accumulates))
-
-    def jitted(self, mesh: Mesh, donated: Sequence[int] = ()) -> Any:
-        """The program on a mesh: takes the microbatch's number and the arrays of ``reads``, returns a tuple.
-
-        Args:
-            mesh: the devices.
-            donated: indices of the ``reads`` whose buffers it may write results into.
-        """
-
-        def body(number: Any, *arrays: Any) -> tuple[Any, ...]:
-            pieces = [p.enter(a) for p, a in zip(self.reads, arrays, strict=True)]
-            made = self.on_device(number, pieces)
-            return tuple(p.leave(_array(m)) for p, m in zip(self.results, made, strict=True))
-
-        body.__name__ = str(self.work).replace(" ", "_")
-        mapped = jax.shard_map(
-            body,
-            mesh=mesh,
-            in_specs=(jax.sharding.PartitionSpec(), *(p.spec for p in self.reads)),
-            out_specs=tuple(p.spec for p in self.results),
-            check_vma=False,
-        )
-        return jax.jit(
-            mapped,
-            in_shardings=(
-                jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),
-                *(p.sharding(mesh) for p in self.reads),
-            ),
-            out_shardings=tuple(p.sharding(mesh) for p in self.results),
-            donate_argnums=tuple(n + 1 for n in donated),
-        )
-
-
-def _array(x: Any) -> Any:
-    return jnp.asarray(x) if isinstance(x, np.ndarray | np.generic) else x
 
 
 def stage_programs(
@@ -94,6 +31,23 @@ def stage_programs(
         split: whether the weight gradients get a program of their own (zero-bubble schedules).
     """
     return _Cutter(stage, decisions, inputs, outputs).programs(split)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the operators of a program come from.
+
+    Args:
+        bound: the stage's graph, or the body of its loop.
+        prefix: of ids and names there.
+        literals: inputs of the graph that are literals.
+        number: the input that is the number of the microbatch, or "".
+    """
+
+    bound: BoundGraph
+    prefix: str = ""
+    literals: Mapping[str, Literal] = field(default_factory=dict)
+    number: str = ""
 
 
 class _Cutter:
@@ -117,7 +71,7 @@ class _Cutter:
         if loop is not None:
             before = self._before(loop)
             found += [] if before is None else [before]
-            found += self._turns(loop, split)
+            found += self._microbatch_programs(loop, split)
         return (*found, *self._updates())
 
     # -- names ---------------------------------------------------------------------------------
@@ -144,8 +98,8 @@ class _Cutter:
         for inner, operand, layout in loop.entering:
             if isinstance(operand, Literal):
                 continue
-            turned = operand.startswith((FROM, PIECE))
-            direct = operand in self.input_layouts and (turned or self.input_layouts[operand] == layout)
+            of_microbatch = operand.startswith((FROM, PIECE))
+            direct = operand in self.input_layouts and (of_microbatch or self.input_layouts[operand] == layout)
             if direct:
                 port = self._input(operand)
                 found.append((inner, Port(port.ref, port.type, layout), False))
@@ -164,7 +118,7 @@ class _Cutter:
         wanted = [*unique, *((n, Port(self._own("early", n), self.types[n], self.layouts[n])) for n in early)]
         ops = needed_of(self.graph, [o for o, _ in wanted], self._early_ids(loop))
         return self._program(
-            Work("before", self.s), "", self.stage.program, ops, wanted, [], self._top_ports(ops, wanted)
+            Work("before", self.s), _Source(self.stage.program), ops, wanted, [], self._top_ports(ops, wanted)
         )
 
     def _real(self, loop: Loop) -> list[tuple[str, Operand, Layout]]:
@@ -200,7 +154,7 @@ class _Cutter:
 
     # -- one microbatch ------------------------------------------------------------------------
 
-    def _turns(self, loop: Loop, split: bool) -> list[StageProgram]:
+    def _microbatch_programs(self, loop: Loop, split: bool) -> list[StageProgram]:
         graph = loop.graph
         entering = {inner: port for inner, port, _ in self._entering(loop)}
         literal = {inner: o for inner, o, _ in loop.entering if isinstance(o, Literal)}
@@ -239,14 +193,11 @@ class _Cutter:
             programs.append(
                 self._program(
                     Work(kind, self.s),  # type: ignore[arg-type]
-                    loop.prefix,
-                    loop.body,
+                    _Source(loop.body, loop.prefix, literal, loop.number),
                     ops,
                     [*wanted, *residuals],
                     sums,
                     ports,
-                    literal,
-                    loop.number,
                 )
             )
             passed.update((str(v), p) for v, p in residuals)
@@ -308,7 +259,7 @@ class _Cutter:
             ops = needed_of(graph, [o for o, _ in wanted], ids)
             own = {v.name for op in ops for v in op.results}
             program = self._program(
-                Work("update", self.s, number), "", self.stage.program, ops, wanted, [],
+                Work("update", self.s, number), _Source(self.stage.program), ops, wanted, [],
                 {n: p for n, p in ports.items() if n not in own},
             )  # fmt: skip
             programs.append(program)
@@ -348,21 +299,18 @@ class _Cutter:
     def _program(
         self,
         work: Work,
-        prefix: str,
-        bound: BoundGraph,
+        source: _Source,
         ops: Sequence[Operator],
         wanted: Sequence[tuple[Operand, Port]],
         sums: Sequence[tuple[Operand, Port, str]],
         ports: dict[str, Port],
-        literals: dict[str, Literal] | None = None,
-        number: str = "",
     ) -> StageProgram:
         own = {v.name for op in ops for v in op.results}
         asked: list[tuple[Operand, Port]] = [*wanted, *((o, p) for o, p, _ in sums)]
         read = {o for op in ops for o in op.reads} | {o for o, _ in asked if isinstance(o, str)}
         taken = {n: p for n, p in ports.items() if n in read and n not in own}
-        fixed = {n: v for n, v in (literals or {}).items() if n in read}
-        counted = [number] if number in read else []
+        fixed = {n: v for n, v in source.literals.items() if n in read}
+        counted = [source.number] if source.number in read else []
         inputs = [
             *(Input(n, TensorType((), "i32")) for n in counted),
             *(Input(n, v.type) for n, v in fixed.items()),
@@ -374,13 +322,15 @@ class _Cutter:
             *(p.layout for p in taken.values()),
         ]
         outputs = tuple(Output(o, p.name, p.type) for o, p in asked)
-        part = BoundGraph(Graph(str(work), tuple(inputs), tuple(ops), outputs), bound.bounds, bound.constants)
+        part = BoundGraph(
+            Graph(str(work), tuple(inputs), tuple(ops), outputs), source.bound.bounds, source.bound.constants
+        )
         decisions = self.decisions
         constants = [scalar(v) for v in fixed.values()]
 
-        def on_device(turn: Any, pieces: Sequence[Any]) -> list[Any]:
-            given = [*([turn] if counted else []), *constants, *pieces]
-            return Interpreter(decisions, prefix).run(part, given, layouts, [p.layout for _, p in asked])
+        def on_device(microbatch: Any, pieces: Sequence[Any]) -> list[Any]:
+            given = [*([microbatch] if counted else []), *constants, *pieces]
+            return Interpreter(decisions, source.prefix).run(part, given, layouts, [p.layout for _, p in asked])
 
         return StageProgram(
             work,

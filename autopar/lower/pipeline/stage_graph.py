@@ -1,7 +1,7 @@
 """One stage of a pipeline as a step of its own: a graph that planning treats like any other.
 
 Its loop runs the stage's forward and backward operators for each microbatch. What other stages send is an input of one
-microbatch's shape, the same in every turn (only what it costs to use it matters here); what it sends is carried
+microbatch's shape, the same in every microbatch (only what it costs to use it matters here); what it sends is carried
 through the loop, past `autopar.frontend.boundary`. After the loop comes the stage's update. Programs for the
 runtime are cut from this very graph by `autopar.lower.pipeline.programs`.
 """
@@ -27,9 +27,9 @@ from autopar.lower.microbatch.parts import (
     Again,
     Recorder,
     concatenated,
+    microbatch_function,
     part_of,
     run_whole,
-    turn_function,
     value_layouts,
 )
 from autopar.lower.step import Step
@@ -171,7 +171,7 @@ class _Stage:
         if not p.body:
             return {}, []
         taken = [n for n in env if self._is_taken(n)]
-        turn = turn_function(
+        microbatch = microbatch_function(
             self.bound,
             self.found,
             self.recorder,
@@ -182,11 +182,13 @@ class _Stage:
         )
         sums = [j for j in p.joined if not _is_stacked(j)]
         rows = [j for j in p.joined if _is_stacked(j)]
-        shapes = jax.eval_shape(turn, jnp.int32(0), [env[n] for n in taken])
+        shapes = jax.eval_shape(microbatch, jnp.int32(0), [env[n] for n in taken])
         made_shapes = dict(zip([*(j.name for j in p.joined), *p.sent], shapes, strict=True))
 
         def body(carry: list[Any], number: Any) -> tuple[list[Any], list[Any]]:
-            made = dict(zip([*(j.name for j in p.joined), *p.sent], turn(number, [env[n] for n in taken]), strict=True))
+            made = dict(
+                zip([*(j.name for j in p.joined), *p.sent], microbatch(number, [env[n] for n in taken]), strict=True)
+            )
             new = [
                 add_term(total, jnp.asarray(made[j.name]), j.layout) if j.layout.partial else jnp.asarray(made[j.name])
                 for j, total in zip(sums, carry, strict=False)

@@ -20,7 +20,7 @@ from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.one_program import WORKERS, OneProgram
 from autopar.lower.pipeline.rounds import Copy, Key, Lying, RoundMaker, whole_key
 from autopar.lower.program import plan_tables
-from autopar.lower.unstack import Unstacked
+from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
 from autopar.runtime.hosts.arrays import is_global, spread
 from autopar.runtime.launches import LAUNCHES
@@ -213,21 +213,21 @@ class WorldPipeline:
 
 
 def load_stages(
-    traced: Traced, unstacked: Unstacked, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
+    traced: Traced, split_step: SplitStep, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
 ) -> WorldPipeline | PipelineProgram:
     """The pipeline of this process, or of all where the devices are those of several; see `load_world`."""
     load = load_pipeline if jax.process_count() == 1 else load_world
-    return load(traced, unstacked, lowered, devices, donated)
+    return load(traced, split_step, lowered, devices, donated)
 
 
 def load_world(
-    traced: Traced, unstacked: Unstacked, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
+    traced: Traced, split_step: SplitStep, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
 ) -> WorldPipeline:
     """Compiles a pipeline for the devices of all processes.
 
     Args:
         traced: the function.
-        unstacked: its step as it was lowered.
+        split_step: its step as it was lowered.
         lowered: its pipeline.
         devices: jax devices of all processes, in the order of the cluster.
         donated: indices of the inputs that the caller gives up.
@@ -235,7 +235,7 @@ def load_world(
     Raises:
         ClusterError: the plan cannot be one program on all devices.
     """
-    reason = why_not(lowered, unstacked)
+    reason = why_not(lowered, split_step)
     if reason:
         raise ClusterError(
             f"the pipeline cannot be one program in several processes: {reason}",
@@ -247,7 +247,7 @@ def load_world(
     grid = np.stack([m.devices for m in meshes])
     mesh = Mesh(grid, (WORKERS, *meshes[0].axis_names), axis_types=(AxisType.Auto,) * grid.ndim)
     sizes = {str(a): int(n) for a, n in meshes[0].shape.items()}
-    beginning = _beginning(lowered, unstacked)
+    beginning = _beginning(lowered, split_step)
     start = {at: Lying(traced.graph.inputs[n].type, Layout.parse(content.inputs[n].layout))
              for at, n in beginning.inputs.items()}  # fmt: skip
     ports = {(w, p.name): p for program in lowered.programs for w in table.workers_of_stage(program.work.stage)
@@ -264,7 +264,7 @@ def load_world(
     body = OneProgram(rounds, {p.work: p for p in lowered.programs}, tables, sizes, outs, shared)
     slots, executable = _compiled(body, mesh)
     inputs = tuple(
-        NamedSharding(meshes[lowered.home(r.stage)], _spec(Layout.parse(r.layout))) for r in content.inputs
+        NamedSharding(meshes[lowered.worker_of_stage(r.stage)], _spec(Layout.parse(r.layout))) for r in content.inputs
     )  # fmt: skip
     outputs = tuple(
         NamedSharding(mesh if results[n] in shared else meshes[results[n][0]], _spec(rounds.lying[results[n]].layout))
@@ -297,7 +297,7 @@ def _compiled(body: OneProgram, mesh: Mesh) -> tuple[tuple[jax.ShapeDtypeStruct,
     return slots, executable
 
 
-def why_not(lowered: LoweredPipeline, unstacked: Unstacked) -> str:
+def why_not(lowered: LoweredPipeline, split_step: SplitStep) -> str:
     """Why a pipeline cannot be one program on all devices; "" where it can."""
     table = lowered.table
     axes = {lowered.mesh_axes(s) for s in range(table.num_stages)}
@@ -309,17 +309,17 @@ def why_not(lowered: LoweredPipeline, unstacked: Unstacked) -> str:
     for worker in range(table.num_workers):
         if len({lowered.devices(worker, s) for s in table.stages_of_worker(worker)}) > 1:
             return f"worker {worker} has stages on different devices"
-    if any(len(at) > 1 for at in (*unstacked.inputs, *unstacked.outputs)):
+    if any(len(at) > 1 for at in (*split_step.inputs, *split_step.outputs)):
         return "layers of several stages lie in one array"
     if any(p.host for p in ports):
         return "something lies in host memory"
     return "it passes on random keys" if any("key" in p.type.dtype for p in ports) else ""
 
 
-def _beginning(lowered: LoweredPipeline, unstacked: Unstacked) -> Beginning:
+def _beginning(lowered: LoweredPipeline, split_step: SplitStep) -> Beginning:
     """What lies where; an input that several workers read lies on the one of its home stage, which copies it."""
     table, dataflow = lowered.table, lowered.instructions.dataflow
-    index = {i.name: n for n, i in enumerate(unstacked.step.graph.inputs)}
+    index = {i.name: n for n, i in enumerate(split_step.step.graph.inputs)}
     inputs: dict[tuple[int, Buffer], int] = {}
     batch: dict[tuple[int, Buffer], tuple[int, int]] = {}
     readers: dict[str, list[tuple[int, Buffer]]] = {}
@@ -338,7 +338,7 @@ def _beginning(lowered: LoweredPipeline, unstacked: Unstacked) -> Beginning:
                     batch[at] = index[name], k
     copies = []
     for name, some in readers.items():
-        home = lowered.home(lowered.map.inputs[name][0])
+        home = lowered.worker_of_stage(lowered.map.inputs[name][0])
         there = [at for at in some if at[0] == home]
         # Where its home reads nothing of it, it lies there all the same, under a name of its own.
         source = there[0] if there else (home, Buffer(f"home/{name}"))
@@ -351,7 +351,9 @@ def _beginning(lowered: LoweredPipeline, unstacked: Unstacked) -> Beginning:
 def _homes(traced: Traced, lowered: LoweredPipeline) -> dict[int, int]:
     """By output that is state the worker on which its input lies."""
     stages = {i.name: r.stage for i, r in zip(traced.graph.inputs, lowered.plan.content.inputs, strict=True)}
-    return {n: lowered.home(stages[o.updates]) for n, o in enumerate(traced.graph.outputs) if o.updates in stages}
+    return {
+        n: lowered.worker_of_stage(stages[o.updates]) for n, o in enumerate(traced.graph.outputs) if o.updates in stages
+    }
 
 
 def _endings(lowered: LoweredPipeline, homes: Mapping[int, int]) -> list[Copy]:

@@ -16,7 +16,7 @@ from autopar.errors import AutoparError, ClusterError
 from autopar.frontend import Traced
 from autopar.ir import Layout
 from autopar.lower.pipeline.build import LoweredPipeline
-from autopar.lower.unstack import Unstacked
+from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
 from autopar.runtime.leaves import check_data, fits, give_up
 from autopar.runtime.ray.cluster import RayCluster
@@ -47,7 +47,7 @@ class RemoteProgram:
         names: path of each input.
         donated: indices of inputs that the caller gives up.
         constants: what the function closes over, on the workers.
-        unstacked: which inputs and outputs are in pieces.
+        split_step: which inputs and outputs are in pieces.
     """
 
     runtime: RemotePipeline
@@ -55,7 +55,7 @@ class RemoteProgram:
     names: tuple[str, ...]
     donated: tuple[int, ...]
     constants: tuple[Any, ...]
-    unstacked: Unstacked
+    split_step: SplitStep
 
     @property
     def here(self) -> bool:
@@ -104,11 +104,11 @@ class RemoteProgram:
         flat: dict[int, Any] = {}
         for n, leaf in enumerate(taken):
             if not isinstance(leaf, RemoteArray):
-                flat.update(zip(self.unstacked.inputs[n], self._pieces(n, leaf), strict=True))
+                flat.update(zip(self.split_step.inputs[n], self._pieces(n, leaf), strict=True))
         put = self.runtime.put(flat)
         made = []
         for n, leaf in enumerate(taken):
-            at = self.unstacked.inputs[n]
+            at = self.split_step.inputs[n]
             if at[0] not in put:
                 made.append(leaf)
             else:
@@ -125,13 +125,13 @@ class RemoteProgram:
         """
         flat: dict[int, Callable[[Sequence[Any]], Any]] = {}
         for position, n in enumerate(inputs):
-            at = self.unstacked.inputs[n]
+            at = self.split_step.inputs[n]
             for k, i in enumerate(at):
                 flat[i] = partial(_piece, position, k, len(at))
         made = self.runtime.make(function, arguments, flat)
         results = []
         for n in inputs:
-            pieces = [made.get(i) for i in self.unstacked.inputs[n]]
+            pieces = [made.get(i) for i in self.split_step.inputs[n]]
             found = [p for p in pieces if p is not None]
             results.append(_joined(found) if len(found) == len(pieces) else None)
         missing = [position for position, r in enumerate(results) if r is None]
@@ -151,14 +151,14 @@ class RemoteProgram:
 
         Returns handles to the results.
         """
-        flat: list[Any] = [None] * len(self.unstacked.step.graph.inputs)
+        flat: list[Any] = [None] * len(self.split_step.step.graph.inputs)
         for n, leaf in enumerate([*placed, *self.constants]):
-            for i, piece in zip(self.unstacked.inputs[n], self._pieces(n, leaf), strict=True):
+            for i, piece in zip(self.split_step.inputs[n], self._pieces(n, leaf), strict=True):
                 flat[i] = piece
         results = self.runtime.step(flat, timed=timed)
         give_up(leaves, self.donated)
         return [
-            results[at[0]] if len(at) == 1 else RemoteStack([results[i] for i in at]) for at in self.unstacked.outputs
+            results[at[0]] if len(at) == 1 else RemoteStack([results[i] for i in at]) for at in self.split_step.outputs
         ]
 
     def timed(self, note: Callable[[Work, float], None]) -> RemoteProgram:
@@ -175,7 +175,7 @@ class RemoteProgram:
 
     def _pieces(self, index: int, leaf: Any) -> Sequence[Any]:
         """The inputs of the lowered step that a leaf is."""
-        at = self.unstacked.inputs[index]
+        at = self.split_step.inputs[index]
         if isinstance(leaf, RemoteStack):
             self.runtime.driver.check(leaf)
             if len(leaf.pieces) == len(at):
@@ -188,7 +188,7 @@ class RemoteProgram:
         return _cut(whole, len(at))
 
     def _regrouped(self, index: int, leaf: RemoteStack) -> Sequence[Any]:
-        at = self.unstacked.inputs[index]
+        at = self.split_step.inputs[index]
         cut = dict(zip(at, _cut(leaf.to_jax(), len(at)), strict=True))
         put = self.runtime.put(cut)
         return [put.get(i, cut[i]) for i in at]
@@ -236,11 +236,11 @@ class _Executables:
         )
 
 
-def deployed(unstacked: Unstacked, lowered: LoweredPipeline, cluster: RayCluster) -> Deployment:
+def deployed(split_step: SplitStep, lowered: LoweredPipeline, cluster: RayCluster) -> Deployment:
     """A pipeline and the processes for it.
 
     Args:
-        unstacked: the step as it was lowered.
+        split_step: the step as it was lowered.
         lowered: its pipeline.
         cluster: where the workers are.
 
@@ -255,13 +255,13 @@ def deployed(unstacked: Unstacked, lowered: LoweredPipeline, cluster: RayCluster
             cause="the plan was made for another cluster",
             remedy="plan for this cluster, or ask Cluster.ray for as many workers and devices",
         )
-    graph = unstacked.step.graph
+    graph = split_step.step.graph
     stages = range(plan.num_stages)
     axes = tuple(lowered.mesh_axes(s) for s in stages)
     source = Pipelined(
         lowered.instructions, lowered.programs, axes, graph.inputs, len(graph.outputs), lowered.map.found.batch
     )
-    homes = {lowered.home(s): s for s in reversed(stages)}
+    homes = {lowered.worker_of_stage(s): s for s in reversed(stages)}
     devices = [lowered.devices(w, homes[w]) for w in range(lowered.table.num_workers)]
     hosts = tuple(cluster.hosts(d) for d in devices)
     sizes = tuple(len(d) // n for d, n in zip(devices, hosts, strict=True) for _ in range(n))
@@ -270,7 +270,7 @@ def deployed(unstacked: Unstacked, lowered: LoweredPipeline, cluster: RayCluster
 
 def load_remote(
     traced: Traced,
-    unstacked: Unstacked,
+    split_step: SplitStep,
     lowered: LoweredPipeline,
     cluster: RayCluster,
     donated: Sequence[int] = (),
@@ -281,7 +281,7 @@ def load_remote(
 
     Args:
         traced: the function.
-        unstacked: its step as it was lowered.
+        split_step: its step as it was lowered.
         lowered: its pipeline.
         cluster: where the workers are.
         donated: indices of the inputs that the caller gives up.
@@ -297,10 +297,10 @@ def load_remote(
 
         def fewer(room: int) -> Deployment:
             smaller = cluster.fewer(room)
-            return deployed(unstacked, plan_again(smaller), smaller)
+            return deployed(split_step, plan_again(smaller), smaller)
 
         replanner = Replanner(fewer)
-    runtime = RemotePipeline(cluster.workers, deployed(unstacked, lowered, cluster), progress, replanner)
+    runtime = RemotePipeline(cluster.workers, deployed(split_step, lowered, cluster), progress, replanner)
     runtime.load()
     count = len(traced.signature.traced)
     program = RemoteProgram(
@@ -309,19 +309,19 @@ def load_remote(
         tuple(i.name for i in traced.graph.inputs),
         tuple(sorted(donated)),
         (),
-        unstacked,
+        split_step,
     )
     flat: Mapping[int, Any] = {
         i: piece
         for n, constant in enumerate(traced.closed_over, count)
-        for i, piece in zip(unstacked.inputs[n], program._pieces(n, constant), strict=True)
+        for i, piece in zip(split_step.inputs[n], program._pieces(n, constant), strict=True)
     }
     put = runtime.put(flat)
     constants = tuple(
-        constant if unstacked.inputs[n][0] not in put else _joined([put[i] for i in unstacked.inputs[n]])
+        constant if split_step.inputs[n][0] not in put else _joined([put[i] for i in split_step.inputs[n]])
         for n, constant in enumerate(traced.closed_over, count)
     )
-    return RemoteProgram(runtime, program.entries, program.names, program.donated, constants, unstacked)
+    return RemoteProgram(runtime, program.entries, program.names, program.donated, constants, split_step)
 
 
 def _cut(whole: Any, count: int) -> list[Any]:

@@ -11,7 +11,7 @@ from autopar._compat.dtypes import jax_dtype
 from autopar.ir import Input, TensorType
 from autopar.lower.pipeline.donation import given_up_by_all
 from autopar.lower.pipeline.exported import Axes, ExportedProgram, export_program, placed_port
-from autopar.lower.pipeline.programs import StageProgram
+from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import NONE, Buffer, Program, Task, instruction_text, made_by
 from autopar.schedule.instructions import Instruction
 

@@ -35,7 +35,7 @@ from autopar.search.intra.host import Offloading, add_host_seconds, offloading
 from autopar.search.intra.labels import input_label, layout_label, strategy_label
 from autopar.search.intra.layouts import LayoutTable
 from autopar.search.intra.memory import local_bytes, usages
-from autopar.search.intra.operators import OperatorTable, Options
+from autopar.search.intra.operators import OperatorOptions, OperatorTable
 from autopar.search.intra.regions import REGIONS
 from autopar.search.intra.uses import firsts
 from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of
@@ -321,8 +321,8 @@ class Builder:
         return self.busy[key][1]
 
     def _followed(
-        self, op: Operator, sources: Sequence[ValueDraft | None], options: Options, shared: frozenset[str]
-    ) -> tuple[int, Options] | None:
+        self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions, shared: frozenset[str]
+    ) -> tuple[int, OperatorOptions] | None:
         """The node that ``op`` follows and its strategy for each of that node's choices; None if it has its own.
 
         Only the latest operand that is no input is followed, only if each of its layouts leaves one

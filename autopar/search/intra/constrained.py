@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autopar.cluster import LogicalMesh
 from autopar.ir import Layout, Operator
 from autopar.search.constraints import Constraint, keeps, shards_of
-from autopar.search.intra.operators import Options
+from autopar.search.intra.operators import OperatorOptions
 
 
 def constrained(
@@ -28,7 +28,7 @@ def constrained(
     return tuple(k for k in layouts if constraint.holds(k, mesh.sizes))
 
 
-def asked(op: Operator, options: Options, mesh: LogicalMesh) -> tuple[Options, str]:
+def asked(op: Operator, options: OperatorOptions, mesh: LogicalMesh) -> tuple[OperatorOptions, str]:
     """What ``op`` may do where the user's code says by it how its result lies, and a line on whether that is kept.
 
     Where nothing is said the line is empty; where ``mesh`` cannot say it ``options`` are as they were.

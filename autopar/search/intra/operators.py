@@ -15,7 +15,7 @@ _NEVER_PARTIAL = CONTRACTIONS | {"gather"}
 
 
 @dataclass(frozen=True, eq=False)
-class Options:
+class OperatorOptions:
     """What one operator may do. One object serves all operators of a signature, so identity tells them apart.
 
     Args:
@@ -34,9 +34,9 @@ class Options:
     flops: float
     bytes: float
 
-    def only(self, strategies: tuple[Strategy, ...]) -> Options:
+    def only(self, strategies: tuple[Strategy, ...]) -> OperatorOptions:
         """These options, restricted (or repeated) to ``strategies``."""
-        return Options(
+        return OperatorOptions(
             strategies,
             tuple(tuple(s.operand_layouts[i] for s in strategies) for i in range(len(self.operands))),
             tuple(tuple(s.result_layouts[j] for s in strategies) for j in range(len(self.results))),
@@ -48,16 +48,16 @@ class Options:
 
 @dataclass
 class OperatorTable:
-    """`Options` of operators on one mesh; operators of one signature share them."""
+    """`OperatorOptions` of operators on one mesh; operators of one signature share them."""
 
     mesh: LogicalMesh
-    cache: dict[tuple[object, ...], Options] = field(default_factory=dict)
-    summed: dict[int, tuple[Options, Options]] = field(default_factory=dict)
-    matched: dict[tuple[object, ...], tuple[object, Options | None]] = field(default_factory=dict)
+    cache: dict[tuple[object, ...], OperatorOptions] = field(default_factory=dict)
+    summed: dict[int, tuple[OperatorOptions, OperatorOptions]] = field(default_factory=dict)
+    matched: dict[tuple[object, ...], tuple[object, OperatorOptions | None]] = field(default_factory=dict)
 
     def options(
         self, op: Operator, operand_types: tuple[TensorType, ...], zeros: tuple[bool, ...], made: tuple[bool, ...]
-    ) -> Options:
+    ) -> OperatorOptions:
         """What ``op`` may do.
 
         Args:
@@ -80,7 +80,7 @@ class OperatorTable:
         types: tuple[TensorType, ...],
         zeros: tuple[bool, ...],
         made: tuple[bool, ...],
-    ) -> Options:
+    ) -> OperatorOptions:
         rule, known = rule_for(op, operand_types)
         every = strategies(rule, operand_types, types, self.mesh)
         if op.effects:
@@ -99,9 +99,9 @@ class OperatorTable:
         kept = tuple(s for s in every if sensible(s)) or every[:1]
         empty: tuple[tuple[Layout, ...], ...] = ((),)
         flops, moved = operator_flops(op, operand_types), operator_bytes(op, operand_types)
-        return Options(kept, empty * len(operand_types), empty * len(types), known, flops, moved).only(kept)
+        return OperatorOptions(kept, empty * len(operand_types), empty * len(types), known, flops, moved).only(kept)
 
-    def scalar_sums(self, options: Options) -> Options:
+    def scalar_sums(self, options: OperatorOptions) -> OperatorOptions:
         """``options`` of a sum of scalars, restricted to the one that is partial over all axes, if there is one.
 
         Sums of scalars (a loss and its penalties, a global norm) stay partial until they are read. Every term may
@@ -115,8 +115,8 @@ class OperatorTable:
         return found[1]
 
     def followed(
-        self, options: Options, operand: int, alike: tuple[int, ...], layouts: tuple[Layout, ...]
-    ) -> Options | None:
+        self, options: OperatorOptions, operand: int, alike: tuple[int, ...], layouts: tuple[Layout, ...]
+    ) -> OperatorOptions | None:
         """For each of ``layouts`` of an operand the only strategy that takes it so; None if one has not exactly one.
 
         Args:

@@ -12,7 +12,7 @@ from autopar.cost import PRODUCTS, CostModel, Matrices, Work, kind_of, matrices_
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.primitives import TRANSCENDENTAL, is_fusible
 from autopar.search.intra.draft import ValueDraft
-from autopar.search.intra.operators import Options
+from autopar.search.intra.operators import OperatorOptions
 from autopar.sharding import Strategy
 
 
@@ -54,7 +54,7 @@ def moved_bytes(
     op: Operator,
     operand_types: Sequence[TensorType],
     sources: Sequence[ValueDraft | None],
-    options: Options,
+    options: OperatorOptions,
     fusable: bool,
 ) -> float:
     """Bytes that an operator reads and writes; an elementwise one is one kernel with those that fuse with it.
@@ -108,7 +108,7 @@ def kernel_bytes(
 def work_of(
     op: Operator,
     operand_types: Sequence[TensorType],
-    options: Options,
+    options: OperatorOptions,
     moved: float,
     chains: Chains | None,
     functions: frozenset[str],

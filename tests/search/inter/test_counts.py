@@ -9,8 +9,8 @@ import pytest
 import autopar
 from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.lower.split_layers import split_layers
 from autopar.lower.step import step_of
-from autopar.lower.unstack import unstack
 from autopar.schedule import get
 from autopar.search import Problem
 from autopar.search.inter.counts import loops_over_layers, most_microbatches, stage_counts, ways
@@ -24,7 +24,7 @@ def problem(nodes: int, groups: int = 1, options: Options = FREE, **sizes) -> Pr
     build = gpt.build if "layers" in sizes else mlp.build
     fn, args = build(abstract=True, **sizes)
     traced = trace(fn, flatten_call(fn, args, {}, SignatureOptions())[0])
-    graph = unstack(traced, groups).step.graph if groups > 1 else step_of(traced).graph
+    graph = split_layers(traced, groups).step.graph if groups > 1 else step_of(traced).graph
     cluster = autopar.Cluster.load("dgx-a100", nodes=nodes)
     return Problem(graph, cluster, CostModel(cluster), options)
 

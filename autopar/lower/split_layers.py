@@ -35,7 +35,7 @@ _STATE = ("parameter", "optimizer")
 
 
 @dataclass(frozen=True, eq=False)
-class Unstacked:
+class SplitStep:
     """A step with stacks taken apart.
 
     Args:
@@ -99,7 +99,7 @@ def _source(graph: Graph, name: str) -> str:
     return name
 
 
-def unstack(traced: Traced, groups: int) -> Unstacked:
+def split_layers(traced: Traced, groups: int) -> SplitStep:
     """The step with its stacks of layers in ``groups`` groups.
 
     Args:
@@ -110,7 +110,7 @@ def unstack(traced: Traced, groups: int) -> Unstacked:
     graph = traced.graph
     same = tuple((i,) for i in range(len(graph.inputs)))
     if groups == 1:
-        return Unstacked(whole, 1, same, tuple((i,) for i in range(len(graph.outputs))))
+        return SplitStep(whole, 1, same, tuple((i,) for i in range(len(graph.outputs))))
     length = layer_count(graph)
     leaves = {i.name for i in graph.inputs if i.role in _STATE and i.type.rank and i.type.shape[0] == length}
     while True:
@@ -124,7 +124,7 @@ def unstack(traced: Traced, groups: int) -> Unstacked:
         leaves -= {name for name in lost if name is not None}
 
 
-def _retraced(whole: Step, pieces: _Pieces, groups: int, leaves: set[str]) -> Unstacked:
+def _retraced(whole: Step, pieces: _Pieces, groups: int, leaves: set[str]) -> SplitStep:
     graph = whole.graph
     avals: list[Any] = []
     names: list[tuple[str, str]] = []
@@ -155,7 +155,7 @@ def _retraced(whole: Step, pieces: _Pieces, groups: int, leaves: set[str]) -> Un
     marked = tuple(replace(o, updates=u) for o, u in zip(new.outputs, updates, strict=True))
     final = Graph(new.name, new.inputs[: len(names)], new.operators, marked)
     step = Step(BoundGraph(final, program.bounds, program.constants), tuple(avals))
-    return Unstacked(step, groups, tuple(inputs), tuple(outputs))
+    return SplitStep(step, groups, tuple(inputs), tuple(outputs))
 
 
 def piece_name(name: str, group: int) -> str:

@@ -12,7 +12,7 @@ from jax import lax
 
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph
-from autopar.lower.unstack import group_count, unstack
+from autopar.lower.split_layers import group_count, split_layers
 from examples import gpt
 from tests.microbatch.running import numbers, run, traced
 
@@ -54,7 +54,7 @@ class Program(NamedTuple):
 def test_nothing_has_the_size_of_all_layers(build, groups, x64):
     fn, args = build()
     plain, leaves = traced(fn, args)
-    found = unstack(plain, groups)
+    found = split_layers(plain, groups)
     graph = found.step.graph
     made = [v for op in graph.operators for v in op.results if v.type.rank > 1 and v.type.shape[0] == LAYERS]
     assert not made

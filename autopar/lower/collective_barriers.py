@@ -20,7 +20,7 @@ _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
 @dataclass
-class Fences:
+class CollectiveBarriers:
     """What of one graph was done so far, in the order in which it is traced.
 
     Args:

@@ -18,7 +18,7 @@ import jax
 import autopar
 from autopar.api.pure import PureFunction
 from autopar.frontend import Traced
-from autopar.lower.program import Program, lower
+from autopar.lower.program import LoweredProgram, lower
 from autopar.plan.text import gap_of
 from benchmarks.process import in_new_process
 from benchmarks.report import Report, Row, Say
@@ -91,7 +91,7 @@ def measure_in_new_process(model: Model) -> tuple[Row, tuple[Row, ...]]:
     return measure(model)
 
 
-def shapes(traced: Traced, program: Program) -> list[Any]:
+def shapes(traced: Traced, program: LoweredProgram) -> list[Any]:
     """Arguments of a lowered program, as shapes."""
     avals = [*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
     return [

@@ -17,8 +17,8 @@ from jax import lax
 
 from autopar._compat.dtypes import jax_dtype
 from autopar.ir import Layout
-from autopar.lower.pipeline.programs import StageProgram
 from autopar.lower.pipeline.rounds import Key, Lying, Round, Rounds, Turn, whole_key
+from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.reshard import apply_steps
 from autopar.schedule import Accumulate, Apply, Buffer, Free, Recv, Run, Work
 from autopar.sharding.reshard import PathTables

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import ScheduleError
 from autopar.ir import Layout, TensorType
-from autopar.lower.pipeline.programs import StageProgram
+from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import Accumulate, Apply, Buffer, Free, Instruction, Program, Recv, Run, Send, Work
 
 #: What a worker keeps: a buffer; one row of a concatenated one (its microbatch, else -1); a message by its tag.

@@ -112,9 +112,11 @@ def solve(
             cost = objective(problem, choice)
             if cost <= best_cost:
                 best, best_cost = choice, cost
-        if not broken or goal.hopeless(bound):
+        if not broken:
             break
-        status = Status.UNKNOWN
+        status = Status.UNKNOWN  # optimal under a part of the limit alone
+        if goal.hopeless(bound):
+            break
         if time_limit_s is not None and time.monotonic() - began >= time_limit_s:
             break
         times = tuple(sorted({*times, *broken}))

@@ -10,6 +10,7 @@ from autopar.search.alpa import alpa
 from autopar.search.problem import NotFasterError
 from autopar.solver import HighsSolver, Status, solve
 from autopar.solver.bounded import solve_bounded
+from autopar.solver.evaluate import is_feasible
 from autopar.solver.goal import Goal
 from autopar.solver.presolve import reduce_problem
 from examples import mlp
@@ -51,6 +52,16 @@ def test_a_cutoff_gives_up_only_what_costs_more(seed: int) -> None:
     below = solve(problem, goal=Goal(cutoff=wanted.objective - 0.1 * abs(wanted.objective) - 1e-12))
     assert below.lower_bound <= wanted.objective + 1e-12
     assert below.status is not Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_given_up_is_not_called_solved(seed: int) -> None:
+    """Rows of the limit are added where a choice breaks them: without all of them a choice is optimal for no one."""
+    problem = with_usages(random_problem(seed), seed, 0.5)
+    given_up = solve(problem, goal=Goal(cutoff=-math.inf), binds=False)
+    assert given_up.found == bool(given_up.choice)
+    if given_up.found:
+        assert is_feasible(problem, given_up.choice)
 
 
 def test_the_engine_is_not_asked_for_what_is_close_or_useless() -> None:

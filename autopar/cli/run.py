@@ -39,8 +39,9 @@ def command(
     cpu_devices: int | None,
     script: tuple[str, ...],
 ) -> None:
-    """Run a script in several processes of this machine, and all again when one of them ends.
+    """Run a script in several processes, and again when one ends.
 
+    All processes run on this machine, and all begin again when one of them ends.
     The script calls autopar.initialize() first, step.restore where there is a checkpoint, and step.save now and then.
     SIGTERM goes on to all processes. A script that exits with code 75 saved and is started again.
     """

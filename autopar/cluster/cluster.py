@@ -39,7 +39,7 @@ class Cluster:
         name: name that a person knows.
         groups: one for a uniform cluster, several for a mixed one.
         stack: the kind of program that runs on it, which decides what is fused, what starts kernels and what overlaps:
-            "xla" for what autopar compiles; `autopar.cost.stack_names` has all.
+            "xla" for what autopar compiles; `cost_models/training/constants.toml` has all.
 
     Raises:
         ClusterError: there is no group.

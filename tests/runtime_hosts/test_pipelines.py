@@ -24,7 +24,7 @@ def both(build: Any, schedule: str, stages: int, devices: int, **options: Any) -
     compiled = step.compile(*args)
     local, leaves = compiled.local, jax.tree.leaves(args)
     want = local.run(local.place_all(leaves), leaves)
-    one = load_world(compiled.traced, local.unstacked, local.lowered, jax.devices(), local.donated)
+    one = load_world(compiled.traced, local.split_step, local.lowered, jax.devices(), local.donated)
     got = one.run(one.place_all(leaves), leaves)
     return got, want, one
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import autopar
@@ -72,3 +74,13 @@ def test_a_pipeline_that_no_memory_holds_leaves_the_error_of_one_stage():
         autopar.parallelize(fn, cluster=node(), memory_limit=1000).plan(*args)
     assert not isinstance(caught.value, NotFasterError)
     assert caught.value.least_bytes < math.inf
+
+
+def test_a_step_without_a_backward_pass_has_no_stages_inside_a_node() -> None:
+    def infer(w, x):
+        for _ in range(8):
+            x = jnp.tanh(x @ w)
+        return x
+
+    shapes = jax.ShapeDtypeStruct((256, 256), jnp.float32), jax.ShapeDtypeStruct((64, 256), jnp.float32)
+    assert autopar.parallelize(infer, cluster=node()).plan(*shapes).num_stages == 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.errors import ScheduleError
+from autopar.ir.phases import phase_of
 from autopar.microbatch import batch_size
 from autopar.search.bound import BestRates, works_of
 from autopar.search.inter.candidates import schedule_of
@@ -31,10 +32,13 @@ def may_be_faster(problem: Problem, counts: Sequence[int] | None, cutoff_s: floa
 
     Raises:
         NotFasterError: at its best none does; or the devices are those of one process on a CPU, which runs programs of
-            several devices one after another, so that stages never overlap.
+            several devices one after another, so that stages never overlap; or nothing is differentiated, on one node.
     """
     if problem.cluster.num_nodes == 1 and all("cpu" in d.jax_kinds for d in problem.cluster.device_types):
         raise _not_faster(problem, cutoff_s, "stages in one process on a CPU do not overlap")
+    trains = any(phase_of(op.scope) == "backward" for op in problem.graph.operators)
+    if problem.cluster.num_nodes == 1 and not trains:
+        raise _not_faster(problem, cutoff_s, "without a backward pass the caller waits for each step")
     reached_s = least_s(problem, counts)
     if reached_s >= cutoff_s:
         raise _not_faster(problem, cutoff_s, f"at its best a pipeline takes {reached_s:.6g} s")

@@ -6,9 +6,12 @@ this file too, and inherit the variables.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -27,6 +30,22 @@ os.environ["AUTOPAR_CACHE_DIR"] = "off"
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
 hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+#: Resident bytes of a test process from which on compiled programs of the tests so far are given back: a process of
+#: many GB cannot fork where others run beside it, and Ray forks.
+_MOST_RESIDENT = int(os.environ.get("AUTOPAR_TEST_RESIDENT", 3 << 30))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_are_given_back() -> Iterator[None]:
+    """Drops jax's caches after a file whose process has become large."""
+    yield
+    statm = Path("/proc/self/statm")
+    resident = int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+    if resident > _MOST_RESIDENT and "jax" in sys.modules:
+        gc.collect()
+        sys.modules["jax"].clear_caches()
 
 
 @pytest.fixture

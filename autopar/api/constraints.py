@@ -11,6 +11,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from autopar.cluster.arrange import prime_factors
 from autopar.errors import ConstraintError
 from autopar.ir import Graph, TensorType
 from autopar.plan.text import seconds_text
@@ -136,7 +137,7 @@ def _shards(pin: Pin, path: str, type: TensorType, devices: int) -> tuple[int, .
             raise _impossible(pin, path, type, f"it has no dim {wrong[0]}")
         split = {d % type.rank for d in pin.dims}
         shards = tuple(SPLIT if d in split else 1 for d in range(type.rank))
-    if not can_hold(shards, type, _prime_factors(devices)):
+    if not can_hold(shards, type, prime_factors(devices)):
         raise _impossible(pin, path, type, f"{devices} devices cannot split its dims so")
     return shards
 
@@ -163,16 +164,6 @@ def price_note(pins: Sequence[Pin], step_s: float, free_s: float) -> str:
     more = step_s - free_s
     cost = "costs nothing" if more <= 1e-9 * free_s else f"costs {seconds_text(more)} a step ({more / free_s:.1%})"
     return f"{name}: {cost} against leaving it free"
-
-
-def _prime_factors(n: int) -> list[int]:
-    found, p = [], 2
-    while n > 1:
-        while n % p == 0:
-            found.append(p)
-            n //= p
-        p += 1
-    return found
 
 
 def parts(path: str) -> list[str]:

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar.api.many_hosts import same_init
 from autopar.api.modules import new_modules, split_arguments
+from autopar.cluster.arrange import prime_factors
 from autopar.frontend import SignatureOptions, flatten_call
 from autopar.frontend.build import tensor_type
 from autopar.frontend.signature import NUMBERS
@@ -188,14 +189,3 @@ def _split(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
             left[dim] //= n
             axes[dim].append(name)
     return PartitionSpec(*(tuple(a) or None for a in axes))
-
-
-def prime_factors(n: int) -> list[int]:
-    """Prime factors of ``n``, smallest first, each as often as it divides."""
-    found, p = [], 2
-    while n > 1:
-        while n % p == 0:
-            found.append(p)
-            n //= p
-        p += 1
-    return found

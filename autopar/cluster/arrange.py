@@ -128,6 +128,17 @@ def mesh_shapes(n: int) -> tuple[tuple[int, ...], ...]:
     return ((n,), *((a, n // a) for a in range(2, n // 2 + 1) if n % a == 0))
 
 
+def prime_factors(n: int) -> list[int]:
+    """Prime factors of ``n``, smallest first, each as often as it divides."""
+    factors, p = [], 2
+    while n > 1:
+        while n % p == 0:
+            factors.append(p)
+            n //= p
+        p += 1
+    return factors
+
+
 def distinct(meshes: Sequence[LogicalMesh]) -> tuple[LogicalMesh, ...]:
     """``meshes`` without those that equal an earlier one but for the names and order of axes."""
     seen: set[tuple[object, ...]] = set()

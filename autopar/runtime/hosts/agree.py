@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ import jax
 import msgspec
 
 from autopar._compat.world import SilenceError, World
-from autopar.errors import AutoparError, ClusterError, ProcessLostError, ProcessMismatchError
+from autopar.errors import AutoparError, ProcessLostError, ProcessMismatchError
+from autopar.runtime.hosts.times import seconds_of
 from autopar.runtime.hosts.watch import watch
 
 #: A fact that must be the same on all processes: what it is of, and its value as text.
@@ -62,16 +62,7 @@ class _Outcome(msgspec.Struct, frozen=True):
 
 def wait_s() -> float:
     """Seconds that a process waits for the others to come to the same call. ClusterError where it is no number."""
-    text = os.environ.get(WAIT_VARIABLE)
-    if text is None:
-        return _WAIT_S
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise ClusterError(f"{WAIT_VARIABLE}={text!r} is no number of seconds", remedy=f"{WAIT_VARIABLE}=60")
-    return seconds
+    return seconds_of(WAIT_VARIABLE, _WAIT_S)
 
 
 @dataclass(frozen=True)

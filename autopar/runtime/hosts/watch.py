@@ -13,7 +13,8 @@ from types import TracebackType
 import jax
 
 from autopar._compat.world import SilenceError, World
-from autopar.errors import ClusterError, ProcessLostError
+from autopar.errors import ProcessLostError
+from autopar.runtime.hosts.times import seconds_of
 
 #: Name of the variable with the seconds after which a silent process is taken for lost.
 HEARTBEAT_VARIABLE = "AUTOPAR_HEARTBEAT_S"
@@ -31,16 +32,7 @@ _ENDED, _FAILED = b"ended", b"failed"
 
 def heartbeat_s() -> float:
     """Seconds after which a silent process is taken for lost. ClusterError where the variable is no number."""
-    text = os.environ.get(HEARTBEAT_VARIABLE)
-    if text is None:
-        return _HEARTBEAT_S
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise ClusterError(f"{HEARTBEAT_VARIABLE}={text!r} is no number of seconds", remedy=f"{HEARTBEAT_VARIABLE}=60")
-    return seconds
+    return seconds_of(HEARTBEAT_VARIABLE, _HEARTBEAT_S)
 
 
 class Watch(threading.Thread):

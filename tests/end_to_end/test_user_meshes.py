@@ -167,7 +167,9 @@ def test_pmap():
     assert_same(step, (array(4, 2), array(8, 2, 4)), cluster=MIDDLE)
 
 
-def test_a_mesh_with_explicit_axes():
+@pytest.mark.parametrize("options", [{}, {"num_stages": 2, "num_microbatches": 4}])
+def test_a_mesh_with_explicit_axes(options):
+    """With stages too, where the rows of microbatches are stacked as partial sums."""
     mesh = jax.make_mesh((8,), ("p",), axis_types=(AxisType.Explicit,))
     f = jax.shard_map(lambda v: v * lax.psum(v, "p"), mesh=mesh, in_specs=P("p"), out_specs=P("p"))
 
@@ -175,7 +177,7 @@ def test_a_mesh_with_explicit_axes():
         y = jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, P("p")))
         return jax.sharding.reshard(jnp.sin(f(y) + y), jax.sharding.NamedSharding(mesh, P())).sum(1)
 
-    assert_same(step, (array(8, 4),), cluster=FAST)
+    assert_same(step, (array(8, 4),), cluster=FAST, **options)
 
 
 def test_a_print_comes_once_a_device(capfd):

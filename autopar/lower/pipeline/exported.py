@@ -142,7 +142,8 @@ def run_maker(code: bytes, arguments: Sequence[Any], shardings: Sequence[NamedSh
 def placed_port(port: Port) -> PlacedPort:
     """A port as plain data."""
     dims = tuple(tuple(d) for d in port.layout.dims)
-    return PlacedPort(port.name, (tuple(port.layout.partial), *dims) if port.layout.partial else dims)
+    at = int(port.stacked)
+    return PlacedPort(port.name, (*dims[:at], tuple(port.layout.partial), *dims[at:]) if port.layout.partial else dims)
 
 
 def mesh_of(axes: Axes, devices: Sequence[Any]) -> Mesh:

@@ -205,7 +205,7 @@ def _read(values: Mapping[Key, tuple[Any, Layout]], buffer: Buffer) -> tuple[Any
         return found
     rows = sorted((k[1], v) for k, v in values.items() if k[0] == buffer and k[1] >= 0)
     layout = rows[0][1][1]
-    return jnp.stack([piece for _, (piece, _) in rows]), Layout(((), *layout.dims))
+    return jnp.stack([piece for _, (piece, _) in rows]), layout.stack()
 
 
 def _forget(values: dict[Key, tuple[Any, Layout]], buffers: Sequence[Buffer]) -> None:

@@ -25,12 +25,14 @@ class Port:
         type: its type, whole on the stage's mesh (of one microbatch where it is one's).
         layout: how it lies. A partial value is an array with one more dim in front: the terms, one a device.
         host: whether it lies in host memory between programs.
+        stacked: whether it is a stack of microbatches' rows. The terms of a partial one are behind the stack's dim.
     """
 
     ref: ValueRef
     type: TensorType
     layout: Layout
     host: bool = False
+    stacked: bool = False
 
     @cached_property
     def name(self) -> str:
@@ -44,7 +46,8 @@ class Port:
         if not self.layout.partial:
             return spec
         padded = (*spec, *(None,) * (self.type.rank - len(spec)))
-        return PartitionSpec(self.layout.partial, *padded)
+        at = int(self.stacked)
+        return PartitionSpec(*padded[:at], self.layout.partial, *padded[at:])
 
     def sharding(self, mesh: Mesh) -> NamedSharding:
         """The array's sharding on ``mesh``."""
@@ -54,7 +57,8 @@ class Port:
         """Shape of the array, with the terms' dim."""
         if not self.layout.partial:
             return self.type.shape
-        return (math.prod(sizes[a] for a in self.layout.partial), *self.type.shape)
+        at, terms = int(self.stacked), math.prod(sizes[a] for a in self.layout.partial)
+        return (*self.type.shape[:at], terms, *self.type.shape[at:])
 
     def local_bytes(self, sizes: Mapping[str, int]) -> int:
         """Bytes of one device's piece, on the device."""
@@ -62,9 +66,12 @@ class Port:
 
     def enter(self, array: Any) -> Any:
         """The device's piece inside a program, of what `leave` made."""
-        return array[0] if self.layout.partial else array
+        if not self.layout.partial:
+            return array
+        return array[:, 0] if self.stacked else array[0]
 
     def leave(self, array: Any) -> Any:
         """A device's piece as it leaves a program."""
-        made = array[None] if self.layout.partial else array
+        terms = array[:, None] if self.stacked else array[None]
+        made = terms if self.layout.partial else array
         return to_host(made) if self.host else made

@@ -286,8 +286,9 @@ class _Cutter:
             for v, x in self._loop_results(self.loop):
                 if x.reduce is not None:
                     # Between programs the total lies as its contributions do.
-                    layout = x.layout if x.reduce != "concatenate" else Layout(((), *x.layout.dims))
-                    ports[v.name] = Port(self._own("sum", x.name), v.type, layout)
+                    rows = x.reduce == "concatenate"
+                    layout = x.layout.stack() if rows else x.layout
+                    ports[v.name] = Port(self._own("sum", x.name), v.type, layout, stacked=rows)
         return ports, part
 
     @staticmethod

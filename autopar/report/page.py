@@ -1,13 +1,18 @@
-"""A plan as one HTML page that needs nothing else: own style, SVG bars, no script, no network."""
+"""A plan as one HTML page that needs nothing else: own style, SVG bars, no network.
+
+A script of the page itself searches and folds its tables; without scripts all of them are there to read.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
 
 from autopar.plan import Plan
-from autopar.plan.text import bytes_text, seconds_text
+from autopar.plan.text import USELESS, bytes_text, seconds_text
 from autopar.report.bars import device_memory_bytes, memory_bars, time_bars
 from autopar.report.diff import diff
 from autopar.report.layers import layers, links, ranges, why
@@ -24,8 +29,10 @@ MAX_CHOICES = 50
 #: Boxes and workers of a timeline with labels at most.
 MAX_EVENTS, MAX_LABELLED = 2000, 16
 
-#: Characters of a cell at most; what is longer ends in dots.
+#: Characters of a cell at most; what is longer ends in dots, and is whole in the text that a pointer shows.
 MAX_CELL = 200
+
+_BREAKS = re.compile(r"([\])/.])(?=[^\s\])/.<])")
 
 
 def plan_page(plan: Plan) -> str:
@@ -115,6 +122,13 @@ def timeline_picture(plan: Plan) -> str:
     return timeline.to_svg().replace("<svg ", '<svg class="timeline" ', 1)
 
 
+def _gap(gap: float | None) -> tuple[str, str]:
+    """(figure, explanation) of the gap to the lower bound."""
+    if gap is None:
+        return "no bound", "this search proves none"
+    return ("no useful bound", "on the whole decision") if gap > USELESS else (f"{gap:.2%}", "gap to the lower bound")
+
+
 def _template(name: str) -> Template:
     environment = Environment(
         loader=PackageLoader("autopar.report", "templates"),
@@ -124,12 +138,19 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters["short"] = short
+    environment.filters["breakable"] = breakable
+    environment.globals["max_cell"] = MAX_CELL
     return environment.get_template(name)
 
 
 def short(text: str) -> str:
     """``text``, cut to `MAX_CELL` characters."""
     return text if len(text) <= MAX_CELL else text[: MAX_CELL - 3] + "..."
+
+
+def breakable(text: str) -> Markup:
+    """``text`` as HTML that may go on in the next line behind ``]``, ``)``, ``/`` and ``.`` but not inside a word."""
+    return Markup(_BREAKS.sub(r"\1<wbr>", str(escape(text))))
 
 
 def figures(plan: Plan) -> tuple[tuple[str, str, str], ...]:
@@ -150,5 +171,5 @@ def figures(plan: Plan) -> tuple[tuple[str, str, str], ...]:
             str(len(c.stages)),
             f"{c.num_microbatches} microbatches, schedule {c.schedule}" if pipelined else "no pipeline",
         ),
-        ("optimality", "no bound" if gap is None else f"{gap:.2%}", "gap to the lower bound"),
+        ("optimality", *_gap(gap)),
     )

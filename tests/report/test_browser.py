@@ -179,19 +179,71 @@ def test_a_crash_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         look("<p>x</p>", tmp_path)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_in_chromium(tmp_path: Path) -> None:
-    page = tmp_path / "plan.html"
-    script = "<script>document.title=[...document.querySelectorAll('svg.picture')].map(s=>Math.round(s.getBoundingClientRect().height)).join()+';'+document.documentElement.scrollWidth</script>"  # noqa: E501
-    source = plan_page(large_plan(STAGES, LAYERS, microbatches=8))
-    page.write_text(source.replace("</body>", script + "</body>"), encoding="utf-8")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+
+def in_chromium(source: str, folder: Path, script: str, width: int) -> list[float]:
+    """The numbers that ``script``, an expression, gives on a page in a frame of ``width`` pixels."""
+    (folder / "plan.html").write_text(source, encoding="utf-8")
+    frame = folder / "frame.html"  # headless windows are at least 500 pixels wide, frames are not
+    frame.write_text(
+        f"<!DOCTYPE html><title></title><iframe src='plan.html' style='border:0' width={width} height=900></iframe>"
+        "<script>onload = () => { const page = frames[0].document, window = frames[0]; "
+        f"document.title = JSON.stringify({script}); }}</script>",
+        encoding="utf-8",
+    )
     done = subprocess.run(
-        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900",
-         f"--user-data-dir={tmp_path}", "--dump-dom", page.as_uri()],
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900",
+         "--allow-file-access-from-files", f"--user-data-dir={folder}", "--dump-dom", frame.as_uri()],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    title = re.search(r"<title>([\d,]+);(\d+)</title>", done.stdout)
+    title = re.search(r"<title>(\[.*?\])</title>", done.stdout)
     assert title is not None, done.stderr[-2000:]
-    heights = [int(h) for h in title.group(1).split(",")]
+    return [float(n) for n in json.loads(title.group(1))]
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_in_chromium(width: int, tmp_path: Path) -> None:
+    source = plan_page(large_plan(STAGES, LAYERS, microbatches=8))
+    script = (
+        "[page.documentElement.scrollWidth, ...[...page.querySelectorAll('svg.picture')].flatMap("
+        "s => [s.getBoundingClientRect().height, 11 * s.getBoundingClientRect().width / s.viewBox.baseVal.width])]"
+    )
+    scroll, *sizes = in_chromium(source, tmp_path, script, width)
+    assert scroll <= width, "it runs over the side"
+    heights, texts = sizes[::2], sizes[1::2]
     assert len(heights) == 4 and min(heights) > 300  # 64 rows each, or 16 lines of nodes
-    assert int(title.group(2)) <= WIDTH  # nothing runs over the side
+    assert min(texts) >= 8, "texts of pictures are too small to be read"
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1280])
+def test_cells_are_not_cut(width: int, tmp_path: Path) -> None:
+    """Below 600 pixels each row is a card with the names of its columns; no cell is wider than its place."""
+    source = plan_page(make_plan(num_inputs=5, num_operators=5, path="state['blocks'][{}]" + "['kernel']" * 15))
+    script = (
+        "(() => { const cells = [...page.querySelectorAll('details.table td')];"
+        "const cut = cells.filter(c => c.scrollWidth > c.clientWidth + 1).length;"
+        "const names = cells.filter(c => window.getComputedStyle(c, '::before').content.length > 4).length;"
+        "return [page.documentElement.scrollWidth, cells.length, cut, names]; })()"
+    )
+    scroll, cells, cut, names = in_chromium(source, tmp_path, script, width)
+    assert scroll <= width and cells > 20 and cut == 0
+    assert names == (cells if width < 600 else 0)
+
+
+@needs_chromium
+def test_search_and_folding(tmp_path: Path) -> None:
+    source = plan_page(make_plan(num_inputs=12, num_operators=5))
+    script = (
+        "(() => { const box = page.querySelector('#filter');"
+        "const rows = [...page.querySelectorAll('details.table tbody tr')];"
+        "const shown = () => rows.filter(row => row.checkVisibility()).length;"
+        "const type = text => { box.value = text; box.dispatchEvent(new window.Event('input')); return shown(); };"
+        "const all = shown(), one = type(\"state['w'][7]\"), none = type('no such row'), again = type('');"
+        "page.querySelector('[data-fold=\"\"]').click(); const folded = shown();"
+        "page.querySelector('[data-fold=open]').click(); return [all, one, none, again, folded, shown()]; })()"
+    )
+    everything, one, none, again, folded, unfolded = in_chromium(source, tmp_path, script, 1280)
+    assert 0 < one < everything and none == 0 and again == everything == unfolded and folded == 0

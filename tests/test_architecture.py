@@ -168,6 +168,85 @@ def test_what_is_allowed_to_be_large_exists() -> None:
     assert {*LARGE_FILES, *LONG_FUNCTIONS, *MANY_PARAMETERS} - known == set()
 
 
+#: Numbers at the top of modules of `search` that decide nothing about a plan, with what they are.
+NUMBERS_OF_SEARCH = {
+    "autopar.search.cache.store._EFFORT": "compression of files",
+    "autopar.search.cache.store._GZIP": "zlib's name of a format",
+    "autopar.search.cache.store._LEFT_S": "files that an ended writer left",
+    "autopar.search.cache.store._MOST_UNPACKED_BYTES": "guard against a file that unpacks to any size",
+    "autopar.search.constraints.FREE": "a mark",
+    "autopar.search.constraints.SPLIT": "a mark",
+    "autopar.search.files._VERSION": "of a file format",
+    "autopar.search.garbage.THRESHOLDS": "Python's collector of garbage",
+    "autopar.search.inter.even._ROUNDING": "of sums",
+    "autopar.search.intra.extract._SHOWN_OPERATORS": "length of a text",
+    "autopar.search.intra.fusion.CPU_GROWTH": "what a compiler fuses: a fact",
+    "autopar.search.intra.fusion.GROWTH": "likewise",
+    "autopar.search.intra.fusion._CONSTANT_BYTES": "likewise",
+}
+
+
+def numeric_constants(tree: ast.Module) -> list[str]:
+    """Names at the top of a module whose values are numbers, or displays and formulas of numbers alone."""
+    names: list[str] = []
+    for statement in top_level(tree.body):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        value = getattr(statement, "value", None)
+        if not isinstance(statement, ast.Assign | ast.AnnAssign) or value is None:
+            continue
+        leaves = [n for n in ast.walk(value) if isinstance(n, ast.Constant | ast.Name | ast.Call)]
+        numbers = [n for n in leaves if isinstance(n, ast.Constant) and type(n.value) in (int, float)]
+        texts = [n for n in leaves if isinstance(n, ast.Constant) and not isinstance(n.value, int | float)]
+        if numbers and not texts and not any(isinstance(n, ast.Call) for n in leaves):
+            names += [n.id for target in targets for n in ast.walk(target or ast.Pass()) if isinstance(n, ast.Name)]
+    return names
+
+
+def test_thresholds_of_the_search_are_fields_of_its_policy() -> None:
+    found = {
+        f"{module_name(p)}.{name}"
+        for p in SOURCES
+        if module_name(p).startswith("autopar.search.")
+        for name in numeric_constants(parse(p))
+    }
+    assert found == set(NUMBERS_OF_SEARCH)
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("MOST = 60", ["MOST"]),
+        ("_NEAR: float = 1.25\nA, B = 2, 1 << 3", ["_NEAR", "A", "B"]),
+        ("EXCESSES = (1.0, math.inf)", ["EXCESSES"]),
+        ("NAME = 'x'\nKINDS = ('a', 'b')\nTABLE = {'a': 1}\nLOCK = Lock(1)", []),
+        ("def f(n=3):\n    most = 4\nclass C:\n    field: int = 3", []),
+    ],
+)
+def test_the_check_for_thresholds_finds_them(source: str, names: list[str]) -> None:
+    assert numeric_constants(ast.parse(source)) == names
+
+
+#: Calls that read a clock, and the option by which a caller of the solver lets one decide.
+CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
+
+
+def clock_reads(tree: ast.Module) -> list[str]:
+    """Clocks that a file reads, and time limits that it gives."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    read = [ast.unparse(c.func) for c in calls if ast.unparse(c.func).rpartition(".")[2] in CLOCKS]
+    return read + [k.arg for c in calls for k in c.keywords if k.arg == "time_limit_s"]
+
+
+def test_no_clock_decides_in_the_search_of_pipelines() -> None:
+    files = [p for p in SOURCES if module_name(p).startswith("autopar.search.inter.")]
+    assert len(files) > 10
+    assert {module_name(p): clock_reads(parse(p)) for p in files if clock_reads(parse(p))} == {}
+    assert clock_reads(ast.parse("solve(p, time_limit_s=10.0)\nbegan = time.monotonic()")) == [
+        "time.monotonic",
+        "time_limit_s",
+    ]
+
+
 def test_no_module_level_mutable_state() -> None:
     found = {module_name(p): mutable_state(parse(p)) for p in SOURCES}
     assert {name: names for name, names in found.items() if names} == {}

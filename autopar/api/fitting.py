@@ -12,6 +12,7 @@ from autopar.frontend import Traced
 from autopar.plan import Plan
 from autopar.plan.text import bytes_text
 from autopar.runtime.loaded import LoadedProgram
+from autopar.search.policy import CompilationPolicy
 
 
 @dataclass(frozen=True)
@@ -22,19 +23,12 @@ class Planned:
     plan: Plan
 
 
-# Programs compiled for one signature at most, and how far below the limit a new plan aims.
-_ROUNDS = 4
-_MARGIN = 0.98
-
-# Of the limit: a program that needs a little more is taken, with a note; one that needs more than this is refused.
-_TOLERANCE = 1.1
-
-
 def build_within(
     planned: Planned,
     limit_bytes: int | None,
     build: Callable[[Planned], LoadedProgram],
     search: Callable[[int], Planned],
+    policy: CompilationPolicy,
 ) -> tuple[Planned, LoadedProgram]:
     """A plan and its program, planned again for less memory while the program needs more than the limit.
 
@@ -47,22 +41,23 @@ def build_within(
         limit_bytes: bytes a device that the user allows; None builds the plan as it is.
         build: compiles a plan.
         search: the plan for another limit; raises InfeasiblePlanError where there is none.
+        policy: how often, and how far above the limit a program may be.
 
     Returns:
         The first plan whose program keeps the limit, else the one that needs least, with a note that says so.
 
     Raises:
-        InfeasiblePlanError: all programs need more than a tenth above the limit.
+        InfeasiblePlanError: all programs need more than the tolerated times the limit.
     """
     program = build(planned)
     if limit_bytes is None:
         return planned, program
     best = (program.footprint_bytes, planned, program)
     aim = limit_bytes
-    for _ in range(_ROUNDS - 1):
+    for _ in range(policy.most_programs - 1):
         if best[0] <= limit_bytes:
             break
-        aim = int(aim * min(_MARGIN, limit_bytes / program.footprint_bytes * _MARGIN))
+        aim = int(aim * min(policy.margin, limit_bytes / program.footprint_bytes * policy.margin))
         try:
             planned = search(aim)
         except InfeasiblePlanError:
@@ -72,7 +67,7 @@ def build_within(
             best = (program.footprint_bytes, planned, program)
     needed, planned, program = best
     content = planned.plan.content
-    if needed > _TOLERANCE * limit_bytes:
+    if needed > policy.tolerance * limit_bytes:
         raise InfeasiblePlanError(
             f"the least that a compiled program of {content.program} needed is {bytes_text(needed)} a device, "
             f"the limit is {bytes_text(limit_bytes)}",

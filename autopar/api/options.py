@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from autopar.precision import Precision, mixed
 from autopar.recompute import LEVELS
 from autopar.schedule import Schedule, get
 from autopar.search import strategy_named
+from autopar.search.policy import SearchPolicy
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
@@ -28,7 +29,7 @@ _NAMED_ARGUMENTS: tuple[tuple[str, type], ...] = (
 
 @dataclass(frozen=True)
 class ParallelOptions:
-    """Options of `autopar.parallelize`; see there."""
+    """Options of `autopar.parallelize`; see there. ``policy`` has the thresholds of the search, for tests."""
 
     cluster: Cluster | None = None
     search: Any = "alpa"
@@ -49,6 +50,7 @@ class ParallelOptions:
     like: Any = None
     plan: Plan | None = None
     progress: Callable[[str], None] | None = None
+    policy: SearchPolicy = field(default_factory=SearchPolicy)
 
     @property
     def tracing(self) -> dict[str, Any]:

@@ -272,6 +272,7 @@ class PureFunction:
                 say=o.progress,
                 constraints=merged(lying.constraints, constraints_of(o.constraints, traced.graph, cluster.num_devices)),
             ),
+            policy=o.policy,
         )
 
     def donated(self, traced: Traced) -> tuple[int, ...]:
@@ -312,7 +313,7 @@ class PureFunction:
                 return make() if processes is None else share(processes, traced.graph.name, make, form)
 
         limit = None if self.options.plan is not None else self.options.memory_limit_bytes
-        final, local = build_within(Planned(traced, plan), limit, build, search)
+        final, local = build_within(Planned(traced, plan), limit, build, search, self.options.policy.compilation)
         kept = Plan(final.plan.content, plan.phases, plan.input_tree)
         return self._keep(signature, final.traced, kept, clock, local)
 

@@ -16,6 +16,10 @@ from autopar.schedule.instructions import (
     used_by,
 )
 
+#: Microbatches next to the one that runs whose activations are on the device although they are kept in host memory: the
+#: one that leaves or comes.
+IN_TRANSFER = 1
+
 
 def offload_waiting(dataflow: Dataflow, workers: tuple[WorkerProgram, ...]) -> tuple[WorkerProgram, ...]:
     """The lists with every buffer of a value with ``host`` moved to the host while others run.

@@ -22,9 +22,6 @@ from autopar.solver import ChoiceProblem, Solution, Status, peak_bytes, solve
 from autopar.solver.goal import PLAN_GAP, Goal
 from autopar.solver.memory import memory_floor
 
-#: Relative cost of a memory limit below which no further way to keep it is looked for.
-_NOTHING = 1e-3
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -132,7 +129,7 @@ def _under_limit(problem: Problem, free: Answer, clock: Clock, cutoff_s: float) 
             shared = _solve(problem, free.stated.problem, binds=True, cutoff_s=cutoff_s)
             found.append(Answer(free.stated, shared, "memory binds"))
         least = free.solution.lower_bound
-        if found[0].solution.objective <= least + _NOTHING * abs(least):
+        if found[0].solution.objective <= least + problem.policy.stages.negligible_cost * abs(least):
             return found
     split = _stated(problem, free.stated.mesh, clock, split_phases=True)
     with clock.phase("solve"):

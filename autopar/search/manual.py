@@ -17,16 +17,12 @@ from autopar.search.inter.candidates import Candidate, schedule_of
 from autopar.search.inter.counts import microbatch_counts
 from autopar.search.inter.even import even_stages
 from autopar.search.inter.pipeline import plan_candidate
-from autopar.search.inter.slicings import MOST_LAYERS
 from autopar.search.named import renamed
 from autopar.search.named_layouts import NamedAxes, NamedLayouts
 from autopar.search.problem import Problem
 from autopar.search.restrict import AllowedMade, Restricted, restricted_plan, solve_restricted
 from autopar.search.tokens import SharedMatrices, SharedTokens, check_tokens, token_dims
 from autopar.stages import cluster
-
-#: Mesh axes: strategies of an operator grow as its loops to their power.
-_MOST_AXES = 3
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,8 @@ class Manual:
         options = replace(problem.options, num_stages=stages, schedule=schedule, remat=self._remat(problem))
         staged = replace(problem, options=options)
         count = options.num_microbatches or microbatch_counts(staged)[0]
-        wanted = min(4 * stages, max(stages, MOST_LAYERS))
+        policy = problem.policy.enumeration
+        wanted = min(policy.layers_per_stage * stages, max(stages, policy.most_layers))
         layers = cluster(problem.graph, problem.source.microbatches(count), wanted, fewest=stages)
         if len(layers.members) < stages:
             raise InfeasiblePlanError(
@@ -160,7 +157,7 @@ class Manual:
         axes = self._axes(mesh)
         tokens = self._tokens(graph) if tokens is None else tokens
         experts = expert_state(graph, expert_dims(graph)) if axes.ep else {}
-        rules = NamedLayouts(graph, axes, self.zero, tokens, experts)
+        rules = NamedLayouts(graph, axes, self.zero, tokens, experts, problem.policy.enumeration.small_state_share)
         return solve_restricted(problem, mesh, rules.allowed, clock, _made(graph, tokens, axes))
 
     def _remat(self, problem: Problem) -> Level:
@@ -226,10 +223,11 @@ class Manual:
                 remedy=f"numbers whose product is {n}, or another cluster",
             )
 
-        if len(self._sizes) > _MOST_AXES:
+        most_axes = problem.policy.enumeration.most_mesh_axes
+        if len(self._sizes) > most_axes:
             raise InfeasiblePlanError(
                 f"tp={self.tp}, cp={self.cp}, dp={self.dp}, ep={self.ep} make a mesh of {len(self._sizes)} axes; "
-                f"at most {_MOST_AXES} can be planned",
+                f"at most {most_axes} can be planned",
                 cause="an operator has so many strategies on more that the integer program does not fit in memory",
                 remedy=f"ep={self.dp}, which leaves no axis of replicas, or leave out one of tp, cp and ep",
             )

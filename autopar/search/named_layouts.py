@@ -8,9 +8,6 @@ from functools import cached_property
 
 from autopar.ir import Graph, Input, Layout
 
-#: State of less than this fraction of all parameters may stay whole under tensor parallelism: biases, scales.
-_SMALL = 1e-3
-
 
 @dataclass(frozen=True)
 class NamedAxes:
@@ -39,6 +36,7 @@ class NamedLayouts:
         zero: ZeRO stage, 0 to 3.
         tokens: by batch input the dim of its tokens, where it has one.
         experts: by parameter and optimizer state the dim of its experts, where it has one.
+        small_state_share: of all parameters: less of state may stay whole under tensor parallelism.
     """
 
     graph: Graph
@@ -46,6 +44,7 @@ class NamedLayouts:
     zero: int
     tokens: Mapping[str, int]
     experts: Mapping[str, int]
+    small_state_share: float
 
     def allowed(self, i: Input, layouts: Sequence[Layout]) -> list[bool]:
         """For each layout whether input ``i`` may have it; one or more are true."""
@@ -67,7 +66,7 @@ class NamedLayouts:
                 ok, free = among, tuple(a for a in free if a != axes.ep)
         for axis in free:
             ok = _split(layouts, ok, axis, must=over_dp, may=over_dp)
-        large = i.type.nbytes >= _SMALL * self._parameter_bytes
+        large = i.type.nbytes >= self.small_state_share * self._parameter_bytes
         return _split(layouts, ok, axes.tp, must=i.type.rank > 1 and large, may=True)
 
     @cached_property

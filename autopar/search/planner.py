@@ -25,9 +25,8 @@ from autopar.recompute import Level
 from autopar.search.attempts import Attempts
 from autopar.search.bound import bounded
 from autopar.search.cache import PlanCache, cached, cached_with_stages
-from autopar.search.inter.counts import MOST_GROUPS, MOST_STAGES, TINY, is_large
+from autopar.search.inter.counts import is_large
 from autopar.search.inter.reach import may_be_faster
-from autopar.search.inter.schedules import LEAST_GAIN
 from autopar.search.one_stage import one_stage
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, cuts_stages
@@ -63,6 +62,7 @@ class Planner:
             InfeasiblePlanError: nothing fits the memory; the error is that of one stage where one was tried.
             MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
         """
+        least_gain = problem.policy.schedules.least_gain
         best: Plan | None = None
         failures: list[InfeasiblePlanError | MicrobatchError] = []
         for form, is_single in self._forms(problem, step, counts):
@@ -71,7 +71,7 @@ class Planner:
             except (InfeasiblePlanError, MicrobatchError) as error:
                 failures.insert(0 if is_single else len(failures), error)
                 continue
-            if best is None or plan.step_time < best.step_time * (1 if is_single else 1 - LEAST_GAIN):
+            if best is None or plan.step_time < best.step_time * (1 if is_single else 1 - least_gain):
                 best = plan
         if best is None:
             raise failures[0] from None
@@ -122,7 +122,7 @@ class Planner:
             [2**k for k in range(size.bit_length())] if counts is None else counts,
             o.remat,
             offload=o.offload != "none",
-            tiny=len(problem.graph.operators) <= TINY,
+            tiny=len(problem.graph.operators) <= problem.policy.sizes.tiny_operators,
             enough_s=cutoff_s,
         )
         if o.num_stages is None or counts is None or o.remat == "auto":
@@ -142,7 +142,8 @@ class Planner:
             may_be_faster(problem, counts, cutoff_s)
         _say(problem, f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
         stages = o.num_stages or getattr(self.strategy, "num_stages", None)
-        layered = step.layered(stages, 2 * MOST_STAGES if is_large(cluster) else MOST_GROUPS)
+        most = problem.policy.enumeration
+        layered = step.layered(stages, 2 * most.most_stages if is_large(problem) else most.most_stack_groups)
         kept = _kept_on_devices(problem, layered.groups)
         options = replace(
             o,
@@ -152,7 +153,7 @@ class Planner:
             offload="none" if kept else o.offload,
             enough_s=cutoff_s,
         )
-        whole = Problem(layered.graph, cluster, CostModel(cluster), options, layered.source)
+        whole = Problem(layered.graph, cluster, CostModel(cluster), options, layered.source, problem.policy)
         plan = cached_with_stages(self.strategy, self.cache)(whole)
         if kept:
             plan = Plan(msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)), plan.phases)

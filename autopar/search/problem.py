@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autopar.cluster import Cluster
@@ -12,6 +12,7 @@ from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.search.constraints import Constraint
+from autopar.search.policy import SearchPolicy
 from autopar.search.progress import Progress
 from autopar.search.source import StageSource
 
@@ -82,6 +83,7 @@ class Problem:
         cost_model: what things cost there.
         options: what the user asked for.
         source: cuts the step into stages; None where only one stage can be planned.
+        policy: thresholds of the search.
     """
 
     graph: Graph
@@ -89,6 +91,7 @@ class Problem:
     cost_model: CostModel
     options: Options = Options()
     source: StageSource | None = None
+    policy: SearchPolicy = field(default_factory=SearchPolicy)
 
     @property
     def memory_limit_bytes(self) -> int:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from autopar.api.fitting import Planned, build_within
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan, PlanContent
+from autopar.search.policy import CompilationPolicy
 from tests.plan.plans import small_plan
 
 LIMIT = 1000
@@ -43,7 +44,7 @@ class Compiler:
 
     def run(self, limit: int | None = LIMIT) -> tuple[PlanContent, SimpleNamespace]:
         build: Callable = self.build
-        found, program = build_within(planned(LIMIT), limit, build, self.search)
+        found, program = build_within(planned(LIMIT), limit, build, self.search, CompilationPolicy())
         return found.plan.content, program
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from autopar.api.parallel_function import ParallelFunction
+from autopar.api.parallelize import parallelize_with
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.ir import Graph
 from autopar.ir.verify import verify
 from autopar.search import Options, Problem
+from autopar.search.policy import SearchPolicy
 
 
 def toy(
@@ -53,3 +57,8 @@ def f32(*shape: int) -> jax.ShapeDtypeStruct:
 def i32(*shape: int) -> jax.ShapeDtypeStruct:
     """An int32 array's shape and dtype."""
     return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def with_policy(parallel: ParallelFunction[..., Any], policy: SearchPolicy) -> ParallelFunction[..., Any]:
+    """A decorated function with other thresholds of the search."""
+    return parallelize_with(parallel.function, replace(parallel.options, policy=policy))

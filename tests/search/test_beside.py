@@ -21,9 +21,10 @@ from autopar.search import alpa
 from autopar.search.beside import ALONE, Beside, Process, Promise, beginning
 from autopar.search.beside.process import Refused
 from autopar.search.inter.pipeline import may_be_planned_beside
+from autopar.search.policy import SearchPolicy, WorkerPolicy
 from autopar.sharding import register_rule, unregister_rule
 from examples import gpt, mlp
-from tests.search.problems import problem_of, toy
+from tests.search.problems import problem_of, toy, with_policy
 
 pipelines = sys.modules[may_be_planned_beside.__module__]
 
@@ -193,18 +194,17 @@ def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPat
     call = Process.call
     monkeypatch.setattr(Process, "call", lambda self, f, a: (calls.append(f), call(self, f, a))[1])
 
-    def planned() -> str:
-        found = autopar.parallelize(step, cluster=cluster, num_stages=2, num_microbatches=2, search="alpa")
-        return found.plan(*args).to_json()
+    def planned(least_operators: int) -> str:
+        parallel = autopar.parallelize(step, cluster=cluster, num_stages=2, num_microbatches=2, search="alpa")
+        policy = SearchPolicy(workers=WorkerPolicy(least_operators=least_operators))
+        return with_policy(parallel, policy).plan(*args).to_json()
 
-    monkeypatch.setattr(pipelines, "WORTHWHILE", 10**9)
-    alone = planned()
+    alone = planned(10**9)
     assert not calls
-    monkeypatch.setattr(pipelines, "WORTHWHILE", 0)
     monkeypatch.setattr(pipelines, "beginning", lambda worthwhile: Process.start() if worthwhile else None)
     result = Promise.result
     monkeypatch.setattr(Promise, "result", lambda self: (self.done.wait(60), result(self))[1])  # the other makes all
-    assert planned() == alone
+    assert planned(0) == alone
     assert alpa in calls and len(calls) > 1
 
 

@@ -38,6 +38,7 @@ from autopar.search.cache import Cached, PlanCache, cached, cached_with_stages, 
 from autopar.search.cache.key import SILENT, without_lines
 from autopar.search.compare import Budget, Budgeted
 from autopar.search.constraints import Constraint
+from autopar.search.policy import SearchPolicy, WorkerPolicy
 from autopar.search.told import UntoldError, surroundings, told
 from autopar.sharding import register_rule, unregister_rule
 from examples import gpt, mlp
@@ -146,6 +147,22 @@ def test_another_option_is_another_key(problem: Problem, name: str) -> None:
     other = replace(problem, options=replace(problem.options, **{name: OTHERS[name]}))
     keys = [key_of(p, alpa, "") for p in (problem, other)]
     assert None not in keys and len(set(keys)) == 2
+
+
+@pytest.mark.parametrize("group", sorted(f.name for f in dataclasses.fields(SearchPolicy) if f.name != "workers"))
+def test_another_threshold_is_another_key(problem: Problem, group: str) -> None:
+    thresholds = getattr(problem.policy, group)
+    name = dataclasses.fields(thresholds)[0].name
+    value = getattr(thresholds, name)
+    other = replace(thresholds, **{name: value[:-1] if isinstance(value, tuple) else value + 1})
+    changed = replace(problem, policy=replace(problem.policy, **{group: other}))
+    keys = [key_of(p, alpa, "") for p in (problem, changed)]
+    assert None not in keys and len(set(keys)) == 2
+
+
+def test_when_a_second_process_starts_is_no_part_of_the_key(problem: Problem) -> None:
+    policy = replace(problem.policy, workers=WorkerPolicy(least_operators=0))
+    assert key_of(replace(problem, policy=policy), alpa, "") == key_of(problem, alpa, "") is not None
 
 
 def test_who_is_told_changes_nothing_and_who_watches_plans_anew(problem: Problem) -> None:

@@ -16,6 +16,7 @@ from autopar.ir.text import graph_text
 from autopar.schedule import factory_named
 from autopar.schedule.registry import registered_schedules
 from autopar.search.constraints import shards_of
+from autopar.search.policy import SearchPolicy, WorkerPolicy
 from autopar.search.problem import Options, Problem
 from autopar.search.told import UntoldError, is_own, told
 from autopar.sharding import rule_for
@@ -52,6 +53,7 @@ def key_of(problem: Problem, planner: Any, surroundings: str | None) -> str | No
             "cluster": _told_cluster(problem.cluster),
             "cost_model": _told_costs(problem.cost_model),
             "options": _told_options(problem.options),
+            "policy": told(_deciding(problem.policy)),
             "source": None if problem.source is None else _told_class(problem.source),
             "surroundings": surroundings,
         }
@@ -73,6 +75,11 @@ def _without_line(graph: Graph, op: Operator) -> Operator:
     _, known = rule_for(op, graph.operand_types(op))
     told_line = not known or shards_of(op) is not None or op.primitive.endswith("_callback")
     return replace(op, regions=regions, source=op.source if told_line else "")
+
+
+def _deciding(policy: SearchPolicy) -> SearchPolicy:
+    """The thresholds that plans depend on: when a second process starts is none of them."""
+    return replace(policy, workers=WorkerPolicy())
 
 
 def _told_options(options: Options) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -13,20 +12,11 @@ from autopar.search.inter.costs import LayerPrices
 from autopar.search.inter.counts import is_large, stage_counts, ways
 from autopar.search.inter.even import even_stages
 from autopar.search.inter.promising import promising
-from autopar.search.inter.slicings import LAYERS_PER_STAGE, layers_of, slicings
+from autopar.search.inter.slicings import layers_of, slicings
 from autopar.search.inter.submesh import placed
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.stages import Layers
-
-#: Operators of a model from which on no layer is less than a block, if there are as many blocks as stages.
-LARGE = 4000
-
-#: Times the memory that layers as they are priced may take, until some slicing of them does.
-EXCESSES = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0, math.inf)
-
-#: Likewise times less, where none of these slicings was found to fit.
-SHORTAGES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,7 @@ def candidates(
                 raise
             continue
         for stages in numbers:
-            per_stage = 1 if schedule.chunks > 1 else LAYERS_PER_STAGE
+            per_stage = 1 if schedule.chunks > 1 else problem.policy.enumeration.layers_per_stage
             layers = layers_of(problem, source, count, stages, fewest and fewest(stages), per_stage)
             if len(layers.members) < stages:
                 continue
@@ -102,7 +92,7 @@ def _numbers(
 ) -> Iterable[tuple[int, list[int]]]:
     """Numbers of microbatches, each with the numbers of stages that are tried with it."""
     o = problem.options
-    ranked = not is_large(problem.cluster)
+    ranked = not is_large(problem)
     if ranked and o.num_microbatches is None and o.num_stages is None and schedule.chunks == 1:
         blocks = {s: fewest and fewest(s) for s in stage_counts(problem, schedule)}
         if pairs := promising(problem, source, schedule, blocks, beside, known):
@@ -112,7 +102,7 @@ def _numbers(
 
 def fewest_blocks(problem: Problem, stages: int) -> int:
     """Blocks of the model from which on they are the layers: two a stage; of large models one a stage."""
-    return stages if len(problem.graph.operators) >= LARGE else 2 * stages
+    return stages if len(problem.graph.operators) >= problem.policy.sizes.block_operators else 2 * stages
 
 
 def has_stage_a_worker(table: Table) -> bool:
@@ -140,7 +130,8 @@ def _sliced(prices: LayerPrices, stages: int, every: bool) -> Iterable[Candidate
     problem, layers, count = prices.problem, prices.layers, prices.count
     # What stages need is known after they are planned: under a limit they are sharded more than the layers here, which
     # were without one. The less of the limit they exceed, the more likely they fit then.
-    excesses = (*SHORTAGES, *EXCESSES) if every else EXCESSES
+    policy = problem.policy.partition
+    excesses = (*policy.shortages, *policy.excesses) if every else policy.excesses
     for _, found, kinds in slicings(prices, stages, excesses, every):
         members = tuple(
             tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages

@@ -32,7 +32,7 @@ from autopar.search.intra.draft import ValueDraft
 from autopar.search.intra.extract import copy_layouts, made_layouts, memory_of
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced, StageSource
-from autopar.solver import Solution, solve
+from autopar.solver import HighsSolver, Solution, Status, solve
 from autopar.stages import Layers, StageMap
 
 
@@ -288,9 +288,14 @@ class _Solving:
 
 
 def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem, Solution]:
-    """The choice problem of one stage on a mesh, and the cheapest choice if memory were free."""
+    """The choice problem of one stage on a mesh, and the cheapest choice if memory were free.
+
+    A number of nodes, and no clock, ends the search: costs of layers are the same on a loaded machine.
+    """
     stated = build(problem, mesh, split_phases=False)
-    return stated, solve(replace(stated.problem, limit_bytes=None), time_limit_s=10.0, seed=0)
+    free = replace(stated.problem, limit_bytes=None)
+    solution = solve(free, HighsSolver(max_nodes=problem.policy.pricing.most_nodes))
+    return stated, solve(free) if solution.status is Status.UNKNOWN else solution
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from autopar.cluster import Cluster
 from autopar.ir import Graph
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
@@ -13,45 +12,25 @@ from autopar.microbatch import batch_size
 from autopar.schedule import Schedule
 from autopar.search.problem import Problem
 
-#: Nodes from which on a cluster is large: a stage is whole nodes, and one number of stages is tried, at most so many.
-LARGE_NODES = 16
-MOST_STAGES = 64
-
-#: Groups into which a stack of layers is taken apart where the number of stages is free.
-MOST_GROUPS = 32
-
-#: Operators of a step up to which it is tiny: every way to run it is planned. Of a model up to which it is small.
-TINY = 60
-SMALL = 300
-
-#: Operators of a model up to which planning a pair of stages and microbatches exactly takes a fraction of a second:
-#: every number of stages is planned, and then numbers of microbatches beside the best.
-SMALL_STEP = 1000
-
-#: Operators of a model from which on another process plans beside this one, which takes it a second to begin.
-WORTHWHILE = 1000
-
-#: Microbatches a stage of a large cluster: the bubble of 1F1B is then about an eighth.
-A_STAGE = 8
-
 
 def is_small(problem: Problem) -> bool:
     """Whether a step is so small that more pairs of stages and microbatches are planned exactly."""
-    return len(problem.graph.operators) < SMALL_STEP
+    return len(problem.graph.operators) < problem.policy.sizes.small_operators
 
 
-def is_large(cluster: Cluster) -> bool:
-    """Whether a cluster has so many nodes that stages are whole nodes of it."""
-    return cluster.num_nodes > LARGE_NODES and len(cluster.groups) == 1
+def is_large(problem: Problem) -> bool:
+    """Whether the cluster has so many nodes that stages are whole nodes of it."""
+    cluster = problem.cluster
+    return cluster.num_nodes > problem.policy.sizes.large_nodes and len(cluster.groups) == 1
 
 
 def ways(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, list[int]]]:
     """Numbers of microbatches, each with the numbers of stages that are tried with it."""
     asked = problem.options.num_microbatches
     stages = stage_counts(problem, schedule)
-    if asked is None and problem.options.num_stages is None and is_large(problem.cluster):
+    if asked is None and problem.options.num_stages is None and is_large(problem):
         for s in stages:
-            yield most_microbatches(problem, A_STAGE * s), [s]
+            yield most_microbatches(problem, problem.policy.enumeration.large_microbatches_per_stage * s), [s]
         return
     for count in [asked] if asked is not None else microbatch_counts(problem):
         yield count, stages
@@ -71,9 +50,11 @@ def microbatch_counts(problem: Problem) -> list[int]:
     """
     size = batch_size(problem.graph) or 1
     stages = problem.options.num_stages or 2
+    policy, few_operators = problem.policy.enumeration, problem.policy.sizes.few_operators
+    least, most = policy.least_microbatches_per_stage * stages, policy.most_microbatches_per_stage * stages
     counts = [n for k in range(size.bit_length()) if size % (n := 2**k) == 0]
-    fitting = [n for n in counts if 2 * stages <= n <= 8 * stages] or counts[-1:]
-    few = [n for n in counts if n <= fitting[-1]] if len(problem.graph.operators) < SMALL else []
+    fitting = [n for n in counts if least <= n <= most] or counts[-1:]
+    few = [n for n in counts if n <= fitting[-1]] if len(problem.graph.operators) < few_operators else []
     return sorted({fitting[0], fitting[-1], *few})
 
 
@@ -89,10 +70,11 @@ def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
     if asked is not None:
         return [asked]
     devices, nodes = problem.cluster.num_devices, problem.cluster.num_nodes
-    if is_large(problem.cluster):
+    if is_large(problem):
         # The fewest devices a stage: the largest models are for such clusters, and short of memory with fewer stages.
         blocks = loops_over_layers(problem.graph)
-        found = [s for s in range(2, MOST_STAGES + 1) if nodes % s == 0 and blocks % s == 0][-1:]
+        most = problem.policy.enumeration.most_stages
+        found = [s for s in range(2, most + 1) if nodes % s == 0 and blocks % s == 0][-1:]
     else:
         most = 2 * nodes if nodes > 1 else devices
         powers = [s for s in (2, 4, 8, 16, 32, 64) if s <= most and devices % s == 0]

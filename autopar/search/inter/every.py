@@ -7,15 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from autopar.errors import MicrobatchError, ScheduleError
 from autopar.search.inter.candidates import Candidate, has_stage_a_worker, schedule_of
-from autopar.search.inter.counts import TINY, microbatch_counts
-from autopar.search.inter.slicings import MOST_LAYERS
+from autopar.search.inter.counts import microbatch_counts
 from autopar.search.inter.submesh import Submesh, placed, submeshes
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.stages import cluster
-
-#: Ways up to which all of them are planned.
-MOST_WAYS = 250
 
 
 def every_slicing(problem: Problem, source: StageSource) -> list[Candidate] | None:
@@ -31,23 +27,23 @@ def every_slicing(problem: Problem, source: StageSource) -> list[Candidate] | No
         MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
         ScheduleError: the schedule that was asked for cannot run the numbers that were.
     """
-    if len(problem.graph.operators) > TINY:
+    if len(problem.graph.operators) > problem.policy.sizes.tiny_operators:
         return None
     found: list[Candidate] = []
     for candidate in _every(problem, source):
         found.append(candidate)
-        if len(found) > MOST_WAYS:
+        if len(found) > problem.policy.enumeration.most_slicings:
             return None
     return found or None
 
 
 def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
-    schedule, o = schedule_of(problem), problem.options
+    schedule, o, policy = schedule_of(problem), problem.options, problem.policy.enumeration
     if schedule.chunks > 1:
         return
     for count in [o.num_microbatches] if o.num_microbatches is not None else microbatch_counts(problem):
         try:
-            layers = cluster(problem.graph, source.microbatches(count), MOST_LAYERS, fewest=None).members
+            layers = cluster(problem.graph, source.microbatches(count), policy.most_layers, fewest=None).members
         except MicrobatchError:
             if o.num_microbatches is not None:
                 raise
@@ -62,7 +58,7 @@ def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
                 continue
             if not has_stage_a_worker(table):
                 return
-            some = itertools.islice(_submeshes(problem, stages), MOST_WAYS + 1)
+            some = itertools.islice(_submeshes(problem, stages), policy.most_slicings + 1)
             homes = [placed(problem.cluster, kinds) for kinds in some]
             for cut in itertools.combinations(range(1, len(layers)), stages - 1):
                 runs = [layers[a:b] for a, b in itertools.pairwise((0, *cut, len(layers)))]

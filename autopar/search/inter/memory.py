@@ -16,11 +16,8 @@ import msgspec
 
 from autopar.plan import PlanContent, Stage
 from autopar.schedule import Table
+from autopar.schedule.offload import IN_TRANSFER
 from autopar.search.source import Sliced
-
-#: Microbatches beside the one that runs that are on the device all the same where they wait in host memory: one that
-#: leaves or comes.
-NEAR = 1
 
 
 def lasting_bytes(stage: Stage) -> int:
@@ -96,7 +93,7 @@ def _most(own: Mapping[int, Stage], sliced: Sliced, table: Table, worker: int) -
     def waiting(s: int, besides: int) -> int:
         """Bytes that microbatches of a stage wait with, all but so many that run."""
         others = max(0, flying[s] - besides)
-        here = min(others, 1 + NEAR - besides) if own[s].activations_offloaded else others
+        here = min(others, 1 + IN_TRANSFER - besides) if own[s].activations_offloaded else others
         return here * own[s].activation_bytes + others * sent[s] + put_off[s] * own[s].weight_stash_bytes
 
     most: Counter[int] = Counter()

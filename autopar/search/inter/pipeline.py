@@ -36,44 +36,23 @@ from autopar.search.inter.candidates import (
     fewest_blocks,
     schedule_of,
 )
-from autopar.search.inter.counts import WORTHWHILE, is_small
+from autopar.search.inter.counts import is_small
 from autopar.search.inter.every import every_slicing
 from autopar.search.inter.memory import limit_of_each, most_bytes, with_in_flight
 from autopar.search.inter.record import pipeline_of, step_record
 from autopar.search.inter.schedules import (
-    CHUNKED,
-    LEAST_GAIN,
-    LONG_WAITS,
-    ONE_A_WORKER,
     fastest_table,
     fits,
     idle_share,
     with_starts,
 )
 from autopar.search.inter.shared import Known, Remembered, SharedPlans
-from autopar.search.inter.slicings import LAYERS_PER_STAGE, MOST_LAYERS
 from autopar.search.inter.stages import Chosen, in_flight, plan_stage, promise_stages
 from autopar.search.problem import NotFasterError, Problem
 from autopar.search.source import Sliced, StageSource
 from autopar.search.told import is_own_throughout
 from autopar.sharding.registry import registered_rules
 from autopar.stages import cluster
-
-#: Candidates are planned exactly if their estimate is within this factor of the least.
-NEAR_BEST = 1.25
-
-#: Of a small model the best with each number of stages, if its estimate is within this factor: estimates leave out that
-#: sends overlap, and that weight gradients fill the bubble.
-FAR = 2.0
-
-#: Slicings that are planned where those of the least estimates do not fit.
-_MORE = 8
-
-#: Times what one schedule holds that another one may.
-MOST_HELD = 2
-
-#: Limits for a stage that shares its worker with others before it is given up that they fit together.
-_TRIES = 5
 
 
 def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
@@ -94,7 +73,8 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
             cause="it was made from a graph alone",
             remedy="plan by autopar.parallelize(...).plan(...), or with num_stages=1",
         )
-    worthwhile = len(problem.graph.operators) >= WORTHWHILE and may_be_planned_beside(problem, intra)
+    large = len(problem.graph.operators) >= problem.policy.workers.least_operators
+    worthwhile = large and may_be_planned_beside(problem, intra)
     with Beside(beginning(worthwhile)) as beside:
         return _best(problem, source, intra, beside)
 
@@ -156,20 +136,24 @@ def _rounds(problem: Problem, source: StageSource, beside: Beside, clock: Clock)
     Where whole blocks do not fit, parts of them may; and where these do not, other slicings of a small model.
     """
     tried: set[Candidate] = set()
+    policy = problem.policy.partition
     ways_to_slice = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
-    for fewest, others in ways_to_slice if len(problem.graph.operators) < WORTHWHILE else ways_to_slice[:2]:
+    for fewest, others in ways_to_slice if is_small(problem) else ways_to_slice[:2]:
         with clock.phase("slice"):
             found = sorted(
                 candidates(problem, source, fewest, beside, others),
                 key=lambda c: (c.estimate_s, c.count, len(c.members)),
             )
         if others:
-            found = [c for c in found if c not in tried][:_MORE]
+            found = [c for c in found if c not in tried][: policy.most_other]
         else:
             cutoff_s = math.inf if schedule_of(problem).chunks > 1 else problem.options.enough_s
-            near = [c for c in found if c.estimate_s <= NEAR_BEST * min(found[0].estimate_s, cutoff_s)][:3]
+            near = [c for c in found if c.estimate_s <= policy.near_best * min(found[0].estimate_s, cutoff_s)]
+            near = near[: policy.most_near]
             if is_small(problem) and near:
-                near += _best_of_each(found, {len(c.members) for c in near}, FAR * min(found[0].estimate_s, cutoff_s))
+                near += _best_of_each(
+                    found, {len(c.members) for c in near}, policy.far * min(found[0].estimate_s, cutoff_s)
+                )
             if found and not near:  # all of them take longer than a plan that is at hand
                 return
             found = near
@@ -203,14 +187,18 @@ def _in_other_schedules(
 
     Stages that lie within the limit whatever the schedule are the same for all, and timed in all of them.
     """
-    if problem.options.schedule != "auto" or MOST_HELD * plan.peak_memory < problem.memory_limit_bytes:
+    policy = problem.policy.schedules
+    if (
+        problem.options.schedule != "auto"
+        or policy.most_activation_growth * plan.peak_memory < problem.memory_limit_bytes
+    ):
         return
-    least_s = with_starts(plan.step_time, get(plan.schedule).table(plan.num_stages, plan.num_microbatches))
-    for name in ONE_A_WORKER:
+    least_s = with_starts(policy, plan.step_time, get(plan.schedule).table(plan.num_stages, plan.num_microbatches))
+    for name in policy.one_stage_per_worker:
         with contextlib.suppress(ScheduleError, InfeasiblePlanError):
             other = plan_candidate(problem, source, replace(candidate, schedule=get(name)), intra)
             table = get(name).table(plan.num_stages, plan.num_microbatches)
-            if with_starts(other.step_time, table) < least_s - LEAST_GAIN * plan.step_time:
+            if with_starts(policy, other.step_time, table) < least_s - policy.least_gain * plan.step_time:
                 yield other
 
 
@@ -235,13 +223,15 @@ def _with_chunks(
 ) -> Iterable[Plan]:
     """Plans with two stages on each worker, where the workers of ``best``, with one, wait for long."""
     workers, count = best.num_stages, best.num_microbatches
-    if idle_share(best) < LONG_WAITS:
+    policy = problem.policy
+    if idle_share(best) < policy.schedules.long_idle_share:
         return
     found = source.microbatches(count)
-    layers = cluster(problem.graph, found, min(LAYERS_PER_STAGE * workers, MOST_LAYERS), fewest=None)
+    wanted = min(policy.enumeration.layers_per_stage * workers, policy.enumeration.most_layers)
+    layers = cluster(problem.graph, found, wanted, fewest=None)
     # What differs between schedules is which worker has a stage, and how many microbatches it holds.
     known: dict[tuple[tuple[str, ...], ...], Known] = {}
-    for schedule in (get(name) for name in CHUNKED):
+    for schedule in (get(name) for name in policy.schedules.two_stages_per_worker):
         if len(layers.members) < workers * schedule.chunks:
             continue
         with contextlib.suppress(ScheduleError, InfeasiblePlanError):
@@ -298,7 +288,7 @@ def _sharing(
     problem, table = chosen.problem, chosen.table
     limit = problem.memory_limit_bytes
     own, most = limit_of_each(parts, table, limit)
-    for _ in range(_TRIES):
+    for _ in range(problem.policy.stages.shared_worker_attempts):
         options = replace(problem.options, memory_limit_bytes=own)
         found = _planned_stages(replace(chosen, problem=replace(problem, options=options)), candidate, shared)
         if fits(problem, chosen.sliced, found, table):

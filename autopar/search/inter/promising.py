@@ -18,19 +18,12 @@ from autopar.microbatch import batch_size
 from autopar.schedule import Schedule
 from autopar.search.beside import Beside
 from autopar.search.inter.costs import Anew, LayerCosts, LayerPrices
-from autopar.search.inter.counts import SMALL_STEP, stage_counts
+from autopar.search.inter.counts import is_small, stage_counts
 from autopar.search.inter.slicings import layers_of, slicings
 from autopar.search.inter.submesh import Submesh
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.stages import Layers
-
-#: Microbatches a stage at most.
-MOST_A_STAGE = 32
-
-#: Times the memory that a slicing of a pair may take. By the prices of layers stages need more than they do once they
-#: are planned: of what exceeds the memory what exceeds it least is likely to fit.
-_EXCESSES = (1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4, 1.5)
 
 
 @dataclass(frozen=True)
@@ -107,10 +100,11 @@ def promising(
         beside: plans some of it.
         known: prices by number of microbatches and layers; those that are made here are added.
     """
+    policy, best = problem.policy.enumeration, problem.policy.partition.ranked_pairs
     stages = stage_counts(problem, schedule)
     size = batch_size(problem.graph) or 1
     counts = [2**k for k in range(size.bit_length()) if size % 2**k == 0 and 2**k >= min(stages, default=size)]
-    counts = [n for n in counts if n <= MOST_A_STAGE * max(stages, default=1)]
+    counts = [n for n in counts if n <= policy.most_ranked_per_stage * max(stages, default=1)]
     if len(counts) < 3:
         return []
     found: list[tuple[float, float, int, int]] = []
@@ -126,12 +120,13 @@ def promising(
                 known[n, layers] = LayerPrices(problem, source, n, layers, beside)
         found += _pairs((known[counts[0], few], known[counts[-1], many]), s, _possible(schedule, s, counts))
     pairs = [(count, s) for _, _, count, s in sorted(found)]
-    # Estimates err: the best two, and the best with another number of stages; of small models with each.
+    # Estimates err: the best few, and the best with another number of stages; of small models with each.
     firsts = {s: (count, s) for count, s in reversed(pairs)}
-    others = [pair for pair in pairs[2:] if pair == firsts[pair[1]] and pair[1] not in {s for _, s in pairs[:2]}]
-    if len(problem.graph.operators) >= SMALL_STEP:
-        others = others[:1] if pairs[0][1] == pairs[1][1] else []
-    return [*pairs[:2], *others]
+    ranked = {s for _, s in pairs[:best]}
+    others = [pair for pair in pairs[best:] if pair == firsts[pair[1]] and pair[1] not in ranked]
+    if not is_small(problem):
+        others = others[:1] if len(ranked) == 1 else []
+    return [*pairs[:best], *others]
 
 
 def _possible(schedule: Schedule, stages: int, counts: Sequence[int]) -> Iterator[int]:
@@ -149,5 +144,7 @@ def _pairs(
 ) -> Iterator[tuple[float, float, int, int]]:
     """(times the memory there is, seconds of a step, microbatches, stages) of each number of microbatches."""
     for count in counts:
-        for excess, found, _ in slicings(Between(*ends, count), stages, _EXCESSES):
+        for excess, found, _ in slicings(
+            Between(*ends, count), stages, ends[0].problem.policy.partition.ranked_excesses
+        ):
             yield excess, found.objective, count, stages

@@ -57,7 +57,7 @@ def least_s(problem: Problem, counts: Sequence[int] | None) -> float:
         target = update if work.phase == "update" else loop
         target.append((work.runs, work.runs * rates.seconds(work.dtypes, work.flops, work.bytes)))
     seconds = []
-    schedule = schedule_of(problem)
+    schedule, left = schedule_of(problem), problem.policy.schedules.bubble_left
     for stages in stage_counts(problem, schedule):
         devices = cluster.num_devices / stages
         own_s = sum(runs * launch_s + s / devices for runs, s in update) / stages
@@ -67,7 +67,7 @@ def least_s(problem: Problem, counts: Sequence[int] | None) -> float:
             except ScheduleError:
                 continue
             each_s = sum(runs * launch_s + s / devices / count for runs, s in loop)
-            seconds.append(each_s * (count + (stages - 1) / 3) / stages + own_s + 2 * (stages - 1) * latency_s)
+            seconds.append(each_s * (count + (stages - 1) * left) / stages + own_s + 2 * (stages - 1) * latency_s)
     return min(seconds, default=float("inf"))
 
 

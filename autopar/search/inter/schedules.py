@@ -15,22 +15,10 @@ from autopar.plan import Plan, PlanContent
 from autopar.schedule import Table, get
 from autopar.search.inter.memory import worker_bytes
 from autopar.search.inter.record import pipeline_of
+from autopar.search.policy import SchedulePolicy
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced
 from autopar.simulate import is_plain, step_of
-
-#: Schedules with one stage a worker, beside 1F1B, and with two. GPipe is never faster than 1F1B and holds more.
-ONE_A_WORKER = ("zb-h1", "zb-h2", "eager-1f1b")
-CHUNKED = ("zb-v", "interleaved")
-
-#: Share of a step from which on waiting is long.
-LONG_WAITS = 0.1
-
-#: Share of a step that another schedule must save to be taken.
-LEAST_GAIN = 0.005
-
-#: Seconds that a runtime needs to start a program more (`benchmarks pipelines`: 0.1 to 0.4 ms an instruction on CPU).
-START_S = 2e-4
 
 
 def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> Table:
@@ -45,8 +33,9 @@ def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
     least = _seconds(problem, sliced, parts, table)
     if least is None:
         return table
-    best, least = table, with_starts(least, table) - LEAST_GAIN * least
-    for name in ONE_A_WORKER:
+    policy = problem.policy.schedules
+    best, least = table, with_starts(policy, least, table) - policy.least_gain * least
+    for name in policy.one_stage_per_worker:
         try:
             other = get(name).table(table.num_stages, table.num_microbatches)
         except ScheduleError:
@@ -54,14 +43,14 @@ def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent]
         if not fits(problem, sliced, parts, other):
             continue
         seconds = _seconds(problem, sliced, parts, other)
-        if seconds is not None and with_starts(seconds, other) < least:
-            best, least = other, with_starts(seconds, other)
+        if seconds is not None and with_starts(policy, seconds, other) < least:
+            best, least = other, with_starts(policy, seconds, other)
     return best
 
 
-def with_starts(seconds: float, table: Table) -> float:
+def with_starts(policy: SchedulePolicy, seconds: float, table: Table) -> float:
     """Seconds of a step with what the runtime takes to start the programs of the worker that has the most."""
-    return seconds + START_S * max(map(len, table.rows))
+    return seconds + policy.start_s * max(map(len, table.rows))
 
 
 def idle_share(plan: Plan) -> float:

@@ -11,9 +11,6 @@ from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.stages import Layers, cluster
 
-#: Layers that the model is clustered into: so many a stage, and at most so many in all.
-LAYERS_PER_STAGE, MOST_LAYERS = 4, 32
-
 
 def layers_of(
     problem: Problem,
@@ -21,7 +18,7 @@ def layers_of(
     count: int,
     stages: int,
     fewest: int | None,
-    per_stage: int = LAYERS_PER_STAGE,
+    per_stage: int | None = None,
 ) -> Layers:
     """The layers that stages are made of.
 
@@ -31,12 +28,13 @@ def layers_of(
         count: number of microbatches.
         stages: their number.
         fewest: from how many blocks on they are the layers; None that they never are.
-        per_stage: layers a stage.
+        per_stage: layers a stage; None takes the policy's.
 
     Raises:
         MicrobatchError: the step cannot be cut into so many.
     """
-    wanted = min(stages * per_stage, max(stages, MOST_LAYERS))
+    policy = problem.policy.enumeration
+    wanted = min(stages * (per_stage or policy.layers_per_stage), max(stages, policy.most_layers))
     return cluster(problem.graph, source.microbatches(count), wanted, fewest=fewest)
 
 

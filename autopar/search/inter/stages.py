@@ -17,17 +17,12 @@ from autopar.plan import PlanContent
 from autopar.plan.text import bytes_text
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Table
-from autopar.search.inter.memory import NEAR, received_bytes, stage_bytes
+from autopar.schedule.offload import IN_TRANSFER
+from autopar.search.inter.memory import received_bytes, stage_bytes
 from autopar.search.inter.shared import SharedPlans
 from autopar.search.intra.host import share_bytes
 from autopar.search.problem import Problem
 from autopar.search.source import Recomputation, Sliced, StageSource
-
-#: Relative cost of a memory limit below which nothing is computed anew.
-NOTHING = 1e-3
-
-#: Limits that a stage is planned within before it is given up that it fits with what is known only from its plan.
-_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -144,7 +139,7 @@ def _on_mesh(
     fitting: list[PlanContent] = []
     try:
         content, free = _at_level(chosen, stage, home, first, shape, shared, math.inf)
-        if free or not (more or away) or limit_costs_nothing(content):
+        if free or not (more or away) or limit_costs_nothing(content, chosen.problem.policy.stages.negligible_cost):
             return content
         fitting.append(content)
     except InfeasiblePlanError:
@@ -162,10 +157,15 @@ def _on_mesh(
     return min(fitting, key=lambda c: seconds_with_moves(c, part))
 
 
-def limit_costs_nothing(content: PlanContent) -> bool:
-    """Whether the plan takes hardly longer than any would without a memory limit: other ways do more work."""
+def limit_costs_nothing(content: PlanContent, negligible: float) -> bool:
+    """Whether the plan takes hardly longer than any would without a memory limit: other ways do more work.
+
+    Args:
+        content: the plan.
+        negligible: relative cost up to which it is hardly longer.
+    """
     least = content.search.unlimited_s
-    return least is not None and content.search.objective <= (1 + NOTHING) * least
+    return least is not None and content.search.objective <= (1 + negligible) * least
 
 
 def may_wait_on_host(chosen: Chosen, stage: int) -> bool:
@@ -174,7 +174,7 @@ def may_wait_on_host(chosen: Chosen, stage: int) -> bool:
     return (
         chosen.problem.options.offload != "none"
         and all(g.host_bandwidth is not None for g in groups)
-        and in_flight(chosen.table, stage) - 1 > NEAR
+        and in_flight(chosen.table, stage) - 1 > IN_TRANSFER
     )
 
 
@@ -214,7 +214,7 @@ def _at_level(
         return content, stage_bytes(content, chosen.sliced, chosen.table, stage)
 
     limit = stated.problem.memory_limit_bytes
-    for _ in range(_TRIES):
+    for _ in range(chosen.problem.policy.stages.limit_attempts):
         content, needed = planned(max(1, limit))
         if needed <= stated.whole_bytes:
             return content, not content.memory_bound
@@ -269,7 +269,7 @@ def _stated(
     options = replace(
         problem.options,
         memory_limit_bytes=limit,
-        waiting=min(waiting, NEAR) if moved else waiting,
+        waiting=min(waiting, IN_TRANSFER) if moved else waiting,
         num_microbatches=table.num_microbatches,
         num_stages=1,
         schedule="auto",

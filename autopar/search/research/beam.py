@@ -10,9 +10,6 @@ from autopar.search.research.run import Run, by_method
 from autopar.search.research.space import Choices, Space
 from autopar.solver.problem import Array
 
-#: Choices evaluated on one mesh unless the options say otherwise; partial ones count like whole ones.
-STEPS = 20_000
-
 
 def beam(problem: Problem) -> Plan:
     """Beam search in operator order (Lowerre, 1976; as Adams et al., SIGGRAPH'19, search schedules).
@@ -22,12 +19,13 @@ def beam(problem: Problem) -> Plan:
     allow. With a memory limit those are dropped that exceed it even if all open nodes hold their least.
 
     Args:
-        problem: what is planned; `Options.steps` decides the answer, ``time_limit_s`` is a cap.
+        problem: what is planned; `Options.steps` decides the answer, where partial choices count like whole ones;
+            ``time_limit_s`` is a cap.
 
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.
     """
-    return by_method(problem, "beam", search, STEPS)
+    return by_method(problem, "beam", search)
 
 
 def search(run: Run) -> None:

@@ -8,13 +8,6 @@ from autopar.plan import Plan
 from autopar.search.problem import Problem
 from autopar.search.research.run import Run, by_method
 
-#: Choices evaluated on one mesh unless the options say otherwise.
-STEPS = 20_000
-
-_POPULATION = 100
-_ELITE, _MUTANTS = 0.15, 0.1  # parts of the population
-_BIAS = 0.7  # probability that a child takes a gene from its elite parent
-
 
 def evolutionary(problem: Problem) -> Plan:
     """Biased random-key genetic algorithm (Goncalves and Resende, J. Heuristics 2011; REGAL, ICLR'20).
@@ -29,15 +22,15 @@ def evolutionary(problem: Problem) -> Plan:
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.
     """
-    return by_method(problem, "evolutionary", evolve, STEPS)
+    return by_method(problem, "evolutionary", evolve)
 
 
 def evolve(run: Run) -> None:
     """Spends the steps of ``run``."""
-    space, rng = run.space, run.rng
+    space, rng, policy = run.space, run.rng, run.policy
     nodes = space.sizes.size
-    count = max(4, min(_POPULATION, run.steps // 4))
-    elite, mutants = max(1, int(_ELITE * count)), max(1, int(_MUTANTS * count))
+    count = max(4, min(policy.population, run.steps // 4))
+    elite, mutants = max(1, int(policy.elite * count)), max(1, int(policy.mutants * count))
     people = rng.integers(space.sizes, size=(count, nodes))
     people[0] = run.start
     while run.more(count):
@@ -48,5 +41,5 @@ def evolve(run: Run) -> None:
         children = count - elite - mutants
         mothers = best[rng.integers(len(best), size=children)]
         fathers = rest[rng.integers(len(rest), size=children)]
-        born = np.where(rng.random((children, nodes)) < _BIAS, mothers, fathers)
+        born = np.where(rng.random((children, nodes)) < policy.elite_bias, mothers, fathers)
         people = np.concatenate([best, born, rng.integers(space.sizes, size=(mutants, nodes))])

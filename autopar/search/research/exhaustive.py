@@ -10,9 +10,6 @@ from autopar.search.problem import Problem
 from autopar.search.research.run import Run, by_method
 from autopar.solver import ChoiceProblem, ExhaustiveSolver, Solution, SolverError, objective, reduce_problem
 
-#: Most choices that are enumerated on one mesh unless the options say otherwise.
-STEPS = 4_000_000
-
 
 def exhaustive(problem: Problem) -> Plan:
     """Tries all choices of small problems, and refuses others.
@@ -27,7 +24,7 @@ def exhaustive(problem: Problem) -> Plan:
         SolverError: there are more choices than that; it has their number.
         InfeasiblePlanError: no sharding fits the memory limit.
     """
-    return by_method(problem, "exhaustive", enumerate_all, STEPS)
+    return by_method(problem, "exhaustive", enumerate_all, problem.policy.research.exhaustive_steps)
 
 
 def enumerate_all(run: Run) -> None:

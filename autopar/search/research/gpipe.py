@@ -9,7 +9,6 @@ from typing import ClassVar
 from autopar.plan import Plan
 from autopar.search.inter.candidates import Candidate
 from autopar.search.inter.even import even_stages
-from autopar.search.inter.slicings import MOST_LAYERS
 from autopar.search.problem import Problem
 from autopar.search.research.stages import Cut, best_candidate, cuttable, dividing_counts, one_stage
 from autopar.stages import cluster
@@ -44,7 +43,7 @@ def _slices(cut: Cut) -> Iterable[Candidate]:
     devices, asked = problem.cluster.num_devices, problem.options.num_stages
     for count in dividing_counts(cut):
         found = cut.source.microbatches(count)
-        layers = cluster(problem.graph, found, min(max(devices, asked or 1), MOST_LAYERS))
+        layers = cluster(problem.graph, found, min(max(devices, asked or 1), problem.policy.enumeration.most_layers))
         most = len(layers.members)
         for stages in (s for s in range(2, most + 1) if devices % s == 0 and (asked is None or s == asked)):
             per = devices // stages

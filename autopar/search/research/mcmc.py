@@ -11,13 +11,6 @@ from autopar.search.problem import Problem
 from autopar.search.research.run import Run, by_method
 from autopar.search.research.space import Walk
 
-#: Choices evaluated on one mesh unless the options say otherwise.
-STEPS = 20_000
-
-#: Rises of the cost that are accepted with probability 1/e, as a part of the cost: at first, and at the end.
-_HOT, _COLD = 1e-2, 1e-5
-_PATIENCE = 0.1  # part of the steps without a better choice after which the walk goes back to the best
-
 
 def mcmc(problem: Problem) -> Plan:
     """Metropolis-Hastings over per-operator choices (FlexFlow, Jia et al., MLSys'19).
@@ -32,12 +25,12 @@ def mcmc(problem: Problem) -> Plan:
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.
     """
-    return by_method(problem, "mcmc", walk, STEPS)
+    return by_method(problem, "mcmc", walk)
 
 
 def walk(run: Run) -> None:
     """Spends the steps of ``run``."""
-    space = run.space
+    space, hot, cold = run.space, run.policy.hot, run.policy.cold
     free = np.flatnonzero(space.sizes > 1)
     here = Walk(space, run.start)
     run.offer(here.choice, here.score)
@@ -50,7 +43,7 @@ def walk(run: Run) -> None:
         strategy = int(run.rng.integers(space.sizes[node] - 1))
         strategy += strategy >= here.choice[node]  # one of the others
         delta = float(here.deltas(node)[strategy])
-        heat = first * _HOT * (_COLD / _HOT) ** (run.spent / run.steps)
+        heat = first * hot * (cold / hot) ** (run.spent / run.steps)
         taken = delta <= 0 or float(run.rng.random()) < math.exp(-min(delta / heat, 700.0))
         if taken and here.fits(node, strategy):
             here.move(node, strategy, delta)
@@ -58,5 +51,5 @@ def walk(run: Run) -> None:
         if here.score < run.cost * (1 - 1e-12):
             run.offer(here.choice, here.score)
             since = 0
-        elif since > _PATIENCE * run.steps:
+        elif since > run.policy.patience * run.steps:
             here, since = Walk(space, run.best), 0

@@ -14,7 +14,6 @@ from autopar.plan import Plan
 from autopar.search.inter.candidates import Candidate
 from autopar.search.inter.costs import layer_costs
 from autopar.search.inter.dp import Slice
-from autopar.search.inter.slicings import LAYERS_PER_STAGE, MOST_LAYERS
 from autopar.search.inter.submesh import Submesh, placed, submeshes
 from autopar.search.problem import Problem
 from autopar.search.research.stages import Cut, best_candidate, cuttable, dividing_counts, one_stage
@@ -70,9 +69,10 @@ def _cuts(cut: Cut) -> Iterable[Candidate]:
             remedy="search='alpa'",
         )
     sizes = [m.size for m in submeshes(problem.cluster) if m.size <= devices]
+    policy = problem.policy.enumeration
     for count in dividing_counts(cut):
-        wanted = (asked or min(devices, 8)) * LAYERS_PER_STAGE
-        layers = cluster(problem.graph, cut.source.microbatches(count), min(wanted, MOST_LAYERS))
+        wanted = (asked or min(devices, 8)) * policy.layers_per_stage
+        layers = cluster(problem.graph, cut.source.microbatches(count), min(wanted, policy.most_layers))
         found = slowest_least(profile(cut, count, layers), sizes, devices, asked)
         if found is None:
             continue

@@ -6,10 +6,6 @@ from autopar.plan import Plan
 from autopar.search.problem import Problem
 from autopar.search.research.run import Run, by_method
 
-#: Choices evaluated on one mesh unless the options say otherwise.
-STEPS = 20_000
-_BLOCK = 64
-
 
 def random(problem: Problem) -> Plan:
     """The best of choices drawn at random (Bergstra and Bengio, JMLR 2012).
@@ -23,12 +19,12 @@ def random(problem: Problem) -> Plan:
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.
     """
-    return by_method(problem, "random", draw, STEPS)
+    return by_method(problem, "random", draw)
 
 
 def draw(run: Run) -> None:
     """Spends the steps of ``run``."""
-    block = min(_BLOCK, run.steps)
+    block = min(run.policy.draws, run.steps)
     while run.more(block):
         choices = run.rng.integers(run.space.sizes, size=(block, run.space.sizes.size))
         scores = run.space.scores(choices)

@@ -8,13 +8,6 @@ from autopar.plan import Plan
 from autopar.search.problem import Problem
 from autopar.search.research.run import Run, by_method
 
-#: Choices evaluated on one mesh unless the options say otherwise.
-STEPS = 20_000
-
-_SAMPLES = 50
-_RATE = 0.1
-_DECAY, _SCALE_DECAY, _TINY = 0.9, 0.999, 1e-8  # of Adam
-
 
 def reinforce(problem: Problem) -> Plan:
     """Policy gradient placement (Mirhoseini et al., ICML'17) with a softmax for each node.
@@ -29,17 +22,18 @@ def reinforce(problem: Problem) -> Plan:
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.
     """
-    return by_method(problem, "reinforce", climb, STEPS)
+    return by_method(problem, "reinforce", climb)
 
 
 def climb(run: Run) -> None:
     """Spends the steps of ``run``."""
     space, rng = run.space, run.rng
+    decay, scale_decay, least_scale = 0.9, 0.999, 1e-8  # Adam's (Kingma and Ba, 2015)
     most = int(space.sizes.max(initial=1))
     there = np.arange(most)[None, :] < space.sizes[:, None]
     logits = np.where(there, 0.0, -np.inf)
     speed, scale = np.zeros_like(logits), np.zeros_like(logits)
-    count = max(2, min(_SAMPLES, run.steps))
+    count = max(2, min(run.policy.samples, run.steps))
     advantage = np.linspace(1.0, -1.0, count)  # of the best sample, the next..: its mean, the baseline, is 0
     round = 0
     while run.more(count):
@@ -56,7 +50,7 @@ def climb(run: Run) -> None:
         for sample, gain in zip(order, advantage, strict=True):
             gradient[nodes, choices[sample]] += gain / count
         gradient -= policy * gradient.sum(axis=1, keepdims=True)
-        speed = _DECAY * speed + (1 - _DECAY) * gradient
-        scale = _SCALE_DECAY * scale + (1 - _SCALE_DECAY) * gradient**2
-        step = speed / (1 - _DECAY**round) / (np.sqrt(scale / (1 - _SCALE_DECAY**round)) + _TINY)
-        logits = np.where(there, logits + _RATE * step, -np.inf)
+        speed = decay * speed + (1 - decay) * gradient
+        scale = scale_decay * scale + (1 - scale_decay) * gradient**2
+        step = speed / (1 - decay**round) / (np.sqrt(scale / (1 - scale_decay**round)) + least_scale)
+        logits = np.where(there, logits + run.policy.learning_rate * step, -np.inf)

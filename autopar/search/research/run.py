@@ -16,6 +16,7 @@ from autopar.plan import Plan
 from autopar.search.alpa import Answer, best_plan
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build
+from autopar.search.policy import ResearchPolicy
 from autopar.search.problem import Problem
 from autopar.search.progress import Progress
 from autopar.search.research.space import Space
@@ -36,6 +37,7 @@ class Run:
         rng: random numbers, from the seed.
         tell: called with every better choice, its cost and the number of steps until then.
         deadline: of `time.monotonic`.
+        policy: numbers of the methods.
         best: the best choice that was offered.
         cost: its cost.
         bound: a cost that no choice is below, where the method proves one.
@@ -49,6 +51,7 @@ class Run:
     rng: np.random.Generator
     tell: Callable[[tuple[int, ...], float, int], None]
     deadline: float = math.inf
+    policy: ResearchPolicy = field(default_factory=ResearchPolicy)
     best: tuple[int, ...] = ()
     cost: float = math.inf
     bound: float = -math.inf
@@ -74,7 +77,7 @@ class Run:
 Method: TypeAlias = Callable[[Run], None]
 
 
-def by_method(problem: Problem, name: str, method: Method, steps: int) -> Plan:
+def by_method(problem: Problem, name: str, method: Method, steps: int | None = None) -> Plan:
     """The cheapest plan that ``method`` finds, over all logical meshes.
 
     As in `autopar.search.alpa`, memory is first left out, and only where the answer needs more than there is the
@@ -85,12 +88,12 @@ def by_method(problem: Problem, name: str, method: Method, steps: int) -> Plan:
         problem: what is planned.
         name: name of the strategy.
         method: spends the steps of a run.
-        steps: choices to evaluate where the options name no number.
+        steps: choices to evaluate where the options name no number; None takes the policy's.
 
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.
     """
-    search = _Search(problem, name, method, problem.options.steps or steps)
+    search = _Search(problem, name, method, problem.options.steps or steps or problem.policy.research.steps)
     for mesh in problem.cluster.logical_meshes(problem.options.mesh_shape):
         search.on_mesh(mesh)
     return best_plan(problem, search.answers, name, search.clock)
@@ -144,6 +147,7 @@ class _Search:
                 np.random.default_rng(options.seed),
                 lambda choice, cost, steps: self._tell(stated, choice, cost, steps),
                 math.inf if limit is None else began + limit,
+                self.problem.policy.research,
             )
             self.method(run)
             self.spent += run.spent

@@ -15,9 +15,6 @@ from autopar.search.named import renamed
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 
-#: Candidates that are planned exactly, those with the least estimates; and those that may fail before.
-_TRIED, _FAILED = 3, 12
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -66,13 +63,13 @@ def best_candidate(cut: Cut, name: str, schedule: str, candidates: Iterable[Cand
     Raises:
         InfeasiblePlanError: none of them fits the memory, or there is none.
     """
-    problem = cut.problem
+    problem, policy = cut.problem, cut.problem.policy.research
     if problem.options.schedule in ("auto", "none"):
         problem = replace(problem, options=replace(problem.options, schedule=schedule))
     plans: list[Plan] = []
     failures: list[InfeasiblePlanError | ScheduleError] = []
     for candidate in sorted(candidates, key=lambda c: (c.estimate_s, c.count, len(c.members))):
-        if len(plans) == _TRIED or len(failures) == _FAILED:
+        if len(plans) == policy.planned_candidates or len(failures) == policy.failed_candidates:
             break
         try:
             plans.append(plan_candidate(problem, cut.source, candidate, alpa))

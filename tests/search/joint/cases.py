@@ -14,11 +14,14 @@ import numpy as np
 import autopar
 from autopar import InfeasiblePlanError, Plan
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
+from autopar.search.policy import SearchPolicy
 from tests.search.joint.space import SCHEDULES, Asked, Space
-from tests.search.problems import f32
+from tests.search.problems import f32, with_policy
 
 #: (nodes, devices of each), and how often each is drawn.
 SHAPES = (((1, 2), 0.3), ((2, 1), 0.4), ((2, 2), 0.15), ((1, 4), 0.15))
+
+DEFAULT = SearchPolicy()
 
 #: Bytes a device where memory is no matter.
 PLENTY = 10**9
@@ -59,12 +62,12 @@ class Case:
         weights = [f32(*shape) for shape in itertools.pairwise(self.widths)]
         return step, ((weights,) * (1 + self.momentum), f32(self.batch, self.widths[0]))
 
-    def planned(self, limit_bytes: int) -> Plan | None:
+    def planned(self, limit_bytes: int, policy: SearchPolicy = DEFAULT) -> Plan | None:
         """What autopar chooses; None where nothing fits."""
         fn, args = self.step()
         asked = self.asked
         try:
-            return autopar.parallelize(
+            parallel = autopar.parallelize(
                 fn,
                 cluster=self.cluster,
                 memory_limit=limit_bytes,
@@ -72,7 +75,8 @@ class Case:
                 num_stages=asked.stages or "auto",
                 num_microbatches=asked.microbatches or "auto",
                 schedule=asked.schedule or "auto",
-            ).plan(*args)
+            )
+            return with_policy(parallel, policy).plan(*args)
         except InfeasiblePlanError:
             return None
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import pytest
 
-import autopar.search.inter.every as every
-import autopar.search.planner as planner
-from tests.search.joint.cases import Case, case
+from autopar.search.policy import SearchPolicy, SizePolicy
+from tests.search.joint.cases import DEFAULT, Case, case
 
 #: Of 200 cases those that take a second or two, where something fits and the planner was found to be exact.
 QUICK = (4, 10, 17, 19, 25, 28, 43, 45, 48, 49, 53, 70, 77, 79, 84, 87, 89, 98, 111, 122, 132, 52, 143, 164, 178)
@@ -84,9 +83,9 @@ class Enumerated:
         best = made.space(limit).best()
         return Enumerated(made, limit, None if best is None else best.seconds)
 
-    def compared(self) -> Compared:
+    def compared(self, policy: SearchPolicy = DEFAULT) -> Compared:
         """Plans it."""
-        plan, number = self.made.planned(self.limit_bytes), self.made.number
+        plan, number = self.made.planned(self.limit_bytes, policy), self.made.number
         free = self.made.asked.stages is None
         if self.best_s is None:
             assert plan is None, f"case {number}: the plan is none of the ways: {plan}"
@@ -97,10 +96,8 @@ class Enumerated:
         return Compared(number, free, plan.step_time / self.best_s)
 
 
-def by_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans tiny steps as larger ones from now on."""
-    for module in (every, planner):
-        monkeypatch.setattr(module, "TINY", 0)
+#: Plans tiny steps as larger ones are planned.
+BY_ESTIMATES_ALONE = SearchPolicy(sizes=SizePolicy(tiny_operators=0))
 
 
 @pytest.mark.parametrize("number", QUICK)
@@ -111,19 +108,17 @@ def test_the_plan_is_that_of_exhaustive_search(number):
 
 
 @pytest.mark.parametrize("number", QUICK_BY_ESTIMATES)
-def test_as_larger_steps_are_planned_it_is_often_the_same(number, monkeypatch):
-    by_estimates(monkeypatch)
-    found = Enumerated.of(number).compared()
+def test_as_larger_steps_are_planned_it_is_often_the_same(number):
+    found = Enumerated.of(number).compared(BY_ESTIMATES_ALONE)
     assert found.ratio == pytest.approx(1.0, rel=EQUAL)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(9000)
-def test_how_often_and_how_far_plans_are_off(monkeypatch):
+def test_how_often_and_how_far_plans_are_off():
     cases = [Enumerated.of(n) for n in range(CASES)]
     check([c.compared() for c in cases], TINY)
-    by_estimates(monkeypatch)
-    check([c.compared() for c in cases], BY_ESTIMATES)
+    check([c.compared(BY_ESTIMATES_ALONE) for c in cases], BY_ESTIMATES)
 
 
 def check(found: Sequence[Compared], expected: Expected) -> None:

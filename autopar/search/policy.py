@@ -1,0 +1,227 @@
+"""`SearchPolicy`: every threshold of the search, as values that a problem carries.
+
+A threshold says where effort stops paying. Each field has the reason for its value; tests and benchmarks give other
+values with `dataclasses.replace`. What is about speed alone (`WorkerPolicy`) never changes a plan.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SizePolicy:
+    """Which problems are small or large.
+
+    Args:
+        tiny_operators: operators of a step up to which all its slicings and, of one stage, all combinations of
+            microbatches and recomputation are planned, so that no estimate has a part in the plan.
+        few_operators: operators below which numbers of microbatches down to 1 are tried: such a step may be bound by
+            the latency of links, and each number takes a fraction of a second.
+        small_operators: operators below which each number of stages is planned exactly, then numbers of microbatches
+            next to the best: a pair takes a fraction of a second there.
+        block_operators: operators from which a layer is at least a whole block of the model where there are as many
+            blocks as stages; below, where there are twice as many.
+        large_nodes: nodes above which a cluster is large: a stage is whole nodes, and one number of stages is tried.
+    """
+
+    tiny_operators: int = 60
+    few_operators: int = 300
+    small_operators: int = 1000
+    block_operators: int = 4000
+    large_nodes: int = 16
+
+
+@dataclass(frozen=True)
+class EnumerationPolicy:
+    """Which numbers of stages and microbatches are enumerated.
+
+    Args:
+        most_stages: stages on a large cluster.
+        most_stack_groups: groups into which a stack of layers is split where the number of stages is free.
+        most_slicings: slicings of a tiny step up to which all of them are planned; more go to the dynamic program.
+        large_microbatches_per_stage: microbatches a stage on a large cluster: the bubble of 1F1B is then an eighth.
+        least_microbatches_per_stage: fewest that are tried where only the number of stages is given.
+        most_microbatches_per_stage: most that are tried there: the bubble is an eighth.
+        most_ranked_per_stage: most that are ranked by interpolated costs where both numbers are free.
+        layers_per_stage: layers that a step is clustered into for each stage: the dynamic program moves a cut by a
+            quarter of a stage.
+        most_layers: layers in all: the dynamic program takes time by their cube.
+        most_mesh_axes: axes of a mesh of named degrees: strategies of an operator grow as its loops to their power, and
+            the integer program of four axes does not fit in memory.
+        small_state_share: share of all parameters below which state may stay whole under tensor parallelism: biases and
+            scales.
+    """
+
+    most_stages: int = 64
+    most_stack_groups: int = 32
+    most_slicings: int = 250
+    large_microbatches_per_stage: int = 8
+    least_microbatches_per_stage: int = 2
+    most_microbatches_per_stage: int = 8
+    most_ranked_per_stage: int = 32
+    layers_per_stage: int = 4
+    most_layers: int = 32
+    most_mesh_axes: int = 3
+    small_state_share: float = 1e-3
+
+
+@dataclass(frozen=True)
+class PricingPolicy:
+    """How layers are priced.
+
+    Args:
+        most_nodes: nodes of the branch-and-bound tree of one layer's integer program. Layers are sharded without a
+            memory limit, where bounds prove most of them optimal before a tree begins. The number of nodes, and no
+            clock, ends the others, so that costs are the same on a loaded machine.
+    """
+
+    most_nodes: int = 500
+
+
+@dataclass(frozen=True)
+class PartitionPolicy:
+    """Which answers of the dynamic program are planned exactly.
+
+    Args:
+        excesses: times the memory that layers as they are priced may take, until some slicing does: priced without
+            a limit, they take more than they do once they are planned within one.
+        shortages: likewise times less, where none of these slicings fits once it is planned.
+        ranked_excesses: times the memory that a ranked pair may take; of what exceeds it the least is likely to fit.
+        ranked_pairs: pairs of stages and microbatches with the least interpolated costs that are sliced, besides the
+            best with another number of stages: interpolation errs by up to a tenth.
+        near_best: factor of the least estimate within which candidates are planned exactly.
+        far: likewise of the best candidate with each number of stages of a small step: estimates leave out that sends
+            overlap, and that weight gradients fill the bubble.
+        most_near: candidates within ``near_best`` that are planned.
+        most_other: candidates planned where none of the least estimates fits.
+    """
+
+    excesses: tuple[float, ...] = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0, math.inf)
+    shortages: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
+    ranked_excesses: tuple[float, ...] = (1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4, 1.5)
+    ranked_pairs: int = 2
+    near_best: float = 1.25
+    far: float = 2.0
+    most_near: int = 3
+    most_other: int = 8
+
+
+@dataclass(frozen=True)
+class StagePolicy:
+    """How one stage is planned.
+
+    Args:
+        negligible_cost: relative cost of a memory limit below which no other recomputation, and no other placement of
+            copies, is tried: all of them do more work than the plan without a limit.
+        limit_attempts: memory limits that a stage is planned within before it is given up: what is known only from its
+            plan (gradients that are added) comes off the next limit.
+        shared_worker_attempts: likewise of stages that share a worker.
+    """
+
+    negligible_cost: float = 1e-3
+    limit_attempts: int = 3
+    shared_worker_attempts: int = 5
+
+
+@dataclass(frozen=True)
+class SchedulePolicy:
+    """Which schedule a pipeline runs where that is free.
+
+    Args:
+        one_stage_per_worker: schedules that are timed with the stages planned for 1F1B. GPipe is never faster than 1F1B
+            and holds more.
+        two_stages_per_worker: schedules that are planned where workers are idle for long.
+        long_idle_share: share of a step from which idle time is long.
+        least_gain: share of a step that another schedule, or form of plan, must save to be taken.
+        start_s: seconds that a runtime needs to start one more program (`benchmarks pipelines`: 0.1 to 0.4 ms an
+            instruction on CPU).
+        most_activation_growth: times the activations of one schedule that another may hold: ZB-H2 holds twice those
+            of 1F1B, none holds more.
+        bubble_left: share of the bubble of 1F1B that weight gradients cannot fill (Qi et al., 2023: a third where a
+            forward pass, a backward pass for inputs and one for weights take equally long).
+    """
+
+    one_stage_per_worker: tuple[str, ...] = ("zb-h1", "zb-h2", "eager-1f1b")
+    two_stages_per_worker: tuple[str, ...] = ("zb-v", "interleaved")
+    long_idle_share: float = 0.1
+    least_gain: float = 0.005
+    start_s: float = 2e-4
+    most_activation_growth: float = 2.0
+    bubble_left: float = 1 / 3
+
+
+@dataclass(frozen=True)
+class CompilationPolicy:
+    """How often a program that needs more memory than its plan says is planned again.
+
+    Args:
+        most_programs: programs compiled for one signature.
+        margin: share of the limit that a new plan aims at, after scaling by what was measured.
+        tolerance: times the limit that a program may need, with a note; compilers needed 0.95 to 1.5 times the bytes of
+            the model.
+    """
+
+    most_programs: int = 4
+    margin: float = 0.98
+    tolerance: float = 1.1
+
+
+@dataclass(frozen=True)
+class ResearchPolicy:
+    """Numbers of the strategies that search by trying (`autopar.search.research`).
+
+    Args:
+        steps: choices evaluated on one mesh, unless `Options.steps` says otherwise.
+        exhaustive_steps: likewise for exhaustive search, which takes a second for a million.
+        draws: random choices evaluated at a time.
+        population, elite, mutants, elite_bias: of the genetic algorithm (Goncalves and Resende, 2011): individuals,
+            shares of them, and the probability that a gene comes from the elite parent.
+        patience: share of the steps without a better choice after which a walk returns to the best.
+        hot, cold: rises of the cost, as shares of it, that a walk accepts with probability 1/e: at first, at the end.
+        samples, learning_rate: of policy gradients: choices a step, and the length of the step.
+        planned_candidates: slicings planned exactly, those with the least estimates.
+        failed_candidates: slicings that may fail before none is tried any more.
+    """
+
+    steps: int = 20_000
+    exhaustive_steps: int = 4_000_000
+    draws: int = 64
+    population: int = 100
+    elite: float = 0.15
+    mutants: float = 0.1
+    elite_bias: float = 0.7
+    patience: float = 0.1
+    samples: int = 50
+    learning_rate: float = 0.1
+    hot: float = 1e-2
+    cold: float = 1e-5
+    planned_candidates: int = 3
+    failed_candidates: int = 12
+
+
+@dataclass(frozen=True)
+class WorkerPolicy:
+    """When a second process plans too. This is about speed: plans do not depend on it.
+
+    Args:
+        least_operators: operators of a step from which a process is started, which takes it a second.
+    """
+
+    least_operators: int = 1000
+
+
+@dataclass(frozen=True)
+class SearchPolicy:
+    """All thresholds of the search, by what they are about; see each."""
+
+    sizes: SizePolicy = SizePolicy()
+    enumeration: EnumerationPolicy = EnumerationPolicy()
+    pricing: PricingPolicy = PricingPolicy()
+    partition: PartitionPolicy = PartitionPolicy()
+    stages: StagePolicy = StagePolicy()
+    schedules: SchedulePolicy = SchedulePolicy()
+    compilation: CompilationPolicy = CompilationPolicy()
+    research: ResearchPolicy = ResearchPolicy()
+    workers: WorkerPolicy = WorkerPolicy()

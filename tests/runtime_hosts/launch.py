@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+#: As in `tests/conftest.py`: programs run once or twice.
+FAST = os.environ.get("AUTOPAR_TEST_XLA", "--xla_backend_optimization_level=0")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ def start(
         [sys.executable, "-m", "tests.runtime_hosts.programs", program,
          json.dumps({"process": process, "processes": processes, "port": port, "devices": devices, **options})],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**inherited, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "AUTOPAR_CACHE_DIR": "off", **environment},
+        env={**inherited, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "AUTOPAR_CACHE_DIR": "off",
+             "XLA_FLAGS": FAST, **environment},
     )  # fmt: skip
 
 

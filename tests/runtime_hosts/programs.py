@@ -31,8 +31,18 @@ def join(o: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
-def example(name: str) -> tuple[Any, Any]:
-    step, args = import_module(f"examples.{name}").build("tiny", dtype="float64")
+#: Sizes of the examples: as small as still has two layers of each kind, in float64.
+SIZES: dict[str, dict[str, Any]] = {
+    "mlp": {"layers": 4, "hidden": 16},
+    "gpt": {"layers": 2, "hidden": 32, "ffn": 64, "vocab": 64, "seq": 16},
+    "llama": {"layers": 2, "hidden": 32, "ffn": 64, "vocab": 64, "seq": 16},
+    "moe": {"layers": 2, "hidden": 32, "ffn": 64, "vocab": 64, "seq": 16},
+    "wide_resnet": {},
+}
+
+
+def example(name: str, more: dict[str, Any]) -> tuple[Any, Any]:
+    step, args = import_module(f"examples.{name}").build("tiny", **{"dtype": "float64", **SIZES[name], **more})
     return step, args
 
 
@@ -55,32 +65,36 @@ def local(leaf: Any) -> Any:
 
 
 def train(o: dict[str, Any]) -> Any:
-    """Steps of an example, planned and plain; the largest difference of a leaf, and what all leaves are."""
-    step, args = example(o["example"])
+    """Steps of an example, plain and planned in several ways; of each the largest difference, and what all leaves are."""
+    step, args = example(o["example"], o.get("sizes", {}))
     args = jax.tree.map(lambda x: np.asarray(x) if x.dtype.kind in "fiub" else x, args)
-    mesh = o.get("mesh")
-    parallel = autopar.parallelize(step, mesh_shape=mesh, **o.get("options", {}))
-    state, batch = args[0], args[1:]
-    for _ in range(STEPS):
-        state, metrics = parallel(state, *batch)
-    split = sum(not leaf.is_fully_replicated for leaf in jax.tree.leaves(state))
-    plan = parallel.plan(args[0], *batch)
     with jax.default_device(jax.local_devices()[0]):
         plain = args[0]
         jitted = jax.jit(step)
         for _ in range(STEPS):
-            plain, want = jitted(plain, *batch)
+            plain, want = jitted(plain, *args[1:])
+    return [trained(step, args, (plain, want), case) for case in o["cases"]]
+
+
+def trained(step: Any, args: Any, want: Any, case: dict[str, Any]) -> dict[str, Any]:
+    """Steps of a plan: options of `parallelize` as ``case``."""
+    parallel = autopar.parallelize(step, **case)
+    state, batch = args[0], args[1:]
+    for _ in range(STEPS):
+        state, metrics = parallel(state, *batch)
+    plan = parallel.compile(args[0], *batch).plan
     worst = 0.0
-    for a, b in zip(jax.tree.leaves((state, metrics)), jax.tree.leaves((plain, want)), strict=True):
+    for a, b in zip(jax.tree.leaves((state, metrics)), jax.tree.leaves(want), strict=True):
         a, b = np.asarray(local(a), np.float64), np.asarray(local(b), np.float64)
         worst = max(worst, float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) if a.size else 0.0)
+    leaves = jax.tree.leaves(state)
     return {
         "worst": worst,
         "digest": digest((state, metrics)),
-        "split": split,
+        "split": sum(not leaf.is_fully_replicated for leaf in leaves),
         "mesh": list(plan.stages[0].mesh_shape.values()),
         "stages": plan.num_stages,
-        "processes": [len({d.process_index for d in leaf.sharding.device_set}) for leaf in jax.tree.leaves(state)],
+        "processes": [len({d.process_index for d in leaf.sharding.device_set}) for leaf in leaves],
         "plan": zlib.crc32(plan.to_json().encode()),
         "loss": float(np.asarray(metrics["loss"])),
     }

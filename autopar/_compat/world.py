@@ -86,3 +86,16 @@ def world() -> World | None:
     if state.client is None or state.num_processes == 1:
         return None
     return World(int(state.process_id), int(state.num_processes), state.client)
+
+
+def serve(address: str, processes: int, heartbeat_s: int) -> Any:
+    """jax's coordination service, which ends with what is returned.
+
+    Args:
+        address: host and port where it listens.
+        processes: how many will join.
+        heartbeat_s: seconds after which it takes a silent one for lost.
+    """
+    from jaxlib import _jax
+
+    return _jax.get_distributed_runtime_service(address, processes, heartbeat_timeout=heartbeat_s)

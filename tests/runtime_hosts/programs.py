@@ -23,7 +23,9 @@ STEPS = 5
 def join(o: dict[str, Any]) -> None:
     jax.config.update("jax_num_cpu_devices", o["devices"])
     jax.config.update("jax_enable_x64", True)
-    if o["processes"] > 1:
+    if o.get("initialize"):
+        autopar.initialize(f"127.0.0.1:{o['port']}", o["processes"], o["process"])
+    elif o["processes"] > 1:
         at = f"127.0.0.1:{o['port']}"
         jax.distributed.initialize(
             at, o["processes"], o["process"], coordinator_bind_address=at, cluster_detection_method="deactivate",
@@ -226,7 +228,7 @@ def alone(o: dict[str, Any]) -> Any:
     start = time.monotonic()
     try:
         autopar.initialize(o["coordinator"], 2, 0, join_s=o["join_s"])
-    except autopar.ProcessLostError as error:
+    except autopar.AutoparError as error:
         return [type(error).__name__, time.monotonic() - start < 30]
     return ["", False]
 

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,14 +23,24 @@ from tests.runtime_hosts.launch import ROOT, free_port, run
 KILLS = int(os.environ.get("AUTOPAR_TEST_KILLS", "2"))
 
 
-@pytest.mark.parametrize("how", ["killed", "fails"])
-def test_the_others_end_with_a_typed_error(how: str) -> None:
-    first, second = run("lose", how=how, victim=1, limit_s=100, environment={"AUTOPAR_HEARTBEAT_S": "3"})
-    assert second.code != 0, second.text
-    assert first.code == 82, first.text[-3000:]
-    assert "autopar.errors.base.ProcessLostError: process 1 of 2" in first.text
+@pytest.mark.parametrize(("how", "victim"), [("killed", 1), ("fails", 1), ("killed", 0), ("fails", 0)])
+def test_the_others_end_with_a_typed_error(how: str, victim: int) -> None:
+    options = {"how": how, "victim": victim, "initialize": victim == 0}
+    ended = run("lose", **options, limit_s=100, environment={"AUTOPAR_HEARTBEAT_S": "3"})
+    lost, other = ended[victim], ended[1 - victim]
+    assert lost.code != 0, lost.text
+    assert other.code == 82, other.text[-3000:]
+    assert f"autopar.errors.base.ProcessLostError: process {victim} of 2" in other.text
     want = "gave no sign of life for 3 s" if how == "killed" else "failed: ValueError: no more data"
-    assert want in first.text
+    assert want in other.text
+
+
+def test_a_port_that_is_taken_is_a_typed_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        (alone,) = run("alone", 1, join_s=60, coordinator=f"127.0.0.1:{taken.getsockname()[1]}", limit_s=60)
+    assert alone.result == ["ClusterError", True], alone.text
 
 
 def test_a_process_that_never_comes_is_a_typed_error() -> None:

@@ -28,7 +28,7 @@ Fact = tuple[str, str]
 
 #: Name of the variable with the seconds that a process waits for the others to come to the same call.
 WAIT_VARIABLE = "AUTOPAR_WAIT_S"
-_WAIT_S = 300.0
+_WAIT_S = 120.0
 #: Process 0 answers so much later than it gives up waiting, at most.
 _SLACK_S = 5.0
 #: So often is looked whether all processes are still there while one is waited for.

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -15,12 +16,18 @@ from jax.experimental import multihost_utils
 from autopar._compat.collectives import use_gloo
 from autopar._compat.world import world
 from autopar.errors import ClusterError, ProcessLostError
+from autopar.runtime.hosts.service import start_service, why_ended
 from autopar.runtime.hosts.supervise import COORDINATOR, CPU_DEVICES, PROCESS, PROCESSES
 from autopar.runtime.hosts.watch import heartbeat_s, watch
 
 #: jax looks for the others so much longer than this process waits: where it gives up it ends the process.
 _LATER_S = 60
 _LOOPBACK = ("127.0.0.1", "localhost")
+#: Seconds that the others are waited for.
+_JOIN_S = 120.0
+_LOOK_S = 0.2
+#: Where process 0 binds the service that jax starts in it, which nobody uses.
+_UNUSED = "127.0.0.1:0"
 
 
 def initialize(
@@ -28,7 +35,7 @@ def initialize(
     processes: int | None = None,
     process: int | None = None,
     *,
-    join_s: float = 300.0,
+    join_s: float = _JOIN_S,
     **options: Any,
 ) -> None:
     """Joins this process to the others that run the same script: `jax.distributed.initialize` with typed errors.
@@ -67,6 +74,12 @@ def initialize(
         raise ClusterError(f"{processes} processes and no coordinator", remedy='coordinator="host:port" of process 0')
     options.setdefault("heartbeat_timeout_seconds", math.ceil(1.5 * heartbeat_s()) + 5)
     options.setdefault("initialization_timeout", math.ceil(join_s) + _LATER_S)
+    service = None
+    if process == 0 and coordinator is not None and processes is not None:
+        port = coordinator.rpartition(":")[2]
+        address = options.get("coordinator_bind_address") or f"[::]:{port}"
+        options["coordinator_bind_address"] = _UNUSED
+        service = start_service(address, processes, options["heartbeat_timeout_seconds"], heartbeat_s())
     failed: list[BaseException] = []
 
     def join() -> None:
@@ -78,7 +91,16 @@ def initialize(
     # jax ends the process where the others do not come: a thread waits, so that this one can say so first.
     thread = threading.Thread(target=join, name="autopar-join", daemon=True)
     thread.start()
-    thread.join(join_s)
+    until = time.monotonic() + join_s
+    while thread.is_alive() and time.monotonic() < until:
+        thread.join(_LOOK_S)
+        reason = why_ended(service) if service is not None else None
+        if reason is not None:
+            raise ClusterError(
+                f"no coordination service at {coordinator}: {reason}",
+                cause="the port is taken, or the address is another machine's",
+                remedy="give an address of process 0's machine with a free port",
+            )
     if thread.is_alive():
         raise ProcessLostError(
             f"not all {processes or ''} processes came to {coordinator or 'the coordinator'} within {join_s:g} s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -84,12 +85,13 @@ def _once(job: Job, count: int, told: _Told, say: Callable[[str], None]) -> int:
     started: list[subprocess.Popen[bytes]] = []
     try:
         for process in range(count):
-            started.append(subprocess.Popen(job.command, env=_environment(job, address, count, process)))
+            environment = _environment(job, address, count, process)
+            started.append(subprocess.Popen(job.command, env=environment, process_group=0))
             say(f"process {process}: pid {started[-1].pid}")
         return _follow(job, started, told, say)
     finally:
         for child in started:
-            child.kill()
+            _end_group(child)
         for child in started:
             child.wait()
 
@@ -120,6 +122,12 @@ def _follow(job: Job, started: Sequence[subprocess.Popen[bytes]], told: _Told, s
     if told.number is not None:
         return code or 128 + told.number
     return code or (1 if left else 0)
+
+
+def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """Ends a process and all that it started, whether it ended already or not."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _named(code: int) -> str:

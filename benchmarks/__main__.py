@@ -20,6 +20,7 @@ from benchmarks import (
     calibrated,
     contest,
     growth,
+    kills,
     large,
     megatron,
     memory_limit,
@@ -45,6 +46,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "contest": contest.run,
         "experts": experts.run,
         "growth": growth.run,
+        "kills": kills.run,
         "large": large.run,
         "megatron": megatron.run,
         "predicted": predicted.run,
@@ -74,6 +76,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
 @click.option("--targets", default="", metavar="A,B", help="What `verified` compiles for; see benchmarks/verified.py.")
 @click.option("--examples", default="", metavar="A,B", help="What `verified` compiles; all examples unless given.")
 @click.option("--minutes", default=soak.MINUTES, help="How long `soak` kills workers.")
+@click.option("--kills", "count", default=kills.KILLS, help="How many processes `kills` kills.")
 def main(
     names: tuple[str, ...],
     file: Path | None,
@@ -84,6 +87,7 @@ def main(
     targets: str,
     examples: str,
     minutes: float,
+    count: int,
 ) -> None:
     """Runs benchmarks (all of them unless NAMES are given); exits with 1 if a target is missed."""
     os.environ["AUTOPAR_CACHE_DIR"] = "off"  # planning is measured, not reading; processes of the benchmarks inherit it
@@ -97,6 +101,7 @@ def main(
     runs = {
         **BENCHMARKS,
         "contest": partial(contest.run, data=data, letters=letters, seed=seed),
+        "kills": partial(kills.run, kills=count),
         "soak": partial(soak.run, minutes=minutes),
         "verified": partial(verified.run, **chosen),
     }

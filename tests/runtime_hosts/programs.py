@@ -67,7 +67,7 @@ def local(leaf: Any) -> Any:
 
 
 def train(o: dict[str, Any]) -> Any:
-    """Steps of an example, plain and planned in several ways; of each the largest difference, and what all leaves are."""
+    """Steps of an example, plain and by several plans: of each the largest difference, and what all leaves are."""
     step, args = example(o["example"], o.get("sizes", {}))
     args = jax.tree.map(lambda x: np.asarray(x) if x.dtype.kind in "fiub" else x, args)
     with jax.default_device(jax.local_devices()[0]):

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import re
-import signal
 import socket
-import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from autopar.runtime.hosts.supervise import Job, supervise
-from tests.runtime_hosts.launch import ROOT, free_port, run
+from benchmarks.kills import train
+from tests.runtime_hosts.launch import free_port, run
 
 KILLS = int(os.environ.get("AUTOPAR_TEST_KILLS", "2"))
 
@@ -71,63 +64,13 @@ def test_the_supervisor_gives_up(tmp_path: Path) -> None:
     assert said[-1] == "ended with 5 after 2 restarts"
 
 
-def supervised(folder: Path, kills: int, seed: int = 0) -> SimpleNamespace:
-    """A run of the example under the supervisor in which processes are killed at random times."""
-    folder.mkdir()
-    chance = random.Random(seed)
-    command = [
-        sys.executable, "-m", "autopar.cli", "run", "--processes", "2", "--cpu-devices", "2", "--heartbeat", "3",
-        "--restarts", str(2 * kills + 2), "--", sys.executable, "-m", "examples.train_hosts", str(folder),
-        "--steps", str(10 + 4 * kills), "--pause", "0.1",
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOPAR_CACHE_DIR": "off"}
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
-    )
-    guard = threading.Timer(300 + 100 * kills, child.kill)
-    guard.start()
-    pids: dict[int, int] = {}
-    every: list[int] = []
-    lines: list[str] = []
-    given: list[str] = []
-    wait = 0
-    assert child.stdout is not None
-    for line in child.stdout:
-        lines.append(line)
-        if found := re.match(r"autopar run: process (\d): pid (\d+)", line):
-            pids[int(found[1])] = int(found[2])
-            every.append(int(found[2]))
-            wait = chance.randint(3, 6)
-        if line.startswith("step") and len(given) < kills:
-            wait -= 1
-            if wait == 0:
-                time.sleep(chance.random() * 0.3)
-                kind = chance.choice([signal.SIGKILL, signal.SIGTERM])
-                given.append(kind.name)
-                os.kill(pids[chance.randint(0, 1)], kind)
-    child.wait()
-    guard.cancel()
-    child.stdout.close()
-    alive = [p for p in every if Path(f"/proc/{p}").exists() and "zombie" not in Path(f"/proc/{p}/status").read_text()]
-    return SimpleNamespace(code=child.returncode, text="".join(lines), given=given, alive=alive)
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(3600)
 def test_random_kills_leave_the_parameters_equal_to_the_bit(tmp_path: Path) -> None:
-    done = supervised(tmp_path / "killed", KILLS)
-    assert done.code == 0, done.text[-4000:]
-    assert len(done.given) == KILLS and done.alive == []
     steps = 10 + 4 * KILLS
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    command = [
-        sys.executable, "-m", "autopar.cli", "run", "--processes", "2", "--cpu-devices", "2", "--",
-        sys.executable, "-m", "examples.train_hosts", str(plain), "--steps", str(steps),
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOPAR_CACHE_DIR": "off"}
-    subprocess.run(command, check=True, cwd=ROOT, env=environment, timeout=600, stdout=subprocess.DEVNULL)
-    left, right = (json.loads((p / "result.json").read_text()) for p in (tmp_path / "killed", plain))
-    assert left == right
-    names = sorted(p.name for p in (tmp_path / "killed" / "checkpoints").iterdir())
-    assert len(names) == 2 and all(n.isdigit() for n in names), names
+    killed = train(tmp_path / "killed", steps, KILLS)
+    assert killed.code == 0, killed.text[-4000:]
+    assert len(killed.given) == KILLS and killed.alive == ()
+    plain = train(tmp_path / "plain", steps, 0)
+    assert killed.result == plain.result and plain.result["processes"] == 2
+    assert len(killed.checkpoints) == 2 and all(n.isdigit() for n in killed.checkpoints), killed.checkpoints

@@ -57,7 +57,7 @@ def _say_bye(child: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Serves until the process that started it is gone: address, processes, seconds of silence, of lingering, its id."""
+    """Serves until the process that started it is gone; arguments as `start_service`, and that one's id."""
     address, processes, limit_s, linger_s, parent = sys.argv[1:]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # who is told to end saves first, with the others

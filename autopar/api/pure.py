@@ -35,6 +35,7 @@ from autopar.frontend.trace import needs_values
 from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
+from autopar.lower.branches import with_own_buffers
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
 from autopar.lower.program import lower
 from autopar.lower.split_layers import SplitStep, split_layers
@@ -141,6 +142,7 @@ class PureFunction:
         clock = Clock()
         with clock.phase("trace"):
             traced = trace(self.fn, signature, static_numbers=static_numbers, **self.options.tracing)
+            traced = with_own_buffers(traced)
         return replace(traced, phases=clock.phases())
 
     def traced(self, signature: CallSignature) -> Traced:
@@ -171,7 +173,7 @@ class PureFunction:
         traced = self._traced[signature]
         if plan.num_stages == 1:
             own = plan.stages[0]
-            traced = as_one_stage(traced, plan.num_microbatches, own.remat, own.layer_ends)[0]
+            traced = as_one_stage(traced, len(own.devices), plan.num_microbatches, own.remat, own.layer_ends)[0]
         names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
         plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         return traced

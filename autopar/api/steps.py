@@ -9,6 +9,7 @@ from autopar.api.constraints import Pin, constraints_of
 from autopar.api.restacked import restacked
 from autopar.frontend import Traced
 from autopar.ir.verify import verify
+from autopar.lower.dealt import dealt
 from autopar.lower.microbatch import microbatched
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.recompute import recomputed_step
@@ -41,7 +42,7 @@ class TracedStep:
     def single_stage(self, num_microbatches: int, remat: Level) -> SingleStage:
         """The step as one stage. Raises MicrobatchError where there cannot be as many microbatches."""
         if (num_microbatches, remat) not in self.forms:
-            self.forms[num_microbatches, remat] = as_one_stage(self.traced, num_microbatches, remat)
+            self.forms[num_microbatches, remat] = as_one_stage(self.traced, self.num_devices, num_microbatches, remat)
         form, ends = self.forms[num_microbatches, remat]
         return SingleStage(form.graph, ends)
 
@@ -71,12 +72,13 @@ class TracedStep:
 
 
 def as_one_stage(
-    traced: Traced, num_microbatches: int, remat: Level, ends: Sequence[str] | None = None
+    traced: Traced, num_devices: int, num_microbatches: int, remat: Level, ends: Sequence[str] | None = None
 ) -> tuple[Traced, tuple[str, ...]]:
     """A function in microbatches, with what ``remat`` does not hold recomputed.
 
     Args:
         traced: the function.
+        num_devices: over which independent factorizations are dealt out.
         num_microbatches: their number.
         remat: what is held of the forward pass.
         ends: of its layers, as a plan records them; None finds them.
@@ -86,8 +88,8 @@ def as_one_stage(
     Raises:
         MicrobatchError: there cannot be as many microbatches.
     """
-    held, found = recomputed_step(traced, remat, ends)
+    held, found = recomputed_step(dealt(traced, num_devices), remat, ends)
     form = microbatched(held, num_microbatches)
-    if num_microbatches > 1 or remat != "none":
+    if form is not traced:
         verify(form.graph)
     return form, found

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from autopar.cluster import Curve, Device
+from autopar.cost.factorizations import factorization_flops
 from autopar.ir import Attr, Graph, Operator, TensorType
 from autopar.ir.loops import runs_inside
 from autopar.ir.primitives import (
@@ -55,8 +56,8 @@ def operator_flops(op: Operator, operand_types: Sequence[TensorType]) -> float:
     A matrix product does 2 x batch x contracting x free sizes; a convolution 2 x output size x kernel spatial
     size x in-features a group; elementwise operators one an element of the result; reductions and cumulative
     ones an element of the operand (windowed ones the window's size an element of the result); scatters that
-    combine one an element of the update; a polynomial a product and a sum for each coefficient but the last; the
-    rest none.
+    combine one an element of the update; a polynomial a product and a sum for each coefficient but the last;
+    factorizations as in `autopar.cost.factorizations`; the rest none.
 
     Args:
         op: the operator; ``dot_general`` has the attribute ``dimension_numbers``, ``conv_general_dilated``
@@ -80,7 +81,7 @@ def operator_flops(op: Operator, operand_types: Sequence[TensorType]) -> float:
         return float(operand_types[0].size)
     if name in SCATTERS and name != "scatter":
         return float(operand_types[2].size)
-    return 0.0
+    return factorization_flops(op, operand_types)
 
 
 def total_flops(graph: Graph, op: Operator) -> float:

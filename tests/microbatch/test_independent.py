@@ -203,3 +203,28 @@ def test_a_callback_is_told_in_the_plan():
     plan = autopar.parallelize(step_of(called_back), cluster=CLUSTER).plan(W, X)
     (note,) = [n for n in plan.notes if "pure_callback" in n]
     assert "runs on one device" in note and "test_independent.py" in note
+
+
+def saves_a_parameter(p, x):
+    h = lax.cond(p["a"][0, 0] > 0, lambda h: jnp.tanh(h @ p["a"]), lambda h: jnp.sin(jnp.cos(h) @ p["b"]) @ p["a"], x)
+    return jnp.mean(h**2)
+
+
+def saves_what_it_makes_of_one(p, x):
+    doubled = p["b"].sum()
+    h = lax.switch(
+        jnp.int32(p["a"][0, 0] > 0),
+        [lambda h: jnp.sin(h @ jnp.tanh(p["a"] * doubled)), lambda h: jnp.exp(jnp.sin(h)) @ p["b"]],
+        x,
+    )
+    return jnp.mean((h @ p["a"]) ** 2)
+
+
+@pytest.mark.parametrize("loss", [saves_a_parameter, saves_what_it_makes_of_one], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_branches_of_a_batch_with_the_size_of_a_parameter(loss, sign):
+    p, x = {"a": sign * np.abs(W), "b": W.T.copy()}, X[:6]
+    step = step_of(loss)
+    for count in (2, 3):
+        got = autopar.parallelize(step, cluster=CLUSTER, num_microbatches=count, num_stages=1)(p, x)
+        assert_trees_same(got, step(p, x))

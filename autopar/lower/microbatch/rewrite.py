@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,13 +10,11 @@ from jax import lax
 
 from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend import BoundGraph, Traced
-from autopar.frontend.build import build_graph
-from autopar.frontend.order import order
-from autopar.ir import Graph, Input, Literal
+from autopar.ir import Input
 from autopar.ir.phases import FORWARD_LOOP
-from autopar.lower.interpreter import scalar
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import Recorder, concatenated, microbatch_function, part_of, pieces_of, run_whole
+from autopar.lower.microbatch.retrace import retraced
 from autopar.microbatch import Microbatching, analyze
 
 
@@ -34,32 +30,16 @@ def microbatched(traced: Traced, count: int) -> Traced:
     """
     if count == 1:
         return traced
-    graph = traced.graph
-    found = analyze(graph, count)
-    recorder = Recorder()
-    shapes = [*traced.signature.avals(), *(jax.typeof(c) for c in traced.closed_over)]
-    closed = jax.make_jaxpr(lambda *arrays: _step(traced.program, found, recorder, arrays))(*shapes)
-    program = build_graph(
-        closed,
-        graph.name,
-        [(i.name, i.role) for i in graph.inputs],
-        [o.path for o in graph.outputs],
-        recorder.labels,
-    )
-    made = program.graph
-    outputs = tuple(replace(new, updates=old.updates) for new, old in zip(made.outputs, graph.outputs, strict=True))
-    ordered = order(Graph(graph.name, made.inputs[: len(graph.inputs)], made.operators, outputs))
-    return replace(traced, program=BoundGraph(ordered, program.bounds, program.constants))
+    found = analyze(traced.graph, count)
+    return retraced(traced, lambda env, recorder: _step(traced.program, found, recorder, env))
 
 
-def _step(bound: BoundGraph, found: Microbatching, recorder: Recorder, arrays: Sequence[Any]) -> list[Any]:
+def _step(bound: BoundGraph, found: Microbatching, recorder: Recorder, env: dict[str, Any]) -> dict[str, Any]:
     graph = bound.graph
-    env = dict(zip((i.name for i in graph.inputs), arrays, strict=True))
     env = run_whole(part_of(bound, found.before, graph.inputs, ()), env, recorder)
     env.update(loop(bound, found, recorder, env))
     late = part_of(bound, found.after, [Input(n, graph.types[n]) for n in env], ())
-    env = run_whole(late, env, recorder)
-    return [jnp.asarray(scalar(o.operand)) if isinstance(o.operand, Literal) else env[o.operand] for o in graph.outputs]
+    return run_whole(late, env, recorder)
 
 
 def loop(bound: BoundGraph, found: Microbatching, recorder: Recorder, env: dict[str, Any]) -> dict[str, Any]:

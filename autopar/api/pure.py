@@ -45,7 +45,7 @@ from autopar.runtime.hosts.world_pipeline import load_stages
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
-from autopar.search import Options, Problem, Strategy, strategy_named
+from autopar.search import Options, Problem, Reporting, Strategy, Subproblem, strategy_named
 from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
@@ -206,7 +206,7 @@ class PureFunction:
         traced = self._traced[signature]
         step = self._step(traced, self.options.cluster or Cluster.local())
         problem = self._whole_problem(traced, limit_bytes)
-        search = self._planner.pipeline if problem.options.on_workers else self._planner.plan
+        search = self._planner.pipeline if problem.subproblem.on_workers else self._planner.plan
         plan = search(problem, step, self._counts(traced.graph))
         return step.form_of(plan), plan
 
@@ -236,10 +236,9 @@ class PureFunction:
             num_stages=asked,
             schedule=o.schedule,
             remat=o.remat or "none",
-            equal=on_workers and o.num_stages == "auto",
-            on_workers=on_workers,
         )
-        return replace(problem, options=options)
+        subproblem = Subproblem(uniform_stages=on_workers and o.num_stages == "auto", on_workers=on_workers)
+        return replace(problem, options=options, subproblem=subproblem)
 
     def _counts(self, graph: Graph) -> list[int] | None:
         """Numbers of microbatches that may be taken, the first is wanted; None where all may."""
@@ -271,10 +270,10 @@ class PureFunction:
                 donated=donated,
                 num_microbatches=microbatches,
                 offload=o.offload,
-                say=o.progress,
                 constraints=merged(lying.constraints, constraints_of(o.constraints, traced.graph, cluster.num_devices)),
             ),
             policy=o.policy,
+            reporting=Reporting(log=o.progress),
         )
 
     def donated(self, traced: Traced) -> tuple[int, ...]:

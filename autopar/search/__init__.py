@@ -5,7 +5,7 @@ from autopar.search.alpa import alpa
 from autopar.search.compare import Budget, Comparison
 from autopar.search.files import load_problem, save_problem
 from autopar.search.manual import Manual
-from autopar.search.problem import Options, Problem
+from autopar.search.problem import Options, Problem, Reporting, Subproblem
 from autopar.search.progress import Progress
 from autopar.search.registry import Strategy, cuts_stages, register, strategies, strategy_named
 
@@ -17,7 +17,9 @@ __all__ = [
     "Plan",
     "Problem",
     "Progress",
+    "Reporting",
     "Strategy",
+    "Subproblem",
     "alpa",
     "cuts_stages",
     "load_problem",

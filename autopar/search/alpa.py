@@ -49,21 +49,21 @@ def alpa(problem: Problem) -> Plan:
     hopeless = [answer for answer in free if answer.solution.status is Status.INFEASIBLE]
     open_yet = [answer for answer in free if answer.solution.status is not Status.INFEASIBLE]
     cheapest = min((answer.solution.lower_bound for answer in open_yet), default=math.inf)
-    if open_yet and cheapest >= problem.options.enough_s:
+    if open_yet and cheapest >= problem.subproblem.cutoff_s:
         raise _no_better(problem, cheapest)
     answers += hopeless
     short = [answer for answer in open_yet if answer.stated.memory_bound]
     # The least bound first: what its mesh costs is then often less than what the others would cost without a limit.
     for answer in sorted(short, key=lambda a: (a.solution.lower_bound, str(a.stated.mesh))):
-        if answer.solution.lower_bound > min(best, problem.options.enough_s):
+        if answer.solution.lower_bound > min(best, problem.subproblem.cutoff_s):
             left_out = replace(answer.solution, status=Status.UNKNOWN, choice=(), objective=math.inf)
             answers.append(replace(answer, solution=left_out, note="left out: its bound is above what is known"))
             continue
-        found = _under_limit(problem, answer, clock, min(best, problem.options.enough_s))
+        found = _under_limit(problem, answer, clock, min(best, problem.subproblem.cutoff_s))
         answers += found
         best = min([best, *(a.solution.objective for a in found)])
-    if short and not any(answer.solution.found for answer in answers) and cheapest < problem.options.enough_s:
-        useless = [a.solution.lower_bound for a in answers if a.solution.lower_bound >= problem.options.enough_s]
+    if short and not any(answer.solution.found for answer in answers) and cheapest < problem.subproblem.cutoff_s:
+        useless = [a.solution.lower_bound for a in answers if a.solution.lower_bound >= problem.subproblem.cutoff_s]
         if any(map(math.isfinite, useless)):
             raise _no_better(problem, min(useless))
     order = [str(answer.stated.mesh) for answer in free]
@@ -83,7 +83,7 @@ def _all_without_limit(problem: Problem, clock: Clock) -> list[Answer]:
     meshes = meshes_that_hold(every, problem.graph, problem.options.constraints)
     likely = sorted(range(len(meshes)), key=lambda i: (_distance(problem, meshes[i]), i))
     answers: dict[int, Answer] = {}
-    best = problem.options.enough_s
+    best = problem.subproblem.cutoff_s
     for i in likely:
         answers[i] = _without_limit(problem, meshes[i], clock, best)
         if not answers[i].stated.memory_bound and answers[i].solution.found:
@@ -121,10 +121,10 @@ def _under_limit(problem: Problem, free: Answer, clock: Clock, cutoff_s: float) 
     """Answers within the limit: with copies that all phases share, and with copies of each phase's own.
 
     The second cost no less than the first without a limit, for they are made more often; where the first within the
-    limit costs next to nothing more than that, they are not tried. Programs apart have the second alone.
+    limit costs next to nothing more than that, they are not tried. Separate programs have the second alone.
     """
     found: list[Answer] = []
-    if not problem.options.apart:
+    if not problem.subproblem.separate_programs:
         with clock.phase("solve"):
             shared = _solve(problem, free.stated.problem, binds=True, cutoff_s=cutoff_s)
             found.append(Answer(free.stated, shared, "memory binds"))
@@ -139,10 +139,10 @@ def _under_limit(problem: Problem, free: Answer, clock: Clock, cutoff_s: float) 
 
 def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:
     return NotFasterError(
-        f"no plan of {problem.graph.name} takes less than {problem.options.enough_s} s; the fastest, without a limit, "
-        f"takes {cheapest_s} s",
+        f"no plan of {problem.graph.name} takes less than {problem.subproblem.cutoff_s} s; the fastest, without a "
+        f"limit, takes {cheapest_s} s",
         cause="another plan is at hand that is as fast",
-        remedy="leave enough_s away",
+        remedy="take that plan, or leave cutoff_s out",
     )
 
 
@@ -203,7 +203,7 @@ def infeasible(problem: Problem, stated: Sequence[ShardingProblem]) -> Infeasibl
     limit = problem.memory_limit_bytes
     floors = sorted(((memory_floor(s.problem), s) for s in stated), key=lambda p: p[0])
     least, told = max(floors[0][0], limit + 1.0), "it needs more"
-    if problem.options.explain:
+    if problem.reporting.explains_infeasible:
         least = math.inf
         for floor, s in floors:
             if floor < least:

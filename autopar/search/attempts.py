@@ -28,16 +28,16 @@ class Attempts(Generic[_T]):
         self.impossible: dict[int, MicrobatchError] = {}
         self.not_faster: NotFasterError | None = None
 
-    def first(self, ways: Iterable[tuple[int, Level]], enough_s: float = math.inf) -> _T | None:
+    def first(self, ways: Iterable[tuple[int, Level]], cutoff_s: float = math.inf) -> _T | None:
         """What the first of ``ways`` that fits gives.
 
-        None where none does, or the first that does is found to take ``enough_s`` seconds or more.
+        None where none does, or the first that does is found to take ``cutoff_s`` seconds or more.
         """
         for count, level in ways:
             if count in self.impossible:
                 continue
             try:
-                return self.attempt(count, level, enough_s, False)
+                return self.attempt(count, level, cutoff_s, False)
             except MicrobatchError as error:
                 self.impossible[count] = error
             except NotFasterError as error:
@@ -52,7 +52,7 @@ class Attempts(Generic[_T]):
         ways: Iterable[tuple[int, Level]],
         last: Callable[[_T], bool],
         seconds: Callable[[_T], float],
-        enough_s: float = math.inf,
+        cutoff_s: float = math.inf,
     ) -> _T | None:
         """The fastest of what ``ways`` give as far as they fit; None if none does.
 
@@ -60,11 +60,11 @@ class Attempts(Generic[_T]):
             ways: in order.
             last: whether what comes after one that fits need not be tried.
             seconds: how long one takes.
-            enough_s: what takes as long is of no use.
+            cutoff_s: what takes as long is of no use.
         """
         fitting: list[_T] = []
         for way in ways:
-            found = self.first([way], min(map(seconds, fitting), default=enough_s))
+            found = self.first([way], min(map(seconds, fitting), default=cutoff_s))
             if found is not None:
                 fitting.append(found)
                 if last(found):

@@ -51,10 +51,9 @@ class Budgeted:
     def __call__(self, problem: Problem) -> Plan:
         """The strategy's plan for ``problem``, whose own budget and seed do not count."""
         b = self.budget
-        options = replace(
-            problem.options, time_limit_s=b.time_limit_s, steps=b.steps, seed=self.seed, progress=self.seen.append
-        )
-        return self.strategy(replace(problem, options=options))
+        options = replace(problem.options, time_limit_s=b.time_limit_s, steps=b.steps, seed=self.seed)
+        reporting = replace(problem.reporting, progress=self.seen.append)
+        return self.strategy(replace(problem, options=options, reporting=reporting))
 
 
 @dataclass(frozen=True)

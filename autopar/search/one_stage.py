@@ -17,7 +17,7 @@ def one_stage(
     *,
     offload: bool,
     tiny: bool,
-    enough_s: float = math.inf,
+    cutoff_s: float = math.inf,
 ) -> Plan:
     """The plan of one stage.
 
@@ -31,11 +31,11 @@ def one_stage(
         remat: "auto", or what is computed anew.
         offload: whether state may lie in host memory.
         tiny: whether all ways may be tried.
-        enough_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
+        cutoff_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
             time, so the first way that fits and does not stay below is the last.
 
     Raises:
-        InfeasiblePlanError: no way fits, or none is found to stay below ``enough_s``.
+        InfeasiblePlanError: no way fits, or none is found to stay below ``cutoff_s``.
         MicrobatchError: no number of microbatches is possible.
     """
     first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
@@ -43,19 +43,19 @@ def one_stage(
     plain = [(count, first) for count in counts]
     if offload:
         ways = [*plain, *((count, level) for level in more for count in counts)]
-        found = attempts.fastest(ways, _nothing_on_host, _seconds, enough_s)
+        found = attempts.fastest(ways, _nothing_on_host, _seconds, cutoff_s)
     elif tiny:
         ways = [(count, level) for count in counts for level in (first, *more)]
-        found = attempts.fastest(ways, _is_free_of_the_limit, _seconds, enough_s)
+        found = attempts.fastest(ways, _is_free_of_the_limit, _seconds, cutoff_s)
     else:
-        found = attempts.first(plain, enough_s) or _recomputed(attempts, counts, more, enough_s)
+        found = attempts.first(plain, cutoff_s) or _recomputed(attempts, counts, more, cutoff_s)
     if found is None:
         raise attempts.error()
     return found
 
 
 def _recomputed(
-    attempts: Attempts[Plan], counts: Sequence[int], levels: Sequence[Level], enough_s: float
+    attempts: Attempts[Plan], counts: Sequence[int], levels: Sequence[Level], cutoff_s: float
 ) -> Plan | None:
     """The plan that computes as little anew as must be. Where that which holds least does not fit, few of those between
     need to be tried: in one microbatch nothing is added up beside it."""
@@ -65,8 +65,8 @@ def _recomputed(
     found = attempts.first([(possible[-1], levels[-1])])
     if found is not None:
         between = [(count, level) for level in levels for count in possible]
-        return attempts.first(between[:-1], enough_s) or found
-    return attempts.first([(possible[0], level) for level in levels], enough_s) if len(possible) > 1 else None
+        return attempts.first(between[:-1], cutoff_s) or found
+    return attempts.first([(possible[0], level) for level in levels], cutoff_s) if len(possible) > 1 else None
 
 
 def _nothing_on_host(plan: Plan) -> bool:

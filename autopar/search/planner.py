@@ -108,13 +108,13 @@ class Planner:
         """The best plan of one stage; arguments as of `plan`, and seconds that it must stay below."""
         o, size = problem.options, batch_size(problem.graph) or 1
 
-        def attempt(count: int, level: Level, enough_s: float, explain: bool) -> Plan:
+        def attempt(count: int, level: Level, cutoff_s: float, explain: bool) -> Plan:
             single = step.single_stage(count, level)
-            options = replace(
-                o, num_microbatches=count, num_stages=1, schedule="auto", remat="auto", equal=False, enough_s=enough_s,
-                explain=explain,
-            )  # fmt: skip
-            plan = self._shard(replace(problem, graph=single.graph, options=options))
+            options = replace(o, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
+            subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
+            reporting = replace(problem.reporting, explains_infeasible=explain)
+            stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
+            plan = self._shard(replace(stage, graph=single.graph))
             return Plan(plan.content.recomputing(level, single.layer_ends), plan.phases)
 
         plan = one_stage(
@@ -123,7 +123,7 @@ class Planner:
             o.remat,
             offload=o.offload != "none",
             tiny=len(problem.graph.operators) <= problem.policy.sizes.tiny_operators,
-            enough_s=cutoff_s,
+            cutoff_s=cutoff_s,
         )
         if o.num_stages is None or counts is None or o.remat == "auto":
             plan = bounded(plan, problem.graph, problem.cluster)
@@ -140,7 +140,7 @@ class Planner:
         o, cluster = problem.options, problem.cluster
         if cutoff_s < math.inf:
             may_be_faster(problem, counts, cutoff_s)
-        _say(problem, f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
+        problem.log(f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
         stages = o.num_stages or getattr(self.strategy, "num_stages", None)
         most = problem.policy.enumeration
         layered = step.layered(stages, 2 * most.most_stages if is_large(problem) else most.most_stack_groups)
@@ -151,16 +151,23 @@ class Planner:
             constraints=layered.constraints,
             num_microbatches=None if counts is None else counts[0],
             offload="none" if kept else o.offload,
-            enough_s=cutoff_s,
         )
-        whole = Problem(layered.graph, cluster, CostModel(cluster), options, layered.source, problem.policy)
+        subproblem = replace(problem.subproblem, cutoff_s=cutoff_s)
+        whole = replace(
+            problem,
+            graph=layered.graph,
+            cost_model=CostModel(cluster),
+            options=options,
+            source=layered.source,
+            subproblem=subproblem,
+        )
         plan = cached_with_stages(self.strategy, self.cache)(whole)
         if kept:
             plan = Plan(msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)), plan.phases)
         return layered.of_step(plan)
 
     def _shard(self, problem: Problem) -> Plan:
-        _say(problem, f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
+        problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
 
 
@@ -173,13 +180,8 @@ def _kept_on_devices(problem: Problem, groups: int) -> str:
     """Why no state of a pipeline lies in host memory where it was asked for; "" where it may."""
     o = problem.options
     told = f"offload={o.offload!r} moves nothing to host memory: "
-    if o.offload != "none" and o.on_workers:
+    if o.offload != "none" and problem.subproblem.on_workers:
         return told + "workers on Ray keep all on their devices"
     if o.offload != "none" and groups > 1:
         return told + "layers that lie in one array are taken apart for the stages"
     return ""
-
-
-def _say(problem: Problem, text: str) -> None:
-    if problem.options.say is not None:
-        problem.options.say(text)

@@ -18,7 +18,7 @@ from autopar.search.source import StageSource
 
 
 class NotFasterError(InfeasiblePlanError):
-    """No plan takes less than `Options.enough_s`."""
+    """No plan takes less than `Subproblem.cutoff_s`."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,8 @@ class Options:
         time_limit_s: seconds that the solver may take for one mesh; None waits for the proof.
         seed: for strategies that draw numbers.
         steps: choices that strategies which search by trying may evaluate on one mesh; None for their own number.
-        waiting: microbatches besides the one that runs whose forward pass is done and whose backward pass is not: a
-            stage of a pipeline holds for each of them what its backward pass takes.
-        equal: whether all stages of a pipeline must have as many devices, as where each is a worker of its own.
-        on_workers: whether stages are carried out by workers in other processes, which keep all on their devices.
-        apart: whether the forward and the backward pass are programs of their own, as on a stage of a pipeline: where
-            memory is short neither has copies of the other's.
-        enough_s: seconds of a step that a plan must stay below to be of use: another of so many is at hand.
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
         offload: what may be kept in host memory while nothing needs it: "none", or "auto" for state of the update.
-        progress: called with every better answer while a strategy searches.
-        say: told in a line of text what is being worked on.
-        explain: whether the error where nothing fits says the least memory that would do, which may take longer to find
-            than that nothing fits; else it says a bound.
         constraints: where inputs lie.
     """
 
@@ -60,17 +49,46 @@ class Options:
     time_limit_s: float | None = 60.0
     seed: int = 0
     steps: int | None = None
-    waiting: int = 0
-    equal: bool = False
-    on_workers: bool = False
-    apart: bool = False
-    enough_s: float = math.inf
     remat: str = "auto"
     offload: str = "none"
-    progress: Callable[[Progress], None] | None = None
-    say: Callable[[str], None] | None = None
-    explain: bool = True
     constraints: tuple[Constraint, ...] = ()
+
+
+@dataclass(frozen=True)
+class Subproblem:
+    """What the planner and the runtime demand of a problem, besides what the user asked for.
+
+    Args:
+        extra_in_flight: microbatches besides the one that runs whose forward pass is done and whose backward pass is
+            not: a stage of a pipeline keeps the activations of each.
+        uniform_stages: whether all stages of a pipeline have as many devices, as where each is a worker of its own.
+        on_workers: whether stages are carried out by workers in other processes, which keep all on their devices.
+        separate_programs: whether the forward and the backward pass are programs of their own, as on a stage of a
+            pipeline: where memory is short neither has copies of the other's.
+        cutoff_s: seconds of a step that a plan must stay below to be of use: another plan takes so many.
+    """
+
+    extra_in_flight: int = 0
+    uniform_stages: bool = False
+    on_workers: bool = False
+    separate_programs: bool = False
+    cutoff_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """Who is told what while a problem is planned. Plans do not depend on it.
+
+    Args:
+        progress: called with every better answer while a strategy searches.
+        log: called with a line of text when a phase begins.
+        explains_infeasible: whether the error where nothing fits says the least memory that would do, which may take
+            longer to find than that nothing fits; else it says a bound.
+    """
+
+    progress: Callable[[Progress], None] | None = None
+    log: Callable[[str], None] | None = None
+    explains_infeasible: bool = True
 
 
 @dataclass(frozen=True)
@@ -84,6 +102,8 @@ class Problem:
         options: what the user asked for.
         source: cuts the step into stages; None where only one stage can be planned.
         policy: thresholds of the search.
+        subproblem: what holds besides what the user asked for.
+        reporting: who is told what meanwhile.
     """
 
     graph: Graph
@@ -92,8 +112,15 @@ class Problem:
     options: Options = Options()
     source: StageSource | None = None
     policy: SearchPolicy = field(default_factory=SearchPolicy)
+    subproblem: Subproblem = Subproblem()
+    reporting: Reporting = Reporting()
 
     @property
     def memory_limit_bytes(self) -> int:
         """Bytes that a plan may use on a device."""
         return self.options.memory_limit_bytes or self.cluster.memory_bytes
+
+    def log(self, text: str) -> None:
+        """Tells a line of text to who listens."""
+        if self.reporting.log is not None:
+            self.reporting.log(text)

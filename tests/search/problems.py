@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.ir import Graph
 from autopar.ir.verify import verify
-from autopar.search import Options, Problem
+from autopar.search import Problem
 from autopar.search.policy import SearchPolicy
 
 
@@ -46,7 +46,7 @@ def graph_of(fn: Callable[..., Any], *args: Any) -> Graph:
 
 def problem_of(fn: Callable[..., Any], args: Sequence[Any], cluster: Cluster, **options: Any) -> Problem:
     """The problem of planning ``fn``; ``options`` are those of `autopar.search.Options`."""
-    return Problem(graph_of(fn, *args), cluster, CostModel(cluster), Options(**options))
+    return problem_with(Problem(graph_of(fn, *args), cluster, CostModel(cluster)), **options)
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -57,6 +57,16 @@ def f32(*shape: int) -> jax.ShapeDtypeStruct:
 def i32(*shape: int) -> jax.ShapeDtypeStruct:
     """An int32 array's shape and dtype."""
     return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def problem_with(problem: Problem, **values: Any) -> Problem:
+    """A problem with other options, demands of the planner, or reporting; each name belongs to one of them."""
+    for part in ("options", "subproblem", "reporting"):
+        own = {f.name for f in fields(getattr(problem, part))}
+        given = {name: values.pop(name) for name in own & values.keys()}
+        problem = replace(problem, **{part: replace(getattr(problem, part), **given)})
+    assert not values, f"unknown: {sorted(values)}"
+    return problem
 
 
 def with_policy(parallel: ParallelFunction[..., Any], policy: SearchPolicy) -> ParallelFunction[..., Any]:

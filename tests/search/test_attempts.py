@@ -11,7 +11,7 @@ NEEDED = {(1, "none"): 90, (2, "none"): 50, (4, "full"): 20}
 
 
 def attempts(limit_bytes, tried):
-    def attempt(count, level, enough_s, explain):
+    def attempt(count, level, cutoff_s, explain):
         tried.append((count, level))
         if count == 3:
             raise MicrobatchError("3 microbatches do not divide the batch")
@@ -48,7 +48,7 @@ def test_counts_that_are_impossible_are_not_tried_again():
 def test_where_the_nearest_fits_when_it_is_asked_again_the_first_answer_is_told():
     """As with a strategy that the clock stopped."""
 
-    def attempt(count, level, enough_s, explain):
+    def attempt(count, level, cutoff_s, explain):
         if not explain:
             raise InfeasiblePlanError("nothing was found in time", least_bytes=90)
         return 90

@@ -33,9 +33,9 @@ from autopar.ir.text import graph_text
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.schedule import get
-from autopar.search import Manual, Options, Problem, alpa, strategy_named
+from autopar.search import Manual, Options, Problem, Subproblem, alpa, strategy_named
 from autopar.search.cache import Cached, PlanCache, cached, cached_with_stages, key_of, plan_cache
-from autopar.search.cache.key import SILENT, without_lines
+from autopar.search.cache.key import without_lines
 from autopar.search.compare import Budget, Budgeted
 from autopar.search.constraints import Constraint
 from autopar.search.policy import SearchPolicy, WorkerPolicy
@@ -43,7 +43,7 @@ from autopar.search.told import UntoldError, surroundings, told
 from autopar.sharding import register_rule, unregister_rule
 from examples import gpt, mlp
 from tests.report.plans import make_plan
-from tests.search.problems import f32, problem_of, toy
+from tests.search.problems import f32, problem_of, problem_with, toy
 
 KEY = "0123456789abcdef" * 4
 
@@ -58,14 +58,18 @@ OTHERS = {
     "time_limit_s": None,
     "seed": 1,
     "steps": 5,
-    "waiting": 1,
-    "equal": True,
-    "on_workers": True,
-    "apart": True,
-    "enough_s": 1.0,
     "remat": "none",
     "offload": "auto",
     "constraints": (Constraint("x", (1,), "x is whole"),),
+}
+
+#: Likewise of what the planner demands.
+DEMANDS = {
+    "extra_in_flight": 1,
+    "uniform_stages": True,
+    "on_workers": True,
+    "separate_programs": True,
+    "cutoff_s": 1.0,
 }
 
 
@@ -110,7 +114,7 @@ def test_a_plan_that_was_kept_is_equal_and_not_searched_for(problem: Problem, tm
     again, counting = counted(cache_in(tmp_path))
     said: list[str] = []
     planned = first(problem)
-    kept = again(replace(problem, options=replace(problem.options, say=said.append)))
+    kept = again(problem_with(problem, log=said.append))
     assert counting.calls == 0
     assert kept.content == planned.content and kept.to_json() == planned.to_json() == alpa(problem).to_json()
     assert [name for name, _ in kept.phases] == ["cache"]
@@ -137,14 +141,14 @@ def test_that_nothing_fits_is_not_kept(problem: Problem, tmp_path: Path) -> None
 
 
 def test_every_option_is_named_here() -> None:
-    names = {f.name for f in dataclasses.fields(Options)}
-    assert names == {*OTHERS, *SILENT, "progress"}
+    assert {f.name for f in dataclasses.fields(Options)} == OTHERS.keys()
+    assert {f.name for f in dataclasses.fields(Subproblem)} == DEMANDS.keys()
 
 
-@pytest.mark.parametrize("name", sorted(OTHERS))
+@pytest.mark.parametrize("name", [*sorted(OTHERS), *sorted(DEMANDS)])
 def test_another_option_is_another_key(problem: Problem, name: str) -> None:
-    assert getattr(problem.options, name) != OTHERS[name]
-    other = replace(problem, options=replace(problem.options, **{name: OTHERS[name]}))
+    other = problem_with(problem, **{name: {**OTHERS, **DEMANDS}[name]})
+    assert other != problem
     keys = [key_of(p, alpa, "") for p in (problem, other)]
     assert None not in keys and len(set(keys)) == 2
 
@@ -166,8 +170,8 @@ def test_when_a_second_process_starts_is_no_part_of_the_key(problem: Problem) ->
 
 
 def test_who_is_told_changes_nothing_and_who_watches_plans_anew(problem: Problem) -> None:
-    assert key_of(replace(problem, options=replace(problem.options, say=print)), alpa, "") == key_of(problem, alpa, "")
-    assert key_of(replace(problem, options=replace(problem.options, progress=print)), alpa, "") is None
+    assert key_of(problem_with(problem, log=print), alpa, "") == key_of(problem, alpa, "")
+    assert key_of(problem_with(problem, progress=print), alpa, "") is None
 
 
 def test_key_depends_on_cluster_costs_planner_and_surroundings(problem: Problem) -> None:

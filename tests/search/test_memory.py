@@ -211,6 +211,6 @@ def test_what_no_mesh_can_hold_is_not_solved(monkeypatch):
     with pytest.raises(InfeasiblePlanError, match="the least that would do is"):
         alpa(problem_of(fn, args, toy(8), memory_limit_bytes=1000))
     with pytest.raises(InfeasiblePlanError, match="it needs more") as told:
-        alpa(problem_of(fn, args, toy(8), memory_limit_bytes=1000, explain=False))
+        alpa(problem_of(fn, args, toy(8), memory_limit_bytes=1000, explains_infeasible=False))
     assert not solved
     assert told.value.least_bytes is not None and told.value.least_bytes > 1000

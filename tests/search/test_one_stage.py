@@ -29,9 +29,9 @@ class Step:
     tried: list[tuple[int, str]] = field(default_factory=list)
     enough: list[float] = field(default_factory=list)
 
-    def attempt(self, count, level, enough_s, explain):
+    def attempt(self, count, level, cutoff_s, explain):
         self.tried.append((count, level))
-        self.enough.append(enough_s)
+        self.enough.append(cutoff_s)
         if count > 2 * self.bytes:
             raise MicrobatchError(f"{count} microbatches")
         doublings, levels = count.bit_length() - 1, ("none", "selective", "full").index(level)

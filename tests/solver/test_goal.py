@@ -107,7 +107,7 @@ def test_a_mesh_that_costs_more_is_given_up() -> None:
     others = [c.step_time for c in plan.search.considered if c is not chosen and c.step_time is not None]
     assert all(other >= chosen.step_time for other in others)
     with pytest.raises(NotFasterError):
-        alpa(problem_of(*mlp.build(abstract=True), toy(4), enough_s=plan.step_time / 2))
+        alpa(problem_of(*mlp.build(abstract=True), toy(4), cutoff_s=plan.step_time / 2))
     assert (
-        alpa(problem_of(*mlp.build(abstract=True), toy(4), enough_s=plan.step_time * 1.01)).step_time == plan.step_time
+        alpa(problem_of(*mlp.build(abstract=True), toy(4), cutoff_s=plan.step_time * 1.01)).step_time == plan.step_time
     )

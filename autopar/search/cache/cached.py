@@ -42,8 +42,7 @@ class Cached:
             key = key_of(problem, self.planner, self.cache.surroundings)
             kept = None if key is None else self.cache.get(key)
         if kept is not None:
-            if problem.options.say is not None:
-                problem.options.say(f"read the plan of {problem.graph.name} from the cache {self.cache.folder}")
+            problem.log(f"read the plan of {problem.graph.name} from the cache {self.cache.folder}")
             return Plan(kept, clock.phases())
         began = time.perf_counter()
         plan = self.search(problem)

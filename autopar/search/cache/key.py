@@ -22,18 +22,15 @@ from autopar.search.told import UntoldError, is_own, told
 from autopar.sharding import rule_for
 from autopar.sharding.registry import registered_rules
 
-#: Options that change what is said while a plan is made, or where there is none, and not the plan.
-SILENT = ("say", "explain")
-
 
 def key_of(problem: Problem, planner: Any, surroundings: str | None) -> str | None:
     """The key of the plan that a planner makes of a problem; None where such plans are not to be kept.
 
     Two problems have one key only if their plans are equal to the byte: it is a hash of the whole graph (names, roles,
     scopes and updates too; lines of the source only where the plan tells them), the cluster, the cost model, every
-    option and the surroundings. Not kept are plans
+    option and threshold, and the surroundings. Not kept are plans
 
-    - of searches that are watched by `Options.progress`, which would have nothing to say,
+    - of searches that are watched by `Reporting.progress`, which would have nothing to say,
     - where a user registered a sharding rule or a schedule, or gave a strategy, schedule, cost model or source that is
       not autopar's own: what these do is not known.
 
@@ -45,7 +42,7 @@ def key_of(problem: Problem, planner: Any, surroundings: str | None) -> str | No
     Returns:
         SHA-256, 64 hexadecimal digits.
     """
-    if surroundings is None or problem.options.progress is not None or registered_rules() or registered_schedules():
+    if surroundings is None or problem.reporting.progress is not None or registered_rules() or registered_schedules():
         return None
     try:
         data = {
@@ -53,6 +50,7 @@ def key_of(problem: Problem, planner: Any, surroundings: str | None) -> str | No
             "cluster": _told_cluster(problem.cluster),
             "cost_model": _told_costs(problem.cost_model),
             "options": _told_options(problem.options),
+            "subproblem": told(problem.subproblem),
             "policy": told(_deciding(problem.policy)),
             "source": None if problem.source is None else _told_class(problem.source),
             "surroundings": surroundings,
@@ -83,8 +81,8 @@ def _deciding(policy: SearchPolicy) -> SearchPolicy:
 
 
 def _told_options(options: Options) -> dict[str, Any]:
-    """All options but those that are `SILENT`: a new one counts unless it is named there."""
-    found = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in SILENT}
+    """All options."""
+    found = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     return {name: _told_schedule(v) if name == "schedule" else told(v) for name, v in found.items()}
 
 

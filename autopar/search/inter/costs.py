@@ -30,7 +30,7 @@ from autopar.search.intra import ShardingProblem, build
 from autopar.search.intra.collectives import collectives
 from autopar.search.intra.draft import ValueDraft
 from autopar.search.intra.extract import copy_layouts, made_layouts, memory_of
-from autopar.search.problem import Problem
+from autopar.search.problem import Problem, Reporting
 from autopar.search.source import Sliced, StageSource
 from autopar.solver import HighsSolver, Solution, Status, solve
 from autopar.stages import Layers, StageMap
@@ -138,8 +138,7 @@ class LayerPrices:
 
     def _priced(self, submesh: Submesh) -> tuple[LayerCosts, tuple[int, ...]]:
         part, n = self.part(submesh), len(self.layers.members)
-        if self.problem.options.say is not None:
-            self.problem.options.say(f"pricing {n} layers, {len(self.chosen)} of them different, on {part}")
+        self.problem.log(f"pricing {n} layers, {len(self.chosen)} of them different, on {part}")
         flops = self.layers.flops
         shape = self.problem.options.mesh_shape
         if shape is not None and math.prod(shape) != submesh.size:
@@ -275,7 +274,7 @@ class _Solving:
     ) -> _Solving:
         """Begins on all logical meshes of ``part``, or on that of ``shape``."""
         single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=CostModel(part))
-        silent = replace(single, options=replace(problem.options, say=None, progress=None), source=None)
+        silent = replace(single, reporting=Reporting(), source=None)
         answers = tuple(beside.promise(_without_limit, silent, mesh) for mesh in part.logical_meshes(shape))
         return _Solving(single, whole, count, answers)
 

@@ -70,7 +70,7 @@ def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
 def _submeshes(problem: Problem, stages: int) -> Iterator[tuple[Submesh, ...]]:
     """Submeshes of so many stages that together are all devices."""
     kinds = submeshes(problem.cluster)
-    if problem.options.equal:
+    if problem.subproblem.uniform_stages:
         kinds = [k for k in kinds if k.size * stages == problem.cluster.num_devices]
     yield from _filling([group.size for group in problem.cluster.groups], kinds, stages)
 

@@ -113,9 +113,9 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
             plans += _with_chunks(problem, source, min(plans, key=lambda p: p.step_time), intra, beside)
     if failures and not plans:
         raise failures[0]
-    if not plans and problem.options.enough_s < math.inf:
+    if not plans and problem.subproblem.cutoff_s < math.inf:
         raise NotFasterError(
-            f"no pipeline of {problem.graph.name} is estimated to take less than {problem.options.enough_s:.6g} s",
+            f"no pipeline of {problem.graph.name} is estimated to take less than {problem.subproblem.cutoff_s:.6g} s",
             cause="another plan is at hand that is as fast",
             remedy="ask for num_stages to have one all the same",
         )
@@ -147,7 +147,7 @@ def _rounds(problem: Problem, source: StageSource, beside: Beside, clock: Clock)
         if others:
             found = [c for c in found if c not in tried][: policy.most_other]
         else:
-            cutoff_s = math.inf if schedule_of(problem).chunks > 1 else problem.options.enough_s
+            cutoff_s = math.inf if schedule_of(problem).chunks > 1 else problem.subproblem.cutoff_s
             near = [c for c in found if c.estimate_s <= policy.near_best * min(found[0].estimate_s, cutoff_s)]
             near = near[: policy.most_near]
             if is_small(problem) and near:
@@ -215,7 +215,7 @@ def _considered(plans: Sequence[Plan], best: Plan) -> tuple[Considered, ...]:
 def may_be_planned_beside(problem: Problem, intra: Callable[[Problem], Plan]) -> bool:
     """Whether another process would plan stages as this one does, and nobody watches how."""
     own = is_own_throughout(intra) and not registered_rules()
-    return own and type(problem.cost_model) is CostModel and problem.options.progress is None
+    return own and type(problem.cost_model) is CostModel and problem.reporting.progress is None
 
 
 def _with_chunks(

@@ -63,15 +63,14 @@ class SharedPlans:
         Raises:
             InfeasiblePlanError: it does not fit.
         """
-        limit, waiting, graph = stated.memory_limit_bytes, stated.options.waiting, stated.graph
+        limit, waiting, graph = stated.memory_limit_bytes, stated.subproblem.extra_in_flight, stated.graph
         known = self.known.setdefault((kind, stated.cluster.to_json(), stated.options.mesh_shape), [])
         for k in known:
             # What is the best within more, and needs no more than this, is the best within this.
             needed = k.content.peak_memory + waiting * k.content.stages[0].activation_bytes
             if needed <= limit <= k.limit_bytes and waiting >= k.waiting:
                 return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)
-        if stated.options.say is not None:
-            stated.options.say(f"planning {what}: {len(graph.operators)} operators on {stated.cluster}")
+        stated.log(f"planning {what}: {len(graph.operators)} operators on {stated.cluster}")
         promised = next((promise for other, promise in self.promised if _is_same(stated, other)), None)
         content = (self.intra(stated) if promised is None else promised.result()).content
         known.append(_Planned(graph, limit, waiting, content))
@@ -94,7 +93,7 @@ class Remembered:
         """The plan of a stage."""
         graph = problem.graph
         ids = tuple(op.id for op in graph.operators)
-        key = (graph.name, fingerprint(graph), ids, problem.cluster.to_json(), problem.options)
+        key = (graph.name, fingerprint(graph), ids, problem.cluster.to_json(), problem.options, problem.subproblem)
         if key not in self.known:
             try:
                 self.known[key] = self.intra(problem)
@@ -107,12 +106,17 @@ class Remembered:
 
 
 def _is_same(one: Problem, other: Problem) -> bool:
-    return one.graph is other.graph and one.options == other.options and one.cluster == other.cluster
+    return (
+        one.graph is other.graph
+        and one.options == other.options
+        and one.subproblem == other.subproblem
+        and one.cluster == other.cluster
+    )
 
 
 def _silent(problem: Problem) -> Problem:
     """The problem without what cannot be told anything from another process."""
-    return replace(problem, options=replace(problem.options, say=None))
+    return replace(problem, reporting=replace(problem.reporting, log=None))
 
 
 def renamed_content(content: PlanContent, old: Graph, new: Graph) -> PlanContent:

@@ -52,7 +52,7 @@ def slicings(
     problem, layers = prices.problem, prices.layers
     # Of layers that are alike none wants more than its share of the devices.
     kinds = worthwhile(problem.cluster, stages, 1 if len(set(layers.alike)) * 2 <= len(layers.members) else 2)
-    if problem.options.equal:
+    if problem.subproblem.uniform_stages:
         kinds = [k for k in kinds if k.size * stages == problem.cluster.num_devices]
     if not kinds:
         return

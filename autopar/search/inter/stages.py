@@ -148,9 +148,9 @@ def _on_mesh(
     # The smallest next: where it does not fit, nothing does that waits on the device.
     ways = [*away, *((level, False) for level in reversed(more))]
     for n, (level, moved) in enumerate(ways):
-        enough_s = min((seconds_with_moves(c, part) for c in fitting), default=math.inf)
+        cutoff_s = min((seconds_with_moves(c, part) for c in fitting), default=math.inf)
         try:
-            fitting.append(_at_level(chosen, stage, home, level, shape, shared, enough_s, moved)[0])
+            fitting.append(_at_level(chosen, stage, home, level, shape, shared, cutoff_s, moved)[0])
         except InfeasiblePlanError:
             if not fitting and n >= min(len(away), len(ways) - 1):
                 raise
@@ -195,15 +195,15 @@ def _at_level(
     level: Level,
     shape: tuple[int, ...] | None,
     shared: SharedPlans,
-    enough_s: float,
+    cutoff_s: float,
     moved: bool = False,
 ) -> tuple[PlanContent, bool]:
-    """The plan at a level, and whether the limit had no part in it; it need not be found if it takes ``enough_s``.
+    """The plan at a level, and whether the limit had no part in it; it need not be found if it takes ``cutoff_s``.
 
     With ``moved`` microbatches wait in host memory.
     """
-    stated = _stated(chosen, stage, home, level, shape, enough_s, moved)
-    options = stated.problem.options
+    stated = _stated(chosen, stage, home, level, shape, cutoff_s, moved)
+    options, extra = stated.problem.options, stated.problem.subproblem.extra_in_flight
 
     def planned(limit_bytes: int) -> tuple[PlanContent, int]:
         """The plan within a limit, and the bytes that the stage needs by it in all."""
@@ -219,9 +219,7 @@ def _at_level(
         if needed <= stated.whole_bytes:
             return content, not content.memory_bound
         # What is over has to come off what this plan needs itself, which may be less than it was allowed.
-        limit = (
-            content.peak_memory + options.waiting * content.stages[0].activation_bytes - (needed - stated.whole_bytes)
-        )
+        limit = content.peak_memory + extra * content.stages[0].activation_bytes - (needed - stated.whole_bytes)
     raise _over_limit(needed, chosen, stage, stated.whole_bytes)
 
 
@@ -250,7 +248,7 @@ def _stated(
     home: tuple[int, int],
     level: Level,
     shape: tuple[int, ...] | None,
-    enough_s: float = math.inf,
+    cutoff_s: float = math.inf,
     moved: bool = False,
 ) -> _Stated:
     """A stage at a level as a problem. InfeasiblePlanError where what others send it fills its devices."""
@@ -269,19 +267,32 @@ def _stated(
     options = replace(
         problem.options,
         memory_limit_bytes=limit,
-        waiting=min(waiting, IN_TRANSFER) if moved else waiting,
         num_microbatches=table.num_microbatches,
         num_stages=1,
         schedule="auto",
         mesh_shape=shape,
-        apart=True,
-        enough_s=enough_s,
         remat="none",
-        explain=False,  # what would do for one stage need not do for the others
     )
+    subproblem = replace(
+        problem.subproblem,
+        extra_in_flight=min(waiting, IN_TRANSFER) if moved else waiting,
+        separate_programs=True,
+        cutoff_s=cutoff_s,
+    )
+    # What would do for one stage need not do for the others.
+    reporting = replace(problem.reporting, explains_infeasible=False)
     at = {id: n for n, id in enumerate(chosen.members[stage])}
     kind = (chosen.first(stage), level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
-    stated = replace(problem, graph=graph, cluster=part, cost_model=CostModel(part), options=options, source=None)
+    stated = replace(
+        problem,
+        graph=graph,
+        cluster=part,
+        cost_model=CostModel(part),
+        options=options,
+        source=None,
+        subproblem=subproblem,
+        reporting=reporting,
+    )
     return _Stated(stated, kind, tuple(layer[-1] for layer in again.layers[:-1]), waiting, whole)
 
 

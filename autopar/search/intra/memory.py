@@ -55,9 +55,9 @@ def usages(
         if v.alias:  # what it is another name of is counted, but not what readers make of it
             found += _operands(v, [u for u in v.uses if u.node != v.node], sized)
             continue
-        if problem.options.waiting and waits(v):
+        if problem.subproblem.extra_in_flight and waits(v):
             each = sized.of(v.type, v.layouts)
-            found.append(UsageDraft(v.node, 0, stop, problem.options.waiting * each, WAITING, v.key))
+            found.append(UsageDraft(v.node, 0, stop, problem.subproblem.extra_in_flight * each, WAITING, v.key))
         if v.source:
             found += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sized, stop)
             if v.hosted:

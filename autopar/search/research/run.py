@@ -164,7 +164,7 @@ class _Search:
         return Answer(stated, Solution(status, choice, cost, bound, time.monotonic() - began, self.name))
 
     def _tell(self, stated: ShardingProblem, choice: tuple[int, ...], cost: float, steps: int) -> None:
-        tell = self.problem.options.progress
+        tell = self.problem.reporting.progress
         if tell is None or cost >= self.best:
             return
         if peak_bytes(stated.problem, choice) <= self.problem.memory_limit_bytes:

@@ -25,6 +25,7 @@ from autopar.search.inter.submesh import worthwhile
 from autopar.search.planner import Planner
 from examples import mlp
 from tests.end_to_end.clusters import MIDDLE
+from tests.search.problems import problem_with
 
 SHAPE = {"layers": 8, "hidden": 256, "batch": 64}
 
@@ -141,9 +142,10 @@ def test_equal_stages_have_as_many_devices():
     traced, _ = function.plan(function.resolve(args, {})[0])
     found = {}
     for equal in (False, True):
-        options = replace(function.problem(traced, None).options, num_stages=4, num_microbatches=4, equal=equal)
+        options = replace(function.problem(traced, None).options, num_stages=4, num_microbatches=4)
         whole = step_of(traced)
         problem = Problem(whole.graph, nodes(1e8), CostModel(nodes(1e8)), options, TracedStages(whole))
+        problem = problem_with(problem, uniform_stages=equal)
         found[equal] = [len(s.devices) for s in pipeline(problem, alpa).stages]
     assert found[True] == [2, 2, 2, 2]
     assert found[False] != found[True]

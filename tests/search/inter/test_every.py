@@ -16,11 +16,11 @@ from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.step import step_of
-from autopar.search import Options, Problem
+from autopar.search import Problem
 from autopar.search.inter.every import every_slicing
 from autopar.search.inter.submesh import submeshes
 from examples import mlp
-from tests.search.problems import f32, toy
+from tests.search.problems import f32, problem_with, toy
 
 
 def step(weights, x):
@@ -36,13 +36,8 @@ def step(weights, x):
 def problem(cluster: Cluster, layers: int = 4, fn=step, args=None, **options) -> Problem:
     args = ([f32(8, 8)] * layers, f32(16, 8)) if args is None else args
     traced = trace(fn, flatten_call(fn, args, {}, SignatureOptions())[0])
-    return Problem(
-        traced.graph,
-        cluster,
-        CostModel(cluster),
-        Options(**{"num_stages": 2, "num_microbatches": 4, **options}),
-        TracedStages(step_of(traced)),
-    )
+    whole = Problem(traced.graph, cluster, CostModel(cluster), source=TracedStages(step_of(traced)))
+    return problem_with(whole, **{"num_stages": 2, "num_microbatches": 4, **options})
 
 
 def slicings(made: Problem):
@@ -76,7 +71,7 @@ def test_what_is_free_is_in_all_numbers():
 
 
 def test_workers_of_their_own_are_equal():
-    found = slicings(problem(toy(4), num_stages=2, equal=True))
+    found = slicings(problem(toy(4), num_stages=2, uniform_stages=True))
     assert {c.devices for c in found or ()} == {((0, 2), (2, 2))}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 
@@ -14,7 +12,7 @@ from autopar.search.alpa import alpa
 from autopar.search.inter.stages import limit_costs_nothing
 from autopar.search.policy import StagePolicy
 from examples import mlp
-from tests.search.problems import problem_of
+from tests.search.problems import problem_of, problem_with
 
 NEGLIGIBLE = StagePolicy().negligible_cost
 SHAPE = {"layers": 8, "hidden": 64, "batch": 1024}
@@ -94,7 +92,7 @@ def test_nothing_is_searched_for_that_is_not_faster_than_what_is_there():
     fn, args = mlp.build(abstract=True, **SHAPE)
     problem = problem_of(fn, args, cluster())
     best = alpa(problem)
-    within = replace(problem, options=replace(problem.options, enough_s=best.step_time * 1.001))
+    within = problem_with(problem, cutoff_s=best.step_time * 1.001)
     assert alpa(within).content.choices == best.content.choices
     with pytest.raises(InfeasiblePlanError, match="takes less than"):
-        alpa(replace(problem, options=replace(problem.options, enough_s=best.step_time * 0.999)))
+        alpa(problem_with(problem, cutoff_s=best.step_time * 0.999))

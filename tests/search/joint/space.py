@@ -42,6 +42,7 @@ from autopar.simulate import step_of as simulated
 from autopar.solver import Solution, Status
 from autopar.stages import cluster as layers_of
 from tests.search.joint.sharding import cheapest, cost_of, peak_bytes
+from tests.search.problems import problem_with
 
 SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "eager-1f1b", "gpipe")
 
@@ -231,8 +232,8 @@ class Space:
                 graph = sliced.graphs[stage]
                 if level != "none":
                     graph = self.source.recomputed(count, members, stage, again)
-                options = replace(self.options, num_microbatches=count, apart=True)
-                problem = Problem(graph, part, CostModel(part), options)
+                options = replace(self.options, num_microbatches=count)
+                problem = problem_with(Problem(graph, part, CostModel(part), options), separate_programs=True)
                 ends = tuple(layer[-1] for layer in again.layers[:-1])
                 fits_free = False
                 for split in (False, True):
@@ -243,7 +244,7 @@ class Space:
                     if over(content) <= 0:
                         fits_free = True
                     else:
-                        waited = replace(problem, options=replace(options, waiting=waiting))
+                        waited = problem_with(problem, extra_in_flight=waiting)
                         content = self._stated(waited, mesh, split).fitting(self.limit_bytes - received, over)
                     if content is not None:
                         yield content.recomputing(level, ends)
@@ -252,7 +253,7 @@ class Space:
 
     def _stated(self, problem: Problem, mesh: LogicalMesh, split_phases: bool) -> Stated:
         where = (problem.cluster.to_json(), str(mesh), split_phases)
-        key = (fingerprint(problem.graph), problem.graph.name, *where, problem.options.waiting)
+        key = (fingerprint(problem.graph), problem.graph.name, *where, problem.subproblem.extra_in_flight)
         if key not in self.known:
             self.known[key] = Stated(problem, build(problem, mesh, split_phases=split_phases))
         return self.known[key]
@@ -304,7 +305,7 @@ class Stated:
             content = self.limited(limit_bytes)
             if content is None or (more := over(content)) <= 0:
                 return content
-            own = content.peak_memory + self.problem.options.waiting * content.stages[0].activation_bytes
+            own = content.peak_memory + self.problem.subproblem.extra_in_flight * content.stages[0].activation_bytes
             limit_bytes = min(limit_bytes - 1, own - more)
         return None
 

@@ -6,12 +6,16 @@ this file too, and inherit the variables.
 
 from __future__ import annotations
 
+import collections
 import gc
+import json
 import os
 import re
+import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import hypothesis
 import pytest
@@ -58,3 +62,52 @@ def x64() -> Iterator[None]:
 
     with jax.enable_x64(True):
         yield
+
+
+T = TypeVar("T")
+_CPU = "cpu_s"
+_BEGIN = pytest.StashKey[float]()
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of those of its children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--cpu N`` and ``--cpu-json FILE``."""
+    parser.addoption("--cpu", type=int, default=0, help="So many tests and files with the most CPU seconds are shown.")
+    parser.addoption("--cpu-json", default="", help="A file that gets the CPU seconds of every test.")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, T, T]:
+    """Notes where the CPU seconds of a test begin; a shared fixture counts for the test that needs it first."""
+    item.stash[_BEGIN] = _cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, T, T]:
+    """The last report of a test carries its CPU seconds to the process that prints."""
+    if call.when == "teardown":
+        item.user_properties.append((_CPU, round(_cpu_seconds() - item.stash[_BEGIN], 3)))
+    return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Shows the tests and files that took the most CPU seconds: wall seconds say little on a shared machine."""
+    reports = [r for group in terminalreporter.stats.values() for r in group if isinstance(r, pytest.TestReport)]
+    tests = {r.nodeid: dict(r.user_properties)[_CPU] for r in reports if r.when == "teardown"}
+    if config.option.cpu_json:
+        Path(config.option.cpu_json).write_text(json.dumps(tests, indent=0), encoding="utf-8")
+    if not config.option.cpu:
+        return
+    files: collections.Counter[str] = collections.Counter()
+    for name, seconds in tests.items():
+        files[name.partition("::")[0]] += seconds
+    for title, sums in (("tests", tests), ("files", files)):
+        terminalreporter.section(f"CPU seconds of {title}: {sum(sums.values()):.0f}")
+        for name, seconds in sorted(sums.items(), key=lambda entry: -entry[1])[: config.option.cpu]:
+            terminalreporter.line(f"{seconds:8.2f}  {name}")

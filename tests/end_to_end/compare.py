@@ -86,8 +86,11 @@ def assert_same(
         steps: how often it is called, each time with the state that came back.
         rtol: relative to the norm of each leaf.
         loss_rtol: if given, only metrics are compared, each relative to its size.
-        options: of `autopar.parallelize`.
+        options: of `autopar.parallelize`. Where neither stages, a strategy nor a plan is asked for, one stage is: what
+            is compared are values, and tests of the search look for stages.
     """
+    if not options.keys() & {"num_stages", "search", "plan"}:
+        options["num_stages"] = 1
     parallel = autopar.parallelize(fn, **options)
     plain = jax.jit(fn)
     ours, theirs = one_device(tuple(args)), one_device(tuple(args))

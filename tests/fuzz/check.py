@@ -113,7 +113,7 @@ def run_planned(fn: Callable[..., Any], args: Sequence[Any], config: Config) -> 
     """Results of a planned run, and the primitives that it has."""
     mesh, seed = config
     search = "alpa" if seed is None else random_plan(seed)
-    compiled = autopar.parallelize(fn, cluster=MIDDLE, mesh_shape=mesh, search=search).compile(*args)
+    compiled = autopar.parallelize(fn, cluster=MIDDLE, mesh_shape=mesh, search=search, num_stages=1).compile(*args)
     return jax.block_until_ready(compiled(*args)), primitives_of(compiled.traced.graph)
 
 

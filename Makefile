@@ -175,6 +175,6 @@ coverage-page: $(VENV)/.dev-stamp  ## write docs/coverage.md again
 
 .PHONY: clean
 clean:  ## remove the environments and all caches
-	rm -rf $(VENV) $(NEWEST) $(PUBLIC) $(BROWSER) $(AOT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	rm -rf $(VENV) $(NEWEST) $(PUBLIC) $(BROWSER) $(AOT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .jax_cache \
 	  .benchmarks
 	find autopar benchmarks examples requirements tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import collections
 import gc
+import importlib.metadata
 import json
 import os
 import re
 import resource
+import shutil
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -22,11 +24,24 @@ import pytest
 
 _DEVICES = "--xla_force_host_platform_device_count"
 _other_flags = re.sub(rf"{_DEVICES}=\S*", "", os.environ.get("XLA_FLAGS", "")).strip()
-# Programs run once or twice here: LLVM's optimizations take a third of the suite's time and find no fault of autopar.
-# AUTOPAR_TEST_XLA="" compiles as users do.
-_fast = os.environ.get("AUTOPAR_TEST_XLA", "--xla_backend_optimization_level=0")
-os.environ["XLA_FLAGS"] = f"{_other_flags} {_DEVICES}=8 {_fast}".strip()
+# Programs run once or twice here. LLVM's optimizations and the fusion emitters take three quarters of the time in which
+# they are compiled, and find no fault of autopar. AUTOPAR_TEST_XLA="" compiles as users do. XLA ends a process that
+# names a flag it does not know: the second is given to the releases whose flags were read.
+_known = importlib.metadata.version("jaxlib").startswith("0.10.")
+_quick = "--xla_backend_optimization_level=0" + (" --xla_cpu_use_fusion_emitters=false" if _known else "")
+_flags = os.environ.get("AUTOPAR_TEST_XLA", _quick)
+os.environ["XLA_FLAGS"] = f"{_other_flags} {_DEVICES}=8 {_flags}".strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
+# jax keeps compiled programs by content: a changed program is compiled. They are shared by the processes of a run and
+# by runs. AUTOPAR_TEST_COMPILED names another folder, or is "" where nothing is to be kept.
+_compiled = os.environ.get("AUTOPAR_TEST_COMPILED", str(Path(__file__).resolve().parents[1] / ".jax_cache"))
+if _compiled:
+    _MOST_KEPT = 1 << 30  # bytes
+    if "PYTEST_XDIST_WORKER" not in os.environ and sum(p.stat().st_size for p in Path(_compiled).glob("*")) > _MOST_KEPT:
+        shutil.rmtree(_compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["AUTOPAR_CACHE_DIR"] = "off"
 
 # "ci" makes the same examples on every run, so that a change of the code is the only reason for a change of the

@@ -77,6 +77,7 @@ class Stage(_Record, frozen=True):
         accumulation_bytes: bytes a device of what microbatches add up, as gradients; what one of them adds is as
             large.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
+        received_bytes: bytes a device that earlier stages send for each microbatch in flight.
         remat: what is held of the forward pass for the backward pass, which computes the rest anew: "none" (nothing is
             computed anew), "selective" or "full".
         layer_ends: ids of the last forward operator of each of its layers but the last, where something is computed
@@ -104,6 +105,7 @@ class Stage(_Record, frozen=True):
     weight_stash_bytes: int = 0
     accumulation_bytes: int = 0
     state_bytes: int = 0
+    received_bytes: int = 0
 
     @property
     def mesh_shape(self) -> dict[str, int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from autopar.errors import PlanMismatchError
 from autopar.plan import Pipeline, PipelineTransfer, PipelineValue, PipelineWork, Plan
 from autopar.schedule import (
+    NONE,
     Dataflow,
     Program,
     Send,
@@ -21,6 +23,8 @@ from autopar.schedule import (
 )
 from autopar.simulate.durations import Durations
 from autopar.simulate.engine import run
+from autopar.simulate.event import Memory
+from autopar.simulate.memory import lasting_bytes, memory_of_tasks
 from autopar.simulate.passes import Route
 from autopar.simulate.timeline import Timeline
 
@@ -39,7 +43,26 @@ def simulate(plan: Plan, depth: int | None = None) -> Timeline:
         ScheduleError: its schedule cannot run.
     """
     program, durations = program_of(plan)
-    return run(program, durations, depth)
+    timeline = run(program, durations, depth)
+    if plan.content.pipeline is None:
+        return timeline
+    return replace(timeline, memory=_memory(plan, program.table, timeline))
+
+
+def _memory(plan: Plan, table: Table, timeline: Timeline) -> tuple[Memory, ...]:
+    """Bytes a device of each worker over time, as the plan counts them: the most of them is its peak."""
+    stages = dict(enumerate(plan.stages))
+    found: list[Memory] = []
+    for worker in range(table.num_workers):
+        own = [stages[s] for s in table.stages_of_worker(worker)]
+        line = [(0.0, sum(lasting_bytes(s) - s.accumulation_bytes for s in own))]
+        passes = [e for e in timeline.computing(worker) if e.microbatch != NONE]
+        for event, task in zip(passes, memory_of_tasks(stages, table, worker), strict=True):
+            for time, size in ((event.start_s, task.during_bytes), (event.end_s, task.after_bytes)):
+                if line[-1][1] != size:
+                    line.append((time, size))
+        found.append(tuple(line))
+    return tuple(found)
 
 
 def program_of(plan: Plan) -> tuple[Program, Durations]:

@@ -18,6 +18,8 @@ PLANS = [
     {"num_stages": 2, "num_microbatches": 4, "schedule": "gpipe"},
     {"num_stages": 4, "num_microbatches": 4, "schedule": "1f1b"},
     {"num_stages": 4, "num_microbatches": 4, "schedule": "interleaved"},
+    {"num_stages": 2, "num_microbatches": 4, "schedule": "zb-h1"},
+    {"num_stages": 4, "num_microbatches": 4, "schedule": "chimera"},
 ]
 
 
@@ -34,5 +36,6 @@ def test_peak_memory_is_one_number(options):
     rows = [line for line in str(plan).splitlines() if line.strip().endswith(peak)]
     assert rows, "no row of the table has the peak as its total"
     assert peak in plan_page(plan)
+    assert autopar.simulate(plan).peak_memory == plan.peak_memory
     if plan.num_stages > 1:
         assert any(s.memory.in_flight for s in plan.stages)

@@ -12,9 +12,9 @@ from autopar.microbatch import AXIS
 from autopar.plan import Pipeline, PlanContent
 from autopar.schedule import Dataflow, Table, ValueRef, ValueSpec, Work, WorkSpec, build, check_dataflow, check_table
 from autopar.schedule.dataflow import RefKind
-from autopar.search.inter.memory import passing_bytes
 from autopar.search.source import Sliced
 from autopar.simulate import Durations, is_plain, record_of, routes_of, run, step_of
+from autopar.simulate.memory import passing_bytes
 from autopar.stages import StageParts
 
 

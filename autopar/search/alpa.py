@@ -18,9 +18,12 @@ from autopar.search.constraints import meshes_that_hold
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.intra.host import least_device_memory
 from autopar.search.problem import NotFasterError, Problem
-from autopar.solver import ChoiceProblem, Solution, Status, peak_bytes, solve
+from autopar.solver import ChoiceProblem, Solution, Status, first_look, peak_bytes, solve
 from autopar.solver.goal import PLAN_GAP, Goal
 from autopar.solver.memory import memory_floor
+
+#: Of a mesh that is not solved.
+_LEFT_OUT = "left out: its bound is above what is known"
 
 
 @dataclass(frozen=True)
@@ -35,60 +38,109 @@ class Answer:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class _Looked:
+    """A mesh with its stated problem and what a look at it without the memory limit says.
+
+    ``bound_s`` is less than any step without a limit takes, ``solution`` None where a proof takes as long,
+    and ``fits`` whether the choice of the look keeps the limit; where nothing does the bound is inf.
+    """
+
+    stated: ShardingProblem
+    solution: Solution | None
+    bound_s: float
+    fits: bool = False
+
+
 def alpa(problem: Problem) -> Plan:
     """The cheapest plan over all logical meshes of the cluster.
 
+    Every mesh is looked at first, which takes milliseconds. Then the one of the least bound is solved, and so on until
+    the bounds of those that are left exceed what is known.
+
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit; it has the least memory that would do.
+        NotFasterError: none takes less than ``cutoff_s`` of the sub-problem.
     """
-    clock = Clock()
-    free = _all_without_limit(problem, clock)
-    answers = [answer for answer in free if not answer.stated.memory_bound]
-    best = min((answer.solution.objective for answer in answers), default=math.inf)
-    # Each phase having copies of its own takes no less at any time, so what no choice fits is not stated so too.
-    hopeless = [answer for answer in free if answer.solution.status is Status.INFEASIBLE]
-    open_yet = [answer for answer in free if answer.solution.status is not Status.INFEASIBLE]
-    cheapest = min((answer.solution.lower_bound for answer in open_yet), default=math.inf)
-    if open_yet and cheapest >= problem.subproblem.cutoff_s:
-        raise _no_better(problem, cheapest)
-    answers += hopeless
-    short = [answer for answer in open_yet if answer.stated.memory_bound]
-    # The least bound first: what its mesh costs is then often less than what the others would cost without a limit.
-    for answer in sorted(short, key=lambda a: (a.solution.lower_bound, str(a.stated.mesh))):
-        if answer.solution.lower_bound > min(best, problem.subproblem.cutoff_s):
-            left_out = replace(answer.solution, status=Status.UNKNOWN, choice=(), objective=math.inf)
-            answers.append(replace(answer, solution=left_out, note="left out: its bound is above what is known"))
+    clock, known_s = Clock(), problem.subproblem.cutoff_s
+    looked = _all_looked_at(problem, clock)
+    answers: dict[int, list[Answer]] = {}
+    unlimited: dict[int, float] = {}
+    best = math.inf
+    # Those first that are likely to keep the limit: what they take says which of the others are of use.
+    for i in sorted(range(len(looked)), key=lambda i: (not looked[i].fits, looked[i].bound_s, i)):
+        answers[i] = [_left_out(looked[i])]
+        if looked[i].bound_s == math.inf:
             continue
-        found = _under_limit(problem, answer, clock, min(best, problem.subproblem.cutoff_s))
-        answers += found
-        best = min([best, *(a.solution.objective for a in found)])
-    if short and not any(answer.solution.found for answer in answers) and cheapest < problem.subproblem.cutoff_s:
-        useless = [a.solution.lower_bound for a in answers if a.solution.lower_bound >= problem.subproblem.cutoff_s]
+        unlimited[i] = looked[i].bound_s
+        if looked[i].bound_s > min(best, known_s):
+            continue
+        free = _without_limit(problem, looked[i], clock, min(best, known_s))
+        unlimited[i] = free.solution.lower_bound
+        answers[i] = [free]
+        if free.stated.memory_bound:
+            useful = free.solution.lower_bound <= min(best, known_s) and free.solution.status is not Status.INFEASIBLE
+            answers[i] = _under_limit(problem, free, clock, min(best, known_s)) if useful else [_given_up(free)]
+        best = min([best, *(a.solution.objective for a in answers[i] if a.solution.found)])
+    every = [answer for i in range(len(looked)) for answer in answers[i]]
+    cheapest = min(unlimited.values(), default=math.inf)
+    if unlimited and cheapest >= known_s:
+        raise _no_better(problem, cheapest)
+    if unlimited and not any(answer.solution.found for answer in every):
+        useless = [a.solution.lower_bound for a in every if a.solution.lower_bound >= known_s]
         if any(map(math.isfinite, useless)):
             raise _no_better(problem, min(useless))
-    order = [str(answer.stated.mesh) for answer in free]
-    plan = best_plan(problem, sorted(answers, key=lambda a: order.index(str(a.stated.mesh))), "alpa", clock)
-    if not plan.content.memory_bound or hopeless:
+    plan = best_plan(problem, every, "alpa", clock)
+    if not plan.content.memory_bound or len(unlimited) < len(looked):
         return plan
     search = msgspec.structs.replace(plan.content.search, unlimited_s=cheapest)
     return Plan(msgspec.structs.replace(plan.content, search=search), plan.phases)
 
 
-def _all_without_limit(problem: Problem, clock: Clock) -> list[Answer]:
-    """Answers on all meshes without the memory limit.
+def _all_looked_at(problem: Problem, clock: Clock) -> list[_Looked]:
+    """A look at every mesh without the memory limit.
 
-    The mesh that is most like the machine comes first; others are given up once their bound is above what is known.
+    The mesh that is most like the machine comes first; others are looked at no longer once their bound is above what
+    is known.
     """
     every = problem.cluster.logical_meshes(problem.options.mesh_shape)
     meshes = meshes_that_hold(every, problem.graph, problem.options.constraints)
-    likely = sorted(range(len(meshes)), key=lambda i: (_distance(problem, meshes[i]), i))
-    answers: dict[int, Answer] = {}
+    looked: dict[int, _Looked] = {}
     best = problem.subproblem.cutoff_s
-    for i in likely:
-        answers[i] = _without_limit(problem, meshes[i], clock, best)
-        if not answers[i].stated.memory_bound and answers[i].solution.found:
-            best = min(best, answers[i].solution.objective)
-    return [answers[i] for i in range(len(meshes))]
+    for i in sorted(range(len(meshes)), key=lambda i: (_distance(problem, meshes[i]), i)):
+        looked[i] = _look(problem, meshes[i], clock, best)
+        solution = looked[i].solution
+        if looked[i].fits and solution is not None:
+            best = min(best, solution.objective)
+    return [looked[i] for i in range(len(meshes))]
+
+
+def _look(problem: Problem, mesh: LogicalMesh, clock: Clock, cutoff_s: float) -> _Looked:
+    stated = _stated(problem, mesh, clock, split_phases=False)
+    if stated.broken or memory_floor(stated.problem) > problem.memory_limit_bytes:
+        return _Looked(stated, None, math.inf)
+    with clock.phase("solve"):
+        look = first_look(replace(stated.problem, limit_bytes=None), Goal(PLAN_GAP, cutoff_s))
+    if look is None:
+        return _Looked(stated, None, -math.inf)
+    fits = look.found and peak_bytes(stated.problem, look.choice) <= problem.memory_limit_bytes
+    return _Looked(stated, look, look.lower_bound, fits)
+
+
+def _left_out(looked: _Looked) -> Answer:
+    """Of a mesh that is not solved, as its bound is above what is known, or as nothing fits on it."""
+    stated = replace(looked.stated, memory_bound=True)
+    if looked.bound_s == math.inf:
+        return Answer(stated, Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, ""))
+    return Answer(stated, Solution(Status.UNKNOWN, (), math.inf, looked.bound_s, 0.0, ""), _LEFT_OUT)
+
+
+def _given_up(answer: Answer) -> Answer:
+    """Of a mesh whose bound without a limit is above what is known."""
+    if answer.solution.status is Status.INFEASIBLE:
+        return answer
+    solution = replace(answer.solution, status=Status.UNKNOWN, choice=(), objective=math.inf)
+    return replace(answer, solution=solution, note=_LEFT_OUT)
 
 
 def _distance(problem: Problem, mesh: LogicalMesh) -> float:
@@ -98,20 +150,18 @@ def _distance(problem: Problem, mesh: LogicalMesh) -> float:
     return abs(math.log2(inner / min(node, problem.cluster.num_devices)))
 
 
-def _without_limit(problem: Problem, mesh: LogicalMesh, clock: Clock, cutoff_s: float) -> Answer:
+def _without_limit(problem: Problem, looked: _Looked, clock: Clock, cutoff_s: float) -> Answer:
     """The answer on one mesh without the memory limit; ``memory_bound`` where it breaks the limit, or was given up.
 
     Args:
         problem: what is planned.
-        mesh: where.
+        looked: the mesh.
         clock: takes the time.
         cutoff_s: a step of another mesh, or one that another plan takes: beyond it the mesh is given up.
     """
-    stated = _stated(problem, mesh, clock, split_phases=False)
-    if stated.broken or memory_floor(stated.problem) > problem.memory_limit_bytes:
-        return Answer(replace(stated, memory_bound=True), Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, ""))
+    stated = looked.stated
     with clock.phase("solve"):
-        free = _solve(problem, replace(stated.problem, limit_bytes=None), cutoff_s=cutoff_s)
+        free = _solve(problem, replace(stated.problem, limit_bytes=None), known=looked.solution, cutoff_s=cutoff_s)
     given_up = free.status is not Status.OPTIMAL and free.lower_bound > cutoff_s
     fits = free.found and not given_up and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes
     return Answer(stated if fits else replace(stated, memory_bound=True), free)
@@ -151,10 +201,17 @@ def _stated(problem: Problem, mesh: LogicalMesh, clock: Clock, *, split_phases: 
         return build(problem, mesh, split_phases=split_phases)
 
 
-def _solve(problem: Problem, stated: ChoiceProblem, *, binds: bool = False, cutoff_s: float = math.inf) -> Solution:
+def _solve(
+    problem: Problem,
+    stated: ChoiceProblem,
+    *,
+    known: Solution | None = None,
+    binds: bool = False,
+    cutoff_s: float = math.inf,
+) -> Solution:
     """The cheapest choice, up to a gap that no plan is worth waiting for."""
     limit_s, seed = problem.options.time_limit_s, problem.options.seed
-    return solve(stated, time_limit_s=limit_s, seed=seed, binds=binds, goal=Goal(PLAN_GAP, cutoff_s))
+    return solve(stated, time_limit_s=limit_s, seed=seed, known=known, binds=binds, goal=Goal(PLAN_GAP, cutoff_s))
 
 
 def best_plan(problem: Problem, answers: Sequence[Answer], name: str, clock: Clock) -> Plan:

@@ -9,7 +9,7 @@ from autopar.solver.memory import least_memory
 from autopar.solver.presolve import Reduction, reduce_problem
 from autopar.solver.problem import ChoiceProblem, Edge, Node, ProblemError, Usage
 from autopar.solver.solution import Solution, Status
-from autopar.solver.solve import solve, solver_named
+from autopar.solver.solve import first_look, solve, solver_named
 
 __all__ = [
     "Capabilities",
@@ -27,6 +27,7 @@ __all__ = [
     "Usage",
     "decode_contest",
     "encode_contest",
+    "first_look",
     "fits",
     "is_feasible",
     "least_memory",

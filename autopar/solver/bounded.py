@@ -12,7 +12,7 @@ import numpy as np
 from autopar.solver.base import Solver
 from autopar.solver.elimination import MOST_ENTRIES, plan_elimination
 from autopar.solver.evaluate import is_feasible, objective
-from autopar.solver.goal import PROOF, Goal
+from autopar.solver.goal import PROOF, TINY, Goal
 from autopar.solver.multipliers import price_memory
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.restricted import eliminated, restricted
@@ -23,7 +23,6 @@ from autopar.solver.wide_memory import price_wide
 _OPEN = 300  # strategies beyond one a node that the first restricted problem keeps
 _WIDEN = 4
 _MOST_COLUMNS = 150_000  # of a restricted problem that the engine gets where no proof is wanted
-_TINY = 5_000  # columns of a problem whose proof takes no time
 _PROVABLE = 400  # strategies of a wide problem with memory rows up to which the engine is asked for the proof
 
 
@@ -71,7 +70,7 @@ def solve_bounded(
         state.bound = state.cost
         return state.answer(Status.OPTIMAL)
     wide = elimination is None and problem.usages and sum(node.costs.size for node in problem.nodes) > _PROVABLE
-    close = goal.reached(state.cost, state.bound) and _columns(problem) > _TINY
+    close = goal.reached(state.cost, state.bound) and problem.columns > TINY
     if state.cost > state.bound and (goal.hopeless(state.bound) or close or (wide and state.best is not None)):
         return state.stopped()
     return state.close([marginal - prices.bound for marginal in prices.marginals])
@@ -149,7 +148,7 @@ class _State:
             choice = reduction.lift(inner)
             cost = objective(self.problem, choice)
             return Solution(Status.OPTIMAL, choice, cost, cost, 0.0, name)
-        if self.goal.gap > 0 and self.best is not None and _columns(reduction.problem) > _MOST_COLUMNS:
+        if self.goal.gap > 0 and self.best is not None and reduction.problem.columns > _MOST_COLUMNS:
             return Solution(Status.UNKNOWN, (), math.inf, -math.inf, 0.0, name)
         left = None if math.isinf(self.deadline) else self.deadline - time.monotonic()
         begin = None if self.best is None else reduction.project(self.best)
@@ -159,11 +158,6 @@ class _State:
             return replace(answer, lower_bound=bound)
         choice = reduction.lift(answer.choice)
         return replace(answer, choice=choice, objective=objective(self.problem, choice), lower_bound=bound)
-
-
-def _columns(problem: ChoiceProblem) -> int:
-    """Columns of the integer program of a problem: strategies, and their pairs on edges."""
-    return sum(node.costs.size for node in problem.nodes) + sum(edge.costs.size for edge in problem.edges)
 
 
 def _width(excess: Sequence[Array], keep: int) -> float:

@@ -8,6 +8,13 @@ from dataclasses import dataclass, replace
 #: Relative gap of a plan that is not worth the time of its proof: costs are estimates that are off by far more.
 PLAN_GAP = 1e-4
 
+#: Columns of a problem up to which its proof takes no time.
+TINY = 5_000
+
+#: Relative gap of problems that are wide and short of memory at which a first look is enough: exact programs of such
+#: problems take seconds to close a part of it.
+WIDE_GAP = 5e-3
+
 
 @dataclass(frozen=True)
 class Goal:

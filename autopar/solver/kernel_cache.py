@@ -150,7 +150,7 @@ def source_hash() -> str:
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         text = path.read_bytes()
-        if b"compiled" in text:
+        if b"compiled(" in text or b"@compiled" in text:
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + text + b"\0")
     versions = (platform.python_implementation(), platform.python_version(), platform.machine(), np.__version__)
     digest.update(repr((versions, import_module("numba").__version__)).encode())

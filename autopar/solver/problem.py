@@ -140,6 +140,11 @@ class ChoiceProblem:
         if self.limit_bytes is not None and math.isnan(self.limit_bytes):
             raise ProblemError("the memory limit is nan")
 
+    @cached_property
+    def columns(self) -> int:
+        """Columns of the integer program: strategies, and their pairs on edges."""
+        return sum(node.costs.size for node in self.nodes) + sum(edge.costs.size for edge in self.edges)
+
     @property
     def combinations(self) -> int:
         """Number of choices, allowed or not."""

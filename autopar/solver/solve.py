@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 
 from autopar.solver.base import Solver, SolverError
 from autopar.solver.bounded import solve_bounded
 from autopar.solver.elimination import plan_elimination
 from autopar.solver.evaluate import is_feasible, maximal_times, objective, within
 from autopar.solver.exhaustive import ExhaustiveSolver
-from autopar.solver.goal import PROOF, Goal
+from autopar.solver.goal import PROOF, TINY, WIDE_GAP, Goal
 from autopar.solver.highs import HighsSolver
 from autopar.solver.memory import broken_times, memory_floor
-from autopar.solver.presolve import reduce_problem
+from autopar.solver.presolve import Reduction, reduce_problem
 from autopar.solver.problem import ChoiceProblem
 from autopar.solver.solution import Solution, Status
 
 #: Group of entry points under which other packages register solvers; each loads to a callable without arguments.
 ENTRY_POINTS = "autopar.solvers"
+
+#: Columns from which on a look whose gap is small enough is the answer; exact solving takes longer than it is worth.
+_LARGE = 500_000
 
 
 def solver_named(name: str) -> Solver:
@@ -44,6 +49,23 @@ def solver_named(name: str) -> Solver:
     raise SolverError(f"no solver is called {name!r}", remedy=f"use one of: {known}")
 
 
+def first_look(problem: ChoiceProblem, goal: Goal, start: tuple[int, ...] | None = None) -> Solution | None:
+    """A choice and a bound in milliseconds (see `autopar.solver.look`), or None.
+
+    None where the proof is wanted or takes no longer, and without compiled loops, where it takes seconds.
+
+    Args:
+        problem: what to solve.
+        goal: when to stop early.
+        start: a choice to begin from.
+    """
+    if goal.gap == 0 or problem.columns <= TINY or find_spec("numba") is None:
+        return None
+    # It loads numba, which takes longer than most problems.
+    answer: Solution = import_module("autopar.solver.look").first_look(problem, goal, start=start)
+    return answer
+
+
 def solve(
     problem: ChoiceProblem,
     solver: str | Solver = "highs",
@@ -51,12 +73,15 @@ def solve(
     time_limit_s: float | None = None,
     start: tuple[int, ...] | None = None,
     seed: int = 0,
+    known: Solution | None = None,
     binds: bool = False,
     goal: Goal = PROOF,
 ) -> Solution:
     """The cheapest choice.
 
-    The memory limit is first left out; times at which the answer breaks it are then imposed, and so on until
+    Where no proof is wanted a look comes first (`first_look`): it is the answer where its gap is small enough or its
+    bound above the cutoff, and what is left open of a problem that is wide and short of memory is not worth more. The
+    memory limit is first left out; times at which the answer breaks it are then imposed, and so on until
     it holds (all times where the problem is wide). Every round's optimum is a lower bound, so the last is the optimum.
 
     Args:
@@ -66,6 +91,7 @@ def solve(
             for elimination whose memory limit binds end with a choice, a bound and what is between them.
         start: a choice to begin from; the answer is never worse than a feasible one.
         seed: for solvers that draw numbers.
+        known: a look at the problem, where there was one already.
         binds: whether the limit is known to bind: a wide problem is then not solved without it first.
         goal: when to stop; a problem that is given up has a bound above the goal's cutoff.
 
@@ -79,47 +105,90 @@ def solve(
         return engine.solve(problem, time_limit_s=time_limit_s, start=start, seed=seed)
     if not within(memory_floor(problem), problem.limit_bytes):
         return Solution(Status.INFEASIBLE, (), math.inf, math.inf, time.monotonic() - began, engine.name)
+    known = known or first_look(problem, goal, start)
+    if known is not None and known.choice:
+        start = known.choice
     best = start if start is not None and is_feasible(problem, start) else ()
-    best_cost = objective(problem, best) if best else math.inf  # an empty problem gets its () below
-    bound = -math.inf
-    times: tuple[int, ...] = ()
-    status = Status.UNKNOWN
-    while True:
-        reduction = reduce_problem(problem, times)
-        if (times or binds) and reduction.problem is not None and plan_elimination(reduction.problem) is None:
-            # A wide problem is solved with multipliers on all rows at once; few rows would only make it narrower.
-            times = maximal_times(problem.usages)
+    rounds = _Rounds(problem, engine, goal, began, math.inf if time_limit_s is None else began + time_limit_s, seed)
+    rounds.best, rounds.best_cost = best, objective(problem, best) if best else math.inf
+    if known is not None:
+        rounds.bound = known.lower_bound
+        enough = known.status in (Status.OPTIMAL, Status.INFEASIBLE) or goal.hopeless(known.lower_bound)
+        if enough or (problem.columns > _LARGE and goal.reached(known.objective, known.lower_bound)):
+            return rounds.answer(known.status)
+    return rounds.run(binds)
+
+
+@dataclass(eq=False)
+class _Rounds:
+    """Solving under more and more of the memory limit.
+
+    Args:
+        problem, engine, goal, seed: see `solve`.
+        began, deadline: of `time.monotonic`.
+        best: the cheapest feasible choice, or ().
+        best_cost: its cost; an empty problem gets its () by solving it.
+        bound: no choice costs less.
+    """
+
+    problem: ChoiceProblem
+    engine: Solver
+    goal: Goal
+    began: float
+    deadline: float
+    seed: int
+    best: tuple[int, ...] = ()
+    best_cost: float = math.inf
+    bound: float = -math.inf
+
+    def answer(self, status: Status) -> Solution:
+        seconds = time.monotonic() - self.began
+        if status is Status.INFEASIBLE:
+            return Solution(status, (), math.inf, math.inf, seconds, self.engine.name)
+        if status is not Status.OPTIMAL:
+            status = Status.FEASIBLE if self.best else Status.UNKNOWN
+        bound = min(self.bound, self.best_cost)
+        return Solution(status, self.best, self.best_cost, bound, seconds, self.engine.name)
+
+    def run(self, binds: bool) -> Solution:
+        """Rounds until the answer holds the limit; ``binds`` as of `solve`."""
+        problem, goal = self.problem, self.goal
+        times: tuple[int, ...] = ()
+        while True:
             reduction = reduce_problem(problem, times)
-        if reduction.problem is None:
-            return Solution(Status.INFEASIBLE, (), math.inf, math.inf, time.monotonic() - began, engine.name)
-        if reduction.problem.nodes:
-            left = None if time_limit_s is None else max(0.0, time_limit_s - (time.monotonic() - began))
-            begin = reduction.project(best) if best else None
-            inner_goal = goal.less(reduction.offset)
-            answer = solve_bounded(
-                reduction.problem, engine, time_limit_s=left, start=begin, seed=seed, goal=inner_goal
-            )
-            if answer.status is Status.INFEASIBLE:
-                return Solution(Status.INFEASIBLE, (), math.inf, math.inf, time.monotonic() - began, engine.name)
-            status = answer.status
-            bound = max(bound, answer.lower_bound + reduction.offset)
-            choice = reduction.lift(answer.choice) if answer.choice else None
-        else:
-            status, choice = Status.OPTIMAL, reduction.lift(())
-            bound = max(bound, objective(problem, choice))
-        broken = () if choice is None else broken_times(problem, choice, problem.limit_bytes)
-        if choice is not None and not broken:
-            cost = objective(problem, choice)
-            if cost <= best_cost:
-                best, best_cost = choice, cost
-        if not broken:
-            break
-        status = Status.UNKNOWN  # optimal under a part of the limit alone
-        if goal.hopeless(bound):
-            break
-        if time_limit_s is not None and time.monotonic() - began >= time_limit_s:
-            break
-        times = tuple(sorted({*times, *broken}))
-    if status is not Status.OPTIMAL:
-        status = Status.FEASIBLE if best else Status.UNKNOWN
-    return Solution(status, best, best_cost, min(bound, best_cost), time.monotonic() - began, engine.name)
+            if (times or binds) and reduction.problem is not None and plan_elimination(reduction.problem) is None:
+                if self.best and Goal(WIDE_GAP).reached(self.best_cost, self.bound) and goal.gap > 0:
+                    return self.answer(Status.FEASIBLE)
+                # A wide problem is solved with multipliers on all rows at once; few rows would only make it narrower.
+                times = maximal_times(problem.usages)
+                reduction = reduce_problem(problem, times)
+            if reduction.problem is None:
+                return self.answer(Status.INFEASIBLE)
+            if reduction.problem.nodes:
+                status, choice = self._inner(reduction, reduction.problem)
+                if status is Status.INFEASIBLE:
+                    return self.answer(status)
+            else:
+                status, choice = Status.OPTIMAL, reduction.lift(())
+                self.bound = max(self.bound, objective(problem, choice))
+            broken = () if choice is None else broken_times(problem, choice, problem.limit_bytes)
+            if choice is not None and not broken:
+                cost = objective(problem, choice)
+                if cost <= self.best_cost:
+                    self.best, self.best_cost = choice, cost
+            if not broken:
+                return self.answer(status)
+            # What is optimal under a part of the limit alone is no answer.
+            if goal.hopeless(self.bound) or time.monotonic() >= self.deadline:
+                return self.answer(Status.UNKNOWN)
+            times = tuple(sorted({*times, *broken}))
+
+    def _inner(self, reduction: Reduction, inner: ChoiceProblem) -> tuple[Status, tuple[int, ...] | None]:
+        """Solves the ``inner`` problem of a reduction; raises the bound."""
+        left = None if math.isinf(self.deadline) else max(0.0, self.deadline - time.monotonic())
+        begin = reduction.project(self.best) if self.best else None
+        answer = solve_bounded(
+            inner, self.engine, time_limit_s=left, start=begin, seed=self.seed, goal=self.goal.less(reduction.offset)
+        )
+        self.bound = max(self.bound, answer.lower_bound + reduction.offset)
+        return answer.status, reduction.lift(answer.choice) if answer.choice else None

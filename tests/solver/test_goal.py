@@ -83,7 +83,7 @@ def test_the_engine_is_not_asked_for_what_is_close_or_useless() -> None:
 
 
 def test_a_large_problem_within_the_gap_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.solver.bounded._TINY", 0)
+    monkeypatch.setattr("autopar.solver.bounded.TINY", 0)
     for seed in range(40):
         problem = reduce_problem(with_usages(dense_problem(seed), seed, 0.3)).problem
         if problem is None or not problem.usages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -203,3 +204,26 @@ def _merge_rows(base: Array, runs: list[tuple[int, int, int]]) -> _Rows:
     if not base.size:
         return _Rows(np.zeros(1, dtype=np.int64), base)
     return _Rows(number, np.maximum.reduceat(base, np.flatnonzero(changes[:-1])))
+
+
+def lifted(contracted: Contracted, packed: Packed, choice: Ints) -> tuple[int, ...]:
+    """The choice for the original problem that a packed ``choice`` means."""
+    by_node = dict(zip(packed.nodes, choice.tolist(), strict=True))
+    return tuple(
+        int(strategies[by_node.get(leader, 0)])
+        for leader, strategies in zip(contracted.leader, contracted.strategies, strict=True)
+    )
+
+
+def projected(contracted: Contracted, packed: Packed, choice: Sequence[int]) -> Ints | None:
+    """The packed choice that lifts to ``choice`` of the original problem; None where there is none."""
+    if len(choice) != len(contracted.leader):
+        return None
+    numbers = []
+    for v in packed.nodes:
+        same = np.flatnonzero(contracted.strategies[v] == choice[v])
+        if not same.size:
+            return None
+        numbers.append(int(same[0]))
+    inner = np.array(numbers, dtype=np.int64)
+    return inner if lifted(contracted, packed, inner) == tuple(choice) else None

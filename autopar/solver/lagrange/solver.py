@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 from autopar.solver.base import Capabilities
 from autopar.solver.evaluate import is_feasible, objective, within
 from autopar.solver.lagrange.branch import Branching
-from autopar.solver.lagrange.contract import Contracted, contract
+from autopar.solver.lagrange.contract import contract
 from autopar.solver.lagrange.dual import Dual, ascend
-from autopar.solver.lagrange.packed import Ints, Packed, pack
+from autopar.solver.lagrange.packed import Ints, Packed, lifted, pack, projected
 from autopar.solver.lagrange.room import keep_what_fits
 from autopar.solver.lagrange.search import Search
 from autopar.solver.problem import ChoiceProblem, Edge, Node, Usage
@@ -89,11 +88,11 @@ class LagrangeSolver:
             if not keep_what_fits(packed.memory, packed.graph.first, allowed):
                 return infeasible
             packed = replace(packed, costs=np.where(allowed, packed.costs, packed.forbidden))
-            given = _projected(contracted, packed, start) if start is not None else None
+            given = projected(contracted, packed, start) if start is not None else None
             gain = _GAIN if _is_whole(problem) else 0.0
             choice, bound = _Run(self, packed, allowed, clock, deadline, seed).best(given, gain)
-        lifted = _lifted(contracted, packed, choice)
-        best = lifted if is_feasible(problem, lifted) else ()
+        whole = lifted(contracted, packed, choice)
+        best = whole if is_feasible(problem, whole) else ()
         if start is not None and is_feasible(problem, start):
             best = start if not best or objective(problem, start) < objective(problem, best) else best
         cost = objective(problem, best) if best or not problem.nodes else math.inf
@@ -188,29 +187,6 @@ class _Clock:
     @property
     def laps(self) -> tuple[tuple[str, float], ...]:
         return tuple(self._laps)
-
-
-def _lifted(contracted: Contracted, packed: Packed, choice: Ints) -> tuple[int, ...]:
-    """The choice for the original problem."""
-    chosen = dict(zip(packed.nodes, choice.tolist(), strict=True))
-    return tuple(
-        int(strategies[chosen.get(leader, 0)])
-        for leader, strategies in zip(contracted.leader, contracted.strategies, strict=True)
-    )
-
-
-def _projected(contracted: Contracted, packed: Packed, choice: Sequence[int]) -> Ints | None:
-    """The packed choice that lifts to ``choice``; None where there is none."""
-    if len(choice) != len(contracted.leader):
-        return None
-    found = []
-    for v in packed.nodes:
-        same = np.flatnonzero(contracted.strategies[v] == choice[v])
-        if not same.size:
-            return None
-        found.append(int(same[0]))
-    made = np.array(found, dtype=np.int64)
-    return made if _lifted(contracted, packed, made) == tuple(choice) else None
 
 
 def _is_whole(problem: ChoiceProblem) -> bool:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 _PREFIXES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
 
 
@@ -38,6 +39,10 @@ def numpy_dtype(name: str) -> Any:
 def jax_dtype(name: str) -> Any:
     """The dtype called ``name``, that of typed random keys too."""
     if name.startswith("key<"):
-        named = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
-        return jax.eval_shape(lambda: jax.random.key(0, impl=named[name])).dtype
+        return jax.eval_shape(lambda: jax.random.key(0, impl=key_impl(name))).dtype
     return numpy_dtype(name)
+
+
+def key_impl(name: str) -> str:
+    """jax's name of the generator of the keys whose dtype is called ``name``."""
+    return _KEYS[name]

@@ -41,7 +41,7 @@ from autopar.lower.program import lower
 from autopar.lower.split_layers import SplitStep, split_layers
 from autopar.plan import Plan
 from autopar.runtime import load_local
-from autopar.runtime.hosts.world_pipeline import load_stages
+from autopar.runtime.hosts.world_load import load_stages
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote

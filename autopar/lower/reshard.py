@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.cluster import LogicalMesh
-from autopar.lower.localize.base import AxisIndex
+from autopar.lower.localize.base import AxisIndex, axis_names
 from autopar.sharding.reshard import ReshardStep
 
 
@@ -36,7 +36,7 @@ def apply_steps(steps: Sequence[ReshardStep], array: Any, mesh: LogicalMesh, ind
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     for step in steps:
         if step.kind == "collective-permute" and array.size:
-            array = _permute(array, step.axes, mesh)
+            array = _permute(array, step.axes, mesh, index)
             continue
         sizes = tuple(mesh.sizes[a] for a in step.axes)
         array = _empty(step, array, sizes) if array.size == 0 else _apply(step, array, sizes, index)
@@ -44,17 +44,18 @@ def apply_steps(steps: Sequence[ReshardStep], array: Any, mesh: LogicalMesh, ind
 
 
 def _apply(step: ReshardStep, array: Any, sizes: tuple[int, ...], index: AxisIndex) -> Any:
+    axes = axis_names(index, step.axes)
     match step.kind:
         case "all-reduce":
-            return _all_reduce(array, step.axes, step.reduce)
+            return _all_reduce(array, axes, step.reduce)
         case "reduce-scatter":
-            return _in_reals(lambda a: lax.psum_scatter(a, step.axes, scatter_dimension=step.dim, tiled=True), array)
+            return _in_reals(lambda a: lax.psum_scatter(a, axes, scatter_dimension=step.dim, tiled=True), array)
         case "all-gather":
-            return lax.all_gather(array, step.axes, axis=step.dim, tiled=True)
+            return lax.all_gather(array, axes, axis=step.dim, tiled=True)
         case "all-to-all":
             # XLA's CPU compiler cannot do with what another all-to-all made, which it takes apart and forwards.
             held = lax.optimization_barrier(array)
-            return lax.all_to_all(held, step.axes, split_axis=step.to_dim, concat_axis=step.dim, tiled=True)
+            return lax.all_to_all(held, axes, split_axis=step.to_dim, concat_axis=step.dim, tiled=True)
         case "slice":
             size = array.shape[step.dim] // math.prod(sizes)
             return lax.dynamic_slice_in_dim(array, index(step.axes) * size, size, step.dim)
@@ -66,10 +67,10 @@ def _apply(step: ReshardStep, array: Any, sizes: tuple[int, ...], index: AxisInd
             raise ValueError(f"no step is called {step.kind!r}")
 
 
-def _permute(array: Any, axes: tuple[str, ...], mesh: LogicalMesh) -> Any:
+def _permute(array: Any, axes: tuple[str, ...], mesh: LogicalMesh, index: AxisIndex) -> Any:
     ordered = tuple(sorted(axes, key=mesh.names.index))
     sizes = (mesh.sizes[a] for a in axes)
-    return lax.ppermute(array, ordered, exchange(*sizes, transposed=ordered != axes))
+    return lax.ppermute(array, axis_names(index, ordered), exchange(*sizes, transposed=ordered != axes))
 
 
 def exchange(a: int, b: int, *, transposed: bool = False) -> tuple[tuple[int, int], ...]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.runtime.hosts.world_pipeline import load_world
+from autopar.runtime.hosts.world_load import load_world
 from examples import mlp
 from tests.runtime_hosts.launch import results, run
 
@@ -50,16 +50,29 @@ def test_more_schedules(x64: None, schedule: str, stages: int) -> None:
         assert np.array_equal(np.asarray(a), np.asarray(b))
 
 
+SCHEDULES = ["1f1b", "interleaved", "zb_h1"]
+CASES = {
+    "mlp": [(stages, schedule) for stages in (2, 4) for schedule in SCHEDULES],
+    "gpt": [(2, "1f1b"), (2, "interleaved"), (4, "zb_h1")],
+    "llama": [(2, "1f1b")],
+    "moe": [(2, "zb_h1")],
+    "wide_resnet": [(2, "1f1b")],
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processes", "stages", "schedule"),
-    [(2, 2, "1f1b"), (2, 4, "1f1b"), (4, 2, "1f1b"), (2, 2, "interleaved"), (2, 2, "zb_h1")],
-)
-def test_pipelines_in_several_processes_equal_one_device(processes: int, stages: int, schedule: str) -> None:
-    options = {"num_stages": stages, "num_microbatches": 4, "schedule": schedule}
-    found = results(
-        run("train", processes, devices=8 // processes, example="mlp", mesh=[8 // stages], options=options, limit_s=290)
-    )
-    assert found[0]["worst"] < 1e-10 and found[0]["stages"] >= stages
-    assert all(f == found[0] for f in found)
-    assert max(found[0]["processes"]) == max(1, processes // stages)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("example", sorted(CASES))
+def test_pipelines_in_several_processes_equal_one_device(example: str, processes: int) -> None:
+    """Four stages on two processes are two stages on each; two stages on four processes are one on two each."""
+    cases = [
+        {"num_stages": stages, "num_microbatches": 4, "schedule": schedule, "mesh_shape": [8 // stages]}
+        for stages, schedule in CASES[example]
+    ]
+    worlds = results(run("train", processes, devices=8 // processes, example=example, cases=cases, limit_s=880))
+    assert all(found == worlds[0] for found in worlds)
+    for (stages, schedule), case in zip(CASES[example], worlds[0], strict=True):
+        assert case["worst"] < 1e-10, (stages, schedule)
+        assert case["stages"] == (2 * stages if schedule == "interleaved" else stages)
+        assert max(case["processes"]) == max(1, processes // stages)

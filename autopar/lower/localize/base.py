@@ -23,6 +23,36 @@ AxisIndex: TypeAlias = Callable[[tuple[str, ...]], Any]
 
 
 @dataclass(frozen=True)
+class DeviceAxes:
+    """An `AxisIndex` where the enclosing ``shard_map`` has parts of the mesh's axes.
+
+    Args:
+        parts: by axis of the mesh its parts there, major first.
+    """
+
+    parts: Mapping[str, tuple[str, ...]]
+
+    def __call__(self, axes: tuple[str, ...]) -> Any:
+        """Number of the device among those of ``axes``."""
+        names = self.names(axes)
+        return lax.axis_index(names) if names else jnp.int32(0)
+
+    def names(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """The parts of ``axes``."""
+        return tuple(part for axis in axes for part in self.parts[axis])
+
+
+def axis_names(index: AxisIndex, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """What ``axes`` of the mesh are called where collectives run.
+
+    Args:
+        index: which piece the device's is.
+        axes: of the mesh.
+    """
+    return index.names(axes) if isinstance(index, DeviceAxes) else axes
+
+
+@dataclass(frozen=True)
 class LocalContext:
     """Where the pieces lie.
 

@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import numpy_dtype
-from autopar.lower.localize.base import LocalContext, Localizer, bind
+from autopar.lower.localize.base import LocalContext, Localizer, axis_names, bind
 
 
 def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
@@ -27,8 +27,8 @@ def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[An
     def skip(*given: Any) -> list[Any]:
         return [jnp.zeros(t.shape, numpy_dtype(t.dtype)) for t in context.result_types]
 
-    made = lax.cond(lax.axis_index(axes) == 0, call, skip, *arrays)
-    return [_from_first(x, axes) for x in made]
+    made = lax.cond(context.index(axes) == 0, call, skip, *arrays)
+    return [_from_first(x, axis_names(context.index, axes)) for x in made]
 
 
 def _from_first(array: Any, axes: tuple[str, ...]) -> Any:

@@ -1,30 +1,30 @@
 """Instruction lists as one XLA program on all devices: branches by worker in each round, permutes between rounds.
 
-Every device keeps the values of its own worker alone, in slots; see `autopar.lower.pipeline.rounds`.
+Every device keeps the values of its own worker alone, in slots; see `autopar.lower.pipeline.rounds`. Layouts are over
+the axes of the grid (`autopar.lower.pipeline.grid`); the programs of stages call them by those of their own meshes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from autopar._compat.dtypes import jax_dtype
-from autopar.ir import Layout
-from autopar.lower.pipeline.rounds import Key, Lying, Round, Rounds, Turn, whole_key
+from autopar._compat.dtypes import jax_dtype, key_impl
+from autopar.ir import Layout, TensorType
+from autopar.lower.localize.base import DeviceAxes
+from autopar.lower.pipeline.grid import WORKERS, Axes, Grid
+from autopar.lower.pipeline.rounds import Exchange, Key, Lying, Round, Rounds, Turn, whole_key
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.reshard import apply_steps
 from autopar.schedule import Accumulate, Apply, Buffer, Free, Recv, Run, Work
 from autopar.sharding.reshard import PathTables
-
-#: Axis of the mesh over which workers lie, in front of the axes of their own meshes.
-WORKERS = "workers"
 
 _JOINS = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
 
@@ -36,8 +36,9 @@ class OneProgram:
     Args:
         rounds: what is done when.
         programs: the stages' programs by work.
-        tables: by worker the ways from one layout to another on its mesh.
-        sizes: of the mesh axes of every worker.
+        tables: by worker the ways from one layout to another over its axes.
+        grid: the devices of all workers.
+        meshes: axes of the mesh of each stage.
         results: values that are results.
         shared: (worker, value) of results that all workers get.
     """
@@ -45,9 +46,15 @@ class OneProgram:
     rounds: Rounds
     programs: Mapping[Work, StageProgram]
     tables: Sequence[PathTables]
-    sizes: Mapping[str, int]
+    grid: Grid
+    meshes: Sequence[Axes]
     results: frozenset[Key] = frozenset()
     shared: tuple[tuple[int, Key], ...] = ()
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Of the axes of the grid."""
+        return dict(self.grid.axes)
 
     @cached_property
     def begin(self) -> tuple[int, ...]:
@@ -75,20 +82,62 @@ class OneProgram:
         """What is `shared` on all workers: as bytes, by permutes of which each waits for the one before."""
         if not self.shared:
             return []
-        pieces = [self._unpacked(state[self.rounds.end[w][k]], self.rounds.lying[w, k])[0] for w, k in self.shared]
+        pieces = []
+        for worker, key in self.shared:
+            lying, wanted = self.rounds.lying[worker, key], self.everywhere(worker, key)
+            piece, layout = self._unpacked(state[self.rounds.end[worker][key]], lying)
+            pieces.append(self._moved(worker, lying.type, layout, wanted.layout, piece))
         parts = [_bytes(p) for p in pieces]
         owners = np.concatenate([np.full(p.shape, w) for p, (w, _) in zip(parts, self.shared, strict=True)])
-        whole, here = jnp.concatenate(parts), lax.axis_index(WORKERS)
+        whole, here = jnp.concatenate(parts), self._worker()
         for source in sorted({w for w, _ in self.shared}):
             for target in range(len(self.rounds.start)):
                 if target != source:
-                    came = lax.ppermute(whole, WORKERS, [(source, target)])
+                    came = self._sent(whole, [(source, target)])
                     whole = jnp.where((here == target) & (owners == source), came, whole)
         ends = np.cumsum([p.shape[0] for p in parts])
         return [
             _from_bytes(whole[end - part.shape[0] : end], piece)
             for end, part, piece in zip(ends, parts, pieces, strict=True)
         ]
+
+    def everywhere(self, worker: int, key: Key) -> Lying:
+        """How a result that is `shared` lies on every worker."""
+        least = min(range(len(self.grid.workers)), key=lambda w: self.grid.workers[w][1])
+        return self.rounds.lying[worker, key].over(self.grid.axes_of(least))
+
+    def _worker(self) -> Any:
+        """Number of the device's worker."""
+        if self.grid.names[0] == WORKERS:
+            return lax.axis_index(WORKERS)
+        of_place = np.zeros(len(self.grid.devices), np.int32)
+        for worker, (first, count) in enumerate(self.grid.workers):
+            of_place[first : first + count] = worker
+        return jnp.asarray(of_place)[lax.axis_index(self.grid.names)]
+
+    def _sent(self, array: Any, pairs: Sequence[tuple[int, int]]) -> Any:
+        """What the devices of a worker get of an array, by (sender, receiver), each at most once on either side."""
+        if self.grid.names[0] == WORKERS:
+            return lax.ppermute(array, WORKERS, pairs)
+        parts = [self.grid.pairs(source, target) for source, target in pairs]
+        names, place = self.grid.names, lax.axis_index(self.grid.names)
+        made = None
+        for number in range(max(map(len, parts))):
+            now = [pair for part in parts for some in part[number : number + 1] for pair in some]
+            came = lax.ppermute(array, names, now)
+            if made is not None:
+                here = np.zeros(len(self.grid.devices), np.bool_)
+                here[[to for _, to in now]] = True
+                came = jnp.where(jnp.asarray(here)[place], came, made)
+            made = came
+        return made
+
+    def _moved(self, worker: int, type: TensorType, layout: Layout, wanted: Layout, piece: Any) -> Any:
+        """A piece of a value on a worker in another layout."""
+        if layout == wanted:
+            return piece
+        tables = self.tables[worker]
+        return apply_steps(tables.path(type, layout, wanted), piece, tables.mesh)
 
     def _round(self, number: int, state: tuple[Any, ...], inbox: tuple[Any, ...]) -> tuple[Any, Any]:
         this = self.rounds.rounds[number]
@@ -98,11 +147,11 @@ class OneProgram:
         order = sorted(touched)
         given = tuple(state[n] for n in order)
         branches = [self._branch(w, turn, this, order) for w, turn in enumerate(this.turns)]
-        made, out = lax.switch(lax.axis_index(WORKERS), branches, given, inbox)
+        made, out = lax.switch(self._worker(), branches, given, inbox)
         updated = list(state)
         for n, array in zip(order, made, strict=True):
             updated[n] = array
-        arrived = tuple(lax.ppermute(o, WORKERS, e.pairs) for o, e in zip(out, this.exchanges, strict=True))
+        arrived = tuple(self._sent(o, e.pairs) for o, e in zip(out, this.exchanges, strict=True))
         return tuple(updated), arrived
 
     def _branch(self, worker: int, turn: Turn, this: Round, touched: Sequence[int]) -> Callable[..., Any]:
@@ -113,7 +162,7 @@ class OneProgram:
             for key, slot in turn.before.items():
                 values[key] = self._unpacked(given[at[slot]], self.rounds.lying[worker, key])
             for message in turn.arrivals:
-                values[message.key] = self._unpacked(inbox[message.exchange], self.rounds.lying[worker, message.key])
+                values[message.key] = self._unpacked(inbox[message.exchange], message.lying)
             for instruction in turn.instructions:
                 self._do(worker, values, instruction)
             made = list(given)
@@ -121,18 +170,23 @@ class OneProgram:
                 if turn.before.get(key) == slot and key in turn.before and not _written(turn, key):
                     continue
                 made[at[slot]] = _packed(values[key][0], self.rounds.slots[slot])
-            sent = {m.exchange: m.key for m in turn.sends}
-            out = tuple(
-                _packed(values[sent[n]][0], (e.dtype, e.size)) if n in sent else jnp.zeros(e.size, jax_dtype(e.dtype))
-                for n, e in enumerate(this.exchanges)
-            )
-            return tuple(made), out
+            return tuple(made), tuple(self._outgoing(worker, values, turn, n, e) for n, e in enumerate(this.exchanges))
 
         return branch
 
+    def _outgoing(
+        self, worker: int, values: Mapping[Key, tuple[Any, Layout]], turn: Turn, number: int, exchange: Exchange
+    ) -> Any:
+        """What a worker gives to a permute: zeros where it sends nothing."""
+        for message in turn.sends:
+            if message.exchange == number:
+                piece, layout = values[message.key]
+                piece = self._moved(worker, message.lying.type, layout, message.lying.layout, piece)
+                return _packed(piece, (exchange.dtype, exchange.size))
+        return jnp.zeros(exchange.size, jax_dtype(exchange.dtype))
+
     def _unpacked(self, flat: Any, lying: Lying) -> tuple[Any, Layout]:
-        shape = lying.shape(self.sizes)
-        return flat[: math.prod(shape)].reshape(shape), lying.layout
+        return unpacked(flat, lying, self.sizes), lying.layout
 
     def _do(self, worker: int, values: dict[Key, tuple[Any, Layout]], instruction: Any) -> None:
         match instruction:
@@ -174,17 +228,29 @@ class OneProgram:
         if program is None or not program.results:
             return
         by_name = {b.value: b for b in reads}
-        tables = self.tables[worker]
+        mesh = self.meshes[work.stage]
         pieces = []
         for port in program.reads:
             piece, layout = _read(values, by_name[port.name])
-            if layout != port.layout:
-                piece = apply_steps(tables.path(port.type, layout, port.layout), piece, tables.mesh)
-            pieces.append(piece)
-        made = program.on_device(jnp.int32(number), pieces)
+            pieces.append(self._moved(worker, port.type, layout, self.grid.layout(mesh, port.layout), piece))
+        made = program.on_device(jnp.int32(number), pieces, DeviceAxes(self.grid.parts[mesh]))
         for buffer, port, piece in zip(writes, program.results, made, strict=True):
             array = jnp.asarray(piece) if isinstance(piece, np.ndarray | np.generic) else piece
-            values[whole_key(buffer)] = array, port.layout
+            values[whole_key(buffer)] = array, self.grid.layout(mesh, port.layout)
+
+
+def unpacked(flat: Any, lying: Lying, sizes: Mapping[str, int]) -> Any:
+    """A device's piece of a value from the slot that it lies in.
+
+    Args:
+        flat: what the slot holds.
+        lying: how the value lies.
+        sizes: of the axes of the grid.
+    """
+    shape, piece = lying.shape(sizes), flat[: lying.size(sizes)]
+    if not lying.is_key:
+        return piece.reshape(shape)
+    return jax.random.wrap_key_data(piece.reshape(*shape, lying.words), impl=key_impl(lying.type.dtype))
 
 
 def _written(turn: Turn, key: Key) -> bool:
@@ -228,6 +294,7 @@ def _from_bytes(flat: Any, like: Any) -> Any:
 
 
 def _packed(array: Any, slot: tuple[str, int]) -> Any:
-    flat = array.reshape(-1).astype(jax_dtype(slot[0]))
+    numbers = jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
+    flat = numbers.reshape(-1).astype(jax_dtype(slot[0]))
     missing = slot[1] - flat.shape[0]
     return flat if not missing else jnp.concatenate([flat, jnp.zeros(missing, flat.dtype)])

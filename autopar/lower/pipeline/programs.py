@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Input, Layout, Literal, Operand, Operator, Output, TensorType
 from autopar.ir.primitives import is_generator
 from autopar.lower.interpreter import Interpreter, Sharded, scalar
+from autopar.lower.localize.base import AxisIndex
 from autopar.lower.pipeline.loop import Leaving, Loop, find_loop, layouts_of, needed_of
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_graph import FROM, LATE, PIECE, SEND, StageGraph
@@ -329,9 +330,10 @@ class _Cutter:
         decisions = self.decisions
         constants = [scalar(v) for v in fixed.values()]
 
-        def on_device(microbatch: Any, pieces: Sequence[Any]) -> list[Any]:
+        def on_device(microbatch: Any, pieces: Sequence[Any], index: AxisIndex) -> list[Any]:
             given = [*([microbatch] if counted else []), *constants, *pieces]
-            return Interpreter(decisions, source.prefix).run(part, given, layouts, [p.layout for _, p in asked])
+            interpreter = Interpreter(replace(decisions, index=index), source.prefix)
+            return interpreter.run(part, given, layouts, [p.layout for _, p in asked])
 
         return StageProgram(
             work,

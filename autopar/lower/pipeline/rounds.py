@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import ScheduleError
 from autopar.ir import Layout, TensorType
+from autopar.ir.types import item_bytes
+from autopar.lower.pipeline.grid import Axes, Grid
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import Accumulate, Apply, Buffer, Free, Instruction, Program, Recv, Run, Send, Work
 
@@ -29,11 +31,37 @@ class Lying:
 
     Args:
         type: its type, whole.
-        layout: how it is split.
+        layout: how it is split, over axes of the grid.
     """
 
     type: TensorType
     layout: Layout
+
+    @property
+    def words(self) -> int:
+        """Numbers that an element lies in: of random keys the words that they are made of."""
+        return int(item_bytes(self.type.dtype)) // 4 if self.is_key else 1
+
+    @property
+    def is_key(self) -> bool:
+        """Whether it is typed random keys."""
+        return self.type.dtype.startswith("key<")
+
+    @property
+    def dtype(self) -> str:
+        """Of the numbers that it lies in."""
+        return "u32" if self.is_key else self.type.dtype
+
+    def size(self, sizes: Mapping[str, int]) -> int:
+        """Numbers of a device's piece."""
+        return math.prod(self.shape(sizes)) * self.words
+
+    def over(self, axes: Axes) -> Lying:
+        """The same as it lies on a worker that has these axes: whole over all others."""
+        names = {a for a, _ in axes}
+        dims = tuple(tuple(a for a in dim if a in names) for dim in self.layout.dims)
+        partial = tuple(a for a in self.layout.partial if a in names)
+        return Lying(self.type, Layout(dims, partial, self.layout.reduce if partial else "sum"))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of a device's piece."""
@@ -64,10 +92,12 @@ class Message:
     Args:
         exchange: number of the permute that carries it.
         key: what it is where it arrives, or where it is sent from.
+        lying: how it lies on its way.
     """
 
     exchange: int
     key: Key
+    lying: Lying
 
 
 @dataclass(frozen=True)
@@ -142,16 +172,19 @@ class RoundMaker:
     Args:
         program: the lists.
         programs: the stages' programs by work.
-        sizes: of the mesh axes of every worker.
+        grid: the devices of all workers.
+        meshes: axes of the mesh of each stage.
     """
 
     def __init__(
         self,
         program: Program,
         programs: Mapping[Work, StageProgram],
-        sizes: Mapping[str, int],
+        grid: Grid,
+        meshes: Sequence[Axes],
     ) -> None:
-        self._program, self._programs, self._sizes = program, programs, sizes
+        self._program, self._programs, self._grid, self._meshes = program, programs, grid, meshes
+        self._sizes = dict(grid.axes)
         self._slots: list[tuple[str, int]] = []
         self._taken: list[dict[Key, int]] = [{} for _ in program.workers]
         self._lying: dict[tuple[int, Key], Lying] = {}
@@ -240,7 +273,8 @@ class RoundMaker:
         program = self._programs.get(i.work)
         if program is not None and program.results:
             for buffer, port in zip(i.writes, program.results, strict=True):
-                live[whole_key(buffer)] = Lying(port.type, port.layout)
+                layout = self._grid.layout(self._meshes[i.work.stage], port.layout)
+                live[whole_key(buffer)] = Lying(port.type, layout)
         _forget(live, i.donate)
 
     @staticmethod
@@ -257,9 +291,9 @@ class RoundMaker:
         """Deals free slots to new values of a worker: the longest first, each the shortest that is long enough."""
         taken = self._taken[worker]
         used = set(taken.values())
-        for key, lying in sorted(new.items(), key=lambda e: -math.prod(e[1].shape(self._sizes))):
+        for key, lying in sorted(new.items(), key=lambda e: -e[1].size(self._sizes)):
             self._lying[worker, key] = lying
-            size, dtype = math.prod(lying.shape(self._sizes)), lying.type.dtype
+            size, dtype = lying.size(self._sizes), lying.dtype
             free = [n for n, (d, _) in enumerate(self._slots) if d == dtype and n not in used]
             enough = [n for n in free if self._slots[n][1] >= size]
             if enough:
@@ -282,9 +316,9 @@ class RoundMaker:
         """
         groups: list[list[tuple[int, int, tuple[Key, int]]]] = []
         for source, to, what in sent:
-            dtype = self._lying[source, what[0]].type.dtype
+            dtype = self._lying[source, what[0]].dtype
             for group in groups:
-                alike = self._lying[group[0][0], group[0][2][0]].type.dtype == dtype
+                alike = self._lying[group[0][0], group[0][2][0]].dtype == dtype
                 if alike and not any(s == source or t == to for s, t, _ in group):
                     group.append((source, to, what))
                     break
@@ -298,12 +332,12 @@ class RoundMaker:
             outgoing: list[list[Message]] = [[] for _ in turns]
             size, dtype = 0, ""
             for source, to, (key, tag) in group:
-                lying = self._lying[source, key]
-                size, dtype = max(size, math.prod(lying.shape(self._sizes))), lying.type.dtype
+                lying = self._lying[source, key].over(self._grid.axes_of(to))
+                size, dtype = max(size, lying.size(self._sizes)), lying.dtype
                 arrived: Key = (key[0], -1, tag)
                 self._lying[to, arrived] = lying
-                outgoing[source].append(Message(0, key))
-                coming[to].append(Message(0, arrived))
+                outgoing[source].append(Message(0, key, lying))
+                coming[to].append(Message(0, arrived, lying))
             exchanges = (Exchange(tuple((s, t) for s, t, _ in group), dtype, size),) if group else ()
             rounds.append(
                 Round(tuple(replace(t, sends=tuple(o)) for t, o in zip(turns, outgoing, strict=True)), exchanges)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from autopar.lower.localize.base import AxisIndex
 from autopar.lower.pipeline.ports import Port
 from autopar.schedule import Work
 
@@ -24,14 +25,15 @@ class StageProgram:
         reads: its arguments.
         writes: its results.
         accumulates: further results: what this microbatch contributes, with how contributions are joined.
-        on_device: (number of the microbatch, local pieces of ``reads``) -> local pieces of the results.
+        on_device: (number of the microbatch, local pieces of ``reads``, which piece the device's is) -> local pieces of
+            the results.
     """
 
     work: Work
     reads: tuple[Port, ...]
     writes: tuple[Port, ...]
     accumulates: tuple[tuple[Port, str], ...]
-    on_device: Callable[[Any, Sequence[Any]], list[Any]]
+    on_device: Callable[[Any, Sequence[Any], AxisIndex], list[Any]]
 
     @property
     def results(self) -> tuple[Port, ...]:
@@ -48,7 +50,7 @@ class StageProgram:
 
         def body(number: Any, *arrays: Any) -> tuple[Any, ...]:
             pieces = [p.enter(a) for p, a in zip(self.reads, arrays, strict=True)]
-            made = self.on_device(number, pieces)
+            made = self.on_device(number, pieces, jax.lax.axis_index)
             return tuple(p.leave(_array(m)) for p, m in zip(self.results, made, strict=True))
 
         body.__name__ = str(self.work).replace(" ", "_")

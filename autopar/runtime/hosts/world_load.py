@@ -1,0 +1,314 @@
+"""Compiles the pipeline of a plan as one XLA program for the devices of all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from autopar._compat.dtypes import jax_dtype
+from autopar._compat.trees import partition_spec
+from autopar.cluster import Cluster, LogicalMesh
+from autopar.cost import CostModel
+from autopar.errors import ClusterError
+from autopar.frontend import Traced
+from autopar.ir import Layout
+from autopar.lower.pipeline.build import LoweredPipeline
+from autopar.lower.pipeline.grid import Axes, Grid, grid_of
+from autopar.lower.pipeline.one_program import OneProgram
+from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.rounds import Copy, Key, Lying, RoundMaker, Rounds
+from autopar.lower.program import plan_tables
+from autopar.lower.split_layers import SplitStep
+from autopar.plan import Plan
+from autopar.runtime.hosts.arrays import spread
+from autopar.runtime.hosts.world_pipeline import Beginning, Part, WorldPipeline, WorldShardings, sharding_on
+from autopar.runtime.local_pipeline import PipelineProgram, load_pipeline
+from autopar.runtime.stacked import StackedLeaf
+from autopar.schedule import Buffer, Task, ValueRef
+from autopar.search.resharding import path_tables
+from autopar.sharding.reshard import PathTables
+
+#: Bytes of a result that is no state up to which every process gets it.
+_SMALL = 1 << 16
+#: Where a piece of a layered leaf lies: in what layout, on which worker.
+_Place = tuple[Lying, int]
+
+
+def load_stages(
+    traced: Traced, split_step: SplitStep, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
+) -> WorldPipeline | PipelineProgram:
+    """The pipeline of this process, or of all where the devices are those of several; see `load_world`."""
+    load = load_pipeline if jax.process_count() == 1 else load_world
+    return load(traced, split_step, lowered, devices, donated)
+
+
+def load_world(
+    traced: Traced, split_step: SplitStep, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
+) -> WorldPipeline:
+    """Compiles a pipeline for the devices of all processes.
+
+    Args:
+        traced: the function.
+        split_step: its step as it was lowered.
+        lowered: its pipeline.
+        devices: jax devices of all processes, in the order of the cluster.
+        donated: indices of the inputs that the caller gives up.
+
+    Raises:
+        ClusterError: the plan cannot be one program on all devices.
+    """
+    grid = _grid(lowered)
+    meshes = tuple(_mesh(grid, w, devices) for w in range(len(grid.workers)))
+    everything = Mesh(
+        np.array([devices[i] for i in grid.devices], dtype=object).reshape([n for _, n in grid.axes]),
+        grid.names,
+        axis_types=(AxisType.Auto,) * len(grid.axes),
+    )
+    places = _places(lowered, split_step, grid)
+    beginning, start = _beginning(lowered, split_step, grid, places)
+    homes = {n: places[i][1] for n, i in _updates(split_step).items()}
+    stages = [lowered.mesh_axes(s) for s in range(lowered.table.num_stages)]
+    programs = {p.work: p for p in lowered.programs}
+    rounds = RoundMaker(lowered.instructions, programs, grid, stages).make(
+        start, beginning.copies, _endings(lowered, homes)
+    )
+    ends = _results(lowered, rounds.end, homes)
+    results = tuple(tuple(ends[i] for i in at) for at in split_step.outputs)
+    shared = _shared(traced, rounds, results)
+    tables = [_tables(lowered, grid, w) for w in range(len(grid.workers))]
+    body = OneProgram(rounds, programs, tables, grid, stages, frozenset(k for _, k in ends.values()), shared)
+    slots, executable = _compiled(body, everything)
+    inputs = tuple(_joined([places[i] for i in at], meshes) for at in split_step.inputs)
+    outputs = tuple(
+        sharding_on(everything, body.everywhere(*pieces[0]))
+        if pieces[0] in shared
+        else _joined([(rounds.lying[at], at[0]) for at in pieces], meshes)
+        for pieces in results
+    )
+    count = len(traced.signature.traced)
+    return WorldPipeline(
+        lowered,
+        meshes,
+        everything,
+        body,
+        executable,
+        slots,
+        beginning,
+        WorldShardings(inputs, outputs),
+        tuple(traced.signature.entries[i] for i in traced.signature.traced),
+        tuple(i.name for i in traced.graph.inputs),
+        tuple(sorted(donated)),
+        tuple(spread(c, c.dtype, s, copy=True) for c, s in zip(traced.closed_over, inputs[count:], strict=True)),
+        results,
+    )
+
+
+def _grid(lowered: LoweredPipeline) -> Grid:
+    """The grid of a pipeline's workers. ClusterError where it cannot be one program."""
+    table = lowered.table
+    ports = [p for program in lowered.programs for p in (*program.reads, *program.results)]
+    reason = "something lies in host memory" if any(p.host for p in ports) else ""
+    workers = []
+    for worker in range(table.num_workers):
+        own = {lowered.devices(worker, s) for s in table.stages_of_worker(worker)}
+        if len(own) > 1:
+            reason = f"worker {worker} has stages on different devices"
+        workers.append(min(own))
+    if len({d for w in workers for d in w}) < sum(map(len, workers)):
+        reason = "workers share devices"
+    if reason:
+        raise ClusterError(
+            f"the pipeline cannot be one program in several processes: {reason}",
+            remedy="cluster=Cluster.ray(...), or num_stages=1, or another schedule or mesh_shape",
+        )
+    shapes = [[lowered.mesh_axes(s) for s in table.stages_of_worker(w)] for w in range(table.num_workers)]
+    return grid_of(workers, shapes)
+
+
+def _mesh(grid: Grid, worker: int, devices: Sequence[Any]) -> Mesh:
+    """The devices of a worker, with the axes of the grid."""
+    axes, (first, count) = grid.axes_of(worker), grid.workers[worker]
+    own = np.array([devices[i] for i in grid.devices[first : first + count]], dtype=object)
+    return Mesh(own.reshape([n for _, n in axes]), tuple(a for a, _ in axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def _tables(lowered: LoweredPipeline, grid: Grid, worker: int) -> PathTables:
+    """The ways from one layout to another on a worker: those of its plan where its mesh is that of its stages."""
+    stage, axes = lowered.table.stages_of_worker(worker)[0], grid.axes_of(worker)
+    part = Plan(lowered.plan.content.parts[stage])
+    if axes == lowered.mesh_axes(stage):
+        return plan_tables(part)
+    cluster = Cluster.from_json(part.content.cluster)
+    (own,) = cluster.logical_meshes(tuple(n for _, n in lowered.mesh_axes(stage)))
+    slowest = min(own.links, key=lambda link: link.bandwidth)
+    return path_tables(LogicalMesh(axes, (slowest,) * len(axes)), CostModel(cluster))
+
+
+def _ports(lowered: LoweredPipeline) -> dict[tuple[int, str], tuple[Port, Axes]]:
+    """By (worker, name) how the first program there that reads a value takes it, and on what mesh."""
+    ports: dict[tuple[int, str], tuple[Port, Axes]] = {}
+    for program in lowered.programs:
+        axes = lowered.mesh_axes(program.work.stage)
+        for worker in lowered.table.workers_of_stage(program.work.stage):
+            for port in program.reads:
+                ports.setdefault((worker, port.name), (port, axes))
+    return ports
+
+
+def _places(lowered: LoweredPipeline, split_step: SplitStep, grid: Grid) -> list[_Place]:
+    """Where each input of the rewritten step lies when a step begins."""
+    inputs, ports = split_step.step.graph.inputs, _ports(lowered)
+    places: list[_Place] = []
+    whole = {at[0]: n for n, at in enumerate(split_step.inputs) if len(at) == 1}
+    for i, x in enumerate(inputs):
+        if i in whole:
+            record = lowered.plan.content.inputs[whole[i]]
+            axes, layout, stage = lowered.mesh_axes(record.stage), Layout.parse(record.layout), record.stage
+        else:
+            stage = lowered.map.inputs[x.name][0]
+            nothing = None, lowered.mesh_axes(stage)
+            port, axes = ports.get((lowered.worker_of_stage(stage), str(ValueRef("in", x.name, stage))), nothing)
+            layout = Layout.replicated(x.type.rank) if port is None else port.layout
+        places.append((Lying(x.type, grid.layout(axes, layout)), lowered.worker_of_stage(stage)))
+    return places
+
+
+def _beginning(
+    lowered: LoweredPipeline, split_step: SplitStep, grid: Grid, places: Sequence[_Place]
+) -> tuple[Beginning, dict[tuple[int, Buffer], Lying]]:
+    """What lies where when a step begins, and how."""
+    inputs, batch, copies = _lies(lowered, {x.name: n for n, x in enumerate(split_step.step.graph.inputs)}, places)
+    start = {at: places[i][0] for at, i in inputs.items()}
+    ports = _ports(lowered)
+    for at in batch:
+        port, axes = ports[at[0], at[1].value]
+        start[at] = Lying(port.type, grid.layout(axes, port.layout))
+    parts: dict[int, Part] = {}
+    for n, pieces in enumerate(split_step.inputs):
+        for i in pieces:
+            same = [j for j in pieces if places[j][1] == places[i][1]]
+            parts[i] = Part(n, same.index(i), len(same))
+    beginning = Beginning(
+        {at: parts[i] for at, i in inputs.items()}, {at: (parts[i].of, k) for at, (i, k) in batch.items()}, copies
+    )
+    return beginning, start
+
+
+def _lies(
+    lowered: LoweredPipeline, index: Mapping[str, int], places: Sequence[_Place]
+) -> tuple[dict[tuple[int, Buffer], int], dict[tuple[int, Buffer], tuple[int, int]], tuple[Copy, ...]]:
+    """By (worker, buffer) an input, or the microbatch of one; an input that several read is copied from its home."""
+    table = lowered.table
+    inputs: dict[tuple[int, Buffer], int] = {}
+    batch: dict[tuple[int, Buffer], tuple[int, int]] = {}
+    readers: dict[str, list[tuple[int, Buffer]]] = {name: [] for name in index}
+    for value in lowered.instructions.dataflow.values:
+        if not value.is_input:
+            continue
+        assert value.ref is not None, f"{value.name} is of no value of the step"
+        name = value.ref.name
+        for stage in value.stages:
+            if value.ref.kind == "in":
+                readers[name] += [(worker, Buffer(value.name)) for worker in table.workers_of_stage(stage)]
+            else:
+                for k in range(table.num_microbatches):
+                    at = table.worker_of(Task("forward", stage, k)), Buffer(value.name, k)
+                    batch[at] = index[name], k
+    copies = []
+    for name, some in readers.items():
+        if not some:
+            continue
+        home = places[index[name]][1]
+        there = [at for at in some if at[0] == home]
+        # Where its home reads nothing of it, it lies there all the same, under a name of its own.
+        source = there[0] if there else (home, Buffer(f"home/{name}"))
+        inputs[source] = index[name]
+        inputs.update(dict.fromkeys(there, index[name]))
+        copies += [Copy(home, source[1], worker, buffer) for worker, buffer in some if worker != home]
+    return inputs, batch, tuple(copies)
+
+
+def _updates(split_step: SplitStep) -> dict[int, int]:
+    """By output of the rewritten step that is state the input that it is the next value of."""
+    graph = split_step.step.graph
+    index = {x.name: n for n, x in enumerate(graph.inputs)}
+    return {n: index[o.updates] for n, o in enumerate(graph.outputs) if o.updates in index}
+
+
+def _endings(lowered: LoweredPipeline, homes: Mapping[int, int]) -> list[Copy]:
+    """State that another worker makes than the one on which it lies when a step begins."""
+    makers: dict[int, tuple[str, set[int]]] = {}
+    for program in lowered.programs:
+        for port in program.writes:
+            if port.ref.kind == "out":
+                workers = set(lowered.table.workers_of_stage(program.work.stage))
+                makers.setdefault(port.ref.number, (port.name, set()))[1].update(workers)
+    return [
+        Copy(min(workers), Buffer(name), homes[n], Buffer(name))
+        for n, (name, workers) in sorted(makers.items())
+        if n in homes and homes[n] not in workers
+    ]
+
+
+def _results(
+    lowered: LoweredPipeline, end: Sequence[Mapping[Key, int]], homes: Mapping[int, int]
+) -> dict[int, tuple[int, Key]]:
+    """By output the worker and the value there: where it lies when a step begins, if it is state."""
+    ends: dict[int, tuple[int, Key]] = {}
+    values = lowered.instructions.dataflow.by_name
+    for worker, keys in enumerate(end):
+        for key in keys:
+            ref = values[key[0].value].ref if key[0].value in values else None
+            if ref is not None and ref.kind == "out" and homes.get(ref.number, worker) == worker:
+                ends.setdefault(ref.number, (worker, key))
+    return ends
+
+
+def _shared(
+    traced: Traced, rounds: Rounds, results: Sequence[Sequence[tuple[int, Key]]]
+) -> tuple[tuple[int, Key], ...]:
+    """Small results that are no state: every process gets them."""
+    return tuple(
+        pieces[0]
+        for o, pieces in zip(traced.graph.outputs, results, strict=True)
+        if not o.updates and len(pieces) == 1 and o.type.nbytes <= _SMALL and not rounds.lying[pieces[0]].is_key
+    )
+
+
+def _joined(places: Sequence[_Place], meshes: Sequence[Mesh]) -> NamedSharding:
+    """Where a leaf lies whose pieces, along its first dim, lie so. ClusterError where that is no sharding of jax."""
+    shardings = [sharding_on(meshes[worker], lying) for lying, worker in places]
+    if len(shardings) == 1:
+        return shardings[0]
+    leaf = StackedLeaf(tuple(shardings))
+    cut = any(count > 1 and len(s.spec) and s.spec[0] is not None for s, count in leaf.runs)
+    if cut or (len(leaf.runs) > 1 and not leaf.is_direct):
+        raise ClusterError(
+            "the pipeline cannot be one program in several processes: an array holds layers of several stages",
+            cause="stages hold different numbers of its layers, lie differently, or each worker has several of them",
+            remedy="stages of equally many layers and a schedule with one stage a worker, or a list of layers",
+        )
+    return leaf.sharding
+
+
+def _compiled(body: OneProgram, mesh: Mesh) -> tuple[tuple[jax.ShapeDtypeStruct, ...], Any]:
+    """What a body takes, and jax's compiled object."""
+    spec = PartitionSpec(tuple(mesh.axis_names))
+    slots = tuple(
+        jax.ShapeDtypeStruct((n * mesh.size,), jax_dtype(d), sharding=NamedSharding(mesh, spec))
+        for d, n in (body.rounds.slots[i] for i in body.begin)
+    )
+    everywhere: list[PartitionSpec] = [partition_spec(body.everywhere(*at).layout.dims) for at in body.shared]
+    mapped = jax.shard_map(
+        body.on_device,
+        mesh=mesh,
+        in_specs=(spec,) * len(slots),
+        out_specs=(*(spec for _ in body.finish), *everywhere),
+        check_vma=False,
+    )
+    executable = jax.jit(mapped, donate_argnums=tuple(range(len(slots)))).lower(*slots).compile()
+    return slots, executable

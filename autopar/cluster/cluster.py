@@ -105,10 +105,10 @@ class Cluster:
         address: str | None = None,
         *,
         workers: int | None = None,
-        devices_per_worker: int | None = None,
+        devices_per_worker: int | Sequence[int] | None = None,
         hosts_per_stage: int = 1,
         devices: Literal["auto", "cpu", "gpu", "tpu"] = "auto",
-        like: str | None = None,
+        like: str | Mapping[str, str] | None = None,
         object_store_bytes: int = 80 * 2**20,
         deadline_s: float = 300.0,
         recover: bool = False,
@@ -133,14 +133,15 @@ class Cluster:
             address: of a running cluster, as ``host:6379``, or "auto" for one that runs on this machine.
             workers: number of worker processes; each is a node. None takes 2 with CPU devices, and as many as there is
                 room for with others.
-            devices_per_worker: devices of each. None takes 4 virtual CPU devices, or all GPUs or TPUs of a machine (of
-                the machine that has least).
+            devices_per_worker: devices of each, or of every single one as ``[2, 4, 4]``. None takes 4 virtual CPU
+                devices, or all GPUs or TPUs of a machine. Workers with equally many devices of one kind are a group.
             hosts_per_stage: workers that hold a stage together, where ``num_stages`` is not said otherwise; several
                 are a world of `jax.distributed` of their own.
             devices: kind of devices; "auto" takes the GPUs of a running cluster, else its TPUs, else virtual CPU
                 devices, and these where Ray is started here.
-            like: name or path of the cluster file whose first group has the figures of such devices; None takes the
-                one of the devices that Ray names.
+            like: name or path of the cluster file whose first group has the figures of such devices, or one for each
+                type of machine that Ray names (``accelerator_type``), as ``{"T4": "t4.toml"}``: a worker of CPUs for
+                each such machine. None takes the files of the devices that Ray names.
             object_store_bytes: shared memory of a Ray that is started here, for what driver and workers exchange.
             deadline_s: seconds that a step may take before `WorkerLostError`.
             recover: whether workers that are lost are replaced and the step is run again.

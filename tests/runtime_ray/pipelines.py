@@ -104,7 +104,10 @@ def on_threads(made: Example, devices: int, **run: Any) -> RemotePipeline:
 
 
 def launch_threads(
-    handshakes: Sequence[Handshake], devices: Sequence[int], group: type[FragileWorkerGroup] | None = None
+    handshakes: Sequence[Handshake],
+    devices: Sequence[int],
+    kinds: Sequence[int] = (),
+    group: type[FragileWorkerGroup] | None = None,
 ) -> FragileWorkerGroup:
     """Workers as threads, each on the next of this process's devices."""
     first, told = 0, []
@@ -194,23 +197,32 @@ class ThreadCluster(RayCluster):
 
 
 def thread_cluster(
-    workers: int,
-    devices: int,
-    room: Callable[[], int] | None = None,
+    workers: int | Sequence[int],
+    devices: int | Sequence[int],
+    room: Callable[[], int | tuple[int, ...]] | None = None,
     *,
     group: type[FragileWorkerGroup] = FragileWorkerGroup,
     **run: Any,
 ) -> RayCluster:
-    """A cluster whose workers are threads of this process; ``worker_groups`` has all that were started."""
-    nodes = dataclasses.replace(Cluster.load("local-cpu").groups[0], count=workers, devices_per_node=devices)
+    """A cluster whose workers are threads of this process; ``worker_groups`` has all that were started.
+
+    With several numbers it is mixed: so many workers of so many devices each, and so on.
+    """
+    counts = [workers] if isinstance(workers, int) else workers
+    sizes = [devices] if isinstance(devices, int) else devices
+    like = Cluster.load("local-cpu").groups[0]
+    groups = [dataclasses.replace(like, count=n, devices_per_node=d) for n, d in zip(counts, sizes, strict=True)]
     worker_groups: list[WorkerGroup] = []
 
-    def launch(handshakes: Sequence[Handshake], sizes: Sequence[int]) -> WorkerGroup:
-        worker_groups.append(launch_threads(handshakes, sizes, group))
+    def launch(handshakes: Sequence[Handshake], sizes: Sequence[int], kinds: Sequence[int] = ()) -> WorkerGroup:
+        worker_groups.append(launch_threads(handshakes, sizes, kinds, group))
         return worker_groups[-1]
 
-    slot, options = Slot(devices, "cpu"), RunOptions(**run)
-    driver = Driver(launch, options, room)
-    return ThreadCluster(
-        "threads", (nodes,), (slot,) * workers, options, launch, worker_groups=worker_groups, driver=driver
-    )
+    def nodes() -> tuple[int, ...]:
+        assert room is not None
+        now = room()
+        return (now,) if isinstance(now, int) else now
+
+    slots, options = tuple(Slot(g.devices_per_node, "cpu") for g in groups for _ in range(g.count)), RunOptions(**run)
+    driver = Driver(launch, options, None if room is None else nodes)
+    return ThreadCluster("threads", tuple(groups), slots, options, launch, worker_groups=worker_groups, driver=driver)

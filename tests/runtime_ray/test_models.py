@@ -35,7 +35,7 @@ def test_models(name: str, workers: int, hosts: int) -> None:
         step = autopar.parallelize(fn, cluster=cluster, num_microbatches=4, schedule="1f1b")
         compiled = step.compile(state, batch)
         assert compiled.plan.num_stages == workers // hosts
-        assert compiled.local.runtime.groups.sizes == (hosts,) * (workers // hosts)
+        assert compiled.local.runtime.driver.session.groups.sizes == (hosts,) * (workers // hosts)
         plain = jax.jit(fn)
         mine, want = step.shard(state, batch)[0], state
         for _ in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +10,16 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, NodeGroup
 from autopar.errors import ClusterError
 from autopar.runtime.ray.deployment import Launcher
 from autopar.runtime.ray.driver import Driver
 from autopar.runtime.ray.messages import Handshake
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.worker_group import WorkerGroup
+
+#: As much of a resource that names a machine as Ray's own users ask for.
+_TRACE = 0.001
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Slot:
         shared: whether processes share the CPUs of one machine: nothing is set aside for them.
         custom: further resources of Ray that it takes, with their amounts.
         labels: of nodes that it may be on, as Ray's label selector.
+        machine: Ray's resource of the machines that it may be on; empty for any.
     """
 
     devices: int
@@ -37,6 +42,7 @@ class Slot:
     shared: bool = False
     custom: tuple[tuple[str, float], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+    machine: str = ""
 
     def of(self, devices: int) -> Slot:
         """The slot with another number of devices."""
@@ -45,7 +51,13 @@ class Slot:
     @property
     def bundle(self) -> Mapping[str, float]:
         """What Ray sets aside for it."""
-        return {"CPU": 1.0, **({self.resource: float(self.devices)} if self.resource else {}), **dict(self.custom)}
+        own = {self.resource: float(self.devices)} if self.resource else {}
+        return {"CPU": 1.0, **own, **self._named}
+
+    @property
+    def _named(self) -> dict[str, float]:
+        """Resources by names of their own: a trace of the machine's, and the user's."""
+        return {**({self.machine: _TRACE} if self.machine else {}), **dict(self.custom)}
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -55,8 +67,8 @@ class Slot:
             found["num_gpus"] = self.devices
         elif self.resource:
             found["resources"] = {self.resource: self.devices}
-        if self.custom:
-            found["resources"] = {**found.get("resources", {}), **dict(self.custom)}
+        if self._named:
+            found["resources"] = {**found.get("resources", {}), **self._named}
         if self.labels:
             found["label_selector"] = dict(self.labels)
         return found
@@ -86,6 +98,7 @@ class RayCluster(Cluster):
         worker_groups: workers that run, the latest last.
         hosts_per_stage: workers that hold a stage together, unless said otherwise.
         driver: of all functions that run on the cluster.
+        kept: of a part of a cluster how many workers of each kind of the whole it has; empty for the whole.
     """
 
     slots: tuple[Slot, ...] = field(default=(), compare=False, repr=False)
@@ -96,6 +109,7 @@ class RayCluster(Cluster):
     worker_groups: Sequence[WorkerGroup] = field(default=(), compare=False, repr=False)
     hosts_per_stage: int = field(default=1, compare=False, repr=False)
     driver: Driver | None = field(default=None, compare=False, repr=False)
+    kept: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def processes(self) -> tuple[int, ...]:
@@ -107,11 +121,22 @@ class RayCluster(Cluster):
         """Number of stages of a plan that is not told how many."""
         return max(1, len(self.slots) // self.hosts_per_stage)
 
-    def fewer(self, count: int) -> RayCluster:
-        """The cluster with ``count`` workers at most: as many as can be in whole groups of `hosts_per_stage`."""
-        whole = count - count % self.hosts_per_stage or count
-        group = replace(self.groups[0], count=whole)
-        return replace(self, groups=(group,), slots=self.slots[:whole])
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Number of workers of each kind; 0 of those that are all gone."""
+        return self.kept or tuple(g.count for g in self.groups)
+
+    def fewer(self, nodes: Sequence[int]) -> RayCluster:
+        """The cluster with so many workers of each kind at most: as many as are in whole groups of `hosts_per_stage`.
+
+        Args:
+            nodes: for each kind of the whole cluster.
+        """
+        whole = tuple(n - n % self.hosts_per_stage or n for n in nodes)
+        kept = [(replace(g, count=n), k) for k, (g, n) in enumerate(zip(self.groups, whole, strict=True)) if n]
+        first = (0, *itertools.accumulate(g.count for g in self.groups))
+        slots = tuple(self.slots[first[k] + i] for g, k in kept for i in range(g.count))
+        return replace(self, groups=tuple(g for g, _ in kept), slots=slots, kept=whole)
 
     def hosts(self, devices: Sequence[int]) -> int:
         """Number of processes that have these devices: one a node where they are whole nodes, else one.
@@ -119,22 +144,33 @@ class RayCluster(Cluster):
         Args:
             devices: indices of devices that follow each other.
         """
-        own = self.groups[0].devices_per_node
-        return len(devices) // own if len(devices) % own == 0 and devices[0] % own == 0 else 1
+        group, start = self._group(devices[0])
+        own = group.devices_per_node
+        return len(devices) // own if len(devices) % own == 0 and (devices[0] - start) % own == 0 else 1
 
-    def start(self, handshakes: Sequence[Handshake], devices: Sequence[int]) -> WorkerGroup:
+    def kind(self, device: int) -> int:
+        """Kind of the worker that has a device, as a number of `nodes`."""
+        group, _ = self._group(device)
+        return [k for k, n in enumerate(self.nodes) if n][self.groups.index(group)]
+
+    def _group(self, device: int) -> tuple[NodeGroup, int]:
+        """The group that a device is in, and its first device."""
+        return next((g, s) for g, s in reversed(list(zip(self.groups, self.group_starts, strict=True))) if s <= device)
+
+    def start(self, handshakes: Sequence[Handshake], devices: Sequence[int], kinds: Sequence[int] = ()) -> WorkerGroup:
         """Starts processes.
 
         Args:
             handshakes: what each is told.
             devices: how many devices each has.
+            kinds: of which kind of worker each is; all of the first where it is empty.
 
         Raises:
             ClusterError: they do not start.
         """
         if self.launch is None:
             raise _without_workers(self.name)
-        return self.launch(handshakes, devices)
+        return self.launch(handshakes, devices, kinds)
 
     @property
     def workers(self) -> Driver:

@@ -11,8 +11,10 @@ from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.worker_group import WorkerGroup
 from autopar.runtime.transport.process_groups import ProcessGroups
 
-#: Starts processes: (what each is told, number of devices of each) -> the processes.
-Launcher: TypeAlias = Callable[[Sequence[Handshake], Sequence[int]], WorkerGroup]
+#: Starts processes: (what each is told, number of devices of each, kind of worker of each) -> the processes.
+Launcher: TypeAlias = Callable[[Sequence[Handshake], Sequence[int], Sequence[int]], WorkerGroup]
+#: Number of nodes of each kind.
+Nodes: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,12 @@ class ProcessLayout:
     Args:
         groups: the processes of each worker.
         devices: number of devices of each process.
+        kinds: kind of worker that each is of; all of the first where it is empty.
     """
 
     groups: ProcessGroups
     devices: tuple[int, ...]
+    kinds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,24 +40,26 @@ class Deployment:
         source: the lowered pipeline.
         devices: number of devices of each process.
         hosts: for each worker the number of its processes; one each where there are none.
-        nodes: number of nodes that it is made for; as many as there are processes where it is 0.
+        nodes: number of nodes of each kind that it is made for; as many as there are processes where it is empty.
         plan: what it carries out, for whoever wants to know.
+        kinds: see `ProcessLayout`.
     """
 
     source: Pipelined
     devices: tuple[int, ...]
     hosts: tuple[int, ...] = ()
-    nodes: int = 0
+    nodes: Nodes = ()
     plan: Any = None
+    kinds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes:
-            object.__setattr__(self, "nodes", len(self.devices))
+            object.__setattr__(self, "nodes", (len(self.devices),))
 
     @property
     def layout(self) -> ProcessLayout:
         """The processes of its workers."""
-        return ProcessLayout(ProcessGroups(self.hosts or (1,) * self.source.num_workers), self.devices)
+        return ProcessLayout(ProcessGroups(self.hosts or (1,) * self.source.num_workers), self.devices, self.kinds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +67,7 @@ class Replanner:
     """What to do with fewer machines than there were.
 
     Args:
-        deploy: number of nodes -> the same step, planned for as many or fewer; its inputs and outputs are the same.
+        deploy: nodes -> the same step, planned for as many or fewer; its inputs and outputs are the same.
     """
 
-    deploy: Callable[[int], Deployment]
+    deploy: Callable[[Nodes], Deployment]

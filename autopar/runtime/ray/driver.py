@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from autopar.errors import AutoparError, ClusterError, WorkerLostError
 from autopar.runtime.ray.array_calls import fetch_arrays, hold_arrays, read_arrays
-from autopar.runtime.ray.deployment import Deployment, Launcher, Replanner
+from autopar.runtime.ray.deployment import Deployment, Launcher, Nodes, Replanner
 from autopar.runtime.ray.function import Function
 from autopar.runtime.ray.ledger import Ledger
 from autopar.runtime.ray.options import RunOptions
@@ -54,10 +54,10 @@ class Driver(ArrayOwner):
     Args:
         launch: starts processes.
         options: see `RunOptions`.
-        room: how many nodes there are now; None where that does not change.
+        room: how many nodes of each kind there are now; None where that does not change.
     """
 
-    def __init__(self, launch: Launcher, options: RunOptions, room: Callable[[], int] | None = None) -> None:
+    def __init__(self, launch: Launcher, options: RunOptions, room: Callable[[], Nodes] | None = None) -> None:
         self.options = options
         self.ledger = Ledger()
         self.recoveries = 0
@@ -68,7 +68,7 @@ class Driver(ArrayOwner):
         self._dropped: deque[int] = deque()
         self._dropping: set[int] = set()
         self._session: Session | None = None
-        self._nodes: int | None = None
+        self._nodes: Nodes | None = None
         self._programs: Mapping[str, str] = {}
         self._looked_at_s = 0.0
         self._closed = False
@@ -88,8 +88,8 @@ class Driver(ArrayOwner):
         return self._session is not None
 
     @property
-    def nodes(self) -> int | None:
-        """Number of nodes that the workers are on; None where that does not change."""
+    def nodes(self) -> Nodes | None:
+        """Number of nodes of each kind that the workers are on; None where that does not change."""
         return self._nodes
 
     def close(self) -> None:
@@ -280,10 +280,11 @@ class Driver(ArrayOwner):
         if not self.options.recover or self._session is None or self._nodes is None or self._room is None:
             return False
         due = time.monotonic() - self._looked_at_s >= self.options.growth_check_s
-        if self._nodes >= function.nodes or not due:
+        now = function.at_most(self._nodes)
+        if now == function.nodes or not due:
             return False
         self._looked_at_s = time.monotonic()
-        return min(self._room(), function.nodes) > self._nodes
+        return any(a > b for a, b in zip(function.at_most(self._room()), now, strict=True))
 
     # -- arrays --------------------------------------------------------------------------------
 

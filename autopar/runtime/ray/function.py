@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from autopar.errors import ClusterError
 from autopar.lower.pipeline.exported import ExportedProgram
-from autopar.runtime.ray.deployment import Deployment, Replanner
+from autopar.runtime.ray.deployment import Deployment, Nodes, Replanner
 from autopar.runtime.ray.source import Pipelined
 
 
@@ -39,7 +39,7 @@ class Function:
         self._replanner = replanner
         self._platform = platform
         self._by_nodes = {deployment.nodes: deployment}
-        self._exported: dict[int, tuple[ExportedProgram, ...]] = {}
+        self._exported: dict[Nodes, tuple[ExportedProgram, ...]] = {}
 
     @property
     def source(self) -> Pipelined:
@@ -47,27 +47,31 @@ class Function:
         return self.deployment.source
 
     @property
-    def nodes(self) -> int:
-        """Number of nodes that it is meant for."""
+    def nodes(self) -> Nodes:
+        """Number of nodes of each kind that it is meant for."""
         return next(iter(self._by_nodes))
 
-    def fit(self, nodes: int | None) -> None:
+    def fit(self, nodes: Nodes | None) -> None:
         """Takes the deployment for ``nodes`` nodes, or for all where that is None.
 
         Raises:
             ClusterError: there is none for so few.
         """
-        wanted = self.nodes if nodes is None else min(nodes, self.nodes)
-        if wanted < 1:
+        wanted = self.nodes if nodes is None else self.at_most(nodes)
+        if not any(wanted):
             raise ClusterError("no machine is left to run on", remedy="add some, and restore the last checkpoint")
         if wanted not in self._by_nodes:
             replanner = None if self._replanner is None else self._replanner()
             if replanner is None:
                 wanted = self.nodes
             else:
-                self.progress(f"{wanted} of {self.nodes} nodes are left; planning for them")
+                self.progress(f"{sum(wanted)} of {sum(self.nodes)} nodes are left; planning for them")
                 self._by_nodes[wanted] = replanner.deploy(wanted)
         self.deployment = self._by_nodes[wanted]
+
+    def at_most(self, nodes: Nodes) -> Nodes:
+        """Those of the nodes that there are that it can use."""
+        return tuple(min(have, want) for have, want in zip(nodes, self.nodes, strict=True))
 
     @property
     def exported(self) -> tuple[ExportedProgram, ...]:
@@ -75,6 +79,6 @@ class Function:
         nodes = self.deployment.nodes
         key = next(n for n, d in self._by_nodes.items() if d is self.deployment)
         if key not in self._exported:
-            self.progress(f"exporting {len(self.source.programs)} programs for {nodes} nodes")
+            self.progress(f"exporting {len(self.source.programs)} programs for {sum(nodes)} nodes")
             self._exported[key] = self.source.exported(self._platform)
         return self._exported[key]

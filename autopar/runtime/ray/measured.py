@@ -119,7 +119,8 @@ def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], No
         )
     options = cluster.run
     say(f"starting {count} workers")
-    layout = ProcessLayout(ProcessGroups((1,) * count), tuple(slot.devices for slot in cluster.slots))
+    numbers = tuple(k for k, n in enumerate(cluster.nodes) for _ in range(n))
+    layout = ProcessLayout(ProcessGroups((1,) * count), tuple(slot.devices for slot in cluster.slots), numbers)
     session = Session(layout, cluster.start, options)
     try:
         facts = [decode(a, DeviceFacts) for a in session.call("facts", [()] * count, options.load_s)]

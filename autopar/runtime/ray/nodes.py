@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -74,101 +75,203 @@ def machines(table: Sequence[Mapping[str, Any]]) -> tuple[Machine, ...]:
 
 
 @dataclass(frozen=True)
+class WorkerKind:
+    """Equal workers.
+
+    Args:
+        count: how many there are.
+        devices: of each.
+        file: name or path of the cluster file with the figures of such devices.
+        type: what Ray calls their devices; empty where any machine will do.
+    """
+
+    count: int
+    devices: int
+    file: str
+    type: str = ""
+
+
+@dataclass(frozen=True)
 class Layout:
-    """Equal workers on machines.
+    """Workers on machines.
 
     Args:
         kind: of their devices.
-        workers: number of workers.
-        devices: of each.
-        file: name or path of the cluster file with the figures of such devices.
+        workers: kinds of workers, in the order of the cluster's devices.
     """
 
     kind: str
-    workers: int
-    devices: int
-    file: str
+    workers: tuple[WorkerKind, ...]
 
     @property
-    def slot(self) -> Slot:
-        """Room for one worker."""
-        return Slot(self.devices, _PLATFORMS[self.kind], _RESOURCES.get(self.kind, ""))
+    def count(self) -> int:
+        """Number of workers."""
+        return sum(w.count for w in self.workers)
 
-    def room(self, found: Sequence[Machine]) -> int:
-        """How many such workers the machines have room for.
+    @property
+    def platform(self) -> str:
+        """What jax calls the devices."""
+        return _PLATFORMS[self.kind]
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Room for one worker of each kind; machines are named by type where there are several."""
+        several = len({w.type for w in self.workers}) > 1
+        resource = _RESOURCES.get(self.kind, "")
+        return tuple(
+            Slot(w.devices, self.platform, resource, machine=_TYPE + w.type if several and w.type else "")
+            for w in self.workers
+        )
+
+    def room(self, machines: Sequence[Machine]) -> tuple[int, ...]:
+        """How many workers of each kind the machines have room for, no more than there are to be.
 
         Args:
-            found: machines that are alive.
+            machines: that are alive.
         """
-        if self.kind == "cpu":  # devices are virtual: a worker wants one CPU
-            return sum(m.cpus for m in found)
-        return sum(m.devices(self.kind) // self.devices for m in found)
+        # Devices are virtual where they are CPUs: a worker wants one CPU, whatever it has.
+        wants = [1 if self.kind == "cpu" else w.devices for w in self.workers]
+        free = [m.devices(self.kind) for m in machines]
+        room = [0] * len(self.workers)
+        for k in sorted(range(len(self.workers)), key=lambda k: -wants[k]):
+            worker = self.workers[k]
+            for m, machine in enumerate(machines):
+                if worker.type in ("", machine.type):
+                    taken = min(worker.count - room[k], free[m] // wants[k])
+                    room[k] += taken
+                    free[m] -= taken * wants[k]
+        return tuple(room)
 
     def cluster_name(self) -> str:
         """Name of the cluster to plan with."""
-        return f"ray-{self.file.removeprefix('local-')}"
+        return "ray-" + "-".join(dict.fromkeys(w.file.removeprefix("local-") for w in self.workers))
 
 
 def layout(
-    found: Sequence[Machine], devices: Devices, workers: int | None, each: int | None, like: str | None
+    machines: Sequence[Machine],
+    devices: Devices,
+    workers: int | None,
+    each: int | Sequence[int] | None,
+    like: str | Mapping[str, str] | None,
 ) -> Layout:
     """Workers for the machines of a cluster.
 
     Args:
-        found: machines that are alive.
+        machines: that are alive.
         devices: what kind to use.
         workers: number of workers; None takes 2 of CPUs, and of others as many as there is room for.
-        each: devices of each; None takes 4 virtual ones of CPUs, and of others all of a machine, of the machine that
-            has least.
-        like: name or path of a cluster file; None takes that of the devices.
+        each: devices of each, or of every single one; None takes 4 virtual ones of CPUs, and of others all of a
+            machine.
+        like: name or path of a cluster file, or of one for each type of machine; None takes that of the devices.
 
     Raises:
         ClusterError: the machines do not have as many, or no file is known for them.
     """
     if devices not in ("auto", *KINDS):
         raise ClusterError(f"devices={devices!r} is no kind of devices", remedy='give "auto", "gpu", "tpu" or "cpu"')
-    kind = next(k for k in KINDS if any(m.devices(k) for m in found) or k == "cpu") if devices == "auto" else devices
-    if kind == "cpu":
-        made = Layout(kind, workers or 2, each or 4, like or "local-cpu")
-        if made.room(found) < made.workers:
+    kind = next(k for k in KINDS if any(m.devices(k) for m in machines) or k == "cpu") if devices == "auto" else devices
+    if isinstance(each, Sequence):
+        if not each or (workers is not None and workers != len(each)):
             raise ClusterError(
-                f"{made.workers} workers need a CPU each; Ray has {made.room(found)}",
-                remedy="ask for fewer workers, or start Ray with --num-cpus",
+                f"devices_per_worker names {len(each)} workers, and workers={workers}", remedy="leave workers out"
             )
-        return made
-    having = [m for m in found if m.devices(kind)]
+        workers = len(each)
+    if kind == "cpu" and not isinstance(like, Mapping):
+        return _on_any_machine(machines, [each or 4] * (workers or 2) if not isinstance(each, Sequence) else each, like)
+    return _by_machine(machines, kind, workers, each, like)
+
+
+def _on_any_machine(machines: Sequence[Machine], sizes: Sequence[int], like: str | None) -> Layout:
+    """Workers with virtual devices: a CPU each, on whichever machine."""
+    counts = Counter(sizes)
+    wanted = Layout("cpu", tuple(WorkerKind(n, size, like or "local-cpu") for size, n in counts.items()))
+    room = sum(m.cpus for m in machines)
+    if room < wanted.count:
+        raise ClusterError(
+            f"{wanted.count} workers need a CPU each; Ray has {room}",
+            remedy="ask for fewer workers, or start Ray with --num-cpus",
+        )
+    return wanted
+
+
+def _by_machine(
+    machines: Sequence[Machine],
+    kind: str,
+    workers: int | None,
+    each: int | Sequence[int] | None,
+    like: str | Mapping[str, str] | None,
+) -> Layout:
+    """Workers with devices of machines, each kind of machines with figures of its own."""
+    known = like if isinstance(like, Mapping) else {}
+    having = [m for m in machines if m.devices(kind) and (kind != "cpu" or m.type in known)]
     name = kind.upper()
     if not having:
         raise ClusterError(f"no machine of the cluster has a {name}", remedy='ask for devices="cpu"')
-    types = sorted({m.type for m in having})
-    if like is None:
-        if len(types) > 1 or types[0] not in _FILES:
-            raise ClusterError(
-                f"{name}s of type {', '.join(t or 'unknown' for t in types)}: no one cluster file has their figures",
-                remedy="give one as like=, as Cluster.load takes it",
-            )
-        like = _FILES[types[0]]
-    if each is None:
-        each = min(m.devices(kind) for m in having)
-        if workers is not None and len(having) == 1:  # a machine of its own is shared by the workers
-            each = max(1, each // workers)
-    free = Layout(kind, 1, each, like).room(found)
-    made = Layout(kind, free if workers is None else workers, each, like)
-    if free < made.workers or made.workers == 0:
+    rows = Counter[tuple[str, int]]()
+    for type, size in _sizes(having, kind, workers, each):
+        rows[type, size] += 1
+    wanted = Layout(
+        kind, tuple(WorkerKind(n, size, _file(name, type, like), type) for (type, size), n in sorted(rows.items()))
+    )
+    asked = rows.total() if workers is None else workers
+    if rows.total() < asked or not asked:
+        sizes = each if isinstance(each, Sequence) else sorted({size for _, size in rows} or {each or 0})
         raise ClusterError(
-            f"{made.workers} workers of {each} {name}s each were asked for; the machines have room for {free}",
+            f"{asked} workers of {', '.join(map(str, sizes))} {name}s each were asked for; "
+            f"the machines have room for {rows.total()}",
             cause=f"they have {', '.join(str(m.devices(kind)) for m in having)}",
             remedy="ask for fewer workers, or fewer devices_per_worker",
         )
-    return made
+    return wanted
+
+
+def _sizes(
+    having: Sequence[Machine], kind: str, workers: int | None, each: int | Sequence[int] | None
+) -> list[tuple[str, int]]:
+    """(type of machine, devices) of each worker that there is room for."""
+    if kind == "cpu":
+        sizes = list(each) if isinstance(each, Sequence) else [each or 4] * len(having)
+        return [(m.type, size) for m, size in zip(having, sizes, strict=False)][:workers]
+    if isinstance(each, Sequence):
+        free = {m.address: m.devices(kind) for m in having}
+        found = []
+        for size in sorted(each, reverse=True):
+            # The machine in which least is left.
+            fits = [m for m in having if free[m.address] >= size]
+            if fits:
+                best = min(fits, key=lambda m: (free[m.address], m.address))
+                free[best.address] -= size
+                found.append((best.type, size))
+        return found
+    if each is None and workers is not None and len(having) == 1:  # a machine of its own is shared by the workers
+        each = max(1, having[0].devices(kind) // workers)
+    found = [
+        (m.type, each or m.devices(kind)) for m in having for _ in range(m.devices(kind) // (each or m.devices(kind)))
+    ]
+    return sorted(found, key=lambda row: (-row[1], row[0]))[:workers]
+
+
+def _file(name: str, type: str, like: str | Mapping[str, str] | None) -> str:
+    """The cluster file of machines."""
+    if isinstance(like, str):
+        return like
+    known = {**_FILES, **(like or {})}
+    if type not in known:
+        raise ClusterError(
+            f"{name}s of type {type or 'unknown'}: no cluster file has their figures",
+            remedy='give one as like=, as Cluster.load takes it, or one for each type: like={"L4": "l4.toml"}',
+        )
+    return known[type]
 
 
 def planned(wanted: Layout) -> Cluster:
-    """The cluster to plan with: each worker is a node.
+    """The cluster to plan with: each worker is a node, workers of one kind are a group.
 
     Args:
         wanted: the workers.
     """
-    group = Cluster.load(wanted.file).groups[0]
-    group = dataclasses.replace(group, count=wanted.workers, devices_per_node=wanted.devices)
-    return Cluster(wanted.cluster_name(), (group,))
+    groups = tuple(
+        dataclasses.replace(Cluster.load(w.file).groups[0], count=w.count, devices_per_node=w.devices)
+        for w in wanted.workers
+    )
+    return Cluster(wanted.cluster_name(), groups)

@@ -20,7 +20,7 @@ from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
 from autopar.runtime.leaves import check_data, fits, give_up
 from autopar.runtime.ray.cluster import RayCluster
-from autopar.runtime.ray.deployment import Deployment, Replanner
+from autopar.runtime.ray.deployment import Deployment, Nodes, Replanner
 from autopar.runtime.ray.pipeline import RemotePipeline
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.values import RemoteArray, RemoteStack
@@ -265,7 +265,8 @@ def deployed(split_step: SplitStep, lowered: LoweredPipeline, cluster: RayCluste
     devices = [lowered.devices(w, homes[w]) for w in range(lowered.table.num_workers)]
     hosts = tuple(cluster.hosts(d) for d in devices)
     sizes = tuple(len(d) // n for d, n in zip(devices, hosts, strict=True) for _ in range(n))
-    return Deployment(source, sizes, hosts, len(cluster.slots), plan)
+    kinds = tuple(cluster.kind(d[0]) for d, n in zip(devices, hosts, strict=True) for _ in range(n))
+    return Deployment(source, sizes, hosts, cluster.nodes, plan, kinds)
 
 
 def load_remote(
@@ -295,7 +296,7 @@ def load_remote(
     if again is not None:
         plan_again = again
 
-        def fewer(room: int) -> Deployment:
+        def fewer(room: Nodes) -> Deployment:
             smaller = cluster.fewer(room)
             return deployed(split_step, plan_again(smaller), smaller)
 

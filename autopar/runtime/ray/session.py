@@ -70,7 +70,7 @@ class Session:
             for p in range(groups.num_processes)
         ]  # fmt: skip
         try:
-            self.worker_group = launch(handshakes, layout.devices)
+            self.worker_group = launch(handshakes, layout.devices, layout.kinds)
         except BaseException:
             self.monitor.close()
             raise

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from autopar.errors import MicrobatchError, ScheduleError
 from autopar.search.inter.candidates import Candidate, has_stage_a_worker, schedule_of
 from autopar.search.inter.counts import microbatch_counts
-from autopar.search.inter.submesh import Submesh, placed, submeshes
+from autopar.search.inter.submesh import Submesh, of_equal_nodes, placed, submeshes
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.stages import cluster
@@ -71,7 +71,7 @@ def _submeshes(problem: Problem, stages: int) -> Iterator[tuple[Submesh, ...]]:
     """Submeshes of so many stages that together are all devices."""
     kinds = submeshes(problem.cluster)
     if problem.subproblem.uniform_stages:
-        kinds = [k for k in kinds if k.size * stages == problem.cluster.num_devices]
+        kinds = of_equal_nodes(problem.cluster, kinds, stages)
     yield from _filling([group.size for group in problem.cluster.groups], kinds, stages)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from autopar.search.inter.costs import Prices, stage_costs
 from autopar.search.inter.dp import Slicing, slice_layers
-from autopar.search.inter.submesh import Submesh, worthwhile
+from autopar.search.inter.submesh import Submesh, of_equal_nodes, worthwhile
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.stages import Layers, cluster
@@ -53,7 +53,7 @@ def slicings(
     # Of layers that are alike none wants more than its share of the devices.
     kinds = worthwhile(problem.cluster, stages, 1 if len(set(layers.alike)) * 2 <= len(layers.members) else 2)
     if problem.subproblem.uniform_stages:
-        kinds = [k for k in kinds if k.size * stages == problem.cluster.num_devices]
+        kinds = of_equal_nodes(problem.cluster, kinds, stages)
     if not kinds:
         return
     costs = stage_costs(prices, kinds)

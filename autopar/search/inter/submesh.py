@@ -80,3 +80,16 @@ def placed(cluster: Cluster, chosen: Sequence[Submesh]) -> tuple[tuple[int, int]
         homes[i] = (at[group], size)
         at[group] += size
     return tuple(homes[i] for i in range(len(chosen)))
+
+
+def of_equal_nodes(cluster: Cluster, kinds: Sequence[Submesh], stages: int) -> list[Submesh]:
+    """Those submeshes that stages may have of which each has as many nodes.
+
+    Args:
+        cluster: all devices.
+        kinds: of submeshes.
+        stages: their number.
+    """
+    if len(cluster.groups) == 1:
+        return [k for k in kinds if k.size * stages == cluster.num_devices]
+    return [k for k in kinds if k.size * stages == cluster.groups[k.group].devices_per_node * cluster.num_nodes]

@@ -1,0 +1,135 @@
+"""The way into Ray: an address that answers, or Ray started on this machine, with its token."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import warnings
+from typing import Any
+
+import ray
+
+from autopar._compat.private import write_private
+from autopar.errors import ClusterError
+
+LOOPBACK = "127.0.0.1"
+#: Seconds that an address has to answer.
+_ANSWERS_S = 10.0
+#: Ray's own variables of its token.
+_MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+
+
+def check_answers(address: str) -> None:
+    """Raises ClusterError where nothing listens at an address: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:  # "auto", and names that Ray alone knows
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_S).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(
+            f"nothing answers at {address}: {error}",
+            cause="no Ray cluster runs there, or a firewall is between",
+            remedy="check the address with `ray status --address ...`; leave it out to start Ray here",
+        ) from error
+
+
+def own_address() -> str:
+    """The address of this machine as Ray knows it."""
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def initialize(address: str | None, workers: int, object_store_bytes: int, folder: str, mark: str, kind: str) -> None:
+    """Connects this process to Ray, or starts it on this machine.
+
+    Args:
+        address: of a running cluster; None starts one.
+        workers: number of workers that a Ray that is started here has room for.
+        object_store_bytes: its shared memory.
+        folder: in which it writes.
+        mark: variable of its processes, as ``NAME=value``.
+        kind: of the devices that are wanted.
+
+    Raises:
+        ClusterError: Ray does not answer or start, or would listen on all addresses.
+    """
+    # Ray makes its folder one that everybody may write to: it lies in one that nobody else can enter.
+    below = os.path.join(folder, "r")
+    here: dict[str, Any] = {
+        "address": "local", "num_cpus": workers, "num_gpus": None if kind == "gpu" else 0, "include_dashboard": False,
+        "_node_ip_address": LOOPBACK, "object_store_memory": object_store_bytes, "_temp_dir": below,
+        # Workers have environments of their own: a process that Ray starts ahead of time is never one of them. And they
+        # are what the machine is there for: as Ray has it they would yield to everything else that runs.
+        "_system_config": {"prestart_worker_first_driver": False, "worker_niceness": 0},
+    }  # fmt: skip
+    name, _, value = mark.partition("=")
+    os.environ[name] = value  # for the processes of Ray
+    if address is None:
+        _require_token(folder)
+    try:
+        with warnings.catch_warnings():
+            # What Ray forks turns into another program at once, which is safe.
+            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+            ray.init(configure_logging=False, log_to_driver=True, **({"address": address} if address else here))
+    except Exception as error:
+        raise ClusterError(
+            f"Ray does not {'answer' if address else 'start'}: {error}",
+            cause="no cluster runs at that address" if address else "this machine has too little memory",
+            remedy="check the address with `ray status`; leave it out to start Ray here",
+        ) from error
+    finally:
+        os.environ.pop(name)
+    if address is not None and not _has_token():
+        warnings.warn(
+            f"the Ray cluster at {address} runs what anybody tells it who reaches it: start it with {_MODE}=token",
+            stacklevel=4,
+        )
+    if address is None and own_address() != LOOPBACK:
+        raise ClusterError(
+            "Ray would listen on all addresses of this machine",
+            cause="ray was imported before autopar could tell it otherwise",
+            remedy="set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before ray is imported, or start Ray yourself and give "
+            "its address",
+        )
+
+
+def _require_token(folder: str) -> None:
+    """From now on Ray that is started here takes commands only with a token, which lies in a folder of this user.
+
+    What the user says about Ray's token holds. ClusterError where this Ray knows no tokens.
+    """
+    if any(name in os.environ for name in (_MODE, _TOKEN, _TOKEN_PATH)):
+        return
+    loader = getattr(ray._raylet, "AuthenticationTokenLoader", None)
+    if loader is None:
+        raise ClusterError(
+            f"Ray {ray.__version__} takes commands from every user of this machine",
+            cause="it knows no tokens, which came with Ray 2.52",
+            remedy=f"pip install -U ray, or set {_MODE}=disabled where nobody else uses this machine",
+        )
+    path = os.path.join(folder, "token")
+    write_private(path, secrets.token_hex(32).encode())
+    os.environ.update({_MODE: "token", _TOKEN_PATH: path})
+    _reread_token()
+
+
+def forget_token(folder: str) -> None:
+    """Ray that is started from now on has another token than the one in a folder."""
+    if os.environ.get(_TOKEN_PATH) == os.path.join(folder, "token"):
+        del os.environ[_TOKEN_PATH], os.environ[_MODE]
+        _reread_token()
+
+
+def _reread_token() -> None:
+    """Ray remembers what the environment said when it was imported."""
+    internal: Any = ray._raylet
+    internal.Config.initialize("")
+    internal.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _has_token() -> bool:
+    """Whether the Ray that this process is connected to asks for a token."""
+    internal: Any = ray._raylet
+    mode = getattr(internal, "get_authentication_mode", None)
+    return mode is not None and bool(mode() == internal.AuthenticationMode.TOKEN)

@@ -134,22 +134,21 @@ class Cluster:
             workers: number of worker processes; each is a node. None takes 2 with CPU devices, and as many as there is
                 room for with others.
             devices_per_worker: devices of each, or of every single one as ``[2, 4, 4]``. None takes 4 virtual CPU
-                devices, or all GPUs or TPUs of a machine. Workers with equally many devices of one kind are a group.
+                devices, or all GPUs or TPUs of a machine.
             hosts_per_stage: workers that hold a stage together, where ``num_stages`` is not said otherwise; several
                 are a world of `jax.distributed` of their own.
             devices: kind of devices; "auto" takes the GPUs of a running cluster, else its TPUs, else virtual CPU
                 devices, and these where Ray is started here.
-            like: name or path of the cluster file whose first group has the figures of such devices, or one for each
-                type of machine that Ray names (``accelerator_type``), as ``{"T4": "t4.toml"}``: a worker of CPUs for
-                each such machine. None takes the files of the devices that Ray names.
+            like: name or path of the cluster file with the figures of such devices, or one for each type of machine
+                that Ray names (``accelerator_type``), as ``{"T4": "t4.toml"}``. None takes those of the types.
             object_store_bytes: shared memory of a Ray that is started here, for what driver and workers exchange.
             deadline_s: seconds that a step may take before `WorkerLostError`.
             recover: whether workers that are lost are replaced and the step is run again.
             copy_every: with ``recover``, steps between two copies of the workers' arrays in the driver's memory.
             cache: folder of compiled programs; None for one that goes with the cluster.
             transport: how arrays get from worker to worker: over sockets, by way of the host, or "direct", pulled from
-                device to device. "auto" takes the second where devices are no CPUs.
-            start_s: seconds that workers may take to start.
+                device to device and not encrypted. "auto" takes the second for GPUs and TPUs of one machine.
+            start_s: seconds that workers may take to start; with ``recover`` also to wait for a machine.
             load_s: seconds that compiling, connecting, making and reading arrays may take.
             attempts: with ``recover``, how often one call may be begun before it is given up.
             repeats: with ``recover``, how often in a row it may fail at one instruction of one worker.

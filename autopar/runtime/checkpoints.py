@@ -25,6 +25,7 @@ import numpy as np
 
 from autopar._compat.private import write_private
 from autopar.errors import CheckpointError, WorkerLostError
+from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.pipeline import to_host
 from autopar.runtime.ray.values import ArrayOwner, RemoteArray, RemoteStack, Writing
 from autopar.runtime.saves import Save, discard, mend, remove_remains
@@ -138,7 +139,9 @@ class Checkpoints:
                 self._begin(saving)
 
     @contextlib.contextmanager
-    def preemption(self, kind: signal.Signals = signal.SIGTERM) -> Iterator[Callable[[], bool]]:
+    def preemption(
+        self, kind: signal.Signals = signal.SIGTERM, cluster: RayCluster | None = None
+    ) -> Iterator[Callable[[], bool]]:
         """Has a training end by itself when the process is told to: ``with checkpoints.preemption() as told:``.
 
         What it gives says whether the process was told to end. The training asks after each step, saves and leaves;
@@ -146,11 +149,12 @@ class Checkpoints:
 
         Args:
             kind: of the signal.
+            cluster: whose workers count too: a worker that gets SIGTERM goes on for 25 s, in which to save.
         """
         told = threading.Event()
         before = signal.signal(kind, lambda number, frame: told.set())
         try:
-            yield told.is_set
+            yield lambda: told.is_set() or (cluster is not None and cluster.workers.is_ending)
         finally:
             signal.signal(kind, before)
             self.wait()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from jax.sharding import NamedSharding, PartitionSpec
 
-from autopar.runtime.transport import SocketLink
+from autopar.runtime.transport import SilentPeerError, SocketLink
 from autopar.runtime.transport.direct import Offered, Transfers, merged
 from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
 from autopar.runtime.transport.shards import ShardLayout
@@ -110,3 +110,32 @@ def test_arrays_are_kept_for_two_steps(ends) -> None:
     assert np.array_equal(ends[1].on_host(offered).whole(), np.arange(3.0))
     one.next_step()
     assert one._kept == [[], []]
+
+
+def test_a_pull_has_a_deadline_and_names_the_sender(ends, links, monkeypatch) -> None:
+    """The sender says that it offers an array and never gives it, as a process that was stopped in between."""
+    monkeypatch.setattr(ends[0], "_server", _Stopped(ends[0]._server))
+    links[0].send(1, 3, jnp.arange(8.0))
+    links[1].begin(0.3)
+    array = links[1].receive(0, 3, NamedSharding(mesh(4, (2, 2)), PartitionSpec()))
+    with pytest.raises(SilentPeerError) as caught:
+        links[1].finish([array * 2])
+    assert caught.value.peer == 0
+
+
+def test_what_was_pulled_in_time_is_finished_late(ends, links) -> None:
+    links[0].send(1, 3, jnp.arange(8.0))
+    array = links[1].receive(0, 3, NamedSharding(mesh(4, (2, 2)), PartitionSpec()))
+    jax.block_until_ready(array)
+    links[1].begin(0.0)
+    made = array * 2
+    links[1].finish([made])
+    assert np.array_equal(np.asarray(made), 2 * np.arange(8.0))
+
+
+class _Stopped:
+    def __init__(self, server) -> None:
+        self.address = server.address
+
+    def await_pull(self, number, arrays) -> None:
+        pass

@@ -84,13 +84,13 @@ def test_nodes_that_come_back_are_used_again() -> None:
         assert furthest(jax.tree.leaves(mine), [numbers(x) for x in jax.tree.leaves(want)]) < 1e-5
 
 
-@pytest.mark.parametrize("moment", ["start", "init", "shard"])
-def test_recovery_covers_what_comes_before_the_first_step(moment: str) -> None:
-    """A worker is lost while functions are loaded, state is made and arguments are placed."""
+@pytest.mark.parametrize("moment", ["start", "init", "shard", "restore"])
+def test_recovery_covers_what_comes_before_the_first_step(moment: str, tmp_path: Path) -> None:
+    """A worker is lost while functions are loaded, state is made, arguments are placed, a checkpoint is read."""
     build = importlib.import_module("examples.mlp").build
     fn, (state, batch) = build("tiny", layers=4, hidden=16, batch=8)
     lost: list[str] = []
-    methods = {"start": "load", "init": "make", "shard": "put"}
+    methods = {"start": "load", "init": "make", "shard": "put", "restore": "read"}
 
     class LostOnce(FragileWorkerGroup):
         def call(self, process: int, method: str, *args: Any) -> Any:
@@ -104,6 +104,9 @@ def test_recovery_covers_what_comes_before_the_first_step(moment: str) -> None:
         function.compile(state, batch)
         made = function.init(lambda: build("tiny", layers=4, hidden=16, batch=8)[1][0])
         placed = function.shard(state, batch)[0]
+        checkpoints = Checkpoints(tmp_path)
+        checkpoints.save(0, placed)
+        placed = checkpoints.restore(placed)
         assert lost == [methods[moment]]
         assert cluster.workers.recoveries == 1
         for got in (made, placed):
@@ -115,15 +118,35 @@ def test_recovery_covers_what_comes_before_the_first_step(moment: str) -> None:
 def test_no_machine_left_is_an_error() -> None:
     fn, (state, batch) = importlib.import_module("examples.mlp").build("tiny", layers=2, hidden=16, batch=8)
     room = 2
-    cluster = thread_cluster(2, 1, lambda: room, deadline_s=60, recover=True)
+    cluster = thread_cluster(2, 1, lambda: room, deadline_s=60, recover=True, start_s=0.1)
     compiled = autopar.parallelize(fn, cluster=cluster, num_microbatches=2).compile(state, batch)
     worker_group = cluster.worker_groups[-1]
     assert isinstance(worker_group, FragileWorkerGroup)
     worker_group.lose(1)
     room = 0
-    with pytest.raises(ClusterError, match="no machine is left"):
+    with pytest.raises(ClusterError, match=r"no machine is left(.|\n)*start_s"):
         compiled(state, batch)
+    room = 1  # one that comes later is used by the next call
+    got, _ = compiled(state, batch)
+    want = [numbers(x) for x in jax.tree.leaves(jax.jit(fn)(state, batch)[0])]
+    assert furthest(jax.tree.leaves(got), want) < 1e-5
     cluster.close()
+
+
+def test_a_machine_is_waited_for_where_there_is_none() -> None:
+    fn, (state, batch) = importlib.import_module("examples.mlp").build("tiny", layers=2, hidden=16, batch=8)
+    rooms = iter([2, 0, 0])  # at the start, when a worker was lost, and once more
+    said: list[str] = []
+    with thread_cluster(2, 1, lambda: next(rooms, 2), deadline_s=60, recover=True, start_s=60) as cluster:
+        function = autopar.parallelize(fn, cluster=cluster, num_microbatches=2, progress=said.append)
+        mine, _ = function(state, batch)
+        worker_group = cluster.worker_groups[-1]
+        assert isinstance(worker_group, FragileWorkerGroup)
+        worker_group.lose(1)
+        mine, _ = function(mine, batch)
+        assert any("no machine is there; waiting" in text for text in said)
+        want = jax.jit(fn)(jax.jit(fn)(state, batch)[0], batch)[0]
+        assert furthest(jax.tree.leaves(mine), [numbers(x) for x in jax.tree.leaves(want)]) < 1e-5
 
 
 def test_a_checkpoint_is_that_of_any_number_of_stages(tmp_path: Path) -> None:

@@ -71,11 +71,11 @@ import autopar
 from examples.mlp import build
 
 nodes = Nodes()
-for type in ("SMALL", "LARGE", "SMALL"):
-    nodes.add_node(num_cpus=2, resources={"accelerator_type:" + type: 1}, include_dashboard=False)
+for type, cpus in (("SMALL", 2), ("LARGE", 4), ("SMALL", 2)):
+    nodes.add_node(num_cpus=cpus, resources={"accelerator_type:" + type: 1}, include_dashboard=False)
 like = {"SMALL": "local-cpu", "LARGE": "local-cpu"}
 fn, (state, batch) = build("tiny", layers=4, hidden=16, batch=8)
-with autopar.Cluster.ray(nodes.address, like=like, devices="cpu", devices_per_worker=[4, 2, 2]) as cluster:
+with autopar.Cluster.ray(nodes.address, like=like, devices="cpu") as cluster:
     assert [(g.count, g.devices_per_node) for g in cluster.groups] == [(1, 4), (2, 2)], cluster
     step = autopar.parallelize(fn, cluster=cluster, num_microbatches=2)
     want, plain = state, jax.jit(fn)

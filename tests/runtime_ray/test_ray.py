@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import random
 import signal
@@ -107,6 +108,91 @@ def test_another_user_enters_no_folder_and_changes_no_program(cluster: RayCluste
     if os.geteuid() == 0:
         look = f"import os; os.setuid(65534); os.listdir({str(programs.parent / 'r')!r})"
         assert "PermissionError" in subprocess.run([sys.executable, "-Ic", look], capture_output=True, text=True).stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_another_user_reaches_no_file_socket_or_port(cluster: RayCluster, pipeline: RemotePipeline) -> None:
+    """As nobody: each file below the folder, shared memory, each socket and each port of the driver and its children."""
+    mine = psutil.Process()
+    ports: set[int] = set()
+    for process in [mine, *mine.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            ports.update(c.laddr.port for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN)
+    folder = Path(cluster.run.cache).parent
+    files = [p for p in folder.rglob("*") if not p.is_symlink()]
+    assert len(ports) > 5 and any(p.is_socket() for p in files) and any(p.suffix == ".log" for p in files)
+    told = json.dumps({"files": [str(p) for p in files], "ports": sorted(ports), "processes": list(cluster.processes)})
+    done = subprocess.run([sys.executable, "-Ic", AS_NOBODY], input=told, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+    # What was said to the ports disturbed nobody.
+    assert pipeline.kept() is not None
+
+
+# Says what it could do: nothing is expected. A port may take a connection; it must not answer what a stranger asks.
+AS_NOBODY = r"""
+import json, os, socket, stat, sys
+told = json.load(sys.stdin)
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+could = []
+for path in told["files"]:
+    for mode in (os.O_RDONLY, os.O_WRONLY):
+        try:
+            os.close(os.open(path, mode | os.O_NONBLOCK))
+            could.append(["open", path, mode])
+        except OSError:
+            pass
+    try:
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(path)
+            could.append(["connect", path])
+    except OSError:
+        pass
+for name in os.listdir("/dev/shm"):
+    if "plasma" in name or "ray" in name:
+        try:
+            os.close(os.open("/dev/shm/" + name, os.O_RDWR))
+            could.append(["shm", name])
+        except OSError:
+            pass
+for process in told["processes"]:
+    for name in ("mem", "environ", "fd"):
+        try:
+            (os.listdir if name == "fd" else open)(f"/proc/{process}/{name}")
+            could.append([name, process])
+        except OSError:
+            pass
+    try:
+        os.kill(process, 0)
+        could.append(["kill", process])
+    except OSError:
+        pass
+# What Ray's HTTP services answer, and 16 bytes in place of a secret. gRPC without the token is a test of its own.
+call = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
+)
+asks = [
+    b"GET /api/actors HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /get_or_create_runtime_env HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+    b"f" * 16 + b"\0" * 12,
+]
+for port in told["ports"]:
+    for ask in asks:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=0.5) as s:
+                s.sendall(ask)
+                said = b""
+                try:
+                    while len(said) < 4096 and (part := s.recv(4096)):
+                        said += part
+                except TimeoutError:
+                    pass
+            if said.startswith(b"HTTP/1.1 200") or (said and not said.startswith((b"HTTP/1", b"\0\0"))):
+                could.append(["ask", port, said[:80].decode("latin-1")])
+        except OSError:
+            pass
+print(json.dumps(could))
+"""
 
 
 def test_without_the_token_ray_takes_no_command(cluster: RayCluster, pipeline: RemotePipeline) -> None:
@@ -295,6 +381,33 @@ def test_workers_that_are_killed_or_stopped_change_no_bit(
     assert not any(exists(p) for p in (*first, *last))
 
 
+def test_a_worker_that_gets_sigterm_tells_the_driver_and_ends_with_143(
+    cluster: RayCluster, mlp: Example, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It goes on until the driver has what it needs: no step is run again; then it ends by itself, without a trace."""
+    own = started(cluster, mlp, deadline_s=60, recover=True, copy_every=100, cache=cluster.run.cache, own_cache=True)
+    try:
+        want = trained_plain(mlp, 3)
+        leaves = list(mlp.leaves)
+        first = own.worker_group.processes
+        for step in range(3):
+            if step == 1:
+                os.kill(first[0], signal.SIGTERM)
+                until = time.monotonic() + 30
+                while not own.driver.is_ending and time.monotonic() < until:
+                    time.sleep(0.01)
+                assert own.driver.is_ending
+                assert exists(first[0])
+            got = own.step(leaves)
+            leaves = [*got[: mlp.state], *leaves[mlp.state :]]
+        assert furthest(got, want) < 1e-5
+        assert own.recoveries == 0
+        assert not any(exists(p) for p in first)
+        assert "SIGTERM received" not in capfd.readouterr().err
+    finally:
+        own.driver.close()
+
+
 def test_room_is_set_aside_for_all_workers_or_none(cluster: RayCluster) -> None:
     from autopar.runtime.ray.placing import Placement  # not before Ray was started
 
@@ -423,14 +536,22 @@ def test_a_driver_that_is_killed_leaves_nothing(short_path: Path, kind: signal.S
     hidden = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
     paths = {"TMPDIR": str(short_path), "HOME": str(home), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     here = {**hidden, **paths}
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER], env=here, stdout=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER], env=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert driver.stdout is not None
+    assert driver.stderr is not None
     assert driver.stdout.readline() == "ready\n"
     started = psutil.Process(driver.pid).children(recursive=True)
     assert len(started) > 3
     driver.send_signal(kind)
     driver.wait(30)
+    told = driver.stderr.read()
+    driver.stderr.close()
     driver.stdout.close()
+    if kind == signal.SIGTERM:  # without the trace of an abort
+        assert driver.returncode == 128 + kind
+        assert "SIGTERM received" not in told
     _, left = psutil.wait_procs(started, timeout=30)
     assert left == []
     until = time.monotonic() + 10

@@ -13,6 +13,7 @@ import msgspec
 import ray
 
 from autopar.errors import ClusterError, WorkerLostError
+from autopar.runtime.ray.ending import on_sigterm
 from autopar.runtime.ray.machine import GROUP_MARK, end_process, machine, marked
 from autopar.runtime.ray.messages import Handshake, WorkerInfo, decode, encode
 from autopar.runtime.ray.placing import Placement
@@ -31,6 +32,7 @@ class _Actor:
         handshake = encode(told)
         configure(handshake)
         self._host = WorkerHost(handshake)
+        on_sigterm(self._host.end_soon)
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of the `WorkerHost`."""

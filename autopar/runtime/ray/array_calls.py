@@ -13,7 +13,7 @@ from autopar.runtime.ray.session import Session
 from autopar.runtime.ray.snapshot import SnapshotOnWorkers
 from autopar.runtime.ray.steps import lost_array
 from autopar.runtime.shards import DamageError, Leaf
-from autopar.runtime.transport.tiles import joined, on_host
+from autopar.runtime.transport.tiles import HostKeys, joined, on_host
 
 
 def fetch_arrays(session: Session, ledger: Ledger, ids: Iterable[int], options: RunOptions) -> dict[int, Any]:
@@ -44,6 +44,12 @@ def fetch_arrays(session: Session, ledger: Ledger, ids: Iterable[int], options: 
         for own, parts in zip(wanted, answers, strict=True):
             found.update({id: on_host(joined([p[id] for p in parts])) for id in own})
     return found
+
+
+def host_bytes(array: Any) -> int:
+    """Bytes of an array on the host."""
+    data = array.data if isinstance(array, HostKeys) else array
+    return int(data.nbytes)
 
 
 def hold_arrays(session: Session, ledger: Ledger, names: Mapping[int, str], options: RunOptions) -> SnapshotOnWorkers:

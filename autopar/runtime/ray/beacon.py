@@ -1,20 +1,27 @@
 """Where every process is: it reports the instruction that it is at, the driver remembers the last report.
 
 One that was killed or stopped cannot be asked; what it reported last tells what it was doing. The end of its
-connection tells at once that the process is gone.
+connection tells at once that the process is gone, and heartbeats tell of one whose machine is gone or that is stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import struct
 import threading
+import time
 from types import TracebackType
 
 from autopar.runtime.transport.channels import Credentials, Listener, dial, shut
 from autopar.runtime.transport.frames import read_exactly
 
 _REPORT = struct.Struct("<iii")
+#: In place of a step: the process is alive; it was asked to end.
+_ALIVE, _ENDING = -2, -3
+#: Seconds between two heartbeats.
+HEARTBEAT_S = 5.0
 
 
 class Beacon:
@@ -24,23 +31,44 @@ class Beacon:
         monitor: host and port of the driver's end.
         credentials: what the connection begins with.
         process: number of the process.
+        heartbeat_s: seconds between two heartbeats.
     """
 
-    def __init__(self, monitor: tuple[str, int], credentials: Credentials, process: int) -> None:
+    def __init__(
+        self, monitor: tuple[str, int], credentials: Credentials, process: int, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
         self._process = process
+        self._lock = threading.Lock()
+        self._over = threading.Event()
         self._connection = dial(monitor, credentials)
-        self._connection.sendall(_REPORT.pack(process, -1, -1))
+        self.report(-1, -1)
+        threading.Thread(target=self._beat, args=(heartbeat_s,), name="heartbeat", daemon=True).start()
 
     def report(self, step: int, index: int) -> None:
         """Tells that the process is at an instruction of a step; without a driver it goes nowhere."""
-        try:
+        with contextlib.suppress(OSError), self._lock:
             self._connection.sendall(_REPORT.pack(self._process, step, index))
-        except OSError:
-            return
+
+    def report_ending(self) -> None:
+        """Tells that the process was asked to end."""
+        self.report(_ENDING, -1)
+
+    def wait(self, seconds: float) -> None:
+        """Returns when the driver has ended the connection, or the time is over."""
+        # Not by reading, which another thread must not do beside writing where the connection is encrypted.
+        ended = select.poll()
+        with contextlib.suppress(OSError, ValueError):
+            ended.register(self._connection, select.POLLRDHUP)
+            ended.poll(1000 * seconds)
 
     def close(self) -> None:
         """Ends the connection."""
+        self._over.set()
         shut(self._connection)
+
+    def _beat(self, heartbeat_s: float) -> None:
+        while not self._over.wait(heartbeat_s):
+            self.report(_ALIVE, -1)
 
 
 class Monitor:
@@ -54,7 +82,9 @@ class Monitor:
     def __init__(self, credentials: Credentials, host: str = "127.0.0.1") -> None:
         self._lock = threading.Lock()
         self._last: dict[int, tuple[int, int]] = {}
+        self._heard_s: dict[int, float] = {}
         self._gone: dict[int, None] = {}
+        self._ending: dict[int, None] = {}
         self._listener = Listener(credentials, self._read, host)
         self.address = self._listener.address
 
@@ -67,6 +97,18 @@ class Monitor:
         """Processes that ended, the first one first."""
         with self._lock:
             return tuple(self._gone)
+
+    def ending(self) -> tuple[int, ...]:
+        """Processes that were asked to end."""
+        with self._lock:
+            return tuple(self._ending)
+
+    def silent(self, seconds: float) -> tuple[int, ...]:
+        """Processes of which nothing was heard for some seconds, the longest first."""
+        until = time.monotonic() - seconds
+        with self._lock:
+            quiet = [(heard, p) for p, heard in self._heard_s.items() if heard < until and p not in self._gone]
+        return tuple(p for _, p in sorted(quiet))
 
     def close(self) -> None:
         """Ends all connections."""
@@ -84,7 +126,11 @@ class Monitor:
             while True:
                 process, step, index = _REPORT.unpack(read_exactly(connection, _REPORT.size))
                 with self._lock:
-                    self._last[process] = (step, index)
+                    self._heard_s[process] = time.monotonic()
+                    if step == _ENDING:
+                        self._ending[process] = None
+                    elif step != _ALIVE:
+                        self._last[process] = (step, index)
         except (OSError, EOFError):
             if process >= 0:
                 with self._lock:

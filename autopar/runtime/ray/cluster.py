@@ -179,6 +179,11 @@ class RayCluster(Cluster):
             raise _without_workers(self.name)
         return self.driver
 
+    @property
+    def metrics(self) -> str:
+        """What was counted so far, in Prometheus' format: seconds of steps, bytes, queue depth, recoveries."""
+        return self.workers.metrics.text
+
     def close(self) -> None:
         """Ends workers, and Ray if it was started for this cluster."""
         if self.driver is not None:

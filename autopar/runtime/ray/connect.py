@@ -111,7 +111,7 @@ def connect(
         deadline_s=deadline_s, recover=recover, copy_every=copy_every, platform=wanted.platform,
         listen=LOOPBACK if len(found) == 1 else own_address(), each_own=len(found) > 1,
         cache=str(Path(folder, "programs")) if cache is None else cache, own_cache=cache is None,
-        encrypted=len(found) > 1,
+        encrypted=len(found) > 1, open_collectives=hosts_per_stage > 1,
         transport=transport, start_s=start_s, load_s=load_s, attempts=attempts, repeats=repeats,
     )  # fmt: skip
     # Workers share the processors of one machine that is theirs.

@@ -19,10 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from autopar.errors import AutoparError, ClusterError, WorkerLostError
-from autopar.runtime.ray.array_calls import fetch_arrays, hold_arrays, read_arrays
+from autopar.runtime.ray.array_calls import fetch_arrays, hold_arrays, host_bytes, read_arrays
 from autopar.runtime.ray.deployment import Deployment, Launcher, Nodes, Replanner
 from autopar.runtime.ray.function import Function
 from autopar.runtime.ray.ledger import Ledger
+from autopar.runtime.ray.logs import record
+from autopar.runtime.ray.metrics import Metrics
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.recovery import (
     Asked,
@@ -42,10 +44,12 @@ from autopar.runtime.ray.recovery import (
 from autopar.runtime.ray.session import Session
 from autopar.runtime.ray.steps import lost_array, run_step
 from autopar.runtime.ray.values import ArrayOwner, RemoteArray, Writing
+from autopar.runtime.ray.watch import Watch
 from autopar.runtime.shards import Leaf
 
 _T = TypeVar("_T")
-_LOGGER = logging.getLogger("autopar.ray")
+#: Seconds between two looks at whether there is a machine.
+_LOOK_S = 0.5
 
 
 class Driver(ArrayOwner):
@@ -61,6 +65,7 @@ class Driver(ArrayOwner):
         self.options = options
         self.ledger = Ledger()
         self.recoveries = 0
+        self.metrics = Metrics()
         self.lock = threading.RLock()
         self._launch = launch
         self._room = room
@@ -72,6 +77,8 @@ class Driver(ArrayOwner):
         self._programs: Mapping[str, str] = {}
         self._looked_at_s = 0.0
         self._closed = False
+        self._was_asked_to_end = False
+        self._watch = Watch(self, lambda driver: driver._session, self.metrics)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -92,9 +99,16 @@ class Driver(ArrayOwner):
         """Number of nodes of each kind that the workers are on; None where that does not change."""
         return self._nodes
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether a worker was asked to end (SIGTERM), now or before it was replaced."""
+        session = self._session
+        return self._was_asked_to_end or (session is not None and bool(session.monitor.ending()))
+
     def close(self) -> None:
         """Ends the workers for good; arrays on them are gone, and handles to them are errors."""
         self._closed = True
+        self._watch.close()
         # Not under the lock: what waits for the workers ends with them.
         session, self._session = self._session, None
         if session is not None:
@@ -202,16 +216,24 @@ class Driver(ArrayOwner):
                 except WorkerLostError as error:
                     if isinstance(instruction, GiveUp):
                         raise
+                    record("loss", error.fact, logging.WARNING, worker=error.worker, step=at)
                     place = Place(type(instruction).__name__.lower(), at, error.worker, error.instruction)
                     event = Lost(error, place)
             return found[-1]
 
     def _prepare(self, function: Function | None) -> None:
-        """Before an operation: functions that nobody calls go, and nodes that came back are used."""
+        """Before an operation: functions nobody calls go, workers that are to end too, nodes that came back join."""
         try:
             self._forget_functions()
-            if function is not None and self._has_grown(function):
+            ending = self._session.monitor.ending() if self._session is not None else ()
+            if ending and self.options.recover:
+                self._was_asked_to_end = True
+                record("drain", "a worker is to end; starting others with what was copied", processes=ending)
+                self._copy()
+                self.end_session()
+            elif function is not None and self._has_grown(function):
                 function.progress("nodes came back; starting workers on all of them")
+                record("growth", "nodes came back; starting workers on all of them")
                 self._copy()
                 self.end_session()
         except WorkerLostError:
@@ -229,7 +251,9 @@ class Driver(ArrayOwner):
                 self.ledger.replayed()
             case End(wait_s=wait_s):
                 self.recoveries += 1
-                _LOGGER.warning("workers were lost, all are started again (recovery %d)", self.recoveries)
+                self.metrics.recoveries.inc()
+                text = f"workers were lost, all are started again (recovery {self.recoveries})"
+                record("recovery", text, logging.WARNING, recoveries=self.recoveries, wait_s=wait_s)
                 self.end_session()
                 time.sleep(wait_s)
             case GiveUp(error=error, why=why):
@@ -239,12 +263,13 @@ class Driver(ArrayOwner):
     def _start(self, function: Function | None, again: bool) -> None:
         """Starts workers on the nodes that there are."""
         wanted = function or self._any_function()
+        self._nodes = self._nodes_there(wanted)
         self._looked_at_s = time.monotonic()
-        self._nodes = self._room() if self._room is not None and self.options.recover else None
         wanted.fit(self._nodes)
         layout = wanted.deployment.layout
-        _LOGGER.info("starting %d processes of %d workers", layout.groups.num_processes, layout.groups.num_workers)
-        wanted.progress(f"starting {layout.groups.num_processes} processes of {layout.groups.num_workers} workers")
+        text = f"starting {layout.groups.num_processes} processes of {layout.groups.num_workers} workers"
+        record("start", text, processes=layout.groups.num_processes, workers=layout.groups.num_workers)
+        wanted.progress(text)
         try:
             self._session = Session(layout, self._launch, self.options, self._programs)
         except ClusterError as error:
@@ -252,6 +277,21 @@ class Driver(ArrayOwner):
                 raise
             # A machine that is gone may be counted for a while. It is a loss of the workers that were to be there.
             raise WorkerLostError(error.fact, cause=error.cause, remedy=error.remedy) from error
+
+    def _nodes_there(self, wanted: Function) -> Nodes | None:
+        """The nodes that there are; waits for one where there are none. None where that does not change."""
+        if self._room is None or not self.options.recover:
+            return None
+        nodes, until = self._room(), time.monotonic() + self.options.start_s
+        if not any(nodes):
+            text = f"no machine is there; waiting up to {self.options.start_s:g} s for one (start_s)"
+            record("no nodes", text, logging.WARNING, start_s=self.options.start_s)
+            wanted.progress(text)
+        while not any(nodes) and time.monotonic() < until:
+            self.check_open()
+            time.sleep(min(_LOOK_S, self.options.start_s))
+            nodes = self._room()
+        return nodes
 
     def _any_function(self) -> Function:
         log = self.ledger.log
@@ -321,7 +361,9 @@ class Driver(ArrayOwner):
             return self.perform(None, lambda: self._fetch(wanted))
 
     def _fetch(self, ids: Iterable[int]) -> dict[int, Any]:
-        return fetch_arrays(self.session, self.ledger, ids, self.options)
+        arrays = fetch_arrays(self.session, self.ledger, ids, self.options)
+        self.metrics.copied_bytes.inc(sum(host_bytes(a) for a in arrays.values()))
+        return arrays
 
     def has(self, id: int) -> bool:
         """See `ArrayOwner.has`."""

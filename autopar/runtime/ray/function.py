@@ -59,7 +59,11 @@ class Function:
         """
         wanted = self.nodes if nodes is None else self.at_most(nodes)
         if not any(wanted):
-            raise ClusterError("no machine is left to run on", remedy="add some, and restore the last checkpoint")
+            raise ClusterError(
+                "no machine is left to run on",
+                cause="all were lost, and none came back in the time that start_s gives",
+                remedy="add some and call again: copies of the arrays are kept; or restore the last checkpoint",
+            )
         if wanted not in self._by_nodes:
             replanner = None if self._replanner is None else self._replanner()
             if replanner is None:

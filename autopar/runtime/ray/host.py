@@ -16,6 +16,7 @@ from autopar._compat.private import file_hashes, private_folder
 from autopar.runtime.interpreter import Worker
 from autopar.runtime.ray.arrays import ArrayStore
 from autopar.runtime.ray.beacon import Beacon
+from autopar.runtime.ray.ending import EXIT_STATUS, GRACE_S
 from autopar.runtime.ray.loaded import LoadedFunction, load_programs
 from autopar.runtime.ray.machine import machine
 from autopar.runtime.ray.measurer import Measurer
@@ -136,10 +137,12 @@ class WorkerHost:
         self._arrays.forget(told.forget)
         self._link.begin(told.deadline_s, told.number)
         at, times = [-1], []
-        began = [0.0]
+        began, queued = [0.0], [0]
+        sent_bytes = self._link.sent_bytes
 
         def before(index: int) -> None:
             at[0] = index
+            queued[0] = max(queued[0], self._link.queued)
             if loaded.is_slow(index):
                 self._beacon.report(told.number, index)
             if told.timed:
@@ -156,13 +159,14 @@ class WorkerHost:
             worker = Worker(loaded.programs, loaded.placements, loaded.link, start)
             worker.run(loaded.instructions, before, after if told.timed else None)
             kept = {id: worker.read(buffer) for id, buffer in told.results}
-            jax.block_until_ready(list(kept.values()))
+            self._link.finish([a for a in kept.values() if isinstance(a, jax.Array)])
         except Exception as error:
             return encode(StepResult(self._failure(at[0], error))), {}
         self._arrays.update(kept)
         self._beacon.report(told.number, len(loaded.instructions))
         small = {id: host_copy(a) for id, a in kept.items() if a.size <= told.tell_size and _whole(a)}
-        return encode(StepResult(None, tuple(times))), small
+        sent_bytes = self._link.sent_bytes - sent_bytes
+        return encode(StepResult(None, tuple(times), sent_bytes, queued[0])), small
 
     def _move(self, told: Step, loaded: LoadedFunction) -> None:
         """Before the first instruction: arrays go to workers that need them too."""
@@ -189,6 +193,12 @@ class WorkerHost:
     def _devices(self) -> list[jax.Device]:
         first, count = self._handshake.first_device, self._handshake.devices
         return jax.devices()[first : first + count] if count else jax.devices()
+
+    def end_soon(self) -> None:
+        """Tells the driver that this process is to end, and ends it when the driver is done with it."""
+        self._beacon.report_ending()
+        self._beacon.wait(GRACE_S)
+        os._exit(EXIT_STATUS)
 
     def close(self) -> None:
         """Ends the connections."""

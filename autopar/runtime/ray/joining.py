@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
+import sys
+import threading
 import warnings
 from typing import Any
 
@@ -67,6 +70,7 @@ def initialize(address: str | None, workers: int, object_store_bytes: int, folde
     os.environ[name] = value  # for the processes of Ray
     if address is None:
         _require_token(folder)
+    before = signal.getsignal(signal.SIGTERM)
     try:
         with warnings.catch_warnings():
             # What Ray forks turns into another program at once, which is safe.
@@ -80,6 +84,7 @@ def initialize(address: str | None, workers: int, object_store_bytes: int, folde
         ) from error
     finally:
         os.environ.pop(name)
+        _keep_handler(before)
     if address is not None and not _has_token():
         warnings.warn(
             f"the Ray cluster at {address} runs what anybody tells it who reaches it: start it with {_MODE}=token",
@@ -92,6 +97,16 @@ def initialize(address: str | None, workers: int, object_store_bytes: int, folde
             remedy="set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before ray is imported, or start Ray yourself and give "
             "its address",
         )
+
+
+def _keep_handler(before: Any) -> None:
+    """Puts this process's handler of SIGTERM back: Ray's prints a trace and exits with 15."""
+    if threading.current_thread() is threading.main_thread() and before is not None:
+        signal.signal(signal.SIGTERM, _exit if before == signal.SIG_DFL else before)
+
+
+def _exit(number: int, frame: Any) -> None:
+    sys.exit(128 + number)
 
 
 def _require_token(folder: str) -> None:

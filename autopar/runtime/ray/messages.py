@@ -214,10 +214,19 @@ class FileResult(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Answer to `Step`: ``failure`` is None where it was finished."""
+    """Answer to `Step`.
+
+    Args:
+        failure: why it was not finished; None where it was.
+        times: of its instructions, where they were timed.
+        sent_bytes: that the process sent to others meanwhile.
+        queued: arrays that waited to be sent, at most.
+    """
 
     failure: Failure | None
     times: tuple[Timed, ...] = ()
+    sent_bytes: int = 0
+    queued: int = 0
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):

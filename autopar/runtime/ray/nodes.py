@@ -230,7 +230,7 @@ def _sizes(
 ) -> list[tuple[str, int]]:
     """(type of machine, devices) of each worker that there is room for."""
     if kind == "cpu":
-        sizes = list(each) if isinstance(each, Sequence) else [each or 4] * len(having)
+        sizes = list(each) if isinstance(each, Sequence) else [each or m.cpus for m in having]
         return [(m.type, size) for m, size in zip(having, sizes, strict=False)][:workers]
     if isinstance(each, Sequence):
         free = {m.address: m.devices(kind) for m in having}

@@ -23,15 +23,18 @@ class RunOptions:
         attempts: how often one operation (a step, ``init``, loading) may be begun.
         repeats: how often in a row an operation may be lost at one instruction.
         backoff_s: seconds to wait before the third attempt; doubled with each that follows.
+        silence_s: seconds without a heartbeat after which a process that is called counts as lost.
         growth_check_s: with ``recover``, seconds between two looks at whether lost nodes came back.
         cache: folder in which workers keep compiled programs; empty for none.
         own_cache: whether that folder is this cluster's alone: files in it that its workers did not write are removed.
         encrypted: whether connections between processes are.
+        open_collectives: whether a stage may have processes on several machines, whose collectives are not encrypted.
         listen: address that workers and driver listen on.
         each_own: whether every worker listens on the address of its own machine instead.
         platform: kind of the workers' devices.
         transport: how arrays get from worker to worker: over sockets by way of the host, or "direct", pulled from
-            device to device (`jax.experimental.transfer`). "auto" takes the second where devices are no CPUs.
+            device to device (`jax.experimental.transfer`), which is not encrypted. "auto" takes the second where
+            devices are no CPUs and connections need not be encrypted.
     """
 
     deadline_s: float = 300.0
@@ -42,10 +45,12 @@ class RunOptions:
     attempts: int = 10
     repeats: int = 3
     backoff_s: float = 0.5
+    silence_s: float = 60.0
     growth_check_s: float = 5.0
     cache: str = ""
     own_cache: bool = False
     encrypted: bool = False
+    open_collectives: bool = False
     listen: str = "127.0.0.1"
     each_own: bool = False
     platform: str = "cpu"
@@ -59,4 +64,6 @@ class RunOptions:
     @property
     def direct(self) -> bool:
         """Whether arrays are pulled from device to device."""
-        return self.transport == "direct" or (self.transport == "auto" and self.platform != "cpu")
+        return self.transport == "direct" or (
+            self.transport == "auto" and self.platform != "cpu" and not self.encrypted
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -221,7 +222,11 @@ class RemotePipeline:
             driver.copy_if_due()
             call = self._call(values)
             forget = ledger.drop_stale()
+            began_s = time.perf_counter()
             outcome = driver.perform(self.function, lambda: self._run(call, forget, timed), call.number)
+            driver.metrics.step_s.observe(time.perf_counter() - began_s)
+            driver.metrics.sent_bytes.inc(outcome.sent_bytes)
+            driver.metrics.queue_depth.set(outcome.queued)
             if driver.options.recover:
                 ledger.log.append(call)
                 ledger.position += 1

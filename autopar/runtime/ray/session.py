@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from autopar.errors import WorkerLostError
+from autopar.errors import ClusterError, WorkerLostError
 from autopar.lower.pipeline.exported import ExportedProgram
 from autopar.runtime.ray.beacon import Monitor
 from autopar.runtime.ray.deployment import Launcher, ProcessLayout
@@ -59,6 +59,12 @@ class Session:
         identity = new_identity() if options.encrypted else None
         self.monitor = Monitor(credentials_of(secret, identity), options.listen)
         groups = self.groups
+        if options.encrypted and not options.open_collectives and max(groups.sizes) > 1:
+            raise ClusterError(
+                f"a stage of {max(groups.sizes)} processes would send its collectives between machines in the clear",
+                cause="neither gloo nor NCCL encrypts, and other connections between these machines are encrypted",
+                remedy="hosts_per_stage=2 (or more) says that the network may be trusted; else a stage for each worker",
+            )
         keys = None if identity is None else (identity.certificate, identity.key)
         known = self.programs if options.own_cache else None
         listen = "" if options.each_own else options.listen
@@ -114,6 +120,9 @@ class Session:
 
     def close(self) -> None:
         """Ends all processes; arrays on them are gone."""
+        if self.monitor.ending():
+            self.monitor.close()  # those that are to end do so by themselves
+            time.sleep(_GRACE_S)
         self.worker_group.kill()
         self.monitor.close()
 
@@ -188,6 +197,9 @@ class Session:
                     answers[process] = answer.value
             for process in sorted(set(self.monitor.gone()) & set(waiting) - answers.keys() - losses.keys()):
                 losses[process] = Loss("its process ended", None)
+            for process in self.monitor.silent(self._options.silence_s):
+                if process in waiting and process not in answers and process not in losses:
+                    losses[process] = Loss(f"nothing was heard of it for {self._options.silence_s:g} s", None)
             if losses:
                 until = min(until, time.monotonic() + _GRACE_S)
         # A collective fails where another process of its group ended, which shows at once, or by a mistake.

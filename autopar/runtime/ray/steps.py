@@ -21,10 +21,14 @@ class StepOutcome:
     Args:
         small: small results by number of the array.
         times: for each worker when its instructions ran; empty where they were not timed.
+        sent_bytes: that workers sent each other.
+        queued: arrays that waited to be sent on one worker, at most.
     """
 
     small: dict[int, Any]
     times: tuple[tuple[Timed, ...], ...]
+    sent_bytes: int = 0
+    queued: int = 0
 
 
 @dataclass
@@ -92,8 +96,14 @@ def run_step(
     )
     for id, r in zip(call.results, source.results, strict=True):
         ledger.holders[id] = {r.worker}
-    times = tuple(decode(a[0][0], StepResult).times for a in answers) if timed else ()
-    return StepOutcome({id: array for (_, small), *_ in answers for id, array in small.items()}, times)
+    told = [[decode(result, StepResult) for result, _ in own] for own in answers]
+    times = tuple(own[0].times for own in told) if timed else ()
+    return StepOutcome(
+        {id: array for (_, small), *_ in answers for id, array in small.items()},
+        times,
+        sum(t.sent_bytes for own in told for t in own),
+        max(t.queued for own in told for t in own),
+    )
 
 
 def send_copies(session: Session, ledger: Ledger, function: Function, call: Call, options: RunOptions) -> None:

@@ -8,6 +8,7 @@ with memory of their own, and neither side waits.
 
 from __future__ import annotations
 
+import math
 import secrets
 import socket
 import threading
@@ -59,6 +60,11 @@ class Offered:
     pieces: tuple[Piece, ...]
     key: str = ""
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of all pieces."""
+        return sum(math.prod(p.shape) for p in self.pieces) * jnp.dtype(self.dtype).itemsize
+
 
 #: An array as it came: its elements, or where they can be pulled.
 Received: TypeAlias = Tiled | Offered
@@ -77,11 +83,20 @@ class Transfers:
         self._lock = threading.Lock()
         # An array has to be kept until it was pulled: those of this step, and of the one before.
         self._kept: list[list[Any]] = [[], []]
+        # What is pulled in this step, with the server that has it.
+        self._pulls: list[tuple[str, Any]] = []
 
     def next_step(self) -> None:
         """All that was offered before the step that now ends was pulled."""
         with self._lock:
             self._kept = [[], self._kept[0]]
+            self._pulls = []
+
+    def late(self) -> str | None:
+        """The server of the first piece of this step that was pulled and is not there; None where all are."""
+        with self._lock:
+            pulls = list(self._pulls)
+        return next((server for server, array in pulls if not array.is_deleted() and not array.is_ready()), None)
 
     def offer(self, array: Any, boxes: Callable[[Sequence[int]], Sequence[Box]] | None = None) -> Offered | None:
         """Offers the distinct pieces of an array that this process holds; None where there is nothing to pull.
@@ -118,7 +133,10 @@ class Transfers:
         if piece.server not in self._connections:
             self._connections[piece.server] = self._server.connect(piece.server)
         wanted = jax.ShapeDtypeStruct(piece.shape, jnp.dtype(dtype), sharding=SingleDeviceSharding(device))
-        return self._connections[piece.server].pull(piece.number, [wanted])[0]
+        array = self._connections[piece.server].pull(piece.number, [wanted])[0]
+        with self._lock:
+            self._pulls.append((piece.server, array))
+        return array
 
     def on_host(self, offered: Offered) -> Tiled:
         """The pieces on the host."""

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax
 from jax.sharding import NamedSharding
 
-from autopar.runtime.transport.base import Link, PeerLostError
+from autopar.runtime.transport.base import Link, PeerLostError, SilentPeerError
 from autopar.runtime.transport.channels import Credentials, Listener, dial, shut
 from autopar.runtime.transport.direct import Offered, Received, Transfers, merged
 from autopar.runtime.transport.frames import read_exactly, read_frame, write_frame, write_offer
@@ -27,6 +28,8 @@ from autopar.runtime.transport.shards import cut
 from autopar.runtime.transport.tiles import Box, placed, tiles_of
 
 _NUMBER = struct.Struct("<i")
+#: Seconds between two looks at whether what was pulled is there.
+_LOOK_S = 0.0002
 #: Shape of an array -> parts of it.
 Boxes: TypeAlias = Callable[[Sequence[int]], Sequence[Box]]
 
@@ -52,6 +55,7 @@ class SocketLink(Link):
         self._addresses: dict[int, tuple[str, int]] = {}
         self._outgoing: dict[int, _Sender] = {}
         self._incoming: dict[int, Inbox] = {}
+        self._servers: dict[str, int] = {}
         self._aborted = -1
         self._lock = threading.Lock()
         self._listener = Listener(self._credentials, self._read, host)
@@ -107,6 +111,11 @@ class SocketLink(Link):
         """Arrays that wait to be sent."""
         return sum(sender.lines.qsize() for sender in list(self._outgoing.values()))
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of arrays that were sent, or pulled from here, so far."""
+        return sum(sender.bytes for sender in list(self._outgoing.values()))
+
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
         """See `Link.receive`; without a sharding the array stays on the host until somebody needs it."""
         return self.laid([self.receive_shards(source, tag)], sharding)
@@ -131,7 +140,24 @@ class SocketLink(Link):
         """What ``source`` sent next; see `Link.receive`."""
         frame = self._inbox(source).take(self._step, self._waited_from, self._deadline)
         check_tag(source, tag, frame.tag)
+        if isinstance(frame.array, Offered):
+            self._servers.update(dict.fromkeys((piece.server for piece in frame.array.pieces), source))
         return frame.array
+
+    def finish(self, arrays: Sequence[Any]) -> None:
+        """Returns when arrays are computed that may wait for pieces that are pulled, which nothing else limits.
+
+        Raises:
+            SilentPeerError: a piece did not come until the deadline.
+        """
+        while self.transfers is not None and not all(a.is_ready() for a in arrays):
+            if time.monotonic() > self._deadline:
+                server = self.transfers.late()
+                if server is None:  # what computes is slow
+                    break
+                raise SilentPeerError(self._servers.get(server, -1), time.monotonic() - self._waited_from)
+            time.sleep(_LOOK_S)
+        jax.block_until_ready(arrays)
 
     def close(self) -> None:
         """Ends all connections."""
@@ -179,6 +205,7 @@ class _Sender:
 
     def __init__(self, connection: socket.socket, transfers: Transfers | None) -> None:
         self.connection = connection
+        self.bytes = 0
         self._transfers = transfers
         self.lines: queue.SimpleQueue[tuple[int, int, Any, Boxes | None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="send", daemon=True).start()
@@ -191,9 +218,12 @@ class _Sender:
                 offered = None if self._transfers is None else self._transfers.offer(array, boxes)
                 if offered is not None:
                     write_offer(self.connection, tag, offered, step)
+                    self.bytes += offered.bytes
                     continue
                 tiled = tiles_of(array)
-                write_frame(self.connection, tag, tiled if boxes is None else cut(tiled, boxes(tiled.shape)), step)
+                part = tiled if boxes is None else cut(tiled, boxes(tiled.shape))
+                write_frame(self.connection, tag, part, step)
+                self.bytes += sum(tile.data.nbytes for tile in part.tiles)
             except Exception:
                 shut(self.connection)
                 return

@@ -1,22 +1,29 @@
 """A training on Ray whose workers are killed again and again, beside the same training left alone: equal to the bit.
 
-Two functions share a state: one trains on batches of changing sizes, one evaluates every few steps. Checkpoints are
-written while steps run, and read again. At random moments (of steps, copies, checkpoints, starting, loading and of
-recoveries themselves) a worker is killed or stopped. Afterwards as many steps are run on workers that nobody disturbs.
+Two functions share a state: one trains on batches of changing sizes, one evaluates every few steps. Now and then the
+training is compiled anew and a state is made; checkpoints are written while steps run, and read again. At moments that
+are drawn (of steps, starting, compiling, making a state, saving, restoring and of recoveries themselves) a worker is
+killed or stopped. There are 2 to 4 workers: machines come and go. Afterwards as many steps are run undisturbed.
 
-Memory, descriptors, threads and files of the driver are looked at after a fifth of the steps and at the end.
+All numbers are small integers in float32, so that sums are exact in any order: the state does not depend on how many
+stages there are, and each step that is lost or run twice changes it.
+
+Memory, descriptors, threads and files of the driver are looked at after a fifth of the time and at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import random
 import signal
 import tempfile
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,19 +35,48 @@ import numpy as np
 import autopar
 from autopar.runtime.ray.machine import exists
 from benchmarks.report import Report, Row, Say
-from examples import mlp
 
 MINUTES = 15.0
-#: Steps between two evaluations, and between two checkpoints; batches of steps that follow each other.
-EVALUATE, SAVE, BATCHES = 50, 20, (16, 8, 16, 4)
+#: Steps between two evaluations, two checkpoints, two restores, and two functions; batches of steps one by one.
+EVALUATE, SAVE, RESTORE, COMPILE, BATCHES = 50, 20, 100, 120, (16, 8, 16, 4)
 #: Bytes and counts by which the driver may grow from a fifth of the run to its end.
 MOST_GROWTH_BYTES, MOST_GROWTH = 64 << 20, 8
-_SIZES = {"layers": 4, "hidden": 16}
+#: What is going on when a worker is struck.
+MOMENTS = ("step", "start", "compile", "init", "save", "restore", "recovery")
+#: Those that take long.
+_LONG = ("step", "start", "compile", "recovery")
+#: Least and most workers; layers and their width; weights are -2 to 1.
+FEWEST, MOST, LAYERS, WIDTH, WEIGHTS = 2, 4, 4, 8, 4
+#: Seconds that a moment that was drawn is waited for.
+_PATIENCE_S = 20.0
+
+
+class Moments(logging.Handler):
+    """What is going on: the training says what it does, records of the driver what that takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes note of a record."""
+        event = getattr(record, "event", "")
+        if event == "recovery" or (event == "start" and self.now != "recovery"):
+            self.now = event
+
+    @contextlib.contextmanager
+    def during(self, moment: str) -> Iterator[None]:
+        """What is done inside is that moment, but for what a recovery takes."""
+        before, self.now = self.now, moment
+        try:
+            yield
+        finally:
+            self.now = before
 
 
 @dataclass
 class Strikes:
-    """Kills of workers at random moments.
+    """Kills of workers at moments that are drawn.
 
     Args:
         every_s: mean seconds between two.
@@ -49,20 +85,29 @@ class Strikes:
 
     every_s: float
     seed: int = 0
-    count: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     seen: set[int] = field(default_factory=set)
+    workers: set[int] = field(default_factory=set)
 
-    def strike(self, cluster: Any, over: threading.Event) -> None:
-        """Kills and stops workers of a cluster until it is over."""
+    def strike(self, cluster: Any, moments: Moments, room: list[int], over: threading.Event) -> None:
+        """Kills and stops workers of a cluster, and changes how many there is room for, until it is over."""
         draw = random.Random(self.seed)
         while not over.wait(draw.uniform(0.2, 1.8) * self.every_s):
-            processes = cluster.processes
+            wanted = min(MOMENTS, key=lambda m: (self.counts[m], draw.random()))
+            until = time.monotonic() + _PATIENCE_S
+            while moments.now != wanted and time.monotonic() < until and not over.wait(0.0005):
+                pass
+            over.wait(draw.uniform(0, 0.3 if wanted in _LONG else 0.004))
+            moment, processes = moments.now, cluster.processes
             self.seen.update(processes)
-            if processes:
-                kind = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+            if processes and moment:
+                kind = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+                if draw.random() < 0.5:
+                    room[0] = draw.randint(FEWEST, MOST)
+                    self.workers.add(room[0])
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(draw.choice(processes), kind)
-                    self.count += 1
+                    self.counts[moment] += 1
 
 
 @dataclass(frozen=True)
@@ -71,9 +116,9 @@ class Outcome:
 
     Args:
         steps: that were run.
-        digest: hash of the last state and of all that was evaluated.
+        digest: hash of the last state, of all that was evaluated, and of each state that was made.
         recoveries: how often workers were replaced.
-        early: what the driver used after a fifth of the steps.
+        early: what the driver used after a fifth of the time.
         late: likewise at the end.
     """
 
@@ -87,7 +132,7 @@ class Outcome:
 def run(quick: bool, say: Say, minutes: float = MINUTES) -> Report:
     """The benchmark; ``quick`` takes half a minute."""
     seconds = 30.0 if quick else minutes * 60
-    strikes = Strikes(10.0 if quick else min(120.0, max(15.0, seconds / 20)))
+    strikes = Strikes(8.0 if quick else min(120.0, max(12.0, seconds / 40)))
     say(f"soak: {seconds:.0f} s with a kill every {strikes.every_s:.0f} s")
     disturbed = _train(seconds, None, strikes, say)
     left = [p for p in strikes.seen if exists(p)]
@@ -99,77 +144,154 @@ def run(quick: bool, say: Say, minutes: float = MINUTES) -> Report:
     )
     row: Row = {
         "steps": disturbed.steps,
-        "kills": strikes.count,
+        "kills": strikes.counts.total(),
+        **{f"kills, {m}": strikes.counts[m] for m in MOMENTS},
+        "workers": " ".join(map(str, sorted(strikes.workers))),
         "recoveries": disturbed.recoveries,
         "equal": disturbed.digest == alone.digest,
         "processes left": len(left),
         **{f"{k} growth" if k != "rss_bytes" else "growth_bytes": v for k, v in growth.items()},
     }
+    struck = all(strikes.counts[m] for m in MOMENTS)
     return Report(
         "soak",
-        "the same state to the bit as without kills, nothing grows, no process is left",
+        "the same state to the bit as without kills, each moment struck, nothing grows, no process is left",
         (row,),
-        bool(row["equal"]) and not left and (quick or flat),
+        bool(row["equal"]) and not left and (seconds < 600 or (flat and struck)),
     )
 
 
 def _train(seconds: float | None, steps: int | None, strikes: Strikes | None, say: Say) -> Outcome:
     """Trains for some seconds, or some steps."""
-    step, (state, _) = mlp.build("tiny", batch=BATCHES[0], **_SIZES)
-    over = threading.Event()
-    with tempfile.TemporaryDirectory() as folder, _cluster() as cluster:
-        train = autopar.parallelize(step, cluster=cluster, num_microbatches=2)
-        evaluate = autopar.parallelize(_evaluate, cluster=cluster, num_microbatches=1)
-        checkpoints = autopar.Checkpoints(folder, keep=2)
-        thread = threading.Thread(target=strikes.strike, args=(cluster, over), daemon=True) if strikes else None
-        if thread is not None:
+    over, moments, room = threading.Event(), Moments(), [MOST]
+    logger = logging.getLogger("autopar.ray")
+    logger.addHandler(moments)
+    logger.setLevel(logging.INFO)
+    with tempfile.TemporaryDirectory() as folder, _cluster(room) as cluster:
+        thread = None
+        if strikes is not None:
+            thread = threading.Thread(target=strikes.strike, args=(cluster, moments, room, over), daemon=True)
             thread.start()
-        until = None if seconds is None else time.monotonic() + seconds
-        digest, number, early = hashlib.sha256(), 0, _used(folder)
+        training = _Training(cluster, autopar.Checkpoints(folder, keep=2), moments)
+        began, early = time.monotonic(), _used(folder)
+        told_s = 60.0
         try:
-            while number < steps if steps is not None else time.monotonic() < (until or 0):
-                batch = _batch(number)
-                state, _ = train(state, batch)
-                if number % EVALUATE == EVALUATE - 1:
-                    digest.update(np.asarray(evaluate(state, batch)).tobytes())
-                if number % SAVE == SAVE - 1:
-                    checkpoints.save(number, state, wait=False)
-                if number % (5 * SAVE) == 5 * SAVE - 1:
-                    state = checkpoints.restore(state)
-                number += 1
-                if until is not None and seconds is not None and until - time.monotonic() > 0.8 * seconds:
+            while training.number < steps if steps is not None else time.monotonic() - began < (seconds or 0):
+                training.advance()
+                passed_s = time.monotonic() - began
+                if seconds is not None and passed_s < 0.2 * seconds:
                     early = _used(folder)
+                if passed_s > told_s:
+                    struck = dict(strikes.counts) if strikes is not None else {}
+                    say(f"soak: {training.number} steps in {passed_s:.0f} s {struck}")
+                    told_s += 60
         finally:
             over.set()
             if thread is not None:
                 thread.join()
-        checkpoints.wait()
-        for leaf in jax.tree.leaves(state):
-            digest.update(np.asarray(leaf).tobytes())
-        recoveries = cluster.workers.recoveries
+        digest = training.finished()
         late = _used(folder)
         if strikes is not None:
             strikes.seen.update(cluster.processes)
-    return Outcome(number, digest.hexdigest(), recoveries, early, late)
+        recoveries = cluster.workers.recoveries
+    logger.removeHandler(moments)
+    return Outcome(training.number, digest, recoveries, early, late)
 
 
-def _cluster() -> Any:
-    return autopar.Cluster.ray(
-        workers=2, devices_per_worker=2, recover=True, copy_every=5, deadline_s=10, start_s=60, load_s=60,
+class _Training:
+    """The training, step by step."""
+
+    def __init__(self, cluster: Any, checkpoints: autopar.Checkpoints, moments: Moments) -> None:
+        self.number = 0
+        self._cluster = cluster
+        self._checkpoints = checkpoints
+        self._moments = moments
+        self._digest = hashlib.sha256()
+        self._evaluate = autopar.parallelize(_evaluate, cluster=cluster, num_microbatches=1)
+        self._begin()
+        self._state = self._made()
+
+    def _begin(self) -> None:
+        with self._moments.during("compile"):
+            # A function of its own: the one before is dropped, and its programs with it.
+            self._step = autopar.parallelize(
+                lambda w, batch: _step(w, batch), cluster=self._cluster, num_microbatches=2
+            )
+            self._step.compile(_weights(0), _batch(0))
+
+    def _made(self) -> Any:
+        with self._moments.during("init"):
+            return self._step.init(_weights, jnp.int32(self.number))
+
+    def advance(self) -> None:
+        """The next step, and what is due with it."""
+        number, moments = self.number, self._moments
+        if number % COMPILE == COMPILE - 1:
+            self._begin()
+            self._note(self._made())
+        with moments.during("step"):
+            batch = _batch(number)
+            self._state, _ = self._step(self._state, batch)
+            if number % EVALUATE == EVALUATE - 1:
+                self._note(self._evaluate(self._state, batch))
+        if number % SAVE == SAVE - 1:
+            with moments.during("save"):
+                self._checkpoints.save(number, self._state, wait=number % (2 * SAVE) == SAVE - 1)
+        if number % RESTORE == RESTORE - 1:
+            with moments.during("restore"):
+                self._state = self._checkpoints.restore(self._state)
+        self.number += 1
+
+    def finished(self) -> str:
+        """Hash of everything."""
+        self._checkpoints.wait()
+        self._note(self._state)
+        return self._digest.hexdigest()
+
+    def _note(self, tree: Any) -> None:
+        for leaf in jax.tree.leaves(tree):
+            self._digest.update(np.asarray(leaf).tobytes())
+
+
+def _cluster(room: list[int]) -> Any:
+    cluster = autopar.Cluster.ray(
+        workers=MOST, devices_per_worker=1, recover=True, copy_every=5, deadline_s=10, start_s=60, load_s=60,
         attempts=200, repeats=200,
     )  # fmt: skip
+    # Ray on one machine does not lose any: how many workers there is room for is said here.
+    cluster.workers.room = lambda: (room[0],)
+    return cluster
 
 
-def _evaluate(state: Any, batch: Any) -> Any:
-    total = sum(jnp.sum(jnp.square(x.astype("float32"))) for x in jax.tree.leaves(state))
-    return total + sum(jnp.mean(jnp.square(x.astype("float32"))) for x in jax.tree.leaves(batch))
+def _weights(seed: Any) -> dict[str, Any]:
+    key = jax.random.key(seed)
+    draw = jax.random.randint(key, (LAYERS, WIDTH, WIDTH), 0, WEIGHTS) - WEIGHTS // 2
+    return {f"w{n}": draw[n].astype(jnp.float32) for n in range(LAYERS)}
+
+
+def _loss(w: Any, batch: Any) -> Any:
+    x = batch["x"]
+    for n in range(LAYERS):
+        x = jnp.mod(x @ w[f"w{n}"], 4.0)
+    return jnp.sum(x * batch["y"])
+
+
+def _step(w: Any, batch: Any) -> Any:
+    """Weights stay integers of a small range, and move by their gradient."""
+    loss, grads = jax.value_and_grad(_loss)(w, batch)
+    half = WEIGHTS / 2
+    return jax.tree.map(lambda p, g: jnp.mod(p - g + half, float(WEIGHTS)) - half, w, grads), loss
+
+
+def _evaluate(w: Any, batch: Any) -> Any:
+    return sum(jnp.sum(jnp.square(p)) for p in jax.tree.leaves(w)) + jnp.sum(batch["x"])
 
 
 def _batch(number: int) -> Any:
     """The batch of a step."""
     draw = np.random.default_rng(number)
-    _, (_, like) = mlp.build("tiny", abstract=True, batch=BATCHES[number % len(BATCHES)], **_SIZES)
-    return jax.tree.map(lambda x: draw.normal(size=x.shape).astype(x.dtype), like)
+    shape = (BATCHES[number % len(BATCHES)], WIDTH)
+    return {"x": draw.integers(0, 4, shape).astype("float32"), "y": draw.integers(-1, 2, shape).astype("float32")}
 
 
 def _used(folder: str) -> Row:

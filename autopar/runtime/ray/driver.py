@@ -68,7 +68,7 @@ class Driver(ArrayOwner):
         self.metrics = Metrics()
         self.lock = threading.RLock()
         self._launch = launch
-        self._room = room
+        self.room = room
         self._functions: dict[int, Function] = {}
         self._dropped: deque[int] = deque()
         self._dropping: set[int] = set()
@@ -280,9 +280,9 @@ class Driver(ArrayOwner):
 
     def _nodes_there(self, wanted: Function) -> Nodes | None:
         """The nodes that there are; waits for one where there are none. None where that does not change."""
-        if self._room is None or not self.options.recover:
+        if self.room is None or not self.options.recover:
             return None
-        nodes, until = self._room(), time.monotonic() + self.options.start_s
+        nodes, until = self.room(), time.monotonic() + self.options.start_s
         if not any(nodes):
             text = f"no machine is there; waiting up to {self.options.start_s:g} s for one (start_s)"
             record("no nodes", text, logging.WARNING, start_s=self.options.start_s)
@@ -290,7 +290,7 @@ class Driver(ArrayOwner):
         while not any(nodes) and time.monotonic() < until:
             self.check_open()
             time.sleep(min(_LOOK_S, self.options.start_s))
-            nodes = self._room()
+            nodes = self.room()
         return nodes
 
     def _any_function(self) -> Function:
@@ -317,14 +317,14 @@ class Driver(ArrayOwner):
 
     def _has_grown(self, function: Function) -> bool:
         """Whether there are nodes again that were lost."""
-        if not self.options.recover or self._session is None or self._nodes is None or self._room is None:
+        if not self.options.recover or self._session is None or self._nodes is None or self.room is None:
             return False
         due = time.monotonic() - self._looked_at_s >= self.options.growth_check_s
         now = function.at_most(self._nodes)
         if now == function.nodes or not due:
             return False
         self._looked_at_s = time.monotonic()
-        return any(a > b for a, b in zip(function.at_most(self._room()), now, strict=True))
+        return any(a > b for a, b in zip(function.at_most(self.room()), now, strict=True))
 
     # -- arrays --------------------------------------------------------------------------------
 

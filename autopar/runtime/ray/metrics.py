@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from importlib import import_module
+from typing import Any
 
 #: Bounds of the seconds that steps take.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -15,19 +16,29 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        own = self.registry = CollectorRegistry()
-        self.step_s = Histogram(
+        client = self._client = _client()
+        own = self.registry = client.CollectorRegistry()
+        self.step_s = client.Histogram(
             "autopar_step_seconds", "Seconds of a step, with its call", registry=own, buckets=_SECONDS
         )
-        self.sent_bytes = Counter("autopar_sent_bytes", "Bytes that workers sent each other", registry=own)
-        self.copied_bytes = Counter("autopar_copied_bytes", "Bytes that the driver copied from workers", registry=own)
-        self.queue_depth = Gauge(
+        self.sent_bytes = client.Counter("autopar_sent_bytes", "Bytes that workers sent each other", registry=own)
+        self.copied_bytes = client.Counter(
+            "autopar_copied_bytes", "Bytes that the driver copied from workers", registry=own
+        )
+        self.queue_depth = client.Gauge(
             "autopar_queue_depth", "Most arrays of the last step that waited to be sent on one worker", registry=own
         )
-        self.recoveries = Counter("autopar_recoveries", "How often lost workers were replaced", registry=own)
-        self.processes = Gauge("autopar_processes", "Processes of workers that were heard of lately", registry=own)
+        self.recoveries = client.Counter("autopar_recoveries", "How often lost workers were replaced", registry=own)
+        self.processes = client.Gauge(
+            "autopar_processes", "Processes of workers that were heard of lately", registry=own
+        )
 
     @property
     def text(self) -> str:
         """All numbers in Prometheus' format."""
-        return generate_latest(self.registry).decode()
+        return str(self._client.generate_latest(self.registry).decode())
+
+
+def _client() -> Any:
+    """prometheus_client, which takes longer to import than all of the driver."""
+    return import_module("prometheus_client")

@@ -23,15 +23,13 @@ class Metrics:
         )
         self.sent_bytes = client.Counter("autopar_sent_bytes", "Bytes that workers sent each other", registry=own)
         self.copied_bytes = client.Counter(
-            "autopar_copied_bytes", "Bytes that the driver copied from workers", registry=own
+            "autopar_copied_bytes", "Bytes copied from workers to the driver", registry=own
         )
         self.queue_depth = client.Gauge(
             "autopar_queue_depth", "Most arrays of the last step that waited to be sent on one worker", registry=own
         )
         self.recoveries = client.Counter("autopar_recoveries", "How often lost workers were replaced", registry=own)
-        self.processes = client.Gauge(
-            "autopar_processes", "Processes of workers that were heard of lately", registry=own
-        )
+        self.processes = client.Gauge("autopar_processes", "Processes of workers heard of lately", registry=own)
 
     @property
     def text(self) -> str:

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,6 +175,7 @@ class LayoutGraph:
     price_of: Indices
 
 
+@lru_cache(maxsize=1024)
 def layout_graph(axes: Axes, allowed: Divisors, reductions: tuple[str, ...]) -> LayoutGraph:
     """The graph for tensors that may be split as ``allowed`` says.
 

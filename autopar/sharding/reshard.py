@@ -7,7 +7,7 @@ prediction is about the very collectives that are compiled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -156,6 +156,8 @@ class PathTables:
         cost: seconds of a collective.
         local: seconds of a step that sends nothing.
         rearrange: seconds in which a device rearranges bytes that pieces interleave in.
+        graphs, tables, by_type: graphs of layouts, and tables, by what they depend on.
+        bares, places: tuples of layouts without axes of one device, and their numbers in graphs, by identity.
     """
 
     mesh: LogicalMesh
@@ -164,8 +166,11 @@ class PathTables:
     rearrange: LocalCost = _nothing
     graphs: dict[tuple[Divisors, tuple[str, ...]], LayoutGraph] = field(default_factory=dict)
     tables: dict[tuple[Divisors, tuple[str, ...], int], PathTable] = field(default_factory=dict)
+    by_type: dict[tuple[TensorType, frozenset[str]], PathTable] = field(default_factory=dict)
+    bares: dict[tuple[int, int], tuple[object, tuple[Layout, ...], frozenset[str]]] = field(default_factory=dict)
+    places: dict[tuple[int, int], tuple[object, object, Indices]] = field(default_factory=dict)
 
-    def table(self, type: TensorType, reductions: Sequence[str] = ()) -> PathTable:
+    def table(self, type: TensorType, reductions: Iterable[str] = ()) -> PathTable:
         """The table for ``type``.
 
         Args:
@@ -175,6 +180,12 @@ class PathTables:
         Paths may go through partial sums of all numbers; bool is never partial in a sum, keys in nothing.
         "and" and "or" are for bool: of integers they are bitwise, which no collective does.
         """
+        wanted = frozenset(reductions)
+        if (type, wanted) not in self.by_type:
+            self.by_type[type, wanted] = self._table(type, wanted)
+        return self.by_type[type, wanted]
+
+    def _table(self, type: TensorType, reductions: frozenset[str]) -> PathTable:
         kinds = {"sum", *reductions} & set(_reductions(type.dtype))
         split = divisors(type.shape, mesh_axes(self.mesh))
         key = (split, tuple(sorted(kinds, key=lambda k: (k != "sum", k))))
@@ -223,19 +234,37 @@ class PathTables:
         Zero where both are one layout. Infinity where no steps lead from one to the other, or one does not fit
         the shape.
         """
-        froms, tos = self._bare(type, sources), self._bare(type, targets)
-        table = self.table(type, [k.reduce for k in (*froms, *tos)])
-        index = table.graph.index
-        rows = [index.get(k, -1) for k in froms]
-        columns = np.array([index.get(k, -1) for k in tos], np.int64)
-        table.solve([r for r in rows if r >= 0])
+        (froms, reduced), (tos, reduced_to) = self._bare_once(type, sources), self._bare_once(type, targets)
+        table = self.table(type, reduced | reduced_to)
+        rows, columns = self._places(table.graph, froms), self._places(table.graph, tos)
+        inside = rows >= 0
         found = np.full((len(rows), len(columns)), np.inf)
-        for i, row in enumerate(rows):
-            if row >= 0:
-                found[i] = np.where(columns >= 0, table.in_seconds(table.rows[row][columns]), np.inf)
-            else:
-                found[i, [j for j, k in enumerate(tos) if k == froms[i]]] = 0.0
+        if inside.any():
+            starts = rows[inside].tolist()
+            table.solve(starts)
+            lengths = np.stack([table.rows[row] for row in starts])[:, columns]
+            found[inside] = np.where(columns >= 0, table.in_seconds(lengths), np.inf)
+        for i in np.flatnonzero(~inside):
+            found[i, [j for j, k in enumerate(tos) if k == froms[i]]] = 0.0
         return found
+
+    def _bare_once(self, type: TensorType, layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], frozenset[str]]:
+        """`_bare`, and the kinds of reduction of all; a tuple of layouts is looked at once."""
+        known = self.bares.get((id(layouts), type.rank))
+        if known is None or known[0] is not layouts:
+            found = tuple(self._bare(type, layouts))
+            known = (layouts, found, frozenset(k.reduce for k in found))
+            if isinstance(layouts, tuple):  # the key is an identity; what it is of is kept alive here
+                self.bares[id(layouts), type.rank] = known
+        return known[1], known[2]
+
+    def _places(self, graph: LayoutGraph, layouts: tuple[Layout, ...]) -> Indices:
+        """Numbers of layouts in a graph; -1 for those that are not of it."""
+        known = self.places.get((id(graph), id(layouts)))
+        if known is None or known[0] is not layouts or known[1] is not graph:
+            numbers = np.array([graph.index.get(k, -1) for k in layouts], np.int64)
+            known = self.places[id(graph), id(layouts)] = (layouts, graph, numbers)
+        return known[2]
 
     def path(self, type: TensorType, source: Layout, target: Layout) -> tuple[ReshardStep, ...]:
         """The cheapest steps from ``source`` to ``target``, fewer where seconds are equal; always the same ones.

@@ -7,9 +7,10 @@ enumeration of Alpa (OSDI'22, section 4.1, table 3), for any operator and any nu
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -56,6 +57,9 @@ Axes: TypeAlias = tuple[tuple[str, int], ...]
 Types: TypeAlias = tuple[TensorType, ...]
 #: (mesh axis, kind of reduction) of each axis over which a tensor is partial.
 Partial: TypeAlias = tuple[tuple[str, str], ...]
+#: By factor the sets of mesh axes, in mesh order, that together divide it.
+Divided: TypeAlias = tuple[frozenset[tuple[str, ...]], ...]
+_Unsized: TypeAlias = tuple[tuple[Assignment, ...], tuple[Layout, ...], tuple[Layout, ...], tuple[str, ...]]
 
 
 def strategies(rule: Rule, operand_types: Types, result_types: Types, mesh: LogicalMesh) -> tuple[Strategy, ...]:
@@ -76,9 +80,28 @@ def strategies(rule: Rule, operand_types: Types, result_types: Types, mesh: Logi
 
 @lru_cache(maxsize=4096)
 def _strategies(rule: Rule, operand_types: Types, result_types: Types, axes: Axes) -> tuple[Strategy, ...]:
+    sizes = dict(axes)
     limits = _limits(rule, operand_types, result_types)
-    build = _Builder(rule, dict(axes))
-    built = (build.strategy(chosen) for chosen in _assignments(limits, len(rule.linear), axes))
+    names = tuple(sizes)
+    sets = [some for k in range(1, len(names) + 1) for some in itertools.combinations(names, k)]
+    products = [math.prod(sizes[axis] for axis in some) for some in sets]
+    # Which strategies there are depends on sizes only by which sets of axes divide what: meshes share them.
+    divided = tuple(
+        frozenset(some for some, n in zip(sets, products, strict=True) if limit > 0 and limit % n == 0)
+        for limit in limits
+    )
+    bare = replace(rule, factors=tuple(replace(f, size=1) for f in rule.factors))
+    return tuple(
+        Strategy(chosen, operands, results, math.prod(sizes[axis] for axis in split))
+        for chosen, operands, results, split in _unsized(bare, divided, names)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _unsized(rule: Rule, divided: Divided, names: tuple[str, ...]) -> tuple[_Unsized, ...]:
+    """Strategies of meshes whose axes have such names and divide factors so; sizes of ``rule`` do not matter."""
+    build = _Builder(rule)
+    built = (build.strategy(chosen) for chosen in _assignments(divided, len(rule.linear), names, ((),) * len(divided)))
     return tuple(s for s in built if s is not None)
 
 
@@ -93,34 +116,34 @@ def _limits(rule: Rule, operand_types: Types, result_types: Types) -> tuple[int,
     return tuple(limits)
 
 
-def _assignments(limits: tuple[int, ...], groups: int, axes: Axes) -> Iterator[tuple[Assignment, ...]]:
-    """All assignments of ``axes`` whose pieces are even."""
-    if not axes:
+def _assignments(
+    divided: Divided, groups: int, names: tuple[str, ...], taken: tuple[tuple[str, ...], ...]
+) -> Iterator[tuple[Assignment, ...]]:
+    """All assignments of the axes called ``names`` whose pieces are even; ``taken`` are those of each factor so far."""
+    if not names:
         yield ()
         return
-    (axis, n), rest = axes[0], axes[1:]
-    for tail in _assignments(limits, groups, rest):
+    axis, rest = names[0], names[1:]
+    for tail in _assignments(divided, groups, rest, taken):
         yield (Assignment(axis), *tail)
-    for factor, limit in enumerate(limits):
-        # A dim of size 0 has nothing to share.
-        if limit > 0 and limit % n == 0:
-            left = (*limits[:factor], limit // n, *limits[factor + 1 :])
-            for tail in _assignments(left, groups, rest):
+    for factor, sets in enumerate(divided):
+        more = (*taken[factor], axis)
+        if more in sets:
+            for tail in _assignments(divided, groups, rest, (*taken[:factor], more, *taken[factor + 1 :])):
                 yield (Assignment(axis, factor=factor), *tail)
     for group in range(groups):
-        for tail in _assignments(limits, groups, rest):
+        for tail in _assignments(divided, groups, rest, taken):
             yield (Assignment(axis, group=group), *tail)
 
 
 class _Builder:
     """Makes the strategies of one rule; they share equal layouts, since an operator may have many of both."""
 
-    def __init__(self, rule: Rule, sizes: dict[str, int]) -> None:
+    def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.sizes = sizes
         self.layouts: dict[tuple[tuple[tuple[str, ...], ...], Partial], Layout | None] = {}
 
-    def strategy(self, chosen: tuple[Assignment, ...]) -> Strategy | None:
+    def strategy(self, chosen: tuple[Assignment, ...]) -> _Unsized | None:
         """The strategy of an assignment, or None where kinds of reduction conflict."""
         by_factor: dict[int, tuple[str, ...]] = {}
         operands: list[Partial] = [()] * len(self.rule.operands)
@@ -142,12 +165,9 @@ class _Builder:
         after = [self.layout(d, by_factor, result) for d in self.rule.results]
         if any(layout is None for layout in (*before, *after)):
             return None
-        return Strategy(
-            assignments=chosen,
-            operand_layouts=tuple(layout for layout in before if layout is not None),
-            result_layouts=tuple(layout for layout in after if layout is not None),
-            split=math.prod(self.sizes[axis] for axes in by_factor.values() for axis in axes),
-        )
+        operands_in = tuple(layout for layout in before if layout is not None)
+        results_in = tuple(layout for layout in after if layout is not None)
+        return chosen, operands_in, results_in, tuple(axis for axes in by_factor.values() for axis in axes)
 
     def layout(self, dims: Dims, by_factor: dict[int, tuple[str, ...]], partial: Partial) -> Layout | None:
         """The layout of a tensor with labels ``dims``; None where it is partial in two kinds of reduction."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
@@ -22,8 +23,10 @@ class LayoutTable:
     mesh: LogicalMesh
     cost: CostModel
     known: dict[tuple[TensorType, bool], tuple[Layout, ...]] = field(default_factory=dict)
-    matrices: dict[tuple[TensorType, tuple[Layout, ...], tuple[Layout, ...]], Array] = field(default_factory=dict)
-
+    matrices: dict[tuple[TensorType, int, int], Array] = field(default_factory=dict)
+    numbers: dict[int, tuple[object, int]] = field(default_factory=dict)
+    by_layouts: dict[tuple[Layout, ...], int] = field(default_factory=dict)
+    distinct: list[tuple[tuple[Layout, ...], NDArray[np.int64]]] = field(default_factory=list)
     by_identity: dict[tuple[TensorType, int, int, float], tuple[object, object, Array]] = field(default_factory=dict)
     unions: dict[tuple[int, ...], tuple[object, tuple[Layout, ...]]] = field(default_factory=dict)
 
@@ -74,18 +77,28 @@ class LayoutTable:
         known = self.by_identity.get(identity)
         if known is not None:
             return known[2]
-        found = self._once(type, tuple(sources), tuple(targets))
+        found = self._once(type, self._number(sources), self._number(targets))
         found = found if weight == 1.0 else found * weight
         self.by_identity[identity] = (sources, targets, found)
         return found
 
-    def _once(self, type: TensorType, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Array:
+    def _number(self, layouts: Sequence[Layout]) -> int:
+        """The number of a tuple of layouts, equal for equal ones; each object is hashed once."""
+        known = self.numbers.get(id(layouts))
+        if known is None:
+            key = tuple(layouts)
+            number = self.by_layouts.setdefault(key, len(self.by_layouts))
+            if number == len(self.distinct):
+                once = {k: i for i, k in enumerate(dict.fromkeys(key))}
+                self.distinct.append((tuple(once), np.array([once[k] for k in key], dtype=np.int64)))
+            known = self.numbers[id(layouts)] = (layouts, number)
+        return known[1]
+
+    def _once(self, type: TensorType, sources: int, targets: int) -> Array:
         key = (type, sources, targets)
         found = self.matrices.get(key)
         if found is None:
-            rows, columns = sorted(set(sources)), sorted(set(targets))
-            row_at, column_at = {k: i for i, k in enumerate(rows)}, {k: i for i, k in enumerate(columns)}
-            small = self.paths.cost_matrix(type, rows, columns)
-            found = small[np.ix_([row_at[k] for k in sources], [column_at[k] for k in targets])]
+            (rows, row_at), (columns, column_at) = self.distinct[sources], self.distinct[targets]
+            found = self.paths.cost_matrix(type, rows, columns)[np.ix_(row_at, column_at)]
             self.matrices[key] = found
         return found

@@ -50,13 +50,20 @@ def test_more_schedules(x64: None, schedule: str, stages: int) -> None:
         assert np.array_equal(np.asarray(a), np.asarray(b))
 
 
-SCHEDULES = ["1f1b", "interleaved", "zb_h1"]
+#: By example (stages, workers, schedule).
 CASES = {
-    "mlp": [(stages, schedule) for stages in (2, 4) for schedule in SCHEDULES],
-    "gpt": [(2, "1f1b"), (2, "interleaved"), (4, "zb_h1")],
-    "llama": [(2, "1f1b")],
-    "moe": [(2, "zb_h1")],
-    "wide_resnet": [(2, "1f1b")],
+    "mlp": [
+        (2, 2, "1f1b"),
+        (4, 2, "interleaved"),
+        (2, 2, "zb_h1"),
+        (4, 4, "1f1b"),
+        (8, 4, "interleaved"),
+        (4, 4, "zb_h1"),
+    ],
+    "gpt": [(2, 2, "1f1b"), (4, 4, "zb_h1")],
+    "llama": [(2, 2, "1f1b")],
+    "moe": [(2, 2, "zb_h1")],
+    "wide_resnet": [(2, 2, "1f1b")],
 }
 
 
@@ -65,14 +72,16 @@ CASES = {
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("example", sorted(CASES))
 def test_pipelines_in_several_processes_equal_one_device(example: str, processes: int) -> None:
-    """Four stages on two processes are two stages on each; two stages on four processes are one on two each."""
+    """Four workers on two processes are two on each; two workers on four processes are one on two each."""
     cases = [
-        {"num_stages": stages, "num_microbatches": 4, "schedule": schedule, "mesh_shape": [8 // stages]}
-        for stages, schedule in CASES[example]
+        {"num_stages": stages, "num_microbatches": 4, "schedule": schedule, "mesh_shape": [8 // workers]}
+        for stages, workers, schedule in CASES[example]
     ]
-    worlds = results(run("train", processes, devices=8 // processes, example=example, cases=cases, limit_s=880))
+    sizes = {"layers": 8} if example == "mlp" else {}
+    options = {"example": example, "cases": cases, "sizes": sizes}
+    worlds = results(run("train", processes, devices=8 // processes, limit_s=880, **options))
     assert all(found == worlds[0] for found in worlds)
-    for (stages, schedule), case in zip(CASES[example], worlds[0], strict=True):
+    for (stages, workers, schedule), case in zip(CASES[example], worlds[0], strict=True):
         assert case["worst"] < 1e-10, (stages, schedule)
-        assert case["stages"] == (2 * stages if schedule == "interleaved" else stages)
-        assert max(case["processes"]) == max(1, processes // stages)
+        assert case["stages"] == stages and case["mesh"] == [8 // workers]
+        assert max(case["processes"]) == max(1, processes // workers)

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from autopar.errors import PlanMismatchError
 from autopar.plan.content import PlanContent
+from autopar.plan.groups import input_groups
 from autopar.plan.types import Choice, InputRecord
+from autopar.plan.words import plan_words
 
 #: Part of a step that an optimum may be below the answer: less is rounding, and more says nothing.
 PROVEN, USELESS = 1e-6, 0.6
@@ -98,6 +100,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     if c.search.unlimited_s:
         bound += f"; the memory limit costs at most {c.search.objective / c.search.unlimited_s - 1:.2%}"
     rows = [
+        ("plan", plan_words(c)),
         ("program", f"{c.program} ({_operators(c)} operators, {len(c.inputs)} inputs, {len(c.outputs)} outputs)"),
         ("cluster", c.cluster_name),
         ("mesh", mesh),
@@ -106,7 +109,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
         ("search", f"{c.search.strategy}: {bound}"),
     ]
     if c.num_microbatches > 1 or len(c.stages) > 1:
-        rows.insert(3, ("pipeline", pipeline_text(c)))
+        rows.insert(4, ("pipeline", pipeline_text(c)))
     if any(s.remat != "none" for s in c.stages):
         levels = ", ".join(f"stage {i}: {s.remat}" for i, s in enumerate(c.stages))
         rows.insert(-2, ("recomputed", f"{levels} (what is not held for the backward pass)"))
@@ -178,7 +181,7 @@ def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
 
 
 def _input_rows(c: PlanContent, limit: int = 40) -> list[tuple[str, str, str]]:
-    rows = [(i.path, i.role, placed_text(i)) for i in c.inputs]
+    rows = [(g.title, g.first.role, placed_text(g.first)) for g in input_groups(c.inputs)]
     if len(rows) <= limit:
         return rows
     return [*rows[:limit], (f"... {len(rows) - limit} more", "", "")]

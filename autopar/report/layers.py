@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import PlanContent, Stage
 from autopar.plan.text import bound_text, bytes_text, seconds_text
 from autopar.report.diff import with_sizes
-from autopar.report.sections import Section
+from autopar.report.sections import Section, ranges
 
 _INDEX = re.compile(r"(?<=\[)\d+(?=\])|(?<=_)\d+(?=['_\].])|(?<=_)\d+$")
 
@@ -39,17 +38,6 @@ def layers(c: PlanContent, limit: int) -> Section:
     ]
     header = ("argument", "role", "layers", "stages", "sharding")
     return Section("sharding of each layer", header, tuple(rows[:limit]), (), max(0, len(rows) - limit))
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """``0-3, 6``."""
-    runs: list[list[int]] = []
-    for n in sorted(set(numbers)):
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def links(c: PlanContent) -> Section:

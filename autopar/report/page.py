@@ -12,12 +12,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from autopar.plan import Plan
-from autopar.plan.text import USELESS, bytes_text, seconds_text
+from autopar.plan.text import USELESS, bytes_text, counted, seconds_text
 from autopar.report.bars import device_memory_bytes, memory_bars, time_bars
 from autopar.report.diff import diff
-from autopar.report.layers import layers, links, ranges, why
+from autopar.report.layers import layers, links, why
 from autopar.report.pictures import cluster_svg, memory_svg, time_svg, timeline_svg
-from autopar.report.sections import considered, head, sections
+from autopar.report.sections import considered, head, ranges, sections
 from autopar.simulate import simulate
 
 #: Rows of a table at most: a page of a program with thousands of inputs stays under 1 MB.
@@ -169,7 +169,7 @@ def figures(plan: Plan) -> tuple[tuple[str, str, str], ...]:
         (
             "stages",
             str(len(c.stages)),
-            f"{c.num_microbatches} microbatches, schedule {c.schedule}" if pipelined else "no pipeline",
+            f"{counted(c.num_microbatches, 'microbatch')}, schedule {c.schedule}" if pipelined else "no pipeline",
         ),
         ("optimality", *_gap(gap)),
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autopar.plan import Plan, PlanContent
+from autopar.plan.groups import input_groups
 from autopar.plan.text import bytes_text, placed_text, seconds_text, summary_rows, table
 
 #: Kinds of memory, in the order in which they are shown.
@@ -79,12 +80,26 @@ def memory(c: PlanContent) -> Section:
 
 
 def inputs(c: PlanContent, limit: int) -> Section:
-    """Role and sharding of every argument leaf, ``limit`` of them at most."""
+    """Role and sharding of the arguments, those of repeated layers in one row; ``limit`` rows at most."""
     several = len(c.stages) > 1
-    all_rows = [(i.path, i.role, placed_text(i), *((str(i.stage),) if several else ())) for i in c.inputs]
+    all_rows = [
+        (g.title, g.first.role, placed_text(g.first), *((ranges(g.stages),) if several else ()))
+        for g in input_groups(c.inputs)
+    ]
     rows, left_out = _cut(all_rows, limit)
-    header = ("argument", "role", "sharding", *(("stage",) if several else ()))
+    header = ("argument", "role", "sharding", *(("stages",) if several else ()))
     return Section("inputs", header, rows, (3,) if several else (), left_out)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-3, 6``."""
+    runs: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def communication(c: PlanContent, limit: int) -> Section:

@@ -44,8 +44,8 @@ def simulate(plan: Plan, depth: int | None = None) -> Timeline:
     """
     program, durations = program_of(plan)
     timeline = run(program, durations, depth)
-    if plan.content.pipeline is None:
-        return timeline
+    if plan.content.pipeline is None or program.table.num_stages != plan.num_stages:
+        return timeline  # what the record's values take
     return replace(timeline, memory=_memory(plan, program.table, timeline))
 
 

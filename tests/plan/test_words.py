@@ -1,0 +1,89 @@
+"""The sentence that names a plan, and its arguments in groups."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+import autopar
+from autopar.plan import InputRecord, Memory
+from autopar.plan.groups import input_groups
+from autopar.plan.words import plan_words
+from autopar.search import Manual
+from examples import mlp
+from tests.api.steps import CLUSTER
+from tests.plan.plans import small_plan
+
+BLOCKS = 3
+
+
+def content(batch="[x,.]", weights="[.,.]", state="[.,.]", table="[.,.]", stages=1, microbatches=1, **of_stage):
+    inputs = [InputRecord("batch['tokens']", "i32[32,16]", "batch", batch)]
+    inputs += [
+        InputRecord(f"state.opt_state[0].mu['blocks'][{n}]['w']", "f32[64,64]", "optimizer", state)
+        for n in range(BLOCKS)
+    ]
+    inputs += [
+        InputRecord(f"state.params['blocks'][{n}]['w']", "f32[64,64]", "parameter", weights, n % stages)
+        for n in range(BLOCKS)
+    ]
+    inputs.append(InputRecord("state.params['embedding']", "f32[512,8]", "parameter", table))
+    c = small_plan().content
+    stage = msgspec.structs.replace(c.stages[0], mesh_axes=(("x", 4), ("y", 2)), **of_stage)
+    changed = {"stages": (stage,) * stages, "inputs": tuple(inputs), "num_microbatches": microbatches}
+    return msgspec.structs.replace(c, **changed)
+
+
+@pytest.mark.parametrize(
+    ("of_plan", "words"),
+    [
+        ({}, "4-way data parallel"),
+        ({"batch": "[.,.]"}, "arguments whole on every device"),
+        ({"batch": "[x+y,.]", "state": "[x+y,.]"}, "8-way data parallel, optimizer state split 8 ways (ZeRO-1)"),
+        (
+            {"state": "[.,x]", "accumulation_bytes": 100, "memory": Memory(parameters=400), "microbatches": 2},
+            "4-way data parallel, optimizer state split 4 ways (ZeRO-2), gradients accumulated over 2 microbatches",
+        ),
+        (
+            {"weights": "[x,.]", "state": "[x,.]"},
+            "4-way data parallel, parameters and what follows them split 4 ways more (ZeRO-3)",
+        ),
+        (
+            {"weights": "[.,y]", "table": "[y,.]"},
+            "4-way data parallel, 2-way tensor parallel, state.params['blocks'][*]['w'] x 3 split by columns, "
+            "state.params['embedding'] split by vocabulary",
+        ),
+        ({"batch": "[x,y]"}, "4-way data parallel, inputs split 2 ways along a later dim (sequence)"),
+        (
+            {"stages": 3, "microbatches": 4, "remat": "full"},
+            "pipeline of 3 stages (1f1b, 4 microbatches), 4-way data parallel, full recomputation",
+        ),
+    ],
+    ids=lambda v: "" if isinstance(v, dict) else v,
+)
+def test_words(of_plan, words):
+    assert plan_words(content(**of_plan)) == words
+
+
+@pytest.mark.parametrize(("zero", "words"), [(1, "ZeRO-1"), (3, "ZeRO-3")])
+def test_words_of_a_plan_made_by_name(zero, words):
+    step, args = mlp.build("tiny", abstract=True)
+    plan = autopar.parallelize(step, cluster=CLUSTER, search=Manual(dp=8, zero=zero), num_microbatches=1).plan(*args)
+    assert str(plan).startswith("plan:        8-way data parallel, ") and f"({words})" in str(plan).splitlines()[0]
+
+
+def test_the_batch_is_first_and_optimizer_state_follows_its_parameter():
+    assert [g.title for g in input_groups(content().inputs)] == [
+        "batch['tokens']",
+        "state.params['blocks'][*]['w'] x 3",
+        "state.opt_state[0].mu['blocks'][*]['w'] x 3",
+        "state.params['embedding']",
+    ]
+
+
+def test_layers_that_lie_otherwise_have_a_row_of_their_own():
+    c = content()
+    other = [msgspec.structs.replace(i, layout="[x,.]") if "params['blocks'][1]" in i.path else i for i in c.inputs]
+    titles = [g.title for g in input_groups(other)]
+    assert "state.params['blocks'][1]['w']" in titles and "state.params['blocks'][*]['w'] x 2" in titles
+    assert sum(len(g.members) for g in input_groups(other)) == len(other)

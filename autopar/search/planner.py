@@ -29,7 +29,7 @@ from autopar.search.inter.counts import is_large
 from autopar.search.inter.reach import may_be_faster
 from autopar.search.one_stage import one_stage
 from autopar.search.problem import Problem
-from autopar.search.registry import Strategy, cuts_stages
+from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.source import StepSource
 
 #: A form of plan: seconds of the best plan so far -> the best plan of the form.
@@ -94,7 +94,8 @@ class Planner:
         if (asked or 1) > 1 or (asked is None and cluster.num_devices > 1 and cuts_stages(self.strategy)):
             yield several, False
             return
-        free = asked is None and self.tries_pipelines and cluster.num_devices > 1
+        tries = self.tries_pipelines and not names_one_stage(self.strategy)
+        free = asked is None and tries and cluster.num_devices > 1
         first = free and problem.options.schedule != "none" and (cluster.num_nodes > 1 or _is_asked(problem))
         if first:
             yield several, False

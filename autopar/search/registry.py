@@ -68,6 +68,7 @@ class StrategyRegistry:
 
 
 _REGISTRY = StrategyRegistry()
+_ONE_STAGE: tuple[Strategy, ...] = (data_parallel, megatron, replicated, zero1, zero2, zero3)
 
 
 def register(name: str) -> Callable[[Strategy], Strategy]:
@@ -105,3 +106,8 @@ def cuts_stages(strategy: Strategy) -> bool:
     Such a strategy is given the whole problem with its source; of others the search of pipelines makes stages.
     """
     return bool(getattr(strategy, "cuts_stages", False))
+
+
+def names_one_stage(strategy: Strategy) -> bool:
+    """Whether a strategy names a plan of one mesh, which has several stages only where their number is asked for."""
+    return strategy in _ONE_STAGE

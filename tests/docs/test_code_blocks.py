@@ -26,7 +26,8 @@ initial_state = jax.tree.map(jnp.copy, state)
 """
 #: Marks of blocks: run on Ray, among the slow tests; not run, for it needs a running cluster at an address.
 ON_RAY, ADDRESS = "ray", "address"
-PYTHON = {name(p): [b for b in blocks(p) if b.language == "python"] for p in PAGES}
+#: The exercises are run by `tests/docs/test_exercises.py`, each as a test.
+PYTHON = {name(p): [b for b in blocks(p) if b.language == "python"] for p in PAGES if p.name != "exercises.md"}
 
 
 def run(page: str, chosen: list[Block], folder) -> None:

@@ -42,6 +42,15 @@ def test_free_on_one_node_is_as_fast_as_what_is_asked_for():
     assert free.search.lower_bound <= free.step_time
 
 
+@pytest.mark.parametrize("name", ["data-parallel", "zero1", "megatron"])
+def test_a_plan_that_is_named_has_stages_only_where_asked_for(name):
+    """The step is one that is faster in stages."""
+    fn, args = mlp.build(abstract=True, layers=4, hidden=128, batch=64)
+    assert autopar.parallelize(fn, cluster=node(), search=name).plan(*args).num_stages == 1
+    asked = autopar.parallelize(fn, cluster=node(), search=name, num_stages=2, num_microbatches=4)
+    assert asked.plan(*args).num_stages == 2
+
+
 def test_where_links_are_fast_one_stage_is_taken():
     fn, args = step()
     assert autopar.parallelize(fn, cluster=node(bandwidth=1e12)).plan(*args).num_stages == 1

@@ -15,6 +15,7 @@ NEWEST := .venv-newest
 PUBLIC := .venv-public
 BROWSER := .venv-browser
 AOT := .venv-aot
+DOCS := .venv-docs
 comma := ,
 LOCKS := $(wildcard requirements/*.txt)
 RUN_EXTRAS := examples,checkpoint
@@ -169,12 +170,25 @@ FUZZ_PROGRAMS ?= 5000
 fuzz: $(VENV)/.dev-stamp  ## run random programs planned and plain, and compare; hours, goes on where it stopped
 	$(VENV)/bin/python -m tests.fuzz --programs $(FUZZ_PROGRAMS) --out .fuzz --resume $(FUZZ_ARGS)
 
+$(DOCS)/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No usable Python of 3.11 or newer was found." >&2; exit 1; }
+	@"$(PYTHON)" -m venv --clear $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  'mkdocs-material>=9.6,<10' 'mkdocstrings[python]>=0.29' 'ruff>=0.9'
+	@touch $@
+
+# Nothing of autopar is installed there: the reference is read from the source.
+.PHONY: docs
+docs: $(DOCS)/.stamp  ## build the documentation into build/site, and the lessons as notebooks into build/notebooks
+	PATH="$(CURDIR)/$(DOCS)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict -q -f docs/site/mkdocs.yml
+	$(DOCS)/bin/python docs/site/notebooks.py build/notebooks
+
 .PHONY: coverage-page
 coverage-page: $(VENV)/.dev-stamp  ## write docs/coverage.md again
 	$(VENV)/bin/python -m docs.coverage
 
 .PHONY: clean
 clean:  ## remove the environments and all caches
-	rm -rf $(VENV) $(NEWEST) $(PUBLIC) $(BROWSER) $(AOT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .jax_cache \
+	rm -rf $(VENV) $(NEWEST) $(PUBLIC) $(BROWSER) $(AOT) $(DOCS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .jax_cache \
 	  .benchmarks
 	find autopar benchmarks examples requirements tests -name __pycache__ -type d -prune -exec rm -rf {} +

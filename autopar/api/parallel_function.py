@@ -18,11 +18,13 @@ from autopar.api.pure import PureFunction
 from autopar.api.saving import Saving, restore
 from autopar.api.staged import LoweredCall, TracedCall
 from autopar.api.user_mesh import outside
+from autopar.api.without_flush import call, drain
 from autopar.errors import AutoparError
 from autopar.frontend.signature import jax_config
 from autopar.frontend.trace import callable_name
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
+from autopar.schedule.without_flush import flushes
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -59,6 +61,9 @@ class ParallelFunction(Generic[_P, _R]):
         if jax_config("jax_disable_jit"):
             return self._fn(*args, **kwargs)
         result: Any
+        if not self._flushes:
+            result = call(self._plain, args, kwargs)
+            return result  # type: ignore[no-any-return]
         done, result = self._plain.again(args, kwargs)
         if not done:
             pure, given, named, modules = self._pure(args, kwargs)
@@ -66,6 +71,25 @@ class ParallelFunction(Generic[_P, _R]):
             result = join_result(result, modules) if modules else result
         returned: _R = result
         return returned
+
+    def drain(self, state: Any) -> Any:
+        """The plain state with nothing under way, out of what a call returned with a schedule without a flush.
+
+        Every gradient that was begun is in it; a later call with it begins a new run. Other states come back as they
+        are.
+
+        Args:
+            state: what a call returned as its state.
+
+        Raises:
+            AutoparError: the step was not compiled for such a state.
+        """
+        return drain(self._plain, state)
+
+    @property
+    def _flushes(self) -> bool:
+        plan = self._options.plan
+        return flushes(self._options.schedule if plan is None else plan.schedule)
 
     def __repr__(self) -> str:
         options, cluster = self._options, self._options.cluster
@@ -306,6 +330,10 @@ class BoundFunction:
     def init(self, init_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `ParallelFunction.init`."""
         return self._function.init(init_fn, *args, **kwargs)
+
+    def drain(self, state: Any) -> Any:
+        """See `ParallelFunction.drain`."""
+        return self._function.drain(state)
 
     def shard(self, *args: Any, **kwargs: Any) -> Any:
         """See `ParallelFunction.shard`; without the object itself."""

@@ -37,6 +37,7 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.branches import with_own_buffers
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
+from autopar.lower.pipeline.stale import lower_stale
 from autopar.lower.program import lower
 from autopar.lower.split_layers import SplitStep, split_layers
 from autopar.plan import Plan
@@ -45,6 +46,8 @@ from autopar.runtime.hosts.world_load import load_stages
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
+from autopar.runtime.stale import load_stale
+from autopar.schedule.without_flush import check_flush, flushes
 from autopar.search import Options, Problem, Reporting, Strategy, Subproblem, strategy_named
 from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
@@ -206,7 +209,8 @@ class PureFunction:
         traced = self._traced[signature]
         step = self._step(traced, self.options.cluster or Cluster.local())
         problem = self._whole_problem(traced, limit_bytes)
-        search = self._planner.pipeline if problem.subproblem.on_workers else self._planner.plan
+        staged = problem.subproblem.on_workers or not flushes(problem.options.schedule)
+        search = self._planner.pipeline if staged else self._planner.plan
         plan = search(problem, step, self._counts(traced.graph))
         return step.form_of(plan), plan
 
@@ -296,6 +300,8 @@ class PureFunction:
         if isinstance(cluster, RayCluster):
             return self._compile_remote(signature, traced, plan, cluster)
         devices = world_devices()
+        if processes is not None:
+            check_flush(plan.schedule, "in several processes")
         check_effects(traced.graph)
         clock = Clock()
 
@@ -323,6 +329,10 @@ class PureFunction:
         traced, plan = planned.traced, planned.plan
         with clock.phase("lower"):
             split_step = split_layers(traced, plan.content.stack_groups)
+            if not flushes(plan.schedule):
+                arguments = {n for i in range(len(traced.arguments)) for n in split_step.names(i)}
+                stale = lower_stale(split_step.step, plan, arguments, jax.devices()[0].platform)
+                return load_stale(traced, split_step, stale, world_devices())
             pieces = {n for i in self.donated(traced) for n in split_step.names(i)}
             lowered = lower_pipeline(split_step.step, plan, pieces, jax.devices()[0].platform)
         self._say("compiling")
@@ -332,6 +342,7 @@ class PureFunction:
     def _compile_remote(self, signature: CallSignature, traced: Traced, plan: Plan, cluster: RayCluster) -> Compiled:
         """The program for a signature on workers in other processes."""
         check_for_workers(plan, cluster)
+        check_flush(plan.schedule, "on Ray")
         check_effects(traced.graph)
         clock = Clock()
         with clock.phase("lower"):

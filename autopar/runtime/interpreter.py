@@ -15,7 +15,7 @@ from autopar.errors import ScheduleError
 from autopar.lower.hosted import PINNED_HOST
 from autopar.runtime.transport.base import Link
 from autopar.runtime.transport.tiles import moved
-from autopar.schedule import Accumulate, Apply, Buffer, Fetch, Free, Instruction, Offload, Recv, Run, Send, Work
+from autopar.schedule import Accumulate, Apply, Buffer, Fetch, Free, Instruction, Offload, Recv, Run, Send, Stash, Work
 
 #: Called with the index of an instruction before it is carried out.
 Before: TypeAlias = Callable[[int], None]
@@ -103,6 +103,8 @@ class Worker:
                 self._forget((value,) if donate else ())
             case Free(values=values):
                 self._forget(values)
+            case Stash(source=source, target=target):
+                self.arrays[target] = self.read(source)
             case Offload(value=value):
                 self._homes[value] = self.arrays[value].sharding
                 self.arrays[value] = jax.device_put(

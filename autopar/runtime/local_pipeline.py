@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,17 +120,18 @@ class PipelineProgram:
                 if ref is not None and ref.kind == "out":
                     found.setdefault(ref.number, array)
             give_up(leaves, self.donated)
-            return [
-                self.results[n].join([found[i] for i in at]) if len(at) > 1 else found[at[0]]
-                for n, at in enumerate(self.split_step.outputs)
-            ]
+            return self.joined(found)
+
+    def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
+        """Results of the function from outputs of the lowered step by number."""
+        return [
+            self.results[n].join([outputs[i] for i in at]) if len(at) > 1 else outputs[at[0]]
+            for n, at in enumerate(self.split_step.outputs)
+        ]
 
     def _start(self, inputs: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:
         """What lies on each worker when the step begins."""
-        flat: list[Any] = []
-        for n, array in enumerate(self._apart(inputs)):
-            flat += self.leaves[n].split(array) if n in self.leaves else [array]
-        by_name = dict(zip((i.name for i in self.split_step.step.graph.inputs), flat, strict=True))
+        by_name = self.by_name(self._apart(inputs))
         start: dict[tuple[int, Buffer], Any] = {}
         table = self.lowered.table
         lies: set[tuple[int, str]] = set()
@@ -143,18 +144,26 @@ class PipelineProgram:
             if value.ref.kind == "in":
                 for worker in sorted({w for s in value.stages for w in table.workers_of_stage(s)}):
                     own = jnp.copy(array) if value.donated and (worker, name) in lies else array
-                    start[worker, Buffer(value.name)] = self._put(worker, value.name, own)
+                    start[worker, Buffer(value.name)] = self.put(worker, value.name, own)
                     lies.add((worker, name))
             else:
-                self._put_pieces(start, value, name, array)
+                self.put_pieces(start, value, name, array)
         return start
+
+    def by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """Arrays of the lowered step's inputs by name, from those of the function and what it closes over."""
+        flat: list[Any] = []
+        for n, array in enumerate(inputs):
+            flat += self.leaves[n].split(array) if n in self.leaves else [array]
+        return dict(zip((i.name for i in self.split_step.step.graph.inputs), flat, strict=True))
 
     def _apart(self, inputs: Sequence[Any]) -> list[Any]:
         """``inputs``, with a copy for each that is given up, to be written over, and is the same array as another."""
         same = Counter(map(id, inputs))  # arrays are no keys: their values compare
         return [jnp.copy(a) if n in self.donated and same[id(a)] > 1 else a for n, a in enumerate(inputs)]
 
-    def _put_pieces(self, start: dict[tuple[int, Buffer], Any], value: ValueSpec, name: str, array: Any) -> None:
+    def put_pieces(self, start: dict[tuple[int, Buffer], Any], value: ValueSpec, name: str, array: Any) -> None:
+        """Adds to ``start`` the microbatches' pieces of an input of the step, on the workers that read ``value``."""
         table = self.lowered.table
         dim = self.lowered.map.found.batch[name]
         size = array.shape[dim] // table.num_microbatches
@@ -162,9 +171,10 @@ class PipelineProgram:
             piece = jax.lax.slice_in_dim(array, k * size, (k + 1) * size, axis=dim)
             for stage in value.stages:
                 worker = table.worker_of(Task("forward", stage, k))
-                start[worker, Buffer(value.name, k)] = self._put(worker, value.name, piece)
+                start[worker, Buffer(value.name, k)] = self.put(worker, value.name, piece)
 
-    def _put(self, worker: int, name: str, array: Any) -> Any:
+    def put(self, worker: int, name: str, array: Any) -> Any:
+        """``array`` as the programs of a worker take the value of that name."""
         port, mesh = self.runtime.ports[worker, name]
         wanted = port.sharding(mesh)
         return array if array.sharding == wanted else jax.device_put(array, wanted)
@@ -241,7 +251,13 @@ class _Executables:
 
 
 def load_pipeline(
-    traced: Traced, split_step: SplitStep, lowered: LoweredPipeline, devices: Sequence[Any], donated: Sequence[int] = ()
+    traced: Traced,
+    split_step: SplitStep,
+    lowered: LoweredPipeline,
+    devices: Sequence[Any],
+    donated: Sequence[int] = (),
+    *,
+    spared: Set[str] = frozenset(),
 ) -> PipelineProgram:
     """Compiles a pipeline for this process's devices.
 
@@ -251,6 +267,7 @@ def load_pipeline(
         lowered: its pipeline.
         devices: jax devices, in the order of the cluster.
         donated: indices of the inputs that the caller gives up.
+        spared: values into whose buffers no program may write.
 
     Raises:
         ClusterError: there are not as many devices as the plan wants.
@@ -263,7 +280,7 @@ def load_pipeline(
         stage = program.work.stage
         for worker in lowered.table.workers_of_stage(stage):
             mesh = stage_mesh(lowered, worker, stage, devices)
-            names = unused[worker].get(program.work, frozenset())
+            names = unused[worker].get(program.work, frozenset()) - spared
             loaded[worker, program.work] = Loaded.compile(program, mesh, names)
     runtime = LocalPipeline(lowered.instructions, loaded)
     content = lowered.plan.content

@@ -17,6 +17,7 @@ from autopar.schedule.inference import Inference
 from autopar.schedule.interleaved import Interleaved
 from autopar.schedule.one_f_one_b import OneFOneB
 from autopar.schedule.user_table import UserTable
+from autopar.schedule.without_flush import PipeDream, PipeDreamVertical, TwoBuffered
 from autopar.schedule.zb_h1 import ZbH1
 from autopar.schedule.zb_h2 import ZbH2
 from autopar.schedule.zb_v import ZbV
@@ -32,11 +33,14 @@ ENTRY_POINTS = "autopar.schedules"
 _BUILT_IN: Mapping[str, Factory] = MappingProxyType(
     {
         "1f1b": OneFOneB,
+        "2bw": TwoBuffered,
         "chimera": Chimera,
         "eager-1f1b": EagerOneFOneB,
         "gpipe": GPipe,
         "inference": Inference,
         "interleaved": Interleaved,
+        "pipedream": PipeDream,
+        "pipedream-vertical": PipeDreamVertical,
         "table": UserTable,
         "zb-h1": ZbH1,
         "zb-h2": ZbH2,
@@ -49,6 +53,7 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
     {
         "dapple": "1f1b",
         "interleaved-1f1b": "interleaved",
+        "pipedream-2bw": "2bw",
         "pipedream-flush": "1f1b",
         "zbh1": "zb-h1",
         "zbh2": "zb-h2",

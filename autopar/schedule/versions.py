@@ -50,7 +50,7 @@ class VersionMap:
         if _EVERY[self.name] and self.microbatches < self.stages:
             raise ScheduleError(
                 f"{self.microbatches} microbatches for {self.stages} stages: the version to read would not be there",
-                remedy=f"at least {self.stages} microbatches between updates",
+                remedy=f"use at least {self.stages} microbatches between updates",
             )
 
     @property

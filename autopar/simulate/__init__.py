@@ -13,6 +13,7 @@ from autopar.simulate.engine import run
 from autopar.simulate.event import Event, Memory
 from autopar.simulate.passes import Route, StepModel, is_plain, step_of
 from autopar.simulate.plans import parts_of, pipeline_record, program_of, record_of, routes_of, simulate
+from autopar.simulate.steady import steady
 from autopar.simulate.timeline import Timeline
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "routes_of",
     "run",
     "simulate",
+    "steady",
     "step_of",
 ]
 

@@ -16,6 +16,8 @@ from autopar.plan import Stage
 from autopar.schedule import Table
 from autopar.schedule.offload import IN_TRANSFER
 from autopar.schedule.table import Task
+from autopar.schedule.versions import VersionMap
+from autopar.schedule.without_flush import flushes
 
 
 def lasting_bytes(stage: Stage) -> int:
@@ -42,6 +44,14 @@ def added_bytes(stage: Stage) -> int:
     return max(0, stage.accumulation_bytes - passing_bytes(stage))
 
 
+def version_bytes(content: Stage, table: Table, stage: int) -> int:
+    """Bytes a device of the versions of its weights that a stage has besides the newest."""
+    if flushes(table.name):
+        return 0
+    held = VersionMap(table.name, table.num_stages, table.num_microbatches).held(stage)
+    return (held - 1) * content.memory.parameters
+
+
 @dataclass(frozen=True)
 class TaskMemory:
     """Bytes a device of a worker while a task runs, and after it."""
@@ -60,6 +70,7 @@ def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> l
         worker: its number.
     """
     own = {s: stages[s] for s in table.stages_of_worker(worker) if s in stages}
+    versions = {s: version_bytes(stage, table, s) for s, stage in own.items()}
     flying: Counter[int] = Counter()
     put_off: Counter[int] = Counter()
     done: Counter[int] = Counter()
@@ -72,7 +83,7 @@ def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> l
         return here * own[s].activation_bytes + others * own[s].received_bytes + put_off[s] * own[s].weight_stash_bytes
 
     def between(without: int | None = None) -> int:
-        return sum(lasting_bytes(own[t]) + waiting(t, 0) for t in own if t != without)
+        return sum(lasting_bytes(own[t]) + versions[t] + waiting(t, 0) for t in own if t != without)
 
     tasks = []
     for task in table.rows[worker]:
@@ -82,7 +93,7 @@ def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> l
         flying[s] += task.kind == "forward"
         put_off[s] -= task.kind == "weight"  # of the one that runs it is among what passes
         added = added_bytes(own[s]) if task.kind == accumulates and done[s] else 0
-        during = running_bytes(own[s]) + waiting(s, 1) + added + between(s)
+        during = running_bytes(own[s]) + versions[s] + waiting(s, 1) + added + between(s)
         done[s] += task.kind == accumulates
         flying[s] -= task.kind == accumulates
         put_off[s] += task.kind == "backward" and table.splits_backward

@@ -21,18 +21,21 @@ from autopar.schedule import (
     parse_table,
     to_text,
 )
+from autopar.schedule.without_flush import flushes
 from autopar.simulate.durations import Durations
 from autopar.simulate.engine import run
 from autopar.simulate.event import Memory
 from autopar.simulate.memory import lasting_bytes, memory_of_tasks
 from autopar.simulate.passes import Route
+from autopar.simulate.steady import steady
 from autopar.simulate.timeline import Timeline
 
 
 def simulate(plan: Plan, depth: int | None = None) -> Timeline:
     """What a step of ``plan`` will look like: who computes and sends when, and memory over time.
 
-    A plan with one stage is one worker that runs its microbatches one behind the other.
+    Of a schedule without a flush it is a call of a full pipeline, see `steady`. A plan with one stage is one
+    worker that runs its microbatches one behind the other.
 
     Args:
         plan: a plan; those with several stages carry a record of their pipeline.
@@ -42,6 +45,11 @@ def simulate(plan: Plan, depth: int | None = None) -> Timeline:
         PlanMismatchError: the plan has several stages and no such record.
         ScheduleError: its schedule cannot run.
     """
+    if not flushes(plan.schedule):
+        table, dataflow, durations = parts_of(plan)
+        stages = dict(enumerate(plan.stages))
+        peaks = [max(t.during_bytes for t in memory_of_tasks(stages, table, w)) for w in range(table.num_workers)]
+        return replace(steady(table, dataflow, durations), memory=tuple(((0.0, peak),) for peak in peaks))
     program, durations = program_of(plan)
     timeline = run(program, durations, depth)
     if plan.content.pipeline is None or program.table.num_stages != plan.num_stages:

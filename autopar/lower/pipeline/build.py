@@ -15,7 +15,7 @@ from autopar.lower.program import sharded
 from autopar.lower.step import Step
 from autopar.plan import Plan, Stage
 from autopar.recompute import LEVELS
-from autopar.schedule import Program, Table, Task, build, parse_table
+from autopar.schedule import Dataflow, Program, Table, Task, build, parse_table
 from autopar.search.source import Recomputation
 from autopar.stages import StageMap
 from autopar.stages.layers import forward_operators
@@ -73,6 +73,50 @@ def lower_pipeline(step: Step, plan: Plan, donated: Set[str] = frozenset(), plat
     Raises:
         PlanMismatchError: the plan's cuts are not operators of the step.
     """
+    cut = cut_programs(step, plan, platform)
+    flow = cut.dataflow(donated)
+    return LoweredPipeline(plan, cut.map, cut.programs, build(cut.table, flow))
+
+
+@dataclass(frozen=True, eq=False)
+class CutPrograms:
+    """A step cut into programs as a plan says, before anything is ordered.
+
+    Args:
+        plan: what it carries out.
+        table: its schedule.
+        map: stages of all operators.
+        programs: of all stages.
+        sizes: by stage the sizes of its mesh axes.
+    """
+
+    plan: Plan
+    table: Table
+    map: StageMap
+    programs: tuple[StageProgram, ...]
+    sizes: tuple[Mapping[str, int], ...]
+
+    def dataflow(self, donated: Set[str] = frozenset(), more: Sequence[StageProgram] = ()) -> Dataflow:
+        """What the programs read and write.
+
+        Args:
+            donated: names of the step's inputs whose buffers the caller gives up.
+            more: further programs.
+        """
+        waiting = frozenset(n for n, s in enumerate(self.plan.stages) if s.activations_offloaded)
+        kinds = {s: sorted(k) for s, k in _kinds(self.table).items()}
+        return dataflow_of((*self.programs, *more), self.sizes, kinds, donated, waiting)
+
+
+def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, apart: bool = False) -> CutPrograms:
+    """The programs of ``plan``; arguments and errors as of `lower_pipeline`.
+
+    Args:
+        step: the step.
+        plan: its plan.
+        platform: jax's name of the kind of devices.
+        apart: whether updates are two programs, see `stage_programs`.
+    """
     content = plan.content
     source = TracedStages(step)
     found = source.microbatches(plan.num_microbatches)
@@ -89,17 +133,22 @@ def lower_pipeline(step: Step, plan: Plan, donated: Set[str] = frozenset(), plat
     for stage, part in zip(stages, content.parts, strict=True):
         inputs = [Layout.parse(r.layout) for r in part.inputs]
         outputs = [Layout.parse(r.layout) for r in part.outputs]
-        programs += stage_programs(stage, sharded(Plan(part), platform), inputs, outputs, split=table.splits_backward)
+        decisions = sharded(Plan(part), platform)
+        programs += stage_programs(stage, decisions, inputs, outputs, split=table.splits_backward, apart=apart)
         sizes.append(part.stages[0].mesh_shape)
+    kinds = _kinds(table)
+    wanted = tuple(p for p in programs if p.work.kind in ("before", "update") or p.work.kind in kinds[p.work.stage])
+    map = source.slice(plan.num_microbatches, members).map
+    return CutPrograms(plan, table, map, wanted, tuple(sizes))
+
+
+def _kinds(table: Table) -> dict[int, set[str]]:
+    """By stage the kinds of its tasks."""
     kinds: dict[int, set[str]] = {}
     for row in table.rows:
         for task in row:
             kinds.setdefault(task.stage, set()).add(task.kind)
-    wanted = tuple(p for p in programs if p.work.kind in ("before", "update") or p.work.kind in kinds[p.work.stage])
-    waiting = frozenset(n for n, s in enumerate(plan.stages) if s.activations_offloaded)
-    flow = dataflow_of(wanted, sizes, {s: sorted(k) for s, k in kinds.items()}, donated, waiting)
-    map = source.slice(plan.num_microbatches, members).map
-    return LoweredPipeline(plan, map, wanted, build(table, flow))
+    return kinds
 
 
 def recomputation(stage: Stage, members: Sequence[str]) -> Recomputation:

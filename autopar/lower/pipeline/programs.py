@@ -20,7 +20,13 @@ from autopar.schedule.dataflow import RefKind
 
 
 def stage_programs(
-    stage: StageGraph, decisions: Sharded, inputs: Sequence[Layout], outputs: Sequence[Layout], *, split: bool
+    stage: StageGraph,
+    decisions: Sharded,
+    inputs: Sequence[Layout],
+    outputs: Sequence[Layout],
+    *,
+    split: bool,
+    apart: bool = False,
 ) -> tuple[StageProgram, ...]:
     """The programs of a stage.
 
@@ -30,8 +36,9 @@ def stage_programs(
         inputs: layout of each input of the graph.
         outputs: layout of each output.
         split: whether the weight gradients get a program of their own (zero-bubble schedules).
+        apart: whether the update is two programs, of new state (part 0) and of what else is returned (part 1).
     """
-    return _Cutter(stage, decisions, inputs, outputs).programs(split)
+    return _Cutter(stage, decisions, inputs, outputs, apart).programs(split)
 
 
 @dataclass(frozen=True)
@@ -55,9 +62,14 @@ class _Cutter:
     """Cuts the graph of one stage."""
 
     def __init__(
-        self, stage: StageGraph, decisions: Sharded, inputs: Sequence[Layout], outputs: Sequence[Layout]
+        self,
+        stage: StageGraph,
+        decisions: Sharded,
+        inputs: Sequence[Layout],
+        outputs: Sequence[Layout],
+        apart: bool = False,
     ) -> None:
-        self.stage, self.decisions = stage, decisions
+        self.stage, self.decisions, self.apart = stage, decisions, apart
         self.s = stage.parts.stage
         self.graph = stage.graph
         self.input_layouts = dict(zip((i.name for i in self.graph.inputs), inputs, strict=True))
@@ -257,14 +269,25 @@ class _Cutter:
                             port = Port(self._own("mid", v.name), v.type, self.layouts[v.name])
                             wanted.append((v.name, port))
                             ports[v.name] = port
-            ops = needed_of(graph, [o for o, _ in wanted], ids)
-            own = {v.name for op in ops for v in op.results}
-            program = self._program(
-                Work("update", self.s, number), _Source(self.stage.program), ops, wanted, [],
-                {n: p for n, p in ports.items() if n not in own},
-            )  # fmt: skip
-            programs.append(program)
+            for n, some in self._groups(number, wanted, outputs):
+                ops = needed_of(graph, [o for o, _ in some], ids)
+                own = {v.name for op in ops for v in op.results}
+                program = self._program(
+                    Work("update", self.s, n), _Source(self.stage.program), ops, some, [],
+                    {n: p for n, p in ports.items() if n not in own},
+                )  # fmt: skip
+                programs.append(program)
         return programs
+
+    def _groups(
+        self, number: int, wanted: list[tuple[Operand, Port]], outputs: Sequence[tuple[Output, Layout]]
+    ) -> list[tuple[int, list[tuple[Operand, Port]]]]:
+        """Part and results of the programs that a part of the update becomes."""
+        if not self.apart:
+            return [(number, wanted)]
+        state = {self._output_ref(n, o) for n, (o, _) in enumerate(outputs) if o.updates is not None}
+        groups = [[w for w in wanted if (w[1].ref in state) == own] for own in (True, False)]
+        return [(n, some) for n, some in enumerate(groups) if some]
 
     def _output_ref(self, index: int, o: Output) -> ValueRef:
         """Which value an output of the stage's graph is: an output of the step, or sent after the loop."""

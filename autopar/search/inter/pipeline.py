@@ -41,6 +41,7 @@ from autopar.search.inter.every import every_slicing
 from autopar.search.inter.memory import limit_of_each, most_bytes, with_in_flight
 from autopar.search.inter.record import pipeline_of, step_record
 from autopar.search.inter.schedules import (
+    check_ends,
     fastest_table,
     fits,
     idle_share,
@@ -262,6 +263,7 @@ def plan_candidate(
     sliced = source.slice(candidate.count, candidate.members)
     schedule = candidate.schedule or schedule_of(problem)
     table = schedule.table(len(candidate.members), candidate.count)
+    check_ends(problem.graph, sliced, table)
     shared = SharedPlans(intra, candidate.meshes, beside, {} if known is None else known)
     chosen = Chosen(problem, source, sliced, candidate.members, candidate.layers, table)
     parts = _planned_stages(chosen, candidate, shared)

@@ -12,8 +12,9 @@ from autopar.microbatch import AXIS
 from autopar.plan import Pipeline, PlanContent
 from autopar.schedule import Dataflow, Table, ValueRef, ValueSpec, Work, WorkSpec, build, check_dataflow, check_table
 from autopar.schedule.dataflow import RefKind
+from autopar.schedule.without_flush import flushes
 from autopar.search.source import Sliced
-from autopar.simulate import Durations, is_plain, record_of, routes_of, run, step_of
+from autopar.simulate import Durations, is_plain, record_of, routes_of, run, steady, step_of
 from autopar.simulate.memory import passing_bytes
 from autopar.stages import StageParts
 
@@ -88,6 +89,9 @@ def step_record(table: Table, dataflow: Dataflow, durations: Durations) -> tuple
     Raises:
         ScheduleError: the table cannot run.
     """
+    if not flushes(table.name):
+        period_s = steady(table, dataflow, durations).step_time
+        return period_s, record_of(table, dataflow, durations, routes_of(build(table, dataflow)))
     if is_plain(dataflow):
         check_table(table)
         check_dataflow(table, dataflow)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.errors import ScheduleError
+from autopar.errors import InfeasiblePlanError, ScheduleError
+from autopar.ir import Graph
 from autopar.plan import Plan, PlanContent
 from autopar.schedule import Table, get
+from autopar.schedule.without_flush import flushes
 from autopar.search.inter.memory import worker_bytes
 from autopar.search.inter.record import pipeline_of
 from autopar.search.policy import SchedulePolicy
@@ -57,6 +59,24 @@ def idle_share(plan: Plan) -> float:
     """Share of a step in which the mean stage of a pipeline has nothing to do."""
     busy = sum(sum(s for kind, s in stage.work_times if kind != "weight") for stage in plan.stages)
     return 1.0 - busy / (len(plan.stages) * plan.step_time) if plan.step_time else 0.0
+
+
+def check_ends(graph: Graph, sliced: Sliced, table: Table) -> None:
+    """Refuses cuts across an update where the schedule has no moment at which all stages are through.
+
+    Raises:
+        InfeasiblePlanError: with what a stage's update takes of another stage.
+    """
+    for part in sliced.parts if not flushes(table.name) else ():
+        for r in part.received_late:
+            reader = next((op for op in graph.operators if op.id in part.late and r.name in op.reads), None)
+            raise InfeasiblePlanError(
+                f"the update of stage {part.stage} takes {r.name} of stage {r.source}; schedule {table.name} has no "
+                "moment at which all stages are through",
+                cause="gradients are clipped by their global norm, or two stages have one parameter (tied embeddings)",
+                remedy='clip by parameter (optax.clip, clip_by_block_rms), untie, or schedule="1f1b", which flushes',
+                source=(reader.source or None) if reader is not None else None,
+            )
 
 
 def fits(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> bool:

@@ -1,0 +1,112 @@
+"""Calls of steps whose schedule has no flush: what is under way between them is part of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from autopar.api.compiled import Compiled
+from autopar.api.pure import PureFunction
+from autopar.api.user_mesh import outside
+from autopar.errors import AutoparError
+from autopar.runtime.leaves import fits
+from autopar.runtime.stale import StaleProgram
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["state", "under_way", "calls"], meta_fields=[])
+@dataclass(frozen=True)
+class PipelineState:
+    """The state of a step without a flush, between two calls; a pytree, so that checkpoints hold all of it.
+
+    Args:
+        state: the user's state: on each stage the newest, after the updates that the stage has made.
+        under_way: by name the versions, activations and gradients of microbatches that are not through.
+        calls: number of calls so far.
+    """
+
+    state: Any
+    under_way: Mapping[str, Any]
+    calls: Any
+
+
+def call(pure: PureFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """One call of a step without a flush.
+
+    Args:
+        pure: the step.
+        args: its arguments; the first is its state, plain before the first call and a `PipelineState` later.
+        kwargs: likewise by keyword.
+
+    Raises:
+        AutoparError: the result is neither a state like the one taken nor a tuple that begins with one.
+    """
+    if not args:
+        raise AutoparError("a step without a flush takes its state as its first argument", remedy="step(state, batch)")
+    first, calls, under_way = args[0], 0, {}
+    if isinstance(first, PipelineState):
+        first, calls, under_way = first.state, int(np.asarray(first.calls)), dict(first.under_way)
+    signature, leaves = pure.resolve((first, *args[1:]), kwargs)
+    with outside():
+        compiled = pure.compile(signature)
+    program = _program(compiled)
+    arrays, under_way = program.call(program.place_all(leaves), under_way, calls)
+    result = compiled.traced.results(arrays, leaves)
+    state, rest = _parts(first, result)
+    new = PipelineState(state, under_way, np.int64(calls + 1))
+    return new if rest is None else (new, *rest)
+
+
+def drain(pure: PureFunction, state: Any) -> Any:
+    """The user's state with nothing under way: every gradient that was begun is in it.
+
+    Args:
+        pure: the step.
+        state: what a call returned; a plain state comes back as it is.
+
+    Raises:
+        AutoparError: the step was not compiled for such a state.
+    """
+    if not isinstance(state, PipelineState):
+        return state
+    leaves, treedef = jax.tree.flatten(state.state)
+    for compiled in reversed(pure.compiled.values()):
+        program = _program(compiled)
+        if fits(leaves, program.pipeline.entries[: len(leaves)]):
+            placed = [jax.device_put(x, s) for x, s in zip(leaves, program.program.input_shardings, strict=False)]
+            made = program.drain(placed, state.under_way, int(np.asarray(state.calls)))
+            names = [i.name for i in compiled.traced.graph.inputs[: len(leaves)]]
+            new = {o.updates: made[n] for n, o in enumerate(compiled.traced.graph.outputs) if n in made and o.updates}
+            return jax.tree.unflatten(treedef, [new.get(n, x) for n, x in zip(names, leaves, strict=True)])
+    raise AutoparError(
+        "the step was not compiled for this state, so nothing can be drained",
+        remedy="step.compile(state, batch) first; arrays may be jax.ShapeDtypeStruct",
+    )
+
+
+def _program(compiled: Compiled) -> StaleProgram:
+    program = compiled.local
+    if not isinstance(program, StaleProgram):
+        raise AutoparError(
+            f"the plan has {compiled.plan.num_stages} stage and schedule {compiled.plan.schedule}",
+            cause="a schedule without a flush needs stages",
+            remedy="num_stages=2, or more",
+        )
+    return program
+
+
+def _parts(state: Any, result: Any) -> tuple[Any, tuple[Any, ...] | None]:
+    """The new state in a result and what comes behind it; None where the state is all."""
+    like: Any = jax.tree.structure(state)
+    if jax.tree.structure(result) == like:
+        return result, None
+    if isinstance(result, tuple) and result and jax.tree.structure(result[0]) == like:
+        return result[0], result[1:]
+    raise AutoparError(
+        "the step returns neither a state like the one that it takes nor a tuple that begins with one",
+        remedy="return (state, metrics)",
+    )

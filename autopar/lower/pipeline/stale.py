@@ -1,0 +1,262 @@
+"""A plan without a flush: its programs, what they may not do, and its instruction lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+
+from autopar.errors import ScheduleError
+from autopar.frontend import BoundGraph
+from autopar.ir import Graph, Literal, Operator
+from autopar.ir.analysis import closure, dependents
+from autopar.ir.phases import phase_of
+from autopar.lower.interpreter import scalar
+from autopar.lower.localize.base import AxisIndex, bind
+from autopar.lower.pipeline.build import CutPrograms, LoweredPipeline, cut_programs
+from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.stage_program import StageProgram
+from autopar.lower.step import Step
+from autopar.plan import Plan
+from autopar.schedule import ValueRef, Work, build
+from autopar.schedule.stale import Windows, windows
+from autopar.schedule.stale_check import audit_lists
+from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
+from autopar.schedule.versions import VersionMap
+from autopar.stages import StageMap, stage_parts
+
+_REMEDY = 'schedule="1f1b", which flushes'
+
+
+@dataclass(frozen=True, eq=False)
+class StalePipeline:
+    """A pipeline without a flush, ready to be loaded.
+
+    Args:
+        pipeline: its plan and programs.
+        windows: instruction lists of all calls.
+    """
+
+    pipeline: LoweredPipeline
+    windows: Windows
+
+
+def lower_stale(step: Step, plan: Plan, arguments: Set[str], platform: str = "cpu") -> StalePipeline:
+    """Programs and instruction lists of ``plan``, whose schedule is one of `autopar.schedule.versions.VERSION_MAPS`.
+
+    Args:
+        step: as of `autopar.lower.pipeline.build.lower_pipeline`.
+        plan: a plan with several stages.
+        arguments: names of the step's inputs that a call brings; the others are constants.
+        platform: jax's name of the kind of devices.
+
+    Raises:
+        ScheduleError: the step needs a flush: an update takes something of other stages, a pass reads an argument that
+            is neither batch nor state, what the loss takes of the state without the batch is outside the passes.
+    """
+    versions = VersionMap(plan.schedule, plan.num_stages, plan.num_microbatches)
+    cut = cut_programs(step, plan, platform, apart=True)
+    _check_crossing(step.graph, cut.map, plan.schedule)
+    _check_phases(step.graph, cut.map, plan.schedule)
+    shared = _shared_programs(step.program, cut, plan.schedule)
+    programs = (*cut.programs, *shared)
+    if versions.update_every == 1:
+        programs = tuple(_scaled(p, plan.num_microbatches) if _is_state(p) else p for p in programs)
+    replaces = _replaces(step.graph, programs)
+    flow = StaleFlow(cut.dataflow(frozenset(), shared), versions, plan.num_microbatches, replaces)
+    _check_arguments(flow, arguments - {str(o.updates) for o in step.graph.outputs})
+    _check_sums(step.graph, flow)
+    lists = windows(flow)
+    audit_lists(lists)
+    program = build(cut.table, flow.dataflow)
+    return StalePipeline(LoweredPipeline(plan, cut.map, programs, program), lists)
+
+
+def _is_state(program: StageProgram) -> bool:
+    return program.work.kind == "update" and program.work.part == STATE
+
+
+def _replaces(graph: Graph, programs: Sequence[StageProgram]) -> dict[str, str]:
+    """By value that an update writes the input that it is the next of."""
+    found: dict[str, str] = {}
+    for program in programs:
+        if program.work.kind == "update" and program.work.part != METRICS:
+            for port in program.writes:
+                updates = graph.outputs[port.ref.number].updates
+                assert updates is not None, f"{port.name} replaces nothing"
+                found[port.name] = str(ValueRef("in", updates, program.work.stage))
+    return found
+
+
+def _scaled(program: StageProgram, factor: int) -> StageProgram:
+    """An update fed by one microbatch's share of the gradient, made the whole batch's size.
+
+    The gradient of a mean over the batch is the sum of its microbatches' shares; ``factor`` times a share is the mean
+    over that microbatch.
+    """
+    sums = tuple(p.ref.kind == "sum" for p in program.reads)
+
+    def on_device(microbatch: Any, pieces: Sequence[Any], index: AxisIndex) -> list[Any]:
+        scaled = [x * factor if s else x for x, s in zip(pieces, sums, strict=True)]
+        return program.on_device(microbatch, scaled, index)
+
+    return replace(program, on_device=on_device)
+
+
+# -- state that several stages read ----------------------------------------------------------------
+
+
+def _shared_programs(bound: BoundGraph, cut: CutPrograms, schedule: str) -> tuple[StageProgram, ...]:
+    """Programs of the stages that read state which another stage returns, as a count of steps."""
+    graph = bound.graph
+    owners = {i: p.stage for p in stage_parts(graph, cut.map) for i in p.outputs}
+    ports = {(p.work.stage, port.name): port for p in cut.programs for port in p.reads}
+    outside = [op for op in graph.operators if op.id not in cut.map.body]
+    programs = []
+    for s in range(cut.map.count):
+        wanted = []
+        for n, o in enumerate(graph.outputs):
+            reads = o.updates is not None and s in cut.map.inputs.get(o.updates, ())
+            if reads and owners[n] != s and o.operand != o.updates:
+                wanted.append(n)
+        if wanted:
+            programs.append(_shared_program(bound, outside, s, wanted, ports, schedule))
+    return tuple(programs)
+
+
+def _shared_program(
+    bound: BoundGraph,
+    outside: Sequence[Operator],
+    stage: int,
+    wanted: Sequence[int],
+    ports: Mapping[tuple[int, str], Port],
+    schedule: str,
+) -> StageProgram:
+    graph = bound.graph
+    operands = [graph.outputs[n].operand for n in wanted]
+    ops = closure(outside, [o for o in operands if isinstance(o, str)])
+    made = {v.name for op in ops for v in op.results}
+    taken = list(dict.fromkeys(n for op in ops for n in op.reads if n not in made))
+    names = {i.name for i in graph.inputs}
+    writes = []
+    for n in wanted:
+        port = ports[stage, str(ValueRef("in", str(graph.outputs[n].updates), stage))]
+        writes.append(Port(ValueRef("mid", str(n), stage), port.type, port.layout))
+    lacking = [n for n in taken if n not in names or (stage, str(ValueRef("in", n, stage))) not in ports]
+    if lacking:
+        op = graph.producers.get(lacking[0])
+        raise ScheduleError(
+            f"{graph.outputs[wanted[0]].path} is read by stage {stage}, and its update takes {lacking[0]}, which other "
+            f"stages have: schedule {schedule} has no moment at which all stages are through",
+            cause="state that all stages read depends on a loss or on gradients",
+            remedy=_REMEDY,
+            source=(op.source or None) if op is not None else None,
+        )
+    reads = tuple(ports[stage, str(ValueRef("in", n, stage))] for n in taken)
+    return StageProgram(Work("update", stage, SHARED), reads, tuple(writes), (), _plain(bound, ops, taken, operands))
+
+
+def _plain(
+    bound: BoundGraph, ops: Sequence[Operator], taken: Sequence[str], operands: Sequence[Any]
+) -> Callable[[Any, Sequence[Any], AxisIndex], list[Any]]:
+    """Operators on whole values, which every device has."""
+
+    def on_device(_: Any, pieces: Sequence[Any], index: AxisIndex) -> list[Any]:
+        env = dict(zip(taken, pieces, strict=True))
+
+        def read(o: Any) -> Any:
+            return jnp.asarray(scalar(o)) if isinstance(o, Literal) else env[o]
+
+        for op in ops:
+            if op.primitive == "constant":
+                made = [jnp.asarray(bound.constants[op.id])]
+            else:
+                b = bound.bounds[op.id]
+                made = bind(b.primitive, b.params, [read(o) for o in op.operands])
+            env.update((v.name, m) for v, m in zip(op.results, made, strict=True))
+        return [read(o) for o in operands]
+
+    return on_device
+
+
+# -- what needs a flush ----------------------------------------------------------------------------
+
+
+def _check_crossing(graph: Graph, map: StageMap, schedule: str) -> None:
+    for part in stage_parts(graph, map):
+        for r in part.received_late:
+            reader = next((op for op in graph.operators if op.id in part.late and r.name in op.reads), None)
+            raise ScheduleError(
+                f"the update of stage {part.stage} takes {r.name} of stage {r.source}; schedule {schedule} has no "
+                "moment at which all stages are through",
+                cause="gradients are clipped by their global norm, or two stages have one parameter (tied embeddings)",
+                remedy=f"clip by parameter (optax.clip, clip_by_block_rms), untie, or {_REMEDY}",
+                source=(reader.source or None) if reader is not None else None,
+            )
+
+
+def _check_phases(graph: Graph, map: StageMap, schedule: str) -> None:
+    """What differentiation makes outside of the passes would read the newest parameters, not those of the passes."""
+    state = {o.updates for o in graph.outputs if o.updates is not None}
+    inputs = {i.name: i for i in graph.inputs}
+    late = [op for op in graph.operators if op.id in map.update]
+    outside = [op for op in graph.operators if op.id not in map.body]
+    touched = {op.id for op in dependents(outside, {n for n in state if inputs[n].type.rank})}
+    for op in late:
+        if op.id in touched and phase_of(op.scope) != "update":
+            raise ScheduleError(
+                f"{op.primitive} is part of the loss and takes parameters, but no batch; schedule {schedule} runs it "
+                "with the update, which has other parameters than the passes",
+                cause="a penalty of the parameters in the loss",
+                remedy=f"weight decay in the optimizer (optax.add_decayed_weights), or {_REMEDY}",
+                source=op.source or None,
+            )
+
+
+def _check_arguments(flow: StaleFlow, arguments: Set[str]) -> None:
+    for spec in flow.dataflow.works:
+        for n in spec.reads if spec.work.kind != "update" else ():
+            ref = flow.dataflow.by_name[n].ref
+            if ref is not None and ref.kind == "in" and ref.name in arguments:
+                raise ScheduleError(
+                    f"{ref.name} is read by stage {spec.work.stage} and is neither batch nor state: microbatches of "
+                    f"several calls are under way at once in schedule {flow.versions.name}",
+                    cause="a random key or a number is an argument of the step",
+                    remedy=f"keep it in the state, or {_REMEDY}",
+                )
+
+
+def _check_sums(graph: Graph, flow: StaleFlow) -> None:
+    for spec in flow.dataflow.works:
+        if spec.work.kind != "update":
+            continue
+        for n in spec.reads:
+            value, writer = flow.dataflow.by_name[n], flow.dataflow.writers.get(n)
+            if value.lifetime != "accumulator" or writer is None or value.ref is None:
+                continue
+            source = graph.producers.get(value.ref.name)
+            line = (source.source or None) if source is not None else None
+            if spec.work.part == METRICS and writer.kind == "backward" and writer.stage < flow.stages - 1:
+                raise ScheduleError(
+                    f"a metric takes a gradient of stage {writer.stage}, whose last backward passes of a call run in "
+                    f"the next one in schedule {flow.versions.name}",
+                    cause="norms of gradients among the metrics",
+                    remedy=f"leave it out, or {_REMEDY}",
+                    source=line,
+                )
+            if spec.work.part == STATE and flow.versions.update_every == 1 and not _adds(graph, n, value.reduce, flow):
+                raise ScheduleError(
+                    f"the state of stage {writer.stage} takes the {value.reduce} of {value.ref.name} over the batch; "
+                    f"schedule {flow.versions.name} updates after every microbatch",
+                    remedy=f'schedule="2bw", or {_REMEDY}',
+                    source=line,
+                )
+
+
+def _adds(graph: Graph, name: str, reduce: str | None, flow: StaleFlow) -> bool:
+    """Whether a value is a sum of floats."""
+    ref = flow.dataflow.by_name[name].ref
+    type = graph.types.get(ref.name) if ref is not None else None
+    return reduce == "sum" and (type is None or (type.dtype != "bool" and type.dtype[0] in "fbc"))

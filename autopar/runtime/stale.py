@@ -1,0 +1,248 @@
+"""A pipeline without a flush on this process's devices: calls that leave microbatches under way, and the drain."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from autopar.errors import AutoparError
+from autopar.frontend import Traced
+from autopar.lower.pipeline.stale import StalePipeline
+from autopar.lower.split_layers import SplitStep
+from autopar.runtime.launches import LAUNCHES
+from autopar.runtime.local_pipeline import PipelineProgram, load_pipeline
+from autopar.runtime.pipeline import LocalPipeline, Store
+from autopar.schedule import NONE, Buffer, Program, Work
+from autopar.schedule.memory import WorkerMemory
+from autopar.schedule.stale import Window, Windows
+from autopar.schedule.stale_flow import METRICS, SHARED
+
+#: In front of the names of arguments that updates read, among what is carried.
+_ARGUMENT = "argument/"
+
+
+@dataclass(frozen=True, eq=False)
+class StaleProgram:
+    """A pipeline without a flush, loaded; see `autopar.runtime.loaded.LoadedProgram`.
+
+    Args:
+        pipeline: its programs, and where inputs and outputs lie.
+        windows: instruction lists of all calls.
+    """
+
+    pipeline: PipelineProgram
+    windows: Windows
+
+    @property
+    def here(self) -> bool:
+        """Whether its devices are those of this process: yes."""
+        return True
+
+    @property
+    def program(self) -> Any:
+        """Where inputs and outputs lie."""
+        return self.pipeline.program
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Indices of inputs whose buffers are given up: none, as versions of them are read later."""
+        return ()
+
+    @property
+    def executable(self) -> Any:
+        """Texts and memory of all programs."""
+        return self.pipeline.executable
+
+    @property
+    def worker_memory(self) -> tuple[WorkerMemory, ...]:
+        """Bytes a device of each worker when its list of a full pipeline needs the most; empty: not known."""
+        return ()
+
+    @property
+    def footprint_bytes(self) -> int:
+        """Bytes a device of the worker that needs most: its buffers, one of each version, and what programs need."""
+        return max(self._worker_bytes(s) for s in range(self.windows.flow.stages))
+
+    def _worker_bytes(self, stage: int) -> int:
+        flow = self.windows.flow
+        window = self.windows.calls[-1]
+        sizes = {v.name: v.bytes for v in flow.dataflow.values}
+        lasting = sum(
+            v.bytes for v in flow.dataflow.values if v.is_input and stage in v.stages and v.lifetime != "microbatch"
+        )
+        carried = sum(sizes[b.value] for b in window.starts[stage])
+        batch = sum(sizes[b.value] for b in window.batch[stage])
+        temporary = 0
+        for (worker, _), loaded in self.pipeline.runtime.loaded.items():
+            if worker == stage and loaded.compiled is not None:
+                m = loaded.compiled.memory_analysis()
+                temporary = max(temporary, int(m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes))
+        return lasting + carried + batch + temporary
+
+    def match(self, leaves: Sequence[Any]) -> list[Any] | None:
+        """None: every call says what is under way."""
+        return None
+
+    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """The traced leaves of a call, each on the stage that has it first."""
+        return self.pipeline.place_all(leaves)
+
+    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
+        """The traced leaves of a call where the program wants them."""
+        return self.pipeline.shard_all(leaves)
+
+    def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
+        """See `autopar.runtime.loaded.LoadedProgram`."""
+        return self.pipeline.make(function, arguments, inputs)
+
+    def timed(self, note: Callable[[Work, float], None]) -> StaleProgram:
+        """This pipeline, with every program waited for."""
+        return dataclasses.replace(self, pipeline=self.pipeline.timed(note))
+
+    def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
+        """Refuses: what is under way would be lost. See `call`."""
+        raise AutoparError(
+            f"a step with schedule {self.windows.flow.versions.name} is called by the decorated function",
+            remedy="step(state, batch), and step.drain(state) at the end",
+        )
+
+    def call(self, placed: Sequence[Any], carry: Mapping[str, Any], calls: int) -> tuple[list[Any], dict[str, Any]]:
+        """Runs a call.
+
+        Args:
+            placed: inputs as `place_all` made them.
+            carry: what the calls before left under way; empty before the first.
+            calls: their number.
+
+        Returns:
+            The results of the function, and what is under way now.
+        """
+        inputs = self.pipeline.by_name([*placed, *self.pipeline.constants])
+        window = self.windows.call(calls)
+        store = self._run(window, inputs, carry if calls else {})
+        left = self._carry(window, store)
+        left |= {_ARGUMENT + n: inputs[n] for n in self._arguments}
+        return self.pipeline.joined(self._outputs(store, metrics=True)), left
+
+    def drain(self, placed: Sequence[Any], carry: Mapping[str, Any], calls: int) -> dict[int, Any]:
+        """Runs what is under way to its end.
+
+        Args:
+            placed: the state's leaves, the first inputs of the function.
+            carry: what is under way.
+            calls: number of calls so far, at least one.
+
+        Returns:
+            New leaves by number of the function's output.
+        """
+        pipeline = self.pipeline
+        flat: dict[str, Any] = {}
+        names = [i.name for i in pipeline.split_step.step.graph.inputs]
+        for n, array in enumerate(placed):
+            pieces = pipeline.leaves[n].split(array) if n in pipeline.leaves else [array]
+            flat |= {names[at]: piece for at, piece in zip(pipeline.split_step.inputs[n], pieces, strict=True)}
+        closed = len(pipeline.split_step.inputs) - len(pipeline.constants)
+        for n, array in enumerate(pipeline.constants):
+            flat |= {names[at]: array for at in pipeline.split_step.inputs[closed + n]}
+        flat |= {k.removeprefix(_ARGUMENT): a for k, a in carry.items() if k.startswith(_ARGUMENT)}
+        outputs = self._outputs(self._run(self.windows.drain(calls), flat, carry), metrics=False)
+        joined = {}
+        for n, at in enumerate(pipeline.split_step.outputs):
+            if all(i in outputs for i in at):
+                joined[n] = pipeline.results[n].join([outputs[i] for i in at]) if len(at) > 1 else outputs[at[0]]
+        return joined
+
+    # -- one list ------------------------------------------------------------------------------
+
+    @cached_property
+    def _arguments(self) -> tuple[str, ...]:
+        """Inputs that updates read and that are neither state nor constants."""
+        flow, pipeline = self.windows.flow, self.pipeline
+        names = [i.name for i in pipeline.split_step.step.graph.inputs]
+        closed = len(pipeline.split_step.inputs) - len(pipeline.constants)
+        constant = {names[at] for group in pipeline.split_step.inputs[closed:] for at in group}
+        state = {str(o.updates) for o in pipeline.split_step.step.graph.outputs}
+        read = {n for spec in flow.dataflow.works if spec.work.kind == "update" for n in spec.reads}
+        refs = [flow.dataflow.by_name[n].ref for n in sorted(read)]
+        found = [r.name for r in refs if r is not None and r.kind == "in"]
+        return tuple(dict.fromkeys(n for n in found if n not in state and n not in constant))
+
+    def _run(self, window: Window, inputs: Mapping[str, Any], carry: Mapping[str, Any]) -> Store:
+        pipeline, flow = self.pipeline, self.windows.flow
+        start: dict[tuple[int, Buffer], Any] = {}
+        for value in flow.dataflow.values:
+            if not value.is_input or value.ref is None:
+                continue
+            if value.ref.kind == "in":
+                for worker in value.stages:
+                    key = worker, Buffer(value.name)
+                    if not (carry and flow.is_carried(key[1])):
+                        start[key] = pipeline.put(worker, value.name, inputs[value.ref.name])
+            elif any(window.batch):
+                pieces: dict[tuple[int, Buffer], Any] = {}
+                pipeline.put_pieces(pieces, value, value.ref.name, inputs[value.ref.name])
+                start |= {(w, Buffer(b.value, b.microbatch + flow.lag)): a for (w, b), a in pieces.items()}
+        if carry:
+            for worker, own in enumerate(window.starts):
+                for b in own:
+                    start[worker, b] = self._carried(carry, worker, b)
+        lowered = pipeline.lowered.instructions
+        runtime = LocalPipeline(Program(lowered.table, flow.dataflow, window.workers), pipeline.runtime.loaded)
+        with LAUNCHES:
+            return runtime.run(start)
+
+    def _carried(self, carry: Mapping[str, Any], worker: int, b: Buffer) -> Any:
+        key = _key(worker, b)
+        if key not in carry:
+            raise AutoparError(
+                f"the state lacks {key}, which is under way between two calls",
+                cause="the state is of a step with another plan, or of another number of calls",
+                remedy="drain it with the step that made it: step.drain(state)",
+            )
+        # Totals are written over, and a state may be used twice.
+        array = carry[key] if b.origin == NONE else jnp.copy(carry[key])
+        place = self._places.get((worker, b.value))
+        return jax.device_put(array, place) if place is not None and array.sharding != place else array
+
+    @cached_property
+    def _places(self) -> Mapping[tuple[int, str], NamedSharding]:
+        """How each value lies on the worker that reads it."""
+        return {at: port.sharding(mesh) for at, (port, mesh) in self.pipeline.runtime.ports.items()}
+
+    def _carry(self, window: Window, store: Store) -> dict[str, Any]:
+        flow = self.windows.flow
+        found = {}
+        for (worker, b), array in sorted(store.arrays.items(), key=lambda e: e[0]):
+            if flow.is_carried(b) and (after := flow.shifted(b)) in window.ends[worker]:
+                found[_key(worker, after)] = array
+        return found
+
+    def _outputs(self, store: Store, *, metrics: bool) -> dict[int, Any]:
+        """Outputs of the lowered step by number: the newest state, and what else a call returns."""
+        flow, arrays, found = self.windows.flow, store.arrays, {}
+        for spec in flow.dataflow.works:
+            if spec.work.kind != "update" or spec.work.part == SHARED or (spec.work.part == METRICS and not metrics):
+                continue
+            for name in spec.writes:
+                ref = flow.dataflow.by_name[name].ref
+                assert ref is not None, f"{name} is of no value of the step"
+                found[ref.number] = arrays[spec.work.stage, Buffer(flow.replaces.get(name, name))]
+        return found
+
+
+def _key(worker: int, b: Buffer) -> str:
+    return f"stage {worker}/{b}"
+
+
+def load_stale(traced: Traced, split_step: SplitStep, stale: StalePipeline, devices: Sequence[Any]) -> StaleProgram:
+    """Compiles a pipeline without a flush for this process's devices; arguments and errors as of `load_pipeline`."""
+    flow = stale.windows.flow
+    everything = frozenset(v.name for v in flow.dataflow.values)  # what is under way belongs to the caller
+    return StaleProgram(load_pipeline(traced, split_step, stale.pipeline, devices, spared=everything), stale.windows)

@@ -1,0 +1,257 @@
+"""Whether the lists of a pipeline without a flush keep to their version map: read from the instructions alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from autopar.errors import ScheduleError
+from autopar.schedule.dataflow import WorkSpec
+from autopar.schedule.instructions import (
+    Accumulate,
+    Apply,
+    Buffer,
+    Free,
+    Instruction,
+    Recv,
+    Run,
+    Send,
+    Stash,
+    instruction_text,
+    waiting_text,
+)
+from autopar.schedule.stale import Window, Windows
+from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
+from autopar.schedule.turns import take_turns
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a buffer holds.
+
+    Args:
+        value: its value.
+        version: of the stage's state that it is or was computed from; None where it is of microbatches.
+        microbatches: counted over all calls, which it is of.
+    """
+
+    value: str
+    version: int | None = None
+    microbatches: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class StaleAudit:
+    """What the lists say.
+
+    Args:
+        reads: (pass, stage, microbatch) -> version that it reads; of stages whose passes read state.
+        versions: by stage the most versions of its state at once, the newest among them.
+        in_flight: by stage the most microbatches whose forward pass is done and whose backward pass is not.
+        updates: by stage how many there were.
+    """
+
+    reads: Mapping[tuple[str, int, int], int]
+    versions: tuple[int, ...]
+    in_flight: tuple[int, ...]
+    updates: tuple[int, ...]
+
+
+def audit_lists(windows: Windows, calls: int | None = None, depth: int = 1) -> StaleAudit:
+    """Follows the lists over some calls and the drain.
+
+    Args:
+        windows: of all calls.
+        calls: their number; None takes three more than until the lists repeat.
+        depth: values that a queue between two workers holds.
+
+    Raises:
+        ScheduleError: a pass reads what is not there, of another microbatch or another version than its map says; an
+            update lacks a microbatch; a worker waits for ever; something is left after the drain.
+    """
+    machine = _Machine(windows.flow, depth)
+    count = windows.flow.steady + 3 if calls is None else calls
+    for call in range(count):
+        machine.run(windows.call(call), call)
+    machine.run(windows.drain(count), count)
+    machine.check_end(count)
+    return StaleAudit(machine.reads, tuple(machine.most), tuple(machine.flying_most), tuple(machine.updates))
+
+
+class _Machine:
+    """Workers with contents in place of numbers."""
+
+    def __init__(self, flow: StaleFlow, depth: int) -> None:
+        self.flow, self.depth = flow, depth
+        count = flow.stages
+        self.held: list[dict[Buffer, Content]] = [{} for _ in range(count)]
+        self.updates, self.most, self.flying, self.flying_most = ([n] * count for n in (0, 1, 0, 0))
+        self.reads: dict[tuple[str, int, int], int] = {}
+        self.call = 0
+        self.lists: tuple[tuple[Instruction, ...], ...] = ()
+        self.at: list[int] = []
+        for value in flow.dataflow.values:
+            if value.is_input and value.lifetime == "step":
+                for s in value.stages:
+                    self.held[s][Buffer(value.name)] = Content(value.name, 0)
+
+    def fail(self, worker: int, fact: str) -> ScheduleError:
+        """The error for the instruction that a worker is at."""
+        lines, at = self.lists[worker], self.at[worker]
+        text = instruction_text(lines[at]) if at < len(lines) else "its end"
+        name = self.flow.versions.name
+        return ScheduleError(f"schedule {name}, call {self.call}, worker {worker}, instruction {at} ({text}): {fact}")
+
+    def run(self, window: Window, call: int) -> None:
+        """Carries a call out."""
+        self.call, self.lists = call, tuple(w.instructions for w in window.workers)
+        self.at = [0] * len(self.lists)
+        for s, held in enumerate(self.held):
+            carried = {b for b in held if self.flow.is_carried(b)}
+            if carried != window.starts[s]:
+                raise self.fail(s, f"begins with {_names(window.starts[s] ^ carried)} more or less than is there")
+            for b in window.batch[s]:
+                held[b] = Content(b.value, None, frozenset({b.microbatch - self.flow.lag + call * self._m}))
+        self.queues: dict[tuple[int, int], deque[tuple[int, Content]]] = {}
+        stuck = take_turns(self.lists, self.at, self._step)
+        if stuck:
+            raise self.fail(stuck[0], f"waits for ever: {waiting_text(self.lists, self.at, stuck)}")
+        left = [pair for pair, queue in self.queues.items() if queue]
+        if left:
+            raise self.fail(left[0][1], f"what worker {left[0][0]} sent is not received")
+        for s, held in enumerate(self.held):
+            self.held[s] = {(self.flow.shifted(b) if self.flow.is_carried(b) else b): c for b, c in held.items()}
+
+    @property
+    def _m(self) -> int:
+        return self.flow.microbatches
+
+    def _step(self, worker: int, i: Instruction) -> bool:
+        held = self.held[worker]
+        match i:
+            case Run() if i.work.kind == "before":
+                for b in i.writes:
+                    held[b] = Content(b.value, self.updates[worker])
+            case Run():
+                self._pass(worker, i)
+            case Apply():
+                self._apply(worker, i)
+            case Accumulate():
+                term = self._get(worker, i.value)
+                before = frozenset[int]() if i.first else self._get(worker, i.into).microbatches
+                if before & term.microbatches:
+                    raise self.fail(worker, f"adds microbatch {sorted(term.microbatches)} a second time")
+                held[i.into] = Content(term.value, None, before | term.microbatches)
+            case Stash():
+                held[i.target] = Content(i.target.value, self._get(worker, i.source).version)
+            case Send():
+                queue = self.queues.setdefault((worker, i.to), deque())
+                if len(queue) >= self.depth:
+                    return False
+                queue.append((i.tag, self._get(worker, i.value)))
+            case Recv():
+                return self._receive(worker, i)
+            case Free():
+                for b in i.values:
+                    self._get(worker, b)
+                    del held[b]
+            case _:
+                raise self.fail(worker, "is no instruction of such a list")
+        live = {c.version for b, c in held.items() if c.version is not None and b.value in self._versions(worker)}
+        self.most[worker] = max(self.most[worker], len(live | {self.updates[worker]}))
+        return True
+
+    def _versions(self, worker: int) -> tuple[str, ...]:
+        return self.flow.versioned[worker]
+
+    def _receive(self, worker: int, i: Recv) -> bool:
+        queue = self.queues.get((i.source, worker))
+        if not queue:
+            return False
+        tag, content = queue.popleft()
+        if tag != i.tag or content.value != i.value.value:
+            raise self.fail(worker, f"{content.value} arrives there with tag {tag}")
+        self.held[worker][i.value] = content
+        return True
+
+    def _get(self, worker: int, b: Buffer) -> Content:
+        if b not in self.held[worker]:
+            raise self.fail(worker, f"{b} is not there")
+        return self.held[worker][b]
+
+    def _global(self, number: int) -> int:
+        return number - self.flow.lag + self.call * self._m
+
+    def _pass(self, worker: int, i: Run) -> None:
+        spec = self._spec(worker, i)
+        numbers = {b.microbatch for b in i.writes} or {
+            b.microbatch for b in i.reads if self.flow.dataflow.by_name[b.value].lifetime != "step"
+        }
+        if len(numbers) != 1:
+            raise self.fail(worker, f"is of microbatches {sorted(numbers)}")
+        (number,) = numbers
+        k = self._global(number)
+        if k % self._m != i.microbatch:
+            raise self.fail(worker, f"microbatch {k} is number {k % self._m} of its call")
+        for b in i.reads:
+            content = self._get(worker, b)
+            if b.value in self.flow.versioned[worker]:
+                wanted = self.flow.versions.reads(worker, k)
+                if content.version != wanted:
+                    raise self.fail(worker, f"microbatch {k} reads version {content.version} of {b}, not {wanted}")
+                self.reads[i.work.kind, worker, k] = wanted
+            elif self.flow.dataflow.by_name[b.value].lifetime != "step" and content.microbatches != {k}:
+                raise self.fail(worker, f"{b} is of microbatch {sorted(content.microbatches)}, not {k}")
+        for name, b in zip((*spec.writes, *spec.accumulates), i.writes, strict=True):
+            self.held[worker][b] = Content(name, None, frozenset({k}))
+        self.flying[worker] += 1 if i.work.kind == "forward" else -1
+        self.flying_most[worker] = max(self.flying_most[worker], self.flying[worker])
+
+    def _spec(self, worker: int, i: Run | Apply) -> WorkSpec:
+        spec = self.flow.spec(i.work.kind, worker, i.work.part)
+        if spec is None or i.work.stage != worker:
+            raise self.fail(worker, f"there is no such work {i.work}")
+        if tuple(b.value for b in i.reads) != spec.reads:
+            raise self.fail(worker, f"{i.work} reads {_names(i.reads)}")
+        return spec
+
+    def _apply(self, worker: int, i: Apply) -> None:
+        spec = self._spec(worker, i)
+        done, every = self.updates[worker], self.flow.versions.update_every
+        due = frozenset(range(done * every, (done + 1) * every))
+        if i.work.part == METRICS:
+            due = frozenset(range(self.call * self._m, (self.call + 1) * self._m))
+        for b in i.reads:
+            content = self._get(worker, b)
+            if self.flow.dataflow.by_name[b.value].lifetime == "accumulator":
+                if content.microbatches != due:
+                    raise self.fail(worker, f"{b.value} is of microbatches {sorted(content.microbatches)}, not {due}")
+            elif b.value in self.flow.state and content.version != done:
+                raise self.fail(worker, f"updates version {content.version} of {b.value}; the newest is {done}")
+        new = done + (i.work.part != METRICS)
+        for name, b in zip(spec.writes, i.writes, strict=True):
+            if i.work.part == STATE and b != Buffer(self.flow.replaces[name]):
+                raise self.fail(worker, f"{name} is written to {b}")
+            self.held[worker][b] = Content(b.value, new)
+        if i.work.part == METRICS:
+            for b in i.writes:
+                del self.held[worker][b]  # the caller's
+        # Where a stage has both, the shared part runs first and the other completes the update.
+        if i.work.part == STATE or (i.work.part == SHARED and self.flow.spec("update", worker, STATE) is None):
+            self.updates[worker] = new
+
+    def check_end(self, calls: int) -> None:
+        """Everything ran, and nothing is left but the newest state and the versions that a next call would read."""
+        wanted = calls * self.flow.step
+        for s, held in enumerate(self.held):
+            has = any(self.flow.spec("update", s, part) for part in (STATE, SHARED))
+            if has and self.updates[s] != wanted:
+                raise self.fail(s, f"made {self.updates[s]} updates of {wanted}")
+            left = [b for b, c in held.items() if c.microbatches]
+            if left:
+                raise self.fail(s, f"{_names(left)} is left after the drain")
+
+
+def _names(buffers: Iterable[Buffer]) -> str:
+    return ", ".join(map(str, sorted(buffers))) or "nothing"

@@ -8,6 +8,7 @@ from autopar.transforms.corrections import Extrapolated, dc_asgd, pipemare_rate,
 from autopar.transforms.delayed import Correction, Delayed, DelayedState, Prediction, delayed
 from autopar.transforms.diloco import Diloco, DilocoState, Streaming, diloco, local_sgd
 from autopar.transforms.formats import FORMATS, Encoded, Format, mean_over_replicas
+from autopar.transforms.loss_scaling import LossScaled, ScaledState, loss_scaled
 from autopar.transforms.narrow_mean import narrow_mean
 from autopar.transforms.one_bit_adam import Compression, OneBitAdamState, Signs, one_bit_adam
 from autopar.transforms.optimizers import Transformation
@@ -29,11 +30,13 @@ __all__ = [
     "Event",
     "Extrapolated",
     "Format",
+    "LossScaled",
     "OneBitAdamState",
     "Parameters",
     "PerReplica",
     "PowerSgdState",
     "Prediction",
+    "ScaledState",
     "Signs",
     "Split",
     "Streaming",
@@ -43,6 +46,7 @@ __all__ = [
     "diloco",
     "drawn_events",
     "local_sgd",
+    "loss_scaled",
     "mean_over_replicas",
     "narrow_mean",
     "one_bit_adam",

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core import Literal as JaxLiteral
 
@@ -46,6 +48,8 @@ class Split:
         outputs: numbers or literals of its results.
         crossing: numbers of what G hands to U: gradients, the loss, what else differentiation made.
         before_numbers: numbers of results of unmarked equations that G needs.
+        seeds: number of the first cotangent of each equation that begins a backward pass, by its place in ``lines``.
+        backward: numbers of ``crossing`` that such cotangents reach.
         result_tree: structure of the results.
     """
 
@@ -54,14 +58,24 @@ class Split:
     outputs: tuple[Any, ...]
     crossing: tuple[int, ...]
     before_numbers: frozenset[int]
+    seeds: Mapping[int, tuple[int, ...]]
+    backward: frozenset[int]
     result_tree: Any
 
-    def gradients(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """G: what crosses, computed from the leaves of the arguments."""
+    def gradients(self, leaves: Sequence[Any], scale: Any = None) -> tuple[Any, ...]:
+        """G: what crosses, computed from the leaves of the arguments.
+
+        Args:
+            leaves: of the arguments.
+            scale: a number by which the first cotangents of the backward passes are multiplied; None for 1.
+        """
         env = {**self.constants, **dict(enumerate(leaves))}
-        for line in self.lines:
+        for n, line in enumerate(self.lines):
             if line.differentiated or self.before_numbers.intersection(line.results):
-                _run(line, env)
+                if scale is not None and n in self.seeds:
+                    _run_scaled(line, env, self.seeds[n], scale)
+                else:
+                    _run(line, env)
         return tuple(env[n] for n in self.crossing)
 
     def update(self, leaves: Sequence[Any], crossing: Sequence[Any]) -> Any:
@@ -100,11 +114,13 @@ def split(step: Any, args: Sequence[Any]) -> Split:
             remedy="give the two apart: delayed(gradients, update)",
         )
     before = _before(lines)
+    seeds, reached = _seeds(lines)
     made = {n for line in lines if line.differentiated for n in line.results}
     read = {o for line in lines if not line.differentiated for o in _numbers(line.operands)} | _numbers(outputs)
     return Split(
-        tuple(lines), flat.constants, tuple(outputs), tuple(sorted(made & read)), before, jax.tree.structure(shapes)
-    )
+        tuple(lines), flat.constants, tuple(outputs), tuple(sorted(made & read)), before, seeds,
+        frozenset(made & read & reached), jax.tree.structure(shapes),
+    )  # fmt: skip
 
 
 def _before(lines: Sequence[_Line]) -> frozenset[int]:
@@ -134,6 +150,45 @@ def _before(lines: Sequence[_Line]) -> frozenset[int]:
             if not line.differentiated:
                 chosen.update(line.results)
     return frozenset(chosen)
+
+
+def _seeds(lines: Sequence[_Line]) -> tuple[Mapping[int, tuple[int, ...]], set[int]]:
+    """Operands that are the cotangent 1 with which a backward pass begins, by line, and all that depends on them."""
+    seeds: dict[int, tuple[int, ...]] = {}
+    reached: set[int] = set()
+    for n, line in enumerate(lines):
+        again = "rematted_computation" in str(line.eqn.source_info.name_stack)
+        if reached.intersection(_numbers(line.operands)):
+            reached.update(line.results)
+        elif line.differentiated and _is_backward(line.eqn) and not again:
+            ones = tuple(i for i, v in enumerate(line.eqn.invars) if _is_one(v))
+            if ones:
+                seeds[n] = ones[:1]
+                reached.update(line.results)
+    return seeds, reached
+
+
+def _is_one(v: Any) -> bool:
+    return (
+        isinstance(v, JaxLiteral)
+        and getattr(v.aval, "shape", None) == ()
+        and jnp.issubdtype(v.aval.dtype, jnp.floating)
+        and float(v.val) == 1.0
+    )
+
+
+def _run_scaled(line: _Line, env: dict[int, Any], seeds: Sequence[int], scale: Any) -> None:
+    """Runs a line with some of its literals multiplied."""
+    eqn, primitive = line.eqn, line.eqn.primitive
+    given = dict(zip(line.program.jaxpr.invars, (_read(env, o) for o in line.operands), strict=True))
+    values = [v.val if isinstance(v, JaxLiteral) else given[v] for v in eqn.invars]
+    for n in seeds:
+        values[n] = jnp.asarray(scale, eqn.invars[n].aval.dtype)
+    stack: Any = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack):
+        adapt: Any = primitive.get_bind_params
+        results: Any = primitive.bind(*values, **adapt(dict(eqn.params)))
+    env.update(zip(line.results, results if primitive.multiple_results else [results], strict=True))
 
 
 class _Flattening:

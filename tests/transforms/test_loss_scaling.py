@@ -82,7 +82,7 @@ def test_an_infinity_skips_one_update_and_halves_the_scale():
     twice, _ = run(once, data())
     assert (float(once.scale), float(twice.scale), int(twice.good_steps)) == (4.0, 8.0, 0)
     plain, _ = jax.jit(step)(jax.jit(step)(state, data())[0], data())
-    np.testing.assert_allclose(once.state["params"]["a"], plain["params"]["a"], rtol=1e-6)
+    np.testing.assert_allclose(once.state["params"]["a"], plain["params"]["a"], rtol=1e-5, atol=1e-6)
 
 
 def test_an_overflow_in_float16_finds_its_scale_and_trains():

@@ -60,7 +60,7 @@ class LossScaled:
     growth: float = 2.0
     backoff: float = 0.5
     interval: int = 2000
-    least: float = float(jnp.finfo(jnp.float32).tiny)
+    least: float = 2.0**-126
 
     def __post_init__(self) -> None:
         for name in ("scale", "growth", "backoff", "least"):

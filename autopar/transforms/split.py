@@ -169,12 +169,10 @@ def _seeds(lines: Sequence[_Line]) -> tuple[Mapping[int, tuple[int, ...]], set[i
 
 
 def _is_one(v: Any) -> bool:
-    return (
-        isinstance(v, JaxLiteral)
-        and getattr(v.aval, "shape", None) == ()
-        and jnp.issubdtype(v.aval.dtype, jnp.floating)
-        and float(v.val) == 1.0
-    )
+    aval: Any = v.aval
+    if not isinstance(v, JaxLiteral) or getattr(aval, "shape", None) != ():
+        return False
+    return bool(jnp.issubdtype(aval.dtype, jnp.floating)) and float(v.val) == 1.0
 
 
 def _run_scaled(line: _Line, env: dict[int, Any], seeds: Sequence[int], scale: Any) -> None:
@@ -183,7 +181,8 @@ def _run_scaled(line: _Line, env: dict[int, Any], seeds: Sequence[int], scale: A
     given = dict(zip(line.program.jaxpr.invars, (_read(env, o) for o in line.operands), strict=True))
     values = [v.val if isinstance(v, JaxLiteral) else given[v] for v in eqn.invars]
     for n in seeds:
-        values[n] = jnp.asarray(scale, eqn.invars[n].aval.dtype)
+        aval: Any = eqn.invars[n].aval
+        values[n] = jnp.asarray(scale, aval.dtype)
     stack: Any = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack):
         adapt: Any = primitive.get_bind_params

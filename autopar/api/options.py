@@ -50,6 +50,7 @@ class ParallelOptions:
     like: Any = None
     plan: Plan | None = None
     progress: Callable[[str], None] | None = None
+    time_limit_s: float | None = None
     policy: SearchPolicy = field(default_factory=SearchPolicy)
 
     @property
@@ -87,6 +88,10 @@ class ParallelOptions:
             raise AutoparError(
                 f"remat={self.remat!r} is no way of recomputation",
                 remedy='remat="auto", "none", "selective" or "full"',
+            )
+        if self.time_limit_s is not None and not self.time_limit_s >= 0:
+            raise AutoparError(
+                f"time_limit_s={self.time_limit_s!r} is no number of seconds", remedy="time_limit_s=10, or None"
             )
         if self.offload not in ("none", "auto"):
             raise AutoparError(

@@ -39,6 +39,7 @@ class ParallelizeOptions(TypedDict, total=False):
     like: Any
     plan: Plan | str | os.PathLike[str] | None
     progress: Callable[[str], None] | None
+    time_limit_s: float | None
 
 
 @overload
@@ -74,6 +75,7 @@ def parallelize(
     like: Any = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
+    time_limit_s: float | None = None,
 ) -> Any:
     """Makes a function run on all devices of a cluster, split in the way that is predicted fastest.
 
@@ -105,6 +107,8 @@ def parallelize(
         like: another decorated function, or its plan: arguments that are the same as its own lie as it has them.
         plan: a plan to run instead of searching, or the path of its file.
         progress: called with a line of text when a phase begins.
+        time_limit_s: seconds of searching after which the best plan known is taken, with a note; the search goes on
+            until there is one. Ctrl-C does the same at once. None searches to the end.
 
     Returns:
         A `ParallelFunction`.
@@ -132,6 +136,7 @@ def parallelize(
         like=like,
         plan=Plan.load(plan) if isinstance(plan, str | os.PathLike) else plan,
         progress=progress,
+        time_limit_s=time_limit_s,
     )
     if fn is None:
         return lambda function: parallelize_with(function, options)

@@ -223,7 +223,7 @@ class PureFunction:
     @cached_property
     def _planner(self) -> Planner:
         search = self.options.search
-        return Planner(self._strategy(), self._cache, isinstance(search, str | Budgeted))
+        return Planner(self._strategy(), self._cache, isinstance(search, str | Budgeted), self.options.time_limit_s)
 
     def _whole_problem(self, traced: Traced, limit_bytes: int | None) -> Problem:
         """What is planned, with all that was asked for; what is None is free."""

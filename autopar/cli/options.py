@@ -81,6 +81,11 @@ pipeline_options: Option = options(
     ),
 )
 
+#: When the search ends: ``time_limit``.
+time_option: Option = click.option(
+    "--time-limit", type=click.FloatRange(min=0), metavar="S", help="Seconds of searching; then the best plan known."
+)
+
 #: Limits on the answer and facts of the call: ``memory_limit``, ``mesh``, ``donate``.
 limit_options: Option = options(
     click.option(

@@ -26,6 +26,7 @@ from autopar.plan import Plan
 @options.search_option
 @options.pipeline_options
 @options.limit_options
+@options.time_option
 @options.batch_option
 @click.option("-o", "--output", metavar="FILE", help="Write the plan to FILE: a page if it ends in .html, else JSON.")
 @options.format_option("text", "json", "html")

@@ -40,6 +40,7 @@ class Request:
         mesh: sizes of the only logical mesh.
         donate: positions of donated arguments.
         batch: positions of the arguments that are the batch.
+        time_limit: seconds of searching.
     """
 
     arguments: str
@@ -56,6 +57,7 @@ class Request:
     mesh: tuple[int, ...] | None = None
     donate: tuple[int, ...] | None = None
     batch: tuple[int, ...] | None = None
+    time_limit: float | None = None
 
 
 def limit_bytes(text: str | None) -> int | None:
@@ -153,6 +155,7 @@ def options_of(function: Any, request: Request) -> tuple[Callable[..., Any], Par
         "mesh_shape": request.mesh,
         "donate_argnums": request.donate,
         "batch_argnums": request.batch,
+        "time_limit_s": request.time_limit,
     }
     known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options = ParallelOptions()

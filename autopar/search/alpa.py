@@ -75,6 +75,7 @@ def alpa(problem: Problem) -> Plan:
         unlimited[i] = looked[i].bound_s
         if looked[i].bound_s > min(best, known_s):
             continue
+        problem.checkpoint()
         free = _without_limit(problem, looked[i], clock, min(best, known_s))
         unlimited[i] = free.solution.lower_bound
         answers[i] = [free]
@@ -116,6 +117,7 @@ def _all_looked_at(problem: Problem, clock: Clock) -> list[_Looked]:
 
 
 def _look(problem: Problem, mesh: LogicalMesh, clock: Clock, cutoff_s: float) -> _Looked:
+    problem.checkpoint()
     stated = _stated(problem, mesh, clock, split_phases=False)
     if stated.broken or memory_floor(stated.problem) > problem.memory_limit_bytes:
         return _Looked(stated, None, math.inf)

@@ -22,6 +22,7 @@ from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.recompute import Level
+from autopar.search.anytime import Converted, Incumbent, SearchEndedError
 from autopar.search.attempts import Attempts
 from autopar.search.bound import bounded
 from autopar.search.cache import PlanCache, cached, cached_with_stages
@@ -44,11 +45,13 @@ class Planner:
         strategy: shards one stage, or cuts the step into stages itself.
         cache: plans that are kept; None keeps none.
         tries_pipelines: whether stages are cut where their number is free and the strategy does not cut them itself.
+        time_limit_s: seconds of searching after which the best plan known is the answer; None waits.
     """
 
     strategy: Strategy
     cache: PlanCache | None = None
     tries_pipelines: bool = True
+    time_limit_s: float | None = None
 
     def plan(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
         """The fastest plan.
@@ -58,10 +61,26 @@ class Planner:
             step: the step in other forms.
             counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
 
+        A search that its time limit or Ctrl-C ends returns the best plan known, with a note; it ends only then.
+
         Raises:
             InfeasiblePlanError: nothing fits the memory; the error is that of one stage where one was tried.
             MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
         """
+        incumbent = Incumbent.within(self.time_limit_s)
+        try:
+            reporting = problem.reporting
+            if reporting.log is not None:
+                reporting = replace(reporting, log=incumbent.telling(reporting.log))
+            return self._best(replace(problem, anytime=incumbent, reporting=reporting), step, counts)
+        except (SearchEndedError, KeyboardInterrupt) as ended:
+            plan = incumbent.cut_short("Ctrl-C" if isinstance(ended, KeyboardInterrupt) else "its time limit")
+            if plan is None:
+                raise
+            return plan
+
+    def _best(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
+        """`plan`, which an exception ends."""
         least_gain = problem.policy.schedules.least_gain
         best: Plan | None = None
         failures: list[InfeasiblePlanError | MicrobatchError] = []
@@ -73,6 +92,8 @@ class Planner:
                 continue
             if best is None or plan.step_time < best.step_time * (1 if is_single else 1 - least_gain):
                 best = plan
+            problem.offer(best)
+            problem.checkpoint()
         if best is None:
             raise failures[0] from None
         return best
@@ -116,7 +137,9 @@ class Planner:
             reporting = replace(problem.reporting, explains_infeasible=explain)
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
             plan = self._shard(replace(stage, graph=single.graph))
-            return Plan(plan.content.recomputing(level, single.layer_ends), plan.phases)
+            plan = Plan(plan.content.recomputing(level, single.layer_ends), plan.phases)
+            problem.offer(bounded(plan, problem.graph, problem.cluster))
+            return plan
 
         plan = one_stage(
             Attempts(attempt),
@@ -161,6 +184,7 @@ class Planner:
             options=options,
             source=layered.source,
             subproblem=subproblem,
+            anytime=None if problem.anytime is None else Converted(problem.anytime, layered.of_step),
         )
         plan = cached_with_stages(self.strategy, self.cache)(whole)
         if kept:

@@ -11,6 +11,8 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
+from autopar.plan import Plan
+from autopar.search.anytime import Anytime
 from autopar.search.constraints import Constraint
 from autopar.search.policy import SearchPolicy
 from autopar.search.progress import Progress
@@ -104,6 +106,7 @@ class Problem:
         policy: thresholds of the search.
         subproblem: what holds besides what the user asked for.
         reporting: who is told what meanwhile.
+        anytime: takes whole plans, and says between two pieces of work whether to go on; None goes on to the end.
     """
 
     graph: Graph
@@ -114,11 +117,22 @@ class Problem:
     policy: SearchPolicy = field(default_factory=SearchPolicy)
     subproblem: Subproblem = Subproblem()
     reporting: Reporting = Reporting()
+    anytime: Anytime | None = None
 
     @property
     def memory_limit_bytes(self) -> int:
         """Bytes that a plan may use on a device."""
         return self.options.memory_limit_bytes or self.cluster.memory_bytes
+
+    def offer(self, plan: Plan) -> None:
+        """Takes note of a whole plan, for a search that ends early."""
+        if self.anytime is not None:
+            self.anytime.offer(plan)
+
+    def checkpoint(self) -> None:
+        """Called between two pieces of work. Raises `SearchEndedError` where the search is to end."""
+        if self.anytime is not None:
+            self.anytime.checkpoint()
 
     def log(self, text: str) -> None:
         """Tells a line of text to who listens."""

@@ -137,6 +137,7 @@ class LayerPrices:
         return self.known[submesh]
 
     def _priced(self, submesh: Submesh) -> tuple[LayerCosts, tuple[int, ...]]:
+        self.problem.checkpoint()
         part, n = self.part(submesh), len(self.layers.members)
         self.problem.log(f"pricing {n} layers, {len(self.chosen)} of them different, on {part}")
         flops = self.layers.flops
@@ -274,7 +275,7 @@ class _Solving:
     ) -> _Solving:
         """Begins on all logical meshes of ``part``, or on that of ``shape``."""
         single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=CostModel(part))
-        silent = replace(single, reporting=Reporting(), source=None)
+        silent = replace(single, reporting=Reporting(), source=None, anytime=None)
         answers = tuple(beside.promise(_without_limit, silent, mesh) for mesh in part.logical_meshes(shape))
         return _Solving(single, whole, count, answers)
 

@@ -339,7 +339,9 @@ def assemble(
         cuts=tuple(m[-1] for m in candidate.members[:-1]),
         parts=tuple(_on_devices(c, 0, (0, len(c.stages[0].devices))) for c in parts),
     )
-    return Plan(content)
+    plan = Plan(content)
+    problem.offer(plan)
+    return plan
 
 
 def _on_devices(content: PlanContent, stage: int, home: tuple[int, int]) -> PlanContent:

@@ -71,6 +71,7 @@ class SharedPlans:
             if needed <= limit <= k.limit_bytes and waiting >= k.waiting:
                 return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)
         stated.log(f"planning {what}: {len(graph.operators)} operators on {stated.cluster}")
+        stated.checkpoint()
         promised = next((promise for other, promise in self.promised if _is_same(stated, other)), None)
         content = (self.intra(stated) if promised is None else promised.result()).content
         known.append(_Planned(graph, limit, waiting, content))
@@ -116,7 +117,7 @@ def _is_same(one: Problem, other: Problem) -> bool:
 
 def _silent(problem: Problem) -> Problem:
     """The problem without what cannot be told anything from another process."""
-    return replace(problem, reporting=replace(problem.reporting, log=None))
+    return replace(problem, reporting=replace(problem.reporting, log=None), anytime=None)
 
 
 def renamed_content(content: PlanContent, old: Graph, new: Graph) -> PlanContent:

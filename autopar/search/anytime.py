@@ -1,0 +1,108 @@
+"""A search that ends before its end, by a time limit or by Ctrl-C: the best plan known is the answer.
+
+The planner has an `Incumbent`; what searches offers it every whole plan and asks it between two pieces of work whether
+to go on. Nothing that was cut short is kept: the search unwinds by an exception, past everything that keeps plans.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from autopar.plan import Plan
+from autopar.plan.text import seconds_text
+
+
+class SearchEndedError(Exception):
+    """The time is up, and a plan is known."""
+
+
+class Anytime(Protocol):
+    """What searches are given."""
+
+    def offer(self, plan: Plan) -> None:
+        """Takes note of a whole plan."""
+
+    def checkpoint(self) -> None:
+        """Raises `SearchEndedError` where the time is up and a plan is known."""
+
+
+@dataclass(eq=False)
+class Incumbent:
+    """The best plan known.
+
+    Args:
+        deadline: of `time.monotonic`, from which on the search ends as soon as a plan is known.
+        best: the plan; None until one is offered.
+    """
+
+    deadline: float = math.inf
+    best: Plan | None = None
+
+    @staticmethod
+    def within(time_limit_s: float | None) -> Incumbent:
+        """The incumbent of a search that begins now and may take so many seconds; None for any number."""
+        return Incumbent(math.inf if time_limit_s is None else time.monotonic() + time_limit_s)
+
+    def offer(self, plan: Plan) -> None:
+        """See `Anytime`."""
+        if self.best is None or plan.step_time < self.best.step_time:
+            self.best = plan
+
+    def checkpoint(self) -> None:
+        """See `Anytime`."""
+        if self.best is not None and time.monotonic() >= self.deadline:
+            raise SearchEndedError
+
+    def telling(self, log: Callable[[str], None]) -> Callable[[str], None]:
+        """``log`` with the best plan known and the seconds since now behind each line."""
+        began_s = time.monotonic()
+
+        def line(text: str) -> None:
+            best = self.best
+            if best is not None:
+                bound_s = best.search.lower_bound
+                least = "" if bound_s is None else f", bound {seconds_text(bound_s)}"
+                elapsed_s = time.monotonic() - began_s
+                text = f"{text} (best so far {seconds_text(best.step_time)}{least}; {elapsed_s:.1f} s elapsed)"
+            log(text)
+
+        return line
+
+    def cut_short(self, cause: str) -> Plan | None:
+        """The best plan with a note that the search ended early; None where none is known.
+
+        Args:
+            cause: why it ended.
+        """
+        if self.best is None:
+            return None
+        note = f"the search was ended by {cause}: this is the best plan until then, and a longer search may find better"
+        content = msgspec.structs.replace(self.best.content, notes=(*self.best.content.notes, note))
+        return Plan(content, self.best.phases, self.best.input_tree)
+
+
+@dataclass(frozen=True)
+class Converted:
+    """An incumbent of plans that are offered in another form.
+
+    Args:
+        of: takes them.
+        convert: an offered plan in the form that it wants.
+    """
+
+    of: Anytime
+    convert: Callable[[Plan], Plan]
+
+    def offer(self, plan: Plan) -> None:
+        """See `Anytime`."""
+        self.of.offer(self.convert(plan))
+
+    def checkpoint(self) -> None:
+        """See `Anytime`."""
+        self.of.checkpoint()

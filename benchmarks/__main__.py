@@ -19,6 +19,7 @@ from rich.console import Console
 from benchmarks import (
     calibrated,
     contest,
+    drawn,
     growth,
     kills,
     large,
@@ -45,6 +46,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
     {
         "calibrated": calibrated.run,
         "contest": contest.run,
+        "drawn": drawn.run,
         "experts": experts.run,
         "growth": growth.run,
         "kills": kills.run,
@@ -74,7 +76,8 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
     "--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the contest's instances."
 )
 @click.option("--instances", default="", metavar="A,B", help="Letters of instances of the contest; all unless given.")
-@click.option("--seed", default=0, help="Of the contest's solver.")
+@click.option("--seed", default=0, help="Of the contest's solver, and of what `drawn` draws.")
+@click.option("--cases", default=drawn.CASES, help="How many problems `drawn` draws.")
 @click.option("--targets", default="", metavar="A,B", help="What `verified` compiles for; see benchmarks/verified.py.")
 @click.option("--examples", default="", metavar="A,B", help="What `verified` compiles; all examples unless given.")
 @click.option("--minutes", default=soak.MINUTES, help="How long `soak` kills workers.")
@@ -86,6 +89,7 @@ def main(
     data: Path | None,
     instances: str,
     seed: int,
+    cases: int,
     targets: str,
     examples: str,
     minutes: float,
@@ -104,6 +108,7 @@ def main(
         **BENCHMARKS,
         "contest": partial(contest.run, data=data, letters=letters, seed=seed),
         "kills": partial(kills.run, kills=count),
+        "drawn": partial(drawn.run, seed=seed, cases=cases),
         "soak": partial(soak.run, minutes=minutes),
         "verified": partial(verified.run, **chosen),
     }

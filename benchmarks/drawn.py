@@ -1,0 +1,190 @@
+"""Planning problems drawn by seed: seconds to a plan, bounds that hold, and whether free is as fast as asked.
+
+Every case is a model (all examples, and families that no example has), sizes of it, a cluster of 1 to 4,096 devices, a
+batch of 8 to 4,096, a memory limit from loose to an eighth, and what is given: nothing, the stages and microbatches, or
+the mesh. Case k of a seed is the same whatever the number of cases. Nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+import autopar
+from autopar import Cluster, Plan
+from benchmarks.families import FAMILIES
+from benchmarks.process import in_new_process
+from benchmarks.report import Report, Row, Say
+from examples import gpt, llama, mlp, moe, wide_resnet
+
+CASES = 20
+SEED = 0
+
+#: Wall seconds: median, 95th of a hundred, worst.
+TARGETS_S = (2.0, 8.0, 20.0)
+
+#: Times the least of what is asked for by name that a free plan may take.
+AS_FAST = 1.01
+
+_CLUSTERS = ("dgx-a100", "dgx-h100", "p3.16xlarge", "dgx-a800", "h200", "t4")
+_NODES = (1, 1, 1, 2, 4, 8, 16, 64, 128, 512)
+_SHARES = (None, None, 1.0, 0.5, 0.25, 0.125)  # of a device's memory
+
+
+@dataclass(frozen=True)
+class Case:
+    """A drawn problem.
+
+    Args:
+        name: of the row.
+        family: name of the model's builder.
+        preset: of an example; "" for other families.
+        sizes: arguments of the builder.
+        cluster: name of its file.
+        nodes: of it.
+        options: of `autopar.parallelize`.
+        asked: options of plans that a free one is compared with; none where something is given.
+    """
+
+    name: str
+    family: str
+    preset: str
+    sizes: Mapping[str, Any]
+    cluster: str
+    nodes: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    asked: tuple[Mapping[str, Any], ...] = ()
+
+
+_EXAMPLES: Mapping[str, Any] = {
+    "gpt": gpt.build,
+    "llama": llama.build,
+    "mlp": mlp.build,
+    "moe": moe.build,
+    "wide_resnet": wide_resnet.build,
+}
+_PRESETS: Mapping[str, Sequence[str]] = {
+    "gpt": ("125M", "1.3B", "6.7B", "39B"),
+    "llama": ("8B", "70B"),
+    "mlp": ("small", "large"),
+    "moe": ("small",),
+    "wide_resnet": ("tiny",),
+}
+
+
+def draw(seed: int, number: int) -> Case:
+    """Case ``number`` of a seed."""
+    random = np.random.default_rng((seed, number))
+    family = str(random.choice([*_EXAMPLES, *FAMILIES]))
+    preset = str(random.choice(_PRESETS[family])) if family in _PRESETS else ""
+    cluster, nodes = str(random.choice(_CLUSTERS)), int(random.choice(_NODES))
+    devices = Cluster.load(cluster, nodes=nodes).num_devices
+    batch = max(2 ** int(random.integers(3, 13)), 8)
+    sizes: dict[str, Any] = {"batch": batch}
+    if family in ("gpt", "llama", "mlp"):
+        sizes["layers"] = int(random.choice([2, 4, 8, 12, 24]))
+    if family == "gpt" and random.random() < 0.5:
+        sizes["scan"] = True
+    share = random.choice(np.array(_SHARES, dtype=object))
+    options: dict[str, Any] = {}
+    if share is not None:
+        memory = Cluster.load(cluster, nodes=nodes).memory_bytes
+        options["memory_limit"] = int(memory * share)
+    given = str(random.choice(["free", "free", "one stage", "pipeline", "mesh"]))
+    asked: tuple[Mapping[str, Any], ...] = ()
+    if given == "one stage":
+        options["num_stages"] = 1
+    elif given == "pipeline" and devices > 1:
+        options.update(num_stages=2, num_microbatches=min(batch, int(random.choice([2, 4, 8, 16]))))
+    elif given == "mesh" and devices > 1:
+        inner = 2 ** int(random.integers(0, int(math.log2(devices)) + 1))
+        options.update(num_stages=1, mesh_shape=(devices // inner, inner) if 1 < inner < devices else (devices,))
+    elif devices > 1:
+        counts = [n for n in (4, 16) if n <= batch]
+        asked = ({"num_stages": 1}, *({"num_stages": s, "num_microbatches": n} for s in (2, 4) for n in counts))
+        asked = tuple(a for a in asked if a["num_stages"] <= devices)
+    name = f"{number}: {family} {preset} {given}, batch {batch}, {devices} devices"
+    return Case(name, family, preset, sizes, cluster, nodes, options, asked)
+
+
+def plan_of(case: Case, **more: Any) -> Plan:
+    """The plan of a case, with ``more`` options."""
+    builder: Callable[..., Any] = _EXAMPLES.get(case.family) or FAMILIES[case.family]
+    step, args = builder(case.preset, abstract=True, **case.sizes) if case.preset else builder(**case.sizes)
+    cluster = Cluster.load(case.cluster, nodes=case.nodes)
+    plan: Plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0, **{**case.options, **more}).plan(*args)
+    return plan
+
+
+def measure(case: Case, compare: bool) -> Row:
+    """The row of a case; with ``compare`` its free plan is laid beside plans that were asked for by name."""
+    jax.config.update("jax_platforms", "cpu")
+    row: dict[str, Any] = {"case": case.name}
+    began_s, began_cpu_s = time.perf_counter(), _cpu_s()
+    try:
+        plan = plan_of(case)
+        row.update(step_s=plan.step_time, bound_s=plan.search.lower_bound, stages=plan.num_stages)
+        row["bound_holds"] = (plan.search.lower_bound or 0.0) <= plan.step_time
+    except autopar.AutoparError as error:
+        row["error"] = type(error).__name__
+    row["wall_s"], row["cpu_s"] = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    row["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
+    if compare and case.asked and "step_s" in row:
+        others = [other for asked in case.asked if (other := _seconds(case, asked)) is not None]
+        row["times_the_best_asked"] = row["step_s"] / min(others) if others else None
+    return row
+
+
+def _usages() -> tuple[resource.struct_rusage, ...]:
+    """Of this process, and of the largest that it began and that has ended."""
+    return resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+
+
+def _cpu_s() -> float:
+    return sum(u.ru_utime + u.ru_stime for u in _usages())
+
+
+def _seconds(case: Case, asked: Mapping[str, Any]) -> float | None:
+    try:
+        return plan_of(case, **asked).step_time
+    except autopar.AutoparError:
+        return None
+
+
+def run(quick: bool, say: Say, seed: int = SEED, cases: int = CASES) -> Report:
+    """The benchmark; ``quick`` takes two cases and compares none."""
+    rows: list[Row] = []
+    for number in range(2 if quick else cases):
+        case = draw(seed, number)
+        say(f"drawn: {case.name}")
+        rows.append(in_new_process(measure, case, not quick))
+    return summary(rows, seed)
+
+
+def summary(rows: Sequence[Row], seed: int) -> Report:
+    """The report of measured rows."""
+    walls = sorted(float(row["wall_s"]) for row in rows)
+    cpus = sorted(float(row["cpu_s"]) for row in rows)
+    figures = [(statistics.median(s), s[math.ceil(0.95 * len(s)) - 1], s[-1]) for s in (walls, cpus)]
+    ratios = [float(r["times_the_best_asked"]) for r in rows if r.get("times_the_best_asked") is not None]
+    bounds = all(row.get("bound_holds", True) for row in rows)
+    fast = all(ratio <= AS_FAST for ratio in ratios)
+    in_time = all(found <= target for found, target in zip(figures[0], TARGETS_S, strict=True))
+    notes = tuple(
+        f"{name} s: median {median:.2f}, 95th of 100 {high:.2f}, worst {worst:.2f}"
+        for name, (median, high, worst) in zip(("wall", "CPU"), figures, strict=True)
+    )
+    compared = f"free against asked: {len(ratios)} cases, worst {max(ratios, default=1.0):.4f}"
+    target = f"median {TARGETS_S[0]}, 95th {TARGETS_S[1]}, worst {TARGETS_S[2]} s; bounds hold; free <= {AS_FAST} asked"
+    return Report("drawn", target, tuple(rows), bounds and fast and in_time, (f"seed {seed}", *notes, compared))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -106,27 +107,48 @@ def _all_looked_at(problem: Problem, clock: Clock) -> list[_Looked]:
     """
     every = problem.cluster.logical_meshes(problem.options.mesh_shape)
     meshes = meshes_that_hold(every, problem.graph, problem.options.constraints)
-    looked: dict[int, _Looked] = {}
-    best = problem.subproblem.cutoff_s
-    for i in sorted(range(len(meshes)), key=lambda i: (_distance(problem, meshes[i]), i)):
-        looked[i] = _look(problem, meshes[i], clock, best)
-        solution = looked[i].solution
-        if looked[i].fits and solution is not None:
-            best = min(best, solution.objective)
-    return [looked[i] for i in range(len(meshes))]
+    looks = _Looks(problem, clock, problem.subproblem.cutoff_s)
+    order = sorted(range(len(meshes)), key=lambda i: (_distance(problem, meshes[i]), i))
+    looked: dict[int, Future[_Looked]] = {}
+    # Looks run without the interpreter's lock, one after another in a thread, while the next mesh is stated.
+    with ThreadPoolExecutor(1, "autopar-look") as thread:
+        try:
+            for i in order:
+                problem.checkpoint()
+                looked[i] = thread.submit(looks.look, _stated(problem, meshes[i], clock, split_phases=False))
+        except BaseException:
+            thread.shutdown(cancel_futures=True)
+            raise
+        return [looked[i].result() for i in range(len(meshes))]
 
 
-def _look(problem: Problem, mesh: LogicalMesh, clock: Clock, cutoff_s: float) -> _Looked:
-    problem.checkpoint()
-    stated = _stated(problem, mesh, clock, split_phases=False)
-    if stated.broken or memory_floor(stated.problem) > problem.memory_limit_bytes:
-        return _Looked(stated, None, math.inf)
-    with clock.phase("solve"):
-        look = first_look(replace(stated.problem, limit_bytes=None), Goal(PLAN_GAP, cutoff_s))
-    if look is None:
-        return _Looked(stated, None, -math.inf)
-    fits = look.found and peak_bytes(stated.problem, look.choice) <= problem.memory_limit_bytes
-    return _Looked(stated, look, look.lower_bound, fits)
+@dataclass
+class _Looks:
+    """Looks at meshes one after another.
+
+    Args:
+        problem: what is planned.
+        clock: takes the time.
+        cutoff_s: a step of another plan, or of a mesh that was looked at and fits: beyond it a mesh is given up.
+    """
+
+    problem: Problem
+    clock: Clock
+    cutoff_s: float
+
+    def look(self, stated: ShardingProblem) -> _Looked:
+        """A look at the next mesh."""
+        limit_bytes = self.problem.memory_limit_bytes
+        if stated.broken or memory_floor(stated.problem) > limit_bytes:
+            return _Looked(stated, None, math.inf)
+        with self.clock.phase("solve"):
+            look = first_look(replace(stated.problem, limit_bytes=None), Goal(PLAN_GAP, self.cutoff_s))
+        if look is None:
+            return _Looked(stated, None, -math.inf)
+        fits = look.found and peak_bytes(stated.problem, look.choice) <= limit_bytes
+        if fits:
+            self.cutoff_s = min(self.cutoff_s, look.objective)
+        return _Looked(stated, look, look.lower_bound, fits)
 
 
 def _left_out(looked: _Looked) -> Answer:

@@ -31,9 +31,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 
 import autopar
-from autopar.runtime.ray.machine import exists
+from autopar.runtime.ray.machine import GROUP_MARK, exists
 from benchmarks.report import Report, Row, Say
 
 MINUTES = 15.0
@@ -45,10 +46,12 @@ MOST_GROWTH_BYTES, MOST_GROWTH = 64 << 20, 8
 MOMENTS = ("step", "start", "compile", "init", "save", "restore", "recovery")
 #: Those that take long.
 _LONG = ("step", "start", "compile", "recovery")
+#: What brings moments about that do not come by themselves.
+_AFTER = {"recovery": signal.SIGKILL, "start": signal.SIGTERM}
 #: Least and most workers; layers and their width; weights are -2 to 1.
 FEWEST, MOST, LAYERS, WIDTH, WEIGHTS = 2, 4, 4, 8, 4
 #: Seconds that a moment that was drawn is waited for.
-_PATIENCE_S = 20.0
+_PATIENCE_S = 10.0
 
 
 class Moments(logging.Handler):
@@ -94,20 +97,38 @@ class Strikes:
         draw = random.Random(self.seed)
         while not over.wait(draw.uniform(0.2, 1.8) * self.every_s):
             wanted = min(MOMENTS, key=lambda m: (self.counts[m], draw.random()))
+            if wanted in _AFTER:  # workers start again, and are struck on the way
+                self._strike(cluster, moments, draw, _AFTER[wanted])
             until = time.monotonic() + _PATIENCE_S
             while moments.now != wanted and time.monotonic() < until and not over.wait(0.0005):
                 pass
             over.wait(draw.uniform(0, 0.3 if wanted in _LONG else 0.004))
-            moment, processes = moments.now, cluster.processes
-            self.seen.update(processes)
-            if processes and moment:
-                kind = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-                if draw.random() < 0.5:
-                    room[0] = draw.randint(FEWEST, MOST)
-                    self.workers.add(room[0])
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(draw.choice(processes), kind)
-                    self.counts[moment] += 1
+            if draw.random() < 0.5:
+                room[0] = draw.randint(FEWEST, MOST)
+                self.workers.add(room[0])
+            kind = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+            self._strike(cluster, moments, draw, kind)
+
+    def _strike(self, cluster: Any, moments: Moments, draw: random.Random, kind: signal.Signals) -> None:
+        moment = moments.now
+        processes = list(cluster.processes)
+        if moment in _AFTER:
+            processes = [p for p in _workers() if p not in processes] or processes
+        self.seen.update(processes)
+        if processes and moment:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(draw.choice(processes), kind)
+                self.counts[moment] += 1
+
+
+def _workers() -> list[int]:
+    """Workers of this process that have started, also those that have not said a word yet."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if GROUP_MARK in child.environ():
+                found.append(child.pid)
+    return found
 
 
 @dataclass(frozen=True)
@@ -254,7 +275,7 @@ class _Training:
 
 
 def _cluster(room: list[int]) -> Any:
-    cluster = autopar.Cluster.ray(
+    cluster: Any = autopar.Cluster.ray(
         workers=MOST, devices_per_worker=1, recover=True, copy_every=5, deadline_s=10, start_s=60, load_s=60,
         attempts=200, repeats=200,
     )  # fmt: skip

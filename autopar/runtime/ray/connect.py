@@ -21,7 +21,7 @@ from autopar.errors import ClusterError
 from autopar.runtime.ray.actors import RayWorkerGroup
 from autopar.runtime.ray.cluster import RayCluster, Slot
 from autopar.runtime.ray.driver import Driver
-from autopar.runtime.ray.joining import LOOPBACK, check_answers, forget_token, initialize, own_address
+from autopar.runtime.ray.joining import LOOPBACK, check_answers, check_is_ray, forget_token, initialize, own_address
 from autopar.runtime.ray.machine import RAY_MARK, clean_up, guard
 from autopar.runtime.ray.messages import Handshake
 from autopar.runtime.ray.nodes import Devices, layout, machines, planned
@@ -84,6 +84,8 @@ def connect(
     _check(transport, seconds, [*counts.items(), *(("devices_per_worker", n) for n in sizes)])
     if address is not None:
         check_answers(address)
+        if not ray.is_initialized():
+            check_is_ray(address)
     own = not ray.is_initialized()
     folder = _new_folder()
     worker_groups: list[RayWorkerGroup] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -36,6 +37,33 @@ def check_answers(address: str) -> None:
             cause="no Ray cluster runs there, or a firewall is between",
             remedy="check the address with `ray status --address ...`; leave it out to start Ray here",
         ) from error
+
+
+def check_is_ray(address: str, limit_s: float = _ANSWERS_S) -> None:
+    """Raises ClusterError where what listens at an address does not answer as Ray: Ray would try for minutes.
+
+    Args:
+        address: host and port of a running cluster; others, as "auto", are left to Ray.
+        limit_s: seconds that it has to answer.
+    """
+    client = getattr(ray._raylet, "GcsClient", None)
+    if client is None or not address.rpartition(":")[2].isdecimal() or "/" in address:
+        return
+    # Ray itself decides what its answer means; a thread, since it takes longer where there is none.
+    asking = threading.Thread(target=_ask, args=(client, address), name="ask", daemon=True)
+    asking.start()
+    asking.join(limit_s)
+    if asking.is_alive():
+        raise ClusterError(
+            f"what listens at {address} does not answer as Ray does within {limit_s:g} s",
+            cause="it is another program, or another of Ray's ports: the GCS has 6379 where nothing else was said",
+            remedy="check the address with `ray status --address ...`; leave it out to start Ray here",
+        )
+
+
+def _ask(client: Any, address: str) -> None:
+    with contextlib.suppress(Exception):
+        client(address=address)
 
 
 def own_address() -> str:

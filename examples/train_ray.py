@@ -24,9 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", help="of checkpoints, which driver and workers share")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument(
-        "--devices", type=int, help="of each worker; None takes all GPUs of a machine"
-    )
+    parser.add_argument("--devices", type=int, help="of each worker; None takes all GPUs of a machine")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between steps")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -168,3 +171,31 @@ def test_strangers_are_not_heard(pair) -> None:
 
 def test_links_listen_on_loopback(pair) -> None:
     assert {link.address[0] for link in pair} == {"127.0.0.1"}
+
+
+def test_accepting_goes_on_when_descriptors_ran_out() -> None:
+    """A friend that comes while there is no descriptor is served when there is one again."""
+    served: list[bytes] = []
+    listener = Listener(Credentials(b"secret"), lambda c: served.append(c.recv(2)))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    with socket.socket() as first, socket.socket() as friend:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 16, limits[1]))
+            with pytest.raises(OSError, match="Too many open files"):
+                while True:
+                    taken.append(os.dup(friend.fileno()))
+            first.connect(listener.address)  # for it the listener had taken a descriptor already
+            friend.connect(listener.address)
+            friend.sendall(b"secrethi")
+            time.sleep(0.2)
+            assert served == []
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for descriptor in taken:
+                os.close(descriptor)
+        until = time.monotonic() + 20
+        while not served and time.monotonic() < until:
+            time.sleep(0.01)
+    listener.close()
+    assert served == [b"hi"]

@@ -36,8 +36,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # by runs. AUTOPAR_TEST_COMPILED names another folder, or is "" where nothing is to be kept.
 _compiled = os.environ.get("AUTOPAR_TEST_COMPILED", str(Path(__file__).resolve().parents[1] / ".jax_cache"))
 if _compiled:
-    _kept_bytes = sum(p.stat().st_size for p in Path(_compiled).glob("*"))
-    if _kept_bytes > 1 << 30 and "PYTEST_XDIST_WORKER" not in os.environ:
+    _first = "PYTEST_XDIST_WORKER" not in os.environ
+    if _first and sum(p.stat().st_size for p in Path(_compiled).glob("*")) > 1 << 30:
         shutil.rmtree(_compiled, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+from autopar.errors import TraceError
 from autopar.ir.graph import Attr, Graph, Input, Literal, Operand, Operator, Output, Value
 from autopar.ir.text import DTYPE, LITERAL, NAME, WORD
-from autopar.ir.types import TensorType
+from autopar.ir.types import TensorType, item_bytes
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
@@ -137,6 +138,10 @@ class _Reader:
 
     def type(self) -> TensorType:
         dtype = self.word(DTYPE, "a dtype")
+        try:
+            item_bytes(dtype)
+        except TraceError:
+            raise self.fail(f"a dtype whose size is known, which {dtype!r} is not,") from None
         self.need("[")
         return TensorType(self.many(self.integer, "]"), dtype)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autopar.errors import TraceError
+
 # Bytes an element by dtype name; names are those that jaxprs print.
 _ITEM_BYTES: dict[str, float] = {
     "bool": 1,
@@ -28,10 +30,16 @@ _ITEM_BYTES: dict[str, float] = {
     "c128": 16,
 }
 _KEY_BYTES: dict[str, int] = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
+#: Values that order effects, and tangents of integers: they hold no data.
+_WITHOUT_DATA = ("token", "[('float0', 'V')]")
 
 
 def item_bytes(dtype: str) -> float:
-    """Bytes of one element of ``dtype``: 4 for ``f32``, 8 for a threefry key, 1 for any ``f8_*``."""
+    """Bytes of one element of ``dtype``: 4 for ``f32``, 8 for a threefry key, 1 for any ``f8_*``, 0 for a token.
+
+    Raises:
+        TraceError: no size is known for ``dtype``.
+    """
     if dtype in _ITEM_BYTES:
         return _ITEM_BYTES[dtype]
     if dtype.startswith("key<"):
@@ -40,7 +48,13 @@ def item_bytes(dtype: str) -> float:
         return 1
     if dtype.startswith("f4_"):
         return 0.5
-    return 0  # tokens and other values that hold no data
+    if dtype in _WITHOUT_DATA:
+        return 0
+    raise TraceError(
+        f"a value has elements of the dtype {dtype!r}, whose size autopar does not know",
+        cause="a dtype that is newer than this release, or a plan that was changed by hand",
+        remedy="cast the value to a dtype of numpy, bfloat16, an 8-bit or a 4-bit float inside the function",
+    )
 
 
 def is_float(dtype: str) -> bool:
@@ -50,10 +64,17 @@ def is_float(dtype: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Shape (elements by dim) and dtype (jaxpr name, as ``bf16``) of a value."""
+    """Shape (elements by dim) and dtype (jaxpr name, as ``bf16``) of a value.
+
+    Raises:
+        TraceError: no size is known for the dtype.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+
+    def __post_init__(self) -> None:
+        item_bytes(self.dtype)
 
     @property
     def rank(self) -> int:

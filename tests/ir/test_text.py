@@ -47,12 +47,12 @@ def test_blanks_and_comments_between_lines_do_not_count(graph: Graph, random) ->
 
 
 @given(names, names, attrs(), st.text(max_size=4), st.text(max_size=4), st.lists(st.text(max_size=3), max_size=2))
-def test_any_strings_survive(name: str, other: str, attributes, role: str, dtype: str, effects: list[str]) -> None:
-    type = TensorType((2, -1), dtype)
+def test_any_strings_survive(name: str, other: str, attributes, role: str, text: str, effects: list[str]) -> None:
+    type = TensorType((2, -1), "f8_e4m3fn")
     op = Operator(
         other,
         role,
-        (name, Literal(dtype, type)),
+        (name, Literal(text, type)),
         (Value(other, type), Value(name, F32)),
         attributes,
         ((role, Graph(name, (), ())), (name, Graph("", (), ()))),
@@ -143,3 +143,8 @@ def test_a_text_cut_short_is_an_error(graph: Graph, data: st.DataObject) -> None
     text = graph_text(graph).rstrip()
     with pytest.raises(GraphSyntaxError, match="expected"):
         parse_graph(text[: data.draw(st.integers(0, len(text) - 1))])
+
+
+def test_a_dtype_without_a_size_is_a_fault_of_the_text() -> None:
+    with pytest.raises(GraphSyntaxError, match=r"expected a dtype whose size is known.*'f7'"):
+        parse_graph(graph_text(Graph("f", (Input("x", F32),), (), ())).replace("f32", "f7"))

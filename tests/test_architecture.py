@@ -261,6 +261,54 @@ def test_no_clock_decides_in_the_search_of_pipelines() -> None:
     ]
 
 
+#: Words that are not the field's: no name of a function, class, argument, variable or module has one as a part.
+#: The joint search is left out until its names follow.
+NOT_THE_FIELDS_WORDS = {
+    "anew": "recompute",
+    "beside": "parallel, next to",
+    "crew": "worker group",
+    "dear": "expensive",
+    "fences": "collective barriers",
+    "hello": "handshake",
+    "mates": "peers",
+    "meet": "connect",
+    "promising": "ranked",
+    "stated": "problem, program",
+    "teams": "process groups",
+}
+
+
+def names_given(tree: ast.AST) -> Iterator[str]:
+    """Names that a file gives: of functions, classes, arguments, attributes and variables."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def words(name: str) -> set[str]:
+    """``worker_groups`` and ``WorkerGroups`` are both ``{"worker", "groups"}``."""
+    return set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_"))
+
+
+def test_names_are_the_fields_own() -> None:
+    wrong = [
+        f"{module_name(path)}: {name}"
+        for path in SOURCES
+        if not module_name(path).startswith("autopar.search")
+        for name in (*names_given(parse(path)), path.stem)
+        if words(name) & NOT_THE_FIELDS_WORDS.keys()
+    ]
+    assert wrong == []
+    assert words("WorkerCrew") & NOT_THE_FIELDS_WORDS.keys() == {"crew"}
+    assert [*names_given(ast.parse("def f(mates):\n    x.anew = y = 1"))] == ["f", "mates", "anew", "y"]
+
+
 def test_no_module_level_mutable_state() -> None:
     found = {module_name(p): mutable_state(parse(p)) for p in SOURCES}
     assert {name: names for name, names in found.items() if names} == {}

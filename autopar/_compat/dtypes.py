@@ -13,7 +13,7 @@ _KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg
 _PREFIXES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
 
 
-@lru_cache(maxsize=128)  # a graph asks tens of thousands of times for the same few, and numpy puts names together anew
+@lru_cache(maxsize=128)  # a graph asks tens of thousands of times for the same few, and numpy builds each name again
 def dtype_name(dtype: Any) -> str:
     """``f32`` for float32, ``key<fry>`` for threefry keys."""
     text = str(dtype) if not isinstance(dtype, type) else str(np.dtype(dtype))

@@ -121,9 +121,9 @@ def constraints_of(
     return tuple(found[k] for k in sorted(found))
 
 
-def merged(lying: Sequence[Constraint], pinned: Sequence[Constraint]) -> tuple[Constraint, ...]:
+def merged(current: Sequence[Constraint], pinned: Sequence[Constraint]) -> tuple[Constraint, ...]:
     """Constraints of both; what the user pinned comes before where an input lies."""
-    return tuple({c.value: c for c in (*lying, *pinned)}.values())
+    return tuple({c.value: c for c in (*current, *pinned)}.values())
 
 
 def _shards(pin: Pin, path: str, type: TensorType, devices: int) -> tuple[int, ...]:

@@ -148,17 +148,17 @@ def _once(compiled: Compiled, leaves: list[Any]) -> float:
 def _memory(compiled: Compiled, leaves: list[Any]) -> tuple[MeasuredRow, ...]:
     plan, local = compiled.plan, compiled.local
     (stage,) = plan.stages
-    lying: dict[str, int] = {"parameter": 0, "optimizer": 0, "batch": 0}
+    device_bytes: dict[str, int] = {"parameter": 0, "optimizer": 0, "batch": 0}
     for record, array in zip(plan.content.inputs, local.place_all(leaves), strict=False):
-        if record.role in lying and record.memory == "device":
-            lying[record.role] += array.addressable_shards[0].data.nbytes
+        if record.role in device_bytes and record.memory == "device":
+            device_bytes[record.role] += array.addressable_shards[0].data.nbytes
     said = stage.memory
     rest = said.gradients + said.activations + said.temporaries
     return (
-        MeasuredRow("parameters", said.parameters, lying["parameter"]),
-        MeasuredRow("optimizer", said.optimizer, lying["optimizer"]),
-        MeasuredRow("batch", said.batch, lying["batch"]),
-        MeasuredRow("everything else", rest, local.footprint_bytes - sum(lying.values())),
+        MeasuredRow("parameters", said.parameters, device_bytes["parameter"]),
+        MeasuredRow("optimizer", said.optimizer, device_bytes["optimizer"]),
+        MeasuredRow("batch", said.batch, device_bytes["batch"]),
+        MeasuredRow("everything else", rest, local.footprint_bytes - sum(device_bytes.values())),
         MeasuredRow("peak memory", plan.peak_memory, local.footprint_bytes),
     )
 

@@ -89,7 +89,7 @@ def parallelize(
         schedule: name of the pipeline schedule, or one of your own; "auto" takes the fastest that fits, "none"
             makes no pipeline.
         memory_limit: bytes a device, or text as "40GB"; None takes the device's memory.
-        remat: what the backward pass may compute anew beyond what the function states: "none", "selective" (not
+        remat: what the backward pass may recompute beyond what the function states: "none", "selective" (not
             matrix products), "full" (all but what enters a layer), or "auto": as little as the memory allows.
         offload: what may lie in host memory while nothing needs it: "none", or "auto": state that only the update
             reads, where the cluster gives ``host_bandwidth`` and no plan within the memory is faster without.

@@ -15,13 +15,13 @@ from autopar._compat.devices import world_devices
 from autopar._compat.world import World
 from autopar.api.compiled import Compiled
 from autopar.api.constraints import MOST_PRICED, constraints_of, merged, price_note
+from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked
 from autopar.api.devices import check_devices
 from autopar.api.effects import check_effects
 from autopar.api.fitting import Planned, build_within
 from autopar.api.for_workers import check_for_workers
 from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
-from autopar.api.lying import Lying, lying_arrays, lying_of
 from autopar.api.many_hosts import agree, many, same_arguments, share
 from autopar.api.options import ParallelOptions
 from autopar.api.steps import TracedStep, as_one_stage
@@ -74,7 +74,7 @@ class PureFunction:
         self._traced: dict[CallSignature, Traced] = {}
         self._numbers_static: set[CallSignature] = set()
         self._last_batch = LastBatch()
-        self._lying: dict[CallSignature, Lying] = {}
+        self._placements: dict[CallSignature, CurrentPlacement] = {}
         self._recent: Compiled | None = None
 
     def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
@@ -120,7 +120,7 @@ class PureFunction:
         if signature not in self._numbers_static:
             try:
                 self._traced[signature] = traced = self._trace(signature, False)
-                self._lying[signature] = lying_arrays(traced, leaves, world_devices)
+                self._placements[signature] = array_placement(traced, leaves, world_devices)
                 return signature, leaves
             except TraceError as error:
                 if not needs_values(error.__cause__) or not any(isinstance(leaf, NUMBERS) for leaf in leaves):
@@ -263,18 +263,20 @@ class PureFunction:
         o = self.options
         cluster = o.cluster or Cluster.local()
         donated = frozenset(traced.arguments[i][0] for i in self.donated(traced))
-        lying = lying_of(traced, o, self._lying.get(traced.signature))
+        placed = placement_asked(traced, o, self._placements.get(traced.signature))
         return Problem(
             traced.graph,
             cluster,
             CostModel(cluster),
             Options(
-                mesh_shape=o.mesh_shape or lying.mesh_shape,
+                mesh_shape=o.mesh_shape or placed.mesh_shape,
                 memory_limit_bytes=memory_limit_bytes,
                 donated=donated,
                 num_microbatches=microbatches,
                 offload=o.offload,
-                constraints=merged(lying.constraints, constraints_of(o.constraints, traced.graph, cluster.num_devices)),
+                constraints=merged(
+                    placed.constraints, constraints_of(o.constraints, traced.graph, cluster.num_devices)
+                ),
             ),
             policy=o.policy,
             reporting=Reporting(log=o.progress),

@@ -72,7 +72,7 @@ pipeline_options: Option = options(
     click.option(
         "--remat",
         type=click.Choice(["auto", "none", "selective", "full"]),
-        help="What the backward pass of a stage computes anew instead of holding it.  [default: auto]",
+        help="What the backward pass of a stage recomputes instead of holding it.  [default: auto]",
     ),
     click.option(
         "--offload",

@@ -34,7 +34,7 @@ class Request:
         microbatches: number of microbatches, or "auto".
         stages: number of stages, or "auto".
         schedule: name of a pipeline schedule.
-        remat: what may be computed anew.
+        remat: what may be recomputed.
         offload: what may lie in host memory.
         memory_limit: bytes a device, as text.
         mesh: sizes of the only logical mesh.

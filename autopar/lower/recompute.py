@@ -43,7 +43,7 @@ def recomputed_bound(
 
 
 def recomputed_step(traced: Traced, level: Level, ends: Sequence[str] | None = None) -> tuple[Traced, tuple[str, ...]]:
-    """A step whose backward pass computes anew what ``level`` does not hold, for plans of one stage.
+    """A step whose backward pass recomputes what ``level`` does not hold, for plans of one stage.
 
     Args:
         traced: the step.

@@ -95,7 +95,7 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stack_groups: int = 1
 
     def recomputing(self, level: Remat, layer_ends: tuple[str, ...]) -> PlanContent:
-        """The same, saying that its one stage computes anew what ``level`` does not hold; see `Stage`."""
+        """The same, saying that its one stage recomputes what ``level`` does not hold; see `Stage`."""
         if level == "none":
             return self
         (stage,) = self.stages

@@ -78,10 +78,10 @@ class Stage(_Record, frozen=True):
             large.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
         received_bytes: bytes a device that earlier stages send for each microbatch in flight.
-        remat: what is held of the forward pass for the backward pass, which computes the rest anew: "none" (nothing is
-            computed anew), "selective" or "full".
-        layer_ends: ids of the last forward operator of each of its layers but the last, where something is computed
-            anew.
+        remat: what is held of the forward pass for the backward pass, which recomputes the rest: "none" (nothing is
+            recomputed), "selective" or "full".
+        layer_ends: ids of the last forward operator of each of its layers but the last, where something is
+            recomputed.
         host_bytes: bytes a device of inputs that lie in host memory between updates.
         host_time: predicted seconds a step of moving them to the device and back; part of ``step_time``.
         activations_offloaded: whether the ``activation_bytes`` of microbatches in flight, but for the one that runs

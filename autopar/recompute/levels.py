@@ -1,4 +1,4 @@
-"""How much is computed anew, and which operators are too expensive for that."""
+"""How much is recomputed, and which operators are too expensive for that."""
 
 from __future__ import annotations
 

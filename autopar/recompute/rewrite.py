@@ -31,7 +31,7 @@ class Recomputed:
 
 
 def recomputed(graph: Graph, phases: Phases, layers: Sequence[Sequence[str]], level: Level) -> Recomputed:
-    """``graph`` with a backward pass that computes anew what ``level`` does not hold.
+    """``graph`` with a backward pass that recomputes what ``level`` does not hold.
 
     What runs again is the same operator on the same operands, so random bits come out the same. Its operands pass an
     ``optimization_barrier``, with a value of the backward pass where one is at hand: compilers must not merge the

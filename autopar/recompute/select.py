@@ -51,7 +51,7 @@ class Again:
 
 @dataclass(frozen=True)
 class Selected:
-    """What is held and what is computed anew.
+    """What is held and what is recomputed.
 
     Args:
         again: in the order in which the backward pass needs them.

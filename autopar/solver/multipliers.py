@@ -106,9 +106,9 @@ class _Search:
             y[row] = (high - low + low_slope * low_y - high_slope * high_y) / (low_slope - high_slope)
             if not low_y < y[row] < high_y or time.monotonic() > self.deadline:
                 return
-            meet = low + low_slope * (y[row] - low_y)
+            crossing = low + low_slope * (y[row] - low_y)
             middle, over, _ = self.value(y)
-            if middle >= meet - 1e-12 * abs(meet):
+            if middle >= crossing - 1e-12 * abs(crossing):
                 return
             if over[row] > 0:
                 low_y, low, low_slope = y[row], middle, over[row]

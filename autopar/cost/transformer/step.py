@@ -239,9 +239,9 @@ class StepModel:
         plan = self.plan
         together = max(1, self.network.devices_per_node // plan.stage_stride) if plan.stages_together else 1
         first = stage.index // together * together
-        mates = stage_shapes(self.spec, plan)[first : first + together]
-        dense = sum(dense_parameters(self.spec, plan, s) for s in mates) / len(mates)
-        return dense, sum(expert_parameters(self.spec, plan, s) for s in mates) / len(mates)
+        shapes = stage_shapes(self.spec, plan)[first : first + together]
+        dense = sum(dense_parameters(self.spec, plan, s) for s in shapes) / len(shapes)
+        return dense, sum(expert_parameters(self.spec, plan, s) for s in shapes) / len(shapes)
 
     def optimizer_s(self, stage: StageShape) -> float:
         """Seconds of the update of one stage."""

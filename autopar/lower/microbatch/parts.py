@@ -24,7 +24,7 @@ from autopar.sharding.reshard import PathTables
 
 @dataclass(frozen=True)
 class Again:
-    """What the backward pass of a microbatch computes anew; see `autopar.recompute.recomputed`."""
+    """What the backward pass of a microbatch recomputes; see `autopar.recompute.recomputed`."""
 
     phases: Phases
     layers: tuple[tuple[str, ...], ...]
@@ -102,7 +102,7 @@ def microbatch_function(
         ids: operators of the loop to run, in running order.
         taken: values that they take from elsewhere.
         wanted: values asked for, each with its layout over the axis of microbatches; None for the one it has.
-        again: what the backward pass computes anew; None for nothing.
+        again: what the backward pass recomputes; None for nothing.
     """
     graph = bound.graph
     part = part_of(bound, ids, [Input(n, graph.types[n]) for n in taken], [n for n, _ in wanted])

@@ -152,7 +152,7 @@ def _kinds(table: Table) -> dict[int, set[str]]:
 
 
 def recomputation(stage: Stage, members: Sequence[str]) -> Recomputation:
-    """What a stage computes anew, as its plan says.
+    """What a stage recomputes, as its plan says.
 
     Args:
         stage: from the plan.

@@ -108,7 +108,7 @@ class TracedStages:
         return Sliced(cut.map, (cut.parts[stage],), (graph,), (origins,))
 
     def recomputed(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> Graph:
-        """The graph of one stage with a backward pass that computes anew what ``again`` does not hold."""
+        """The graph of one stage with a backward pass that recomputes what ``again`` does not hold."""
         return self._planned(count, self._cut(count, members), stage, again)[0]
 
     def stage_graph(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> StageGraph:
@@ -147,10 +147,10 @@ class TracedStages:
 
     def _stage(self, cut: _Cut, stage: int, again: Recomputation) -> StageGraph:
         parts = cut.parts[stage]
-        anew = None
+        recomputed = None
         if again.level != "none":
-            anew = Again(Phases.of(self.step.graph, parts.body, parts.backward), again.layers, again.level)
-        found = stage_graph(self.step, cut.map.found, parts, anew)
+            recomputed = Again(Phases.of(self.step.graph, parts.body, parts.backward), again.layers, again.level)
+        found = stage_graph(self.step, cut.map.found, parts, recomputed)
         verify(found.graph)
         return found
 

@@ -72,7 +72,7 @@ def stage_graph(step: Step, found: Microbatching, parts: StageParts, again: Agai
         step: the whole step.
         found: its microbatches, as in the `autopar.stages.StageMap`.
         parts: from `autopar.stages.stage_parts`.
-        again: what its backward pass computes anew.
+        again: what its backward pass recomputes.
     """
     graph = step.graph
     avals = dict(zip((i.name for i in graph.inputs), step.avals, strict=True))

@@ -22,7 +22,7 @@ from autopar.search.constraints import Constraint
 
 
 @dataclass(frozen=True)
-class Lying:
+class CurrentPlacement:
     """Where inputs lie already.
 
     Args:
@@ -34,7 +34,7 @@ class Lying:
     constraints: tuple[Constraint, ...] = ()
 
 
-def lying_of(traced: Traced, options: ParallelOptions, arrays: Lying | None) -> Lying:
+def placement_asked(traced: Traced, options: ParallelOptions, arrays: CurrentPlacement | None) -> CurrentPlacement:
     """What a plan of ``traced`` takes as it lies.
 
     Args:
@@ -43,12 +43,12 @@ def lying_of(traced: Traced, options: ParallelOptions, arrays: Lying | None) -> 
         arrays: where the arrays of the first call lie.
     """
     if options.like is not None:
-        return lying_like(traced, *planned_like(options.like))
+        return placement_like(traced, *planned_like(options.like))
     said = options.plan is not None or options.mesh_shape is not None or bool(options.constraints)
-    return Lying() if arrays is None or said else arrays
+    return CurrentPlacement() if arrays is None or said else arrays
 
 
-def lying_arrays(traced: Traced, leaves: Sequence[Any], devices: Callable[[], Sequence[Any]]) -> Lying:
+def array_placement(traced: Traced, leaves: Sequence[Any], devices: Callable[[], Sequence[Any]]) -> CurrentPlacement:
     """Where the parameters among ``leaves`` lie, if they were split by another plan over all devices.
 
     Args:
@@ -68,9 +68,9 @@ def lying_arrays(traced: Traced, leaves: Sequence[Any], devices: Callable[[], Se
         sizes = {str(a): int(n) for a, n in sharding.mesh.shape.items()}
         constraints.append(_constraint(i, Layout(_dims(sharding, i.type.rank)), sizes, "as it lies"))
     if len(meshes) != 1:
-        return Lying()
+        return CurrentPlacement()
     (mesh,) = meshes
-    return Lying(tuple(int(n) for n in mesh.shape.values()), tuple(constraints))
+    return CurrentPlacement(tuple(int(n) for n in mesh.shape.values()), tuple(constraints))
 
 
 def _dims(sharding: NamedSharding, rank: int) -> tuple[tuple[str, ...], ...]:
@@ -78,7 +78,7 @@ def _dims(sharding: NamedSharding, rank: int) -> tuple[tuple[str, ...], ...]:
     return tuple(() if e is None else (str(e),) if isinstance(e, str) else tuple(map(str, e)) for e in entries)
 
 
-def lying_like(traced: Traced, plan: Plan, name: str) -> Lying:
+def placement_like(traced: Traced, plan: Plan, name: str) -> CurrentPlacement:
     """Where the arguments of a step lie that are those of another: as its plan wants them.
 
     Args:
@@ -108,7 +108,7 @@ def lying_like(traced: Traced, plan: Plan, name: str) -> Lying:
             cause="arguments are matched by what is behind the argument's name: state.params['w'], params['w']",
             remedy=f"pass the state as {name} takes it; it has {', '.join(r.path for r in plan.content.inputs[:3])}",
         )
-    return Lying(tuple(plan.stages[0].mesh_shape.values()), tuple(constraints))
+    return CurrentPlacement(tuple(plan.stages[0].mesh_shape.values()), tuple(constraints))
 
 
 def planned_like(other: Any) -> tuple[Plan, str]:

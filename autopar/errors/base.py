@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypedDict, Unpack
+
+
+class Parts(TypedDict, total=False):
+    """What an error may say after the fact; see `AutoparError`."""
+
+    cause: str | None
+    remedy: str | None
+    source: str | None
+
 
 class AutoparError(Exception):
     """Base of every error that autopar raises on purpose.
@@ -53,13 +63,11 @@ class InfeasiblePlanError(AutoparError):
         self,
         fact: str,
         *,
-        cause: str | None = None,
-        remedy: str | None = None,
-        source: str | None = None,
         least_bytes: int | None = None,
+        **parts: Unpack[Parts],
     ) -> None:
         self.least_bytes = least_bytes
-        super().__init__(fact, cause=cause, remedy=remedy, source=source)
+        super().__init__(fact, **parts)
 
 
 class ConstraintError(AutoparError):
@@ -92,19 +100,17 @@ class WorkerLostError(AutoparError):
         self,
         fact: str,
         *,
-        cause: str | None = None,
-        remedy: str | None = None,
-        source: str | None = None,
         worker: int = -1,
         stages: tuple[int, ...] = (),
         instruction: str | None = None,
         microbatch: int | None = None,
+        **parts: Unpack[Parts],
     ) -> None:
         self.worker = worker
         self.stages = stages
         self.instruction = instruction
         self.microbatch = microbatch
-        super().__init__(fact, cause=cause, remedy=remedy, source=source)
+        super().__init__(fact, **parts)
 
 
 class ProcessLostError(AutoparError):
@@ -118,13 +124,11 @@ class ProcessLostError(AutoparError):
         self,
         fact: str,
         *,
-        cause: str | None = None,
-        remedy: str | None = None,
-        source: str | None = None,
         processes: tuple[int, ...] = (),
+        **parts: Unpack[Parts],
     ) -> None:
         self.processes = processes
-        super().__init__(fact, cause=cause, remedy=remedy, source=source)
+        super().__init__(fact, **parts)
 
 
 class ProcessMismatchError(AutoparError):
@@ -138,13 +142,11 @@ class ProcessMismatchError(AutoparError):
         self,
         fact: str,
         *,
-        cause: str | None = None,
-        remedy: str | None = None,
-        source: str | None = None,
         process: int = -1,
+        **parts: Unpack[Parts],
     ) -> None:
         self.process = process
-        super().__init__(fact, cause=cause, remedy=remedy, source=source)
+        super().__init__(fact, **parts)
 
 
 class ScheduleError(AutoparError):
@@ -158,13 +160,11 @@ class ScheduleError(AutoparError):
         self,
         fact: str,
         *,
-        cause: str | None = None,
-        remedy: str | None = None,
-        source: str | None = None,
         table: str | None = None,
+        **parts: Unpack[Parts],
     ) -> None:
         self.table = table
-        super().__init__(fact, cause=cause, remedy=remedy, source=source)
+        super().__init__(fact, **parts)
 
     def text(self) -> str:
         """The whole message, the table last."""

@@ -123,14 +123,15 @@ def test_no_file_is_over_500_lines() -> None:
 #: Rooms whose files have at most 400 lines, and whose functions at most 60 lines and 8 parameters.
 SMALL_ROOMS = (
     "_compat", "api", "cli", "cluster", "errors", "frontend", "hooks", "ir", "lower", "microbatch", "plan", "precision",
-    "recompute", "report", "schedule", "sharding", "simulate", "stages", "transforms",
+    "recompute", "report", "schedule", "search", "sharding", "simulate", "stages", "transforms",
 )  # fmt: skip
 #: What is larger, with its size. The lists only get shorter, and the sizes in them smaller.
-LARGE_FILES: dict[str, int] = {}
+LARGE_FILES = {"autopar.search.intra.build": 500}
 LONG_FUNCTIONS = {
     "autopar.api.parallelize.parallelize": 120,  # its docstring says every option
     "autopar.cluster.cluster.ray": 80,
     "autopar.frontend.trace.trace": 77,
+    "autopar.search.intra.build._operator": 74,
     "autopar.transforms.one_bit_adam.one_bit_adam": 84,
 }
 #: Functions for users say what they can do by keyword, and commands by options.
@@ -141,6 +142,7 @@ MANY_PARAMETERS = {
     "autopar.cli.schedules.command": 9,
     "autopar.cli.verify.command": 10,
     "autopar.cluster.cluster.ray": 19,
+    "autopar.search.intra.regions._enter": 10,
     "autopar.transforms.one_bit_adam.one_bit_adam": 9,
 }
 
@@ -192,7 +194,7 @@ NUMBERS_OF_SEARCH = {
     "autopar.search.constraints.SPLIT": "a mark",
     "autopar.search.files._VERSION": "of a file format",
     "autopar.search.garbage.THRESHOLDS": "Python's collector of garbage",
-    "autopar.search.inter.even._ROUNDING": "of sums",
+    "autopar.search.partition.even._ROUNDING": "of sums",
     "autopar.search.intra.extract._SHOWN_OPERATORS": "length of a text",
     "autopar.search.intra.fusion.CPU_GROWTH": "what a compiler fuses: a fact",
     "autopar.search.intra.fusion.GROWTH": "likewise",
@@ -252,7 +254,8 @@ def clock_reads(tree: ast.Module) -> list[str]:
 
 
 def test_no_clock_decides_in_the_search_of_pipelines() -> None:
-    files = [p for p in SOURCES if module_name(p).startswith("autopar.search.inter.")]
+    rooms = ("enumeration", "profiling", "partition", "stage_planning", "composition", "pipelines")
+    files = [p for p in SOURCES if module_name(p).startswith(tuple(f"autopar.search.{room}" for room in rooms))]
     assert len(files) > 10
     assert {module_name(p): clock_reads(parse(p)) for p in files if clock_reads(parse(p))} == {}
     assert clock_reads(ast.parse("solve(p, time_limit_s=10.0)\nbegan = time.monotonic()")) == [

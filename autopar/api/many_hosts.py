@@ -14,7 +14,6 @@ import jax
 from jax.sharding import NamedSharding
 
 from autopar._compat.world import World, world
-from autopar.api.fitting import Planned
 from autopar.api.options import ParallelOptions
 from autopar.cluster import Cluster
 from autopar.frontend import Traced
@@ -24,6 +23,7 @@ from autopar.plan import Plan
 from autopar.runtime.hosts.agree import Fact, Turn
 from autopar.runtime.hosts.arrays import checksum, is_global
 from autopar.runtime.ray.cluster import RayCluster
+from autopar.search.compilation import Planned
 
 #: Options that change what is said, not what is done.
 _SILENT = ("progress",)
@@ -53,7 +53,9 @@ def agree(processes: World, traced: Traced, options: ParallelOptions, donated: S
     Turn.next(processes, f"compiling {traced.graph.name}").compare([*facts, ("donated inputs", str(list(donated)))])
 
 
-def share(processes: World, name: str, make: Callable[[], Planned], form: Callable[[Plan], Traced]) -> Planned:
+def share(
+    processes: World, name: str, make: Callable[[], Planned[Traced]], form: Callable[[Plan], Traced]
+) -> Planned[Traced]:
     """The plan of process 0 on every process; an AutoparError of its search on every process too.
 
     Args:
@@ -62,7 +64,7 @@ def share(processes: World, name: str, make: Callable[[], Planned], form: Callab
         make: searches; called on process 0 alone.
         form: the function in the form that a plan is of; called on the others.
     """
-    made: list[Planned] = []
+    made: list[Planned[Traced]] = []
 
     def encoded() -> bytes:
         made.append(make())

@@ -18,7 +18,6 @@ from autopar.api.constraints import MOST_PRICED, constraints_of, merged, price_n
 from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked
 from autopar.api.devices import check_devices
 from autopar.api.effects import check_effects
-from autopar.api.fitting import Planned, build_within
 from autopar.api.for_workers import check_for_workers
 from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
@@ -52,6 +51,7 @@ from autopar.search import Options, Problem, Reporting, Strategy, Subproblem, st
 from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
+from autopar.search.compilation import Planned, build_within
 from autopar.search.garbage import rare_collections
 from autopar.search.planner import Planner
 
@@ -214,7 +214,7 @@ class PureFunction:
         plan = search(problem, step, self._counts(traced.graph))
         return step.form_of(plan), plan
 
-    def _searched(self, signature: CallSignature, limit_bytes: int) -> Planned:
+    def _searched(self, signature: CallSignature, limit_bytes: int) -> Planned[Traced]:
         return Planned(*self._planned(signature, limit_bytes))
 
     def _step(self, traced: Traced, cluster: Cluster, split_step: SplitStep | None = None) -> TracedStep:
@@ -307,7 +307,7 @@ class PureFunction:
         check_effects(traced.graph)
         clock = Clock()
 
-        def build(planned: Planned) -> LoadedProgram:
+        def build(planned: Planned[Traced]) -> LoadedProgram:
             if planned.plan.num_stages > 1:
                 return self._build_stages(planned, clock)
             with clock.phase("lower"):
@@ -316,7 +316,7 @@ class PureFunction:
             with clock.phase("compile"):
                 return load_local(planned.traced, program, self.donated(planned.traced))
 
-        def search(memory_limit_bytes: int) -> Planned:
+        def search(memory_limit_bytes: int) -> Planned[Traced]:
             make, form = partial(self._searched, signature, memory_limit_bytes), partial(self._in_form_of, signature)
             with clock.phase("plan again"):
                 return make() if processes is None else share(processes, traced.graph.name, make, form)
@@ -326,7 +326,7 @@ class PureFunction:
         kept = Plan(final.plan.content, plan.phases, plan.input_tree)
         return self._keep(signature, final.traced, kept, clock, local)
 
-    def _build_stages(self, planned: Planned, clock: Clock) -> LoadedProgram:
+    def _build_stages(self, planned: Planned[Traced], clock: Clock) -> LoadedProgram:
         """The program of a plan with several stages, in this process."""
         traced, plan = planned.traced, planned.plan
         with clock.phase("lower"):

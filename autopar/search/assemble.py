@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import (
     Considered,
@@ -44,22 +45,7 @@ def assemble(
         clock: time of planning so far.
     """
     graph, cluster = problem.graph, problem.cluster
-    stage = Stage(
-        mesh_axes=tuple(stated.mesh.axes),
-        devices=tuple(range(cluster.num_devices)),
-        operators=tuple(r.id for r in sharding.operators),
-        step_time=sharding.compute_s + sharding.exposed_s + sharding.host_s,
-        compute_time=sharding.compute_s,
-        memory=sharding.memory,
-        collectives=sharding.communication,
-        work_times=sharding.work_times,
-        activation_bytes=sharding.activation_bytes,
-        host_bytes=sharding.host_bytes,
-        host_time=sharding.host_s,
-        weight_stash_bytes=sharding.weight_stash_bytes,
-        accumulation_bytes=sharding.accumulation_bytes,
-        state_bytes=sharding.state_bytes,
-    )
+    stage = _stage(problem, stated, sharding)
     least_s = _bound(problem, stated, lower_bound)
     bound_s = None if least_s is None else min(least_s, stage.step_time)
     content = PlanContent(
@@ -72,16 +58,7 @@ def assemble(
         num_microbatches=problem.options.num_microbatches or 1,
         schedule="none",
         stages=(stage,),
-        inputs=tuple(
-            InputRecord(
-                i.name,
-                str(i.type),
-                i.role,
-                str(sharding.inputs[i.name]),
-                memory="host" if i.name in sharding.hosted else "device",
-            )
-            for i in graph.inputs
-        ),
+        inputs=_inputs(graph, sharding),
         outputs=tuple(
             OutputRecord(o.path, str(o.type), str(layout), o.updates)
             for o, layout in zip(graph.outputs, sharding.outputs, strict=True)
@@ -96,6 +73,40 @@ def assemble(
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
     )
     return Plan(content, clock.phases())
+
+
+def _stage(problem: Problem, stated: ShardingProblem, sharding: Sharding) -> Stage:
+    """The only stage, on all devices."""
+    return Stage(
+        mesh_axes=tuple(stated.mesh.axes),
+        devices=tuple(range(problem.cluster.num_devices)),
+        operators=tuple(r.id for r in sharding.operators),
+        step_time=sharding.compute_s + sharding.exposed_s + sharding.host_s,
+        compute_time=sharding.compute_s,
+        memory=sharding.memory,
+        collectives=sharding.communication,
+        work_times=sharding.work_times,
+        activation_bytes=sharding.activation_bytes,
+        host_bytes=sharding.host_bytes,
+        host_time=sharding.host_s,
+        weight_stash_bytes=sharding.weight_stash_bytes,
+        accumulation_bytes=sharding.accumulation_bytes,
+        state_bytes=sharding.state_bytes,
+    )
+
+
+def _inputs(graph: Graph, sharding: Sharding) -> tuple[InputRecord, ...]:
+    """Where inputs lie."""
+    return tuple(
+        InputRecord(
+            i.name,
+            str(i.type),
+            i.role,
+            str(sharding.inputs[i.name]),
+            memory="host" if i.name in sharding.hosted else "device",
+        )
+        for i in graph.inputs
+    )
 
 
 def _bound(problem: Problem, stated: ShardingProblem, lower_bound: float | None) -> float | None:

@@ -12,15 +12,15 @@ from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Task, get
 from autopar.search.clock import Clock
+from autopar.search.enumeration.candidates import Candidate, schedule_of
+from autopar.search.enumeration.search_space import microbatch_counts
 from autopar.search.experts import expert_dims, expert_state
-from autopar.search.inter.candidates import Candidate, schedule_of
-from autopar.search.inter.counts import microbatch_counts
-from autopar.search.inter.even import even_stages
-from autopar.search.inter.pipeline import plan_candidate
 from autopar.search.named import renamed
 from autopar.search.named_layouts import NamedAxes, NamedLayouts
+from autopar.search.partition.even import even_stages
 from autopar.search.problem import Problem
 from autopar.search.restrict import AllowedMade, Restricted, restricted_plan, solve_restricted
+from autopar.search.stage_planning.candidate import plan_candidate
 from autopar.search.tokens import SharedMatrices, SharedTokens, check_tokens, token_dims
 from autopar.stages import cluster
 
@@ -130,8 +130,8 @@ class Manual:
                 remedy="fewer stages or chunks",
             )
         table, per = schedule_of(staged).table(stages, count), devices // self.pp
-        homes = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
-        candidate = Candidate(count, even_stages(layers, stages), homes, 0.0, layers.members)
+        placements = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
+        candidate = Candidate(count, even_stages(layers, stages), placements, 0.0, layers.members)
         inside = _Stage(replace(self, pp=1, chunks=1, recompute="none"), self._tokens(problem.graph))
         return renamed(plan_candidate(staged, problem.source, candidate, inside), "manual")
 

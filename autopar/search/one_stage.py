@@ -1,17 +1,46 @@
-"""In how many microbatches one stage runs, and what it computes anew."""
+"""In how many microbatches one stage runs, and what it recomputes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.recompute import LEVELS, Level
-from autopar.search.attempts import Attempts
+from autopar.search.trials import Trials
+
+
+@dataclass(frozen=True)
+class OneStage:
+    """A step as one stage.
+
+    Args:
+        count: number of microbatches.
+        level: of recomputation.
+    """
+
+    count: int
+    level: Level
+
+    def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
+        """``error``, which says in how many microbatches, and with what recomputation."""
+        parts = [f"in {self.count} microbatches"] * (self.count > 1)
+        parts += [f"with remat={self.level!r}"] * (self.level != "none")
+        if not parts:
+            return error
+        return InfeasiblePlanError(
+            f"{error.fact}, {' '.join(parts)}",
+            cause=error.cause,
+            remedy=error.remedy,
+            source=error.source,
+            least_bytes=error.least_bytes,
+        )
 
 
 def one_stage(
-    attempts: Attempts[Plan],
+    trials: Trials[OneStage, Plan],
     counts: Sequence[int],
     remat: str,
     *,
@@ -21,52 +50,58 @@ def one_stage(
 ) -> Plan:
     """The plan of one stage.
 
-    One microbatch is taken and nothing computed anew where that fits. Else the fewest microbatches are taken with which
-    some plan does; where none does, as little is computed anew as must be. Of a tiny step, and where state may lie in
-    host memory, all ways up to the first that the limit has no part in are compared, and the fastest is taken.
+    One microbatch is taken and nothing recomputed where that fits. Else the fewest microbatches are taken with which
+    some plan does; where none does, as little is recomputed as must be. Of a tiny step, and where state may lie in host
+    memory, all configurations up to the first that the limit has no part in are compared, and the fastest is taken.
 
     Args:
-        attempts: plans in a number of microbatches and with what is held.
+        trials: plans in a number of microbatches at a level of recomputation.
         counts: numbers of microbatches, rising.
-        remat: "auto", or what is computed anew.
+        remat: "auto", or what is recomputed.
         offload: whether state may lie in host memory.
-        tiny: whether all ways may be tried.
+        tiny: whether all configurations may be tried.
         cutoff_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
-            time, so the first way that fits and does not stay below is the last.
+            time, so the first configuration that fits and does not stay below is the last.
 
     Raises:
-        InfeasiblePlanError: no way fits, or none is found to stay below ``cutoff_s``.
+        InfeasiblePlanError: no configuration fits, or none is found to stay below ``cutoff_s``.
         MicrobatchError: no number of microbatches is possible.
     """
     first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
     more = LEVELS[1:] if remat == "auto" else ()
-    plain = [(count, first) for count in counts]
+    plain = [OneStage(count, first) for count in counts]
+    plan: Plan | None
     if offload:
-        ways = [*plain, *((count, level) for level in more for count in counts)]
-        found = attempts.fastest(ways, _nothing_on_host, _seconds, cutoff_s)
+        configurations = [*plain, *(OneStage(count, level) for level in more for count in counts)]
+        plans = trials.run(configurations, seconds=_seconds, ends=_nothing_on_host, cutoff_s=cutoff_s)
+        plan = min(plans, key=_seconds, default=None)
     elif tiny:
-        ways = [(count, level) for count in counts for level in (first, *more)]
-        found = attempts.fastest(ways, _is_free_of_the_limit, _seconds, cutoff_s)
+        configurations = [OneStage(count, level) for count in counts for level in (first, *more)]
+        plans = trials.run(configurations, seconds=_seconds, ends=_is_free_of_the_limit, cutoff_s=cutoff_s)
+        plan = min(plans, key=_seconds, default=None)
     else:
-        found = attempts.first(plain, cutoff_s) or _recomputed(attempts, counts, more, cutoff_s)
-    if found is None:
-        raise attempts.error()
-    return found
+        plan = trials.first(plain, cutoff_s) or _recomputed(trials, counts, more, cutoff_s)
+    if plan is None:
+        raise trials.error()
+    return plan
 
 
 def _recomputed(
-    attempts: Attempts[Plan], counts: Sequence[int], levels: Sequence[Level], cutoff_s: float
+    trials: Trials[OneStage, Plan], counts: Sequence[int], levels: Sequence[Level], cutoff_s: float
 ) -> Plan | None:
-    """The plan that computes as little anew as must be. Where that which holds least does not fit, few of those between
-    need to be tried: in one microbatch nothing is added up beside it."""
-    possible = attempts.possible(counts)
-    if not levels or not possible or attempts.not_faster is not None:
+    """The plan that recomputes as little as must be.
+
+    Where that which keeps least does not fit, few of those between need to be tried: in one microbatch no gradients are
+    accumulated next to it.
+    """
+    possible = trials.possible(counts)
+    if not levels or not possible or trials.not_faster is not None:
         return None
-    found = attempts.first([(possible[-1], levels[-1])])
-    if found is not None:
-        between = [(count, level) for level in levels for count in possible]
-        return attempts.first(between[:-1], cutoff_s) or found
-    return attempts.first([(possible[0], level) for level in levels], cutoff_s) if len(possible) > 1 else None
+    plan = trials.first([OneStage(possible[-1], levels[-1])])
+    if plan is not None:
+        between = [OneStage(count, level) for level in levels for count in possible]
+        return trials.first(between[:-1], cutoff_s) or plan
+    return trials.first([OneStage(possible[0], level) for level in levels], cutoff_s) if len(possible) > 1 else None
 
 
 def _nothing_on_host(plan: Plan) -> bool:

@@ -3,7 +3,7 @@
     enumerate       one stage, and pipelines where stages are free (`Planner._forms`)
     one stage       microbatches x recomputation, each a problem of the integer program (`one_stage`)
     pipelines       microbatches x stages are ranked, layers profiled, stages cut by the dynamic program and each
-                    planned exactly (`inter.pipeline`)
+                    planned exactly (`pipelines`)
     compose         the fastest, with a bound over all that was free (`bound`)
 
 Each form is given the seconds of the best plan so far: it stops as soon as it cannot be faster.
@@ -21,17 +21,16 @@ from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
-from autopar.recompute import Level
 from autopar.search.anytime import Converted, Incumbent, SearchEndedError
-from autopar.search.attempts import Attempts
 from autopar.search.bound import bounded
 from autopar.search.cache import PlanCache, cached, cached_with_stages
-from autopar.search.inter.counts import is_large
-from autopar.search.inter.reach import may_be_faster
-from autopar.search.one_stage import one_stage
+from autopar.search.enumeration.reach import may_be_faster
+from autopar.search.enumeration.search_space import is_large
+from autopar.search.one_stage import OneStage, one_stage
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.source import StepSource
+from autopar.search.trials import Trials
 
 #: A form of plan: seconds of the best plan so far -> the best plan of the form.
 Form = Callable[[float], Plan]
@@ -101,8 +100,8 @@ class Planner:
     def _forms(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Iterator[tuple[Form, bool]]:
         """Forms of plans in the order in which they are tried, each with whether it is one stage.
 
-        Between nodes a pipeline is the likelier answer, and the dearer it is that one stage is planned without knowing
-        what it has to beat. Inside a node it is one stage, and pipelines are tried where they may be faster.
+        Between nodes a pipeline is the likelier answer, and one stage takes longer to plan without a plan to beat.
+        Inside a node one stage is, and pipelines are tried where they may be faster.
         """
 
         def single(cutoff_s: float) -> Plan:
@@ -130,7 +129,8 @@ class Planner:
         """The best plan of one stage; arguments as of `plan`, and seconds that it must stay below."""
         o, size = problem.options, batch_size(problem.graph) or 1
 
-        def attempt(count: int, level: Level, cutoff_s: float, explain: bool) -> Plan:
+        def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
+            count, level = configuration.count, configuration.level
             single = step.single_stage(count, level)
             options = replace(o, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
             subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
@@ -142,7 +142,7 @@ class Planner:
             return plan
 
         plan = one_stage(
-            Attempts(attempt),
+            Trials(attempt),
             [2**k for k in range(size.bit_length())] if counts is None else counts,
             o.remat,
             offload=o.offload != "none",
@@ -204,9 +204,9 @@ def _is_asked(problem: Problem) -> bool:
 def _kept_on_devices(problem: Problem, groups: int) -> str:
     """Why no state of a pipeline lies in host memory where it was asked for; "" where it may."""
     o = problem.options
-    told = f"offload={o.offload!r} moves nothing to host memory: "
+    fact = f"offload={o.offload!r} moves nothing to host memory: "
     if o.offload != "none" and problem.subproblem.on_workers:
-        return told + "workers on Ray keep all on their devices"
+        return fact + "workers on Ray keep all on their devices"
     if o.offload != "none" and groups > 1:
-        return told + "layers that lie in one array are taken apart for the stages"
+        return fact + "layers that lie in one array are taken apart for the stages"
     return ""

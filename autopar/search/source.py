@@ -24,20 +24,20 @@ class Sliced:
         graphs: each stage as a graph of its own; they may be made when they are first asked for.
         origins: by stage, for operators of its graph (with the ids of the loop before those of the loop's body) the id
             of the operator of the step.
-        alike: for each stage the first whose graph is the same but for the names of inputs and outputs; empty where
-            that is not known.
+        isomorphic: for each stage the first whose graph is the same but for the names of inputs and outputs;
+            empty where that is not known.
     """
 
     map: StageMap
     parts: tuple[StageParts, ...]
     graphs: Sequence[Graph]
     origins: Sequence[Mapping[str, str]]
-    alike: tuple[int, ...] = ()
+    isomorphic: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Recomputation:
-    """What the backward pass of a stage computes anew.
+    """What the backward pass of a stage recomputes.
 
     Args:
         level: what is held.
@@ -63,7 +63,7 @@ class SingleStage:
 
 @dataclass(frozen=True)
 class LayeredStep:
-    """A step whose stacked layers are taken apart, so that stages may be cut between them.
+    """A step whose stacked layers are split, so that stages may be cut between them.
 
     Args:
         graph: of the step.
@@ -98,11 +98,11 @@ class StepSource(Protocol):
         ...
 
     def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
-        """The step with stacks taken apart.
+        """The step with stacks split.
 
         Args:
             num_stages: of the pipeline; None where it is free.
-            most_groups: groups of layers that a stack is taken apart into.
+            most_groups: groups of layers that a stack is split into.
         """
         ...
 
@@ -128,5 +128,5 @@ class StageSource(Protocol):
         ...
 
     def recomputed(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> Graph:
-        """The graph of one stage of `slice` with a backward pass that computes anew what ``again`` does not hold."""
+        """The graph of one stage of `slice` with a backward pass that recomputes what ``again`` does not keep."""
         ...

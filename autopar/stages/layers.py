@@ -35,13 +35,14 @@ class Layers:
         members: by layer the ids of its operators, in running order.
         flops: by layer, of one microbatch and forward alone.
         cut_bytes: bytes of one microbatch that cross from layer i to i + 1 and beyond.
-        alike: for each layer the first whose operators are the same, wiring left aside; empty where that is not known.
+        isomorphic: for each layer the first whose operators are the same, wiring left aside; empty where that is not
+            known.
     """
 
     members: tuple[tuple[str, ...], ...]
     flops: tuple[float, ...]
     cut_bytes: tuple[int, ...]
-    alike: tuple[int, ...] = ()
+    isomorphic: tuple[int, ...] = ()
 
 
 def forward_operators(graph: Graph, found: Microbatching) -> list[Operator]:

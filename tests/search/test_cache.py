@@ -38,8 +38,8 @@ from autopar.search.cache import Cached, PlanCache, cached, cached_with_stages, 
 from autopar.search.cache.key import without_lines
 from autopar.search.compare import Budget, Budgeted
 from autopar.search.constraints import Constraint
+from autopar.search.plain_data import NotPlainError, environment_hash, plain_data
 from autopar.search.policy import SearchPolicy, WorkerPolicy
-from autopar.search.told import UntoldError, surroundings, told
 from autopar.sharding import register_rule, unregister_rule
 from examples import gpt, mlp
 from tests.report.plans import make_plan
@@ -221,10 +221,10 @@ def test_the_key_is_the_same_in_another_process(problem: Problem) -> None:
     program = (
         "from autopar.search import alpa\n"
         "from autopar.search.cache import key_of\n"
-        "from autopar.search.told import surroundings\n"
+        "from autopar.search.plain_data import environment_hash\n"
         "from tests.search.test_cache import f32, problem_of, step, toy\n"
         "problem = problem_of(step, (f32(32, 64), f32(16, 32)), toy())\n"
-        "print(key_of(problem, alpa, surroundings()))\n"
+        "print(key_of(problem, alpa, environment_hash()))\n"
     )
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(root)}
@@ -233,23 +233,25 @@ def test_the_key_is_the_same_in_another_process(problem: Problem) -> None:
     )
     assert done.returncode == 0, done.stderr
     here = problem_of(step, (f32(32, 64), f32(16, 32)), toy())
-    assert done.stdout.split() == [key_of(here, alpa, surroundings())]
+    assert done.stdout.split() == [key_of(here, alpa, environment_hash())]
 
 
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda s: st.lists(s).map(tuple))
 )
 def test_values_are_told_apart(value: object) -> None:
-    text = json.dumps(told(value))
-    assert json.dumps(told((value,))) != text
+    text = json.dumps(plain_data(value))
+    assert json.dumps(plain_data((value,))) != text
     if isinstance(value, int):
-        assert isinstance(value, bool) or json.dumps(told(float(value % 2**53))) != json.dumps(told(value % 2**53))
+        assert isinstance(value, bool) or json.dumps(plain_data(float(value % 2**53))) != json.dumps(
+            plain_data(value % 2**53)
+        )
 
 
 @given(st.sets(st.text(), min_size=1))
 def test_sets_are_told_in_one_order(names: set[str]) -> None:
-    assert told(frozenset(names)) == told(frozenset(sorted(names, reverse=True)))
-    assert told(frozenset(names)) != told(frozenset(names) - {min(names)})
+    assert plain_data(frozenset(names)) == plain_data(frozenset(sorted(names, reverse=True)))
+    assert plain_data(frozenset(names)) != plain_data(frozenset(names) - {min(names)})
 
 
 # -- what is not known -----------------------------------------------------------------------------
@@ -310,12 +312,12 @@ def test_a_changed_file_of_the_package_changes_the_surroundings(
 ) -> None:
     own = tmp_path / "autopar" / "search" / "told.py"
     own.parent.mkdir(parents=True)
-    monkeypatch.setattr(importlib.import_module("autopar.search.told"), "__file__", str(own))
-    assert surroundings() is None and key_of(problem, alpa, surroundings()) is None
+    monkeypatch.setattr(importlib.import_module("autopar.search.plain_data"), "__file__", str(own))
+    assert environment_hash() is None and key_of(problem, alpa, environment_hash()) is None
     found = []
-    for name, text in (("search/told.py", "a"), ("search/told.py", "b"), ("solve.py", ""), ("x.py", "")):
+    for name, text in (("search/plain_data.py", "a"), ("search/plain_data.py", "b"), ("solve.py", ""), ("x.py", "")):
         (tmp_path / "autopar" / name).write_text(text)
-        found.append(surroundings())
+        found.append(environment_hash())
     assert None not in found and len(set(found)) == len(found)
 
 
@@ -337,10 +339,10 @@ def test_schedules_are_told_by_their_options(problem: Problem) -> None:
 
 
 def test_functions_that_are_not_found_by_name_are_not_told() -> None:
-    assert told(alpa) == {"function": "autopar.search.alpa:alpa"}
+    assert plain_data(alpa) == {"function": "autopar.search.alpa:alpa"}
     for value in ([1], {}, object(), lambda: None, Counting, graph_text.__code__):
-        with pytest.raises(UntoldError):
-            told(value)
+        with pytest.raises(NotPlainError):
+            plain_data(value)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -521,7 +523,7 @@ def _refuse(*_: object, **__: object) -> None:
 
 def _forbid_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever states a sharding problem or slices a step from now on fails."""
-    for module, name in (("alpa", "build"), ("restrict", "build"), ("inter.pipeline", "plan_candidate")):
+    for module, name in (("alpa", "build"), ("restrict", "build"), ("pipelines", "plan_candidate")):
         monkeypatch.setattr(importlib.import_module(f"autopar.search.{module}"), name, _refuse)
 
 

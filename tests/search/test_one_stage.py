@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
-from autopar.search.attempts import Attempts
 from autopar.search.one_stage import one_stage
+from autopar.search.trials import Trials
 
 COUNTS = (1, 2, 4)
 
@@ -29,7 +29,8 @@ class Step:
     tried: list[tuple[int, str]] = field(default_factory=list)
     enough: list[float] = field(default_factory=list)
 
-    def attempt(self, count, level, cutoff_s, explain):
+    def attempt(self, configuration, cutoff_s, explain):
+        count, level = configuration.count, configuration.level
         self.tried.append((count, level))
         self.enough.append(cutoff_s)
         if count > 2 * self.bytes:
@@ -45,7 +46,7 @@ class Step:
         return SimpleNamespace(way=(count, level), stages=[stage], content=content, step_time=seconds)
 
     def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False):
-        return one_stage(Attempts(self.attempt), counts, remat, offload=offload, tiny=tiny).way
+        return one_stage(Trials(self.attempt), counts, remat, offload=offload, tiny=tiny).way
 
 
 def test_what_fits_at_once_is_taken():

@@ -12,7 +12,7 @@ import pytest
 import autopar
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.errors import InfeasiblePlanError
-from autopar.search.inter.reach import least_s, may_be_faster
+from autopar.search.enumeration.reach import least_s, may_be_faster
 from autopar.search.problem import NotFasterError
 from examples import mlp
 from tests.search.problems import problem_of

@@ -1,7 +1,7 @@
 """Plans on disk by what they are plans of, so that what was planned is not planned again.
 
-`autopar.search.told` writes what a plan depends on as plain data; `key` puts it together; `store` keeps files; `cached`
-makes a strategy that looks there first; `folder` says where.
+`autopar.search.plain_data` writes what a plan depends on; `key` hashes it; `store` keeps files; `cached` makes a
+strategy that looks there first; `folder` says where.
 """
 
 from autopar.search.cache.cached import Cached, cached, cached_with_stages

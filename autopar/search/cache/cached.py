@@ -12,7 +12,7 @@ from autopar.plan import Plan
 from autopar.search.cache.key import key_of
 from autopar.search.cache.store import PlanCache
 from autopar.search.clock import Clock
-from autopar.search.inter import pipeline
+from autopar.search.pipelines import pipeline
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, cuts_stages
 
@@ -39,7 +39,7 @@ class Cached:
         """The plan of a problem. Errors are those of the search."""
         clock = Clock()
         with clock.phase("cache"):
-            key = key_of(problem, self.planner, self.cache.surroundings)
+            key = key_of(problem, self.planner, self.cache.environment_hash)
             kept = None if key is None else self.cache.get(key)
         if kept is not None:
             problem.log(f"read the plan of {problem.graph.name} from the cache {self.cache.folder}")

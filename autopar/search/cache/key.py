@@ -16,19 +16,19 @@ from autopar.ir.text import graph_text
 from autopar.schedule import factory_named
 from autopar.schedule.registry import registered_schedules
 from autopar.search.constraints import shards_of
+from autopar.search.plain_data import NotPlainError, is_own, plain_data
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from autopar.search.problem import Options, Problem
-from autopar.search.told import UntoldError, is_own, told
 from autopar.sharding import rule_for
 from autopar.sharding.registry import registered_rules
 
 
-def key_of(problem: Problem, planner: Any, surroundings: str | None) -> str | None:
+def key_of(problem: Problem, planner: Any, environment_hash: str | None) -> str | None:
     """The key of the plan that a planner makes of a problem; None where such plans are not to be kept.
 
     Two problems have one key only if their plans are equal to the byte: it is a hash of the whole graph (names, roles,
     scopes and updates too; lines of the source only where the plan tells them), the cluster, the cost model, every
-    option and threshold, and the surroundings. Not kept are plans
+    option and threshold, and the environment_hash. Not kept are plans
 
     - of searches that are watched by `Reporting.progress`, which would have nothing to say,
     - where a user registered a sharding rule or a schedule, or gave a strategy, schedule, cost model or source that is
@@ -36,26 +36,31 @@ def key_of(problem: Problem, planner: Any, surroundings: str | None) -> str | No
 
     Args:
         problem: what is planned.
-        planner: the strategy, with what is planned by it besides, as plain data; see `told`.
-        surroundings: see `autopar.search.told.surroundings`; with None no plan is kept.
+        planner: the strategy, with what is planned by it besides, as plain data; see `plain_data`.
+        environment_hash: see `autopar.search.plain_data.environment_hash`; with None no plan is kept.
 
     Returns:
         SHA-256, 64 hexadecimal digits.
     """
-    if surroundings is None or problem.reporting.progress is not None or registered_rules() or registered_schedules():
+    if (
+        environment_hash is None
+        or problem.reporting.progress is not None
+        or registered_rules()
+        or registered_schedules()
+    ):
         return None
     try:
         data = {
-            "planner": told(planner),
-            "cluster": _told_cluster(problem.cluster),
-            "cost_model": _told_costs(problem.cost_model),
-            "options": _told_options(problem.options),
-            "subproblem": told(problem.subproblem),
-            "policy": told(_deciding(problem.policy)),
-            "source": None if problem.source is None else _told_class(problem.source),
-            "surroundings": surroundings,
+            "planner": plain_data(planner),
+            "cluster": _cluster_data(problem.cluster),
+            "cost_model": _cost_model_data(problem.cost_model),
+            "options": _options_data(problem.options),
+            "subproblem": plain_data(problem.subproblem),
+            "policy": plain_data(_deciding(problem.policy)),
+            "source": None if problem.source is None else _class_name(problem.source),
+            "environment": environment_hash,
         }
-    except (UntoldError, ScheduleError):
+    except (NotPlainError, ScheduleError):
         return None
     digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode())
     digest.update(graph_text(without_lines(problem.graph)).encode())
@@ -71,8 +76,8 @@ def _without_line(graph: Graph, op: Operator) -> Operator:
     regions = tuple((name, without_lines(region)) for name, region in op.regions)
     # Of operators that have no rule, call Python or say where a value lies there is a note with the line.
     _, known = rule_for(op, graph.operand_types(op))
-    told_line = not known or shards_of(op) is not None or op.primitive.endswith("_callback")
-    return replace(op, regions=regions, source=op.source if told_line else "")
+    keeps_line = not known or shards_of(op) is not None or op.primitive.endswith("_callback")
+    return replace(op, regions=regions, source=op.source if keeps_line else "")
 
 
 def _deciding(policy: SearchPolicy) -> SearchPolicy:
@@ -80,34 +85,34 @@ def _deciding(policy: SearchPolicy) -> SearchPolicy:
     return replace(policy, workers=WorkerPolicy())
 
 
-def _told_options(options: Options) -> dict[str, Any]:
+def _options_data(options: Options) -> dict[str, Any]:
     """All options."""
     found = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    return {name: _told_schedule(v) if name == "schedule" else told(v) for name, v in found.items()}
+    return {name: _schedule_data(v) if name == "schedule" else plain_data(v) for name, v in found.items()}
 
 
-def _told_schedule(schedule: Any) -> Any:
+def _schedule_data(schedule: Any) -> Any:
     """The word for a free schedule; the name of one, with the class that has it; or one with its options."""
     if isinstance(schedule, str) and schedule not in ("auto", "none"):
-        return [schedule, _told_class(factory_named(schedule))]
-    return told(schedule)
+        return [schedule, _class_name(factory_named(schedule))]
+    return plain_data(schedule)
 
 
-def _told_costs(model: CostModel) -> dict[str, Any]:
+def _cost_model_data(model: CostModel) -> dict[str, Any]:
     parts = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
-    told_parts = {n: _told_cluster(v) if isinstance(v, Cluster) else told(v) for n, v in parts.items()}
-    return {"class": _told_class(model), **told_parts}
+    parts_data = {n: _cluster_data(v) if isinstance(v, Cluster) else plain_data(v) for n, v in parts.items()}
+    return {"class": _class_name(model), **parts_data}
 
 
-def _told_cluster(cluster: Cluster) -> str:
+def _cluster_data(cluster: Cluster) -> str:
     """The text that plans have of a cluster. One that runs on Ray is planned for as any other."""
-    _told_class(cluster)
+    _class_name(cluster)
     return cluster.to_json()
 
 
-def _told_class(value: Any) -> str:
-    """Name of the class of a value, or of a class itself. UntoldError where it is not autopar's own."""
+def _class_name(value: Any) -> str:
+    """Name of the class of a value, or of a class itself. NotPlainError where it is not autopar's own."""
     kind = value if isinstance(value, type) else type(value)
     if not is_own(kind):
-        raise UntoldError(f"{kind.__qualname__} is not autopar's own")
+        raise NotPlainError(f"{kind.__qualname__} is not autopar's own")
     return f"{kind.__module__}:{kind.__qualname__}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from autopar._compat.private import private_folder, read_own
 from autopar.errors import PlanMismatchError
 from autopar.plan import Plan, PlanContent, write_whole
-from autopar.search.told import surroundings
+from autopar.search.plain_data import environment_hash
 
 _SUFFIX = ".plan.gz"
 #: Of what `write_whole` has not finished.
@@ -47,9 +47,9 @@ class PlanCache:
     least_s: float = 1.0
 
     @cached_property
-    def surroundings(self) -> str | None:
-        """See `autopar.search.told.surroundings`; read once."""
-        return surroundings()
+    def environment_hash(self) -> str | None:
+        """See `autopar.search.plain_data.environment_hash`; read once."""
+        return environment_hash()
 
     def get(self, key: str) -> PlanContent | None:
         """The plan kept under a key, which counts as used; None where there is none.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.plan import Plan
-from autopar.search.inter.candidates import Candidate
-from autopar.search.inter.even import even_stages
+from autopar.search.enumeration.candidates import Candidate
+from autopar.search.partition.even import even_stages
 from autopar.search.problem import Problem
 from autopar.search.research.stages import Cut, best_candidate, cuttable, dividing_counts, one_stage
 from autopar.stages import cluster
@@ -49,5 +49,5 @@ def _slices(cut: Cut) -> Iterable[Candidate]:
             per = devices // stages
             # FLOPs of a device one behind the other: a stage's part of a microbatch, m + K - 1 times.
             estimate = sum(layers.flops) / stages / per / count * (count + stages - 1)
-            homes = tuple((s * per, per) for s in range(stages))
-            yield Candidate(count, even_stages(layers, stages), homes, estimate, layers.members)
+            placements = tuple((s * per, per) for s in range(stages))
+            yield Candidate(count, even_stages(layers, stages), placements, estimate, layers.members)

@@ -11,11 +11,11 @@ import numpy as np
 
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
-from autopar.search.inter.candidates import Candidate
-from autopar.search.inter.costs import layer_costs
-from autopar.search.inter.dp import Slice
-from autopar.search.inter.submesh import Submesh, placed, submeshes
+from autopar.search.enumeration.candidates import Candidate
+from autopar.search.partition.dp import Slice
+from autopar.search.partition.submesh import Submesh, placed, submeshes
 from autopar.search.problem import Problem
+from autopar.search.profiling.sharding import layer_costs
 from autopar.search.research.stages import Cut, best_candidate, cuttable, dividing_counts, one_stage
 from autopar.solver.problem import Array
 from autopar.stages import Layers, assign, cluster
@@ -78,8 +78,8 @@ def _cuts(cut: Cut) -> Iterable[Candidate]:
             continue
         slowest, stages = found
         members = tuple(tuple(id for run in layers.members[s.first : s.last + 1] for id in run) for s in stages)
-        homes = placed(problem.cluster, [Submesh(0, sizes[s.kind]) for s in stages])
-        yield Candidate(count, members, homes, slowest * (count + len(stages) - 1), layers.members)
+        placements = placed(problem.cluster, [Submesh(0, sizes[s.kind]) for s in stages])
+        yield Candidate(count, members, placements, slowest * (count + len(stages) - 1), layers.members)
 
 
 def profile(cut: Cut, count: int, layers: Layers) -> Profile:

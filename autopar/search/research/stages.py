@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
-from autopar.search.inter.candidates import Candidate
-from autopar.search.inter.counts import microbatch_counts
-from autopar.search.inter.pipeline import plan_candidate
+from autopar.search.enumeration.candidates import Candidate
+from autopar.search.enumeration.search_space import microbatch_counts
 from autopar.search.named import renamed
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
+from autopar.search.stage_planning.candidate import plan_candidate
 
 
 @dataclass(frozen=True)

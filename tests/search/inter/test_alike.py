@@ -13,8 +13,8 @@ from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.step import step_of
 from autopar.search import Options, Problem, alpa
-from autopar.search.inter.shared import renamed_content
 from autopar.search.source import Recomputation
+from autopar.search.stage_planning.shared import renamed_content
 from autopar.stages import cluster
 from autopar.stages.repeats import find_repeats
 from examples import gpt, mlp
@@ -36,14 +36,14 @@ def cut():
 def test_blocks_are_the_layers(cut):
     _, layers = cut
     assert len(layers.members) == 7
-    assert layers.alike == (0, 1, 1, 1, 1, 1, 6), "the first has the embedding, the last the loss"
+    assert layers.isomorphic == (0, 1, 1, 1, 1, 1, 6), "the first has the embedding, the last the loss"
     assert len(set(layers.cut_bytes[:-1])) == 1, "every cut lets the residual stream through"
 
 
 def test_stages_alike_are_one_under_other_names(cut):
     source, layers = cut
     sliced = source.slice(COUNT, layers.members)
-    assert len(set(sliced.alike)) < len(layers.members)
+    assert len(set(sliced.isomorphic)) < len(layers.members)
     for level in ("none", "full"):
         for stage in range(len(layers.members)):
             again = Recomputation(level, (layers.members[stage],))
@@ -54,7 +54,7 @@ def test_stages_alike_are_one_under_other_names(cut):
 def test_a_plan_is_handed_on_as_it_would_have_been_made(cut):
     source, layers = cut
     sliced = source.slice(COUNT, layers.members)
-    first, second = next((a, b) for b, a in enumerate(sliced.alike) if a != b)
+    first, second = next((a, b) for b, a in enumerate(sliced.isomorphic) if a != b)
     part = MIDDLE.part(0, 2)
     donated = frozenset(i.name for s in (first, second) for i in sliced.graphs[s].inputs if i.role == "parameter")
 

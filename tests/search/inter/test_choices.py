@@ -20,8 +20,8 @@ from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.step import step_of
 from autopar.search import Problem
 from autopar.search.alpa import alpa
-from autopar.search.inter.pipeline import pipeline
-from autopar.search.inter.submesh import worthwhile
+from autopar.search.partition.submesh import worthwhile
+from autopar.search.pipelines import pipeline
 from autopar.search.planner import Planner
 from examples import mlp
 from tests.end_to_end.clusters import MIDDLE

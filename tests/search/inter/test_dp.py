@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from autopar.search.inter.dp import Slice, StageCosts, objective, slice_layers
+from autopar.search.partition.dp import Slice, StageCosts, objective, slice_layers
 
 
 def random_costs(rng, layers, sizes, sparse):

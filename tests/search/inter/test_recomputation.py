@@ -9,8 +9,8 @@ import autopar
 from autopar import InfeasiblePlanError
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.search.alpa import alpa
-from autopar.search.inter.stages import limit_costs_nothing
 from autopar.search.policy import StagePolicy
+from autopar.search.stage_planning.stage import limit_is_negligible
 from examples import mlp
 from tests.search.problems import problem_of, problem_with
 
@@ -82,7 +82,7 @@ def test_a_limit_that_costs_nothing_is_no_reason_to_compute_anew():
 
     def says(objective, least):
         search = msgspec.structs.replace(content.search, objective=objective, unlimited_s=least)
-        return limit_costs_nothing(msgspec.structs.replace(content, search=search), NEGLIGIBLE)
+        return limit_is_negligible(msgspec.structs.replace(content, search=search), NEGLIGIBLE)
 
     assert says(1.0005, 1.0) and not says(1.002, 1.0)
     assert not says(1.0, None)  # not known, as where nothing fits without a limit on some mesh

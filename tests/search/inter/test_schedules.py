@@ -10,7 +10,7 @@ import autopar
 from autopar import Cluster
 from autopar.cluster import Device, LinkSpec, NodeGroup
 from autopar.schedule import Work, get
-from autopar.search.inter.schedules import idle_share
+from autopar.search.composition.schedules import idle_share
 from examples import gpt, mlp
 
 

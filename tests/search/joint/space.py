@@ -32,12 +32,12 @@ from autopar.schedule import Table, get
 from autopar.search import Options, Problem
 from autopar.search.alpa import Answer, best_plan
 from autopar.search.clock import Clock
-from autopar.search.inter.memory import received_bytes, stage_bytes
-from autopar.search.inter.pipeline import _on_devices
-from autopar.search.inter.record import pipeline_of
-from autopar.search.inter.stages import in_flight
+from autopar.search.composition.compose import on_devices
+from autopar.search.composition.record import pipeline_of
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.source import Recomputation, Sliced
+from autopar.search.stage_planning.memory import received_bytes, stage_bytes
+from autopar.search.stage_planning.stage import in_flight
 from autopar.simulate import step_of as simulated
 from autopar.solver import Solution, Status
 from autopar.stages import cluster as layers_of
@@ -204,7 +204,7 @@ class Space:
             if not each[-1]:
                 return
         for parts in itertools.product(*each):
-            placed = [_on_devices(c, s, homes[s]) for s, c in enumerate(parts)]
+            placed = [on_devices(c, s, homes[s]) for s, c in enumerate(parts)]
             flow, durations = pipeline_of(self.traced.graph, sliced, placed, table, self.cluster)
             yield Way(simulated(table, flow, durations).seconds, count, table.name, tuple(placed), cut)
 

@@ -1,0 +1,168 @@
+"""The pipeline of a plan as works and values, from the plans of its stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from autopar.cluster import Cluster
+from autopar.cost import CostModel, send_s
+from autopar.ir import Graph
+from autopar.microbatch import AXIS
+from autopar.plan import Pipeline, PlanContent, Stage
+from autopar.schedule import Dataflow, Table, ValueRef, ValueSpec, Work, WorkSpec, build, check_dataflow, check_table
+from autopar.schedule.dataflow import RefKind
+from autopar.schedule.without_flush import flushes
+from autopar.search.source import Sliced
+from autopar.simulate import Durations, is_plain, record_of, routes_of, run, steady, step_of
+from autopar.simulate.memory import passing_bytes
+from autopar.stages import StageParts
+
+
+def pipeline_of(
+    graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table: Table, cluster: Cluster
+) -> tuple[Dataflow, Durations]:
+    """What the works of a pipeline read and write, and how long what they do takes.
+
+    Args:
+        graph: the whole step.
+        sliced: its stages.
+        parts: the plan of each stage.
+        table: the schedule.
+        cluster: all devices.
+    """
+    works: list[WorkSpec] = []
+    values: dict[str, ValueSpec] = {}
+    seconds: dict[Work, float] = {}
+    transfers: dict[tuple[str, int, int], float] = {}
+    host_s: dict[str, float] = {}
+    count = table.num_microbatches
+    bytes_of = _microbatch_bytes(graph, sliced)
+    for p, content in zip(sliced.parts, parts, strict=True):
+        stage, s = content.stages[0], p.stage
+        state, activations, stash, gradients = _own_values(s)
+        times = dict(stage.work_times)
+        values.update((v.name, v) for v in _stage_values(p, stage, table, bytes_of))
+        if stage.activations_offloaded:
+            host_s[activations] = CostModel(cluster).host_s(stage.activation_bytes)
+        # A value of a later stage's forward is for the backward pass here.
+        forward = [r.name for r in p.received if not r.backward and r.source < s]
+        cotangents = [r.name for r in p.received if r.backward or r.source > s]
+        sent_back = [n for n in p.sent if sliced_backward(graph, sliced, n)]
+        sent_on = [n for n in p.sent if n not in set(sent_back)]
+        temporaries = passing_bytes(stage)
+        # What is added to accumulated gradients is a result, which comes into being while the rest is given up.
+        besides = max(0, temporaries - stage.accumulation_bytes)
+        works.append(
+            WorkSpec(Work("forward", s), (state, *forward), (activations, *sent_on), temporaries_bytes=temporaries)
+        )
+        backward_s = times.get("backward", 0.0) / count
+        backward = Work("backward", s)
+        reads = (state, activations, *forward, *cotangents)
+        if table.splits_backward:
+            works.append(WorkSpec(backward, reads, (*sent_back, stash)))
+            weight = Work("weight", s)
+            works.append(WorkSpec(weight, (activations, stash), (), (gradients,), temporaries_bytes=besides))
+            weight_s = times.get("weight", 0.0) / count
+            seconds[backward], seconds[weight] = max(0.0, backward_s - weight_s), weight_s
+        elif backward_s or any(t.kind == "backward" for row in table.rows for t in row):
+            works.append(WorkSpec(backward, reads, tuple(sent_back), (gradients,), besides))
+            seconds[backward] = backward_s
+        update = Work("update", s)
+        works.append(WorkSpec(update, (state, gradients)))
+        seconds[Work("forward", s)] = times.get("forward", 0.0) / count
+        seconds[update] = times.get("update", 0.0) + _late_s(graph, p, table, parts, cluster)
+    for p in sliced.parts:
+        _add_transfers(transfers, p, table, bytes_of, parts, cluster)
+    return Dataflow(tuple(works), tuple(values.values())), Durations(seconds, transfers, host_s=host_s)
+
+
+def _stage_values(part: StageParts, stage: Stage, table: Table, bytes_of: Mapping[str, float]) -> Iterator[ValueSpec]:
+    """What a stage keeps and sends, with bytes a device."""
+    state, activations, stash, gradients = _own_values(part.stage)
+    yield ValueSpec(state, stage.state_bytes, "step", stages=(part.stage,))
+    yield ValueSpec(activations, stage.activation_bytes, "microbatch", host=stage.activations_offloaded)
+    yield ValueSpec(gradients, stage.accumulation_bytes, "accumulator", reduce="sum")
+    for name in part.sent:
+        yield ValueSpec(name, math.ceil(bytes_of[name] / len(stage.devices)), "microbatch")
+    if table.splits_backward:
+        yield ValueSpec(stash, stage.weight_stash_bytes, "microbatch")
+
+
+def step_record(table: Table, dataflow: Dataflow, durations: Durations) -> tuple[float, Pipeline]:
+    """Seconds of a step, and what a plan records of its pipeline.
+
+    Raises:
+        ScheduleError: the table cannot run.
+    """
+    if not flushes(table.name):
+        period_s = steady(table, dataflow, durations).step_time
+        return period_s, record_of(table, dataflow, durations, routes_of(build(table, dataflow)))
+    if is_plain(dataflow):
+        check_table(table)
+        check_dataflow(table, dataflow)
+        step = step_of(table, dataflow, durations)
+        return step.seconds, record_of(table, dataflow, durations, step.routes)
+    program = build(table, dataflow)
+    return run(program, durations).step_time, record_of(table, dataflow, durations, routes_of(program))
+
+
+def _own_values(stage: int) -> list[str]:
+    """Names of the values that stand for all state, activations, stashes and gradients of a stage."""
+    kinds: tuple[RefKind, ...] = ("state", "activations", "stash", "gradients")
+    return [str(ValueRef(kind, stage=stage)) for kind in kinds]
+
+
+def sliced_backward(graph: Graph, sliced: Sliced, name: str) -> bool:
+    """Whether a value of the loop is made in the backward pass."""
+    return graph.producers[name].id in sliced.map.backward
+
+
+def _microbatch_bytes(graph: Graph, sliced: Sliced) -> dict[str, float]:
+    """Bytes of one microbatch's copy of every value that crosses stages."""
+    found = sliced.map.found
+    sizes: dict[str, float] = {}
+    for p in sliced.parts:
+        for n in p.sent:
+            op = graph.producers[n]
+            nbytes = float(graph.types[n].nbytes)
+            layouts = found.results.get(op.id, ())
+            names = [v.name for v in op.results]
+            if layouts and AXIS in layouts[names.index(n)].axes:
+                nbytes /= found.count
+            sizes[n] = nbytes
+    return sizes
+
+
+def _add_transfers(
+    transfers: dict[tuple[str, int, int], float],
+    p: StageParts,
+    table: Table,
+    bytes_of: Mapping[str, float],
+    parts: Sequence[PlanContent],
+    cluster: Cluster,
+) -> None:
+    """Seconds of what stage ``p`` receives: its bytes over the links of the sending stage's devices."""
+    for r in p.received:
+        for source in table.workers_of_stage(r.source):
+            for target in table.workers_of_stage(p.stage):
+                if source != target:
+                    seconds = transfer_s(cluster, bytes_of[r.name], parts[r.source], parts[p.stage])
+                    transfers[r.name, source, target] = seconds
+
+
+def _late_s(graph: Graph, p: StageParts, table: Table, parts: Sequence[PlanContent], cluster: Cluster) -> float:
+    """Seconds in which stage ``p`` gets what others send it after the loop, as if nothing overlapped with it.
+
+    These are gradients made on another stage than the parameter's, terms of tied parameters, and global norms.
+    """
+    return sum(
+        transfer_s(cluster, float(graph.types[r.name].nbytes), parts[r.source], parts[p.stage])
+        for r in p.received_late
+        if not set(table.workers_of_stage(r.source)) & set(table.workers_of_stage(p.stage))
+    )
+
+
+def transfer_s(cluster: Cluster, nbytes: float, source: PlanContent, target: PlanContent) -> float:
+    """Seconds of sending a value of ``nbytes`` from one stage to another, each device sending its share."""
+    return send_s(cluster, nbytes, source.stages[0].devices, target.stages[0].devices)

@@ -1,0 +1,95 @@
+"""Which schedule a pipeline runs where that is free.
+
+The dynamic program minimizes sum t_i + (m-1) max t_i, which no schedule changes much, and stages are planned for 1F1B,
+which holds least. Then every schedule with one stage a worker is timed with those stages (a table takes milliseconds,
+see `autopar.simulate.step_of`), and the fastest that they still fit under is taken. Where workers wait for long even
+so, schedules with two stages a worker are planned as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.errors import InfeasiblePlanError, ScheduleError
+from autopar.ir import Graph
+from autopar.plan import Plan, PlanContent
+from autopar.schedule import Table, get
+from autopar.schedule.without_flush import flushes
+from autopar.search.composition.record import pipeline_of
+from autopar.search.policy import SchedulePolicy
+from autopar.search.problem import Problem
+from autopar.search.source import Sliced
+from autopar.search.stage_planning.memory import worker_bytes
+from autopar.simulate import is_plain, step_of
+
+
+def fastest_table(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> Table:
+    """The schedule in which planned stages are done first, within the memory; ``table`` unless one saves something.
+
+    Args:
+        problem: the whole.
+        sliced: its stages.
+        parts: the plan of each, on its devices.
+        table: the schedule that they are planned for.
+    """
+    least = _seconds(problem, sliced, parts, table)
+    if least is None:
+        return table
+    policy = problem.policy.schedules
+    best, least = table, with_launches(policy, least, table) - policy.least_gain * least
+    for name in policy.one_stage_per_worker:
+        try:
+            other = get(name).table(table.num_stages, table.num_microbatches)
+        except ScheduleError:
+            continue
+        if not fits(problem, sliced, parts, other):
+            continue
+        seconds = _seconds(problem, sliced, parts, other)
+        if seconds is not None and with_launches(policy, seconds, other) < least:
+            best, least = other, with_launches(policy, seconds, other)
+    return best
+
+
+def with_launches(policy: SchedulePolicy, seconds: float, table: Table) -> float:
+    """Seconds of a step with what the runtime takes to start the programs of the worker that has the most."""
+    return seconds + policy.start_s * max(map(len, table.rows))
+
+
+def idle_share(plan: Plan) -> float:
+    """Share of a step in which the mean stage of a pipeline has nothing to do."""
+    busy = sum(sum(s for kind, s in stage.work_times if kind != "weight") for stage in plan.stages)
+    return 1.0 - busy / (len(plan.stages) * plan.step_time) if plan.step_time else 0.0
+
+
+def check_ends(graph: Graph, sliced: Sliced, table: Table) -> None:
+    """Refuses cuts across an update where the schedule has no moment at which all stages are through.
+
+    Raises:
+        InfeasiblePlanError: with what a stage's update takes of another stage.
+    """
+    for part in sliced.parts if not flushes(table.name) else ():
+        for r in part.received_late:
+            reader = next((op for op in graph.operators if op.id in part.late and r.name in op.reads), None)
+            raise InfeasiblePlanError(
+                f"the update of stage {part.stage} takes {r.name} of stage {r.source}; schedule {table.name} has no "
+                "moment at which all stages are through",
+                cause="gradients are clipped by their global norm, or two stages have one parameter (tied embeddings)",
+                remedy='clip by parameter (optax.clip, clip_by_block_rms), untie, or schedule="1f1b", which flushes',
+                source=(reader.source or None) if reader is not None else None,
+            )
+
+
+def fits(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> bool:
+    """Whether every worker has room for its stages and their microbatches in flight."""
+    for worker in range(table.num_workers):
+        devices = parts[table.stages_of_worker(worker)[0]].stages[0].devices
+        limit = problem.options.memory_limit_bytes or problem.cluster.part(devices[0], len(devices)).memory_bytes
+        if worker_bytes(parts, sliced, table, worker) > limit:
+            return False
+    return True
+
+
+def _seconds(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> float | None:
+    """Seconds of a step; None where something waits in host memory, which is planned for one schedule."""
+    dataflow, durations = pipeline_of(problem.graph, sliced, parts, table, problem.cluster)
+    return step_of(table, dataflow, durations).seconds if is_plain(dataflow) else None

@@ -1,0 +1,1 @@
+"""Enumerate: which numbers of stages and microbatches, and which slicings, are worth planning."""

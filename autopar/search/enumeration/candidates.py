@@ -1,0 +1,143 @@
+"""Ways to cut a step into stages on submeshes that are worth planning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from autopar.errors import MicrobatchError, ScheduleError
+from autopar.schedule import Schedule, Table, Task, get
+from autopar.search.enumeration.rank_pairs import ranked_pairs
+from autopar.search.enumeration.search_space import is_large, microbatches_and_stages, stage_counts
+from autopar.search.parallel import WorkerPool
+from autopar.search.partition.even import even_stages
+from autopar.search.partition.slicings import layers_of, slicings
+from autopar.search.partition.submesh import placed
+from autopar.search.problem import Problem
+from autopar.search.profiling.profiler import LayerProfiler
+from autopar.search.source import StageSource
+from autopar.stages import Layers
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A slicing of the step: by stage the ids of its forward operators and its devices (first, number).
+
+    ``layers`` has the layers inside the stages, for recomputation; where it is empty each stage is one layer.
+    ``meshes`` has by stage the shape of the logical mesh that suits its layers best; empty where that is not known.
+    ``schedule`` is the only one that it is for; None takes that of the options.
+    """
+
+    count: int
+    members: tuple[tuple[str, ...], ...]
+    devices: tuple[tuple[int, int], ...]
+    estimate_s: float
+    layers: tuple[tuple[str, ...], ...] = ()
+    meshes: tuple[tuple[int, ...], ...] = ()
+    schedule: Schedule | None = None
+
+
+def schedule_of(problem: Problem) -> Schedule:
+    """The schedule asked for; 1F1B, for which stages are planned, where it is free."""
+    asked = problem.options.schedule
+    if isinstance(asked, Schedule):
+        return asked
+    return get("1f1b" if asked in ("auto", "none") else asked)
+
+
+def candidates(
+    problem: Problem, source: StageSource, fewest: Callable[[int], int] | None, pool: WorkerPool, every: bool
+) -> Iterable[Candidate]:
+    """Ways to cut the step; ``fewest`` says from how many blocks on they are the layers, None that they never are.
+
+    With ``every`` those too that are the best in more or less memory than there is.
+    """
+    schedule = schedule_of(problem)
+    asked = problem.options.num_microbatches
+    profilers: dict[tuple[int, Layers], LayerProfiler] = {}
+    for count, numbers in _numbers(problem, source, schedule, fewest, pool, profilers):
+        try:
+            source.microbatches(count)
+        except MicrobatchError:
+            if asked is not None:
+                raise
+            continue
+        for stages in numbers:
+            per_stage = 1 if schedule.chunks > 1 else problem.policy.enumeration.layers_per_stage
+            layers = layers_of(problem, source, count, stages, fewest and fewest(stages), per_stage)
+            if len(layers.members) < stages:
+                continue
+            try:
+                schedule.table(stages, count)
+            except ScheduleError:
+                if problem.options.num_stages is not None and asked is not None:
+                    raise
+                continue
+            even = uniform_candidate(problem, layers, stages, schedule, count)
+            if even is not None:
+                yield even
+            elif schedule.chunks == 1:
+                if (count, layers) not in profilers:
+                    profilers[count, layers] = LayerProfiler(problem, source, count, layers, pool)
+                yield from _sliced(profilers[count, layers], stages, every)
+
+
+def _numbers(
+    problem: Problem,
+    source: StageSource,
+    schedule: Schedule,
+    fewest: Callable[[int], int] | None,
+    pool: WorkerPool,
+    profilers: dict[tuple[int, Layers], LayerProfiler],
+) -> Iterable[tuple[int, list[int]]]:
+    """Numbers of microbatches, each with the numbers of stages that are tried with it."""
+    o = problem.options
+    ranked = not is_large(problem)
+    if ranked and o.num_microbatches is None and o.num_stages is None and schedule.chunks == 1:
+        blocks = {s: fewest and fewest(s) for s in stage_counts(problem, schedule)}
+        if pairs := ranked_pairs(problem, source, schedule, blocks, pool, profilers):
+            return [(count, [stages]) for count, stages in pairs]
+    return microbatches_and_stages(problem, schedule)
+
+
+def fewest_blocks(problem: Problem, stages: int) -> int:
+    """Blocks of the model from which on they are the layers: two a stage; of large models one a stage."""
+    return stages if len(problem.graph.operators) >= problem.policy.sizes.block_operators else 2 * stages
+
+
+def has_stage_a_worker(table: Table) -> bool:
+    """Whether every worker has one stage and every stage one worker."""
+    return table.num_workers == table.num_stages and all(
+        len(table.workers_of_stage(s)) == 1 for s in range(table.num_stages)
+    )
+
+
+def uniform_candidate(
+    problem: Problem, layers: Layers, stages: int, schedule: Schedule, count: int
+) -> Candidate | None:
+    """Equal runs of layers on equal submeshes, for schedules that place several stages on a worker."""
+    table = schedule.table(stages, count)
+    if has_stage_a_worker(table):
+        return None
+    per = problem.cluster.num_devices // table.num_workers
+    if per * table.num_workers != problem.cluster.num_devices:
+        return None
+    merged = even_stages(layers, stages)
+    placements = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
+    return Candidate(count, merged, placements, float(sum(layers.flops)), layers.members)
+
+
+def _sliced(profiler: LayerProfiler, stages: int, every: bool) -> Iterable[Candidate]:
+    """The answer of the dynamic program for a number of stages, or ``every`` one that it has for some memory."""
+    problem, layers, count = profiler.problem, profiler.layers, profiler.count
+    # What stages need is known after they are planned: under a limit they are sharded more than the layers here, which
+    # were without one. The less of the limit they exceed, the more likely they fit then.
+    policy = problem.policy.partition
+    excesses = (*policy.shortages, *policy.excesses) if every else policy.excesses
+    for _, found, kinds in slicings(profiler, stages, excesses, every):
+        members = tuple(
+            tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages
+        )
+        placements = placed(problem.cluster, [kinds[x.kind] for x in found.stages])
+        meshes = tuple(profiler.on(kinds[x.kind])[1] for x in found.stages)
+        yield Candidate(count, members, placements, found.objective, layers.members, meshes)

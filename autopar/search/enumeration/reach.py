@@ -1,0 +1,79 @@
+"""What pipelines of a step could reach at best, so that none is planned where one stage is as fast.
+
+A pipeline of S equal stages on n = D / S devices each takes, with m microbatches of which each takes t on all stages,
+
+    T = t (m + (S - 1) / 3) / S + update / S + 2 (S - 1) latency,    t = sum over operators of (launch + work / (m n))
+
+where every device reaches its best rate, nothing is communicated inside a stage, and of the bubble a third is left, as
+where weight gradients fill it. That is an estimate, for stages may
+be unequal; it is used for what is not planned at all, and no bound is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.errors import ScheduleError
+from autopar.ir.phases import phase_of
+from autopar.microbatch import batch_size
+from autopar.search.bound import BestRates, works_of
+from autopar.search.enumeration.candidates import schedule_of
+from autopar.search.enumeration.search_space import stage_counts
+from autopar.search.problem import NotFasterError, Problem
+
+
+def may_be_faster(problem: Problem, counts: Sequence[int] | None, cutoff_s: float) -> None:
+    """Returns where a pipeline may take less than ``cutoff_s``.
+
+    Args:
+        problem: the step in one microbatch.
+        counts: numbers of microbatches that may be taken; None for all.
+        cutoff_s: seconds of a plan that is at hand.
+
+    Raises:
+        NotFasterError: at its best none does; or the devices are those of one process on a CPU, which runs programs of
+            several devices one after another, so that stages never overlap; or nothing is differentiated, on one node.
+    """
+    if problem.cluster.num_nodes == 1 and all("cpu" in d.jax_kinds for d in problem.cluster.device_types):
+        raise _not_faster(problem, cutoff_s, "stages in one process on a CPU do not overlap")
+    trains = any(phase_of(op.scope) == "backward" for op in problem.graph.operators)
+    if problem.cluster.num_nodes == 1 and not trains:
+        raise _not_faster(problem, cutoff_s, "without a backward pass the caller waits for each step")
+    reached_s = least_s(problem, counts)
+    if reached_s >= cutoff_s:
+        raise _not_faster(problem, cutoff_s, f"at its best a pipeline takes {reached_s:.6g} s")
+
+
+def least_s(problem: Problem, counts: Sequence[int] | None) -> float:
+    """Seconds of the best equal pipeline that communicates nothing inside its stages."""
+    size = batch_size(problem.graph) or 1
+    possible = counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0]
+    rates, cluster = BestRates(problem.cluster), problem.cluster
+    launch_s = min(d.launch_s for d in cluster.device_types)
+    latency_s = min(g.intra.latency_s for g in cluster.groups)
+    loop: list[tuple[float, float]] = []
+    update: list[tuple[float, float]] = []
+    for work in works_of(problem.graph, fused=problem.cost_model.knows_kernels):
+        target = update if work.phase == "update" else loop
+        target.append((work.runs, work.runs * rates.seconds(work.dtypes, work.flops, work.bytes)))
+    seconds = []
+    schedule, left = schedule_of(problem), problem.policy.schedules.bubble_left
+    for stages in stage_counts(problem, schedule):
+        devices = cluster.num_devices / stages
+        own_s = sum(runs * launch_s + s / devices for runs, s in update) / stages
+        for count in possible:
+            try:
+                schedule.table(stages, count)
+            except ScheduleError:
+                continue
+            each_s = sum(runs * launch_s + s / devices / count for runs, s in loop)
+            seconds.append(each_s * (count + (stages - 1) * left) / stages + own_s + 2 * (stages - 1) * latency_s)
+    return min(seconds, default=float("inf"))
+
+
+def _not_faster(problem: Problem, cutoff_s: float, why: str) -> NotFasterError:
+    return NotFasterError(
+        f"no pipeline of {problem.graph.name} takes less than {cutoff_s:.6g} s: {why}",
+        cause="another plan is at hand that is as fast",
+        remedy="ask for num_stages to have one all the same",
+    )

@@ -1,0 +1,82 @@
+"""Numbers of stages and of microbatches that are worth trying."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from autopar.ir import Graph
+from autopar.ir.loops import Scan
+from autopar.ir.phases import phase_of
+from autopar.microbatch import batch_size
+from autopar.schedule import Schedule
+from autopar.search.problem import Problem
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether a step is so small that more pairs of stages and microbatches are planned exactly."""
+    return len(problem.graph.operators) < problem.policy.sizes.small_operators
+
+
+def is_large(problem: Problem) -> bool:
+    """Whether the cluster has so many nodes that stages are whole nodes of it."""
+    cluster = problem.cluster
+    return cluster.num_nodes > problem.policy.sizes.large_nodes and len(cluster.groups) == 1
+
+
+def microbatches_and_stages(problem: Problem, schedule: Schedule) -> Iterator[tuple[int, list[int]]]:
+    """Numbers of microbatches, each with the numbers of stages that are tried with it."""
+    asked = problem.options.num_microbatches
+    stages = stage_counts(problem, schedule)
+    if asked is None and problem.options.num_stages is None and is_large(problem):
+        for s in stages:
+            yield most_microbatches(problem, problem.policy.enumeration.large_microbatches_per_stage * s), [s]
+        return
+    for count in [asked] if asked is not None else microbatch_counts(problem):
+        yield count, stages
+
+
+def loops_over_layers(graph: Graph) -> int:
+    """Isomorphic loops of the forward pass: groups of stacked layers that were split; 0 without any."""
+    loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op.scope) == "forward"]
+    isomorphic = Counter((Scan.of(op).length, len(op.operands), len(op.results)) for op in loops)
+    return max(isomorphic.values(), default=0)
+
+
+def microbatch_counts(problem: Problem) -> list[int]:
+    """Numbers of microbatches worth trying: powers of two that divide the batch, a few times the stages.
+
+    Of small models, which are planned in no time, fewer as well: they may be bound by the latency of links.
+    """
+    size = batch_size(problem.graph) or 1
+    stages = problem.options.num_stages or 2
+    policy, few_operators = problem.policy.enumeration, problem.policy.sizes.few_operators
+    least, most = policy.least_microbatches_per_stage * stages, policy.most_microbatches_per_stage * stages
+    counts = [n for k in range(size.bit_length()) if size % (n := 2**k) == 0]
+    fitting = [n for n in counts if least <= n <= most] or counts[-1:]
+    few = [n for n in counts if n <= fitting[-1]] if len(problem.graph.operators) < few_operators else []
+    return sorted({fitting[0], fitting[-1], *few})
+
+
+def most_microbatches(problem: Problem, limit: int) -> int:
+    """The largest divisor of the batch up to ``limit``."""
+    size = batch_size(problem.graph) or 1
+    return max(n for n in range(1, limit + 1) if size % n == 0)
+
+
+def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
+    """Numbers of stages worth trying: what was asked for, or a few that share the devices evenly."""
+    asked = problem.options.num_stages
+    if asked is not None:
+        return [asked]
+    devices, nodes = problem.cluster.num_devices, problem.cluster.num_nodes
+    if is_large(problem):
+        # The fewest devices a stage: the largest models are for such clusters, and short of memory with fewer stages.
+        blocks = loops_over_layers(problem.graph)
+        most = problem.policy.enumeration.most_stages
+        found = [s for s in range(2, most + 1) if nodes % s == 0 and blocks % s == 0][-1:]
+    else:
+        most = 2 * nodes if nodes > 1 else devices
+        powers = [s for s in (2, 4, 8, 16, 32, 64) if s <= most and devices % s == 0]
+        found = [s for s in powers if nodes == 1 or s * 2 > nodes / 2]
+    return [s * schedule.chunks for s in found]

@@ -1,0 +1,134 @@
+"""`WorkerPool`: calls whose answers are wanted later, made in another process as far as it gets."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from autopar.search.parallel.process import NoAnswerError, Process
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(eq=False)
+class Future(Generic[Answer]):
+    """A call whose answer is wanted later.
+
+    Args:
+        function, args: the call. It has no effect but its answer, and may raise.
+        others: futures that nobody may have taken yet.
+        guard: held while who makes the call is decided.
+        taken: whether somebody makes it.
+        done: set when there is an outcome.
+        outcome: the function's answer, or an exception to raise; `NoAnswerError` where it has none.
+    """
+
+    function: Callable[..., Answer]
+    args: tuple[Any, ...]
+    others: deque[Future[Any]]
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    taken: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+    outcome: Any = None
+
+    def take(self) -> bool:
+        """Whether the caller is the first to take the call, and has to make it."""
+        with self.guard:
+            first, self.taken = not self.taken, True
+        return first
+
+    def result(self) -> Answer:
+        """The answer, or what the call raises. It is made here unless the other process has begun it.
+
+        While that has not ended, calls of other futures are made here.
+        """
+        if self.take():
+            self.make()
+        while not self.done.is_set():
+            try:
+                other = self.others.popleft()
+            except IndexError:
+                self.done.wait()
+            else:
+                if other.take():
+                    other.make()
+        if isinstance(self.outcome, NoAnswerError):
+            self.make()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        answer: Answer = self.outcome
+        return answer
+
+    def make(self) -> None:
+        """Makes the call here."""
+        try:
+            self.outcome = self.function(*self.args)
+        except Exception as error:
+            self.outcome = error
+        self.done.set()
+
+
+@dataclass(eq=False)
+class WorkerPool:
+    """Makes futures. The last one made is the first that the other process takes: this one takes the first.
+
+    Args:
+        process: the other process; None where there is none, so that all is computed here.
+        open: futures that nobody may have taken yet.
+        wanted: tells the thread that serves the process that there is something to do.
+    """
+
+    process: Process | None = None
+    open: deque[Future[Any]] = field(default_factory=deque)
+    wanted: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    thread: threading.Thread | None = None
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, function: Callable[..., Answer], *args: Any) -> Future[Answer]:
+        """A call whose answer is wanted later.
+
+        Args:
+            function: of a module of autopar, without effects.
+            args: what it is called with; they can be pickled.
+        """
+        made = Future(function, args, self.open)
+        if self.process is not None:
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._serve, args=(self.process,), daemon=True)
+                self.thread.start()
+            self.open.append(made)
+            self.wanted.release()
+        return made
+
+    def close(self) -> None:
+        """Ends the other process; what it has not answered is computed here where it is asked for."""
+        if self.process is None:
+            return
+        self.process.close()
+        self.wanted.release()
+        if self.thread is not None:
+            self.thread.join()
+        self.process, self.thread = None, None
+
+    def _serve(self, process: Process) -> None:
+        while True:
+            self.wanted.acquire()
+            try:
+                future = self.open.pop()
+            except IndexError:  # closed
+                return
+            if future.take():
+                future.outcome = process.call(future.function, future.args)
+                future.done.set()
+
+
+#: Where there is no other process.
+SERIAL = WorkerPool()

@@ -1,0 +1,218 @@
+"""Slicing layers into stages on submeshes: the dynamic program of Alpa (OSDI'22, section 5.2), with memory.
+
+    minimize   sum_i t_i + (m - 1) * max_i t_i
+    over       cuts of the layers 0..L-1 into consecutive stages, and a submesh for each, which together
+               use all devices
+    subject to fixed_i + min(m, stages from i to the last) * held_i <= limit   for every stage i
+
+What a stage recomputes instead of keeping it is chosen with it: the fastest level that fits.
+
+t_i is the time of one microbatch on stage i: forward, backward, what it sends, and its share 1/m of what is done
+once a step. For every bound t_max on max t_i, in rising order, F(s, k, d), the least sum of t with layers k..L-1 on d
+devices in s stages, is found from the last stage backward:
+
+    F(s, k, d; t_max) = min over i, submesh of t(k..i) + F(s - 1, i + 1, d - |submesh|; t_max),  F(0, L, 0) = 0
+
+The search begins at the least bound that has an answer, found by halving, and stops where (m - 1) * t_max and the
+least sum under no bound reach the best objective found. Where the cluster has groups of
+different devices, d counts those of each group, a submesh lies in one group, and the limit is that of its devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Costs of every run of layers on every submesh.
+
+    Args:
+        sizes: devices of each kind of submesh.
+        seconds: [kind, first, last] seconds of one microbatch on a stage of layers first..last; inf where it cannot be.
+        fixed_bytes: likewise bytes a device that do not depend on the schedule.
+        activation_bytes: likewise bytes a device of each microbatch in flight.
+        groups: node group of each kind; all are of the first unless given.
+        others: the same stages where more is recomputed: slower, with fewer activations.
+    """
+
+    sizes: tuple[int, ...]
+    seconds: Array
+    fixed_bytes: Array
+    activation_bytes: Array
+    groups: tuple[int, ...] = ()
+    others: tuple[StageCosts, ...] = ()
+
+    def fitting_s(self, in_flight: int, limit_bytes: Array) -> Array:
+        """Seconds of each stage at its fastest level that fits with some microbatches in flight; inf where none does.
+
+        Args:
+            in_flight: microbatches.
+            limit_bytes: bytes a device, to be broadcast to the stages.
+        """
+        fits = self.fixed_bytes + in_flight * self.activation_bytes <= limit_bytes
+        levels = [np.where(fits, self.seconds, np.inf), *(o.fitting_s(in_flight, limit_bytes) for o in self.others)]
+        fastest: Array = np.minimum.reduce(levels)
+        return fastest
+
+    @property
+    def distinct_s(self) -> Array:
+        """All finite seconds, rising."""
+        every = [self.seconds, *(o.seconds for o in self.others)]
+        return np.unique(np.concatenate([s[np.isfinite(s)] for s in every]))
+
+    def group(self, kind: int) -> int:
+        """Node group of a kind of submesh."""
+        return self.groups[kind] if self.groups else 0
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return int(self.seconds.shape[1])
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A stage: layers ``first`` to ``last`` (inclusive) on a submesh of kind ``kind``."""
+
+    first: int
+    last: int
+    kind: int
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """An answer of `slice_layers`: its stages, the objective in seconds, and the sum of the stages' seconds."""
+
+    stages: tuple[Slice, ...]
+    objective: float
+    sum_s: float
+
+
+def slice_layers(
+    costs: StageCosts,
+    devices: int | Sequence[int],
+    microbatches: int,
+    limit_bytes: float | Sequence[float],
+    num_stages: int | None = None,
+) -> Slicing | None:
+    """The best slicing; None where nothing fits.
+
+    Args:
+        costs: see `StageCosts`.
+        devices: number of devices, by node group where there are several; all are used.
+        microbatches: m.
+        limit_bytes: bytes a device, likewise.
+        num_stages: the only number of stages to consider, or None for any.
+    """
+    counts = (devices,) if isinstance(devices, int) else tuple(devices)
+    limits = (limit_bytes,) * len(counts) if isinstance(limit_bytes, (int, float)) else tuple(limit_bytes)
+    most = min(costs.num_layers, sum(counts))
+    if num_stages is not None and num_stages > most:
+        return None
+    most = num_stages or most
+    limit_by_kind = np.array([limits[costs.group(kind)] for kind in range(len(costs.sizes))])[:, None, None]
+    flying = {f: costs.fitting_s(f, limit_by_kind) for f in range(1, min(microbatches, most) + 1)}
+    seconds = [flying[min(microbatches, s)] for s in range(1, most + 1)]
+    counted, units = _in_units(costs, counts)
+
+    def within(bound: float) -> Slicing | None:
+        return _within(counted, units, microbatches, seconds, bound, num_stages)
+
+    loosest = within(np.inf)
+    if loosest is None:
+        return None
+    bounds = _apart(costs.distinct_s)
+    low, high = 0, len(bounds) - 1  # the first that has an answer is among these
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if within(float(bounds[middle])) is not None else (middle + 1, high)
+    best = loosest
+    for bound in bounds[low:]:
+        if (microbatches - 1) * bound + loosest.sum_s >= best.objective:
+            break
+        found = within(float(bound))
+        if found is not None and found.objective < best.objective * (1 - 1e-12):
+            best = found
+    return best
+
+
+def _apart(values: Array) -> Array:
+    """Those of rising ``values`` that are not followed by one that differs by rounding alone."""
+    return values[np.append(values[1:] > values[:-1] * (1 + 1e-9), True)] if values.size else values
+
+
+def _in_units(costs: StageCosts, devices: tuple[int, ...]) -> tuple[StageCosts, tuple[int, ...]]:
+    """Sizes and devices counted in the largest number of devices that divides them all, group by group."""
+    units = [
+        math.gcd(count, *(n for kind, n in enumerate(costs.sizes) if costs.group(kind) == group))
+        for group, count in enumerate(devices)
+    ]
+    sizes = tuple(n // units[costs.group(kind)] for kind, n in enumerate(costs.sizes))
+    return replace(costs, sizes=sizes), tuple(n // unit for n, unit in zip(devices, units, strict=True))
+
+
+def _within(
+    costs: StageCosts,
+    devices: tuple[int, ...],
+    microbatches: int,
+    seconds: Sequence[Array],
+    bound: float,
+    num_stages: int | None,
+) -> Slicing | None:
+    """The least sum of stage times with no stage above ``bound``, and its objective.
+
+    ``seconds`` are those of stages that fit, by the number of stages from theirs to the last, less one.
+    """
+    n, most = costs.num_layers, len(seconds)
+    total = np.full((most + 1, n + 1, *(d + 1 for d in devices)), np.inf)
+    total[(0, n, *(0 for _ in devices))] = 0.0
+    back: dict[tuple[int, ...], tuple[int, int]] = {}
+    for s in range(1, most + 1):
+        fits = np.isfinite(seconds[s - 1]) & (seconds[s - 1] <= bound)
+        fits &= np.isfinite(total[s - 1].reshape(n + 1, -1)).any(axis=1)[1:]
+        for k in range(max(0, (num_stages or s) - s), n + 1 - s):
+            for kind, size in enumerate(costs.sizes):
+                group = costs.group(kind)
+                lasts = np.flatnonzero(fits[kind, k, k:]) + k
+                if not len(lasts) or size > devices[group]:
+                    continue
+                before = tuple(slice(0, d + 1 - size if g == group else None) for g, d in enumerate(devices))
+                after = tuple(slice(size if g == group else 0, None) for g in range(len(devices)))
+                # [last, devices left by group] -> sum
+                own = seconds[s - 1][kind, k, lasts].reshape(-1, *(1 for _ in devices))
+                rest = total[s - 1][lasts + 1][(slice(None), *before)] + own
+                at = np.argmin(rest, axis=0)
+                value = np.take_along_axis(rest, at[None], axis=0)[0]
+                reached = total[s, k][after]
+                better = value < reached
+                reached[better] = value[better]
+                for left in map(tuple, np.argwhere(better).tolist()):
+                    d = tuple(c + size if g == group else c for g, c in enumerate(left))
+                    back[s, k, *d] = (int(lasts[at[left]]), kind)
+    choices = [num_stages] if num_stages is not None else range(1, most + 1)
+    best = min(((float(total[(s, 0, *devices)]), s) for s in choices), default=(np.inf, 0))
+    if not np.isfinite(best[0]):
+        return None
+    stages = []
+    times = []
+    s, k, free = best[1], 0, devices
+    while s:
+        last, kind = back[s, k, *free]
+        stages.append(Slice(k, last, kind))
+        times.append(float(seconds[s - 1][kind, k, last]))
+        free = tuple(d - costs.sizes[kind] if g == costs.group(kind) else d for g, d in enumerate(free))
+        s, k = s - 1, last + 1
+    return Slicing(tuple(stages), objective(times, microbatches), float(sum(times)))
+
+
+def objective(seconds: Sequence[float], microbatches: int) -> float:
+    """Seconds of a step of a pipeline whose stages take ``seconds`` a microbatch."""
+    return float(sum(seconds) + (microbatches - 1) * max(seconds))

@@ -1,0 +1,284 @@
+"""The search of pipelines: microbatches, stages, submeshes and the sharding inside each stage."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from autopar.cost import CostModel
+from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
+from autopar.plan import (
+    Considered,
+    Plan,
+)
+from autopar.schedule import get
+from autopar.search.clock import Clock
+from autopar.search.composition.schedules import (
+    idle_share,
+    with_launches,
+)
+from autopar.search.enumeration.candidates import (
+    Candidate,
+    candidates,
+    fewest_blocks,
+    schedule_of,
+    uniform_candidate,
+)
+from autopar.search.enumeration.search_space import is_small
+from autopar.search.enumeration.tiny_steps import all_slicings
+from autopar.search.parallel import WorkerPool, start_worker
+from autopar.search.plain_data import is_importable
+from autopar.search.problem import NotFasterError, Problem
+from autopar.search.source import StageSource
+from autopar.search.stage_planning.candidate import plan_candidate
+from autopar.search.stage_planning.shared import CachedPlanner, StagePlanCache
+from autopar.search.trials import Trials
+from autopar.sharding.registry import registered_rules
+from autopar.stages import cluster
+
+
+def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
+    """The best plan with several stages.
+
+    Args:
+        problem: what is planned; it has a source.
+        intra: plans one stage on its submesh.
+
+    Raises:
+        InfeasiblePlanError: no slicing fits.
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+    """
+    source = problem.source
+    if source is None:
+        raise InfeasiblePlanError(
+            "pipeline stages were asked for, and this problem cannot be cut into stages",
+            cause="it was made from a graph alone",
+            remedy="plan by autopar.parallelize(...).plan(...), or with num_stages=1",
+        )
+    large = len(problem.graph.operators) >= problem.policy.workers.least_operators
+    worthwhile = large and may_run_in_worker(problem, intra)
+    with WorkerPool(start_worker(worthwhile)) as pool:
+        return _best(problem, source, intra, pool)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A candidate that may be planned.
+
+    Args:
+        candidate: stages and their devices.
+        below_s: seconds, launches included, that its plan must stay below.
+        is_optional: whether another plan is there, so that a schedule that cannot run it is no fault.
+        shares_stages: whether stages are planned once for all candidates with the same members.
+    """
+
+    candidate: Candidate
+    below_s: float = math.inf
+    is_optional: bool = False
+    shares_stages: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of microbatches."""
+        return self.candidate.count
+
+    def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
+        """``error``, which names the stage."""
+        return error
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The search of the pipelines of one problem.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+        intra: plans one stage on its submesh.
+        pool: of workers.
+        clock: takes the time of phases.
+        stage_plans: by the members of stages the plans that candidates share.
+    """
+
+    problem: Problem
+    source: StageSource
+    intra: Callable[[Problem], Plan]
+    pool: WorkerPool
+    clock: Clock
+    stage_plans: dict[tuple[tuple[str, ...], ...], StagePlanCache] = field(default_factory=dict)
+
+    def attempt(self, trial: _Trial, cutoff_s: float, explain: bool) -> Plan:
+        """The plan of a candidate; see `Trials`."""
+        problem, candidate = self.problem, trial.candidate
+        cache = self.stage_plans.setdefault(candidate.members, {}) if trial.shares_stages else None
+        with self.clock.phase("stages"):
+            try:
+                plan = plan_candidate(problem, self.source, candidate, self.intra, self.pool, cache)
+            except ScheduleError as error:
+                if not trial.is_optional:
+                    raise
+                raise InfeasiblePlanError(error.fact, cause=error.cause, remedy=error.remedy) from error
+        if trial.below_s < math.inf and _launched_s(problem, plan, plan.schedule, trial.candidate) >= trial.below_s:
+            raise NotFasterError(f"schedule {plan.schedule} is not faster")
+        return plan
+
+
+def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan], pool: WorkerPool) -> Plan:
+    """`pipeline`, with a pool of workers."""
+    clock, o = Clock(), problem.options
+    with clock.phase("slice"):
+        slicings = all_slicings(problem, source)
+    search = _Search(problem, source, intra if slicings is None else CachedPlanner(intra), pool, clock)
+    trials: Trials[_Trial, Plan] = Trials(search.attempt)
+    plans: list[Plan] = []
+    if slicings is not None:
+        for slicing in slicings:
+            planned = trials.run([_Trial(slicing)])
+            plans += planned
+            plans += [p for plan in planned for p in trials.run(_under_other_schedules(problem, slicing, plan))]
+    else:
+        both_given = o.num_stages is not None and o.num_microbatches is not None
+        for candidates_of_round in _rounds(problem, source, pool, clock):
+            plans = trials.run(map(_Trial, candidates_of_round), ends=lambda _: both_given)
+            if plans:
+                break
+        if plans and is_small(problem) and o.num_microbatches is None:
+            before = 0
+            while before < len(plans):
+                before = len(plans)
+                plans += trials.run(map(_Trial, _neighbours(problem, source, plans, pool)))
+    if plans and o.schedule == "auto" and o.num_stages is None:
+        plans += trials.run(_with_two_stages_per_worker(problem, source, min(plans, key=_seconds)))
+    if not plans:
+        raise _nothing_planned(problem, trials)
+    best = min(plans, key=_seconds)
+    record = msgspec.structs.replace(best.content.search, considered=_considered(plans, best))
+    return Plan(msgspec.structs.replace(best.content, search=record), clock.phases())
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.step_time
+
+
+def _nothing_planned(problem: Problem, trials: Trials[_Trial, Plan]) -> InfeasiblePlanError | MicrobatchError:
+    """The first failure; where nothing was tried, why."""
+    failures: list[InfeasiblePlanError | MicrobatchError] = [*trials.failures.values(), *trials.impossible.values()]
+    if failures:
+        return failures[0]
+    if problem.subproblem.cutoff_s < math.inf:
+        return NotFasterError(
+            f"no pipeline of {problem.graph.name} is estimated to take less than {problem.subproblem.cutoff_s:.6g} s",
+            cause="another plan is at hand that is as fast",
+            remedy="ask for num_stages to have one all the same",
+        )
+    return InfeasiblePlanError(
+        f"no way to cut {problem.graph.name} into stages fits {problem.cluster.name}",
+        cause="too few layers, devices or bytes for the number of stages",
+        remedy="fewer stages, more microbatches, or a higher memory_limit",
+    )
+
+
+def _rounds(problem: Problem, source: StageSource, pool: WorkerPool, clock: Clock) -> Iterator[list[Candidate]]:
+    """Candidates that are worth planning; the next are, where none of these fits.
+
+    Where whole blocks do not fit, parts of them may; and where these do not, other slicings of a small model.
+    """
+    tried: set[Candidate] = set()
+    policy = problem.policy.partition
+    ways_to_slice = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
+    for fewest, others in ways_to_slice if is_small(problem) else ways_to_slice[:2]:
+        with clock.phase("slice"):
+            found = sorted(
+                candidates(problem, source, fewest, pool, others),
+                key=lambda c: (c.estimate_s, c.count, len(c.members)),
+            )
+        if others:
+            found = [c for c in found if c not in tried][: policy.most_other]
+        else:
+            cutoff_s = math.inf if schedule_of(problem).chunks > 1 else problem.subproblem.cutoff_s
+            near = [c for c in found if c.estimate_s <= policy.near_best * min(found[0].estimate_s, cutoff_s)]
+            near = near[: policy.most_near]
+            if is_small(problem) and near:
+                near += _best_of_each(
+                    found, {len(c.members) for c in near}, policy.far * min(found[0].estimate_s, cutoff_s)
+                )
+            if found and not near:  # all of them take longer than a plan that is at hand
+                return
+            found = near
+        tried.update(found)
+        yield found
+
+
+def _best_of_each(found: Sequence[Candidate], planned: set[int], most_s: float) -> list[Candidate]:
+    """By number of stages, but those ``planned``, the candidate of the least estimate up to ``most_s``."""
+    best = {len(c.members): c for c in reversed(found) if len(c.members) not in planned}
+    return [c for c in best.values() if c.estimate_s <= most_s]
+
+
+def _neighbours(problem: Problem, source: StageSource, plans: Sequence[Plan], pool: WorkerPool) -> Iterator[Candidate]:
+    """Candidates with half and twice the microbatches of the fastest plan, but those that were planned."""
+    best = min(plans, key=lambda p: p.step_time)
+    planned = {(p.num_stages, p.num_microbatches) for p in plans}
+    for count in (best.num_microbatches // 2, 2 * best.num_microbatches):
+        if count and (best.num_stages, count) not in planned:
+            options = replace(problem.options, num_stages=best.num_stages, num_microbatches=count)
+            with contextlib.suppress(MicrobatchError, ScheduleError):
+                yield from itertools.islice(candidates(replace(problem, options=options), source, None, pool, False), 1)
+
+
+def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -> Iterator[_Trial]:
+    """A candidate with its stages planned for another schedule than ``plan`` is, where memory is short.
+
+    Stages that lie within the limit whatever the schedule are the same for all, and timed in all of them.
+    """
+    policy = problem.policy.schedules
+    short = policy.most_activation_growth * plan.peak_memory >= problem.memory_limit_bytes
+    if problem.options.schedule == "auto" and short:
+        below_s = _launched_s(problem, plan, plan.schedule, candidate) - policy.least_gain * plan.step_time
+        for name in policy.one_stage_per_worker:
+            yield _Trial(replace(candidate, schedule=get(name)), below_s, is_optional=True)
+
+
+def _launched_s(problem: Problem, plan: Plan, schedule: str, candidate: Candidate) -> float:
+    """Seconds of a step with those of launches by a schedule."""
+    table = get(schedule).table(len(candidate.members), candidate.count)
+    return with_launches(problem.policy.schedules, plan.step_time, table)
+
+
+def _considered(plans: Sequence[Plan], best: Plan) -> tuple[Considered, ...]:
+    """The fastest plan of each kind."""
+    kinds: dict[str, Plan] = {}
+    for p in sorted(plans, key=lambda p: p.step_time):
+        kinds.setdefault(f"{p.num_stages} stages, {p.num_microbatches} microbatches, {p.schedule}", p)
+    return tuple(
+        Considered(name, p.step_time, p.peak_memory, "chosen" if p is best else "") for name, p in kinds.items()
+    )
+
+
+def may_run_in_worker(problem: Problem, intra: Callable[[Problem], Plan]) -> bool:
+    """Whether another process would plan stages as this one does, and nobody watches how."""
+    own = is_importable(intra) and not registered_rules()
+    return own and type(problem.cost_model) is CostModel and problem.reporting.progress is None
+
+
+def _with_two_stages_per_worker(problem: Problem, source: StageSource, best: Plan) -> Iterator[_Trial]:
+    """Candidates with two stages on each worker, where the workers of ``best``, with one, are idle for long."""
+    workers, count = best.num_stages, best.num_microbatches
+    policy = problem.policy
+    if idle_share(best) < policy.schedules.long_idle_share:
+        return
+    wanted = min(policy.enumeration.layers_per_stage * workers, policy.enumeration.most_layers)
+    layers = cluster(problem.graph, source.microbatches(count), wanted, fewest=None)
+    # What differs between schedules is which worker has a stage, and how many microbatches it keeps.
+    for schedule in (get(name) for name in policy.schedules.two_stages_per_worker):
+        if len(layers.members) < workers * schedule.chunks:
+            continue
+        with contextlib.suppress(ScheduleError):
+            candidate = uniform_candidate(problem, layers, workers * schedule.chunks, schedule, count)
+            if candidate is not None:
+                yield _Trial(replace(candidate, schedule=schedule), is_optional=True, shares_stages=True)

@@ -1,0 +1,113 @@
+"""What a plan depends on as plain data for JSON: equal for what gives equal plans, in every process."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from numbers import Integral
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+#: Packages whose version may change a plan; one that is not installed counts as that.
+PACKAGES = ("highspy", "jax", "jaxlib", "msgspec", "networkx", "numba", "numpy", "pulp", "scipy")
+
+
+class NotPlainError(ValueError):
+    """What a value is cannot be plain_data from outside, as that of a user's function."""
+
+
+def plain_data(value: Any) -> Any:
+    """A value as data for JSON.
+
+    Args:
+        value: None, a truth value, a number, text, a tuple or a frozenset of such; a function or an object of autopar
+            that holds nothing else. What autopar's own things do is in `environment_hash`.
+
+    Raises:
+        NotPlainError: it is something else: a function or an object of a user, or one that collects.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, float):
+        return {"float": float.__repr__(value)}
+    if isinstance(value, tuple):
+        return [plain_data(v) for v in value]
+    if isinstance(value, frozenset):
+        return {"set": sorted(json.dumps(plain_data(v)) for v in value)}
+    if isinstance(value, FunctionType):
+        return {"function": _qualified_name(value)}
+    return {"object": _qualified_name(type(value)), "of": {name: plain_data(v) for name, v in _parts(value)}}
+
+
+def is_own(kind: type | FunctionType) -> bool:
+    """Whether a class or function is autopar's own, so that its module has it under its name."""
+    placement, *names = kind.__module__, *kind.__qualname__.split(".")
+    found: Any = sys.modules.get(placement)
+    for name in names:
+        found = getattr(found, name, None)
+    return placement.startswith(f"{_package()}.") and found is kind
+
+
+def is_importable(value: Any) -> bool:
+    """Whether a function or an object is autopar's own, with all that it holds: another process can have it as well."""
+    if isinstance(value, FunctionType):
+        return is_own(value)
+    if value is None or isinstance(value, str | Integral | float | Path):
+        return True
+    if isinstance(value, tuple | frozenset):
+        return all(map(is_importable, value))
+    parts = [v for _, v in _parts(value)] if dataclasses.is_dataclass(value) else None
+    return parts is not None and is_own(type(value)) and all(map(is_importable, parts))
+
+
+def _qualified_name(kind: type | FunctionType) -> str:
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if not is_own(kind):
+        raise NotPlainError(f"{name} is not autopar's own")
+    return name
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    """Names and values of what an object holds, sorted."""
+    if dataclasses.is_dataclass(value):
+        return sorted((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+    try:
+        return sorted(vars(value).items())
+    except TypeError as error:
+        raise NotPlainError(f"{type(value).__qualname__} does not say what it holds") from error
+
+
+def _package() -> str:
+    return __name__.partition(".")[0]
+
+
+def environment_hash() -> str | None:
+    """SHA-256 of what every plan depends on: autopar's own code, Python, versions of packages, the kind of machine.
+
+    64 hexadecimal digits; None where the code is not in files, so that a change of it would not be seen.
+    """
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    paths = sorted(root.rglob("*.py")) if Path(__file__).is_file() else []
+    if not paths:
+        return None
+    for path in paths:
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(text)}\n".encode() + text)
+    versions = [(name, _version(name)) for name in PACKAGES]
+    digest.update(json.dumps([versions, list(sys.version_info[:3]), platform.machine()]).encode())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,195 @@
+"""Shardings of layers without a memory limit, and what each layer of them costs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from autopar.cluster import Cluster, LogicalMesh
+from autopar.cost import CostModel
+from autopar.ir import Layout
+from autopar.ir.phases import LOOP
+from autopar.recompute import Selected
+from autopar.search.intra import ShardingProblem, build
+from autopar.search.intra.collectives import collectives
+from autopar.search.intra.draft import ValueDraft
+from autopar.search.intra.extract import copy_layouts, made_layouts, memory_of
+from autopar.search.parallel import SERIAL, Future, WorkerPool
+from autopar.search.problem import Problem, Reporting
+from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
+from autopar.search.source import Sliced
+from autopar.solver import HighsSolver, Solution, Status, solve
+from autopar.stages import StageMap
+
+
+def layer_costs(problem: Problem, part: Cluster, whole: Sliced, by_layer: StageMap, count: int) -> LayerCosts:
+    """Costs by layer on the submesh ``part``, from the best plan of the whole model on it.
+
+    Args:
+        problem: what is planned.
+        part: the submesh.
+        whole: the step as one stage.
+        by_layer: layers of all operators.
+        count: number of microbatches.
+    """
+    return PendingSharding.of(problem, part, whole, count).solved(by_layer).costs()
+
+
+@dataclass(frozen=True)
+class PendingSharding:
+    """A step, or a part of it, that is being planned on the logical meshes of a submesh.
+
+    Args:
+        problem: it as one stage.
+        whole: where its operators are from.
+        count: number of microbatches.
+        answers: for each mesh, its choice problem and the answer.
+    """
+
+    problem: Problem
+    whole: Sliced
+    count: int
+    answers: tuple[Future[tuple[ShardingProblem, Solution]], ...]
+
+    @staticmethod
+    def of(
+        problem: Problem,
+        part: Cluster,
+        whole: Sliced,
+        count: int,
+        shape: tuple[int, ...] | None = None,
+        pool: WorkerPool = SERIAL,
+    ) -> PendingSharding:
+        """Begins on all logical meshes of ``part``, or on that of ``shape``."""
+        single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=CostModel(part))
+        silent = replace(single, reporting=Reporting(), source=None, anytime=None)
+        answers = tuple(pool.submit(_without_limit, silent, mesh) for mesh in part.logical_meshes(shape))
+        return PendingSharding(single, whole, count, answers)
+
+    def solved(self, by_layer: StageMap | None = None) -> LayerSharding:
+        """The cheapest; by the layers of ``by_layer``, or of the whole."""
+        found = [a for a in (future.result() for future in self.answers) if a[1].found]
+        assert found, "without a memory limit there is always a choice"
+        stated, answer = min(found, key=lambda a: a[1].objective)
+        return LayerSharding(self.problem, stated, answer.choice, self.whole, by_layer or self.whole.map, self.count)
+
+
+def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem, Solution]:
+    """The choice problem of one stage on a mesh, and the cheapest choice if memory were free.
+
+    A number of nodes, and no clock, ends the search: costs of layers are the same on a loaded machine.
+    """
+    stated = build(problem, mesh, split_phases=False)
+    free = replace(stated.problem, limit_bytes=None)
+    solution = solve(free, HighsSolver(max_nodes=problem.policy.pricing.most_nodes))
+    return stated, solve(free) if solution.status is Status.UNKNOWN else solution
+
+
+@dataclass(frozen=True)
+class LayerSharding:
+    """A plan of the whole model, or of a part of it, on a submesh, by layer.
+
+    Args:
+        problem: the model as one stage.
+        stated: its choice problem.
+        choice: the answer.
+        whole: where the stage's operators are from.
+        by_layer: layers of the step's operators.
+        count: number of microbatches.
+    """
+
+    problem: Problem
+    stated: ShardingProblem
+    choice: Sequence[int]
+    whole: Sliced
+    by_layer: StageMap
+    count: int
+
+    @cached_property
+    def made(self) -> Mapping[str, Layout]:
+        """Layout of every value."""
+        return made_layouts(self.stated, self.choice)
+
+    @cached_property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds a step by operator of the stage's graph, collectives before it included."""
+        found: dict[str, float] = defaultdict(float)
+        for s in self.stated.sites:
+            found[s.id] += float(s.seconds[self.choice[s.node]])
+        copies = copy_layouts(self.stated, self.choice, self.made)
+        for c in collectives(self.problem, self.stated, self.choice, self.made, copies):
+            found[c.use.consumer] += c.seconds
+        return found
+
+    def origin(self, key: str) -> str | None:
+        """The step's operator that an operator or a value of the stage's graph is of, or is inside of."""
+        origins, id = self.whole.origins[0], key.partition(":")[0]
+        while id not in origins:
+            id, inside, _ = id.rpartition("/body/")
+            if not inside:
+                return None
+        return origins[id]
+
+    def layer(self, key: str) -> int | None:
+        """The layer of an operator or a value of the stage's graph."""
+        origin = self.origin(key)
+        stages = None if origin is None else self.by_layer.update.get(origin) or self.by_layer.body.get(origin)
+        return stages[-1] if stages else None
+
+    def costs(self) -> LayerCosts:
+        """What each layer costs where nothing is recomputed."""
+        n = self.by_layer.count
+        roles = {i.name: i.role for i in self.problem.graph.inputs}
+        loop_s, once_s, state, held = (np.zeros(n) for _ in range(4))
+        for id, seconds in self.seconds.items():
+            layer, inside = self.layer(id), id.startswith(f"{LOOP}/")
+            target, amount = (loop_s, seconds / self.count) if inside else (once_s, seconds)
+            if layer is None:
+                target += amount / n  # joins of contributions, and what belongs to no operator of the step
+            else:
+                target[layer] += amount
+        for v in self.stated.values.values():
+            stages = self.by_layer.inputs.get(v.source) if v.source and v.key in self.made and not v.alias else None
+            if stages is not None:
+                # Gradients, and what is added to them, lie next to the parameters; new state is written over the old.
+                state[stages[0]] += self._bytes(v) * (3 if roles[v.key] == "parameter" else 1)
+        for v, layer in self._forward():
+            if any(u.phase == "backward" for u in v.uses):
+                held[layer] += self._bytes(v)
+        # Each layer is taken to need what all of them do that are planned here, which is one alone in `LayerProfiler`.
+        passing = max(0.0, memory_of(self.stated, self.choice).total - float(state.sum() + held.sum()))
+        return LayerCosts(loop_s, once_s, state, held, np.full(n, passing))
+
+    def recomputed(self, plain: LayerCosts, selected: Selected) -> RecomputationCosts:
+        """What changes where the operators of ``selected`` run again."""
+        loop_s, held = plain.loop_s.copy(), np.zeros(self.by_layer.count)
+        by_origin: dict[str, float] = defaultdict(float)
+        for id, seconds in self.seconds.items():
+            origin = self.origin(id)
+            if origin is not None:
+                by_origin[origin] += seconds / self.count
+        for group in selected.again:
+            for id in group.operators:
+                layer = self.by_layer.body[id][-1] if group.layer is None else group.layer
+                loop_s[layer] += by_origin[id]
+        kept = set(selected.held)
+        for v, layer in self._forward():
+            origin, _, index = v.key.partition(":")
+            if f"{self.origin(origin)}:{index}".removesuffix(":") in kept:
+                held[layer] += self._bytes(v)
+        return RecomputationCosts(loop_s, held)
+
+    def _bytes(self, v: ValueDraft) -> int:
+        return self.made[v.key].local_bytes(v.type, self.stated.mesh.sizes)
+
+    def _forward(self) -> Iterator[tuple[ValueDraft, int]]:
+        """Values that the loop makes in the forward pass, with their layers."""
+        for v in self.stated.values.values():
+            inside = v.key.startswith(f"{LOOP}/") and v.key.count("/body/") == 1
+            layer = self.layer(v.key) if inside else None
+            if layer is not None and v.key in self.made and not v.alias and v.phase != "backward":
+                yield v, layer

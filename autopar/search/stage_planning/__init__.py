@@ -1,0 +1,1 @@
+"""Plan stages: the exact plan of each stage of a candidate."""

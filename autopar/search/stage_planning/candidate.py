@@ -1,0 +1,96 @@
+"""`plan_candidate`: the exact plan of one slicing of a step into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from autopar.errors import InfeasiblePlanError
+from autopar.plan import (
+    Plan,
+    PlanContent,
+)
+from autopar.plan.text import bytes_text
+from autopar.schedule import Table
+from autopar.search.composition.compose import compose, on_devices
+from autopar.search.composition.schedules import (
+    check_ends,
+    fastest_table,
+    fits,
+)
+from autopar.search.enumeration.candidates import (
+    Candidate,
+    schedule_of,
+)
+from autopar.search.parallel import SERIAL, WorkerPool
+from autopar.search.problem import Problem
+from autopar.search.source import StageSource
+from autopar.search.stage_planning.memory import limit_of_each, most_bytes
+from autopar.search.stage_planning.shared import StagePlanCache, StagePlanner
+from autopar.search.stage_planning.stage import Chosen, in_flight, plan_stage, submit_stages
+
+
+def plan_candidate(
+    problem: Problem,
+    source: StageSource,
+    candidate: Candidate,
+    intra: Callable[[Problem], Plan],
+    pool: WorkerPool = SERIAL,
+    cache: StagePlanCache | None = None,
+) -> Plan:
+    """The exact plan of a candidate: every stage planned on its submesh, the whole simulated.
+
+    Args:
+        problem: the whole.
+        source: of its step.
+        candidate: stages and their devices.
+        intra: plans one stage on its submesh.
+        pool: plans some of them.
+        cache: plans of stages of other candidates with the same stages; those that are made here are added.
+    """
+    sliced = source.slice(candidate.count, candidate.members)
+    schedule = candidate.schedule or schedule_of(problem)
+    table = schedule.table(len(candidate.members), candidate.count)
+    check_ends(problem.graph, sliced, table)
+    shared = StagePlanner(intra, candidate.meshes, pool, {} if cache is None else cache)
+    chosen = Chosen(problem, source, sliced, candidate.members, candidate.layers, table)
+    parts = _planned_stages(chosen, candidate, shared)
+    if not fits(problem, sliced, parts, table):  # each stage does, and some worker has several
+        parts = _sharing(chosen, candidate, shared, parts)
+    if candidate.schedule is None and problem.options.schedule == "auto":
+        table = fastest_table(problem, sliced, parts, table)
+    return compose(problem, candidate, sliced, parts, table)
+
+
+def _planned_stages(chosen: Chosen, candidate: Candidate, shared: StagePlanner) -> list[PlanContent]:
+    """The plan of every stage, on its devices."""
+    # With the fewest microbatches in flight first: what is best there is best for isomorphic stages that it fits too.
+    order = sorted(range(len(candidate.members)), key=lambda i: (in_flight(chosen.table, i), i))
+    submit_stages(chosen, order, candidate.devices, shared)
+    found = {i: plan_stage(chosen, i, candidate.devices[i], shared) for i in order}
+    return [on_devices(found[i], i, placement) for i, placement in enumerate(candidate.devices)]
+
+
+def _sharing(
+    chosen: Chosen, candidate: Candidate, shared: StagePlanner, parts: Sequence[PlanContent]
+) -> list[PlanContent]:
+    """The plan of every stage where those of a worker fit together; ``parts`` are plans that do not."""
+    problem, table = chosen.problem, chosen.table
+    limit = problem.memory_limit_bytes
+    own, most = limit_of_each(parts, table, limit)
+    for _ in range(problem.policy.stages.shared_worker_attempts):
+        options = replace(problem.options, memory_limit_bytes=own)
+        found = _planned_stages(replace(chosen, problem=replace(problem, options=options)), candidate, shared)
+        if fits(problem, chosen.sliced, found, table):
+            return found
+        needed = most_bytes(found, chosen.sliced, table)
+        own = max(1, own - -(-(needed - limit) // most))
+    raise _too_many(problem, table, needed)
+
+
+def _too_many(problem: Problem, table: Table, needed: int) -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        f"stages that share a worker by schedule {table.name} need {bytes_text(needed)} ({needed} bytes) a device "
+        f"together; the limit is {bytes_text(problem.memory_limit_bytes)}",
+        remedy="fewer stages a worker, more microbatches, or schedule='1f1b'",
+    )

@@ -1,0 +1,167 @@
+"""`StagePlanner`: of isomorphic stages one is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import msgspec
+
+from autopar.errors import InfeasiblePlanError
+from autopar.ir import Graph
+from autopar.ir.fingerprint import fingerprint
+from autopar.plan import Plan, PlanContent
+from autopar.search.parallel import SERIAL, Future, WorkerPool
+from autopar.search.problem import Problem
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A plan of a stage's graph that is the best within ``limit_bytes`` with so many extra microbatches in flight."""
+
+    graph: Graph
+    limit_bytes: float
+    extra_in_flight: int
+    content: PlanContent
+
+
+#: Plans of stages by what they are of.
+StagePlanCache: TypeAlias = dict[tuple[object, ...], list[_Planned]]
+
+
+@dataclass
+class StagePlanner:
+    """Plans of the stages of one candidate.
+
+    Args:
+        intra: plans one stage on its submesh.
+        meshes: by stage the shape of the logical mesh that is tried first; empty where none is better known.
+        pool: plans some of them.
+        cache: plans by what they are of.
+        submitted: stages whose plans are submitted to the pool.
+    """
+
+    intra: Callable[[Problem], Plan]
+    meshes: tuple[tuple[int, ...], ...] = ()
+    pool: WorkerPool = SERIAL
+    cache: StagePlanCache = field(default_factory=dict)
+    submitted: list[tuple[Problem, Future[Plan]]] = field(default_factory=list)
+
+    def submit(self, stated: Problem) -> None:
+        """Submits a stage to the pool, as it will be asked for."""
+        self.submitted.append((stated, self.pool.submit(self.intra, _silent(stated))))
+
+    def plan(self, stated: Problem, kind: tuple[object, ...], what: str) -> PlanContent:
+        """The best plan of a stage: that of a stage alike, or a new one.
+
+        Args:
+            stated: the stage as a problem of its own.
+            kind: equal for stages whose graphs differ in names of inputs and outputs alone.
+            what: the stage in words.
+
+        Raises:
+            InfeasiblePlanError: it does not fit.
+        """
+        limit, extra_in_flight, graph = stated.memory_limit_bytes, stated.subproblem.extra_in_flight, stated.graph
+        cached = self.cache.setdefault((kind, stated.cluster.to_json(), stated.options.mesh_shape), [])
+        for k in cached:
+            # What is the best within more, and needs no more than this, is the best within this.
+            needed = k.content.peak_memory + extra_in_flight * k.content.stages[0].activation_bytes
+            if needed <= limit <= k.limit_bytes and extra_in_flight >= k.extra_in_flight:
+                return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)
+        stated.log(f"planning {what}: {len(graph.operators)} operators on {stated.cluster}")
+        stated.checkpoint()
+        submitted = next((future for other, future in self.submitted if _is_same(stated, other)), None)
+        content = (self.intra(stated) if submitted is None else submitted.result()).content
+        cached.append(_Planned(graph, limit, extra_in_flight, content))
+        return content
+
+
+@dataclass
+class CachedPlanner:
+    """A planner of stages that remembers: candidates have stages in common.
+
+    Args:
+        intra: plans one stage on its submesh.
+        cache: plans and errors by what they are of.
+    """
+
+    intra: Callable[[Problem], Plan]
+    cache: dict[tuple[object, ...], Plan | InfeasiblePlanError] = field(default_factory=dict)
+
+    def __call__(self, problem: Problem) -> Plan:
+        """The plan of a stage."""
+        graph = problem.graph
+        ids = tuple(op.id for op in graph.operators)
+        key = (graph.name, fingerprint(graph), ids, problem.cluster.to_json(), problem.options, problem.subproblem)
+        if key not in self.cache:
+            try:
+                self.cache[key] = self.intra(problem)
+            except InfeasiblePlanError as error:
+                self.cache[key] = error
+        found = self.cache[key]
+        if isinstance(found, InfeasiblePlanError):
+            raise found
+        return found
+
+
+def _is_same(one: Problem, other: Problem) -> bool:
+    return (
+        one.graph is other.graph
+        and one.options == other.options
+        and one.subproblem == other.subproblem
+        and one.cluster == other.cluster
+    )
+
+
+def _silent(problem: Problem) -> Problem:
+    """The problem without who listens, which no other process can call."""
+    return replace(problem, reporting=replace(problem.reporting, log=None), anytime=None)
+
+
+def renamed_content(content: PlanContent, old: Graph, new: Graph) -> PlanContent:
+    """The plan of a graph as that of one that is the same but for names of inputs and paths of outputs.
+
+    Args:
+        content: of ``old``.
+        old, new: inputs and outputs in the same order, operators with the same ids.
+    """
+    names = {i.name: j.name for i, j in zip(old.inputs, new.inputs, strict=True)}
+    paths = {a.path: b.path for a, b in zip(old.outputs, new.outputs, strict=True)}
+    names.update({f"result{a}": f"result{b}" for a, b in paths.items()})
+
+    def name_of(name: str) -> str:
+        return names.get(name, name)
+
+    def note_of(note: str) -> str:
+        first, space, rest = note.partition(" ")
+        return f"{names.get(first, first)}{space}{rest}"
+
+    stages = tuple(
+        msgspec.structs.replace(
+            s,
+            collectives=tuple(
+                msgspec.structs.replace(c, operators=tuple(map(name_of, c.operators))) for c in s.collectives
+            ),
+        )
+        for s in content.stages
+    )
+    return msgspec.structs.replace(
+        content,
+        program=new.name,
+        fingerprint=fingerprint(new),
+        stages=stages,
+        inputs=tuple(msgspec.structs.replace(r, path=names[r.path]) for r in content.inputs),
+        outputs=tuple(
+            msgspec.structs.replace(r, path=paths[r.path], updates=None if r.updates is None else names[r.updates])
+            for r in content.outputs
+        ),
+        copies=tuple(msgspec.structs.replace(c, value=name_of(c.value)) for c in content.copies),
+        choices=tuple(
+            msgspec.structs.replace(c, name=name_of(c.name), members=tuple(map(name_of, c.members)))
+            for c in content.choices
+        ),
+        notes=tuple(map(note_of, content.notes)),
+        donated=tuple(names[n] for n in content.donated),
+    )

@@ -1,0 +1,333 @@
+"""The plan of one chosen stage: its sharding, and what it recomputes where memory is short."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
+from autopar.errors import InfeasiblePlanError
+from autopar.plan import PlanContent
+from autopar.plan.text import bytes_text
+from autopar.recompute import LEVELS, Level
+from autopar.schedule import Table
+from autopar.schedule.offload import IN_TRANSFER
+from autopar.search.intra.host import share_bytes
+from autopar.search.problem import Problem
+from autopar.search.source import Recomputation, Sliced, StageSource
+from autopar.search.stage_planning.memory import received_bytes, stage_bytes
+from autopar.search.stage_planning.shared import StagePlanner
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A stage that is to be planned.
+
+    Args:
+        problem: the whole.
+        source: of its step.
+        sliced: its stages.
+        members: by stage the ids of its operators of the forward pass.
+        layers: of the whole forward pass, by layer the ids of its operators; empty where each stage is one.
+        table: the schedule.
+    """
+
+    problem: Problem
+    source: StageSource
+    sliced: Sliced
+    members: tuple[tuple[str, ...], ...]
+    layers: tuple[tuple[str, ...], ...]
+    table: Table
+
+    def first(self, stage: int) -> int:
+        """The first stage that is like a stage but for names."""
+        return self.sliced.isomorphic[stage] if self.sliced.isomorphic else stage
+
+    def recomputation(self, stage: int, level: Level) -> Recomputation:
+        """What ``level`` means for a stage: its layers, cut where the stage is cut."""
+        own = set(self.members[stage])
+        layers = [tuple(id for id in layer if id in own) for layer in self.layers]
+        return Recomputation(level, tuple(layer for layer in layers if layer) or (self.members[stage],))
+
+
+def levels_of(problem: Problem) -> tuple[Level, ...]:
+    """Levels of recomputation that may be taken."""
+    asked = problem.options.remat
+    return LEVELS if asked == "auto" else tuple(level for level in LEVELS if level == asked)
+
+
+def in_flight(table: Table, stage: int) -> int:
+    """Most microbatches whose forward pass a stage has done and whose backward pass it has not."""
+    most = 0
+    for worker in table.workers_of_stage(stage):
+        held = 0
+        for task in table.rows[worker]:
+            if task.stage == stage:
+                held += {"forward": 1, "backward": 0 if table.splits_backward else -1, "weight": -1}[task.kind]
+                most = max(most, held)
+    return max(1, most)
+
+
+def plan_stage(chosen: Chosen, stage: int, placement: tuple[int, int], shared: StagePlanner) -> PlanContent:
+    """The plan of one stage, within the memory that microbatches in flight leave.
+
+    Nothing is recomputed where that fits as it would be without a limit, or for next to nothing more. Else the
+    fastest of all levels that fit is taken, each also with microbatches that wait in host memory, where that may be.
+
+    Args:
+        chosen: what is planned.
+        stage: its number.
+        placement: its first device and the number of devices.
+        shared: plans one stage on its submesh.
+
+    Raises:
+        InfeasiblePlanError: no level fits.
+    """
+    shape, asked = _first_shape(chosen, stage, placement, shared), _shape_asked_for(chosen, placement)
+    if shape != asked:
+        with contextlib.suppress(InfeasiblePlanError):
+            return _on_mesh(chosen, stage, placement, shape, shared)
+    return _on_mesh(chosen, stage, placement, asked, shared)
+
+
+def submit_stages(
+    chosen: Chosen, order: Sequence[int], placements: Sequence[tuple[int, int]], shared: StagePlanner
+) -> None:
+    """Submits the first plan of each kind of stage to the pool of workers, which gets as far as it does.
+
+    Args:
+        chosen: what is planned.
+        order: in which stages are planned.
+        placements: by stage its first device and the number of devices.
+        shared: plans one stage on its submesh.
+    """
+    if shared.pool.process is None:
+        return
+    level = levels_of(chosen.problem)[0]
+    starts = chosen.problem.cluster.group_starts
+    first: dict[tuple[object, ...], tuple[int, tuple[int, ...] | None]] = {}
+    for stage in order:
+        (begin, size), shape = placements[stage], _first_shape(chosen, stage, placements[stage], shared)
+        first.setdefault((chosen.first(stage), size, bisect_right(starts, begin), shape), (stage, shape))
+    for stage, shape in first.values() if len(first) > 1 else ():
+        with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
+            shared.submit(_stated(chosen, stage, placements[stage], level, shape).problem)
+
+
+def _first_shape(
+    chosen: Chosen, stage: int, placement: tuple[int, int], shared: StagePlanner
+) -> tuple[int, ...] | None:
+    """The shape of the logical mesh that a stage is planned on first; None for all of them."""
+    asked = chosen.problem.options.mesh_shape is not None or not shared.meshes
+    return _shape_asked_for(chosen, placement) if asked else shared.meshes[stage]
+
+
+def _shape_asked_for(chosen: Chosen, placement: tuple[int, int]) -> tuple[int, ...] | None:
+    asked = chosen.problem.options.mesh_shape
+    return asked if asked is not None and math.prod(asked) == placement[1] else None
+
+
+def _on_mesh(
+    chosen: Chosen, stage: int, placement: tuple[int, int], shape: tuple[int, ...] | None, shared: StagePlanner
+) -> PlanContent:
+    """`plan_stage` on the logical mesh of a shape, or on all of them."""
+    first, *more = levels_of(chosen.problem)
+    away = [(level, True) for level in (first, *more)] if may_offload_activations(chosen, stage) else []
+    part = chosen.problem.cluster.part(*placement)
+    fitting: list[PlanContent] = []
+    try:
+        content, free = _at_level(chosen, stage, placement, first, shape, shared, math.inf)
+        if free or not (more or away) or limit_is_negligible(content, chosen.problem.policy.stages.negligible_cost):
+            return content
+        fitting.append(content)
+    except InfeasiblePlanError:
+        if not (more or away):
+            raise
+    # The smallest next: where it does not fit, nothing does that stays on the device.
+    configurations = [*away, *((level, False) for level in reversed(more))]
+    for n, (level, moved) in enumerate(configurations):
+        cutoff_s = min((seconds_with_moves(c, part) for c in fitting), default=math.inf)
+        try:
+            fitting.append(_at_level(chosen, stage, placement, level, shape, shared, cutoff_s, moved)[0])
+        except InfeasiblePlanError:
+            if not fitting and n >= min(len(away), len(configurations) - 1):
+                raise
+    return min(fitting, key=lambda c: seconds_with_moves(c, part))
+
+
+def limit_is_negligible(content: PlanContent, negligible: float) -> bool:
+    """Whether the plan takes hardly longer than any would without a memory limit: other configurations do more work.
+
+    Args:
+        content: the plan.
+        negligible: relative cost up to which it is hardly longer.
+    """
+    least = content.search.unlimited_s
+    return least is not None and content.search.objective <= (1 + negligible) * least
+
+
+def may_offload_activations(chosen: Chosen, stage: int) -> bool:
+    """Whether what microbatches of a stage wait with may lie in host memory, and there are so many that it helps."""
+    groups = chosen.problem.cluster.groups
+    return (
+        chosen.problem.options.offload != "none"
+        and all(g.host_bandwidth is not None for g in groups)
+        and in_flight(chosen.table, stage) - 1 > IN_TRANSFER
+    )
+
+
+def seconds_with_moves(content: PlanContent, part: Cluster) -> float:
+    """Busy seconds a step of a stage, with what its microbatches' moves to the host take longer than the loop does."""
+    own = content.stages[0]
+    if not own.activations_offloaded:
+        return content.step_time
+    times = dict(own.work_times)
+    moves = 2 * content.num_microbatches * CostModel(part).host_s(own.activation_bytes)
+    return content.step_time + max(0.0, moves - times.get("forward", 0.0) - times.get("backward", 0.0))
+
+
+def _at_level(
+    chosen: Chosen,
+    stage: int,
+    placement: tuple[int, int],
+    level: Level,
+    shape: tuple[int, ...] | None,
+    shared: StagePlanner,
+    cutoff_s: float,
+    moved: bool = False,
+) -> tuple[PlanContent, bool]:
+    """The plan at a level, and whether the limit had no part in it; it need not be found if it takes ``cutoff_s``.
+
+    With ``moved`` microbatches wait in host memory.
+    """
+    stated = _stated(chosen, stage, placement, level, shape, cutoff_s, moved)
+    options, extra = stated.problem.options, stated.problem.subproblem.extra_in_flight
+
+    def planned(limit_bytes: int) -> tuple[PlanContent, int]:
+        """The plan within a limit, and the bytes that the stage needs by it in all."""
+        within = replace(stated.problem, options=replace(options, memory_limit_bytes=limit_bytes))
+        content = shared.plan(within, stated.kind, f"stage {stage + 1} of {len(chosen.members)}")
+        content = content.recomputing(level, stated.ends)
+        content = (
+            _with_activations_offloaded(content, stated.problem.cluster, stated.extra_in_flight) if moved else content
+        )
+        return content, stage_bytes(content, chosen.sliced, chosen.table, stage)
+
+    limit = stated.problem.memory_limit_bytes
+    for _ in range(chosen.problem.policy.stages.limit_attempts):
+        content, needed = planned(max(1, limit))
+        if needed <= stated.whole_bytes:
+            return content, not content.memory_bound
+        # What is over has to come off what this plan needs itself, which may be less than it was allowed.
+        limit = content.peak_memory + extra * content.stages[0].activation_bytes - (needed - stated.whole_bytes)
+    raise _over_limit(needed, chosen, stage, stated.whole_bytes)
+
+
+@dataclass(frozen=True)
+class _Stated:
+    """A stage as a problem of its own.
+
+    Args:
+        problem: to be planned on the stage's devices, within what they leave it.
+        kind: equal for stages whose graphs differ in names alone.
+        ends: last operators of its layers but the last.
+        extra_in_flight: microbatches in flight besides the one that runs.
+        whole_bytes: of a device.
+    """
+
+    problem: Problem
+    kind: tuple[object, ...]
+    ends: tuple[str, ...]
+    extra_in_flight: int
+    whole_bytes: int
+
+
+def _stated(
+    chosen: Chosen,
+    stage: int,
+    placement: tuple[int, int],
+    level: Level,
+    shape: tuple[int, ...] | None,
+    cutoff_s: float = math.inf,
+    moved: bool = False,
+) -> _Stated:
+    """A stage at a level as a problem. InfeasiblePlanError where what others send it fills its devices."""
+    problem, table = chosen.problem, chosen.table
+    again = chosen.recomputation(stage, level)
+    graph = chosen.sliced.graphs[stage]
+    if level != "none":
+        graph = chosen.source.recomputed(table.num_microbatches, chosen.members, stage, again)
+    part = problem.cluster.part(*placement)
+    extra = in_flight(table, stage) - 1
+    received = extra * received_bytes(chosen.sliced, stage, placement[1])
+    whole = problem.options.memory_limit_bytes or part.memory_bytes
+    limit = whole - received
+    if limit <= 0:
+        raise _too_little(stage, extra, received, whole)
+    options = replace(
+        problem.options,
+        memory_limit_bytes=limit,
+        num_microbatches=table.num_microbatches,
+        num_stages=1,
+        schedule="auto",
+        mesh_shape=shape,
+        remat="none",
+    )
+    subproblem = replace(
+        problem.subproblem,
+        extra_in_flight=min(extra, IN_TRANSFER) if moved else extra,
+        separate_programs=True,
+        cutoff_s=cutoff_s,
+    )
+    # What would do for one stage need not do for the others.
+    reporting = replace(problem.reporting, explains_infeasible=False)
+    at = {id: n for n, id in enumerate(chosen.members[stage])}
+    kind = (chosen.first(stage), level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
+    stated = replace(
+        problem,
+        graph=graph,
+        cluster=part,
+        cost_model=CostModel(part),
+        options=options,
+        source=None,
+        subproblem=subproblem,
+        reporting=reporting,
+    )
+    return _Stated(stated, kind, tuple(layer[-1] for layer in again.layers[:-1]), extra, whole)
+
+
+def _with_activations_offloaded(content: PlanContent, part: Cluster, extra: int) -> PlanContent:
+    """The plan with the activations of ``extra`` microbatches in host memory. InfeasiblePlanError if that is full."""
+    own = content.stages[0]
+    needed, there = extra * own.activation_bytes + own.host_bytes, share_bytes(part)
+    if needed > there:
+        raise InfeasiblePlanError(
+            f"{extra} microbatches in flight wait with {bytes_text(needed)} a device in host memory; "
+            f"there is {bytes_text(there)}",
+            remedy="more host_memory_bytes in the cluster file, or offload='none'",
+        )
+    return msgspec.structs.replace(content, stages=(msgspec.structs.replace(own, activations_offloaded=True),))
+
+
+def _over_limit(needed: int, chosen: Chosen, stage: int, limit: int) -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        f"stage {stage} needs {bytes_text(needed)} ({needed} bytes) a device with its microbatches in flight by "
+        f"schedule {chosen.table.name}; the limit is {bytes_text(limit)}",
+        cause="gradients that are added up, and what waits for weight gradients, are there beside the rest",
+        remedy="more stages, more and smaller microbatches, or schedule='1f1b'",
+    )
+
+
+def _too_little(stage: int, extra: int, needed: int, limit: int) -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        f"stage {stage} is sent {bytes_text(needed)} ({needed} bytes) a device by others for {extra} microbatches in "
+        f"flight; the limit is {bytes_text(limit)}",
+        cause="what the backward pass takes from other stages is held for all microbatches in flight",
+        remedy="more stages, more and smaller microbatches, or schedule='1f1b'",
+    )

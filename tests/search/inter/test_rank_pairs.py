@@ -1,0 +1,114 @@
+"""Pairs of stages and microbatches by prices between two numbers of microbatches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autopar
+from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
+from autopar.cost import CostModel
+from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.lower.pipeline.source import TracedStages
+from autopar.lower.step import step_of
+from autopar.schedule import get
+from autopar.search import Options, Problem
+from autopar.search.enumeration import candidates, rank_pairs
+from autopar.search.parallel import SERIAL
+from autopar.search.partition.slicings import layers_of
+from autopar.search.partition.submesh import Submesh
+from autopar.search.profiling.profiler import LayerProfiler
+from examples import mlp
+
+SIZES: dict[str, Any] = {"layers": 8, "hidden": 256, "batch": 64}
+
+
+def nodes(memory: int = 10**9) -> Cluster:
+    """Two nodes of four, with slow links between them."""
+    device = Device("toy", memory, 1e12, (("f32", 2e9),))
+    return Cluster("toy", (NodeGroup(2, 4, device, LinkSpec(1e11, 1e-7), LinkSpec(1e7, 1e-7)),))
+
+
+def problem(memory: int = 10**9) -> Problem:
+    fn, args = mlp.build(abstract=True, **SIZES)
+    traced = trace(fn, flatten_call(fn, args, {}, SignatureOptions())[0])
+    cluster = nodes(memory)
+    options = Options(num_stages=None, num_microbatches=None, memory_limit_bytes=memory)
+    return Problem(traced.graph, cluster, CostModel(cluster), options, TracedStages(step_of(traced)))
+
+
+def prices(made: Problem, count: int) -> LayerProfiler:
+    assert made.source is not None
+    return LayerProfiler(made, made.source, count, layers_of(made, made.source, count, 2, None))
+
+
+def pairs(made: Problem, known: dict[Any, Any] | None = None) -> list[tuple[int, int]]:
+    assert made.source is not None
+    fewest = {s: candidates.fewest_blocks(made, s) for s in (2, 4, 8)}
+    return rank_pairs.ranked_pairs(made, made.source, get("1f1b"), fewest, SERIAL, {} if known is None else known)
+
+
+def test_prices_at_both_ends_are_those_that_were_made():
+    made = problem()
+    few, many = prices(made, 2), prices(made, 32)
+    kind = Submesh(0, 4)
+    for count, own in ((2, few), (32, many)):
+        between = rank_pairs.InterpolatedCosts(few, many, count)
+        (costs, shape), (real, _) = between.on(kind), own.on(kind)
+        assert shape == many.on(kind)[1] and between.layers.cut_bytes == own.layers.cut_bytes
+        for name in ("loop_s", "once_s", "state_bytes", "activation_bytes", "temporary_bytes"):
+            assert getattr(costs, name) == pytest.approx(getattr(real, name)), name
+        assert set(costs.recomputed) == {"selective", "full"}
+        for level, way in costs.recomputed.items():
+            assert way.loop_s == pytest.approx(real.recomputed[level].loop_s)
+            assert way.activation_bytes == pytest.approx(real.recomputed[level].activation_bytes)
+
+
+def test_prices_between_are_near_those_that_would_be_made():
+    made = problem()
+    few, many, real = prices(made, 2), prices(made, 32), prices(made, 8)
+    kind = Submesh(0, 4)
+    between, own = rank_pairs.InterpolatedCosts(few, many, 8).on(kind)[0], real.on(kind)[0]
+    assert between.loop_s.sum() == pytest.approx(own.loop_s.sum(), rel=0.1)
+    assert between.activation_bytes.sum() == pytest.approx(own.activation_bytes.sum(), rel=0.1)
+    assert np.all(between.loop_s > many.on(kind)[0].loop_s) and np.all(between.loop_s < few.on(kind)[0].loop_s)
+
+
+def test_three_pairs_with_two_numbers_of_stages_are_taken():
+    known: dict[Any, Any] = {}
+    found = pairs(problem(), known)
+    assert len(found) == len(set(found)) == 3
+    assert {count for count, _ in known} == {2, 64}, "priced in the fewest and the most microbatches alone"
+    assert len({stages for _, stages in found}) == 2
+    assert all(count > 2 for count, _ in found), "few have a bubble"
+
+
+def test_where_memory_is_short_what_exceeds_it_least_comes_first():
+    """By the prices none of the pairs fits in this memory."""
+    (_, plenty), *_ = pairs(problem())
+    (_, short), *_ = pairs(problem(memory=1_000_000))
+    assert short < plenty
+    assert pairs(problem(memory=700_000)) == [], "half as much again would not do"
+
+
+def test_a_plan_with_all_free_is_near_the_best_of_all_pairs():
+    fn, args = mlp.build(abstract=True, **SIZES)
+    free = autopar.parallelize(fn, cluster=nodes()).plan(*args)
+    asked = [
+        autopar.parallelize(fn, cluster=nodes(), num_stages=stages, num_microbatches=count).plan(*args).step_time
+        for stages in (2, 4)
+        for count in (4, 16, 64)
+    ]
+    assert free.step_time <= 1.01 * min(asked)
+    one = autopar.parallelize(fn, cluster=nodes(), num_stages=1).plan(*args)
+    assert free.num_stages > 1 and free.step_time < one.step_time
+
+
+def test_few_microbatches_leave_nothing_between():
+    fn, args = mlp.build(abstract=True, layers=8, hidden=256, batch=4)
+    traced = trace(fn, flatten_call(fn, args, {}, SignatureOptions())[0])
+    made = replace(problem(), graph=traced.graph, source=TracedStages(step_of(traced)))
+    assert pairs(made) == []

@@ -1,0 +1,65 @@
+"""Numbers of stages and of microbatches that are tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import autopar
+from autopar.cost import CostModel
+from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.lower.split_layers import split_layers
+from autopar.lower.step import step_of
+from autopar.schedule import get
+from autopar.search import Problem
+from autopar.search.enumeration.search_space import (
+    loops_over_layers,
+    microbatches_and_stages,
+    most_microbatches,
+    stage_counts,
+)
+from autopar.search.problem import Options
+from examples import gpt, mlp
+
+FREE = Options(num_stages=None, num_microbatches=None)
+
+
+def problem(nodes: int, groups: int = 1, options: Options = FREE, **sizes) -> Problem:
+    build = gpt.build if "layers" in sizes else mlp.build
+    fn, args = build(abstract=True, **sizes)
+    traced = trace(fn, flatten_call(fn, args, {}, SignatureOptions())[0])
+    graph = split_layers(traced, groups).step.graph if groups > 1 else step_of(traced).graph
+    cluster = autopar.Cluster.load("dgx-a100", nodes=nodes)
+    return Problem(graph, cluster, CostModel(cluster), options)
+
+
+def test_a_large_cluster_has_stages_of_whole_nodes_with_as_many_layers_each():
+    many = problem(48, groups=12, layers=12, scan=True, batch=96)
+    assert loops_over_layers(many.graph) == 12
+    assert stage_counts(many, get("1f1b")) == [12]
+    assert list(microbatches_and_stages(many, get("1f1b"))) == [(96, [12])]
+
+
+@pytest.mark.parametrize(("limit", "count"), [(96, 96), (95, 48), (7, 6), (1, 1)])
+def test_most_microbatches_divide_the_batch(limit, count):
+    assert most_microbatches(problem(1, batch=96), limit) == count
+
+
+def test_what_is_asked_for_is_what_is_tried():
+    asked = replace(FREE, num_stages=6, num_microbatches=24)
+    assert list(microbatches_and_stages(problem(48, options=asked), get("1f1b"))) == [(24, [6])]
+
+
+@pytest.mark.parametrize(("nodes", "found"), [(1, [2, 4, 8]), (2, [2, 4]), (4, [2, 4, 8]), (8, [4, 8, 16])])
+def test_few_nodes_have_powers_of_two(nodes, found):
+    assert stage_counts(problem(nodes), get("1f1b")) == found
+
+
+def test_stages_of_a_large_cluster_are_tried_where_their_number_is_free():
+    fn, args = gpt.build(abstract=True, layers=6, scan=True, batch=48)
+    told: list[str] = []
+    cluster = autopar.Cluster.load("dgx-a100", nodes=24)
+    plan = autopar.parallelize(fn, cluster=cluster, progress=told.append).plan(*args)
+    assert any("planning stage 1 of 6" in t or "planning stage 6 of 6" in t for t in told), told
+    assert plan.step_time > 0

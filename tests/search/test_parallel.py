@@ -1,0 +1,232 @@
+"""A process that plans too: the same answers and errors as here, whatever becomes of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import autopar
+from autopar import Cluster, InfeasiblePlanError
+from autopar.cost import CostModel
+from autopar.search import alpa
+from autopar.search.parallel import SERIAL, Future, Process, WorkerPool, start_worker
+from autopar.search.parallel.process import NoAnswerError
+from autopar.search.pipelines import may_run_in_worker
+from autopar.search.policy import SearchPolicy, WorkerPolicy
+from autopar.sharding import register_rule, unregister_rule
+from examples import gpt, mlp
+from tests.search.problems import problem_of, toy, with_policy
+
+pipelines = sys.modules[may_run_in_worker.__module__]
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    made = WorkerPool(Process.start())
+    assert made.process is not None
+    yield made
+    made.close()
+
+
+class Slow:
+    """Stands in for a process that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def call(self, function, args):
+        self.calls.append(args)
+        self.begun.set()
+        self.go.wait(60)
+        return ("there", *args)
+
+    def close(self):
+        self.go.set()
+
+
+def here(x):
+    return "here", x
+
+
+def wait_for(future) -> None:
+    assert future.done.wait(60)
+
+
+def test_answers_and_errors_are_those_of_here(pool: WorkerPool) -> None:
+    fn, args = mlp.build(abstract=True)
+    problem = problem_of(fn, args, toy(4))
+    tight = problem_of(fn, args, toy(4, memory=10))
+    plan, none, root = pool.submit(alpa, problem), pool.submit(alpa, tight), pool.submit(math.sqrt, -1.0)
+    for future in (plan, none, root):
+        wait_for(future)
+    assert plan.result() == alpa(problem) and plan.result().to_json() == alpa(problem).to_json()
+    with pytest.raises(InfeasiblePlanError) as there:
+        none.result()
+    with pytest.raises(InfeasiblePlanError) as own:
+        alpa(tight)
+    assert str(there.value) == str(own.value) and there.value.least_bytes == own.value.least_bytes
+    with pytest.raises(ValueError, match="math domain error"):
+        root.result()
+
+
+def test_this_process_begins_with_the_first_and_the_other_with_the_last() -> None:
+    slow = Slow()
+    made = WorkerPool(slow)
+    first = made.submit(here, 0)
+    assert slow.begun.wait(60)  # what is submitted is begun at once
+    second, third = made.submit(here, 1), made.submit(here, 2)
+    assert second.result() == ("here", 1)
+    slow.go.set()
+    wait_for(third)
+    assert first.result() == ("there", 0) and third.result() == ("there", 2)
+    assert slow.calls == [(0,), (2,)]
+    made.close()
+
+
+def test_who_waits_for_the_other_process_does_something_else_meanwhile() -> None:
+    slow = Slow()
+    made = WorkerPool(slow)
+    first = made.submit(here, 0)
+    assert slow.begun.wait(60)
+    second, third = made.submit(here, 1), made.submit(math.sqrt, -1.0)
+    threading.Timer(0.2, slow.go.set).start()
+    assert first.result() == ("there", 0)
+    assert slow.calls == [(0,)]  # the others were made here while it waited
+    assert second.outcome == ("here", 1) == second.result()
+    with pytest.raises(ValueError, match="math domain error"):
+        third.result()
+    made.close()
+
+
+def test_without_a_process_all_is_computed_here_when_it_is_wanted() -> None:
+    calls: list[int] = []
+    future = SERIAL.submit(calls.append, 1)
+    assert calls == []
+    future.result()
+    assert calls == [1] and SERIAL.thread is None
+
+
+def test_what_was_submitted_is_computed_here_after_the_end(pool: WorkerPool) -> None:
+    process = pool.process
+    sleeping = pool.submit(time.sleep, 1000)
+    while not sleeping.taken:
+        time.sleep(0.001)
+    left = pool.submit(math.sqrt, 4.0)
+    pool.close()
+    assert process.child.returncode == -signal.SIGKILL and pool.thread is None
+    assert isinstance(sleeping.outcome, NoAnswerError)
+    assert left.result() == 2.0
+    assert pool.submit(math.sqrt, 9.0).result() == 3.0
+    pool.close()
+
+
+def test_a_process_that_dies_costs_no_answer(pool: WorkerPool) -> None:
+    wait_for(pool.submit(math.sqrt, 1.0))
+    pool.process.child.kill()
+    pool.process.child.wait()
+    future = pool.submit(math.sqrt, 4.0)
+    wait_for(future)
+    assert isinstance(future.outcome, NoAnswerError)
+    assert future.result() == 2.0
+
+
+def test_what_cannot_be_sent_is_computed_here(pool: WorkerPool) -> None:
+    there = pool.submit(lambda: 5)
+    wait_for(there)
+    assert isinstance(there.outcome, NoAnswerError) and there.result() == 5
+    back = pool.submit(_closure, 5)
+    wait_for(back)
+    assert isinstance(back.outcome, NoAnswerError) and back.result()() == 5
+    wait_for(still := pool.submit(math.sqrt, 4.0))
+    assert still.outcome == 2.0
+
+
+def _closure(value: int):
+    return lambda: value
+
+
+def test_what_is_printed_there_is_no_answer(pool: WorkerPool) -> None:
+    wait_for(future := pool.submit(print, "a line"))
+    assert future.outcome is None
+    wait_for(future := pool.submit(math.sqrt, 4.0))
+    assert future.outcome == 2.0
+
+
+def test_it_ends_with_the_process_that_began_it() -> None:
+    script = (
+        "import math, time\n"
+        "from autopar.search.parallel import Process\n"
+        "p = Process.start()\n"
+        "assert p.call(math.sqrt, (4.0,)) == 2.0\n"
+        "print(p.child.pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        os.kill(child, 0)
+        parent.kill()
+    for _ in range(6000):
+        if not _runs(child):
+            break
+        time.sleep(0.01)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return bool(found.strip()) and not found.startswith("Z")
+
+
+def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, args = gpt.build("tiny", abstract=True, layers=4)
+    cluster = Cluster.load("p3.16xlarge", nodes=2)
+    calls: list[object] = []
+    call = Process.call
+    monkeypatch.setattr(Process, "call", lambda self, f, a: (calls.append(f), call(self, f, a))[1])
+
+    def planned(least_operators: int) -> str:
+        parallel = autopar.parallelize(step, cluster=cluster, num_stages=2, num_microbatches=2, search="alpa")
+        policy = SearchPolicy(workers=WorkerPolicy(least_operators=least_operators))
+        return with_policy(parallel, policy).plan(*args).to_json()
+
+    alone = planned(10**9)
+    assert not calls
+    monkeypatch.setattr(pipelines, "start_worker", lambda worthwhile: Process.start() if worthwhile else None)
+    result = Future.result
+    monkeypatch.setattr(Future, "result", lambda self: (self.done.wait(60), result(self))[1])  # the other makes all
+    assert planned(0) == alone
+    assert alpa in calls and len(calls) > 1
+
+
+def test_who_plans_with_things_of_their_own_plans_here() -> None:
+    fn, args = mlp.build(abstract=True)
+    problem = problem_of(fn, args, toy(4))
+    assert may_run_in_worker(problem, alpa)
+    assert not may_run_in_worker(problem, lambda p: alpa(p))
+    register_rule("my_kernel", lambda op, types: None)
+    try:
+        assert not may_run_in_worker(problem, alpa)
+    finally:
+        unregister_rule("my_kernel")
+
+    class Mine(CostModel):
+        pass
+
+    assert not may_run_in_worker(replace(problem, cost_model=Mine(problem.cluster)), alpa)
+
+
+def test_one_core_begins_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[start_worker.__module__]
+    assert start_worker(False) is None
+    monkeypatch.setattr(module, "cores", lambda: 1)
+    assert start_worker(True) is None

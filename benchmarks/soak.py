@@ -46,6 +46,8 @@ MOST_GROWTH_BYTES, MOST_GROWTH = 64 << 20, 8
 MOMENTS = ("step", "start", "compile", "init", "save", "restore", "recovery")
 #: Those that take long.
 _LONG = ("step", "start", "compile", "recovery")
+#: Steps between two strikes at least.
+BETWEEN = 10
 #: What brings moments about that do not come by themselves.
 _AFTER = {"recovery": signal.SIGKILL, "start": signal.SIGTERM}
 #: Least and most workers; layers and their width; weights are -2 to 1.
@@ -60,6 +62,7 @@ class Moments(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.now = ""
+        self.steps = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Takes note of a record."""
@@ -94,8 +97,12 @@ class Strikes:
 
     def strike(self, cluster: Any, moments: Moments, room: list[int], over: threading.Event) -> None:
         """Kills and stops workers of a cluster, and changes how many there is room for, until it is over."""
-        draw = random.Random(self.seed)
+        draw, steps = random.Random(self.seed), 0
         while not over.wait(draw.uniform(0.2, 1.8) * self.every_s):
+            # However slow the machine is, there are steps between two: else nothing but starting would be struck.
+            while moments.steps < steps + BETWEEN and not over.wait(0.01):
+                pass
+            steps = moments.steps
             wanted = min(MOMENTS, key=lambda m: (self.counts[m], draw.random()))
             if wanted in _AFTER:  # workers start again, and are struck on the way
                 self._strike(cluster, moments, draw, _AFTER[wanted])
@@ -193,6 +200,8 @@ def _train(seconds: float | None, steps: int | None, strikes: Strikes | None, sa
         if strikes is not None:
             thread = threading.Thread(target=strikes.strike, args=(cluster, moments, room, over), daemon=True)
             thread.start()
+            # Also where no step ends any more: it would never do so under more kills.
+            threading.Timer(seconds or 0, over.set).start()
         training = _Training(cluster, autopar.Checkpoints(folder, keep=2), moments)
         began, early = time.monotonic(), _used(folder)
         told_s = 60.0
@@ -262,6 +271,7 @@ class _Training:
             with moments.during("restore"):
                 self._state = self._checkpoints.restore(self._state)
         self.number += 1
+        moments.steps += 1
 
     def finished(self) -> str:
         """Hash of everything."""
@@ -276,7 +286,7 @@ class _Training:
 
 def _cluster(room: list[int]) -> Any:
     cluster: Any = autopar.Cluster.ray(
-        workers=MOST, devices_per_worker=1, recover=True, copy_every=5, deadline_s=10, start_s=60, load_s=60,
+        workers=MOST, devices_per_worker=1, recover=True, copy_every=5, deadline_s=10, start_s=150, load_s=150,
         attempts=200, repeats=200,
     )  # fmt: skip
     # Ray on one machine does not lose any: how many workers there is room for is said here.

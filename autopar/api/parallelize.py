@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 from autopar.api.constraints import parse_pins
 from autopar.api.options import ParallelOptions, as_tuple, parse_bytes
 from autopar.api.parallel_function import ParallelFunction, check_callable
+from autopar.api.progress import reporter_of
 from autopar.cluster import Cluster
 from autopar.plan import Plan
 from autopar.precision import Precision, precision_of
@@ -29,6 +30,7 @@ class ParallelizeOptions(TypedDict, total=False):
     memory_limit: int | str | None
     remat: Any
     offload: str
+    precision: str | Precision | None
     donate_argnums: int | Sequence[int]
     donate_argnames: str | Sequence[str]
     static_argnums: int | Sequence[int]
@@ -38,7 +40,7 @@ class ParallelizeOptions(TypedDict, total=False):
     mesh_axes: Mapping[str, int] | None
     like: Any
     plan: Plan | str | os.PathLike[str] | None
-    progress: Callable[[str], None] | None
+    progress: Callable[[str], None] | bool | None
     time_limit_s: float | None
 
 
@@ -74,7 +76,7 @@ def parallelize(
     mesh_axes: Mapping[str, int] | None = None,
     like: Any = None,
     plan: Plan | str | os.PathLike[str] | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | bool | None = None,
     time_limit_s: float | None = None,
 ) -> Any:
     """Makes a function run on all devices of a cluster, split in the way that is predicted fastest.
@@ -106,7 +108,8 @@ def parallelize(
         mesh_axes: sizes of the axes that such specs name, as ``{"data": 4, "model": 2}``.
         like: another decorated function, or its plan: arguments that are the same as its own lie as it has them.
         plan: a plan to run instead of searching, or the path of its file.
-        progress: called with a line of text when a phase begins.
+        progress: called with a line of text when a phase begins. None shows the phase of what takes over two seconds on
+            terminals and in notebooks, False nothing. The logger ``autopar`` is told in any case.
         time_limit_s: seconds of searching after which the best plan known is taken, with a note; the search goes on
             until there is one. Ctrl-C does the same at once. None searches to the end.
 
@@ -135,7 +138,7 @@ def parallelize(
         constraints=parse_pins(constraints, mesh_axes),
         like=like,
         plan=Plan.load(plan) if isinstance(plan, str | os.PathLike) else plan,
-        progress=progress,
+        progress=reporter_of(progress),
         time_limit_s=time_limit_s,
     )
     if fn is None:

@@ -23,6 +23,7 @@ from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
 from autopar.api.many_hosts import agree, many, same_arguments, share
 from autopar.api.options import ParallelOptions
+from autopar.api.progress import shown
 from autopar.api.steps import TracedStep, as_one_stage
 from autopar.api.user_mesh import outside
 from autopar.cluster import Cluster
@@ -93,6 +94,7 @@ class PureFunction:
         placed = None if traced is None else recent.local.match(traced)
         return (False, None) if placed is None else (True, recent.run_placed(placed, traced or []))
 
+    @shown
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs a step."""
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
@@ -107,6 +109,7 @@ class PureFunction:
         self._recent = compiled
         return compiled.run(leaves)
 
+    @shown
     def resolve(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[CallSignature, list[Any]]:
         """The signature of a call and its traced leaves; the function is traced for it if it was not yet.
 
@@ -152,6 +155,7 @@ class PureFunction:
         """The traced function for a signature of `resolve`."""
         return self._traced[signature]
 
+    @shown
     def plan(self, signature: CallSignature) -> tuple[Traced, Plan]:
         """The traced function and its plan. ``signature`` comes from `resolve`."""
         found = self.planned.get(signature)
@@ -289,6 +293,7 @@ class PureFunction:
             i for i, (_, argument, _) in enumerate(traced.arguments) if argument in positions or argument in names
         )
 
+    @shown
     def compile(self, signature: CallSignature) -> Compiled:
         """The program for a signature of `resolve`."""
         found = self.compiled.get(signature)

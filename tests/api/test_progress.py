@@ -1,0 +1,66 @@
+"""What is said of a first call: to a logger, to a function, on a line of a terminal."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import threading
+
+import pytest
+
+import autopar
+from autopar.api import progress
+from autopar.api.parallelize import ParallelizeOptions
+from autopar.api.progress import Reporter, reporter_of
+from tests.api.steps import CLUSTER, batch, params, sgd
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_logger_is_told_of_every_phase(caplog):
+    caplog.set_level(logging.INFO, logger="autopar")
+    autopar.parallelize(sgd, cluster=CLUSTER, progress=False)(params(), batch())
+    said = [r.getMessage() for r in caplog.records if r.name == "autopar"]
+    for phase in ("tracing", "planning", "compiling"):
+        assert any(text.startswith(phase) for text in said), (phase, said)
+
+
+def test_a_function_is_told_of_every_phase():
+    said = []
+    autopar.parallelize(sgd, cluster=CLUSTER, progress=said.append)(params(), batch())
+    assert said[0] == "tracing" and "compiling" in said
+
+
+@pytest.mark.parametrize(("given", "live"), [(None, True), (True, True), (False, False)])
+def test_a_line_on_a_terminal(monkeypatch, given, live):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr(progress, "EVERY_S", 0.001)
+    reporter = reporter_of(given)
+    reporter.after_s = 0.001
+    with reporter.shown(), reporter.shown():
+        reporter("planning")
+        for _ in range(2000):
+            if "planning" in terminal.getvalue():
+                break
+            threading.Event().wait(0.005)
+    written = terminal.getvalue()
+    assert ("autopar: planning (" in written) == live
+    assert not live or written.endswith(" \r"), "the line is wiped when the phase is over"
+
+
+def test_no_line_before_its_time_nor_into_a_file(monkeypatch):
+    for stream, after_s in ((Terminal(), 1000.0), (io.StringIO(), 0.0)):
+        monkeypatch.setattr("sys.stderr", stream)
+        with Reporter(live=True, after_s=after_s).shown():
+            pass
+        assert stream.getvalue() == ""
+
+
+def test_type_checkers_know_every_option():
+    options = set(inspect.signature(autopar.parallelize).parameters) - {"fn"}
+    assert options == set(ParallelizeOptions.__annotations__)

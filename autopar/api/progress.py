@@ -12,10 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Concatenate, ParamSpec, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Seconds after which the line appears, and between its changes.
 AFTER_S, EVERY_S = 2.0, 0.5
@@ -52,8 +51,8 @@ class Reporter:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """While it is shown what is being done. Contexts inside of others share their line."""
-        stream = sys.stderr
-        if not self.live or self._depth or not _shows_lines(stream):
+        stream: TextIO | None = sys.stderr  # None in a program without a console
+        if stream is None or not self.live or self._depth or not _shows_lines(stream):
             yield
             return
         self._depth += 1
@@ -88,20 +87,18 @@ def reporter_of(progress: Callable[[str], None] | bool | None) -> Reporter:
     return Reporter(live=progress is not False)
 
 
-def shown(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+def shown(method: _F) -> _F:
     """A method of something with ``options``, which shows its progress while it runs."""
 
     @functools.wraps(method)
-    def wrapped(self: Any, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         context = getattr(self.options.progress, "shown", nullcontext)
         with context():
             return method(self, *args, **kwargs)
 
-    return wrapped
+    return cast(_F, wrapped)
 
 
 def _shows_lines(stream: TextIO) -> bool:
     """Whether a line on ``stream`` can be written over: of a terminal, or of a notebook's kernel."""
-    if stream is None:  # a program without a console
-        return False
     return stream.isatty() or type(stream).__module__.startswith("ipykernel")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
 from autopar.plan.codec import decode, encode, write_whole
 from autopar.plan.content import PlanContent
+from autopar.plan.logical import axis_rules
 from autopar.plan.pipeline import Pipeline
 from autopar.plan.text import counted, explain_text, gap_of, html_summary, plan_text
 from autopar.plan.types import Communication, Considered, Stage
@@ -130,6 +131,21 @@ class Plan:
     def partition_specs(self) -> Any:
         """`input_shardings`: a `PartitionSpec` for each argument, on the axes of `mesh`."""
         return self.input_shardings
+
+    def logical_axis_rules(
+        self, names: Mapping[str, Sequence[str | None]] | None = None, stage: int = 0
+    ) -> list[tuple[str, str | tuple[str, ...] | None]]:
+        """The arguments of a stage as logical axis rules of Flax and MaxText: (name of a dim, mesh axes or None).
+
+        Args:
+            names: for paths of arguments, or ends of paths, the logical name of each dim, as
+                ``{"['kernel']": ("embed", "mlp")}``; None names each dim by its path and number.
+            stage: number of the stage.
+
+        Raises:
+            PlanMismatchError: rules cannot say the plan: dims of one name are split over different axes.
+        """
+        return axis_rules(self.content, names, stage)
 
     def mesh(self, devices: Sequence[Any] | None = None, stage: int = 0) -> Any:
         """The `jax.sharding.Mesh` that the specs of a stage's arguments are on.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autopar.api.drawn import drawn_options
 from autopar.api.intermediate import compare_operators
 from autopar.api.modules import split_arguments, without_modules
 from autopar.api.numbers import Difference, difference, tolerance_of
@@ -17,11 +18,12 @@ from autopar.api.options import ParallelOptions
 from autopar.api.parallel_function import ParallelFunction
 from autopar.api.parallelize import parallelize
 from autopar.api.pure import PureFunction
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, MicrobatchError
 from autopar.frontend import Traced
 from autopar.frontend.trace import callable_name
 from autopar.ir import Operator
 from autopar.plan import Plan
+from autopar.plan.words import plan_words
 from autopar.runtime.hosts.arrays import whole
 
 
@@ -84,13 +86,15 @@ class CheckReport:
         program: name of the function.
         leaves: every array of the result, the most different first.
         first_operator: where the values part; None where no leaf is out of its tolerance, or no operator is.
-        plan: the plan that ran.
+        plan: the plan that ran; of several the one whose result differs most.
+        plans: all that ran.
     """
 
     program: str
     leaves: tuple[LeafReport, ...]
     first_operator: OperatorReport | None
     plan: Plan
+    plans: tuple[Plan, ...] = ()
 
     @property
     def max_difference(self) -> float:
@@ -107,6 +111,7 @@ class CheckReport:
         mesh = "x".join(str(n) for _, n in self.plan.stages[0].mesh_axes)
         verdict = f"{wrong} differ" if wrong else "all equal within rounding"
         lines = [f"{self.program} on a mesh of {mesh} and on one device: {len(self.leaves)} results, {verdict}"]
+        lines += [f"  planned: {plan_words(p.content)}" for p in self.plans]
         shown = self.leaves[: max(5, min(wrong, 20))]
         width = max((len(leaf.path) for leaf in shown), default=0)
         for leaf in shown:
@@ -124,6 +129,9 @@ class CheckReport:
 
 def check(fn: Callable[..., Any], *args: Any, **options: Any) -> CheckReport:
     """Runs one step decorated and plain on one device and compares the results.
+
+    Where the options say neither what to plan for nor how, the step is planned as if arithmetic were slow, so that
+    something is split however small it is, at once and in two microbatches; the report says what was split.
 
     Args:
         fn: a function, or one that `parallelize` made (then its options hold).
@@ -147,7 +155,20 @@ def check(fn: Callable[..., Any], *args: Any, **options: Any) -> CheckReport:
         function = parallelize(fn, **given)
     own = replace(function.options, donate_argnums=(), donate_argnames=())
     args, kwargs, modules = split_arguments(args, for_fn)
-    pure = PureFunction(without_modules(function.function) if modules else function.function, own)
+    fn = without_modules(function.function) if modules else function.function
+    reports = []
+    for planned in drawn_options(own):
+        try:
+            reports.append(_checked(PureFunction(fn, planned), args, kwargs))
+        except MicrobatchError:
+            if not reports:
+                raise
+    worst = max(reports, key=lambda r: (not r.ok, r.max_difference))
+    return replace(worst, plans=tuple(r.plan for r in reports))
+
+
+def _checked(pure: PureFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CheckReport:
+    """What is found under one plan."""
     signature, leaves = pure.resolve(args, kwargs)
     compiled = pure.compile(signature)
     traced = compiled.traced

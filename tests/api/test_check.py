@@ -29,6 +29,21 @@ def test_a_right_step():
         report.program = "other"
 
 
+def test_a_small_step_is_split_where_nothing_is_asked_for():
+    report = autopar.check(sgd, params(), batch())
+    assert report.ok and [p.num_microbatches for p in report.plans] == [1, 2]
+    assert "data parallel" in str(report) and "2 microbatches" in str(report)
+    assert autopar.parallelize(sgd).plan(params(), batch()).content.inputs != report.plan.content.inputs
+
+
+def test_a_step_without_microbatches_is_checked_at_once():
+    def centred(x):
+        return (x - x.mean(0)) @ x.T
+
+    report = autopar.check(centred, np.random.default_rng(0).standard_normal((16, 8), np.float32))
+    assert report.ok and len(report.plans) >= 1
+
+
 def test_a_decorated_step_and_its_arguments_are_left_alone():
     f = autopar.parallelize(sgd, cluster=CLUSTER, donate_argnums=0)
     p = params()

@@ -28,6 +28,9 @@ from autopar.plan import Plan
 @options.limit_options
 @options.time_option
 @options.batch_option
+@click.option(
+    "--alternatives", is_flag=True, help="Plan what people write by hand too, for the table of what was considered."
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the plan to FILE: a page if it ends in .html, else JSON.")
 @options.format_option("text", "json", "html")
 @options.quiet_option
@@ -38,6 +41,7 @@ def command(
     set_: dict[str, Any],
     cluster_name: str | None,
     nodes: int | None,
+    alternatives: bool,
     output: str | None,
     form: str,
     quiet: bool,
@@ -64,6 +68,8 @@ def command(
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)
         plan = planning.make_plan(function, values, request, say)
+        if alternatives:
+            plan = planning.against_alternatives(plan, function, values, request, say)
     show(plan, form, output)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from autopar.api import ParallelFunction
+from autopar.api.compare import ALTERNATIVES, compare_with, with_alternatives
 from autopar.api.options import ParallelOptions, parse_bytes
 from autopar.api.parallelize import parallelize_with
 from autopar.cli.target import Target, find
@@ -19,6 +20,7 @@ from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.search import strategies
+from autopar.search.compare import Budget
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,15 @@ def make_plan(function: Any, arguments: tuple[Any, ...], request: Request, say: 
         check_strategy(request.search)
     function, options = options_of(function, request)
     return parallelize_with(function, dataclasses.replace(options, progress=say)).plan(*arguments)
+
+
+def against_alternatives(
+    plan: Plan, function: Any, arguments: tuple[Any, ...], request: Request, say: Callable[[str], None]
+) -> Plan:
+    """``plan`` with what people would write by hand among its considered options; arguments as of `make_plan`."""
+    plain, chosen = options_of(function, request)
+    found = compare_with(plain, arguments, chosen, ALTERNATIVES, Budget(), say)
+    return with_alternatives(plan, found)
 
 
 def check_strategy(name: str) -> None:

@@ -56,12 +56,26 @@ def megatron(problem: Problem) -> Plan:
     Raises:
         InfeasiblePlanError: none of them fits.
     """
+    return _best_grid(problem, "megatron", 0)
+
+
+def fsdp_tp(problem: Problem) -> Plan:
+    """`megatron` with ZeRO stage 3 over the data-parallel devices (Zhao et al., "PyTorch FSDP", 2023).
+
+    Raises:
+        InfeasiblePlanError: no grid fits.
+    """
+    return _best_grid(problem, "fsdp-tp", 3)
+
+
+def _best_grid(problem: Problem, name: str, zero: int) -> Plan:
+    """The fastest of all tensor-parallel times data-parallel grids with a stage of ZeRO."""
     clock = Clock()
     n = problem.cluster.num_devices
     node = min(g.devices_per_node if g.inter != "intra" else g.size for g in problem.cluster.groups)
     tried = []
     for tp in (t for t in range(1, min(n, node) + 1) if n % t == 0):
-        grid = Manual(tp=tp, dp=n // tp)
+        grid = Manual(tp=tp, dp=n // tp, zero=zero)
         try:
             tried.append((grid, grid.solve(problem, clock)))
         except InfeasiblePlanError as error:
@@ -78,7 +92,7 @@ def megatron(problem: Problem) -> Plan:
         )
         for g, r in tried
     )
-    return restricted_plan(problem, found, "megatron", clock, best.notes(), considered)
+    return restricted_plan(problem, found, name, clock, best.notes(), considered)
 
 
 def _on_one_axis(problem: Problem, name: str, allowed: Allowed) -> Plan:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
-from autopar.search.baselines import data_parallel, megatron, replicated, zero1, zero2, zero3
+from autopar.search.baselines import data_parallel, fsdp_tp, megatron, replicated, zero1, zero2, zero3
 from autopar.search.manual import manual
 from autopar.search.problem import Problem
 from autopar.search.research.beam import beam
@@ -39,6 +39,7 @@ _BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
         "gpipe": GPipe(),
         "manual": manual,
         "mcmc": mcmc,
+        "fsdp-tp": fsdp_tp,
         "megatron": megatron,
         "pipedream": PipeDream(),
         "random": random,
@@ -68,7 +69,7 @@ class StrategyRegistry:
 
 
 _REGISTRY = StrategyRegistry()
-_ONE_STAGE: tuple[Strategy, ...] = (data_parallel, megatron, replicated, zero1, zero2, zero3)
+_ONE_STAGE: tuple[Strategy, ...] = (data_parallel, fsdp_tp, megatron, replicated, zero1, zero2, zero3)
 
 
 def register(name: str) -> Callable[[Strategy], Strategy]:

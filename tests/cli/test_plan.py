@@ -31,6 +31,18 @@ def test_text_is_the_plan_as_text(run: Run) -> None:
     assert "tracing" in result.stderr and "tracing" not in result.stdout
 
 
+@pytest.mark.usefixtures("folder")
+def test_alternatives_are_among_what_was_considered(run: Run) -> None:
+    plan = planned(run, TARGET, *CLUSTER, "--alternatives", "--microbatches", "1")
+    rows = {o.name: o for o in plan.content.search.considered}
+    for name in ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp"):
+        seconds, memory = rows[name].step_time, rows[name].peak_memory
+        assert seconds is not None and memory is not None
+        assert seconds >= plan.step_time * (1 - 1e-9), name
+    assert (rows["zero3"].peak_memory or 0) < (rows["data-parallel"].peak_memory or 0)
+    assert rows["zero3"].peak_memory == planned(run, TARGET, *CLUSTER, "--search", "zero3").peak_memory
+
+
 def test_json_is_one_document_and_the_file_is_the_same(run: Run, folder: Path) -> None:
     result = run("plan", TARGET, *CLUSTER, "--format", "json", "-o", "plan.json")
     assert result.exit_code == 0, result.output

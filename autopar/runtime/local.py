@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,6 +39,8 @@ class LocalProgram:
         seen: for each input the (type, abstract value, sharding) of the array that was last found to lie as
             wanted. Arrays of one program share these objects, so that comparing identities mostly suffices.
         unread: indices of inputs that nothing reads; they stay where they lie.
+        moved: by input the array that was last moved, and what it became: a batch that is given again is not moved
+            again. Both go when the caller lets go of the first.
     """
 
     program: LoweredProgram
@@ -47,6 +51,7 @@ class LocalProgram:
     constants: tuple[Any, ...]
     seen: list[tuple[Any, Any, Any]]
     unread: frozenset[int] = frozenset()
+    moved: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
 
     @property
     def here(self) -> bool:
@@ -139,12 +144,30 @@ class LocalProgram:
                 self.seen[index] = (type(leaf), getattr(leaf, "aval", None), leaf.sharding)
                 return leaf
             if wanted.is_fully_addressable or is_global(leaf):
-                return jax.device_put(leaf, wanted)
+                return self._moved(index, leaf)
         if not wanted.is_fully_addressable:
             return spread(leaf, self.entries[index][1], wanted, copy=index in self.donated)
         # A donated buffer is written to: it must not be the caller's numpy array.
         array = np.array(leaf, self.entries[index][1], copy=True if index in self.donated else None)
         return jax.device_put(array, wanted)
+
+    def _moved(self, index: int, leaf: Any) -> Any:
+        """An array of another place where the program wants it."""
+        wanted = self.program.input_shardings[index]
+        if index in self.donated:
+            return jax.device_put(leaf, wanted)
+        known = self.moved.get(index)
+        if known is not None and known[0]() is leaf and not known[1].is_deleted():
+            return known[1]
+        placed = jax.device_put(leaf, wanted)
+        self.moved[index] = weakref.ref(leaf, partial(_forget, self.moved, index)), placed
+        return placed
+
+
+def _forget(moved: dict[int, tuple[weakref.ref[Any], Any]], index: int, source: weakref.ref[Any]) -> None:
+    """Drops what an array was moved to when the array is gone, unless another took its place."""
+    if index in moved and moved[index][0] is source:
+        del moved[index]
 
 
 def copied(array: Any) -> Any:

@@ -103,3 +103,22 @@ def test_shardings_of_plan_and_program_agree():
     assert compiled.memory_analysis().argument_size_in_bytes > 0
     loaded = autopar.Plan.from_json(plan.to_json())
     assert loaded.input_shardings["p['w']"] == specs[0]["w"]
+
+
+def test_a_batch_that_lies_elsewhere_is_moved_once(monkeypatch):
+    step = autopar.parallelize(sgd, cluster=CLUSTER)
+    state, data = step.shard(params(), batch())[0], jax.tree.map(jnp.asarray, batch())
+    want = sgd(params(), batch())
+    step(state, data)
+    moved, real = [], jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda x, *a, **k: (moved.append(id(x)), real(x, *a, **k))[1])
+    for _ in range(3):
+        assert_trees_same(step(state, data), want)
+    assert id(data["x"]) not in moved, "it was moved by the first call"
+    other = {**data, "x": data["x"] + 1}
+    assert_trees_same(step(state, other), sgd(params(), {**batch(), "x": batch()["x"] + 1}))
+    assert id(other["x"]) in moved
+    local = step.compile(state, data).local
+    count = len(local.moved)
+    del other
+    assert len(local.moved) == count - 1, "what nobody can give again is let go"

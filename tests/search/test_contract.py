@@ -16,7 +16,7 @@ from tests.end_to_end.compare import assert_same, assert_trees_same
 from tests.search.problems import problem_of, toy
 
 #: Those that come with autopar; tests of other files may register more.
-NAMES = ("alpa", "data-parallel", "manual", "megatron", "replicated", "zero1", "zero2", "zero3")
+NAMES = ("alpa", "data-parallel", "fsdp-tp", "manual", "megatron", "replicated", "zero1", "zero2", "zero3")
 
 #: Those that search by trying or cut stages, on a smaller case.
 RESEARCH = ("beam", "evolutionary", "exhaustive", "gpipe", "mcmc", "pipedream", "random", "reinforce")

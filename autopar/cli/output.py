@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -45,6 +46,10 @@ def write_file(path: str, text: str) -> None:
         raise AutoparError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+# Numbers of operators, by which the forms of a step differ.
+_COUNTS = re.compile(r"\b\d+(?= operators\b)")
+
+
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """A function that says on standard error what is being done: a spinner on a terminal, else a line each time.
@@ -60,7 +65,15 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
             # Text, not str: what is in brackets is no markup.
             yield lambda text: status.update(import_module("rich.text").Text(text))
     else:
-        yield lambda text: click.echo(text, err=True)
+        said: set[str] = set()  # forms of a step that are planned alike are one line
+
+        def say(text: str) -> None:
+            line = _COUNTS.sub("", text)
+            if line not in said:
+                said.add(line)
+                click.echo(text, err=True)
+
+        yield say
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import autopar.cli.planning
+from autopar.cli.output import progress
 from autopar.errors import AutoparError
 from tests.cli.conftest import TRAIN, Run, Spawn
 
@@ -160,3 +161,10 @@ def test_a_file_that_cannot_be_written_is_1(run: Run, folder: Path) -> None:
     (folder / "taken.json").mkdir()
     result = run("plan", TARGET, *CLUSTER, "--search", "replicated", "-o", "taken.json")
     assert result.exit_code == 1 and "cannot write taken.json" in result.stderr
+
+
+def test_forms_of_a_step_that_are_planned_alike_are_said_once(capsys):
+    with progress(False) as say:
+        for text in ("tracing", "planning 914 operators for a", "planning 915 operators for a", "stage 1", "stage 2"):
+            say(text)
+    assert capsys.readouterr().err.splitlines() == ["tracing", "planning 914 operators for a", "stage 1", "stage 2"]

@@ -41,7 +41,6 @@ def command(
     set_: dict[str, Any],
     cluster_name: str | None,
     nodes: int | None,
-    alternatives: bool,
     output: str | None,
     form: str,
     quiet: bool,
@@ -54,6 +53,7 @@ def command(
     be there.
     """
     wanted = parse_target(target)
+    alternatives = asked.pop("alternatives")
     cluster = chosen_cluster(cluster_name, nodes)
     if output is not None and not Path(output).absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="-o")

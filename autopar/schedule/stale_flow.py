@@ -82,6 +82,8 @@ class StaleFlow:
         for s in range(self.stages):
             names: dict[str, None] = {}
             before = self.spec("before", s)
+            if before is not None and self.state.isdisjoint(before.reads):
+                before = None  # what it makes is the same for all versions
             for kind in ("forward", "backward"):
                 spec = self.spec(kind, s)
                 for n in () if spec is None else spec.reads:

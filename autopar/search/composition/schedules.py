@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.ir import Graph
+from autopar.ir.analysis import closure
 from autopar.plan import Plan, PlanContent
 from autopar.schedule import Table, get
 from autopar.schedule.without_flush import flushes
@@ -61,13 +62,36 @@ def idle_share(plan: Plan) -> float:
     return 1.0 - busy / (len(plan.stages) * plan.step_time) if plan.step_time else 0.0
 
 
+def _check_readers(graph: Graph, sliced: Sliced, table: Table) -> None:
+    """Refuses cuts with which two stages read state whose update takes gradients."""
+    map, inputs = sliced.map, {i.name for i in graph.inputs}
+    outside = [op for op in graph.operators if op.id not in map.body]
+    for o in graph.outputs:
+        if o.updates is None or len(map.inputs.get(o.updates, ())) < 2 or not isinstance(o.operand, str):
+            continue
+        ops = closure(outside, [o.operand])
+        made = {v.name for op in ops for v in op.results} | inputs
+        taken = next((n for n in (o.operand, *(n for op in ops for n in op.reads)) if n not in made), None)
+        if taken is not None:
+            raise InfeasiblePlanError(
+                f"stages {', '.join(str(s) for s in map.inputs[o.updates])} read {o.updates}, "
+                f"whose update takes {taken}; schedule {table.name} has no moment at which all stages are through",
+                cause="two stages have one parameter (tied embeddings)",
+                remedy='untie them, or schedule="1f1b", which flushes',
+                source=graph.producers[taken].source or None if taken in graph.producers else None,
+            )
+
+
 def check_ends(graph: Graph, sliced: Sliced, table: Table) -> None:
     """Refuses cuts across an update where the schedule has no moment at which all stages are through.
 
     Raises:
         InfeasiblePlanError: with what a stage's update takes of another stage.
     """
-    for part in sliced.parts if not flushes(table.name) else ():
+    if flushes(table.name):
+        return
+    _check_readers(graph, sliced, table)
+    for part in sliced.parts:
         for r in part.received_late:
             reader = next((op for op in graph.operators if op.id in part.late and r.name in op.reads), None)
             raise InfeasiblePlanError(

@@ -98,8 +98,9 @@ def test_a_spec_on_a_named_mesh(options):
 
 
 def test_explain_says_what_a_constraint_costs():
-    free = autopar.parallelize(step, cluster=CLUSTER).plan(*args(512))
-    plan = autopar.parallelize(step, cluster=CLUSTER, constraints={"state/up/w": (), "x": ()}).plan(*args(512))
+    asked = {"cluster": CLUSTER, "num_stages": 1, "num_microbatches": 1, "remat": "none"}
+    free = autopar.parallelize(step, **asked).plan(*args(512))
+    plan = autopar.parallelize(step, **asked, constraints={"state/up/w": (), "x": ()}).plan(*args(512))
     told = [n for n in plan.notes if n.startswith("constraint ")]
     assert [n.split(":")[0] for n in told] == ["constraint state/up/w", "constraint x"]
     assert all("against leaving it free" in n for n in told)

@@ -15,12 +15,19 @@ from examples import gpt, llama, mlp
 from tests.search.problems import toy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-BUILDS = {"gpt": gpt.build, "llama": llama.build, "mlp": mlp.build}
+TEXT = {"layers": 1, "hidden": 32, "heads": 4, "vocab": 64, "seq": 8, "batch": 8}
+#: By name how an example is built, with sizes that make it small.
+BUILDS = {
+    "gpt": (gpt.build, TEXT),
+    "llama": (llama.build, {**TEXT, "kv_heads": 2}),
+    "mlp": (mlp.build, {}),
+}
 
 
 def plan_text(name: str) -> str:
-    """The plan of an example of the tiny preset, as JSON."""
-    fn, args = BUILDS[name](abstract=True)
+    """The plan of a small example, as JSON."""
+    build, sizes = BUILDS[name]
+    fn, args = build(abstract=True, **sizes)
     text: str = parallelize(fn, cluster=toy(4), mesh_shape=(4,)).plan(*args).to_json()
     return text
 

@@ -9,20 +9,22 @@ from autopar.cost.collectives import (
     wire_bytes,
 )
 from autopar.cost.compute import operator_bytes, operator_flops, roofline_s, total_flops
-from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
+from autopar.cost.kernels import KernelRates, Matrices, Numbers, kernel_rates
 from autopar.cost.model import CostModel
 from autopar.cost.network import NetworkRates
 from autopar.cost.orders import Reorder, reorders, run_bytes
 from autopar.cost.sends import lane_bandwidth, lane_s, send_s
-from autopar.cost.work import PRODUCTS, Work, kind_of, matrices_of
+from autopar.cost.work import PRODUCTS, Core, Work, kind_of, matrices_of
 
 __all__ = [
     "KINDS",
     "PRODUCTS",
+    "Core",
     "CostModel",
     "KernelRates",
     "Matrices",
     "NetworkRates",
+    "Numbers",
     "Reorder",
     "Work",
     "all_reduce_tree_s",

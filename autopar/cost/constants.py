@@ -55,11 +55,10 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         fused_attention: attention never writes its s x s values.
-        traffic: what its memory-bound operators read and write, over what `layer_operators` lists: more where a
-            kernel is not fused.
+        traffic: what its memory-bound operators read and write over what XLA's would: more where less is fused.
         core_traffic: the same for softmax and dropout of the attention core.
-        layer_forward_s: host seconds to start the kernels of one layer's forward pass: the layer takes no less.
-        layer_backward_s: the same for its backward pass, without recomputation.
+        start_s: host seconds to start a kernel of the forward pass or the update; 0 for programs that are compiled.
+        start_backward_s: the same of the backward pass.
         collective_s: host seconds to start one collective.
         wait_s: seconds that devices of a tensor-parallel group wait for the slowest of them, each time that they
             meet: twice a layer and pass.
@@ -72,11 +71,12 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         accumulate_bytes: bytes that adding a microbatch's gradients to those of the others reads and writes, an
             element.
         partition_bytes: the same where gradients or optimizer state are partitioned (ZeRO).
-        optimizer_bytes: bytes that the update reads and writes, an element.
         asynchronous: collectives run beside computation as far as values allow; the shares below are of those that do
             not say so.
         tp_overlap: fraction of tensor-parallel collectives that compute hides.
         dp_overlap: fraction of gradient and parameter collectives that compute may hide.
+        combine_bytes: gradients are sent together up to so many bytes; 0 sends each alone.
+        gather_bytes: the same of parameters that are gathered where they are used (ZeRO-3).
         pp_overlap: fraction of the sends between stages that compute hides.
         scatter_sends: devices of a tensor-parallel group each send a part of what goes to the next stage
             (SC21, section 4.1).
@@ -88,8 +88,8 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fused_attention: bool
     traffic: _Positive
     core_traffic: _Positive
-    layer_forward_s: _NotNegative
-    layer_backward_s: _NotNegative
+    start_s: _NotNegative
+    start_backward_s: _NotNegative
     collective_s: _NotNegative
     wait_s: _NotNegative
     link_share: _Fraction
@@ -99,10 +99,11 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bf16_gradient_bytes: _Positive
     accumulate_bytes: _NotNegative
     partition_bytes: _NotNegative
-    optimizer_bytes: _Positive
     asynchronous: bool
     tp_overlap: _Fraction
     dp_overlap: _Fraction
+    combine_bytes: _NotNegative
+    gather_bytes: _NotNegative
     pp_overlap: _Fraction
     scatter_sends: bool
     fused_loss: bool

@@ -11,42 +11,54 @@ Memory may limit it too. Operands whose rows are no multiple of 16 bytes are rea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autopar.cluster import Device
 from autopar.cost.constants import Constants
 
+#: A number, or one for each of several kernels.
+Numbers: TypeAlias = float | NDArray[np.float64]
+
 _TILE = 128 * 128
+#: Products of the backward pass of fused attention, which makes the scores again, over those that keep them.
+_FUSED_BACKWARD = 5 / 4
+#: Part of the scores that fused attention computes under a causal mask.
+_CAUSAL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """``batch`` products of (m, k) by (k, n) on one device.
+    """``batch`` products of (m, k) by (k, n) on one device; of several such kernels if the sizes are arrays.
 
     Args:
         batch, m, n, k: sizes.
         width: bytes of an element of the operands.
     """
 
-    batch: float
-    m: float
-    n: float
-    k: float
-    width: int = 2
+    batch: Numbers
+    m: Numbers
+    n: Numbers
+    k: Numbers
+    width: Numbers = 2
 
     @property
-    def flops(self) -> float:
+    def flops(self) -> Numbers:
         """FLOPs of all of them."""
         return 2.0 * self.batch * self.m * self.n * self.k
 
     @property
-    def moved_bytes(self) -> float:
+    def moved_bytes(self) -> Numbers:
         """Bytes of operands and results."""
         return self.width * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
     @property
-    def misaligned(self) -> bool:
+    def misaligned(self) -> bool | NDArray[np.bool_]:
         """Whether a row of an operand or of the result is no multiple of 16 bytes."""
-        return any(size > 1 and size * self.width % 16 for size in (self.m, self.n, self.k))
+        odd = [(size > 1) & (size * self.width % 16 != 0) for size in (self.m, self.n, self.k)]
+        return odd[0] | odd[1] | odd[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +83,16 @@ class KernelRates:
     best_f8: float
 
     def product_s(
-        self, product: Matrices, dtype: str, device: Device, *, misaligned: bool, moved: float, part: float = 1.0
-    ) -> float:
-        """Seconds of a product.
+        self,
+        product: Matrices,
+        dtype: str,
+        device: Device,
+        *,
+        misaligned: bool | NDArray[np.bool_],
+        moved: Numbers,
+        part: float = 1.0,
+    ) -> Numbers:
+        """Seconds of a product, or of each of several.
 
         Args:
             product: its sizes on one device.
@@ -83,16 +102,32 @@ class KernelRates:
             moved: bytes that it reads and writes.
             part: of the FLOPs that is done, as half under a causal mask that is made use of.
         """
-        if not product.flops:
-            return self.memory_s(moved, device)
         waves = product.batch * product.m * product.n / (_TILE * self.cores)
-        share = self.product_share * waves / (waves + self.half_waves) * product.k / (product.k + self.half_depth)
-        if misaligned:
-            share *= self.misaligned_share
+        # FLOPs over the share that is reached; FLOPs are a multiple of waves and depth, which may be 0.
+        slowed = 2.0 * _TILE * self.cores * (waves + self.half_waves) * (product.k + self.half_depth)
         best = self.best_f8 if dtype.startswith("f8") else self.best_share
-        return max(part * product.flops / (device.flops(dtype) * best * share), self.memory_s(moved, device))
+        rate = device.flops(dtype) * best * self.product_share
+        computing = slowed / (rate * np.where(misaligned, self.misaligned_share, 1.0)) * part
+        return np.maximum(np.where(product.flops, computing, 0.0), self.memory_s(moved, device))
 
-    def memory_s(self, bytes: float, device: Device) -> float:
+    def attention_s(self, product: Matrices, dtype: str, device: Device, *, backward: bool, causal: bool) -> Numbers:
+        """Seconds of a product of the core of attention as part of one kernel, which keeps scores on the chip.
+
+        The backward pass makes the scores again, four products and one (Dao et al., "FlashAttention", 2022, section
+        3.1). Attention is never computed in 8 bits.
+
+        Args:
+            product: its sizes on one device.
+            dtype: jaxpr name of the dtype of the program's products.
+            device: peaks.
+            backward: whether it is of the backward pass.
+            causal: whether tiles above the diagonal are left out.
+        """
+        part = (_FUSED_BACKWARD if backward else 1.0) * (_CAUSAL if causal else 1.0)
+        wide = "bf16" if dtype.startswith("f8") else dtype
+        return self.product_s(product, wide, device, misaligned=product.misaligned, moved=0.0, part=part)
+
+    def memory_s(self, bytes: Numbers, device: Device) -> Numbers:
         """Seconds to read and write ``bytes``."""
         return bytes / (device.memory_bandwidth * self.memory_share)
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Literal
+
+import numpy as np
 
 from autopar.cluster import Cluster, Curve, Device, LogicalMesh
 from autopar.cost.collectives import all_reduce_tree_s, collective_s
 from autopar.cost.compute import roofline_s
-from autopar.cost.constants import load_constants
-from autopar.cost.kernels import KernelRates, Matrices, kernel_rates
+from autopar.cost.constants import Constants, Stack, load_constants
+from autopar.cost.kernels import KernelRates, Matrices, Numbers, kernel_rates
 from autopar.cost.network import NetworkRates
-from autopar.cost.work import Work
+from autopar.cost.work import Core, Work
 
 #: What is at least as large the C library returns to the system when a step ends (its greatest threshold for `mmap`).
 KEPT_BYTES = 32 << 20
+#: How sharply the larger of two rates decides; it is the usual choice for such transitions.
+_BLEND = 4
 
 
 @dataclass(frozen=True)
@@ -28,16 +34,23 @@ class CostModel:
         launch_s: seconds that starting an operator costs, instead of the devices' own ``launch_s``.
         all_reduce: "ring", or "best": the faster of ring and tree, as NCCL chooses; they differ where many
             devices reduce few bytes.
+        constants: instead of those that come with autopar.
+        stack: what the program of ``cluster.stack`` does beyond the arithmetic.
+        rates: of kernels by kind of device; None where they are not known.
+        network: how collectives behave between devices whose kernels are known.
     """
 
     cluster: Cluster
     launch_s: float | None = None
     all_reduce: Literal["ring", "best"] = "ring"
+    constants: InitVar[Constants | None] = None
+    stack: Stack = field(init=False)
     rates: tuple[KernelRates | None, ...] = field(init=False)
     network: NetworkRates | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        constants = load_constants()
+    def __post_init__(self, constants: Constants | None) -> None:
+        constants = constants or load_constants()
+        object.__setattr__(self, "stack", constants.stack(self.cluster.stack))
         rates = tuple(kernel_rates(d, constants) for d in self.cluster.device_types)
         object.__setattr__(self, "rates", rates)
         between = constants.network
@@ -78,25 +91,91 @@ class CostModel:
         )
 
     def _launch_s(self, device: Device) -> float:
+        """Seconds between two kernels; none where the host starts them one by one, ahead of the device."""
+        if self.stack.start_s and self.knows_kernels:
+            return 0.0
         return device.launch_s if self.launch_s is None else self.launch_s
 
-    def product_s(self, product: Matrices, dtype: str) -> float:
+    def product_s(self, product: Matrices, dtype: str, core: Core = "", *, backward: bool = False) -> Numbers:
         """Seconds of matrix products on one device, which all kinds of devices have `rates` for.
 
         Args:
-            product: their sizes there.
+            product: their sizes there; arrays for several kernels.
             dtype: jaxpr name of the dtype that they compute in.
+            core: of which part of attention they are: one kernel does all of it where the stack has one.
+            backward: whether they are of the backward pass.
         """
-        return max(
-            self._launch_s(d) + r.product_s(product, dtype, d, misaligned=product.misaligned, moved=product.moved_bytes)
-            for d, r in zip(self.cluster.device_types, self.rates, strict=True)
-            if r is not None
-        )
+        fused = bool(core) and self.stack.fused_attention
+        seconds: list[Numbers] = []
+        for d, r in zip(self.cluster.device_types, self.rates, strict=True):
+            if r is None:
+                continue
+            if fused:
+                busy_s = r.attention_s(product, dtype, d, backward=backward, causal=core == "causal")
+            else:
+                busy_s = r.product_s(product, dtype, d, misaligned=product.misaligned, moved=product.moved_bytes)
+            seconds.append(self._launch_s(d) + busy_s)
+        return functools.reduce(np.maximum, seconds)
+
+    def moved_s(self, bytes: Numbers, starts: Numbers, core: Core = "") -> Numbers:
+        """Seconds of operators that memory limits, on one device, which all kinds of devices have `rates` for.
+
+        Args:
+            bytes: read and written there; arrays for several kernels.
+            starts: whether each starts a kernel (1) or is part of another (0).
+            core: of which part of attention they are; scores are never written where the stack has a kernel for it.
+        """
+        if core and self.stack.fused_attention:
+            return 0.0 * bytes
+        moved = bytes * (self.stack.core_traffic if core else self.stack.traffic)
+        pairs = zip(self.cluster.device_types, self.rates, strict=True)
+        seconds = [self._launch_s(d) * starts + r.memory_s(moved, d) for d, r in pairs if r is not None]
+        return functools.reduce(np.maximum, seconds)
 
     @property
     def overlaps(self) -> bool:
         """Whether collectives run beside computation: the stack starts them so, on devices whose kernels are known."""
-        return self.knows_kernels and load_constants().stack(self.cluster.stack).asynchronous
+        return self.knows_kernels and self.stack.asynchronous
+
+    @staticmethod
+    def combined(sizes: Sequence[float], limit: float) -> list[float]:
+        """Bytes of the messages in which gradients or parameters are sent that are ready one after the other.
+
+        Args:
+            sizes: bytes of each.
+            limit: bytes up to which those that follow each other go together, as ``combine_bytes`` of the stack.
+        """
+        together: list[float] = []
+        for bytes in sizes:
+            if together and together[-1] + bytes <= limit:
+                together[-1] += bytes
+            else:
+                together.append(bytes)
+        return together
+
+    def exposed_share(self, *, of_state: bool) -> float:
+        """What is left of a collective's seconds where the stack hides a share of all of one kind.
+
+        Args:
+            of_state: whether it is of gradients or parameters; else it is of activations.
+        """
+        return 1 - (self.stack.dp_overlap if of_state else self.stack.tp_overlap)
+
+    def start_s(self, *, backward: bool) -> float:
+        """Seconds of the host to start one kernel of the backward pass, or of another; 0 in compiled programs."""
+        if not self.knows_kernels:
+            return 0.0
+        return self.stack.start_backward_s if backward else self.stack.start_s
+
+    @staticmethod
+    def together_s(device_s: float, host_s: float) -> float:
+        """Seconds of work that a device does while the host starts it: the larger, and more where they are close.
+
+        Kernels differ in size, so some wait for the host while the host waits for others.
+        """
+        if not host_s:
+            return device_s
+        return float((device_s**_BLEND + host_s**_BLEND) ** (1 / _BLEND))
 
     @property
     def knows_kernels(self) -> bool:
@@ -110,6 +189,10 @@ class CostModel:
             work: the whole operator's.
             parts: devices that share it.
         """
+        if self.knows_kernels and (work.core or self.stack.traffic != 1.0):
+            starts = float(not work.fused and bool(work.flops or work.bytes))
+            flops_s = self.operator_s(work.flops / parts, 0.0, work.dtype, starts=bool(starts))
+            return max(flops_s, float(self.moved_s(work.bytes / parts, starts, work.core)))
         special = [self._special_s(work, parts, d) for d in self.cluster.device_types]
         flops, bytes = work.flops / parts, work.bytes / parts
         if not any(special) and not any(_efficiency(work, d) for d in self.cluster.device_types):
@@ -169,7 +252,7 @@ class CostModel:
 def _busy_s(flops: float, bytes: float, dtype: str, device: Device, rates: KernelRates | None) -> float:
     if rates is None:
         return roofline_s(flops, bytes, dtype, device)
-    return max(flops / (device.flops(dtype) * rates.best_share), rates.memory_s(bytes, device))
+    return max(flops / (device.flops(dtype) * rates.best_share), float(rates.memory_s(bytes, device)))
 
 
 def _efficiency(work: Work, device: Device) -> Curve | None:

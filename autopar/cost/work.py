@@ -14,6 +14,8 @@ from autopar.ir import Attr, Operator, TensorType
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 Kind = Literal["", "convolution", "kernel gradient"]
+#: Of the core of attention: nothing, all scores, those that a causal mask leaves.
+Core = Literal["", "whole", "causal"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Work:
             brought into another order first; see `autopar.cost.orders`.
         run_bytes: of a reduction, the bytes that lie side by side and go into one result; 0 of others.
         fused: it runs inside of the kernel of who reads it.
+        core: whether it is of the core of attention, which is one kernel in some programs; see `autopar.ir.attention`.
+        backward: whether it is of the backward pass.
     """
 
     flops: float
@@ -42,6 +46,8 @@ class Work:
     reordered: tuple[tuple[float, int], ...] = ()
     run_bytes: int = 0
     fused: bool = False
+    core: Core = ""
+    backward: bool = False
 
 
 def kind_of(op: Operator, operand_types: Sequence[TensorType]) -> Kind:

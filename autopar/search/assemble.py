@@ -81,7 +81,7 @@ def _stage(problem: Problem, stated: ShardingProblem, sharding: Sharding) -> Sta
         mesh_axes=tuple(stated.mesh.axes),
         devices=tuple(range(problem.cluster.num_devices)),
         operators=tuple(r.id for r in sharding.operators),
-        step_time=sharding.compute_s + sharding.exposed_s + sharding.host_s,
+        step_time=sharding.compute_s + sharding.exposed_s + sharding.host_s + sharding.starts_s,
         compute_time=sharding.compute_s,
         memory=sharding.memory,
         collectives=sharding.communication,
@@ -114,15 +114,20 @@ def _bound(problem: Problem, stated: ShardingProblem, lower_bound: float | None)
 
     Where they run beside each other the longest of the resources takes its share of the sum or more.
     """
-    if lower_bound is None or not problem.cost_model.overlaps:
+    cost = problem.cost_model
+    if lower_bound is None or not cost.knows_kernels:
         return lower_bound
+    if not cost.overlaps:
+        return lower_bound * min(cost.exposed_share(of_state=s) for s in (False, True))
     links = {link_class(stated.mesh, axis) for axis, n in stated.mesh.axes if n > 1}
     return lower_bound / (1 + len(links))
 
 
 def _overlap_notes(sharding: Sharding) -> list[str]:
-    """Says how much of the collectives runs beside computation."""
+    """Says how much of the collectives runs beside computation, and how long devices wait for the host."""
     hidden_s = sharding.communication_s - sharding.exposed_s
+    if sharding.starts_s > 1e-3 * sharding.compute_s:
+        return [f"devices wait {sharding.starts_s:.3g} s for the host to start their kernels"]
     if hidden_s <= 1e-3 * sharding.communication_s:
         return []
     total_s = sharding.compute_s + sharding.communication_s + sharding.host_s

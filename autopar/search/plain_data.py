@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import msgspec
+
 #: Packages whose version may change a plan; one that is not installed counts as that.
 PACKAGES = ("highspy", "jax", "jaxlib", "msgspec", "networkx", "numba", "numpy", "pulp", "scipy")
 
@@ -78,6 +80,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     """Names and values of what an object holds, sorted."""
     if dataclasses.is_dataclass(value):
         return sorted((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+    if isinstance(value, msgspec.Struct):
+        return sorted((name, getattr(value, name)) for name in value.__struct_fields__)
     try:
         return sorted(vars(value).items())
     except TypeError as error:

@@ -6,8 +6,9 @@ import csv
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
-from autopar.cost.transformer import Constants, StepModel, TrainingPlan, TransformerSpec
+from autopar.cost.transformer import Constants, TrainingPlan, TransformerSpec
 from benchmarks.published.dataset import DATA
+from benchmarks.published.priced import plan_step
 
 #: Recomputation and sequence parallelism of each row.
 _PLANS = {
@@ -41,7 +42,7 @@ def layer_rows(constants: Constants) -> tuple[LayerRow, ...]:
                 continue
             recompute, sequence_parallel = _PLANS[row["experiment"]]
             plan = TrainingPlan(4, 4, tp=8, recompute=recompute, sequence_parallel=sequence_parallel)
-            layer = StepModel(spec, plan, cluster, constants.stack("megatron"), constants).layer()
+            layer = plan_step(spec, plan, cluster, constants, "megatron").layer()
             measured = (float(row[c]) / 1e3 for c in ("forward_ms", "backward_ms"))
             rows.append(LayerRow(row["experiment"], layer.forward_s, layer.backward_s, *measured))
     return tuple(rows)

@@ -19,6 +19,7 @@ from autopar.lower.microbatch import microbatched
 from autopar.search import Manual
 from autopar.search.clock import Clock
 from autopar.search.intra import Bill, bill_of
+from autopar.search.intra.extract import made_layouts
 from examples import gpt, llama
 
 #: Layers of the traced model: arrays of all layers are told from others by a first dim that nothing else has.
@@ -36,32 +37,38 @@ class Shape:
     Args:
         spec: the model, with `LAYERS` layers.
         microbatch: examples of a replica at once.
-        tp, dp, cp: degrees of parallelism of a stage.
-        zero: ZeRO stage.
+        tp, cp: degrees of parallelism of a stage.
     """
 
     spec: TransformerSpec
     microbatch: int
     tp: int
-    dp: int
     cp: int
-    zero: int
+
+
+@dataclass(frozen=True, eq=False)
+class RunBill:
+    """What one replica of a run does, and what it has.
+
+    Args:
+        bill: of a step.
+        layer: elements of each parameter of a layer on one device.
+        ends: the same of the parameters that are of no layer.
+    """
+
+    bill: Bill
+    layer: tuple[float, ...]
+    ends: tuple[float, ...]
 
 
 def shape_of(spec: TransformerSpec, plan: TrainingPlan) -> Shape:
-    """The shape of a run.
-
-    Replicas decide no size of a kernel unless parameters are partitioned: one stands for all of them, eight for all
-    partitions.
-    """
+    """The shape of a run. Replicas and ZeRO decide no size of a kernel: one replica stands for all of them."""
     vocab = spec.vocab if plan.tp == 1 else -(-spec.vocab // (128 * plan.tp)) * 128 * plan.tp
-    model = replace(spec, layers=LAYERS, vocab=vocab, dropout=False)
-    dp = min(plan.dp, 8 if plan.zero == 3 else 1)
-    return Shape(model, plan.microbatch, plan.tp, dp, plan.cp, 3 if plan.zero == 3 else 0)
+    return Shape(replace(spec, layers=LAYERS, vocab=vocab, dropout=False), plan.microbatch, plan.tp, plan.cp)
 
 
 @functools.cache
-def bill(shape: Shape, cluster: Cluster) -> Bill:
+def bill(shape: Shape, cluster: Cluster) -> RunBill:
     """The bill of one step of `MICROBATCHES` microbatches, whose backward pass recomputes every layer.
 
     What is recomputed has lines of its own, so that plans which recompute less leave some of them out.
@@ -76,7 +83,7 @@ def bill(shape: Shape, cluster: Cluster) -> Bill:
     spec = shape.spec
     sizes = {
         "layers": spec.layers, "hidden": spec.hidden, "ffn": spec.ffn, "heads": spec.heads, "kv_heads": spec.kv_heads,
-        "vocab": spec.vocab, "seq": spec.seq, "batch": shape.microbatch * shape.dp * MICROBATCHES,
+        "vocab": spec.vocab, "seq": spec.seq, "batch": shape.microbatch * MICROBATCHES,
         "dtype": _DTYPES[spec.dtype], "remat": True,
     }  # fmt: skip
     if spec.gated:
@@ -87,11 +94,18 @@ def bill(shape: Shape, cluster: Cluster) -> Bill:
     signature, _ = function.resolve(args, {})
     step = microbatched(function._traced[signature], MICROBATCHES)
     problem = function.problem(step, _UNLIMITED, MICROBATCHES)
-    named = Manual(tp=shape.tp, dp=shape.dp, cp=shape.cp, zero=shape.zero)
+    named = Manual(tp=shape.tp, cp=shape.cp)
     answer = named.solve(problem, Clock())
     if not answer.solution.found:
         raise InfeasiblePlanError(f"no plan of {shape}")
-    return bill_of(problem, answer.stated, answer.solution.choice)
+    stated, choice = answer.stated, answer.solution.choice
+    made = made_layouts(stated, choice)
+    shapes = [
+        made[i.name].local_shape(i.type.shape, stated.mesh.sizes) for i in problem.graph.inputs if i.role == "parameter"
+    ]
+    layer = tuple(float(math.prod(s[1:])) for s in shapes if s and s[0] == LAYERS)
+    ends = tuple(float(math.prod(s)) for s in shapes if not (s and s[0] == LAYERS))
+    return RunBill(bill_of(problem, stated, choice), layer, ends)
 
 
 def stage_cluster(cluster: Cluster, devices: int) -> Cluster:

@@ -1,279 +1,243 @@
-"""Seconds of a published run from the bill of its plan.
+"""Seconds of a published run from the bill of its plan: a stage has so many layers and the ends it has.
 
-The lines of a bill belong to a layer, to the ends of the model, or to the step; each to the forward pass, the backward
-pass or the update. A stage has so many layers, and the ends it has; its schedule makes a step of it.
+Kernels and collectives are priced by `autopar.cost.CostModel` under the stack that ran; the schedule makes a step of
+the seconds of its stages (`autopar.cost.transformer.pipeline`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from autopar.cluster import Cluster, Device
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
 from autopar.cost.constants import Constants, Stack
-from autopar.cost.kernels import KernelRates
-from autopar.cost.transformer.pipeline import StageTime
-from autopar.cost.transformer.plan import TrainingPlan
-from autopar.cost.transformer.spec import TransformerSpec
-from autopar.cost.transformer.stages import StageShape
-from autopar.cost.transformer.step import LayerTime, StepModel, StepPrediction, together_s
-from autopar.search.intra import Bill, Kernel, Message
-from benchmarks.published.plans import LAYERS, MICROBATCHES, bill, shape_of, stage_cluster
+from autopar.cost.transformer import TrainingPlan, TransformerMemory, TransformerSpec, peak_memory
+from autopar.cost.transformer.network import Network
+from autopar.cost.transformer.pipeline import StageTime, pipeline_s
+from autopar.cost.transformer.stages import StageShape, stage_shapes
+from autopar.search.intra import Message
+from benchmarks.published.lines import RECOMPUTED, Phase, Section, lines
+from benchmarks.published.plans import LAYERS, MICROBATCHES, RunBill, bill, shape_of, stage_cluster
+from benchmarks.published.shared import SharedState
 
-Array = NDArray[np.float64]
-Section = Literal["layer", "first", "last"]
-Phase = Literal["forward", "backward", "update"]
-
-#: In the names of what the backward pass recomputes.
-_RECOMPUTED = "rematted_computation"
-#: Products of attention's backward pass in flash attention, over those that keep the scores: they are made again.
-_FLASH_BACKWARD = 5 / 4
-#: Half of the scores is masked.
-_CAUSAL = 0.5
+_ELEMENT = 2  # bytes of an activation
 
 
-@dataclass(frozen=True)
-class Lines:
-    """Kernels of one section and phase as columns, each line once a microbatch (or a step) and layer.
+@dataclass(frozen=True, slots=True)
+class StepPrediction:
+    """What one step takes.
 
     Args:
-        counts: how often.
-        products: rows of flops, result elements, depth, moved bytes, width-misaligned (0 or 1), core (0 or 1); by line.
-        bytes: of operators that are no products.
-        core: whether they belong to the attention core.
-        starts: whether they start a kernel.
+        step_s: seconds of the step.
+        pipeline_s: of them, all microbatches with fill and drain.
+        data_parallel_s: gradient and parameter collectives that compute does not hide.
+        optimizer_s: the update.
+        layer_forward_s, layer_backward_s: one layer of one microbatch on its devices, recomputation included.
+        memory: bytes of the fullest device by kind.
+        fits: whether they fit the device.
     """
 
-    product_counts: Array
-    products: Array
-    counts: Array
-    bytes: Array
-    core: Array
-    starts: Array
+    step_s: float
+    pipeline_s: float
+    data_parallel_s: float
+    optimizer_s: float
+    layer_forward_s: float
+    layer_backward_s: float
+    memory: TransformerMemory
+    fits: bool
 
 
-def section_of(id: str, shapes: Sequence[Sequence[int]], primitive: str = "") -> Section:
-    """Where a line belongs: to a layer, or to the first or the last stage."""
-    if id.count("/body/") >= 2 or any(s and s[0] == LAYERS for s in shapes):
-        return "layer"
-    return "first" if primitive in ("gather", "scatter-add", "scatter_add", "scatter") else "last"
-
-
-def _per(kernel: Kernel, section: Section) -> float:
-    """Times of a line in a microbatch, or in a step, of one layer where it is of layers."""
-    inside = kernel.id.count("/body/")
-    count = kernel.count / (MICROBATCHES if inside else 1)
-    return count / LAYERS if section == "layer" else count
-
-
-@functools.cache
-def lines(whole: Bill, seq: int) -> dict[tuple[Section, str, bool], Lines]:
-    """Lines by section, phase, and whether they are run for every microbatch."""
-    found: dict[tuple[Section, str, bool], list[Kernel]] = {}
-    for kernel in whole.kernels:
-        section = section_of(kernel.id, kernel.shapes, kernel.primitive)
-        if _is_master_copy(kernel):
-            continue
-        phase = kernel.phase if "/body/" in kernel.id else "update"
-        if _RECOMPUTED in kernel.id:
-            phase = "recompute"
-        found.setdefault((section, phase, "/body/" in kernel.id), []).append(kernel)
-    return {key: _columns(kernels, key[0], seq) for key, kernels in found.items()}
-
-
-def _is_master_copy(kernel: Kernel) -> bool:
-    """Whether a line converts a parameter or its gradient, which programs do once a step, with the update."""
-    inside = kernel.id.count("/body/")
-    return kernel.primitive == "convert_element_type" and inside > 1 and all(len(s) <= 2 for s in kernel.shapes)
-
-
-def _columns(kernels: Sequence[Kernel], section: Section, seq: int) -> Lines:
-    products = [k for k in kernels if k.product is not None]
-    others = [k for k in kernels if k.product is None and (k.bytes or k.seconds)]
-    columns = [
-        (p.flops, p.batch * p.m * p.n, p.k, p.moved_bytes, float(p.misaligned), float(p.batch > 1))
-        for p in (k.product for k in products)
-        if p is not None
-    ]
-    return Lines(
-        np.array([_per(k, section) for k in products]),
-        np.array(columns).T if columns else np.zeros((6, 0)),
-        np.array([_per(k, section) for k in others]),
-        np.array([k.bytes for k in others]),
-        np.array([float(_is_core(k, seq)) for k in others]),
-        np.array([float(not k.fused) for k in others]),
-    )
-
-
-def _is_core(kernel: Kernel, seq: int) -> bool:
-    return any(len(s) >= 4 and s[-1] == s[-2] == seq for s in kernel.shapes)
-
-
-@dataclass(frozen=True)
-class Pricing:
-    """Prices lines on a device.
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Seconds of one layer of one microbatch.
 
     Args:
-        device: where.
-        rates: how fast kernels run there.
-        stack: what is fused, and what starts kernels.
-        dtype: jaxpr name of the dtype of products with parameters.
+        forward_s: forward pass with its collectives.
+        backward_s: backward pass, with recomputation and collectives.
+        weights_s: the part of the backward pass that makes gradients of parameters.
     """
 
-    device: Device
-    rates: KernelRates
-    stack: Stack
-    dtype: str
-
-    def seconds(self, found: Lines | None, backward: bool = False, core: bool | None = None) -> float:
-        """Seconds of lines; of the attention core alone, or without it, where ``core`` says so."""
-        if found is None:
-            return 0.0
-        return self._products_s(found, backward, core) + self._others_s(found, core)
-
-    def _products_s(self, found: Lines, backward: bool, only: bool | None) -> float:
-        flops, elements, depth, moved, misaligned, core = found.products
-        rates, device, fused = self.rates, self.device, self.stack.fused_attention
-        narrow = self.dtype.startswith("f8")
-        wide = device.flops("bf16" if narrow else self.dtype) * rates.best_share
-        best = np.where(core > 0, wide, device.flops(self.dtype) * rates.best_f8 if narrow else wide)
-        waves = elements / (128 * 128 * rates.cores)
-        share = rates.product_share * waves / (waves + rates.half_waves) * depth / (depth + rates.half_depth)
-        share = share * np.where(misaligned > 0, rates.misaligned_share, 1.0)
-        done = flops * np.where((core > 0) & fused, _CAUSAL * (_FLASH_BACKWARD if backward else 1.0), 1.0)
-        limit = moved / (device.memory_bandwidth * rates.memory_share) * np.where((core > 0) & fused, 0.0, 1.0)
-        each = np.maximum(done / (best * share), limit)
-        return float(np.sum(found.product_counts * each * _chosen(core, only)))
-
-    def _others_s(self, found: Lines, only: bool | None) -> float:
-        stack = self.stack
-        # What XLA fuses is in the bill; other programs move so many times its bytes.
-        own = 1.0 if stack.asynchronous else stack.core_traffic
-        core = 0.0 if stack.fused_attention else own
-        moved = found.bytes * np.where(found.core > 0, core, stack.traffic)
-        each = moved / (self.device.memory_bandwidth * self.rates.memory_share)
-        if not stack.layer_forward_s:  # compiled: kernels follow each other
-            each = each + self.device.launch_s * found.starts
-        return float(np.sum(found.counts * each * _chosen(found.core, only)))
-
-
-def _chosen(core: Array, only: bool | None) -> Array:
-    return np.ones_like(core) if only is None else core if only else 1.0 - core
+    forward_s: float
+    backward_s: float
+    weights_s: float
 
 
 @dataclass(frozen=True)
-class PlanStep(StepModel):
+class PlanStep:
     """The costs of a run whose plan has a bill.
 
     Args:
+        spec: the model.
+        plan: how it is trained.
+        cluster: where; its first group's device and links count.
+        cost: what things cost there under the program that ran.
+        network: seconds of collectives of groups of devices.
         whole: the bill.
     """
 
-    whole: Bill
+    spec: TransformerSpec
+    plan: TrainingPlan
+    cluster: Cluster
+    cost: CostModel
+    network: Network
+    whole: RunBill
 
-    @functools.cached_property
-    def pricing(self) -> Pricing:
-        """Prices of lines."""
-        timer = self.timer
-        return Pricing(timer.device, timer.rates, self.stack, self.spec.dtype)
+    @property
+    def stack(self) -> Stack:
+        """What ran it."""
+        return self.cost.stack
 
-    def _lines(self, section: Section, phase: str, each: bool = True) -> Lines | None:
-        return lines(self.whole, self.spec.seq).get((section, phase, each))
+    def kernels_s(self, section: Section, phase: Phase, *, core_only: bool = False) -> float:
+        """Seconds of kernels of one layer, or end, of a microbatch; of the core of attention alone if asked."""
+        return sum(
+            found.seconds(self.cost, self.spec.dtype, backward=phase == "backward")
+            for found in lines(self.whole.bill).get((section, phase), ())
+            if found.core or not core_only
+        )
+
+    def host_s(self, phase: Phase) -> float:
+        """Seconds of the host to start the kernels of one layer."""
+        started = sum(found.kernels for found in lines(self.whole.bill).get(("layer", phase), ()))
+        return started * self.cost.start_s(backward=phase == "backward")
 
     @functools.cached_property
     def axes(self) -> dict[str, tuple[int, int]]:
         """Ranks and stride of the groups along each mesh axis."""
         plan = self.plan
-        shape = shape_of(self.spec, plan)
-        sized = [("dp", shape.dp), ("cp", plan.cp), ("tp", plan.tp)]
-        names = dict(zip("xyzw", [role for role, n in sized if n > 1], strict=False))
-        together = plan.pp if plan.stages_together else 1
-        places = {"tp": (plan.tp, 1), "cp": (plan.cp, plan.tp), "dp": (plan.dp, plan.tp * plan.cp * together)}
-        return {name: places[role] for name, role in names.items()}
+        roles = [(plan.cp, plan.tp), (plan.tp, 1)]
+        return dict(zip("xy", [r for r in roles if r[0] > 1], strict=False))
 
-    def message_s(self, m: Message, share: float = 1.0) -> float:
-        """Seconds of a collective of a share of a message's bytes."""
+    def message_s(self, m: Message) -> float:
+        """Seconds of a collective."""
         groups = [self.axes[a] for a in m.axes.split("+")]
         ranks, stride = math.prod(n for n, _ in groups), min(s for _, s in groups)
         if m.kind in ("collective-permute", "send"):
-            return self.network.send_s(m.bytes * share, stride, self.network.devices_per_node)
-        return self.network.collective_s(m.kind, m.bytes * share, ranks, stride)
+            return self.network.send_s(m.bytes, stride, self.network.devices_per_node)
+        return self.network.collective_s(m.kind, m.bytes, ranks, stride)
 
-    def _messages(self, roles: Iterable[str], phase: str | None, each: bool) -> list[Message]:
-        """Messages over the axes of some roles alone, of a phase, inside of the loop over microbatches or outside."""
-        strides = {"tp": 1}
-        inner = {name for name, (n, s) in self.axes.items() if s == strides["tp"] and self.plan.tp > 1}
-        wanted = set(roles)
-        return [
-            m
-            for m in self.whole.messages
-            if ("tp" if set(m.axes.split("+")) <= inner else "dp") in wanted
-            and ("/body/" in m.consumer) == each
-            and (phase is None or m.phase == phase)
-        ]
-
-    def tensor_s(self, phase: str) -> float:
-        """Seconds of one layer's tensor-parallel collectives of one pass."""
+    def moved_s(self, phase: str) -> float:
+        """Seconds of one layer's collectives of activations of one pass that nothing hides."""
         full = self.plan.recompute == "full"
-        found = (
+        found = [
             m
-            for m in self._messages(["tp"], phase, True)
-            if m.consumer.count("/body/") >= 2 and (full or _RECOMPUTED not in m.consumer)
-        )
-        return sum(m.count * self.message_s(m) for m in found) / (MICROBATCHES * LAYERS)
+            for m in self.whole.bill.messages
+            if m.consumer.count("/body/") >= 2 and m.phase == phase and (full or RECOMPUTED not in m.consumer)
+        ]
+        total_s = sum(m.count * self.message_s(m) for m in found) / (MICROBATCHES * LAYERS)
+        return total_s * self.cost.exposed_share(of_state=False) / self.stack.link_share
 
     def layer(self) -> LayerTime:
         """One layer of one microbatch: what kernels and collectives take, or the host to start them if that is more."""
-        plan, stack, price = self.plan, self.stack, self.pricing
-        forward_s = price.seconds(self._lines("layer", "forward"))
-        back_s = price.seconds(self._lines("layer", "backward"), True)
+        plan, stack = self.plan, self.stack
+        forward_s, back_s = self.kernels_s("layer", "forward"), self.kernels_s("layer", "backward")
+        again = plan.recompute == "full"
         if plan.recompute == "selective" and not stack.fused_attention:
-            back_s += price.seconds(self._lines("layer", "recompute"), core=True)
-        elif plan.recompute == "full":
+            back_s += self.kernels_s("layer", "recompute", core_only=True)
+        elif again:
             # Compilers leave out what nothing reads; other programs run the whole layer again.
-            back_s += price.seconds(self._lines("layer", "recompute")) if stack.asynchronous else forward_s
+            back_s += self.kernels_s("layer", "recompute") if stack.asynchronous else forward_s
         wait_s = 2 * stack.wait_s if plan.tp > 1 else 0.0
-        hidden = (1 - stack.tp_overlap) / stack.link_share
-        moved_s, moved_back_s = (self.tensor_s(p) * hidden + wait_s for p in ("forward", "backward"))
         collectives = (2 if plan.tp > 1 else 0) * (2 if plan.sequence_parallel else 1)
         straggle_s = collectives * math.log2(plan.tp) * stack.collective_s
-        again = plan.recompute == "full"
-        host_back_s = stack.layer_backward_s + straggle_s + (stack.layer_forward_s + straggle_s if again else 0.0)
-        layer_forward_s = together_s(forward_s + moved_s, stack.layer_forward_s + straggle_s)
-        layer_backward_s = together_s(back_s + moved_back_s + (wait_s if again else 0.0), host_back_s)
-        return LayerTime(layer_forward_s, layer_backward_s, self._weights_s())
+        host_s, host_back_s = (self.host_s(p) + straggle_s for p in ("forward", "backward"))
+        back_s += self.moved_s("backward") + wait_s + (wait_s if again else 0.0)
+        return LayerTime(
+            self.cost.together_s(forward_s + self.moved_s("forward") + wait_s, host_s),
+            self.cost.together_s(back_s, host_back_s + (host_s if again else 0.0)),
+            self._weights_s(),
+        )
 
     def _weights_s(self) -> float:
-        """Seconds of the products that make gradients of parameters: a third of those of the dense products."""
-        price, found = self.pricing, self._lines("layer", "forward")
-        return 0.0 if found is None else price._products_s(found, False, False)
+        """Seconds of the products that make gradients of parameters: as many as the forward pass has of parameters."""
+        found = lines(self.whole.bill).get(("layer", "forward"), ())
+        dense = (f for f in found if not f.core)
+        return sum(float((f.product_counts * self.cost.product_s(f.products, self.spec.dtype)).sum()) for f in dense)
 
     def stage(self, stage: StageShape, layer: LayerTime) -> StageTime:
         """One microbatch on one stage."""
-        stack, price = self.stack, self.pricing
+        stack = self.stack
         forward_s = stage.layers * layer.forward_s + stack.microbatch_s / 3
         backward_s = stage.layers * layer.backward_s + stack.microbatch_s * 2 / 3
-        ends: list[Section] = [*["first"] * stage.first, *["last"] * stage.last]  # type: ignore[list-item]
-        for end in ends:
-            forward_s += price.seconds(self._lines(end, "forward"))
-            backward_s += price.seconds(self._lines(end, "backward"), True)
-        elements = self.elements(stage)
-        backward_s += self.timer.bytes_s(
-            (stack.partition_bytes if self.plan.zero else stack.accumulate_bytes) * elements
-        )
+        for end in _ends(stage):
+            forward_s += self.kernels_s(end, "forward")
+            backward_s += self.kernels_s(end, "backward")
+        adding = stack.partition_bytes if self.plan.zero else stack.accumulate_bytes
+        backward_s += float(self.cost.moved_s(adding * self.shared.elements(stage), 0.0))
         return StageTime(forward_s, backward_s, stage.layers * layer.weights_s, self.sends_s(stage))
+
+    @functools.cached_property
+    def shared(self) -> SharedState:
+        """What replicas share."""
+        return SharedState(self.spec, self.plan, self.cost, self.network, self.whole)
+
+    def sends_s(self, stage: StageShape) -> float:
+        """Seconds that the sends of one microbatch to and from its neighbours add to a stage, forward and backward.
+
+        Where several stages share a node only those at its ends send to other nodes.
+        """
+        plan, spec, network = self.plan, self.spec, self.network
+        if plan.pp == 1:
+            return 0.0
+        bytes = _ELEMENT * plan.microbatch * spec.seq / plan.cp * spec.hidden
+        if plan.sequence_parallel or self.stack.scatter_sends:
+            bytes /= plan.tp
+        stride, per_node = plan.stage_stride, network.devices_per_node
+        before, behind = (
+            network.send_s(bytes, per_node if self._crosses(k) else min(stride, per_node - 1), min(stride, per_node))
+            for k in (max(stage.index - 1, 0), min(stage.index, plan.pp - 2))
+        )
+        return plan.chunks * (before + behind) * (1 - self.stack.pp_overlap)
+
+    def _crosses(self, boundary: int) -> bool:
+        """Whether what stage ``boundary`` sends to the next one leaves its node."""
+        stride, per_node = self.plan.stage_stride, self.network.devices_per_node
+        first, last = boundary * stride, (boundary + 1) * stride - 1
+        return first // per_node != (last + stride) // per_node
+
+    def optimizer_s(self, stage: StageShape) -> float:
+        """Seconds of the update of one stage."""
+        plan = self.plan
+        total_s = stage.layers * self.kernels_s("layer", "update")
+        total_s += sum(self.kernels_s(end, "update") for end in _ends(stage))
+        return total_s / (plan.dp * plan.cp if plan.zero else 1)
+
+    def predict(self) -> StepPrediction:
+        """Seconds and bytes of a step."""
+        plan, layer = self.plan, self.layer()
+        shapes = stage_shapes(self.spec, plan)
+        times = {s: self.stage(s, layer) for s in shapes}
+        schedule = "1f1b" if plan.schedule == "interleaved" and plan.chunks == 1 else plan.schedule
+        pipe_s = pipeline_s([times[s] for s in shapes], plan.num_microbatches, schedule, plan.chunks)
+        reduce_s = max(self.shared.data_parallel_s(s, times[s]) for s in shapes) + self.shared.tied_s()
+        update_s = max(self.optimizer_s(s) for s in shapes)
+        memory = peak_memory(self.spec, plan, self.stack)
+        return StepPrediction(
+            step_s=pipe_s + reduce_s + update_s + self.stack.step_s,
+            pipeline_s=pipe_s,
+            data_parallel_s=reduce_s,
+            optimizer_s=update_s,
+            layer_forward_s=layer.forward_s,
+            layer_backward_s=layer.backward_s,
+            memory=memory,
+            fits=memory.total_bytes <= self.cluster.groups[0].device.memory_bytes,
+        )
+
+
+def _ends(stage: StageShape) -> Iterable[Section]:
+    if stage.first:
+        yield "first"
+    if stage.last:
+        yield "last"
 
 
 def plan_step(
     spec: TransformerSpec, plan: TrainingPlan, cluster: Cluster, constants: Constants, stack: str
 ) -> PlanStep:
-    """The costs of a run by the bill of its plan; memory by the formula.
+    """The costs of a run by the bill of its plan.
 
     Args:
         spec: the model.
@@ -284,11 +248,13 @@ def plan_step(
 
     Raises:
         InfeasiblePlanError: the plan does not suit the model.
+        AutoparError: the stack is unknown.
     """
     plan.check(spec)
     shape = shape_of(spec, plan)
-    whole = bill(shape, stage_cluster(cluster, shape.tp * shape.dp * shape.cp))
-    return PlanStep(spec, plan, cluster, constants.stack(stack), constants, whole)
+    cost = CostModel(dataclasses.replace(cluster, stack=stack), constants=constants)
+    whole = bill(shape, stage_cluster(cluster, shape.tp * shape.cp))
+    return PlanStep(spec, plan, cluster, cost, Network.of(cluster, constants.network), whole)
 
 
 def predict_plan(

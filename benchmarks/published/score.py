@@ -10,9 +10,9 @@ from typing import TypeAlias
 from scipy.stats import spearmanr
 
 from autopar.cluster import Cluster
-from autopar.cost.transformer import Constants, StepPrediction, TrainingPlan, TransformerSpec
+from autopar.cost.transformer import Constants, TrainingPlan, TransformerSpec
 from benchmarks.published.dataset import Run
-from benchmarks.published.priced import predict_plan
+from benchmarks.published.priced import StepPrediction, predict_plan
 
 #: (model, plan, cluster, constants, name of the stack) -> seconds and bytes of a step.
 Model: TypeAlias = Callable[[TransformerSpec, TrainingPlan, Cluster, Constants, str], StepPrediction]

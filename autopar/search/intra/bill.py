@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cluster import Span
-from autopar.cost import PRODUCTS, Matrices
+from autopar.cost import PRODUCTS, Core, Matrices
 from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.collectives import collectives
 from autopar.search.intra.draft import SiteDraft
@@ -34,6 +34,7 @@ class Kernel:
         flops: FLOPs.
         dtype: jaxpr name of the dtype that it computes in.
         fused: it is part of the kernel that reads it.
+        core: whether it is of the core of attention, see `autopar.cost.work`.
         shapes: of its operands and results, whole.
     """
 
@@ -47,6 +48,7 @@ class Kernel:
     flops: float
     dtype: str
     fused: bool
+    core: Core
     shapes: tuple[tuple[int, ...], ...]
 
 
@@ -125,5 +127,6 @@ def _kernel(site: SiteDraft, stated: ShardingProblem, chosen: int) -> Kernel:
         work.flops / strategy.split,
         work.dtype,
         work.fused,
+        work.core,
         (*(t.shape for t in site.types), *(v.type.shape for v in site.op.results)),
     )

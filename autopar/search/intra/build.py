@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import LogicalMesh
-from autopar.cost import CostModel, Work
+from autopar.cost import Core, CostModel, Work
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
+from autopar.ir.attention import attention_cores
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ADDITIONS, RESHAPES, is_fusible, is_generator, is_zero, reads_fused
 from autopar.search.constraints import Constraint
@@ -37,6 +38,7 @@ from autopar.search.intra.layouts import LayoutTable
 from autopar.search.intra.memory import local_bytes, usages
 from autopar.search.intra.operators import OperatorOptions, OperatorTable
 from autopar.search.intra.regions import REGIONS
+from autopar.search.intra.update import UpdateStreams, has_backward
 from autopar.search.intra.uses import firsts
 from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of
 from autopar.search.problem import Problem
@@ -114,6 +116,10 @@ class Builder:
         self.chains: dict[int, tuple[Graph, Chains]] = {}
         self.time = 0
         self.phase = "update"
+        self.cores: Mapping[str, bool] = {}
+        self.on_chip: Collection[str] = ()
+        self.updates = False
+        self.streams = UpdateStreams()
 
     # -- nodes, edges, values ------------------------------------------------------------------
 
@@ -198,9 +204,12 @@ class Builder:
                     readers.setdefault(operand, set()).add(op.id)
         returned = {o.operand for o in graph.outputs}
         shared = frozenset(name for name, ids in readers.items() if len(ids) + (name in returned) > 1)
-        enclosing = self.phase
+        enclosing, outer, outer_chip = self.phase, self.cores, self.on_chip
+        cores = attention_cores(graph) if self.cost.knows_kernels else {}
+        on_chip = _on_chip(graph, cores, readers, returned) if self.cost.stack.fused_attention else ()
         for op in graph.operators:
             self.time += 1
+            self.cores, self.on_chip = cores, on_chip
             self.phase = phase_of(op.scope, enclosing)
             handler = REGIONS.get(op.primitive)
             if handler is not None and op.regions:
@@ -215,7 +224,7 @@ class Builder:
                 fusable = not kept and is_fusible(op) and all(light_readers.get(v.name) == [True] for v in op.results)
                 anew = not kept and all(fusing_readers.get(v.name, False) for v in op.results)
                 self._operator(graph, op, prefix, weight, fusable, shared, anew, kept)
-        self.phase = enclosing
+        self.phase, self.cores, self.on_chip = enclosing, outer, outer_chip
 
     def _basis(self, op: Operator, prefix: str) -> float:
         """Bytes of the stored values that an operator's results are computed from."""
@@ -259,12 +268,18 @@ class Builder:
         basis, stored = self._basis(op, prefix), frozenset().union(*map(stored_of, sources))
         kernels = [self.values[k].type for k in sorted(stored)] if self.cost.knows_kernels else None
         sunk = not kept and kernels is not None and is_constant(op, sum(t.nbytes for t in kernels))
-        transient = fusable or sunk or (anew and is_recomputed(op, basis, self.growth))
+        updates = kernels is not None and self.updates and not prefix and self.phase == "update" and is_fusible(op)
+        again = anew and (updates or is_recomputed(op, basis, self.growth))
+        transient = fusable or sunk or again or op.id in self.on_chip
         moved = moved_bytes(op, types, sources, options, fusable)
         if kernels is not None and reads_fused(op):
+            if updates:
+                kernels = self.streams.read(op, stored, self.values, transient)
             moved = kernel_bytes(op, types, kernels, transient)
         work = work_of(op, types, options, moved, self._chains(graph), self.functions)
-        work = replace(work, fused=transient and is_fusible(op))
+        core: Core = "" if op.id not in self.cores else "causal" if self.cores[op.id] else "whole"
+        backward = bool(core) and self.phase == "backward"
+        work = replace(work, fused=transient and is_fusible(op), core=core, backward=backward)
         if (
             op.primitive in ADDITIONS
             and not any(v.type.rank for v in op.results)
@@ -454,6 +469,18 @@ class Builder:
         return found
 
 
+def _on_chip(
+    graph: Graph, cores: Mapping[str, bool], readers: Mapping[str, set[str]], returned: Collection[object]
+) -> frozenset[str]:
+    """Operators of the core of attention whose results no other operator takes: one kernel never writes them."""
+    return frozenset(
+        op.id
+        for op in graph.operators
+        if op.id in cores
+        and all(v.name not in returned and readers.get(v.name, set()) <= cores.keys() for v in op.results)
+    )
+
+
 def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) -> ShardingProblem:
     """States the sharding of a graph on a mesh as a `ChoiceProblem`.
 
@@ -468,6 +495,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     b = Builder(mesh, problem.cost_model, split_phases, offloading(problem), constraints)
     readers = Counter(o for op in graph.operators for o in set(op.operands) if isinstance(o, str))
     stacks = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
+    b.updates = has_backward(graph)
     for i in graph.inputs:
         b.add_input(i.name, i.type, i.role, readers[i.name], i.name in stacks)
     b.graph(graph, "", 1.0)

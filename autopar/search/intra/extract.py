@@ -10,10 +10,8 @@ from typing import cast
 
 import numpy as np
 
-from autopar.ir import Graph, Layout, Literal, Operator
-from autopar.ir.analysis import closure
+from autopar.ir import Graph, Layout, Literal
 from autopar.ir.loops import Scan
-from autopar.ir.phases import LOOP
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.collectives import Collective, collectives
@@ -21,6 +19,7 @@ from autopar.search.intra.draft import UsageDraft
 from autopar.search.intra.host import HOST, hosted
 from autopar.search.intra.memory import WAITING, waits
 from autopar.search.intra.overlap import exposed_s
+from autopar.search.intra.works import Works, loops, outermost
 from autopar.search.problem import Problem
 
 _SHOWN_OPERATORS = 4
@@ -49,6 +48,7 @@ class Sharding:
         weight_stash_bytes: bytes a device that one microbatch keeps between its input and its weight gradients.
         accumulation_bytes: bytes a device of what microbatches add up.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
+        starts_s: seconds that devices wait for the host to start kernels.
     """
 
     inputs: Mapping[str, Layout]
@@ -69,6 +69,7 @@ class Sharding:
     weight_stash_bytes: int = 0
     accumulation_bytes: int = 0
     state_bytes: int = 0
+    starts_s: float = 0.0
 
 
 def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) -> Sharding:
@@ -81,12 +82,13 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
     """
     made = made_layouts(stated, choice)
     copies = copy_layouts(stated, choice, made)
-    by_work = _Works(stated, problem.graph)
+    by_work = Works(stated, problem.graph, problem.cost_model)
     sent = tuple(collectives(problem, stated, choice, made, copies))
-    exposed = exposed_s(stated, choice, sent) if problem.cost_model.overlaps else tuple(c.seconds for c in sent)
+    exposed = _exposed_s(problem, stated, choice, sent)
     communication = _communication(sent, exposed, by_work)
     for s in stated.sites:
         by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]))
+        by_work.start(s)
     there = hosted(stated.values, choice)
     moved = [made[k].local_bytes(stated.values[k].type, stated.mesh.sizes) for k in sorted(there)]
     host_s = float(sum(2 * problem.cost_model.host_s(n) for n in moved))
@@ -118,51 +120,22 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
         hosted=there,
         host_s=host_s,
         host_bytes=sum(moved),
+        starts_s=by_work.waits_s,
     )
 
 
-class _Works:
-    """Adds up seconds by kind of work, for graphs with a loop over microbatches.
-
-    "weight" is that part of "backward" that no other stage waits for: gradients of parameters.
-    """
-
-    def __init__(self, stated: ShardingProblem, graph: Graph) -> None:
-        self.loops = any(r.id.startswith(LOOP) for r in stated.region_sites)
-        self.seconds: dict[str, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0, "weight": 0.0}
-        self.sent = _sent(graph) if self.loops else frozenset()
-
-    def add(self, id: str, phase: str, seconds: float) -> None:
-        """``seconds`` of the operator ``id``."""
-        inside = id.startswith(LOOP) and "/body/" in id
-        self.seconds[("backward" if phase == "backward" else "forward") if inside else "update"] += seconds
-        if inside and phase == "backward" and _outermost(id) not in self.sent:
-            self.seconds["weight"] += seconds
-
-    def times(self) -> tuple[tuple[str, float], ...]:
-        """(kind, seconds); empty where there is no such loop."""
-        return tuple(self.seconds.items()) if self.loops else ()
-
-
-def _outermost(id: str) -> str:
-    """The operator of a loop over microbatches that an operator is, or is inside of."""
-    loop, _, rest = id.partition("/body/")
-    return f"{loop}/body/{rest.partition('/body/')[0]}"
-
-
-def _loops(graph: Graph) -> list[Operator]:
-    """The loops over microbatches."""
-    return [op for op in graph.operators if op.primitive == "scan" and op.id.startswith(LOOP)]
-
-
-def _sent(graph: Graph) -> frozenset[str]:
-    """Operators of the loops over microbatches on which something that leaves the stage in its turn depends."""
-    found: set[str] = set()
-    for loop in _loops(graph):
-        body = loop.region("body")
-        sent = [v.name for op in body.operators if op.primitive == "stage_boundary" for v in op.results]
-        found.update(f"{loop.id}/body/{op.id}" for op in closure(body.operators, sent))
-    return frozenset(found)
+def _exposed_s(
+    problem: Problem, stated: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]
+) -> tuple[float, ...]:
+    """For each collective the seconds of it that nothing hides under the stack of the cluster."""
+    cost = problem.cost_model
+    if cost.overlaps:
+        return exposed_s(stated, choice, sent)
+    if not cost.knows_kernels:
+        return tuple(c.seconds for c in sent)
+    state = {i.name for i in problem.graph.inputs if i.role in ("parameter", "optimizer")}
+    of_state = (c.use.phase == "update" or stated.values[c.value].source in state for c in sent)
+    return tuple(c.seconds * cost.exposed_share(of_state=own) for c, own in zip(sent, of_state, strict=True))
 
 
 def _activation_bytes(stated: ShardingProblem, made: Mapping[str, Layout]) -> int:
@@ -182,7 +155,7 @@ def _weight_stash_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str
     """
     own = {
         f"{loop.id}/body/{v.name}"
-        for loop in _loops(graph)
+        for loop in loops(graph)
         for op in loop.region("body").operators
         if f"{loop.id}/body/{op.id}" in sent
         for v in op.results
@@ -190,7 +163,7 @@ def _weight_stash_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str
     total = 0
     for key in sorted(own & made.keys()):
         v = stated.values[key]
-        put_off = any(u.phase == "backward" and _outermost(u.consumer) not in sent for u in v.uses)
+        put_off = any(u.phase == "backward" and outermost(u.consumer) not in sent for u in v.uses)
         if v.phase == "backward" and not v.alias and put_off:
             total += made[key].local_bytes(v.type, stated.mesh.sizes)
     return total
@@ -198,7 +171,7 @@ def _weight_stash_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str
 
 def _accumulation_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout]) -> int:
     """Bytes of what loops over microbatches carry on from one to the next: gradients, losses."""
-    carried = (v for loop in _loops(graph) for v in loop.results[: Scan.of(loop).num_carry])
+    carried = (v for loop in loops(graph) for v in loop.results[: Scan.of(loop).num_carry])
     return sum(made[v.name].local_bytes(v.type, stated.mesh.sizes) for v in carried if v.name in made)
 
 
@@ -248,7 +221,7 @@ def _operators(stated: ShardingProblem, choice: Sequence[int]) -> tuple[Operator
     return tuple(record for _, record in sorted(records, key=lambda e: (e[0], e[1].id)))
 
 
-def _communication(sent: Sequence[Collective], exposed: Sequence[float], by_work: _Works) -> tuple[Communication, ...]:
+def _communication(sent: Sequence[Collective], exposed: Sequence[float], by_work: Works) -> tuple[Communication, ...]:
     total: dict[tuple[str, int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     users: dict[tuple[str, int, str], dict[str, None]] = defaultdict(dict)
     for c, seconds in zip(sent, exposed, strict=True):

@@ -174,6 +174,9 @@ def busy_seconds(
         types: types of its operands.
     """
     if op.primitive in PRODUCTS and cost.knows_kernels:
-        return np.array([cost.product_s(product_of(op, types, s, sizes), types[0].dtype) for s in chosen])
+        each = [product_of(op, types, s, sizes) for s in chosen]
+        batch, m, n, k = np.array([(p.batch, p.m, p.n, p.k) for p in each]).T
+        sized = Matrices(batch, m, n, k, each[0].width)
+        return np.asarray(cost.product_s(sized, types[0].dtype, work.core, backward=work.backward))
     by_split = {n: cost.work_s(work, n) for n in sorted({s.split for s in chosen})}
     return np.array([by_split[s.split] for s in chosen])

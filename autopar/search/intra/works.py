@@ -1,0 +1,83 @@
+"""Seconds of a choice by kind of work, and what devices wait for the host to start their kernels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from autopar.cost import CostModel
+from autopar.ir import Graph, Operator
+from autopar.ir.analysis import closure
+from autopar.ir.phases import LOOP
+from autopar.search.intra.build import ShardingProblem
+from autopar.search.intra.draft import SiteDraft
+
+
+class Works:
+    """Adds up seconds by kind of work, which plans tell of graphs with a loop over microbatches.
+
+    "weight" is that part of "backward" that no other stage waits for: gradients of parameters.
+
+    Args:
+        stated: from `build`.
+        graph: what was planned.
+        cost: what things cost.
+    """
+
+    def __init__(self, stated: ShardingProblem, graph: Graph, cost: CostModel) -> None:
+        self.cost = cost
+        self.loops = any(r.id.startswith(LOOP) for r in stated.region_sites)
+        self.seconds: dict[str, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0, "weight": 0.0}
+        self.host_s: dict[str, float] = defaultdict(float)
+        self.sent = _sent(graph) if self.loops else frozenset()
+
+    def add(self, id: str, phase: str, seconds: float) -> None:
+        """``seconds`` of the operator ``id``."""
+        kind = self._kind(id, phase)
+        self.seconds[kind] += seconds
+        if kind == "backward" and outermost(id) not in self.sent:
+            self.seconds["weight"] += seconds
+
+    def start(self, site: SiteDraft) -> None:
+        """The host starts an operator, as often as it runs, if it is a kernel of its own."""
+        if not site.work.fused and (site.work.flops or site.work.bytes):
+            each_s = self.cost.start_s(backward=site.phase == "backward")
+            self.host_s[self._kind(site.id, site.phase)] += site.weight * each_s
+
+    def _kind(self, id: str, phase: str) -> str:
+        inside = id.startswith(LOOP) and "/body/" in id
+        return ("backward" if phase == "backward" else "forward") if inside else "update"
+
+    @property
+    def waits_s(self) -> float:
+        """Seconds that devices wait for the host."""
+        kinds = ("forward", "backward", "update")
+        return sum(self.cost.together_s(self.seconds[k], self.host_s[k]) - self.seconds[k] for k in kinds)
+
+    def times(self) -> tuple[tuple[str, float], ...]:
+        """(kind, seconds), with what devices wait for the host; empty where there is no such loop."""
+        if not self.loops:
+            return ()
+        longer = {k: self.cost.together_s(s, self.host_s[k]) for k, s in self.seconds.items() if k != "weight"}
+        share = longer["backward"] / self.seconds["backward"] if self.seconds["backward"] else 1.0
+        return (*longer.items(), ("weight", self.seconds["weight"] * share))
+
+
+def outermost(id: str) -> str:
+    """The operator of a loop over microbatches that an operator is, or is inside of."""
+    loop, _, rest = id.partition("/body/")
+    return f"{loop}/body/{rest.partition('/body/')[0]}"
+
+
+def loops(graph: Graph) -> list[Operator]:
+    """The loops over microbatches."""
+    return [op for op in graph.operators if op.primitive == "scan" and op.id.startswith(LOOP)]
+
+
+def _sent(graph: Graph) -> frozenset[str]:
+    """Operators of the loops over microbatches on which something that leaves the stage in its turn depends."""
+    found: set[str] = set()
+    for loop in loops(graph):
+        body = loop.region("body")
+        sent = [v.name for op in body.operators if op.primitive == "stage_boundary" for v in op.results]
+        found.update(f"{loop.id}/body/{op.id}" for op in closure(body.operators, sent))
+    return frozenset(found)

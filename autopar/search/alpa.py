@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from autopar.search.clock import Clock
 from autopar.search.constraints import meshes_that_hold
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.intra.host import least_device_memory
+from autopar.search.intra.slack import Hidden, hide, step_s
 from autopar.search.problem import NotFasterError, Problem
 from autopar.solver import ChoiceProblem, Solution, Status, first_look, peak_bytes, solve
 from autopar.solver.goal import PLAN_GAP, Goal
@@ -92,7 +94,8 @@ def alpa(problem: Problem) -> Plan:
         useless = [a.solution.lower_bound for a in every if a.solution.lower_bound >= known_s]
         if any(map(math.isfinite, useless)):
             raise _no_better(problem, min(useless))
-    plan = best_plan(problem, every, "alpa", clock)
+    improve = functools.partial(_solve, problem, binds=True)
+    plan = best_plan(problem, every, "alpa", clock, improve)
     if not plan.content.memory_bound or len(unlimited) < len(looked):
         return plan
     search = msgspec.structs.replace(plan.content.search, unlimited_s=cheapest)
@@ -238,8 +241,21 @@ def _solve(
     return solve(stated, time_limit_s=limit_s, seed=seed, known=known, binds=binds, goal=Goal(PLAN_GAP, cutoff_s))
 
 
-def best_plan(problem: Problem, answers: Sequence[Answer], name: str, clock: Clock) -> Plan:
-    """The plan of the cheapest answer.
+def best_plan(
+    problem: Problem,
+    answers: Sequence[Answer],
+    name: str,
+    clock: Clock,
+    improve: Callable[[ChoiceProblem], Solution] | None = None,
+) -> Plan:
+    """The plan of the answer of the shortest step.
+
+    Args:
+        problem: what is planned.
+        answers: on meshes.
+        name: of the strategy.
+        clock: takes the time.
+        improve: solves the problem of the best mesh again with what computation hides; None leaves it.
 
     Raises:
         InfeasiblePlanError: none of them has a choice.
@@ -249,30 +265,29 @@ def best_plan(problem: Problem, answers: Sequence[Answer], name: str, clock: Clo
     with clock.phase("extract"):
         shardings = [extract(problem, a.stated, a.solution.choice) if a.solution.found else None for a in answers]
         # Where copies are priced for each phase some of them are found to be one: what is left is what counts.
-        _, _, best, chosen = min(
-            (
-                (s.compute_s + s.communication_s + s.host_s, str(a.stated.mesh), a, s)
-                for a, s in zip(answers, shardings, strict=True)
-                if s is not None
-            ),
+        _, _, first, sharding = min(
+            ((step_s(s), str(a.stated.mesh), a, s) for a, s in zip(answers, shardings, strict=True) if s is not None),
             key=lambda found: found[:2],
         )
+        taken = Hidden(first.solution, sharding)
+        if improve is not None:
+            taken = hide(problem, first.stated, taken, improve)
         considered = tuple(
             Considered(
                 f"mesh {a.stated.mesh}" + (f", {a.note}" if a.note else ""),
                 a.solution.objective if a.solution.found else None,
-                None if sharding is None else sharding.memory.total,
-                "chosen" if a is best else a.solution.status.value,
+                None if s is None else s.memory.total,
+                "chosen" if a is first else a.solution.status.value,
             )
-            for a, sharding in zip(answers, shardings, strict=True)
+            for a, s in zip(answers, shardings, strict=True)
         )
         bound = min(a.solution.lower_bound for a in answers)
     return assemble(
         problem,
-        best.stated,
-        chosen,
+        first.stated,
+        taken.sharding,
         name,
-        best.solution.objective,
+        taken.solution.objective,
         None if math.isinf(bound) else float(bound),
         considered,
         clock,

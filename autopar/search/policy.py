@@ -81,6 +81,19 @@ class PricingPolicy:
 
 
 @dataclass(frozen=True)
+class OverlapPolicy:
+    """How often a sharding is solved again with what computation hides, on devices that send beside computing.
+
+    Args:
+        rounds: answers beyond the first: schedules repeat after one or two.
+        waiting_share: share of a step that waits for collectives, up to which the answer stays: no more can be won.
+    """
+
+    rounds: int = 3
+    waiting_share: float = 0.02
+
+
+@dataclass(frozen=True)
 class PartitionPolicy:
     """Which answers of the dynamic program are planned exactly.
 
@@ -219,6 +232,7 @@ class SearchPolicy:
     sizes: SizePolicy = SizePolicy()
     enumeration: EnumerationPolicy = EnumerationPolicy()
     pricing: PricingPolicy = PricingPolicy()
+    overlap: OverlapPolicy = OverlapPolicy()
     partition: PartitionPolicy = PartitionPolicy()
     stages: StagePolicy = StagePolicy()
     schedules: SchedulePolicy = SchedulePolicy()

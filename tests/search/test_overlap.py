@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import pytest
 
@@ -9,8 +11,11 @@ from autopar import Cluster
 from autopar.search import strategy_named
 from autopar.search.bound import work_bound_s
 from autopar.search.clock import Clock
-from autopar.search.intra.overlap import Task, Transfer, list_schedule
+from autopar.search.intra.overlap import RegionSchedule, Task, Transfer, list_schedule
+from autopar.search.intra.slack import Window
+from autopar.search.policy import OverlapPolicy, SearchPolicy
 from autopar.search.restrict import restricted_plan, solve_restricted
+from benchmarks.fixed_plans import perceptron
 from tests.search.problems import f32, problem_of, toy
 
 CARD = Cluster.load("dgx-a100").part(0, 1)
@@ -109,7 +114,36 @@ def test_a_gradient_is_reduced_while_the_next_is_computed():
 def test_what_does_not_overlap_adds_up(cluster):
     plan = _planned(cluster)
     together = sum(c.seconds for c in plan.communication) + plan.stages[0].compute_time
-    assert plan.step_time == pytest.approx(together, rel=1e-9)
+    assert plan.step_time >= together * (1 - 1e-9)
+    # The host starts kernels of the eager stack, which these are long enough to hide.
+    assert plan.step_time == pytest.approx(together, rel=0.01 if cluster.stack == "eager" else 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("widths", "batch", "nodes"),
+    [((4096, 4096, 4096, 4096), 4096, 1), ((2048, 8192, 2048), 2048, 2), ((1024, 4096, 1024, 4096), 16384, 1)],
+)
+def test_what_is_hidden_counts_in_the_choice(widths, batch, nodes):
+    """With slack in the objective the step is never slower, and faster where gathers hide behind products."""
+    step, args = perceptron(*widths, batch=batch)
+    problem = problem_of(step, args, Cluster.load("dgx-a100", nodes=nodes))
+    without = replace(problem, policy=SearchPolicy(overlap=OverlapPolicy(rounds=0)))
+    plan, summed = (strategy_named("alpa")(p) for p in (problem, without))
+    assert summed.search.lower_bound <= plan.step_time <= summed.step_time
+    if nodes == 1 and batch == 4096:
+        assert plan.step_time < 0.985 * summed.step_time
+        assert plan.search.objective > summed.search.objective
+
+
+def test_slack_is_what_links_are_idle_for():
+    """A value of the first product that the third takes may hide behind the second, but for what is sent already."""
+    tasks, transfers = steps("a3 b5 c2"), sends("a>b:1 a>c:2")
+    timing = list_schedule(tasks, transfers)
+    window = Window(RegionSchedule(tuple(transfers), (0, 1), timing))
+    assert (timing.starts_s["b"], timing.ends_s["b"]) == (4, 9)
+    assert window.idle_s("a", "c") == pytest.approx(6 - 1)  # from 3 to 9 but for the transfer to b
+    assert window.idle_s("a", "b") == 0  # b waits for it: nothing runs
+    assert window.idle_s("c", "a") == 0
 
 
 def test_what_no_pipeline_beats_is_not_above_a_plan_on_cards():

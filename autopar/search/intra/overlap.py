@@ -58,10 +58,16 @@ class Timing:
     Args:
         seconds: from the first start to the last end.
         waits_s: by task the seconds that the cores wait before it; by "" those at the end.
+        starts_s: by task when it starts; by "" the end.
+        ends_s: by task when it ends; by "" the start.
+        carried_s: when each transfer starts.
     """
 
     seconds: float
     waits_s: Mapping[str, float]
+    starts_s: Mapping[str, float]
+    ends_s: Mapping[str, float]
+    carried_s: tuple[float, ...]
 
 
 class _Schedule:
@@ -88,6 +94,9 @@ class _Schedule:
         self.queues: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.running: list[tuple[float, int, int]] = []  # (end, 0 for a task and 1 for a transfer, its number)
         self.busy: set[str] = set()
+        self.starts: dict[str, float] = {}
+        self.ends: dict[str, float] = {"": 0.0}
+        self.carried = [0.0] * len(transfers)
         self.produced("")
 
     def produced(self, task: str) -> None:
@@ -121,6 +130,7 @@ class _Schedule:
             if queue and link not in self.busy:
                 _, transfer = heapq.heappop(queue)
                 self.busy.add(link)
+                self.carried[transfer] = now
                 heapq.heappush(self.running, (now + self.transfers[transfer].seconds, 1, transfer))
 
 
@@ -139,8 +149,9 @@ def list_schedule(tasks: Sequence[Task], transfers: Sequence[Transfer]) -> Timin
             task = state.tasks[n]
             if now > idle_since:
                 waits[task.id] = now - idle_since
+            state.starts[task.id] = now
             if not task.id:
-                return Timing(now, waits)
+                return Timing(now, waits, state.starts, state.ends, tuple(state.carried))
             computing = True
             heapq.heappush(state.running, (now + task.seconds, 0, n))
             continue
@@ -149,57 +160,82 @@ def list_schedule(tasks: Sequence[Task], transfers: Sequence[Transfer]) -> Timin
             state.transferred(n)
             continue
         computing, idle_since = False, now
+        state.ends[state.tasks[n].id] = now
         state.produced(state.tasks[n].id)
         for reader in state.readers[state.tasks[n].id]:
             state.needed_less(reader)
 
 
-def exposed_s(stated: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]) -> tuple[float, ...]:
-    """For each collective the seconds of it that no operator hides.
+@dataclass(frozen=True)
+class RegionSchedule:
+    """The schedule of the operators of one region, inner loops as tasks of it.
+
+    Args:
+        transfers: collectives.
+        sent: their numbers among all of the choice.
+        timing: when they run, seconds of a whole step.
+    """
+
+    transfers: tuple[Transfer, ...]
+    sent: tuple[int, ...]
+    timing: Timing
+
+
+def schedules(stated: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]) -> dict[str, RegionSchedule]:
+    """The schedule of each region, innermost first; "" is the step.
 
     Args:
         stated: from `build`.
         choice: strategy of each node.
         sent: all collectives of the choice, value by value.
     """
-    regions = {r.id for r in stated.region_sites}
-    producers = {_prefix(s.id, s.op.id) + v.name: s.id for s in stated.sites for v in s.op.results}
-    producers |= {_prefix(r.id, r.op.id) + v.name: r.id for r in stated.region_sites for v in r.op.results}
+    regions, producers = {r.id for r in stated.region_sites}, producers_of(stated)
     inner: dict[str, list[tuple[int, Task]]] = defaultdict(list)
     for s in stated.sites:
         task = Task(s.id, float(s.seconds[choice[s.node]]), _needs(s.id, s.op, producers))
-        inner[_region(s.id, regions)].append((s.time, task))
-    of_region: dict[str, list[tuple[int, Collective]]] = defaultdict(list)
+        inner[region_of(s.id, regions)].append((s.time, task))
+    of_region: dict[str, list[int]] = defaultdict(list)
     for n, c in enumerate(sent):
-        of_region[_region(c.value, regions)].append((n, c))
-    shares = [0.0] * len(sent)
-    took: dict[str, float] = {}
+        of_region[region_of(c.value, regions)].append(n)
+    found: dict[str, RegionSchedule] = {}
     # Inner loops first: each is one task of the region that it is in.
     for region in sorted({*regions, ""}, key=lambda r: (-r.count("/"), -len(r), r)):
         loops = [
-            (r.time, Task(r.id, took[r.id], _needs(r.id, r.op, producers)))
+            (r.time, Task(r.id, found[r.id].timing.seconds, _needs(r.id, r.op, producers)))
             for r in stated.region_sites
-            if _region(r.id, regions) == region
+            if region_of(r.id, regions) == region
         ]
         tasks = [task for _, task in sorted([*inner[region], *loops], key=lambda entry: (entry[0], entry[1].id))]
         known = {t.id for t in tasks}
-        transfers = [
+        transfers = tuple(
             Transfer(
                 producers.get(c.value, ""),
                 c.use.consumer if c.use.consumer in known else "",
                 link_class(stated.mesh, c.axis),
                 c.seconds,
             )
-            for _, c in of_region[region]
-        ]
-        timing = list_schedule(tasks, transfers)
-        took[region] = timing.seconds
-        for consumer, wait_s in timing.waits_s.items():
-            waited = [n for (n, _), t in zip(of_region[region], transfers, strict=True) if t.consumer == consumer]
+            for c in (sent[n] for n in of_region[region])
+        )
+        found[region] = RegionSchedule(transfers, tuple(of_region[region]), list_schedule(tasks, transfers))
+    return found
+
+
+def exposed_s(stated: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]) -> tuple[float, ...]:
+    """For each collective the seconds of it that no operator hides; arguments are those of `schedules`."""
+    shares = [0.0] * len(sent)
+    for of in schedules(stated, choice, sent).values():
+        for consumer, wait_s in of.timing.waits_s.items():
+            waited = [n for n, t in zip(of.sent, of.transfers, strict=True) if t.consumer == consumer]
             total = sum(sent[n].seconds for n in waited)
             for n in waited:
                 shares[n] = min(1.0, wait_s / total) * sent[n].seconds if total else 0.0
     return tuple(shares)
+
+
+def producers_of(stated: ShardingProblem) -> dict[str, str]:
+    """By key of a value the operator that makes it."""
+    producers = {_prefix(s.id, s.op.id) + v.name: s.id for s in stated.sites for v in s.op.results}
+    return producers | {_prefix(r.id, r.op.id) + v.name: r.id for r in stated.region_sites for v in r.op.results}
 
 
 def link_class(mesh: LogicalMesh, axes: str) -> str:
@@ -218,7 +254,7 @@ def _prefix(id: str, own: str) -> str:
     return id.removesuffix(own)
 
 
-def _region(key: str, regions: set[str]) -> str:
+def region_of(key: str, regions: set[str]) -> str:
     """The innermost operator with regions that a value or an operator is inside of; "" outside of all."""
     at = key.rfind("/")
     while at > 0:

@@ -1,0 +1,148 @@
+"""Overlap in the objective: seconds of a conversion that computation may hide cost nothing.
+
+Of an answer's schedule, a conversion between two choices may hide as long as links are idle between the operator that
+makes the value and the one that takes it. With that much taken from the costs of every edge the problem is linear as
+before. Its answer is scheduled again; it is taken if its step is shorter, and its schedule gives the next slack, until
+a choice comes back or none is better.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autopar.search.intra.build import ShardingProblem
+from autopar.search.intra.collectives import collectives
+from autopar.search.intra.extract import Sharding, copy_layouts, extract, made_layouts
+from autopar.search.intra.overlap import RegionSchedule, producers_of, region_of, schedules
+from autopar.search.problem import Problem
+from autopar.solver import ChoiceProblem, Edge, Solution
+from autopar.solver.evaluate import objective
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """An answer with its step.
+
+    Args:
+        solution: the choice; its objective is the sum of all seconds.
+        sharding: what it means.
+    """
+
+    solution: Solution
+    sharding: Sharding
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, what computation hides left out."""
+        return step_s(self.sharding)
+
+
+def step_s(sharding: Sharding) -> float:
+    """Seconds of a step of a sharding."""
+    return sharding.compute_s + sharding.exposed_s + sharding.host_s + sharding.starts_s
+
+
+def hide(
+    problem: Problem, stated: ShardingProblem, first: Hidden, solve: Callable[[ChoiceProblem], Solution]
+) -> Hidden:
+    """The best of an answer and those that follow from its schedule.
+
+    Args:
+        problem: what is planned.
+        stated: its statement on the mesh of the answer.
+        first: the answer.
+        solve: solves a problem of the same nodes.
+    """
+    best, tried, last = first, {first.solution.choice}, first
+    policy = problem.policy.overlap
+    if not problem.cost_model.overlaps:
+        return first
+    for _ in range(policy.rounds):
+        if last.sharding.exposed_s <= policy.waiting_share * last.step_s:
+            break
+        slack = slack_s(problem, stated, last.solution.choice)
+        found = solve(with_slack(stated.problem, slack))
+        if not found.found or found.choice in tried:
+            break
+        tried.add(found.choice)
+        summed = replace(
+            found, objective=objective(stated.problem, found.choice), lower_bound=first.solution.lower_bound
+        )
+        last = Hidden(summed, extract(problem, stated, found.choice))
+        if last.step_s < best.step_s * (1 - 1e-9):
+            best = last
+    return best
+
+
+def with_slack(problem: ChoiceProblem, slack: dict[tuple[int, int], float]) -> ChoiceProblem:
+    """The problem with so many seconds less on its edges, by their nodes."""
+    edges = [
+        Edge(e.source, e.target, np.maximum(e.costs - slack.get((e.source, e.target), 0.0), 0.0)) for e in problem.edges
+    ]
+    return replace(problem, edges=tuple(e for e in edges if e.costs.any()))
+
+
+def slack_s(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) -> dict[tuple[int, int], float]:
+    """By edge the seconds a step in which links are idle between who makes a value and who takes it.
+
+    Args:
+        problem: what is planned.
+        stated: from `build`.
+        choice: the answer whose schedule is looked at.
+    """
+    made = made_layouts(stated, choice)
+    sent = tuple(collectives(problem, stated, choice, made, copy_layouts(stated, choice, made)))
+    found = schedules(stated, choice, sent)
+    windows = {region: Window(of) for region, of in found.items()}
+    regions, producers = {r.id for r in stated.region_sites}, producers_of(stated)
+    hubs: dict[str, list[int]] = defaultdict(list)
+    for c in stated.copies:
+        hubs[c.key].append(c.node)
+    slack: dict[tuple[int, int], float] = defaultdict(float)
+    for v in stated.values.values():
+        if v.node is None:
+            continue
+        window, producer = windows[region_of(v.key, regions)], producers.get(v.key, "")
+        for use in v.uses:
+            idle_s = window.idle_s(producer, use.consumer)
+            slack[_edge(v.node, use.node)] += idle_s
+            for hub in hubs[v.key]:
+                slack[_edge(hub, use.node)] += idle_s
+                before = slack.get(_edge(v.node, hub))
+                slack[_edge(v.node, hub)] = idle_s if before is None else min(before, idle_s)
+    return dict(slack)
+
+
+def _edge(a: int, b: int) -> tuple[int, int]:
+    return (a, b) if a < b else (b, a)
+
+
+class Window:
+    """When links of a region are idle.
+
+    Args:
+        of: the schedule of the region.
+    """
+
+    def __init__(self, of: RegionSchedule) -> None:
+        self.timing = of.timing
+        self.own: dict[tuple[str, str], float] = defaultdict(float)
+        spans = []
+        for transfer, start in zip(of.transfers, of.timing.carried_s, strict=True):
+            self.own[transfer.producer, transfer.consumer] += transfer.seconds
+            spans.append((start, start + transfer.seconds))
+        self.starts, self.stops = np.array(sorted(spans), float).reshape(-1, 2).T
+
+    def idle_s(self, producer: str, consumer: str) -> float:
+        """Seconds between the end of one operator and the start of another in which no link is busy for others."""
+        begin = self.timing.ends_s.get(producer, 0.0)
+        end = self.timing.starts_s.get(consumer, self.timing.seconds)
+        if end <= begin:
+            return 0.0
+        busy = np.clip(np.minimum(self.stops, end) - np.maximum(self.starts, begin), 0.0, None).sum()
+        wait_s = self.timing.waits_s.get(consumer, 0.0)
+        return max(0.0, end - begin - wait_s - max(0.0, float(busy) - self.own[producer, consumer]))

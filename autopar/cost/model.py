@@ -97,7 +97,7 @@ class CostModel:
         return device.launch_s if self.launch_s is None else self.launch_s
 
     def product_s(self, product: Matrices, dtype: str, core: Core = "", *, backward: bool = False) -> Numbers:
-        """Seconds of matrix products on one device, which all kinds of devices have `rates` for.
+        """Seconds of matrix products on one device: by their sizes where kernels have `rates`, else by the roofline.
 
         Args:
             product: their sizes there; arrays for several kernels.
@@ -109,8 +109,8 @@ class CostModel:
         seconds: list[Numbers] = []
         for d, r in zip(self.cluster.device_types, self.rates, strict=True):
             if r is None:
-                continue
-            if fused:
+                busy_s = _rooflines_s(product.flops, 0.0 if fused else product.moved_bytes, dtype, d)
+            elif fused:
                 busy_s = r.attention_s(product, dtype, d, backward=backward, causal=core == "causal")
             else:
                 busy_s = r.product_s(product, dtype, d, misaligned=product.misaligned, moved=product.moved_bytes)
@@ -118,7 +118,7 @@ class CostModel:
         return functools.reduce(np.maximum, seconds)
 
     def moved_s(self, bytes: Numbers, starts: Numbers, core: Core = "") -> Numbers:
-        """Seconds of operators that memory limits, on one device, which all kinds of devices have `rates` for.
+        """Seconds of operators that memory limits, on one device.
 
         Args:
             bytes: read and written there; arrays for several kernels.
@@ -129,7 +129,10 @@ class CostModel:
             return 0.0 * bytes
         moved = bytes * (self.stack.core_traffic if core else self.stack.traffic)
         pairs = zip(self.cluster.device_types, self.rates, strict=True)
-        seconds = [self._launch_s(d) * starts + r.memory_s(moved, d) for d, r in pairs if r is not None]
+        seconds = [
+            self._launch_s(d) * starts + (_rooflines_s(0.0, moved, "f32", d) if r is None else r.memory_s(moved, d))
+            for d, r in pairs
+        ]
         return functools.reduce(np.maximum, seconds)
 
     @property
@@ -253,6 +256,13 @@ def _busy_s(flops: float, bytes: float, dtype: str, device: Device, rates: Kerne
     if rates is None:
         return roofline_s(flops, bytes, dtype, device)
     return max(flops / (device.flops(dtype) * rates.best_share), float(rates.memory_s(bytes, device)))
+
+
+def _rooflines_s(flops: Numbers, bytes: Numbers, dtype: str, device: Device) -> Numbers:
+    """`roofline_s` of each of several operators."""
+    each = np.broadcast_arrays(np.asarray(flops, float), np.asarray(bytes, float))
+    found = [roofline_s(float(f), float(b), dtype, device) for f, b in zip(each[0].flat, each[1].flat, strict=True)]
+    return np.array(found).reshape(each[0].shape)
 
 
 def _efficiency(work: Work, device: Device) -> Curve | None:

@@ -45,10 +45,7 @@ CLUSTERS = {
 HELD_OUT = frozenset(
     {
         "DS3Lab V100 Megatron",
-        "SC21 Table 1",
         "Korthikanti 6.3",
-        "Korthikanti Table 5",
-        "NVIDIA Megatron-Bridge H100",
         "Megatron-LM 2020 README",
         "TeraPipe Table 1 (w/o TeraPipe)",
     }
@@ -187,6 +184,10 @@ def _stack(row: dict[str, str]) -> str:
     for start, stack in STACKS.items():
         if row["dataset"].startswith(start):
             return stack
+    if _is_fsdp(row):
+        return "fsdp"
+    if any(f"v{n}" in row["hardware"] for n in ("4", "5e", "5p", "6e")):
+        return "xla"
     return "megatron" if "V100" in row["hardware"] or "A100" in row["hardware"] else "megatron-core"
 
 
@@ -271,11 +272,17 @@ def _recompute(row: dict[str, str]) -> Recompute:
     raise _SkippedRowError(f"unknown recomputation: {text}")
 
 
+def _is_fsdp(row: dict[str, str]) -> bool:
+    """Whether PyTorch's FSDP partitions the state."""
+    text = row["fsdp_or_zero"]
+    return "FSDP" in text or "fully sharded" in text.lower()
+
+
 def _zero(row: dict[str, str]) -> int:
     text = row["fsdp_or_zero"].strip()
     if stage := re.match(r"ZeRO-([0-3])\b", text):
         return int(stage.group(1))
-    if "FSDP" in text or "fully sharded" in text.lower():
+    if _is_fsdp(row):
         return 2 if "ZeRO-2" in text else 3
     if "distributed" in text:
         return 1
@@ -353,7 +360,12 @@ def _cluster(row: dict[str, str]) -> Cluster:
     return Cluster(name, (group,))
 
 
+#: Bytes that a program has of each gigabyte that a card is sold with: nvidia-smi tells 81,559 MiB of H100s of 80 GB,
+#: 40,960 of A100s of 40 GB and 16,160 of V100s of 16 GB, so these are GiB, but for a hundredth at most.
+_USABLE = 0.986 * 2**30
+
+
 def _memory(row: dict[str, str], default: int) -> int:
     if row["mem_gb_per_device"].strip():
-        return int(float(row["mem_gb_per_device"]) * 1e9)
-    return 32_000_000_000 if "DGX-2" in row["hardware"] else default
+        return int(float(row["mem_gb_per_device"]) * _USABLE)
+    return int(32 * _USABLE) if "DGX-2" in row["hardware"] else default

@@ -1,4 +1,4 @@
-"""Fits the constants of the transformer model to the fitted part of the published runs.
+"""Fits the constants of stacks, kernels and networks to the fitted part of the published runs.
 
 ``python -m benchmarks.published.fit`` minimizes the logarithm of predicted over measured step time, with a loss that
 grows linearly for outliers; every dataset has a weight of its own so that the large ones do not decide alone. It is
@@ -58,12 +58,11 @@ class Free:
 #: Weight of the prior: a constant that is off by a factor of e counts as a run that is off by this.
 _PRIOR = 0.03
 _EAGER = ("stacks.megatron", "stacks.eager")
+_CORE = "stacks.megatron-core"
 _SPEED = "stacks.megatron-deepspeed"
 FREE = (
-    Free("kernels", "product_share", 0.95, 0.7, 1.0),
     Free("kernels", "half_waves", 0.1, 0.01, 3.0),
     Free("kernels", "half_depth", 128.0, 8.0, 1024.0),
-    Free("kernels", "memory_share", 0.85, 0.5, 0.9),
     Free("kernels", "misaligned_share", 0.5, 0.1, 1.0),
     Free(_SPEED, "start_s", 4e-5, 4e-6, 4e-4, _EAGER),
     Free(_SPEED, "start_backward_s", 3e-5, 3e-6, 3e-4, _EAGER),
@@ -71,11 +70,12 @@ FREE = (
     Free(_SPEED, "step_s", 1e-3, 1e-5, 1e-1, _EAGER),
     Free(_SPEED, "wait_s", 1e-4, 1e-6, 2e-3),
     Free(_SPEED, "link_share", 0.7, 0.1, 1.0),
-    Free(_SPEED, "core_traffic", 2.0, 0.2, 8.0, ("stacks.eager",)),
-    Free(_SPEED, "traffic", 1.0, 0.2, 5.0, _EAGER),
+    Free(_SPEED, "core_traffic", 1.5, 0.2, 8.0, ("stacks.eager",)),
+    # Fused kernels read and write less than what XLA keeps: half the passes of a norm, all of an activation.
+    Free(_SPEED, "traffic", 0.7, 0.1, 3.0, (*_EAGER, _CORE)),
     Free(_SPEED, "partition_bytes", 10.0, 1.0, 200.0),
     Free("stacks.megatron", "wait_s", 5e-5, 1e-6, 2e-3),
-    Free("stacks.megatron", "core_traffic", 1.0, 0.2, 8.0),
+    Free("stacks.megatron", "core_traffic", 0.8, 0.2, 8.0),
 )
 
 
@@ -217,7 +217,7 @@ def write(fitted: Fitted, free: Sequence[Free]) -> None:
 @click.command()
 @click.option("--dry", is_flag=True, help="Print the constants, do not write them.")
 @click.option("--leave-one-out", "each", is_flag=True, help="Fit to all datasets but one, in turn; score that one.")
-@click.option("--most", default=24, show_default=True, help="Runs of a dataset that are fitted.")
+@click.option("--most", default=12, show_default=True, help="Runs of a dataset that are fitted.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=POINTS)
 def main(dry: bool, each: bool, most: int, file: Path) -> None:
     """Fits and writes the constants."""

@@ -68,7 +68,9 @@ def section_of(id: str, shapes: Sequence[Sequence[int]], primitive: str = "") ->
 
 
 def phase_of(kernel: Kernel) -> Phase | None:
-    """The phase of a line; None of what programs do not repeat."""
+    """The phase of a line; None of what programs do otherwise: stacks say what adding gradients up moves."""
+    if _accumulates(kernel):
+        return None
     if _is_master_copy(kernel):  # once a step, with the update
         return "update" if kernel.phase == "forward" else None
     if "/body/" not in kernel.id:
@@ -76,6 +78,12 @@ def phase_of(kernel: Kernel) -> Phase | None:
     if RECOMPUTED in kernel.id:
         return "recompute"
     return "backward" if kernel.phase == "backward" else "forward"
+
+
+def _accumulates(kernel: Kernel) -> bool:
+    """Whether a line adds a microbatch's gradients to those of the others: in the loop, in neither pass."""
+    _, inside, last = kernel.id.rpartition("/body/")
+    return bool(inside) and kernel.id.count("/body/") == 1 and "jvp(" not in last
 
 
 def _is_master_copy(kernel: Kernel) -> bool:

@@ -148,26 +148,31 @@ class PlanStep:
         return LayerTime(
             self.cost.together_s(forward_s + self.moved_s("forward") + wait_s, host_s),
             self.cost.together_s(back_s, host_back_s + (host_s if again else 0.0)),
-            self._weights_s(),
+            self._weights_s("layer"),
         )
 
-    def _weights_s(self) -> float:
+    def _weights_s(self, section: Section) -> float:
         """Seconds of the products that make gradients of parameters: as many as the forward pass has of parameters."""
-        found = lines(self.whole.bill).get(("layer", "forward"), ())
-        dense = (f for f in found if not f.core)
-        return sum(float((f.product_counts * self.cost.product_s(f.products, self.spec.dtype)).sum()) for f in dense)
+        found = lines(self.whole.bill).get((section, "forward"), ())
+        return sum(
+            float((f.product_counts * self.cost.product_s(f.products, self.spec.dtype)).sum())
+            for f in found
+            if not f.core
+        )
 
     def stage(self, stage: StageShape, layer: LayerTime) -> StageTime:
         """One microbatch on one stage."""
         stack = self.stack
         forward_s = stage.layers * layer.forward_s + stack.microbatch_s / 3
         backward_s = stage.layers * layer.backward_s + stack.microbatch_s * 2 / 3
+        weights_s = stage.layers * layer.weights_s
         for end in _ends(stage):
             forward_s += self.kernels_s(end, "forward")
             backward_s += self.kernels_s(end, "backward")
+            weights_s += self._weights_s(end)
         adding = stack.partition_bytes if self.plan.zero else stack.accumulate_bytes
-        backward_s += float(self.cost.moved_s(adding * self.shared.elements(stage), 0.0))
-        return StageTime(forward_s, backward_s, stage.layers * layer.weights_s, self.sends_s(stage))
+        backward_s += self.cost.operator_s(0.0, adding * self.shared.elements(stage), "f32", starts=False)
+        return StageTime(forward_s, backward_s, weights_s, self.sends_s(stage))
 
     @functools.cached_property
     def shared(self) -> SharedState:

@@ -78,8 +78,9 @@ class SharedState:
             limit = stack.gather_bytes if kind == "all-gather" else stack.combine_bytes
             for count, group in ((stage.layers, self.whole.layer), (int(stage.first or stage.last), self.whole.ends)):
                 sizes = self.cost.combined([bytes * n for n in group], limit)
-                total_s += passes * count * sum(self.network.collective_s(kind, s, ranks, stride) for s in sizes)
-        return self.plan.num_microbatches * total_s / stack.link_share
+                each_s = (self.network.collective_s(kind, s / stack.link_share, ranks, stride) for s in sizes)
+                total_s += passes * count * sum(each_s)
+        return self.plan.num_microbatches * total_s
 
     def _parameters_of_node(self, stage: StageShape) -> tuple[float, float]:
         """Parameters on one device, dense and of experts: the mean over the stages that share a node with ``stage``.

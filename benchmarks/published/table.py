@@ -17,6 +17,7 @@ from benchmarks.published.collectives import collective_rows
 from benchmarks.published.dataset import HELD_OUT, POINTS, Run, read
 from benchmarks.published.layers import layer_rows
 from benchmarks.published.score import Scored, ranking, score
+from benchmarks.published.zero3 import zero3_rows
 from benchmarks.report import Report, Row, Say, table
 
 #: Hardware of the datasets whose error must be at most 8%; 12% holds for the others.
@@ -50,7 +51,8 @@ def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
         rows=(*rows, whole),
         details=(
             ("published, all-reduces", collective_rows(constants)),
-            ("published, layer times of the 22B model (fitted)", _layers(constants)),
+            ("published, layer times of the 22B model", _layers(constants)),
+            ("published, ZeRO-3 against tensor, pipeline and data parallelism, 175B", zero3_rows(constants)),
         ),
         passed=all(r["met"] for r in (*rows, whole) if r["part"] == "held out"),
         notes=(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from autopar.cost.transformer.plan import TrainingPlan
@@ -24,6 +25,7 @@ class StageShape:
     last: bool
 
 
+@functools.lru_cache(maxsize=4096)
 def stage_shapes(spec: TransformerSpec, plan: TrainingPlan) -> tuple[StageShape, ...]:
     """The stages: as many layers each, and of what is left over one to each stage from the middle outwards.
 

@@ -4,7 +4,9 @@ import csv
 
 import pytest
 
+from autopar.cost.constants import load_constants
 from benchmarks.published.dataset import BY_GROUP, HELD_OUT, POINTS, load, read
+from benchmarks.published.score import score
 
 
 def rows():
@@ -50,7 +52,8 @@ def test_rows_that_cannot_be_are_left_out(tmp_path, changes):
     ("changes", "stack", "cluster"),
     [
         ({"hardware": "H200 SXM 141GB"}, "megatron-core", "h200"),
-        ({"hardware": "TPU v5p"}, "megatron-core", "tpu-v5p"),
+        ({"hardware": "TPU v5p"}, "xla", "tpu-v5p"),
+        ({"fsdp_or_zero": "FSDP full shard"}, "fsdp", "dgx-a100"),
         ({"dataset": "vTrain multi-node"}, "megatron-deepspeed", "dgx-a100"),
         ({"heads": "", "kv_heads": "", "micro_batch": "", "devices_per_node": ""}, "megatron", "dgx-a100"),
     ],
@@ -58,6 +61,8 @@ def test_rows_that_cannot_be_are_left_out(tmp_path, changes):
 def test_other_rows_are_read(tmp_path, changes, stack, cluster):
     (run,) = load(written(tmp_path, changes))
     assert (run.stack, run.cluster.name) == (stack, cluster)
+    (scored,) = score([run], load_constants())
+    assert scored.prediction.step_s > 0
 
 
 def test_what_does_not_say_whether_it_recomputes_does_where_it_must(tmp_path):

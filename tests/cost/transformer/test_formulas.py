@@ -1,11 +1,19 @@
 """The model against the formulas and tables that it stands on."""
 
 import csv
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from autopar.cost.transformer import TrainingPlan, TransformerSpec, layer_activation_bytes, model_state
+from autopar.cost.constants import load_constants
+from autopar.cost.transformer import (
+    TrainingPlan,
+    TransformerSpec,
+    layer_activation_bytes,
+    model_state,
+    peak_memory,
+)
 
 DATA = Path(__file__).resolve().parents[3] / "benchmarks" / "published" / "data"
 STAGES = {"P_os": 1, "P_os+g": 2, "P_os+g+p": 3}
@@ -52,3 +60,34 @@ def test_model_state_is_that_of_the_zero_paper():
         printed = float(row["gb_per_device"])
         # The table rounds or cuts to about three digits.
         assert state.total_bytes / 1e9 == pytest.approx(printed, rel=0.012, abs=0.006), row
+
+
+@pytest.mark.parametrize(
+    ("cp", "dp", "seq", "batch"), [(1, 64, 8192, 2048), (1, 128, 8192, 2048), (16, 8, 131072, 128)]
+)
+def test_the_published_configurations_of_llama_3_405b_fit(cp, dp, seq, batch):
+    """Llama Team, "The Llama 3 Herd of Models", 2024, table 4: nothing recomputed, optimizer and gradients sharded."""
+    spec = TransformerSpec(
+        layers=126, hidden=16384, heads=128, seq=seq, vocab=128256, ffn=53248, kv_heads=8, gated=True, tied=False,
+        dropout=False, learned_positions=False, dtype="bf16",
+    )  # fmt: skip
+    plan = TrainingPlan(
+        batch, 1, tp=8, pp=16, dp=dp, cp=cp, zero=2, sequence_parallel=True, chunks=8, schedule="interleaved"
+    )
+    stack = load_constants().stack("megatron-core")
+    usable = 81_559 * 2**20  # what nvidia-smi tells of an H100
+    assert 0.8 * usable < peak_memory(spec, plan, stack).total_bytes < usable
+    unsharded = peak_memory(spec, dataclasses.replace(plan, zero=0), stack).total_bytes
+    assert unsharded > 1.2 * usable
+
+
+def test_selective_recomputation_keeps_no_scores():
+    """Korthikanti et al., 2022, section 5: 34 s b h of the 22B model's layer stay, of 34 + 5 a s / h."""
+    spec = TransformerSpec(layers=48, hidden=6144, heads=64, seq=2048, vocab=51200)
+    plans = {r: TrainingPlan(4, 4, recompute=r) for r in ("none", "selective")}
+    tokens = 4 * spec.seq * spec.hidden
+    kept = {r: layer_activation_bytes(spec, plan) / tokens for r, plan in plans.items()}
+    assert kept["selective"] == pytest.approx(34)
+    assert kept["none"] == pytest.approx(34 + 5 * spec.heads * spec.seq / spec.hidden)
+    fused = {r: layer_activation_bytes(spec, plan, fused_attention=True) for r, plan in plans.items()}
+    assert fused["none"] == fused["selective"] == pytest.approx(34 * tokens)

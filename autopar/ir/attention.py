@@ -9,7 +9,7 @@ Dao et al., "FlashAttention", 2022, section 3.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from autopar.ir.graph import Graph, Operator
 from autopar.ir.primitives import REDUCTIONS, is_fusible
@@ -35,6 +35,20 @@ def attention_cores(graph: Graph) -> dict[str, bool]:
             masked = any(_is_masked(graph, inside) for inside in core)
             found |= {inside.id: masked or found.get(inside.id, False) for inside in core}
     return found
+
+
+def on_chip_operators(graph: Graph, cores: Collection[str]) -> frozenset[str]:
+    """Operators of the core of attention whose results no other operator takes: one kernel never writes them.
+
+    Args:
+        graph: a step, or a body.
+        cores: ids from `attention_cores`.
+    """
+    elsewhere = {o for op in graph.operators if op.id not in cores for o in op.reads}
+    elsewhere |= {o.operand for o in graph.outputs if isinstance(o.operand, str)}
+    return frozenset(
+        op.id for op in graph.operators if op.id in cores and elsewhere.isdisjoint(v.name for v in op.results)
+    )
 
 
 def _is_masked(graph: Graph, op: Operator) -> bool:

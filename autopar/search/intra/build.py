@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from autopar.cluster import LogicalMesh
 from autopar.cost import Core, CostModel, Work
 from autopar.ir import Graph, Layout, Literal, Operator, TensorType
-from autopar.ir.attention import attention_cores
+from autopar.ir.attention import attention_cores, on_chip_operators
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ADDITIONS, RESHAPES, is_fusible, is_generator, is_zero, reads_fused
 from autopar.search.constraints import Constraint
@@ -171,18 +171,8 @@ class Builder:
         heavy: bool = False,
     ) -> None:
         """Notes that a value is taken."""
-        self.values[key].uses.append(
-            Use(
-                node,
-                required if isinstance(required, tuple) else tuple(required),
-                weight,
-                self.time,
-                consumer,
-                phase,
-                stacked,
-                heavy,
-            )
-        )
+        layouts = required if isinstance(required, tuple) else tuple(required)
+        self.values[key].uses.append(Use(node, layouts, weight, self.time, consumer, phase, stacked, heavy))
 
     @staticmethod
     def summable(type: TensorType) -> bool:
@@ -206,7 +196,7 @@ class Builder:
         shared = frozenset(name for name, ids in readers.items() if len(ids) + (name in returned) > 1)
         enclosing, outer, outer_chip = self.phase, self.cores, self.on_chip
         cores = attention_cores(graph) if self.cost.knows_kernels else {}
-        on_chip = _on_chip(graph, cores, readers, returned) if self.cost.stack.fused_attention else ()
+        on_chip = on_chip_operators(graph, cores) if self.cost.stack.fused_attention else ()
         for op in graph.operators:
             self.time += 1
             self.cores, self.on_chip = cores, on_chip
@@ -302,15 +292,8 @@ class Builder:
             self.nodes[node].members.append(prefix + op.id)
         for i, source in enumerate(sources):
             if source is not None and source.node is not None:
-                self.use(
-                    source.key,
-                    node,
-                    options.operands[i],
-                    weight,
-                    prefix + op.id,
-                    self.phase,
-                    heavy=not reads_fused(op),
-                )
+                heavy = not reads_fused(op)
+                self.use(source.key, node, options.operands[i], weight, prefix + op.id, self.phase, heavy=heavy)
         of = sources[0] if op.primitive in RESHAPES else None
         view = of.source if of is not None else ""
         for j, result in enumerate(op.results):
@@ -467,18 +450,6 @@ class Builder:
             if value.node is not None:
                 value.uses.append(Use(node, layouts, 1.0, self.time, f"result{output.path}", "update"))
         return found
-
-
-def _on_chip(
-    graph: Graph, cores: Mapping[str, bool], readers: Mapping[str, set[str]], returned: Collection[object]
-) -> frozenset[str]:
-    """Operators of the core of attention whose results no other operator takes: one kernel never writes them."""
-    return frozenset(
-        op.id
-        for op in graph.operators
-        if op.id in cores
-        and all(v.name not in returned and readers.get(v.name, set()) <= cores.keys() for v in op.results)
-    )
 
 
 def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) -> ShardingProblem:

@@ -23,6 +23,7 @@ from autopar.plan import Plan
 from autopar.runtime.hosts.agree import Fact, Turn
 from autopar.runtime.hosts.arrays import checksum, is_global
 from autopar.runtime.ray.cluster import RayCluster
+from autopar.search.clock import Clock
 from autopar.search.compilation import Planned
 
 #: Options that change what is said, not what is done.
@@ -54,7 +55,11 @@ def agree(processes: World, traced: Traced, options: ParallelOptions, donated: S
 
 
 def share(
-    processes: World, name: str, make: Callable[[], Planned[Traced]], form: Callable[[Plan], Traced]
+    processes: World,
+    name: str,
+    make: Callable[[], Planned[Traced]],
+    form: Callable[[Plan], Traced],
+    clock: Clock,
 ) -> Planned[Traced]:
     """The plan of process 0 on every process; an AutoparError of its search on every process too.
 
@@ -63,14 +68,19 @@ def share(
         name: of the function.
         make: searches; called on process 0 alone.
         form: the function in the form that a plan is of; called on the others.
+        clock: gets the seconds of the exchange, without those of ``make``, as "share".
     """
     made: list[Planned[Traced]] = []
+    searched = Clock()
 
     def encoded() -> bytes:
-        made.append(make())
+        with searched.phase("search"):
+            made.append(make())
         return made[0].plan.to_json().encode()
 
-    text = Turn.next(processes, f"planning {name}").take(encoded)
+    with clock.phase("share"):
+        text = Turn.next(processes, f"planning {name}").take(encoded)
+    clock.seconds["share"] -= searched.seconds.get("search", 0.0)
     if made:
         return made[0]
     plan = Plan.from_json(text)

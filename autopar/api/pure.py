@@ -188,10 +188,13 @@ class PureFunction:
     def _plan_together(self, signature: CallSignature, processes: World) -> tuple[Traced, Plan]:
         """`plan` of process 0 on all processes, which were found to compile the same function."""
         traced = self._traced[signature]
-        agree(processes, traced, self.options, self.donated(traced))
+        clock = Clock()
+        with clock.phase("agree"):
+            agree(processes, traced, self.options, self.donated(traced))
         form = partial(self._in_form_of, signature)
-        planned = share(processes, traced.graph.name, lambda: Planned(*self.plan(signature)), form)
-        plan = Plan(planned.plan.content, planned.plan.phases or traced.phases, input_tree(planned.traced))
+        planned = share(processes, traced.graph.name, lambda: Planned(*self.plan(signature)), form, clock)
+        phases = (*(planned.plan.phases or traced.phases), *clock.phases())
+        plan = Plan(planned.plan.content, phases, input_tree(planned.traced))
         self.planned[signature] = planned.traced, plan
         return planned.traced, plan
 
@@ -237,7 +240,7 @@ class PureFunction:
         if isinstance(o.cluster, RayCluster) and asked is None:
             asked = o.cluster.num_stages
         if asked is None and many(o) is not None:
-            asked = 1  # stages are carried out in one process
+            asked = 1  # which is not compared with pipelines as one program yet
         problem = self.problem(traced, limit_bytes)
         options = replace(
             problem.options,
@@ -324,7 +327,7 @@ class PureFunction:
         def search(memory_limit_bytes: int) -> Planned[Traced]:
             make, form = partial(self._searched, signature, memory_limit_bytes), partial(self._in_form_of, signature)
             with clock.phase("plan again"):
-                return make() if processes is None else share(processes, traced.graph.name, make, form)
+                return make() if processes is None else share(processes, traced.graph.name, make, form, clock)
 
         limit = None if self.options.plan is not None else self.options.memory_limit_bytes
         final, local = build_within(Planned(traced, plan), limit, build, search, self.options.policy.compilation)

@@ -147,6 +147,9 @@ def _once(compiled: Compiled, leaves: list[Any]) -> float:
 
 def _memory(compiled: Compiled, leaves: list[Any]) -> tuple[MeasuredRow, ...]:
     plan, local = compiled.plan, compiled.local
+    peak = MeasuredRow("peak memory", plan.peak_memory, local.footprint_bytes)
+    if plan.num_stages > 1:
+        return (peak,)  # stages in one program: what is whose cannot be told apart
     (stage,) = plan.stages
     device_bytes: dict[str, int] = {"parameter": 0, "optimizer": 0, "batch": 0}
     for record, array in zip(plan.content.inputs, local.place_all(leaves), strict=False):
@@ -159,7 +162,7 @@ def _memory(compiled: Compiled, leaves: list[Any]) -> tuple[MeasuredRow, ...]:
         MeasuredRow("optimizer", said.optimizer, device_bytes["optimizer"]),
         MeasuredRow("batch", said.batch, device_bytes["batch"]),
         MeasuredRow("everything else", rest, local.footprint_bytes - sum(device_bytes.values())),
-        MeasuredRow("peak memory", plan.peak_memory, local.footprint_bytes),
+        peak,
     )
 
 

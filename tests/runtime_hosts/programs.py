@@ -208,6 +208,35 @@ def checkpoints(o: dict[str, Any]) -> Any:
     return {"before": before, "saved": saved, "lies": lies}
 
 
+def pipelines(o: dict[str, Any]) -> Any:
+    """A pipeline with a stage a process: init, measure, a checkpoint, and batches in parts."""
+    x = np.random.default_rng(0).normal(size=(16, 64)) / 64
+    options = {"search": autopar.search.Manual(dp=4, pp=2), "num_stages": 2, "num_microbatches": 2}
+    step = autopar.parallelize(dense_step, **options)
+    compiled = step.compile(jax.eval_shape(dense_state, jax.random.key(0)), x)
+    state = step.init(dense_state, jax.random.key(0))
+    want = dense_state(jax.random.key(0))
+    for _ in range(2):
+        state, loss = step(state, x)
+        want, plain = jax.jit(dense_step)(want, x)
+    pairs = zip(state.values(), want.values(), strict=True)
+    apart = max(float(np.abs(local(a) - np.asarray(b)).max()) for a, b in pairs)
+    found = {"stages": compiled.plan.num_stages, "apart": max(apart, abs(float(loss) - float(plain)))}
+    found["measured"] = len(autopar.measure(step, state, x, repeats=2).seconds)
+    here = [len(leaf.addressable_shards) for leaf in jax.tree.leaves(state)]
+    before = digest(state)
+    step.save(o["path"], state, at=3, wait=True)
+    back = step.restore(o["path"])
+    again = autopar.parallelize(dense_step, mesh_shape=[8])
+    again.compile(jax.eval_shape(dense_state, jax.random.key(0)), x)
+    found["restored"] = digest(back) == before
+    found["one stage"] = digest(again.restore(o["path"])) == before
+    rows = list(step.process_examples())
+    placed = step.local_batch(x[rows])
+    one, two = step(back, placed), step(back, x)
+    return {**found, "parts": digest(one) == digest(two), "here": here}
+
+
 def lose(o: dict[str, Any]) -> Any:
     """Steps without end, of which one process sees few."""
     x = np.ones((16, 64)) / 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -48,6 +49,15 @@ def test_more_schedules(x64: None, schedule: str, stages: int) -> None:
     got, want, _ = both(mlp.build, schedule, stages, 8 // stages)
     for a, b in zip(got, want, strict=True):
         assert np.array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.slow
+def test_all_ways_of_calling_a_pipeline_in_two_processes(tmp_path: Path) -> None:
+    first, second = results(run("pipelines", path=str(tmp_path / "run")))
+    assert first.pop("here") and second.pop("here")
+    assert first == second
+    assert first["stages"] == 2 and first["apart"] < 1e-12 and first["measured"] == 2
+    assert first["restored"] and first["one stage"] and first["parts"]
 
 
 #: By example (stages, workers, schedule).

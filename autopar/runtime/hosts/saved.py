@@ -10,6 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from autopar.errors import CheckpointError
+from autopar.runtime.hosts.spanning import everywhere, onto, spanning, spans
 
 #: Names of the arrays of a manager's step, and of what a checkpointer writes without a manager.
 _ITEM = "default"
@@ -48,7 +49,7 @@ class Saver:
         if number in self._manager.all_steps():
             raise CheckpointError(f"{self.path} has a checkpoint {number} already", remedy="give another number as at=")
         try:
-            self._manager.save(number, args=ocp.args.StandardSave(state), force=True)
+            self._manager.save(number, args=ocp.args.StandardSave(jax.tree.map(spanning, state)), force=True)
         except Exception as error:
             raise CheckpointError(
                 f"checkpoint {number} cannot be written to {self.path}: {error}",
@@ -135,9 +136,17 @@ def restored(folder: Path, like: Any) -> Any:
     """
     try:
         with ocp.StandardCheckpointer() as reader:
-            return reader.restore(folder, like)
+            read = reader.restore(folder, jax.tree.map(_read_as, like))
+        return jax.tree.map(lambda x, s: x if spans(s.sharding) else onto(x, s.sharding), read, like)
     except Exception as error:
         raise _unreadable(folder, error) from error
+
+
+def _read_as(like: Any) -> Any:
+    """How an array is read that is wanted as ``like``."""
+    if spans(like.sharding):
+        return like
+    return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=everywhere(like.shape))
 
 
 def _unreadable(folder: Path, error: Exception) -> CheckpointError:

@@ -141,22 +141,22 @@ class WorldPipeline:
     def _place(self, index: int, leaf: Any, batch: bool) -> Any:
         check_data(leaf, self.names[index])
         wanted = self.program.input_shardings[index]
+        if batch:
+            # Every process cuts microbatches of its own stages; to the one that has a whole stage its array is its own.
+            lies = isinstance(leaf, jax.Array) and (is_global(leaf) or leaf.sharding == wanted)
+            return np.asarray(whole(leaf) if lies else leaf, self.entries[index][1])
         if is_global(leaf):
-            if not batch and leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
+            if leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
                 return leaf
-            if not batch and leaf.sharding.device_set == wanted.device_set:
+            if leaf.sharding.device_set == wanted.device_set:
                 if wanted.addressable_devices:
                     return jax.device_put(leaf, wanted)
                 return jax.make_array_from_single_device_arrays(leaf.shape, wanted, [], dtype=leaf.dtype)
-            if not batch:
-                raise AutoparError(
-                    f"{self.names[index]} lies on devices of several processes, and not where its stage wants it",
-                    cause="it was made before the step was compiled, or by another plan",
-                    remedy="call .compile(shapes) before .init, or .restore a checkpoint",
-                )
-            leaf = whole(leaf)  # every process cuts microbatches of its own stages from it
-        if batch:
-            return np.asarray(leaf, self.entries[index][1])
+            raise AutoparError(
+                f"{self.names[index]} lies on devices of several processes, and not where its stage wants it",
+                cause="it was made before the step was compiled, or by another plan",
+                remedy="call .compile(shapes) before .init, or .restore a checkpoint",
+            )
         if isinstance(leaf, jax.Array) and leaf.sharding == wanted:
             return leaf
         return spread(leaf, self.entries[index][1], wanted, copy=True)

@@ -41,6 +41,13 @@ def test_processes_that_differ_get_one_typed_error_each() -> None:
 
 
 @pytest.mark.slow
+def test_a_plan_for_512_hosts_needs_no_other_process() -> None:
+    (alone,) = results(run("far", 1))
+    assert alone[0] == 4096
+    assert results(run("far", 2)) == [0, alone]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("example", ["mlp", "gpt", "llama", "moe", "wide_resnet"])

@@ -19,7 +19,8 @@ def spans(sharding: Any) -> bool:
     """Whether a sharding has devices of all processes, or is none on a mesh."""
     if jax.process_count() == 1 or not isinstance(sharding, NamedSharding):
         return True
-    return len({d.process_index for d in sharding.device_set}) == jax.process_count()
+    devices: Any = sharding.device_set
+    return len({int(d.process_index) for d in devices}) == int(jax.process_count())
 
 
 def everywhere(shape: tuple[int, ...]) -> NamedSharding:

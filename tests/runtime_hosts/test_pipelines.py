@@ -94,4 +94,5 @@ def test_pipelines_in_several_processes_equal_one_device(example: str, processes
     for (stages, workers, schedule), case in zip(CASES[example], worlds[0], strict=True):
         assert case["worst"] < 1e-10, (stages, schedule)
         assert case["stages"] == stages and case["mesh"] == [8 // workers]
-        assert max(case["processes"]) == max(1, processes // workers)
+        # Of llama one array holds the layers of all stages.
+        assert max(case["processes"]) == (processes if example == "llama" else max(1, processes // workers))

@@ -37,8 +37,8 @@ def many(options: ParallelOptions) -> World | None:
     return None if isinstance(options.cluster, RayCluster) else world()
 
 
-def agree(processes: World, traced: Traced, options: ParallelOptions, donated: Sequence[int]) -> None:
-    """Returns when all processes are about to compile the same function.
+def agree(processes: World, traced: Traced, options: ParallelOptions, donated: Sequence[int]) -> Clock:
+    """Returns the seconds that it took, as "agree", when all processes are about to compile the same function.
 
     Args:
         processes: all of them.
@@ -50,8 +50,11 @@ def agree(processes: World, traced: Traced, options: ParallelOptions, donated: S
         ProcessMismatchError: one has another program, other options or versions.
         ProcessLostError: one did not come.
     """
-    facts = [*_versions(), *_settings(), *_options(options), *_program(traced)]
-    Turn.next(processes, f"compiling {traced.graph.name}").compare([*facts, ("donated inputs", str(list(donated)))])
+    clock = Clock()
+    with clock.phase("agree"):
+        facts = [*_versions(), *_settings(), *_options(options), *_program(traced)]
+        Turn.next(processes, f"compiling {traced.graph.name}").compare([*facts, ("donated inputs", str(list(donated)))])
+    return clock
 
 
 def share(
@@ -82,7 +85,8 @@ def share(
         text = Turn.next(processes, f"planning {name}").take(encoded)
     clock.seconds["share"] -= searched.seconds.get("search", 0.0)
     if made:
-        return made[0]
+        plan = made[0].plan
+        return Planned(made[0].traced, Plan(plan.content, (*plan.phases, *clock.phases()), plan.input_tree))
     plan = Plan.from_json(text)
     return Planned(form(plan), plan)
 

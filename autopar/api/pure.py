@@ -188,13 +188,10 @@ class PureFunction:
     def _plan_together(self, signature: CallSignature, processes: World) -> tuple[Traced, Plan]:
         """`plan` of process 0 on all processes, which were found to compile the same function."""
         traced = self._traced[signature]
-        clock = Clock()
-        with clock.phase("agree"):
-            agree(processes, traced, self.options, self.donated(traced))
+        clock = agree(processes, traced, self.options, self.donated(traced))
         form = partial(self._in_form_of, signature)
         planned = share(processes, traced.graph.name, lambda: Planned(*self.plan(signature)), form, clock)
-        phases = (*(planned.plan.phases or traced.phases), *clock.phases())
-        plan = Plan(planned.plan.content, phases, input_tree(planned.traced))
+        plan = Plan(planned.plan.content, planned.plan.phases or traced.phases, input_tree(planned.traced))
         self.planned[signature] = planned.traced, plan
         return planned.traced, plan
 

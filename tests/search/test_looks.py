@@ -1,0 +1,45 @@
+"""Looks at meshes change what is solved, never the plan: with looks and without, in a thread or not."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from autopar.errors import InfeasiblePlanError
+from autopar.plan import Plan
+from autopar.search.alpa import alpa
+from examples import mlp
+from tests.search.problems import problem_of, toy
+
+MEMORY = (None, 60_000, 40_000, 30_000, 20_000)
+
+
+def _plan(limit: int | None, width: int) -> Plan | None:
+    fn, args = mlp.build(abstract=True, layers=3, hidden=width, batch=16)
+    try:
+        return alpa(problem_of(fn, args, toy(4), memory_limit_bytes=limit))
+    except InfeasiblePlanError:
+        return None
+
+
+@pytest.mark.parametrize("limit", MEMORY)
+@pytest.mark.parametrize("width", [32, 64])
+def test_plans_are_those_without_looks(limit: int | None, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = _plan(limit, width)
+    monkeypatch.setattr(import_module("autopar.solver.solve"), "TINY", 0)  # so small problems get none else
+    looked, again = _plan(limit, width), _plan(limit, width)
+    assert (plain is None) == (looked is None)
+    if plain is None or looked is None or again is None:
+        return
+    assert looked.to_json() == again.to_json()
+    assert looked.search.objective == pytest.approx(plain.search.objective, rel=1e-4)
+    assert looked.search.lower_bound <= looked.step_time
+
+
+def test_some_meshes_are_left_out_by_their_bounds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("autopar.solver.solve"), "TINY", 0)
+    plan = _plan(None, 64)
+    assert plan is not None
+    assert any("left out" in c.name for c in plan.search.considered)
+    assert sum(c.note == "chosen" for c in plan.search.considered) == 1

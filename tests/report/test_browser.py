@@ -241,7 +241,7 @@ def test_search_and_folding(tmp_path: Path) -> None:
         "const rows = [...page.querySelectorAll('details.table tbody tr')];"
         "const shown = () => rows.filter(row => row.checkVisibility()).length;"
         "const type = text => { box.value = text; box.dispatchEvent(new window.Event('input')); return shown(); };"
-        "const all = shown(), one = type(\"state['w'][7]\"), none = type('no such row'), again = type('');"
+        "const all = shown(), one = type('all-gather'), none = type('no such row'), again = type('');"
         "page.querySelector('[data-fold=\"\"]').click(); const folded = shown();"
         "page.querySelector('[data-fold=open]').click(); return [all, one, none, again, folded, shown()]; })()"
     )

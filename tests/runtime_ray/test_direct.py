@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +15,14 @@ import pytest
 from hypothesis import settings
 from jax.sharding import NamedSharding, PartitionSpec
 
-from autopar.runtime.transport import SilentPeerError, SocketLink
+from autopar.runtime.transport import SocketLink
 from autopar.runtime.transport.direct import Offered, Transfers, merged
 from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
 from autopar.runtime.transport.shards import ShardLayout
 from autopar.runtime.transport.tiles import Tiled, tiles_of
 from tests.runtime_ray.test_tiles import assert_arrived, mesh, moves
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -112,15 +118,24 @@ def test_arrays_are_kept_for_two_steps(ends) -> None:
     assert one._kept == [[], []]
 
 
-def test_a_pull_has_a_deadline_and_names_the_sender(ends, links, monkeypatch) -> None:
-    """The sender says that it offers an array and never gives it, as a process that was stopped in between."""
-    monkeypatch.setattr(ends[0], "_server", _Stopped(ends[0]._server))
-    links[0].send(1, 3, jnp.arange(8.0))
-    links[1].begin(0.3)
-    array = links[1].receive(0, 3, NamedSharding(mesh(4, (2, 2)), PartitionSpec()))
-    with pytest.raises(SilentPeerError) as caught:
-        links[1].finish([array * 2])
-    assert caught.value.peer == 0
+def test_a_pull_has_a_deadline_and_names_the_sender() -> None:
+    """In a process of its own: a pull that never ends keeps its devices busy until the process does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime_ray.silent_sender"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": "8",
+            "XLA_FLAGS": "",
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["SilentPeerError", "0"]
 
 
 def test_what_was_pulled_in_time_is_finished_late(ends, links) -> None:
@@ -131,11 +146,3 @@ def test_what_was_pulled_in_time_is_finished_late(ends, links) -> None:
     made = array * 2
     links[1].finish([made])
     assert np.array_equal(np.asarray(made), 2 * np.arange(8.0))
-
-
-class _Stopped:
-    def __init__(self, server) -> None:
-        self.address = server.address
-
-    def await_pull(self, number, arrays) -> None:
-        pass

@@ -82,8 +82,10 @@ def test_steps_bytes_and_recoveries_are_counted_and_told(caplog: pytest.LogCaptu
     assert found["autopar_queue_depth"] >= 0
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     assert found["autopar_copied_bytes_total"] >= size
-    # Each microbatch sends an activation forward and its gradient back.
-    assert found["autopar_sent_bytes_total"] >= 3 * 2 * SIZES["batch"] * SIZES["hidden"] * 4
+    # Every step sends what the plan says that stages send each other. Counters are of processes: what the lost one sent
+    # since it was last asked is not known.
+    sent = sum(r.bytes * r.count for r in function.plan(state, batch).communication if r.kind == "send")
+    assert found["autopar_sent_bytes_total"] >= sent > 0
     events = [(r.event, r.fields) for r in caplog.records if r.name == "autopar.ray"]  # type: ignore[attr-defined]
     assert [e for e, _ in events] == ["start", "worker gone", "loss", "recovery", "start"]
     assert events[1][1] == {"process": 1, "worker": 1}

@@ -310,7 +310,7 @@ def test_a_cluster_on_ray_is_planned_for_as_any_other(problem: Problem) -> None:
 def test_a_changed_file_of_the_package_changes_the_surroundings(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = tmp_path / "autopar" / "search" / "told.py"
+    own = tmp_path / "autopar" / "search" / "plain_data.py"
     own.parent.mkdir(parents=True)
     monkeypatch.setattr(importlib.import_module("autopar.search.plain_data"), "__file__", str(own))
     assert environment_hash() is None and key_of(problem, alpa, environment_hash()) is None

@@ -32,8 +32,8 @@ def grid():
 
 def test_tokens_lie_along_an_axis_of_their_own(grid):
     assert grid.stages[0].mesh_shape == {"x": 2, "y": 2, "z": 2}
-    lying = {i.path: i.layout for i in grid.content.inputs if i.role == "batch"}
-    assert set(lying.values()) == {"[x,y]"}
+    layouts = {i.path: i.layout for i in grid.content.inputs if i.role == "batch"}
+    assert set(layouts.values()) == {"[x,y]"}
     state = [Layout.parse(i.layout) for i in grid.content.inputs if i.role in ("parameter", "optimizer")]
     assert not any({"x", "y"} & set(k.axes) for k in state)
     assert any("tp=2, cp=2, dp=2" in note for note in grid.content.notes)
@@ -98,10 +98,10 @@ def test_examples_are_not_shared_by_cp_even_where_that_is_cheaper():
 def test_experts_and_tokens_have_an_axis_each():
     problem = problem_of(*moe.build(abstract=True, gate="gshard"), toy(8))
     plan = Manual(dp=4, ep=2, cp=2)(problem)
-    lying = {i.path: i.layout for i in plan.content.inputs}
+    layouts = {i.path: i.layout for i in plan.content.inputs}
     assert plan.stages[0].mesh_shape == {"x": 2, "y": 2, "z": 2}
-    assert lying["batch['tokens']"] == lying["batch['labels']"] == "[x+y,z]"
-    assert lying["state['params']['layers'][1]['up']"] == "[y,.,.]"
+    assert layouts["batch['tokens']"] == layouts["batch['labels']"] == "[x+y,z]"
+    assert layouts["state['params']['layers'][1]['up']"] == "[y,.,.]"
 
 
 def test_what_cannot_share_tokens_says_what_can():

@@ -46,10 +46,10 @@ def test_experts_are_batch_dims_of_products_with_activations(problem):
 def test_experts_lie_along_an_axis_of_their_own(problem):
     plan = Manual(dp=8, ep=4)(problem)
     assert plan.stages[0].mesh_shape == {"x": 2, "y": 4}
-    lying = {i.path: Layout.parse(i.layout).dims for i in plan.content.inputs}
-    assert lying["params['up']"] == lying["momentum['up']"] == ((), ("y",), (), ())
-    assert lying["x"] == (("x", "y"), (), ())
-    assert lying["params['router']"] == ((), (), ())
+    layouts = {i.path: Layout.parse(i.layout).dims for i in plan.content.inputs}
+    assert layouts["params['up']"] == layouts["momentum['up']"] == ((), ("y",), (), ())
+    assert layouts["x"] == (("x", "y"), (), ())
+    assert layouts["params['router']"] == ((), (), ())
     zero = Manual(dp=8, ep=4, zero=1)(problem)
     by_path = {i.path: Layout.parse(i.layout) for i in zero.content.inputs}
     assert by_path["momentum['up']"].dims[1] == ("y",) and "x" in by_path["momentum['up']"].axes

@@ -20,7 +20,7 @@ from autopar._compat.dtypes import jax_dtype, key_impl
 from autopar.ir import Layout, TensorType
 from autopar.lower.localize.base import DeviceAxes
 from autopar.lower.pipeline.grid import WORKERS, Axes, Grid
-from autopar.lower.pipeline.rounds import Exchange, Key, Lying, Round, Rounds, Turn, whole_key
+from autopar.lower.pipeline.rounds import Exchange, Key, Round, Rounds, ShardedType, Turn, whole_key
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.reshard import apply_steps
 from autopar.schedule import Accumulate, Apply, Buffer, Free, Recv, Run, Work
@@ -84,9 +84,9 @@ class OneProgram:
             return []
         pieces = []
         for worker, key in self.shared:
-            lying, wanted = self.rounds.lying[worker, key], self.everywhere(worker, key)
-            piece, layout = self._unpacked(state[self.rounds.end[worker][key]], lying)
-            pieces.append(self._moved(worker, lying.type, layout, wanted.layout, piece))
+            sharded, wanted = self.rounds.sharded[worker, key], self.everywhere(worker, key)
+            piece, layout = self._unpacked(state[self.rounds.end[worker][key]], sharded)
+            pieces.append(self._moved(worker, sharded.type, layout, wanted.layout, piece))
         parts = [_bytes(p) for p in pieces]
         owners = np.concatenate([np.full(p.shape, w) for p, (w, _) in zip(parts, self.shared, strict=True)])
         whole, here = jnp.concatenate(parts), self._worker()
@@ -101,10 +101,10 @@ class OneProgram:
             for end, part, piece in zip(ends, parts, pieces, strict=True)
         ]
 
-    def everywhere(self, worker: int, key: Key) -> Lying:
+    def everywhere(self, worker: int, key: Key) -> ShardedType:
         """How a result that is `shared` lies on every worker."""
         least = min(range(len(self.grid.workers)), key=lambda w: self.grid.workers[w][1])
-        return self.rounds.lying[worker, key].over(self.grid.axes_of(least))
+        return self.rounds.sharded[worker, key].over(self.grid.axes_of(least))
 
     def _worker(self) -> Any:
         """Number of the device's worker."""
@@ -160,9 +160,9 @@ class OneProgram:
         def branch(given: tuple[Any, ...], inbox: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             values: dict[Key, tuple[Any, Layout]] = {}
             for key, slot in turn.before.items():
-                values[key] = self._unpacked(given[at[slot]], self.rounds.lying[worker, key])
+                values[key] = self._unpacked(given[at[slot]], self.rounds.sharded[worker, key])
             for message in turn.arrivals:
-                values[message.key] = self._unpacked(inbox[message.exchange], message.lying)
+                values[message.key] = self._unpacked(inbox[message.exchange], message.sharded)
             for instruction in turn.instructions:
                 self._do(worker, values, instruction)
             made = list(given)
@@ -181,12 +181,12 @@ class OneProgram:
         for message in turn.sends:
             if message.exchange == number:
                 piece, layout = values[message.key]
-                piece = self._moved(worker, message.lying.type, layout, message.lying.layout, piece)
+                piece = self._moved(worker, message.sharded.type, layout, message.sharded.layout, piece)
                 return _packed(piece, (exchange.dtype, exchange.size))
         return jnp.zeros(exchange.size, jax_dtype(exchange.dtype))
 
-    def _unpacked(self, flat: Any, lying: Lying) -> tuple[Any, Layout]:
-        return unpacked(flat, lying, self.sizes), lying.layout
+    def _unpacked(self, flat: Any, sharded: ShardedType) -> tuple[Any, Layout]:
+        return unpacked(flat, sharded, self.sizes), sharded.layout
 
     def _do(self, worker: int, values: dict[Key, tuple[Any, Layout]], instruction: Any) -> None:
         match instruction:
@@ -239,18 +239,18 @@ class OneProgram:
             values[whole_key(buffer)] = array, self.grid.layout(mesh, port.layout)
 
 
-def unpacked(flat: Any, lying: Lying, sizes: Mapping[str, int]) -> Any:
+def unpacked(flat: Any, sharded: ShardedType, sizes: Mapping[str, int]) -> Any:
     """A device's piece of a value from the slot that it lies in.
 
     Args:
         flat: what the slot holds.
-        lying: how the value lies.
+        sharded: how the value lies.
         sizes: of the axes of the grid.
     """
-    shape, piece = lying.shape(sizes), flat[: lying.size(sizes)]
-    if not lying.is_key:
+    shape, piece = sharded.shape(sizes), flat[: sharded.size(sizes)]
+    if not sharded.is_key:
         return piece.reshape(shape)
-    return jax.random.wrap_key_data(piece.reshape(*shape, lying.words), impl=key_impl(lying.type.dtype))
+    return jax.random.wrap_key_data(piece.reshape(*shape, sharded.words), impl=key_impl(sharded.type.dtype))
 
 
 def _written(turn: Turn, key: Key) -> bool:

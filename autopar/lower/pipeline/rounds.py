@@ -26,7 +26,7 @@ _FIRST_COPY = 1 << 30
 
 
 @dataclass(frozen=True)
-class Lying:
+class ShardedType:
     """How a value lies on the devices of a worker.
 
     Args:
@@ -56,12 +56,12 @@ class Lying:
         """Numbers of a device's piece."""
         return math.prod(self.shape(sizes)) * self.words
 
-    def over(self, axes: Axes) -> Lying:
+    def over(self, axes: Axes) -> ShardedType:
         """The same as it lies on a worker that has these axes: whole over all others."""
         names = {a for a, _ in axes}
         dims = tuple(tuple(a for a in dim if a in names) for dim in self.layout.dims)
         partial = tuple(a for a in self.layout.partial if a in names)
-        return Lying(self.type, Layout(dims, partial, self.layout.reduce if partial else "sum"))
+        return ShardedType(self.type, Layout(dims, partial, self.layout.reduce if partial else "sum"))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of a device's piece."""
@@ -92,12 +92,12 @@ class Message:
     Args:
         exchange: number of the permute that carries it.
         key: what it is where it arrives, or where it is sent from.
-        lying: how it lies on its way.
+        sharded: how it lies on its way.
     """
 
     exchange: int
     key: Key
-    lying: Lying
+    sharded: ShardedType
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,14 @@ class Rounds:
         rounds: in order.
         start: by worker the slot of each value when the step begins.
         end: likewise when it ends.
-        lying: by (worker, key) how values lie.
+        sharded: by (worker, key) how values lie.
     """
 
     slots: tuple[tuple[str, int], ...]
     rounds: tuple[Round, ...]
     start: tuple[Mapping[Key, int], ...]
     end: tuple[Mapping[Key, int], ...]
-    lying: Mapping[tuple[int, Key], Lying]
+    sharded: Mapping[tuple[int, Key], ShardedType]
 
 
 def whole_key(buffer: Buffer) -> Key:
@@ -187,10 +187,10 @@ class RoundMaker:
         self._sizes = dict(grid.axes)
         self._slots: list[tuple[str, int]] = []
         self._taken: list[dict[Key, int]] = [{} for _ in program.workers]
-        self._lying: dict[tuple[int, Key], Lying] = {}
+        self._sharded: dict[tuple[int, Key], ShardedType] = {}
 
     def make(
-        self, start: Mapping[tuple[int, Buffer], Lying], copies: Sequence[Copy] = (), endings: Sequence[Copy] = ()
+        self, start: Mapping[tuple[int, Buffer], ShardedType], copies: Sequence[Copy] = (), endings: Sequence[Copy] = ()
     ) -> Rounds:
         """The rounds of a step that begins with these buffers.
 
@@ -202,8 +202,8 @@ class RoundMaker:
         Raises:
             ScheduleError: the lists wait for each other, or hold what is not carried out this way.
         """
-        for (worker, buffer), lying in sorted(start.items(), key=lambda e: e[0]):
-            self._place(worker, {whole_key(buffer): lying})
+        for (worker, buffer), sharded in sorted(start.items(), key=lambda e: e[0]):
+            self._place(worker, {whole_key(buffer): sharded})
         first = tuple(dict(t) for t in self._taken)
         lists = [deque(w.instructions) for w in self._program.workers]
         for n, c in enumerate(copies):
@@ -226,15 +226,15 @@ class RoundMaker:
                 waiting = {w: str(line[0]) for w, line in enumerate(lists) if line}
                 raise ScheduleError(f"the instruction lists wait for each other: {waiting}")
             coming = self._exchanged(rounds, turns, sent)
-        return Rounds(tuple(self._slots), tuple(rounds), first, tuple(dict(t) for t in self._taken), self._lying)
+        return Rounds(tuple(self._slots), tuple(rounds), first, tuple(dict(t) for t in self._taken), self._sharded)
 
     def _turn(
         self, worker: int, line: deque[Instruction], arrivals: Sequence[Message]
     ) -> tuple[Turn, list[tuple[int, tuple[Key, int]]]]:
         taken = self._taken[worker]
         before = dict(taken)
-        live = {k: self._lying[worker, k] for k in taken}
-        live |= {m.key: self._lying[worker, m.key] for m in arrivals}
+        live = {k: self._sharded[worker, k] for k in taken}
+        live |= {m.key: self._sharded[worker, m.key] for m in arrivals}
         here = {m.key[2]: m.key for m in arrivals} | {k[2]: k for k in taken if k[2] >= 0}
         done: list[Instruction] = []
         sends: list[tuple[int, tuple[Key, int]]] = []
@@ -265,20 +265,20 @@ class RoundMaker:
             done.append(line.popleft())
         for key in [k for k in taken if k not in live]:
             del taken[key]
-        self._lying.update({(worker, k): v for k, v in live.items()})
+        self._sharded.update({(worker, k): v for k, v in live.items()})
         self._place(worker, {k: v for k, v in live.items() if k not in taken})
         return Turn(tuple(arrivals), tuple(done), (), before, dict(taken)), sends
 
-    def _run(self, live: dict[Key, Lying], i: Run | Apply) -> None:
+    def _run(self, live: dict[Key, ShardedType], i: Run | Apply) -> None:
         program = self._programs.get(i.work)
         if program is not None and program.results:
             for buffer, port in zip(i.writes, program.results, strict=True):
                 layout = self._grid.layout(self._meshes[i.work.stage], port.layout)
-                live[whole_key(buffer)] = Lying(port.type, layout)
+                live[whole_key(buffer)] = ShardedType(port.type, layout)
         _forget(live, i.donate)
 
     @staticmethod
-    def _accumulate(live: dict[Key, Lying], i: Accumulate) -> None:
+    def _accumulate(live: dict[Key, ShardedType], i: Accumulate) -> None:
         value = live[whole_key(i.value)]
         if i.reduce == "concatenate":
             live[i.into, i.value.microbatch, -1] = value
@@ -287,13 +287,13 @@ class RoundMaker:
         if i.donate and i.value != i.into:
             _forget(live, (i.value,))
 
-    def _place(self, worker: int, new: Mapping[Key, Lying]) -> None:
+    def _place(self, worker: int, new: Mapping[Key, ShardedType]) -> None:
         """Deals free slots to new values of a worker: the longest first, each the shortest that is long enough."""
         taken = self._taken[worker]
         used = set(taken.values())
-        for key, lying in sorted(new.items(), key=lambda e: -e[1].size(self._sizes)):
-            self._lying[worker, key] = lying
-            size, dtype = lying.size(self._sizes), lying.dtype
+        for key, sharded in sorted(new.items(), key=lambda e: -e[1].size(self._sizes)):
+            self._sharded[worker, key] = sharded
+            size, dtype = sharded.size(self._sizes), sharded.dtype
             free = [n for n, (d, _) in enumerate(self._slots) if d == dtype and n not in used]
             enough = [n for n in free if self._slots[n][1] >= size]
             if enough:
@@ -316,9 +316,9 @@ class RoundMaker:
         """
         groups: list[list[tuple[int, int, tuple[Key, int]]]] = []
         for source, to, what in sent:
-            dtype = self._lying[source, what[0]].dtype
+            dtype = self._sharded[source, what[0]].dtype
             for group in groups:
-                alike = self._lying[group[0][0], group[0][2][0]].dtype == dtype
+                alike = self._sharded[group[0][0], group[0][2][0]].dtype == dtype
                 if alike and not any(s == source or t == to for s, t, _ in group):
                     group.append((source, to, what))
                     break
@@ -332,12 +332,12 @@ class RoundMaker:
             outgoing: list[list[Message]] = [[] for _ in turns]
             size, dtype = 0, ""
             for source, to, (key, tag) in group:
-                lying = self._lying[source, key].over(self._grid.axes_of(to))
-                size, dtype = max(size, lying.size(self._sizes)), lying.dtype
+                sharded = self._sharded[source, key].over(self._grid.axes_of(to))
+                size, dtype = max(size, sharded.size(self._sizes)), sharded.dtype
                 arrived: Key = (key[0], -1, tag)
-                self._lying[to, arrived] = lying
-                outgoing[source].append(Message(0, key, lying))
-                coming[to].append(Message(0, arrived, lying))
+                self._sharded[to, arrived] = sharded
+                outgoing[source].append(Message(0, key, sharded))
+                coming[to].append(Message(0, arrived, sharded))
             exchanges = (Exchange(tuple((s, t) for s, t, _ in group), dtype, size),) if group else ()
             rounds.append(
                 Round(tuple(replace(t, sends=tuple(o)) for t, o in zip(turns, outgoing, strict=True)), exchanges)
@@ -347,11 +347,11 @@ class RoundMaker:
     def _store(self, worker: int, arrivals: Sequence[Message]) -> Turn:
         """A turn that keeps what arrived."""
         before = dict(self._taken[worker])
-        self._place(worker, {m.key: self._lying[worker, m.key] for m in arrivals})
+        self._place(worker, {m.key: self._sharded[worker, m.key] for m in arrivals})
         return Turn(tuple(arrivals), (), (), before, dict(self._taken[worker]))
 
 
-def _forget(live: dict[Key, Lying], buffers: Sequence[Buffer]) -> None:
+def _forget(live: dict[Key, ShardedType], buffers: Sequence[Buffer]) -> None:
     gone = set(buffers)
     for key in [k for k in live if k[0] in gone and k[2] < 0]:
         del live[key]

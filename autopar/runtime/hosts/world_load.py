@@ -20,7 +20,7 @@ from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.grid import Axes, Grid, grid_of
 from autopar.lower.pipeline.one_program import OneProgram
 from autopar.lower.pipeline.ports import Port
-from autopar.lower.pipeline.rounds import Copy, Key, Lying, RoundMaker, Rounds
+from autopar.lower.pipeline.rounds import Copy, Key, RoundMaker, Rounds, ShardedType
 from autopar.lower.program import plan_tables
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
@@ -35,7 +35,7 @@ from autopar.sharding.reshard import PathTables
 #: Bytes of a result that is no state up to which every process gets it.
 _SMALL = 1 << 16
 #: Where a piece of a layered leaf lies: in what layout, on which worker.
-_Place = tuple[Lying, int]
+_Place = tuple[ShardedType, int]
 
 
 def load_stages(
@@ -86,7 +86,7 @@ def load_world(
     outputs = tuple(
         sharding_on(everything, body.everywhere(*pieces[0]))
         if pieces[0] in shared
-        else _joined([(rounds.lying[at], at[0]) for at in pieces], meshes)
+        else _joined([(rounds.sharded[at], at[0]) for at in pieces], meshes)
         for pieces in results
     )
     count = len(traced.signature.traced)
@@ -173,20 +173,20 @@ def _places(lowered: LoweredPipeline, split_step: SplitStep, grid: Grid) -> list
             nothing = None, lowered.mesh_axes(stage)
             port, axes = ports.get((lowered.worker_of_stage(stage), str(ValueRef("in", x.name, stage))), nothing)
             layout = Layout.replicated(x.type.rank) if port is None else port.layout
-        places.append((Lying(x.type, grid.layout(axes, layout)), lowered.worker_of_stage(stage)))
+        places.append((ShardedType(x.type, grid.layout(axes, layout)), lowered.worker_of_stage(stage)))
     return places
 
 
 def _beginning(
     lowered: LoweredPipeline, split_step: SplitStep, grid: Grid, places: Sequence[_Place]
-) -> tuple[Beginning, dict[tuple[int, Buffer], Lying]]:
+) -> tuple[Beginning, dict[tuple[int, Buffer], ShardedType]]:
     """What lies where when a step begins, and how."""
     inputs, batch, copies = _lies(lowered, {x.name: n for n, x in enumerate(split_step.step.graph.inputs)}, places)
     start = {at: places[i][0] for at, i in inputs.items()}
     ports = _ports(lowered)
     for at in batch:
         port, axes = ports[at[0], at[1].value]
-        start[at] = Lying(port.type, grid.layout(axes, port.layout))
+        start[at] = ShardedType(port.type, grid.layout(axes, port.layout))
     parts: dict[int, Part] = {}
     for n, pieces in enumerate(split_step.inputs):
         for i in pieces:
@@ -275,13 +275,13 @@ def _shared(
     return tuple(
         pieces[0]
         for o, pieces in zip(traced.graph.outputs, results, strict=True)
-        if not o.updates and len(pieces) == 1 and o.type.nbytes <= _SMALL and not rounds.lying[pieces[0]].is_key
+        if not o.updates and len(pieces) == 1 and o.type.nbytes <= _SMALL and not rounds.sharded[pieces[0]].is_key
     )
 
 
 def _joined(places: Sequence[_Place], meshes: Sequence[Mesh]) -> NamedSharding:
     """Where a leaf lies whose pieces, along its first dim, lie so. ClusterError where that is no sharding of jax."""
-    shardings = [sharding_on(meshes[worker], lying) for lying, worker in places]
+    shardings = [sharding_on(meshes[worker], sharded) for sharded, worker in places]
     if len(shardings) == 1:
         return shardings[0]
     leaf = StackedLeaf(tuple(shardings))

@@ -16,7 +16,7 @@ from autopar._compat.trees import partition_spec
 from autopar.errors import AutoparError
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.one_program import OneProgram, unpacked
-from autopar.lower.pipeline.rounds import Copy, Key, Lying, whole_key
+from autopar.lower.pipeline.rounds import Copy, Key, ShardedType, whole_key
 from autopar.runtime.hosts.arrays import is_global, spread, whole
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, fits, give_up
@@ -194,14 +194,17 @@ class WorldPipeline:
         for (worker, buffer), part in self.beginning.inputs.items():
             put(worker, buffer, inputs[part.of], part)
         for (worker, buffer), (n, k) in self.beginning.batch.items():
-            lying = rounds.lying[worker, whole_key(buffer)]
+            sharded = rounds.sharded[worker, whole_key(buffer)]
             name = self.lowered.instructions.dataflow.by_name[buffer.value].ref
             assert name is not None
             dim = self.lowered.map.found.batch[name.name]
-            size = lying.type.shape[dim]
+            size = sharded.type.shape[dim]
             piece = np.take(inputs[n], range(k * size, (k + 1) * size), axis=dim)
             put(
-                worker, buffer, spread(piece, piece.dtype, sharding_on(self.meshes[worker], lying), copy=False), Part(n)
+                worker,
+                buffer,
+                spread(piece, piece.dtype, sharding_on(self.meshes[worker], sharded), copy=False),
+                Part(n),
             )
         given = []
         for n, like in zip(self.body.begin, self.slots, strict=True):
@@ -217,21 +220,21 @@ class WorldPipeline:
         by_device: dict[Any, list[Any]] = {}
         shape: tuple[int, ...] = ()
         for worker, key in pieces:
-            lying = self.body.rounds.lying[worker, key]
-            rows = lying.type.shape[0] if len(pieces) > 1 else 0
-            shape = (shape[0] + rows, *shape[1:]) if shape else lying.type.shape
+            sharded = self.body.rounds.sharded[worker, key]
+            rows = sharded.type.shape[0] if len(pieces) > 1 else 0
+            shape = (shape[0] + rows, *shape[1:]) if shape else sharded.type.shape
             own = set(self.meshes[worker].devices.flat)
             for shard in slots[self.body.rounds.end[worker][key]].addressable_shards:
                 if shard.device in own:
-                    by_device.setdefault(shard.device, []).append(unpacked(shard.data, lying, self.body.sizes))
+                    by_device.setdefault(shard.device, []).append(unpacked(shard.data, sharded, self.body.sizes))
         shards = [some[0] if len(some) == 1 else jnp.concatenate(some) for some in by_device.values()]
-        dtype = jax_dtype(self.body.rounds.lying[pieces[0]].type.dtype)
+        dtype = jax_dtype(self.body.rounds.sharded[pieces[0]].type.dtype)
         return jax.make_array_from_single_device_arrays(shape, wanted, shards, dtype=dtype)
 
 
-def sharding_on(mesh: Mesh, lying: Lying) -> NamedSharding:
+def sharding_on(mesh: Mesh, sharded: ShardedType) -> NamedSharding:
     """Where a value lies on the mesh of a worker."""
-    spec: PartitionSpec = partition_spec(lying.layout.dims)
+    spec: PartitionSpec = partition_spec(sharded.layout.dims)
     return NamedSharding(mesh, spec)
 
 

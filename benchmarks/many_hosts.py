@@ -9,27 +9,21 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import zlib
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
 import autopar
-from autopar.runtime.hosts.supervise import COORDINATOR, CPU_DEVICES, PROCESS, PROCESSES
 from benchmarks.report import Report, Row, Say
+from benchmarks.together import measured_together
 from examples import gpt
 
 PROCESS_COUNTS = (1, 2, 4)
 MOST_S = 1.0
 _DEVICES = 8
 _LIMIT_S = 500.0
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(quick: bool, say: Say) -> Report:
@@ -44,30 +38,7 @@ def run(quick: bool, say: Say) -> Report:
 
 def _started(count: int) -> Row:
     """What process 0 of a world measured."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    inherited = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    environment = {**inherited, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu", "AUTOPAR_CACHE_DIR": "off"}
-    environment |= {COORDINATOR: f"127.0.0.1:{port}", PROCESSES: str(count), CPU_DEVICES: str(_DEVICES // count)}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            env={**environment, PROCESS: str(p)},
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=_ROOT,
-        )
-        for p in range(count)
-    ]
-    try:
-        texts = [child.communicate(timeout=_LIMIT_S)[0] for child in children]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    row: Row = json.loads(texts[0].strip().splitlines()[-1])
-    return row
+    return measured_together(__name__, (), count, _DEVICES, _LIMIT_S)
 
 
 def main() -> None:

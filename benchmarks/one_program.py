@@ -13,23 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import jax
 
 import autopar
-from autopar.runtime.hosts.supervise import COORDINATOR, CPU_DEVICES, PROCESS, PROCESSES
 from autopar.runtime.hosts.world_load import load_world
 from benchmarks.report import Report, Row, Say
+from benchmarks.together import measured_together
 from examples import gpt, mlp
 
 WAYS = ("lists", "one program", "two processes", "ray")
@@ -43,7 +39,6 @@ MODELS: Mapping[str, tuple[Any, str, dict[str, Any], int, str]] = MappingProxyTy
 )
 QUICK = ("mlp, tiny, interleaved",)
 _LIMIT_S = 500.0
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(quick: bool, say: Say) -> Report:
@@ -61,25 +56,7 @@ def run(quick: bool, say: Say) -> Report:
 def _started(model: str, way: str, rounds: int) -> Row:
     """What the processes of a way measured: that of the first."""
     count = 2 if way == "two processes" else 1
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    inherited = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    environment = {**inherited, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu", "AUTOPAR_CACHE_DIR": "off"}
-    environment |= {COORDINATOR: f"127.0.0.1:{port}", PROCESSES: str(count), CPU_DEVICES: str(2 // count)}
-    command = [sys.executable, "-m", __name__, model, way, str(rounds)]
-    children = [
-        subprocess.Popen(command, env={**environment, PROCESS: str(p)}, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
-        for p in range(count)
-    ]
-    try:
-        texts = [child.communicate(timeout=_LIMIT_S)[0] for child in children]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    row: Row = json.loads(texts[0].strip().splitlines()[-1])
-    return row
+    return measured_together(__name__, (model, way, str(rounds)), count, 2, _LIMIT_S)
 
 
 def _measured(model: str, way: str, rounds: int) -> Row:

@@ -126,12 +126,11 @@ SMALL_ROOMS = (
     "recompute", "report", "schedule", "search", "sharding", "simulate", "stages", "transforms",
 )  # fmt: skip
 #: What is larger, with its size. The lists only get shorter, and the sizes in them smaller.
-LARGE_FILES = {"autopar.search.intra.build": 500}
+LARGE_FILES: dict[str, int] = {}
 LONG_FUNCTIONS = {
     "autopar.api.parallelize.parallelize": 120,  # its docstring says every option
     "autopar.cluster.cluster.ray": 80,
     "autopar.frontend.trace.trace": 77,
-    "autopar.search.intra.build._operator": 74,
     "autopar.transforms.one_bit_adam.one_bit_adam": 84,
 }
 #: Functions for users say what they can do by keyword, and commands by options.
@@ -142,7 +141,6 @@ MANY_PARAMETERS = {
     "autopar.cli.schedules.command": 9,
     "autopar.cli.verify.command": 10,
     "autopar.cluster.cluster.ray": 19,
-    "autopar.search.intra.regions._enter": 10,
     "autopar.transforms.one_bit_adam.one_bit_adam": 9,
 }
 

@@ -4,7 +4,8 @@
 """
 
 from autopar.search.intra.bill import Bill, Kernel, Message, bill_of
-from autopar.search.intra.build import ShardingProblem, build
+from autopar.search.intra.build import build
 from autopar.search.intra.extract import Sharding, extract
+from autopar.search.intra.sharding_problem import ShardingProblem
 
 __all__ = ["Bill", "Kernel", "Message", "Sharding", "ShardingProblem", "bill_of", "build", "extract"]

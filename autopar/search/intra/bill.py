@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from autopar.cluster import Span
 from autopar.cost import PRODUCTS, Core, Matrices
-from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.collectives import collectives
 from autopar.search.intra.draft import SiteDraft
 from autopar.search.intra.extract import copy_layouts, made_layouts
+from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.work import product_of
 from autopar.search.problem import Problem
 

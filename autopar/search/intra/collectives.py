@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.ir import Layout
-from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.draft import Use
+from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.problem import Problem
 from autopar.search.resharding import path_tables
 from autopar.sharding.routes import Routes

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import Work
-from autopar.ir import Graph, Layout, Operator, TensorType
+from autopar.ir import Layout, Operator, TensorType
 from autopar.sharding import Strategy
 
 Array = NDArray[np.float64]
@@ -70,7 +69,7 @@ class ValueDraft:
         alias: another name of a value that is accounted for elsewhere.
         phase: part of the step in which it is made.
         hosted: of an input that may be kept in host memory, for each strategy whether it is; else empty.
-        view: the input of which it is another shape, or "": the same bytes, where both lie alike.
+        view: the input of which it is another shape, or "": the same bytes, where both have one layout.
     """
 
     key: str
@@ -163,55 +162,3 @@ class UsageDraft:
     bytes: Array
     kind: str
     key: str
-
-
-class Draft(Protocol):
-    """What a handler of loops and branches adds to; `autopar.search.intra.build.Builder` is one.
-
-    Args:
-        values: every value so far by key.
-        region_sites: every operator with regions so far.
-        time: of the operator at hand; each operator is a step of time.
-        phase: part of the train step of the operator at hand.
-    """
-
-    values: dict[str, ValueDraft]
-    region_sites: list[RegionSite]
-    time: int
-    phase: str
-
-    def node(self, name: str, costs: Array, label: Callable[[int], str]) -> int:
-        """Adds a node; its index. ``label`` says what a strategy is."""
-        ...
-
-    def value(
-        self, key: str, type: TensorType, node: int | None, layouts: Sequence[Layout], weight: float, **rest: object
-    ) -> ValueDraft:
-        """Adds a value."""
-        ...
-
-    def free_layouts(self, name: str, type: TensorType, partial: bool = False) -> tuple[int, tuple[Layout, ...]]:
-        """A node that may have any layout of ``type`` at no cost: (node, its layouts)."""
-        ...
-
-    def use(
-        self,
-        key: str,
-        node: int,
-        required: Sequence[Layout],
-        weight: float,
-        consumer: str,
-        phase: str,
-        stacked: bool = False,
-        heavy: bool = False,
-    ) -> None:
-        """Notes that a value is taken."""
-        ...
-
-    def graph(self, graph: Graph, prefix: str, weight: float) -> None:
-        """Adds all operators of a graph whose inputs are there already."""
-        ...
-
-    def summable(self, type: TensorType) -> bool:
-        """Whether partial sums of ``type`` make sense."""
-        ...

@@ -13,12 +13,12 @@ import numpy as np
 from autopar.ir import Graph, Layout, Literal
 from autopar.ir.loops import Scan
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
-from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.collectives import Collective, collectives
 from autopar.search.intra.draft import UsageDraft
 from autopar.search.intra.host import HOST, hosted
 from autopar.search.intra.memory import WAITING, waits
 from autopar.search.intra.overlap import exposed_s
+from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.works import Works, loops, outermost
 from autopar.search.problem import Problem
 

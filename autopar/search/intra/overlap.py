@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from autopar.cluster import LogicalMesh
 from autopar.ir import Operator
-from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.collectives import Collective
+from autopar.search.intra.sharding_problem import ShardingProblem
 
 
 @dataclass(frozen=True, slots=True)

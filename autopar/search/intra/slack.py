@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.collectives import collectives
 from autopar.search.intra.extract import Sharding, copy_layouts, extract, made_layouts
 from autopar.search.intra.overlap import RegionSchedule, producers_of, region_of, schedules
+from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Edge, Solution
 from autopar.solver.evaluate import objective

@@ -8,8 +8,8 @@ from autopar.cost import CostModel
 from autopar.ir import Graph, Operator
 from autopar.ir.analysis import closure
 from autopar.ir.phases import LOOP
-from autopar.search.intra.build import ShardingProblem
 from autopar.search.intra.draft import SiteDraft
+from autopar.search.intra.sharding_problem import ShardingProblem
 
 
 class Works:

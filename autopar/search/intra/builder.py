@@ -1,0 +1,92 @@
+"""`Builder`: nodes, edges, values and their uses, as a walk of the graph adds them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autopar.cluster import LogicalMesh
+from autopar.cost import CostModel
+from autopar.ir import Layout, TensorType
+from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, Use, ValueDraft
+from autopar.search.intra.labels import layout_label
+from autopar.search.intra.layouts import LayoutTable
+
+
+class Builder:
+    """What is known of a `ChoiceProblem` so far.
+
+    Args:
+        mesh: the logical mesh.
+        cost: prices.
+        split_phases: whether forward and backward make their own copies of a value.
+        notes: first lines for the user.
+
+    ``time`` is that of the operator at hand, each operator being a step of time; ``phase`` is its part of the train
+    step.
+    """
+
+    def __init__(self, mesh: LogicalMesh, cost: CostModel, split_phases: bool, notes: Sequence[str] = ()) -> None:
+        self.mesh = mesh
+        self.cost = cost
+        self.split_phases = split_phases
+        self.layouts = LayoutTable(mesh, cost)
+        self.nodes: list[NodeDraft] = []
+        self.edges: dict[tuple[int, int], Array] = {}
+        self.values: dict[str, ValueDraft] = {}
+        self.sites: list[SiteDraft] = []
+        self.region_sites: list[RegionSite] = []
+        self.copies: list[CopyDraft] = []
+        self.notes: dict[str, None] = dict.fromkeys(notes)
+        self.broken: list[str] = []
+        self.time = 0
+        self.phase = "update"
+
+    def node(self, name: str, costs: Array, label: Callable[[int], str]) -> int:
+        """Adds a node; its index. ``label`` says what a strategy is."""
+        self.nodes.append(NodeDraft(name, np.asarray(costs, float), label))
+        return len(self.nodes) - 1
+
+    def edge(self, source: int, target: int, costs: Array) -> None:
+        """Adds ``costs`` between two nodes (to the diagonal of a node's own costs if they are one)."""
+        if source == target:
+            self.nodes[source].costs = self.nodes[source].costs + np.diagonal(costs)
+            return
+        key = (source, target) if source < target else (target, source)
+        matrix = costs if source < target else costs.T
+        self.edges[key] = self.edges[key] + matrix if key in self.edges else matrix
+
+    def value(
+        self, key: str, type: TensorType, node: int | None, layouts: Sequence[Layout], weight: float, **rest: object
+    ) -> ValueDraft:
+        """Adds a value; ``rest`` are further fields of `ValueDraft`."""
+        layouts = layouts if isinstance(layouts, tuple) else tuple(layouts)
+        value = ValueDraft(key, type, node, layouts, self.time, weight, phase=self.phase, **rest)  # type: ignore[arg-type]
+        self.values[key] = value
+        return value
+
+    def free_layouts(self, name: str, type: TensorType, partial: bool = False) -> tuple[int, tuple[Layout, ...]]:
+        """A node that may have any layout of ``type`` at no cost: (node, its layouts)."""
+        layouts = self.layouts.all(type, partial)
+        return self.node(name, np.zeros(len(layouts)), functools.partial(layout_label, layouts)), layouts
+
+    def use(
+        self,
+        key: str,
+        node: int,
+        required: Sequence[Layout],
+        weight: float,
+        consumer: str,
+        stacked: bool = False,
+        heavy: bool = False,
+    ) -> None:
+        """Notes that a consumer takes a value at this time; the arguments are fields of `Use`."""
+        layouts = required if isinstance(required, tuple) else tuple(required)
+        self.values[key].uses.append(Use(node, layouts, weight, self.time, consumer, self.phase, stacked, heavy))
+
+
+def is_summable(type: TensorType) -> bool:
+    """Whether partial sums of ``type`` make sense."""
+    return type.dtype != "bool" and not type.dtype.startswith("key<") and type.size > 0

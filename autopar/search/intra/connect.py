@@ -1,0 +1,157 @@
+"""Inputs, results, and the edges from each value to those who take it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.ir import Graph, Layout, Literal, TensorType
+from autopar.search.constraints import Constraint
+from autopar.search.intra.builder import Builder
+from autopar.search.intra.constrained import constrained
+from autopar.search.intra.draft import CopyDraft, Use, ValueDraft
+from autopar.search.intra.labels import input_label, layout_label
+from autopar.search.intra.memory import local_bytes
+from autopar.search.intra.uses import firsts
+
+Readers = Sequence[tuple[Use, NDArray[np.bool_]]]
+
+
+def add_input(
+    b: Builder,
+    name: str,
+    type: TensorType,
+    *,
+    copied: bool,
+    movable: Collection[str],
+    constraints: Mapping[str, Constraint],
+) -> None:
+    """Adds the node of a top-level input.
+
+    A choice is a pair (a, b): the input lies in layout a, and forward and backward operators may also take it from a
+    copy in the coarser layout b.
+
+    Args:
+        b: where it is added.
+        name: of the input.
+        type: its shape and dtype.
+        copied: whether it has such a copy: several operators read it, or a loop takes slices of it.
+        movable: names of inputs that may lie in host memory between updates; these have each pair twice.
+        constraints: by input, what the user asked for.
+    """
+    layouts = b.layouts.all(type)
+    plain = constrained(constraints, name, layouts, b.mesh)
+    if not plain:
+        b.broken.append(name)
+        plain = layouts
+    pairs = [(k, k) for k in plain]
+    if copied:
+        pairs = [(k, c) for k in plain for c in (k, *b.layouts.coarser(k))]
+
+    has_copy, n = len(pairs) > len(plain), len(pairs)
+    hosted = (False,) * n + (True,) * n if name in movable else ()
+    pairs *= 2 if hosted else 1
+
+    node = b.node(name, np.zeros(len(pairs)), functools.partial(input_label, pairs, n))
+    b.value(name, type, node, [k for k, _ in pairs], 1.0, source=name, hosted=hosted)
+    if has_copy:
+        b.copies.append(CopyDraft(name, node, tuple(c for _, c in pairs)))
+
+
+def add_outputs(b: Builder, graph: Graph) -> list[tuple[int, tuple[Layout, ...]] | None]:
+    """Notes where the results of the step are taken: (node, layouts by strategy) of each; None for literals.
+
+    An output that replaces an input ends in that input's layout, another one in any.
+    """
+    outputs: list[tuple[int, tuple[Layout, ...]] | None] = []
+    for output in graph.outputs:
+        if isinstance(output.operand, Literal):
+            outputs.append(None)
+            continue
+        if output.updates is not None:
+            target = b.values[output.updates]
+            assert target.node is not None
+            node, layouts = target.node, target.layouts
+        else:
+            node, layouts = b.free_layouts(f"result{output.path}", output.type)
+        outputs.append((node, layouts))
+        value = b.values[output.operand]
+        if value.node is not None:
+            value.uses.append(Use(node, layouts, 1.0, b.time, f"result{output.path}", "update"))
+    return outputs
+
+
+def connect(b: Builder, value: ValueDraft) -> None:
+    """Adds the edges from a value to those who take it, through a shared copy where there are several."""
+    if value.node is None:
+        return
+    uses = firsts(value.uses, b.split_phases)
+    outside = [(u, new) for u, new in uses if u.node != value.node]
+    for u, new in uses:
+        if u.node == value.node and u.required != value.layouts:
+            _take(b, value.type, u.node, value.layouts, u, new)
+    if value.source:
+        _connect_input(b, value, outside)
+        return
+    if len({u.node for u, _ in outside}) < 2:
+        _take_all(b, value, outside)
+        return
+    phases = sorted({u.phase for u, _ in outside}) if b.split_phases else [""]
+    for phase in phases:
+        users = [(u, new) for u, new in outside if phase in ("", u.phase)]
+        if len({u.node for u, _ in users}) < 2 and phase:
+            _take_all(b, value, users)
+            continue
+        layouts = b.layouts.together((value.layouts, *(u.required for u, _ in users)))
+        copy = b.node(
+            f"copy of {value.key}" + (f" ({phase})" if phase else ""),
+            np.zeros(len(layouts)),
+            functools.partial(layout_label, layouts),
+        )
+        b.nodes[copy].copy_of = value.key
+        b.copies.append(CopyDraft(value.key, copy, layouts, (phase,)))
+        b.edge(value.node, copy, b.layouts.resharding(value.type, value.layouts, layouts, value.weight))
+        for u, new in users:
+            _take(b, value.type, copy, layouts, u, new)
+
+
+def _take_all(b: Builder, value: ValueDraft, readers: Readers) -> None:
+    """Adds what uses cost that take a value as it is."""
+    assert value.node is not None
+    for u, new in readers:
+        _take(b, value.type, value.node, value.layouts, u, new)
+
+
+def _take(
+    b: Builder, type: TensorType, node: int, layouts: tuple[Layout, ...], use: Use, new: NDArray[np.bool_]
+) -> None:
+    """Adds what a use costs that takes a value of ``type`` from where ``node`` decides, in one of ``layouts``."""
+    costs = b.layouts.resharding(type, layouts, use.required, use.weight)
+    b.edge(node, use.node, costs if new.all() else np.where(new, costs, 0.0))
+
+
+def _connect_input(b: Builder, value: ValueDraft, readers: Readers) -> None:
+    """Adds the cost of an input's copy, once a phase that uses it, and the edges to the readers."""
+    assert value.node is not None
+    stored = value.layouts
+    at = next((i for i, c in enumerate(b.copies) if c.key == value.key), None)
+    used = stored if at is None else b.copies[at].layouts
+    if at is not None:
+        phases = {u.phase for u, _ in readers if u.phase != "update"} if b.split_phases else {""}
+        b.copies[at] = replace(b.copies[at], phases=tuple(sorted(phases)) or ("",))
+        gather = np.diagonal(b.layouts.resharding(value.type, stored, used))
+        b.nodes[value.node].costs = gather * max(1, len(phases))
+    for u, new in readers:
+        direct = b.layouts.resharding(value.type, stored, u.required)
+        costs = np.minimum(direct, b.layouts.resharding(value.type, used, u.required)) * u.weight
+        if u.stacked or u.until:  # the loop may take what is there, not a copy that nobody counted
+            there = np.array([[k in (a, c) for k in u.required] for a, c in zip(stored, used, strict=True)])
+            if not u.stacked:  # or a small one
+                bytes = [local_bytes(value.type, k, b.mesh.sizes) for k in (stored, u.required)]
+                there |= bytes[0][:, None] >= bytes[1][None, :]
+            costs = np.where(there, costs, np.inf)
+        b.edge(value.node, u.node, np.where(new, costs, 0.0))

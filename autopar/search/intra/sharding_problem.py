@@ -1,0 +1,43 @@
+"""`ShardingProblem`: the numbers of a `ChoiceProblem` with what they are of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.cluster import LogicalMesh
+from autopar.ir import Layout
+from autopar.search.intra.draft import CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, ValueDraft
+from autopar.solver import ChoiceProblem
+
+
+@dataclass(frozen=True)
+class ShardingProblem:
+    """A `ChoiceProblem` and what its nodes mean.
+
+    Args:
+        problem: the numbers.
+        mesh: the logical mesh that it is for.
+        nodes: name, members and strategy labels of each node.
+        values: every value by key.
+        sites: every operator without regions, in running order.
+        region_sites: every operator with regions.
+        copies: shared copies of values.
+        usages: what the problem's usages are of, in the same order.
+        outputs: (node, layouts by strategy) of each top-level output; None for literals.
+        notes: lines for the user.
+        memory_bound: the memory limit binds, as in `autopar.plan.PlanContent`.
+        broken: names of inputs whose constraint cannot hold on the mesh.
+    """
+
+    problem: ChoiceProblem
+    mesh: LogicalMesh
+    nodes: tuple[NodeDraft, ...]
+    values: dict[str, ValueDraft]
+    sites: tuple[SiteDraft, ...]
+    region_sites: tuple[RegionSite, ...]
+    copies: tuple[CopyDraft, ...]
+    usages: tuple[UsageDraft, ...]
+    outputs: tuple[tuple[int, tuple[Layout, ...]] | None, ...]
+    notes: tuple[str, ...]
+    memory_bound: bool = False
+    broken: tuple[str, ...] = ()

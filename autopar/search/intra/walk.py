@@ -1,0 +1,297 @@
+"""`Walk`: adds the operators of a graph to a `Builder`, one node for each that does not follow an operand."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cost import Core, Work
+from autopar.ir import Graph, Literal, Operator, TensorType
+from autopar.ir.attention import attention_cores, on_chip_operators
+from autopar.ir.phases import phase_of
+from autopar.ir.primitives import ADDITIONS, RESHAPES, is_fusible, is_generator, is_zero, reads_fused
+from autopar.search.intra.builder import Builder
+from autopar.search.intra.constrained import asked
+from autopar.search.intra.draft import Array, SiteDraft, ValueDraft
+from autopar.search.intra.fusion import growth_of, is_constant, is_recomputed
+from autopar.search.intra.labels import strategy_label
+from autopar.search.intra.operators import OperatorOptions, OperatorTable
+from autopar.search.intra.regions import REGIONS
+from autopar.search.intra.update import UpdateStreams
+from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of
+from autopar.sharding import Strategy
+
+# Beginnings of dtypes of a byte and less that numbers are encoded in: what widens them can be laid out again.
+_CODES = ("i8", "u8", "i4", "u4", "f8_", "f4_")
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What the operators of one graph have around them.
+
+    Args:
+        prefix: names of the enclosing regions.
+        weight: how often a step the graph runs.
+        shared: values with several readers, the graph's results counted.
+        returned: operands of the graph's results.
+        fusible: by value, for each operator that reads it, whether that is elementwise.
+        read_fused: values whose readers all compute it as they read it.
+        cores: by id, operators of attention cores and whether their mask is causal.
+        on_chip: ids of operators whose results stay on the chip.
+    """
+
+    prefix: str
+    weight: float
+    shared: frozenset[str]
+    returned: frozenset[str]
+    fusible: Mapping[str, Sequence[bool]]
+    read_fused: frozenset[str]
+    cores: Mapping[str, bool]
+    on_chip: Collection[str]
+
+    def fuses(self, op: Operator) -> bool:
+        """Whether an operator is elementwise, and its results go to one elementwise reader each."""
+        return not self.returns(op) and is_fusible(op) and all(self.fusible.get(v.name) == [True] for v in op.results)
+
+    def returns(self, op: Operator) -> bool:
+        """Whether a result of an operator is one of the graph."""
+        return any(v.name in self.returned for v in op.results)
+
+    def may_recompute(self, op: Operator) -> bool:
+        """Whether each reader of an operator's results can compute them as it reads."""
+        return not self.returns(op) and all(v.name in self.read_fused for v in op.results)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """How an operator runs: its work, and what of it is in memory.
+
+    Args:
+        work: what one run takes.
+        fused: its results go to an only reader that is elementwise too.
+        transient: its readers compute its results as they read.
+        basis: bytes of the stored values that its results are computed from.
+        stored: keys of the values in memory that a kernel reads for its operands.
+        constant: constants alone decide its results.
+    """
+
+    work: Work
+    fused: bool
+    transient: bool
+    basis: float
+    stored: frozenset[str]
+    constant: bool
+
+
+class Walk:
+    """Walks a graph and its regions once.
+
+    Args:
+        builder: where nodes, values and uses go.
+        updates: whether what is of no pass updates parameters (`autopar.search.intra.update.has_backward`).
+    """
+
+    def __init__(self, builder: Builder, updates: bool) -> None:
+        cluster = builder.cost.cluster
+        self.builder = builder
+        self.updates = updates
+        self.operators = OperatorTable(builder.mesh)
+        self.growth = growth_of(cluster)
+        self.functions = frozenset(name for d in cluster.device_types for name, _ in d.function_s)
+        self.busy: dict[tuple[Work, int], tuple[tuple[Strategy, ...], Array]] = {}
+        self.chains: dict[int, tuple[Graph, Chains]] = {}
+        self.streams = UpdateStreams()
+
+    def graph(self, graph: Graph, prefix: str, weight: float) -> None:
+        """Adds all operators of a graph whose inputs are there already.
+
+        Args:
+            graph: the step, or a region of one of its operators.
+            prefix: names of the enclosing regions.
+            weight: how often a step it runs.
+        """
+        b = self.builder
+        around = self._surroundings(graph, prefix, weight)
+        enclosing = b.phase
+        for op in graph.operators:
+            b.time += 1
+            b.phase = phase_of(op.scope, enclosing)
+            handler = REGIONS.get(op.primitive)
+            if handler is not None and op.regions:
+                handler(b, self.graph, graph, op, prefix, weight)
+            elif op.primitive == "optimization_barrier":
+                self._barrier(op, prefix, weight)
+            elif is_generator(op):
+                (result,) = op.results
+                b.value(prefix + result.name, result.type, None, (), weight, zero=is_zero(op))
+            else:
+                self._operator(graph, op, around)
+        b.phase = enclosing
+
+    def _surroundings(self, graph: Graph, prefix: str, weight: float) -> _Surroundings:
+        fusible: dict[str, list[bool]] = {}
+        read_fused: dict[str, bool] = {}
+        readers: dict[str, set[str]] = {}
+        for op in graph.operators:
+            for operand in op.operands:
+                if isinstance(operand, str):
+                    fusible.setdefault(operand, []).append(is_fusible(op))
+                    read_fused[operand] = read_fused.get(operand, True) and reads_fused(op)
+                    readers.setdefault(operand, set()).add(op.id)
+        returned = frozenset(o.operand for o in graph.outputs if isinstance(o.operand, str))
+        cost = self.builder.cost
+        cores = attention_cores(graph) if cost.knows_kernels else {}
+        return _Surroundings(
+            prefix,
+            weight,
+            shared=frozenset(name for name, ids in readers.items() if len(ids) + (name in returned) > 1),
+            returned=returned,
+            fusible=fusible,
+            read_fused=frozenset(name for name, all_fused in read_fused.items() if all_fused),
+            cores=cores,
+            on_chip=on_chip_operators(graph, cores) if cost.stack.fused_attention else (),
+        )
+
+    def _barrier(self, op: Operator, prefix: str, weight: float) -> None:
+        b = self.builder
+        for operand, result in zip(op.operands, op.results, strict=True):
+            source = b.values[prefix + str(operand)]
+            key = prefix + result.name
+            b.value(key, result.type, source.node, source.layouts, weight, zero=source.zero, alias=True)
+            if source.node is not None:
+                b.use(source.key, source.node, source.layouts, weight, prefix + op.id)
+
+    def _operator(self, graph: Graph, op: Operator, around: _Surroundings) -> None:
+        """Adds an operator: a node of its own or one that it follows, its uses of operands, its results."""
+        b, id, weight = self.builder, around.prefix + op.id, around.weight
+        types = graph.operand_types(op)
+        sources = [None if isinstance(o, Literal) else b.values[around.prefix + o] for o in op.operands]
+        options = self._options(op, types, sources)
+        kernel = self._kernel(graph, op, around, sources, options)
+        options, constraint = asked(op, self._with_scalar_sums(op, sources, options), b.mesh)
+        if constraint:
+            b.notes[constraint] = None
+        followed = None if constraint else self._followed(op, sources, options, around.shared)
+        if followed is not None:
+            options = followed[1]
+        strategies = options.strategies
+        busy = self._seconds(kernel.work, strategies, op, types) * weight
+        if followed is None:
+            node = b.node(id, busy, functools.partial(strategy_label, strategies))
+        else:
+            node = followed[0]
+            b.nodes[node].costs = b.nodes[node].costs + busy
+            b.nodes[node].members.append(id)
+        for i, source in enumerate(sources):
+            if source is not None and source.node is not None:
+                b.use(source.key, node, options.operands[i], weight, id, heavy=not reads_fused(op))
+        of = sources[0] if op.primitive in RESHAPES else None
+        for j, result in enumerate(op.results):
+            b.value(
+                around.prefix + result.name, result.type, node, options.results[j], weight,
+                fused=kernel.fused, transient=kernel.transient, basis=kernel.basis,
+                view=of.source if of is not None else "",
+                stored=kernel.stored if kernel.transient else frozenset(), constant=kernel.constant,
+            )  # fmt: skip
+        b.sites.append(SiteDraft(id, op, types, kernel.work, node, strategies, busy, weight, b.time, b.phase))
+
+    def _options(
+        self, op: Operator, types: tuple[TensorType, ...], sources: Sequence[ValueDraft | None]
+    ) -> OperatorOptions:
+        """What the rule of an operator offers, with a note where it has none or runs on one device."""
+        on_demand = tuple(s is None or s.node is None for s in sources)
+        zeros = tuple(
+            o.is_zero if isinstance(o, Literal) else s is not None and s.zero
+            for o, s in zip(op.operands, sources, strict=True)
+        )
+        options = self.operators.options(op, types, zeros, on_demand)
+        place = op.source or op.id
+        if not options.known:
+            self.builder.notes[f"{op.primitive} has no sharding rule: it runs whole on every device ({place})"] = None
+        if op.primitive.endswith("_callback"):
+            text = f"{op.primitive} runs on one device, on whole arrays that are gathered for it ({place})"
+            self.builder.notes[text] = None
+        return options
+
+    def _kernel(
+        self,
+        graph: Graph,
+        op: Operator,
+        around: _Surroundings,
+        sources: Sequence[ValueDraft | None],
+        options: OperatorOptions,
+    ) -> _Kernel:
+        """Work of an operator in its place; which of its operands and results are in memory."""
+        b, types = self.builder, graph.operand_types(op)
+        operands = {o: b.values[around.prefix + o] for o in op.reads}
+        basis = sum(v.basis if v.transient else 0.0 if v.node is None else v.type.nbytes for v in operands.values())
+        stored = frozenset().union(*map(stored_of, sources))
+        kernels = [b.values[k].type for k in sorted(stored)] if b.cost.knows_kernels else None
+        constant = not around.returns(op) and kernels is not None and is_constant(op, sum(t.nbytes for t in kernels))
+        updates = kernels is not None and self.updates and not around.prefix and b.phase == "update" and is_fusible(op)
+        fused = around.fuses(op)
+        recomputed = around.may_recompute(op) and (updates or is_recomputed(op, basis, self.growth))
+        transient = fused or constant or recomputed or op.id in around.on_chip
+        moved = moved_bytes(op, types, sources, options, fused)
+        if kernels is not None and reads_fused(op):
+            if updates:
+                kernels = self.streams.read(op, stored, b.values, transient)
+            moved = kernel_bytes(op, types, kernels, transient)
+        work = work_of(op, types, options, moved, self._chains(graph), self.functions)
+        core: Core = "" if op.id not in around.cores else "causal" if around.cores[op.id] else "whole"
+        backward = bool(core) and b.phase == "backward"
+        work = replace(work, fused=transient and is_fusible(op), core=core, backward=backward)
+        return _Kernel(work, fused, transient, basis, stored, constant)
+
+    def _with_scalar_sums(
+        self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions
+    ) -> OperatorOptions:
+        """``options``, with sums of scalars that are left to do for an addition of such."""
+        if op.primitive not in ADDITIONS or any(v.type.rank for v in op.results):
+            return options
+        partial = any(k.partial for s in sources if s is not None for k in s.layouts)
+        return self.operators.scalar_sums(options) if partial else options
+
+    def _chains(self, graph: Graph) -> Chains | None:
+        """The chains of a graph, where devices say what bringing operands into another order takes."""
+        if all(d.reorder_efficiency is None for d in self.builder.cost.cluster.device_types):
+            return None
+        if id(graph) not in self.chains:  # the key is an identity; what it is of is kept alive here
+            self.chains[id(graph)] = (graph, Chains(graph))
+        return self.chains[id(graph)][1]
+
+    def _seconds(
+        self, work: Work, strategies: tuple[Strategy, ...], op: Operator, types: Sequence[TensorType]
+    ) -> Array:
+        """Busy seconds of one run of an operator, by strategy."""
+        if (key := (work, id(strategies))) not in self.busy:
+            seconds = busy_seconds(self.builder.cost, self.builder.mesh.sizes, work, strategies, op, types)
+            self.busy[key] = (strategies, seconds)
+        return self.busy[key][1]
+
+    def _followed(
+        self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions, shared: frozenset[str]
+    ) -> tuple[int, OperatorOptions] | None:
+        """The node that ``op`` follows and its strategy for each of that node's choices; None if it has its own.
+
+        Only the latest operand that is no input is followed, only if each of its layouts leaves one
+        strategy. One that may be a partial sum is followed only by an operator that takes nothing else, if
+        nothing else takes it: otherwise it may be better to finish the sum before, once for all who take it.
+        """
+        if op.effects:
+            return None
+        laid_out = [(i, s) for i, s in enumerate(sources) if s is not None and s.node is not None]
+        computed = [(i, s) for i, s in laid_out if not s.source]
+        if not computed:
+            return None
+        i, source = max(computed, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
+        if source.type.dtype.startswith(_CODES) and max(v.type.nbytes for v in op.results) > source.type.nbytes:
+            return None  # what is sent is best sent as codes
+        several = any(s.node != source.node for _, s in laid_out)
+        if (several or op.operands[i] in shared) and any(k.partial for k in source.layouts):
+            return None
+        same = tuple(j for j, s in laid_out if s is source)
+        matched = self.operators.followed(options, i, same, source.layouts)
+        assert source.node is not None
+        return None if matched is None else (source.node, matched)

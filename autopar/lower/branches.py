@@ -4,12 +4,13 @@ jax keeps what the branches of a ``cond`` save in common results, matched by sha
 a parameter one branch saves examples and another the parameter in the same result, which then can be cut into
 microbatches for one of them only. Here the branch that saves examples keeps the result; another returns zeros in it and
 what it saved in a result of its own, or nothing where the branch of the backward pass can take the operand itself.
+A loop stacks what its branches save; the loop of the backward pass gets a stack more, or the operand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,173 +18,191 @@ from jax import lax
 
 from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend import BoundGraph, Traced
-from autopar.ir import Graph, Literal, Operator
-from autopar.ir.analysis import dependents, names_made
-from autopar.ir.primitives import is_generator
+from autopar.ir import Graph, Literal, Operand, Operator
+from autopar.ir.loops import Scan
 from autopar.lower.interpreter import scalar
 from autopar.lower.microbatch.parts import Recorder, run_whole
 from autopar.lower.microbatch.retrace import retraced
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """A result in which some branches of a cond save examples, and others do not.
-
-    Args:
-        cond: the operator.
-        result: number of the result.
-        others: numbers of the branches that save something else.
-    """
-
-    cond: Operator
-    result: int
-    others: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        """Name of the result."""
-        return self.cond.results[self.result].name
-
-    def operand(self, branch: int) -> str | Literal | None:
-        """What lies outside that a branch passes on; None where it computes what it saves."""
-        region = self.cond.regions[branch][1]
-        names = [i.name for i in region.inputs]
-        passed = region.outputs[self.result].operand
-        return self.cond.operands[1 + names.index(passed)] if passed in names else None
+from autopar.lower.shared_results import Shared, shared_results
 
 
 def with_own_buffers(traced: Traced) -> Traced:
     """``traced``, with a result of its own for what a branch saves beside examples of other branches."""
-    shared = _shared(traced.graph)
+    shared = shared_results(traced.graph)
     if not shared:
         return traced
-    return retraced(traced, _Run(traced.program, shared).run)
+
+    def run(values: dict[str, Any], recorder: Recorder) -> Mapping[str, Any]:
+        frame = _Frame(dict(values))
+        _Run(shared, recorder).graph(traced.program, frame)
+        return frame.env
+
+    return retraced(traced, run)
 
 
-def _shared(graph: Graph) -> list[_Shared]:
-    conds = [op for op in graph.operators if op.primitive == "cond" and not op.effects]
-    if len(conds) < 2:
-        return []
-    batch = {i.name for i in graph.inputs if i.role == "batch"}
-    of_batch = batch | set(names_made(dependents(graph.operators, batch)))
-    returned = {o.operand for o in graph.outputs}
-    shared = []
-    for op in conds:
-        saving = [_of_batch(op, region, of_batch) for _, region in op.regions]
-        for n, value in enumerate(op.results):
-            others = tuple(b for b, kept in enumerate(saving) if kept[n] is False)
-            readers = [r for r in graph.operators if value.name in r.reads]
-            again = all(r.primitive == "cond" and r.operands[0] == op.operands[0] for r in readers)
-            mixed = bool(others) and any(kept[n] for kept in saving)
-            if mixed and again and readers and value.name not in returned:
-                shared.append(_Shared(op, n, others))
-    return shared
+@dataclass(frozen=True)
+class _Saved:
+    """What a branch saved apart.
+
+    Args:
+        operand: a name, or a literal.
+        same: for each stack that the shared result is in, the outermost first, whether this is the same in every
+            iteration and so has no such dim.
+    """
+
+    operand: Operand
+    same: tuple[bool, ...] = ()
 
 
-def _of_batch(op: Operator, region: Graph, of_batch: set[str]) -> list[bool | None]:
-    """Whether each output of a branch depends on examples; None for what can be made in any layout."""
-    given = {i.name for i, o in zip(region.inputs, op.operands[1:], strict=True) if o in of_batch}
-    reached = given | set(names_made(dependents(region.operators, given)))
+@dataclass
+class _Frame:
+    """Values of one run of a graph.
 
-    def one(operand: Any) -> bool | None:
-        maker = None if isinstance(operand, Literal) else region.producers.get(operand)
-        free = isinstance(operand, Literal) or (maker is not None and is_generator(maker))
-        return None if free else operand in reached
+    Args:
+        env: by name.
+        apart: by shared result and branch, what that branch saved.
+        path: as in `Shared`.
+    """
 
-    return [one(o.operand) for o in region.outputs]
+    env: dict[str, Any]
+    apart: dict[tuple[str, int], _Saved] = field(default_factory=dict)
+    path: str = ""
+
+    def read(self, operand: Operand) -> Any:
+        """The value of an operand."""
+        return scalar(operand) if isinstance(operand, Literal) else self.env[operand]
+
+    def apart_from(self, operand: Operand) -> list[tuple[int, _Saved]]:
+        """(branch, what it saved apart from the value ``operand``)."""
+        return [(b, saved) for (name, b), saved in self.apart.items() if name == operand]
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A step run with the results of `_Shared` apart."""
+    """A step run with the results of `Shared` apart."""
 
-    program: BoundGraph
-    shared: Sequence[_Shared]
+    shared: Sequence[Shared]
+    recorder: Recorder
 
-    def run(self, values: dict[str, Any], recorder: Recorder) -> Mapping[str, Any]:
-        """Every value of the step."""
-        env = dict(values)
-        apart: dict[tuple[str, int], Any] = {}  # what a branch saved, by the result it shared
-        graph = self.program.graph
-        mine = {s.name for s in self.shared}
-        for op in graph.operators:
-            own = [s for s in self.shared if s.cond.id == op.id]
-            taken = [n for n, o in enumerate(op.operands) if n and o in mine]
-            if own:
-                with recorder.around(op):
-                    self._saving(op, own, env, apart, recorder)
-            elif taken:
-                with recorder.around(op):
-                    self._taking(op, taken, env, apart, recorder)
+    def graph(self, bound: BoundGraph, frame: _Frame) -> None:
+        """Puts every value of ``bound`` into ``frame``."""
+        for op in bound.graph.operators:
+            saved = [s for s in self.shared if s.path == frame.path and s.cond.id == op.id]
+            takes = any(frame.apart_from(o) for o in op.operands)
+            inside = any(s.path.startswith(f"{frame.path}{op.id}/") for s in self.shared)
+            if op.primitive == "scan" and (takes or inside):
+                with self.recorder.around(op):
+                    self._scan(bound, op, frame)
+            elif op.primitive == "cond" and (takes or saved):
+                with self.recorder.around(op):
+                    self._cond(bound, op, saved, frame)
             else:
-                part = Graph(graph.name, (), (op,), ())
-                env = run_whole(BoundGraph(part, self.program.bounds, self.program.constants), env, recorder)
-        return env
+                part = BoundGraph(Graph(bound.graph.name, (), (op,), ()), bound.bounds, bound.constants)
+                frame.env.update(run_whole(part, frame.env, self.recorder))
 
-    def _saving(
-        self, op: Operator, own: Sequence[_Shared], env: dict[str, Any], apart: dict[tuple[str, int], Any],
-        recorder: Recorder,
-    ) -> None:  # fmt: skip
-        more: list[tuple[_Shared, int]] = []
-        for s in own:
+    def _cond(self, bound: BoundGraph, op: Operator, saved: Sequence[Shared], frame: _Frame) -> None:
+        """A cond that saves some results apart, takes some that were, or does both."""
+        more: list[tuple[Shared, int]] = []
+        for s in saved:
             for branch in s.others:
                 passed = s.operand(branch)
                 if passed is None:
                     more.append((s, branch))
-                else:
-                    apart[s.name, branch] = _value(passed, env)
+                frame.apart[s.name, branch] = _Saved(f"{s.name}@{branch}" if passed is None else passed)
+        given = [frame.read(o) for o in op.operands]
+        wanted = [(n, b, o) for n, operand in enumerate(op.operands) for b, o in frame.apart_from(operand) if n]
+        extra = [frame.read(o.operand) for _, _, o in wanted]
 
-        def saving(number: int) -> Any:
+        def branch_of(number: int) -> Any:
             def run(*operands: Any) -> list[Any]:
-                results = self._branch(op, number, operands, recorder)
-                kept = [results[s.result] for s, b in more if b == number]
-                for s in own:
+                taken = list(operands[: len(op.operands) - 1])
+                for (n, b, _), value in zip(wanted, operands[len(taken) :], strict=True):
+                    if b == number:
+                        taken[n - 1] = value
+                results = self._region(bound, op, number, taken)
+                kept = [results[s.result] if b == number else _zeros(s) for s, b in more]
+                for s in saved:
                     if number in s.others:
                         results[s.result] = _zeros(s)
-                ours = iter(kept)
-                return [*results, *(next(ours) if b == number else _zeros(s) for s, b in more)]
+                return [*results, *kept]
 
             return run
 
-        results = _switch(op, saving, [_value(o, env) for o in op.operands])
-        env.update(zip((v.name for v in op.results), results, strict=False))
-        apart.update(((s.name, b), r) for (s, b), r in zip(more, results[len(op.results) :], strict=True))
+        branches = [branch_of(n) for n in range(len(op.regions))]
+        results = lax.switch(given[0], branches, *given[1:], *extra)
+        names = [*(v.name for v in op.results), *(f"{s.name}@{b}" for s, b in more)]
+        frame.env.update(zip(names, results, strict=True))
 
-    def _taking(
-        self, op: Operator, taken: Sequence[int], env: dict[str, Any], apart: dict[tuple[str, int], Any],
-        recorder: Recorder,
-    ) -> None:  # fmt: skip
-        wanted = {(n, b): value for n in taken for (name, b), value in apart.items() if name == op.operands[n]}
-        order = {key: len(op.operands) - 1 + k for k, key in enumerate(wanted)}
+    def _scan(self, bound: BoundGraph, op: Operator, frame: _Frame) -> None:
+        """A loop with such conds in its body."""
+        scan = Scan.of(op)
+        params, region = bound.bounds[op.id].params, bound.bounds[op.id].regions["body"]
+        inputs = [i.name for i in region.graph.inputs]
+        consts, initial, stacks = scan.split([frame.read(o) for o in op.operands])
+        taken = [(n, b, o) for n, operand in enumerate(op.operands) for b, o in frame.apart_from(operand)]
+        sliced = [(n, b, o) for n, b, o in taken if n >= scan.num_whole and not o.same[0]]
+        leaving: list[tuple[str, int, _Saved]] = []  # a shared result of the body, its branch, what it saved
 
-        def taking(number: int) -> Any:
-            def run(*operands: Any) -> list[Any]:
-                given = list(operands[: len(op.operands) - 1])
-                for (n, b), position in order.items():
-                    if b == number:
-                        given[n - 1] = operands[position]
-                return self._branch(op, number, given, recorder)
+        def body(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            own, more = slices[: len(stacks)], slices[len(stacks) :]
+            inner = _Frame(dict(zip(inputs, [*consts, *carry, *own], strict=True)), path=f"{frame.path}{op.id}/")
+            values = {(n, b): frame.read(o.operand) for n, b, o in taken}
+            values |= {(n, b): value for (n, b, _), value in zip(sliced, more, strict=True)}
+            for n, b, o in taken:
+                name = f"{inputs[n]}@{b}"
+                inner.env[name] = values[n, b]
+                inner.apart[inputs[n], b] = _Saved(name, o.same[1:] if n >= scan.num_whole else o.same)
+            self.graph(region, inner)
+            leaving[:] = _leaving(op, scan, inner, frame)
+            outputs = [jnp.asarray(inner.read(o.operand)) for o in region.graph.outputs]
+            made = [jnp.asarray(inner.read(o.operand)) for _, _, o in leaving]
+            return outputs[: scan.num_carry], [*outputs[scan.num_carry :], *made]
 
-            return run
+        xs = [*stacks, *(frame.read(o.operand) for _, _, o in sliced)]
+        carry, ys = lax.scan(
+            body, initial, xs, length=scan.length, reverse=bool(params["reverse"]), unroll=params.get("unroll", 1)
+        )
+        plain = len(op.results) - scan.num_carry
+        frame.env.update(zip((v.name for v in op.results), [*carry, *ys[:plain]], strict=True))
+        for (name, b, saved), stack in zip(leaving, ys[plain:], strict=True):
+            for result in _stacks(op, scan, name):
+                frame.env[f"{result}@{b}"] = stack
+                frame.apart[result, b] = _Saved(f"{result}@{b}", (False, *saved.same))
 
-        results = _switch(op, taking, [*(_value(o, env) for o in op.operands), *wanted.values()])
-        env.update(zip((v.name for v in op.results), results, strict=True))
-
-    def _branch(self, op: Operator, number: int, operands: Sequence[Any], recorder: Recorder) -> list[Any]:
-        bound = self.program.bounds[op.id].regions[op.regions[number][0]]
-        env = run_whole(bound, dict(zip((i.name for i in bound.graph.inputs), operands, strict=True)), recorder)
-        return [jnp.asarray(_value(o.operand, env)) for o in bound.graph.outputs]
-
-
-def _switch(op: Operator, branch: Any, operands: Sequence[Any]) -> list[Any]:
-    made: list[Any] = lax.switch(operands[0], [branch(n) for n in range(len(op.regions))], *operands[1:])
-    return made
+    def _region(self, bound: BoundGraph, op: Operator, number: int, operands: Sequence[Any]) -> list[Any]:
+        region = bound.bounds[op.id].regions[op.regions[number][0]]
+        inputs = (i.name for i in region.graph.inputs)
+        env = run_whole(region, dict(zip(inputs, operands, strict=True)), self.recorder)
+        return [
+            jnp.asarray(scalar(o.operand) if isinstance(o.operand, Literal) else env[o.operand])
+            for o in region.graph.outputs
+        ]
 
 
-def _value(operand: Any, env: Mapping[str, Any]) -> Any:
-    return scalar(operand) if isinstance(operand, Literal) else env[operand]
+def _leaving(op: Operator, scan: Scan, inner: _Frame, frame: _Frame) -> list[tuple[str, int, _Saved]]:
+    """What a loop has to stack of what branches of its body saved apart.
+
+    What the loop was given, a constant or a stack, is recorded in ``frame`` as what was saved.
+    """
+    carried = range(scan.num_consts, scan.num_whole)
+    given = {i.name: n for n, i in enumerate(scan.body.inputs) if n not in carried}
+    leaving = []
+    for (name, b), saved in inner.apart.items():
+        stacks = _stacks(op, scan, name)
+        if saved.operand not in given:
+            leaving += [(name, b, saved)] if stacks else []
+            continue
+        for result in stacks:
+            n = given[str(saved.operand)]
+            frame.apart[result, b] = _Saved(op.operands[n], (n < scan.num_consts, *saved.same))
+    return leaving
 
 
-def _zeros(s: _Shared) -> Any:
+def _stacks(op: Operator, scan: Scan, name: str) -> list[str]:
+    """Results of a loop that stack the value ``name`` of its body."""
+    return [v.name for v, o in zip(op.results, scan.body.outputs, strict=True) if o.operand == name]
+
+
+def _zeros(s: Shared) -> Any:
     type = s.cond.results[s.result].type
     return jnp.zeros(type.shape, numpy_dtype(type.dtype))

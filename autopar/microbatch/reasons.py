@@ -42,8 +42,8 @@ def reason(op: Operator, types: tuple[TensorType, ...]) -> Reason:
         )
     if op.primitive == "cond":
         return Reason(
-            "a branch that mixes examples; or a predicate that depends on them; or, in a loop, branches that save an "
-            "array over examples and a parameter of the same shape, which jax keeps in one buffer",
+            "a branch that mixes examples; or a predicate that depends on them; or, inside another cond, branches that "
+            "save an array over examples and a parameter of the same shape, which jax keeps in one buffer",
             f"jnp.where in place of jax.lax.cond, a batch size that is no size of a parameter, or {_WHOLE}",
         )
     if op.primitive in _ORDERING:

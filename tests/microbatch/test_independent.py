@@ -228,3 +228,67 @@ def test_branches_of_a_batch_with_the_size_of_a_parameter(loss, sign):
     for count in (2, 3):
         got = autopar.parallelize(step, cluster=CLUSTER, num_microbatches=count, num_stages=1)(p, x)
         assert_trees_same(got, step(p, x))
+
+
+def layers_of_branches(p, x):
+    """Each layer takes its own weights from a stack, and the branch by one of them."""
+
+    def body(h, w):
+        a, b = w
+        return lax.cond(a[0, 0] > 0, lambda h: jnp.tanh(h @ a), lambda h: jnp.sin(jnp.cos(h) @ b) @ a, h), None
+
+    return jnp.mean(lax.scan(body, x, (p["a"], p["b"]))[0] ** 2)
+
+
+def branches_in_a_loop(p, x):
+    """Every iteration has the same weights."""
+    a, b = p["a"][0], p["b"][1]
+
+    def body(h, _):
+        return lax.cond(a[0, 0] > 0, lambda h: jnp.tanh(h @ a), lambda h: jnp.sin(jnp.cos(h) @ b) @ a, h), None
+
+    return jnp.mean(lax.scan(body, x, None, length=3)[0] ** 2)
+
+
+def branches_in_nested_loops(p, x):
+    def outer(h, w):
+        a, b = w
+
+        def inner(h, v):
+            own = jnp.tanh(a * v)
+            return lax.switch(
+                jnp.int32(v > 0) + jnp.int32(a[0, 0] > 0),
+                [lambda h: jnp.sin(h @ own), lambda h: jnp.sin(jnp.cos(h) @ b) @ a, lambda h: jnp.exp(-(h**2)) @ own],
+                h,
+            ), None
+
+        return lax.scan(inner, h, p["v"])[0], None
+
+    return jnp.mean(lax.scan(outer, x, (p["a"], p["b"]))[0] ** 2)
+
+
+def recomputed_branches_in_a_loop(p, x):
+    @jax.checkpoint
+    def body(h, w):
+        a, b = w
+        return lax.cond(a[0, 0] > 0, lambda h: jnp.tanh(h @ a), lambda h: jnp.sin(jnp.cos(h) @ b) @ a, h), None
+
+    return jnp.mean(lax.scan(body, x, (p["a"], p["b"]), reverse=True)[0] ** 2)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [layers_of_branches, branches_in_a_loop, branches_in_nested_loops, recomputed_branches_in_a_loop],
+    ids=lambda f: f.__name__,
+)
+def test_branches_inside_loops_of_a_batch_with_the_size_of_a_parameter(loss):
+    signs = np.asarray([1, -1, 1], np.float32)[:, None, None]  # the layers take different branches
+    p = {
+        "a": signs * np.abs(np.random.default_rng(3).standard_normal((3, 6, 6), np.float32)),
+        "b": np.random.default_rng(4).standard_normal((3, 6, 6), np.float32),
+        "v": np.asarray([0.5, -0.25], np.float32),
+    }
+    step = step_of(loss)
+    for count in (2, 3):
+        got = autopar.parallelize(step, cluster=CLUSTER, num_microbatches=count, num_stages=1)(p, X[:6])
+        assert_trees_same(got, step(p, X[:6]), rtol=1e-4)

@@ -68,7 +68,7 @@ def verify(
     if plan.num_stages > 1:
         lowered = lower_pipeline(split_layers(traced, plan.content.stack_groups).step, plan, platform=chosen.platform)
         return compare_stages(plan, chosen, compile_stages(chosen, lowered, timeout_s))
-    return compare(plan, chosen, compile_for(chosen, traced, plan, timeout_s))
+    return compare(plan, traced.graph, chosen, compile_for(chosen, traced, plan, timeout_s))
 
 
 def check_size(plan: Plan, target: Target) -> None:

@@ -17,35 +17,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.cost.collectives import KINDS, wire_bytes
+from autopar.cost.collectives import wire_bytes
+from autopar.lower.hlo_text import COLLECTIVES, Instruction, parse_module, runs_of, split_operands, tensors_of
 from autopar.lower.replica_groups import listed_groups
 
 Groups = tuple[tuple[int, ...], ...]
 
-# The opcode, and what it is counted as.
-_KINDS = {kind: kind for kind in KINDS if kind != "send"} | {
-    "ragged-all-to-all": "all-to-all",
-    "collective-broadcast": "collective-permute",
-}
-_COMMENT = re.compile(r"/\*.*?\*/")
-_METADATA = re.compile(r',? *metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
-_SCOPE = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_HEADER = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*\)\s*->.*)?\{\s*$")
-_NAME = re.compile(r"\s+(?:ROOT\s+)?%?([\w.\-]+)\s*=\s*")
-_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
-_TENSOR = re.compile(r"([a-z]\w*)\[([\d,<=\s]*)\]")
-_BITS = re.compile(r"(?:bf|[sufc])(\d+)")
-_CALLED = re.compile(
-    r"\b(calls|to_apply|body|condition|branch_computations|true_computation|false_computation|called_computations)"
-    r"=(\{[^{}]*\}|%?[\w.\-]+)"
-)
-_TRIPS = re.compile(r"known_trip_count\W+n\W+(\d+)")
 _LISTED = re.compile(r"\breplica_groups=\{((?:\s*\{[\d,\s]*\}\s*,?)*)\}")
 _IOTA = re.compile(r"\breplica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _PAIRS = re.compile(r"\bsource_target_pairs=\{((?:\s*\{[\d,\s]*\}\s*,?)*)\}")
 _CHAIN = re.compile(r'\bchain_id="(\d+)"')
-_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +64,6 @@ class Collective:
         return self.times * wire_bytes(self.kind, self.full_bytes, self.group_size)
 
 
-@dataclass(frozen=True, slots=True)
-class _Instruction:
-    name: str
-    shape: str
-    opcode: str
-    operands: str
-    attributes: str
-    scope: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Module:
-    entry: str
-    computations: Mapping[str, tuple[_Instruction, ...]]
-    devices: int
-
-
 def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, ...]:
     """The collectives of a program, in the order of the text.
 
@@ -111,8 +76,8 @@ def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, .
     Raises:
         ValueError: the text is not an HLO module, or uses a form of groups that is not known here.
     """
-    module = _parse(listed_groups(text))
-    runs = _runs(module, unknown_trips)
+    module = parse_module(listed_groups(text))
+    runs = runs_of(module, unknown_trips)
     found: list[Collective] = []
     chains: set[tuple[str, str, str, float]] = set()
     for name, instructions in module.computations.items():
@@ -127,7 +92,7 @@ def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, .
                     if part in chains:
                         continue
                     chains.add(part)
-                found.extend(_read(i, shapes, module.devices, times, exact))
+                found.extend(read_collectives(i, shapes, module.devices, times, exact))
     return tuple(found)
 
 
@@ -151,8 +116,8 @@ def work(text: str, *, unknown_trips: float = 1.0) -> HloWork:
         text: optimized HLO.
         unknown_trips: as in `collectives`.
     """
-    module = _parse(text)
-    runs = _runs(module, unknown_trips)
+    module = parse_module(text)
+    runs = runs_of(module, unknown_trips)
     fusions, cycles, said = 0, 0.0, False
     for name, instructions in module.computations.items():
         for i in instructions:
@@ -168,106 +133,22 @@ def total_wire_bytes(found: Iterable[Collective]) -> float:
     return math.fsum(c.wire_bytes for c in found)
 
 
-def _parse(text: str) -> _Module:
-    computations: dict[str, list[_Instruction]] = {}
-    entry, current, devices = "", "", 1
-    for raw in text.splitlines():
-        bare = _COMMENT.sub("", raw)
-        line = _METADATA.sub("", bare)
-        if line.startswith("HloModule"):
-            devices = math.prod(map(int, _DEVICES.findall(line)))
-        elif line[:1].isspace() and current:
-            instruction = _instruction(line, bare)
-            if instruction is not None:
-                computations[current].append(instruction)
-        elif header := _HEADER.match(line):
-            current = header[2]
-            computations[current] = []
-            entry = current if header[1] else entry
-        elif line.startswith("}"):
-            current = ""
-    if not entry:
-        raise ValueError("the text has no ENTRY computation, so it is not the HLO of a compiled program")
-    return _Module(entry, {name: tuple(body) for name, body in computations.items()}, devices)
+def read_collectives(
+    i: Instruction, shapes: Mapping[str, str], devices: int, times: float = 1.0, exact: bool = True
+) -> Iterator[Collective]:
+    """The collectives of an instruction, one for each operand; none of other instructions, and of those that end one.
 
-
-def _instruction(line: str, with_metadata: str) -> _Instruction | None:
-    named = _NAME.match(line)
-    if not named:
-        return None
-    start = named.end()
-    end = _closing(line, start) if line.startswith("(", start) else line.find(" ", start)
-    opcode = _OPCODE.match(line, end) if end > start else None
-    if not opcode:
-        return None
-    close = _closing(line, opcode.end() - 1)
-    scope = _SCOPE.search(with_metadata)
-    return _Instruction(
-        named[1], line[start:end], opcode[1], line[opcode.end() : close - 1], line[close:], scope[1] if scope else ""
-    )
-
-
-def _closing(line: str, start: int) -> int:
-    """Where the bracket that opens at ``start`` has been closed: the index behind it."""
-    depth = 0
-    for k in range(start, len(line)):
-        depth += (line[k] in "([{") - (line[k] in ")]}")
-        if depth == 0:
-            return k + 1
-    return len(line)
-
-
-def _runs(module: _Module, unknown_trips: float) -> dict[str, tuple[float, bool]]:
-    """By computation that runs: how often, and whether that is certain."""
-    calls = {name: list(_calls(module, body, unknown_trips)) for name, body in module.computations.items()}
-    runs: dict[str, tuple[float, bool]] = {module.entry: (1.0, True)}
-    for name in _callers_first(module.entry, calls):
-        times, exact = runs[name]
-        for callee, factor, certain in calls[name]:
-            before, was_exact = runs.get(callee, (0.0, True))
-            runs[callee] = (before + times * factor, was_exact and exact and certain)
-    return runs
-
-
-def _calls(module: _Module, body: tuple[_Instruction, ...], unknown_trips: float) -> Iterator[tuple[str, float, bool]]:
-    """Computations that a computation calls: name, runs of it in one run of the caller, whether that is certain."""
-    for i in body:
-        # Some texts repeat the computation of an asynchronous operation on all its parts. That of a collective
-        # is either the sum or maximum that it takes, or once more the collective itself.
-        if i.opcode.endswith(("-update", "-done")) or i.opcode.removesuffix("-start") in _KINDS:
-            continue
-        trips = _TRIPS.search(i.attributes) if i.opcode == "while" else None
-        for key, value in _CALLED.findall(i.attributes):
-            callees = [c for c in re.findall(r"[\w.\-]+", value) if c in module.computations]
-            for callee in callees:
-                if i.opcode == "while":
-                    count = float(trips[1]) if trips else unknown_trips
-                    yield callee, count + (key == "condition"), trips is not None
-                elif i.opcode == "conditional":
-                    yield callee, 1 / (2 if key in ("true_computation", "false_computation") else len(callees)), False
-                else:
-                    yield callee, 1.0, True
-
-
-def _callers_first(entry: str, calls: Mapping[str, list[tuple[str, float, bool]]]) -> list[str]:
-    """The computations that ``entry`` leads to, each behind all that call it."""
-    done: dict[str, None] = {}
-    stack = [(entry, False)]
-    while stack:
-        name, left = stack.pop()
-        if left:
-            done.setdefault(name)
-        elif name not in done:
-            stack.append((name, True))
-            stack.extend((callee, False) for callee, _, _ in calls[name] if callee not in done)
-    return list(reversed(done))
-
-
-def _read(i: _Instruction, shapes: Mapping[str, str], devices: int, times: float, exact: bool) -> Iterator[Collective]:
-    kind = _KINDS.get(i.opcode.removesuffix("-start"))
+    Args:
+        i: the instruction.
+        shapes: text of the type of each value of its computation.
+        devices: of the program.
+        times: runs of it in one run of the program.
+        exact: whether ``times`` is certain.
+    """
+    kind = COLLECTIVES.get(i.opcode.removesuffix("-start"))
     if kind is None:
         return
-    operands = [_operand(o, shapes) for o in _split(i.operands)]
+    operands = [tensors_of(o, shapes) for o in split_operands(i.operands)]
     if kind == "collective-permute":
         groups = _numbers(_PAIRS, i) or _groups(i, devices)
         # The form that writes into a buffer has that and two offsets behind the data.
@@ -290,47 +171,14 @@ def _read(i: _Instruction, shapes: Mapping[str, str], devices: int, times: float
         yield Collective(kind, dtype, given, given * scale, size, groups, times, exact, i.name, i.scope)
 
 
-def _split(operands: str) -> list[str]:
-    """Operands of an instruction, apart."""
-    found, start, depth = [], 0, 0
-    for k, c in enumerate(operands):
-        depth += (c in "([{") - (c in ")]}")
-        if c == "," and depth == 0:
-            found.append(operands[start:k])
-            start = k + 1
-    return [o for o in (*found, operands[start:]) if o.strip()]
-
-
-def _operand(text: str, shapes: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
-    """(dtype, bytes) of the tensors of an operand, which names a value, with or without its shape before it."""
-    shape, _, name = text.strip().rpartition(" ")
-    shape = shape or shapes.get(name.lstrip("%"), "")
-    return tuple((_jax_name(dtype), _tensor_bytes(dtype, dims)) for dtype, dims in _TENSOR.findall(shape))
-
-
-def _tensor_bytes(dtype: str, dims: str) -> float:
-    bits = _BITS.match(dtype)
-    item = 1.0 if dtype == "pred" else int(bits[1]) / 8 if bits else 0.0
-    return item * math.prod(int(n) for n in re.findall(r"\d+", dims))
-
-
-def _jax_name(dtype: str) -> str:
-    """``i32`` for ``s32``, ``bool`` for ``pred``, ``f8_e4m3fn`` for ``f8e4m3fn``."""
-    if dtype == "pred":
-        return "bool"
-    if re.fullmatch(r"s\d+", dtype):
-        return f"i{dtype[1:]}"
-    return re.sub(r"^(f[48])(e\w+)$", r"\1_\2", dtype)
-
-
-def _numbers(pattern: re.Pattern[str], i: _Instruction) -> Groups:
+def _numbers(pattern: re.Pattern[str], i: Instruction) -> Groups:
     found = pattern.search(i.attributes)
     if not found:
         return ()
     return tuple(tuple(map(int, re.findall(r"\d+", g))) for g in re.findall(r"\{([^{}]*)\}", found[1]))
 
 
-def _groups(i: _Instruction, devices: int) -> Groups:
+def _groups(i: Instruction, devices: int) -> Groups:
     """The groups of a collective; without any that is one group of all."""
     if iota := _IOTA.search(i.attributes):
         shape, dims = ([int(n) for n in part.split(",")] for part in (iota[1], iota[2]))

@@ -43,6 +43,11 @@ def test_compiled_collectives_are_the_predicted_ones(target: str) -> None:
     assert found.totals and found.fusions > 0 and found.compiled_memory.total > 0
     assert (found.cycles is not None) == target.startswith("tpu")
     assert found.hlo.startswith("HloModule")
+    said, done = found.planned_step_s, found.compiled_step_s
+    assert done.products_s > 0 and done.memory_s > 0 and 0 < done.exposed_s <= done.collectives_s
+    assert said.products_s > 0 and said.total_s == pytest.approx(plan.step_time)
+    assert done.collectives_s == pytest.approx(said.collectives_s, rel=0.25)
+    assert (done.said > 0.5) == (not target.startswith("cpu"))
 
 
 def test_mistakes_are_said_before_anything_is_compiled() -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from autopar.cost import wire_bytes
 from autopar.lower.aot.compare import join
+from autopar.lower.aot.estimates import StepSeconds
 from autopar.lower.aot.groups import GroupNames, groups_along, pairs_along
 from autopar.lower.aot.messages import CompiledCollective, CompiledMemory
 from autopar.lower.aot.verification import Verification
@@ -53,7 +54,10 @@ def compiled(kind: str, size: int, axis: str, count: float, n: int, instructions
 
 def verification(rows) -> Verification:
     memory = CompiledMemory(60, 50, 30, 40)
-    return Verification("f", "c", "cpu", "cpu", AXES, rows, Memory(parameters=95), memory, 0.0, 1e-3, 3, None, 0.1)
+    seconds = StepSeconds(6e-4, 3e-4, 2e-4, 1e-4)
+    return Verification(
+        "f", "c", "cpu", "cpu", AXES, rows, Memory(parameters=95), memory, 0.0, 1e-3, seconds, seconds, 3, None, 0.1
+    )
 
 
 def test_equal_collectives_are_joined_and_near_sizes_too() -> None:

@@ -70,9 +70,14 @@ class Target(ABC):
         return every[list(chosen)].reshape(shape)
 
     @property
-    def compiler_options(self) -> Mapping[str, str]:
+    def compiler_options(self) -> Mapping[str, str | bool]:
         """What XLA is told besides what a run of the program tells it."""
         return {}
+
+    @property
+    def clock_hz(self) -> float | None:
+        """Clock of the cores whose cycles the compiler estimates; None where it estimates none."""
+        return None
 
     def check_installed(self) -> None:
         """Raises AutoparError where a module is missing; it has the command that installs it."""

@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cost import wire_bytes
+from autopar.ir import Graph
 from autopar.lower.aot.base import Target
+from autopar.lower.aot.estimates import estimated
 from autopar.lower.aot.groups import GroupNames
 from autopar.lower.aot.messages import CompiledCollective
+from autopar.lower.aot.planned import planned_seconds, rates_of
 from autopar.lower.aot.rewrites import Key, paired, sent
 from autopar.lower.aot.rows import BYTES_TOLERANCE, CollectiveRow
 from autopar.lower.aot.spawn import Compilation
@@ -28,11 +31,12 @@ class _Predicted:
     operators: dict[str, None] = field(default_factory=dict)
 
 
-def compare(plan: Plan, target: Target, done: Compilation) -> Verification:
+def compare(plan: Plan, graph: Graph, target: Target, done: Compilation) -> Verification:
     """What `Verification` shows.
 
     Args:
         plan: a plan of one stage.
+        graph: of the function that it was made for.
         target: what was compiled for.
         done: what became of it.
     """
@@ -49,6 +53,8 @@ def compare(plan: Plan, target: Target, done: Compilation) -> Verification:
         compiled.memory,
         sum(c.wire_bytes for c in compiled.collectives),
         plan.step_time,
+        planned_seconds(plan, graph),
+        estimated(done.hlo, rates_of(target, plan)),
         compiled.fusions,
         compiled.cycles,
         compiled.compile_s,

@@ -81,9 +81,9 @@ class CudaTarget(Target):
         return np.array(found.devices, dtype=object).reshape(shape)
 
     @property
-    def compiler_options(self) -> Mapping[str, str]:
-        """No measuring of algorithms: there is no GPU to measure on."""
-        return {"xla_gpu_autotune_level": "0"}
+    def compiler_options(self) -> Mapping[str, str | bool]:
+        """No measuring of algorithms: there is no GPU to measure on. What kernels are estimated to cost is written."""
+        return {"xla_gpu_autotune_level": "0", "xla_gpu_collect_cost_model_stats": True}
 
 
 def parse_cuda(text: str) -> CudaTarget:

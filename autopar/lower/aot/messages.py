@@ -33,7 +33,7 @@ class ProgramRequest(_Message, frozen=True):
     input_dims: tuple[tuple[tuple[str, ...], ...], ...]
     output_dims: tuple[tuple[tuple[str, ...], ...], ...]
     donated: tuple[int, ...]
-    compiler_options: dict[str, str]
+    compiler_options: dict[str, str | bool]
     host_inputs: tuple[int, ...] = ()
     host_outputs: tuple[int, ...] = ()
     host_bytes: int = 0

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.compare import join
+from autopar.lower.aot.estimates import StepSeconds, estimated, together
+from autopar.lower.aot.planned import rates_of
 from autopar.lower.aot.rows import CollectiveRow, ComparedCollectives, Shown, as_html, as_text
-from autopar.lower.aot.stages import PipelineCompilation
+from autopar.lower.aot.stages import PipelineCompilation, StageCompilation
 from autopar.lower.aot.verification import MEMORY_TOLERANCE
 from autopar.plan import Plan
 from autopar.plan.text import bytes_text, seconds_text
@@ -27,6 +31,7 @@ class StageVerification(ComparedCollectives):
         sent_bytes: bytes that a device sends a step in the collectives of the compiled programs as they are.
         fusions: fusions of its compiled programs.
         cycles: cycles of a step as the compiler estimates them; None where it says none.
+        compiled_step_s: seconds a step of its compiled programs by group of operators, see `StepSeconds`.
     """
 
     stage: int
@@ -35,6 +40,7 @@ class StageVerification(ComparedCollectives):
     sent_bytes: float
     fusions: int
     cycles: float | None
+    compiled_step_s: StepSeconds
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,11 @@ class PipelineVerification:
     hlo: str = field(default="", repr=False, compare=False)
 
     @property
+    def compiled_step_s(self) -> StepSeconds:
+        """The seconds of the stage that computes longest, by group; the bubble of the schedule is not in them."""
+        return max((s.compiled_step_s for s in self.stages), key=lambda seconds: seconds.total_s)
+
+    @property
     def lowered_ok(self) -> bool:
         """Whether the programs that the compiler is given have exactly the predicted collectives."""
         return all(s.lowered_ok for s in self.stages)
@@ -138,6 +149,7 @@ class PipelineVerification:
                     "compiled_sent_bytes": s.sent_bytes,
                     "fusions": s.fusions,
                     "cycles": s.cycles,
+                    "compiled_step_s": msgspec.structs.asdict(s.compiled_step_s),
                 }
                 for s in self.stages
             ],
@@ -224,6 +236,7 @@ def compare_stages(plan: Plan, target: Target, done: PipelineCompilation) -> Pip
                 sum(c.wire_bytes for c in compiled.collectives),
                 compiled.fusions,
                 compiled.cycles,
+                _seconds(Plan(plan.content.parts[compiled.stage]), target, compiled),
             )
         )
     memory = tuple(WorkerRow(sum(plan.stages[s].memory.total for s in m.stages), m) for m in done.memory)
@@ -241,3 +254,9 @@ def compare_stages(plan: Plan, target: Target, done: PipelineCompilation) -> Pip
         done.compile_s,
         done.hlo,
     )
+
+
+def _seconds(part: Plan, target: Target, compiled: StageCompilation) -> StepSeconds:
+    """The seconds of all programs of a stage, as often as each runs; ``part`` is the plan of the stage's own graph."""
+    rates = rates_of(target, part)
+    return together([estimated(text, rates).times(runs) for runs, text in compiled.texts])

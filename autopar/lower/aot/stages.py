@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 from jax import export
@@ -34,6 +35,7 @@ class StageCompilation:
         fusions: fusions of all its programs.
         cycles: cycles of a step as the compiler estimates them; None where it says none.
         programs: what each program was compiled to, by its work.
+        texts: (runs a step, optimized HLO) of each program; empty where the texts were not kept.
     """
 
     stage: int
@@ -44,6 +46,7 @@ class StageCompilation:
     fusions: int
     cycles: float | None
     programs: Mapping[Work, CompiledProgram]
+    texts: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,24 +83,25 @@ def compile_stages(target: Target, lowered: LoweredPipeline, timeout_s: float = 
     programs = [p for p in lowered.programs if p.results]
     done = compile_jobs(target, lowered.plan, [_job(target, lowered, p) for p in programs], timeout_s)
     compiled = {p.work: answer for p, (answer, _) in zip(programs, done, strict=True)}
-    hlo = "\n".join(f"// {p.work}\n{text}" for p, (_, text) in zip(programs, done, strict=True))
-    return gathered(lowered, compiled, hlo)
+    return gathered(lowered, compiled, {p.work: text for p, (_, text) in zip(programs, done, strict=True)})
 
 
-def gathered(lowered: LoweredPipeline, compiled: Mapping[Work, CompiledProgram], hlo: str = "") -> PipelineCompilation:
+def gathered(
+    lowered: LoweredPipeline, compiled: Mapping[Work, CompiledProgram], texts: Mapping[Work, str] = MappingProxyType({})
+) -> PipelineCompilation:
     """What the programs of a pipeline come to in a step.
 
     Args:
         lowered: the pipeline.
         compiled: what each of its programs was compiled to; those that return nothing are left out.
-        hlo: their texts.
+        texts: their optimized HLO.
     """
     return PipelineCompilation(
         next(iter(compiled.values())).device_kind,
-        tuple(_stage(lowered, s, compiled) for s in range(lowered.plan.num_stages)),
+        tuple(_stage(lowered, s, compiled, texts) for s in range(lowered.plan.num_stages)),
         worker_memory(lowered.instructions, {w: c.memory.temporaries for w, c in compiled.items()}),
         sum(c.compile_s for c in compiled.values()),
-        hlo,
+        "\n".join(f"// {work}\n{text}" for work, text in texts.items()),
     )
 
 
@@ -126,7 +130,9 @@ def _runs(lowered: LoweredPipeline) -> Counter[Work]:
     return runs
 
 
-def _stage(lowered: LoweredPipeline, stage: int, compiled: Mapping[Work, CompiledProgram]) -> StageCompilation:
+def _stage(
+    lowered: LoweredPipeline, stage: int, compiled: Mapping[Work, CompiledProgram], texts: Mapping[Work, str]
+) -> StageCompilation:
     axes, runs = lowered.mesh_axes(stage), _runs(lowered)
     own = [p for p in lowered.programs if p.work.stage == stage and p.work in compiled]
     before: dict[Key, float] = defaultdict(float)
@@ -152,4 +158,5 @@ def _stage(lowered: LoweredPipeline, stage: int, compiled: Mapping[Work, Compile
         sum(compiled[p.work].fusions for p in own),
         cycles if all(c is not None for _, c in said) else None,
         {p.work: compiled[p.work] for p in own},
+        tuple((runs[p.work], texts[p.work]) for p in own if p.work in texts),
     )

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from autopar.lower.aot.estimates import StepSeconds
 from autopar.lower.aot.messages import CompiledMemory
 from autopar.lower.aot.rows import CollectiveRow, ComparedCollectives, Shown, as_html, as_text, listed
 from autopar.plan.text import bytes_text, seconds_text
@@ -30,6 +33,8 @@ class Verification(ComparedCollectives):
         compiled_memory: bytes a device, as the compiler's buffer assignment has them.
         sent_bytes: bytes that a device sends a step in the collectives of the compiled program as they are.
         predicted_step_s: seconds a step that the plan predicts.
+        planned_step_s: the same by group of operators, see `StepSeconds`.
+        compiled_step_s: seconds a step of the compiled program by group, as its compiler estimates them.
         fusions: fusions of the compiled program.
         cycles: cycles of a step as the compiler estimates them; None where it says none.
         compile_s: seconds that compiling took.
@@ -46,6 +51,8 @@ class Verification(ComparedCollectives):
     compiled_memory: CompiledMemory
     sent_bytes: float
     predicted_step_s: float
+    planned_step_s: StepSeconds
+    compiled_step_s: StepSeconds
     fusions: int
     cycles: float | None
     compile_s: float = field(compare=False)
@@ -83,6 +90,8 @@ class Verification(ComparedCollectives):
             "predicted_sent_bytes": self.predicted_sent_bytes,
             "compiled_sent_bytes": self.sent_bytes,
             "predicted_step_s": self.predicted_step_s,
+            "planned_step_s": msgspec.structs.asdict(self.planned_step_s),
+            "compiled_step_s": msgspec.structs.asdict(self.compiled_step_s),
             "fusions": self.fusions,
             "cycles": self.cycles,
             "compile_s": self.compile_s,
@@ -104,7 +113,11 @@ class Verification(ComparedCollectives):
             ("target", f"{self.target} ({self.device_kind}), compiled in {seconds_text(self.compile_s)}"),
             ("collectives", f"{self.collectives_verdict()}; a device sends {said} predicted, {done} compiled"),
             ("memory", f"{memory} {MEMORY_TOLERANCE:.0%}: predicted/compiled {self.memory_ratio:.3f}"),
-            ("step time", f"{seconds_text(self.predicted_step_s)} predicted{cycles}"),
+            (
+                "step time",
+                f"{seconds_text(self.predicted_step_s)} predicted, {seconds_text(self.compiled_step_s.total_s)} "
+                f"compiled{cycles}",
+            ),
             ("fusions", str(self.fusions)),
         )
 
@@ -115,4 +128,20 @@ class Verification(ComparedCollectives):
             ("predicted", bytes_text(p.total), listed({k: getattr(p, k) for k in p.__struct_fields__})),
             ("compiled", bytes_text(c.total), listed(parts)),
         ]
-        return (*self.collectives_tables(), ("memory a device", ("", "peak", "of which"), memory))
+        return (
+            *self.collectives_tables(),
+            ("memory a device", ("", "peak", "of which"), memory),
+            seconds_table(self.planned_step_s, self.compiled_step_s),
+        )
+
+
+def seconds_table(planned: StepSeconds, compiled: StepSeconds) -> Shown:
+    """The seconds of a plan and of its compiled program, by group."""
+    names = (("products", "products_s"), ("bound by memory", "memory_s"), ("collectives", "collectives_s"),
+             ("of them exposed", "exposed_s"))  # fmt: skip
+    rows = []
+    for title, name in names:
+        p, c = getattr(planned, name), getattr(compiled, name)
+        rows.append((title, seconds_text(p), seconds_text(c), f"{p / c:.2f}" if c else "-"))
+    return (f"seconds a step; the compiler says {compiled.said:.0%} of the seconds of kernels",
+            ("group", "predicted", "compiled", "predicted/compiled"), rows)  # fmt: skip

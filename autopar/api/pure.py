@@ -13,6 +13,7 @@ import msgspec
 
 from autopar._compat.devices import world_devices
 from autopar._compat.world import World
+from autopar.api.build_stages import build_stages
 from autopar.api.compiled import Compiled
 from autopar.api.constraints import MOST_PRICED, constraints_of, merged, price_note
 from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked
@@ -37,16 +38,13 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.branches import with_own_buffers
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
-from autopar.lower.pipeline.stale import lower_stale
 from autopar.lower.program import lower
 from autopar.lower.split_layers import SplitStep, split_layers
 from autopar.plan import Plan
 from autopar.runtime import load_local
-from autopar.runtime.hosts.world_load import load_stages
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
-from autopar.runtime.stale import load_stale
 from autopar.schedule.without_flush import check_flush, flushes
 from autopar.search import Options, Problem, Reporting, Strategy, Subproblem, strategy_named
 from autopar.search.cache import PlanCache, plan_cache
@@ -222,7 +220,8 @@ class PureFunction:
         return Planned(*self._planned(signature, limit_bytes))
 
     def _step(self, traced: Traced, cluster: Cluster, split_step: SplitStep | None = None) -> TracedStep:
-        return TracedStep(traced, self.donated(traced), self.options.constraints, cluster.num_devices, split_step)
+        donated, o = self.donated(traced), self.options
+        return TracedStep(traced, donated, o.constraints, cluster.num_devices, split_step, not flushes(o.schedule))
 
     @cached_property
     def _planner(self) -> Planner:
@@ -334,17 +333,7 @@ class PureFunction:
     def _build_stages(self, planned: Planned[Traced], clock: Clock) -> LoadedProgram:
         """The program of a plan with several stages, in this process."""
         traced, plan = planned.traced, planned.plan
-        with clock.phase("lower"):
-            split_step = split_layers(traced, plan.content.stack_groups)
-            if not flushes(plan.schedule):
-                arguments = {n for i in range(len(traced.arguments)) for n in split_step.names(i)}
-                stale = lower_stale(split_step.step, plan, arguments, jax.devices()[0].platform)
-                return load_stale(traced, split_step, stale, world_devices())
-            pieces = {n for i in self.donated(traced) for n in split_step.names(i)}
-            lowered = lower_pipeline(split_step.step, plan, pieces, jax.devices()[0].platform)
-        self._say("compiling")
-        with clock.phase("compile"):
-            return load_stages(traced, split_step, lowered, world_devices(), self.donated(traced))
+        return build_stages(traced, plan, self.donated(traced), clock, self._say)
 
     def _compile_remote(self, signature: CallSignature, traced: Traced, plan: Plan, cluster: RayCluster) -> Compiled:
         """The program for a signature on workers in other processes."""

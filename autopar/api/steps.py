@@ -29,6 +29,7 @@ class TracedStep:
         pins: where the user wants inputs to lie.
         num_devices: of the cluster.
         split_step: the function with stacks taken apart, where that is done already.
+        without_flush: whether pipelines are cut for a schedule without a flush.
         forms: by number of microbatches and what is recomputed the function as one stage, with the ends of its layers.
     """
 
@@ -37,6 +38,7 @@ class TracedStep:
     pins: Sequence[Pin]
     num_devices: int
     split_step: SplitStep | None = None
+    without_flush: bool = False
     forms: dict[tuple[int, Level], tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
 
     def single_stage(self, num_microbatches: int, remat: Level) -> SingleStage:
@@ -53,7 +55,7 @@ class TracedStep:
         donated = frozenset(n for i in self.donated for n in apart.names(i))
         return LayeredStep(
             apart.step.graph,
-            TracedStages(apart.step),
+            TracedStages(apart.step, self.without_flush),
             donated,
             constraints_of(self.pins, self.traced.graph, self.num_devices, apart.names),
             apart.groups,

@@ -19,6 +19,7 @@ from autopar.ir import Graph, Operator
 from autopar.ir.analysis import dependents, places
 from autopar.ir.phases import phase_of
 from autopar.microbatch import Microbatching, analyze
+from autopar.stages.gradients import with_parameters
 from autopar.stages.layers import Layers
 
 #: An operator that may run on several stages is repeated there only if it reads no more than this.
@@ -46,7 +47,9 @@ class StageMap:
     backward: frozenset[str]
 
 
-def assign(graph: Graph, found: Microbatching, layers: Layers, ends: Sequence[int]) -> StageMap:
+def assign(
+    graph: Graph, found: Microbatching, layers: Layers, ends: Sequence[int], *, without_flush: bool = False
+) -> StageMap:
     """Stages of all operators.
 
     Args:
@@ -54,6 +57,8 @@ def assign(graph: Graph, found: Microbatching, layers: Layers, ends: Sequence[in
         found: its microbatches.
         layers: its layers.
         ends: by stage the number of its first layer that is not in it; the last is the number of layers.
+        without_flush: whether gradients are computed on the stages of their parameters, so that updates need nothing
+            of other stages after the loop.
     """
     starts = [0, *ends[:-1]]
     forward = {
@@ -62,11 +67,16 @@ def assign(graph: Graph, found: Microbatching, layers: Layers, ends: Sequence[in
         for layer in layers.members[a:b]
         for id in layer
     }
-    body, backward = _loop_stages(graph, found, forward, len(ends))
+
+    def loop_stages() -> tuple[dict[str, tuple[int, ...]], set[str]]:
+        body, backward = _loop_stages(graph, found, forward, len(ends))
+        return with_parameters(graph, found, body, backward) if without_flush else body, backward
+
+    body, backward = loop_stages()
     joins = _joins(graph, found, body)
     if joins:
         found = analyze(graph, found.count, joins)
-        body, backward = _loop_stages(graph, found, forward, len(ends))
+        body, backward = loop_stages()
     body = _spread(graph, found, body, len(ends))
     update = _update_stages(graph, found, body, len(ends))
     inputs = _input_stages(graph, found, body, update)

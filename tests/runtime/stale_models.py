@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from autopar.schedule.versions import VersionMap
+from examples import gpt, wide_resnet
 
 
 def perceptron() -> tuple[Any, Any, Any, Any]:
@@ -81,7 +82,66 @@ def attention() -> tuple[Any, Any, Any, Any]:
     return params, loss, optax.rmsprop(0.01), batch
 
 
-MODELS = {"perceptron": perceptron, "residual": residual, "attention": attention}
+def mlp() -> tuple[Any, Any, Any, Any]:
+    """Layers with biases; Adam."""
+    keys = jax.random.split(jax.random.key(4), 5)
+    params = [
+        {"w": jax.random.normal(k, (8, 8), jnp.float64) / 2, "b": jnp.full(8, 0.1, jnp.float64)} for k in keys[:5]
+    ]
+
+    def loss(params, batch):
+        x, y = batch
+        for n, p in enumerate(params):
+            x = x @ p["w"] + p["b"]
+            x = jax.nn.relu(x) if n < len(params) - 1 else x
+        return jnp.mean((x - y) ** 2)
+
+    def batch(key, size):
+        return tuple(jax.random.normal(k, (size, 8), jnp.float64) for k in jax.random.split(key))
+
+    return params, loss, optax.adam(0.01), batch
+
+
+def small_gpt() -> tuple[Any, Any, Any, Any]:
+    """The example's GPT with an output matrix of its own; AdamW."""
+    config = gpt.Config(layers=2, hidden=16, heads=2, vocab=24, seq=6, dtype="float64", tied=False, clip=None)
+    init, apply = gpt.make_model(config)
+
+    def loss(params, batch):
+        logp = jax.nn.log_softmax(apply(params, batch["tokens"]))
+        return -jnp.mean(jnp.take_along_axis(logp, batch["labels"][..., None], axis=-1))
+
+    def batch(key, size):
+        text = jax.random.randint(key, (size, config.seq + 1), 0, config.vocab)
+        return {"tokens": text[:, :-1], "labels": text[:, 1:]}
+
+    return init(jax.random.key(5)), loss, optax.adamw(0.01, weight_decay=0.01), batch
+
+
+def small_resnet() -> tuple[Any, Any, Any, Any]:
+    """The example's Wide-ResNet with group norms; SGD with momentum."""
+    config = wide_resnet.Config(stages=(1, 1), base_channels=4, classes=5, image=8, groups=2, dtype="float64")
+
+    def loss(params, batch):
+        logp = jax.nn.log_softmax(wide_resnet.apply(config, params, batch["images"]))
+        return -jnp.mean(jnp.take_along_axis(logp, batch["labels"][:, None], axis=-1))
+
+    def batch(key, size):
+        a, b = jax.random.split(key)
+        images = jax.random.normal(a, (size, config.image, config.image, 3), jnp.float64)
+        return {"images": images, "labels": jax.random.randint(b, (size,), 0, config.classes)}
+
+    return wide_resnet.init_params(config), loss, optax.sgd(0.05, momentum=0.9), batch
+
+
+MODELS = {
+    "perceptron": perceptron,
+    "residual": residual,
+    "attention": attention,
+    "mlp": mlp,
+    "gpt": small_gpt,
+    "wide_resnet": small_resnet,
+}
 
 
 def step_of(loss: Callable[..., Any], tx: Any) -> Callable[..., Any]:

@@ -66,7 +66,7 @@ def check(model, schedule, stages, m, calls=4):
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-vertical", "2bw"])
-@pytest.mark.parametrize(("model", "stages", "m"), [("perceptron", 2, 2), ("residual", 3, 4)])
+@pytest.mark.parametrize(("model", "stages", "m"), [("perceptron", 2, 2), ("residual", 3, 4), ("mlp", 4, 4)])
 def test_calls_and_drain_are_the_replay_of_the_version_table(x64, model, schedule, stages, m):
     check(model, schedule, stages, m)
 
@@ -78,6 +78,15 @@ def test_calls_and_drain_are_the_replay_of_the_version_table(x64, model, schedul
 )
 def test_every_schedule_and_model_is_its_replay(x64, model, schedule, stages, m):
     check(model, schedule, stages, m)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "gpt", "wide_resnet"])
+@pytest.mark.parametrize("m", [2, 4, 5])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_stages_and_microbatches_of_three_models_are_their_replay(x64, model, stages, m):
+    schedules = ["pipedream", "pipedream-vertical", "2bw"][: 3 if m >= stages else 2]
+    check(model, schedules[(stages + m) % len(schedules)], stages, m, calls=3)
 
 
 def decorated(model="perceptron", schedule="pipedream", m=2, **options):

@@ -16,6 +16,7 @@ from autopar.lower.step import Step
 from autopar.plan import Plan, Stage
 from autopar.recompute import LEVELS
 from autopar.schedule import Dataflow, Program, Table, Task, build, parse_table
+from autopar.schedule.without_flush import flushes
 from autopar.search.source import Recomputation
 from autopar.stages import StageMap
 from autopar.stages.layers import forward_operators
@@ -118,7 +119,7 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, apart: bool =
         apart: whether updates are two programs, see `stage_programs`.
     """
     content = plan.content
-    source = TracedStages(step)
+    source = TracedStages(step, not flushes(plan.schedule))
     found = source.microbatches(plan.num_microbatches)
     members = members_of([op.id for op in forward_operators(step.graph, found)], content.cuts)
     if content.pipeline is None:

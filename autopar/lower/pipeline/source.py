@@ -75,9 +75,11 @@ class TracedStages:
 
     Args:
         step: the whole step.
+        without_flush: whether its schedule has none, see `autopar.stages.assign`.
     """
 
     step: Step
+    without_flush: bool = False
     counts: dict[int, Microbatching] = field(default_factory=dict)
     cuts: dict[tuple[int, _Members], _Cut] = field(default_factory=dict)
     tables: dict[tuple[int, tuple[str, ...]], KindTable] = field(default_factory=dict)
@@ -119,7 +121,8 @@ class TracedStages:
         key = (count, tuple(tuple(m) for m in members))
         if key not in self.cuts:
             layers = Layers(key[1], (0.0,) * len(members), (0,) * (len(members) - 1))
-            map = assign(self.step.graph, self.microbatches(count), layers, range(1, len(members) + 1))
+            ends = range(1, len(members) + 1)
+            map = assign(self.step.graph, self.microbatches(count), layers, ends, without_flush=self.without_flush)
             self.cuts[key] = _Cut(map, stage_parts(self.step.graph, map), self._table(count, map.found))
         return self.cuts[key]
 

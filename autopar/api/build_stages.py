@@ -1,0 +1,45 @@
+"""The program of a plan with several stages, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from autopar._compat.devices import world_devices
+from autopar.frontend import Traced
+from autopar.lower.pipeline.build import lower_pipeline
+from autopar.lower.pipeline.stale import lower_stale
+from autopar.lower.split_layers import split_layers
+from autopar.plan import Plan
+from autopar.runtime.hosts.world_load import load_stages
+from autopar.runtime.loaded import LoadedProgram
+from autopar.runtime.stale import load_stale
+from autopar.schedule.without_flush import flushes
+from autopar.search.clock import Clock
+
+
+def build_stages(
+    traced: Traced, plan: Plan, donated: Sequence[int], clock: Clock, say: Callable[[str], None]
+) -> LoadedProgram:
+    """Lowers and compiles a pipeline.
+
+    Args:
+        traced: the function.
+        plan: its plan, of several stages.
+        donated: indices of the traced leaves that the caller gives up.
+        clock: takes the time of the phases.
+        say: called with the name of a phase.
+    """
+    platform = jax.devices()[0].platform
+    with clock.phase("lower"):
+        split_step = split_layers(traced, plan.content.stack_groups)
+        arguments = {n for i in range(len(traced.arguments)) for n in split_step.names(i)}
+        if not flushes(plan.schedule):
+            stale = lower_stale(split_step.step, plan, arguments, platform)
+            return load_stale(traced, split_step, stale, world_devices())
+        given_up = {n for i in donated for n in split_step.names(i)}
+        lowered = lower_pipeline(split_step.step, plan, given_up, platform)
+    say("compiling")
+    with clock.phase("compile"):
+        return load_stages(traced, split_step, lowered, world_devices(), donated)

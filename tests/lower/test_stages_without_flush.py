@@ -1,0 +1,48 @@
+"""Cuts anywhere in the forward pass leave each gradient on the stage of its parameter, where there is no flush."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.lower.step import step_of
+from autopar.microbatch import analyze
+from autopar.stages import Layers, assign, stage_parts
+from autopar.stages.layers import forward_operators
+from examples import gpt, mlp, wide_resnet
+
+MODELS = {
+    "mlp": lambda: mlp.build("tiny", abstract=True),
+    "gpt": lambda: gpt.build("tiny", abstract=True, tied=False, clip=None),
+    "wide_resnet": lambda: wide_resnet.build("tiny", abstract=True),
+}
+
+
+def late(graph, found, cuts, without_flush):
+    """Values that stages send after the loop, and whether every backward pass takes what it reads from above."""
+    members = tuple((op.id,) for op in forward_operators(graph, found))
+    layers = Layers(members, (1.0,) * len(members), (0,) * (len(members) - 1))
+    map = assign(graph, found, layers, [*cuts, len(members)], without_flush=without_flush)
+    parts = stage_parts(graph, map)
+    for part in parts:
+        assert all(r.source > part.stage for r in part.received if r.backward), "cotangents travel down"
+    return [(part.stage, r.name) for part in parts for r in part.received_late]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_no_cut_leaves_a_gradient_on_another_stage(count):
+    crossed = {}
+    for model, build in MODELS.items():
+        fn, args = build()
+        signature, _ = flatten_call(fn, args, {}, SignatureOptions())
+        graph = step_of(trace(fn, signature)).graph
+        found = analyze(graph, count)
+        operators = len(forward_operators(graph, found))
+        drawn = random.Random(f"{model} {count}")
+        for stages in (2, 2, 2, 3, 4, 4):
+            cuts = sorted(drawn.sample(range(1, operators), stages - 1))
+            crossed[model] = crossed.get(model, 0) + bool(late(graph, found, cuts, without_flush=False))
+            assert late(graph, found, cuts, without_flush=True) == [], (model, cuts)
+    assert crossed["mlp"] and crossed["wide_resnet"], "with a flush some gradients are sent after the loop"

@@ -111,7 +111,7 @@ def _calibrate_workers(
 def _calibrated(
     name: str, samples: tuple[Sample, ...], groups: Sequence[MeasuredGroup], links: tuple[LinkSample, ...] = ()
 ) -> Calibrated:
-    return Calibrated(samples, groups[0].found, file_text(name, groups), links, tuple(groups))
+    return Calibrated(samples, groups[0].calibration, file_text(name, groups), links, tuple(groups))
 
 
 def _unmeasured(cluster: RayCluster, kind: Kind) -> NodeGroup:

@@ -44,36 +44,36 @@ class Place:
 
 def places(groups: Sequence[NodeGroup]) -> tuple[Place, ...]:
     """The place of each device, in the order of devices; a group with ``inter="intra"`` is one node."""
-    found: list[Place] = []
+    places_of_devices: list[Place] = []
     node = 0
     for group in groups:
         whole = group.inter == "intra"
         inter = group.inter if isinstance(group.inter, LinkSpec) else group.intra
         devices = group.size if whole else group.devices_per_node
         for _ in range(1 if whole else group.count):
-            found += [Place(node, group.intra, inter)] * devices
+            places_of_devices += [Place(node, group.intra, inter)] * devices
             node += 1
-    return tuple(found)
+    return tuple(places_of_devices)
 
 
-def _group_keys(shape: tuple[int, ...], chosen: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _group_keys(shape: tuple[int, ...], chosen_axes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """For each device the coordinates that a collective over the dims ``chosen`` of ``shape`` leaves fixed."""
-    kept = [d for d in range(len(shape)) if d not in chosen]
+    kept = [d for d in range(len(shape)) if d not in chosen_axes]
     return [tuple(at[d] for d in kept) for at in product(*map(range, shape))]
 
 
-def group_link(devices: Sequence[Place], shape: tuple[int, ...], chosen: tuple[int, ...]) -> Link:
+def group_link(devices: Sequence[Place], shape: tuple[int, ...], varied: tuple[int, ...]) -> Link:
     """The link of collectives over some axes of a mesh, by the formula of this module.
 
     Args:
         devices: the place of each device, major first; as many as the mesh holds.
         shape: sizes of the mesh's axes.
-        chosen: indices of the axes that the collective runs over.
+        varied: indices of the axes that the collective runs over.
     """
-    sizes = [shape[d] for d in chosen if shape[d] > 1]
+    sizes = [shape[d] for d in varied if shape[d] > 1]
     if not sizes:
         return Link(math.inf, 0.0)
-    keys = _group_keys(shape, chosen)
+    keys = _group_keys(shape, varied)
     by_node = {place.node: place for place in devices}
     members = Counter(zip(keys, (place.node for place in devices), strict=True))  # c of each group and node
     nodes = Counter(key for key, _ in members)
@@ -88,9 +88,9 @@ def group_link(devices: Sequence[Place], shape: tuple[int, ...], chosen: tuple[i
             bandwidth = min(bandwidth, intra.bandwidth * intra.efficiency * dims)
         seconds = count * intra.latency_s
         if nodes[key] > 1:
-            own = count * inter.bandwidth
+            node_bandwidth = count * inter.bandwidth
             share = math.inf if inter.node_bandwidth is None else inter.node_bandwidth / spanning[node]
-            bandwidth = min(bandwidth, min(own, share) * inter.efficiency)
+            bandwidth = min(bandwidth, min(node_bandwidth, share) * inter.efficiency)
             seconds = (count - 1) * intra.latency_s + inter.latency_s
         hops[key] += count
         latency[key] = latency.get(key, 0.0) + seconds

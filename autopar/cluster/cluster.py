@@ -86,16 +86,16 @@ class Cluster:
         Raises:
             ClusterError: no devices, several kinds in one process, or a kind that no file knows.
         """
-        found = local_devices(devices)
-        kinds = sorted({d.kind for d in found})
-        several = len({d.process for d in found}) > 1
+        devices_here = local_devices(devices)
+        kinds = sorted({d.kind for d in devices_here})
+        several = len({d.process for d in devices_here}) > 1
         if not kinds or (len(kinds) > 1 and not several):
             what = f"kinds {', '.join(kinds)}" if kinds else "no devices"
             raise ClusterError(f"a local cluster needs devices of one kind, not {what}", remedy="pass devices=")
-        sources = {k: _cluster_of("cpu" if found[0].platform == "cpu" else k) for k in kinds}
+        sources = {k: _cluster_of("cpu" if devices_here[0].platform == "cpu" else k) for k in kinds}
         groups: list[NodeGroup] = []
         for kind, source in sources.items():
-            same = [d for d in found if d.kind == kind]
+            same = [d for d in devices_here if d.kind == kind]
             groups += groups_of(same, source.groups[0]) if several else (one_node(same, source.groups[0]),)
         name = "-".join(s.name.removeprefix("local-") for s in sources.values())
         return Cluster(f"local-{name}", tuple(groups))

@@ -86,16 +86,18 @@ class LogicalMesh:
 
     def link(self, axes: tuple[str, ...]) -> Link:
         """The link that a collective over ``axes`` (one or several, taken together) is limited by."""
-        chosen = [(name, link) for (name, n), link in zip(self.axes, self.links, strict=True) if name in axes and n > 1]
-        if not chosen:
+        spanned = [
+            (name, link) for (name, n), link in zip(self.axes, self.links, strict=True) if name in axes and n > 1
+        ]
+        if not spanned:
             return Link(math.inf, 0.0)
-        if len(chosen) == 1:
-            return chosen[0][1]
-        names = tuple(name for name, _ in chosen)
+        if len(spanned) == 1:
+            return spanned[0][1]
+        names = tuple(name for name, _ in spanned)
         for several, link in self.joint:
             if several == names:
                 return link
-        return Link(min(k.bandwidth for _, k in chosen), max(k.latency_s for _, k in chosen))
+        return Link(min(k.bandwidth for _, k in spanned), max(k.latency_s for _, k in spanned))
 
     def __str__(self) -> str:
         return "x".join(str(n) for _, n in self.axes)

@@ -35,7 +35,7 @@ class MeasuredGroup:
 
     Args:
         group: what the nodes would be without measuring; what was not measured is taken from it.
-        found: what was measured of the devices.
+        calibration: what was measured of the devices.
         how: the circumstances.
         network: what connects the nodes; None where it was not measured.
         between: the circumstances of that, as "2 workers on 2 machines, over sockets".
@@ -44,7 +44,7 @@ class MeasuredGroup:
     """
 
     group: NodeGroup
-    found: Calibration
+    calibration: Calibration
     how: Circumstances
     network: Network | None = None
     between: str = ""
@@ -63,7 +63,7 @@ def file_text(name: str, groups: Sequence[MeasuredGroup]) -> str:
 
 
 def _group(measured: MeasuredGroup) -> list[str]:
-    group, found, how = measured.group, measured.found, measured.how
+    group, fitted, how = measured.group, measured.calibration, measured.how
     d = group.device
     label = "CPU" if "cpu" in d.jax_kinds else d.kind
     called = ", ".join(f'"{k}"' for k in d.jax_kinds)
@@ -79,45 +79,47 @@ def _group(measured: MeasuredGroup) -> list[str]:
         f'kind = "{label}"',
         f"jax_kinds = [{called}]",
         f"memory_bytes = {d.memory_bytes}",
-        f"# Elementwise operators and sums, all devices at once, read and written; spread {found.memory.spread:.1%}.",
-        f"memory_bandwidth = {found.memory.peak:.4g}",
-        f"memory_efficiency = {_curve(found.memory.efficiency)}",
-        "# Matrix products, all devices at once: " + "; ".join(map(_product, found.products)) + ".",
-        "peak_flops = { " + ", ".join(f"{k} = {rate.peak:.4g}" for k, rate in found.products) + " }",
-        f"compute_efficiency = {_curve(dict(found.products)['f32'].efficiency)}",
-        f"# Chains of tiny products; spread {found.chain_spread:.1%}. A call of a program costs {found.call_s:.2g} s.",
-        f"launch_s = {found.launch_s:.4g}",
+        f"# Elementwise operators and sums, all devices at once, read and written; spread {fitted.memory.spread:.1%}.",
+        f"memory_bandwidth = {fitted.memory.peak:.4g}",
+        f"memory_efficiency = {_curve(fitted.memory.efficiency)}",
+        "# Matrix products, all devices at once: " + "; ".join(map(_product, fitted.products)) + ".",
+        "peak_flops = { " + ", ".join(f"{k} = {rate.peak:.4g}" for k, rate in fitted.products) + " }",
+        f"compute_efficiency = {_curve(dict(fitted.products)['f32'].efficiency)}",
+        f"# Chains of tiny products; spread {fitted.chain_spread:.1%}. "
+        f"A call of a program costs {fitted.call_s:.2g} s.",
+        f"launch_s = {fitted.launch_s:.4g}",
         *_kinds(measured.kinds),
         "",
         "[groups.intra]",
     ]
-    if found.link is None:
+    if fitted.link is None:
         lines += ["# One device: not measured, taken from the file that knows such devices.", *_link(group.intra)]
     else:
         lines += [
-            f"# Fitted to collectives of all devices: error {found.link_error:.1%}, spread {found.link_spread:.1%}.",
-            f"bandwidth = {found.link.bandwidth:.4g}",
-            f"latency_s = {found.link.latency_s:.4g}",
+            f"# Fitted to collectives of all devices: error {fitted.link_error:.1%}, spread {fitted.link_spread:.1%}.",
+            f"bandwidth = {fitted.link.bandwidth:.4g}",
+            f"latency_s = {fitted.link.latency_s:.4g}",
         ]
     return [*lines, "", "[groups.inter]", *_inter(measured)]
 
 
 def _inter(measured: MeasuredGroup) -> list[str]:
-    found, group = measured.network, measured.group
-    if found is None:
+    network, group = measured.network, measured.group
+    if network is None:
         unknown = group.inter if isinstance(group.inter, LinkSpec) else group.intra
         return ["# Not measured: taken from the file that knows such devices.", *_link(unknown)]
     lines = [
         f"# Fitted to transfers between {measured.between}:",
-        f"# error {found.error:.1%}, spread {found.spread:.1%}. A call by the driver takes {measured.driver_s:.2g} s.",
+        f"# error {network.error:.1%}, spread {network.spread:.1%}. "
+        f"A call by the driver takes {measured.driver_s:.2g} s.",
     ]
-    if found.chain_share is not None:
+    if network.chain_share is not None:
         lines.append(
-            f"# Transfers that follow each other take {found.chain_share:.2f} of what these figures add up to."
+            f"# Transfers that follow each other take {network.chain_share:.2f} of what these figures add up to."
         )
-    lines += [f"bandwidth = {found.link.bandwidth:.4g}", f"latency_s = {found.link.latency_s:.4g}"]
-    if found.node_bandwidth is not None:
-        lines.append(f"node_bandwidth = {found.node_bandwidth:.4g}")
+    lines += [f"bandwidth = {network.link.bandwidth:.4g}", f"latency_s = {network.link.latency_s:.4g}"]
+    if network.node_bandwidth is not None:
+        lines.append(f"node_bandwidth = {network.node_bandwidth:.4g}")
     return lines
 
 

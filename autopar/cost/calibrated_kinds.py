@@ -50,12 +50,12 @@ class Kinds:
     spreads: tuple[tuple[str, float], ...] = ()
 
 
-def fit_kinds(samples: Sequence[Sample], found: Calibration) -> Kinds:
+def fit_kinds(samples: Sequence[Sample], calibration: Calibration) -> Kinds:
     """The figures that samples give.
 
     Args:
         samples: of all kinds, others among them.
-        found: what else was fitted to them.
+        calibration: what else was fitted to them.
     """
     by_kind: dict[str, list[Sample]] = {}
     for s in samples:
@@ -63,15 +63,15 @@ def fit_kinds(samples: Sequence[Sample], found: Calibration) -> Kinds:
     kinds = {k: by_kind.get(k, []) for k in _KINDS}
 
     def busy(s: Sample) -> float:
-        return busy_s(s, found.call_s, found.launch_s)
+        return busy_s(s, calibration.call_s, calibration.launch_s)
 
-    peak_flops = dict(found.products)["f32"].peak
+    peak_flops = dict(calibration.products)["f32"].peak
     return Kinds(
         _convolution(kinds["convolution"], busy, peak_flops),
         _convolution(kinds["kernel gradient"], busy, peak_flops),
-        _by_side(kinds["reorder"], busy, found.memory),
-        _by_side(kinds["reduction"], busy, found.memory),
-        _first_touch(kinds["first touch"], busy, found.memory),
+        _by_side(kinds["reorder"], busy, calibration.memory),
+        _by_side(kinds["reduction"], busy, calibration.memory),
+        _first_touch(kinds["first touch"], busy, calibration.memory),
         _functions(kinds["function"], busy),
         tuple((k, median_spread(some)) for k, some in kinds.items() if some),
     )

@@ -136,13 +136,13 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def cores_of(self, kind: str) -> int | None:
         """Cores of a device by its kind; None where it is not known."""
-        found = [n for start, n in sorted(self.cores.items()) if kind.startswith(start)]
-        return found[-1] if found else None
+        cores = [n for start, n in sorted(self.cores.items()) if kind.startswith(start)]
+        return cores[-1] if cores else None
 
     def best_f8_of(self, kind: str) -> float:
         """Fraction of the f8 peak that a device reaches, by its kind; 0.75 where it is not known."""
-        found = [share for start, share in sorted(self.best_f8.items()) if kind.startswith(start)]
-        return found[-1] if found else 0.75
+        shares = [share for start, share in sorted(self.best_f8.items()) if kind.startswith(start)]
+        return shares[-1] if shares else 0.75
 
 
 def constants_file() -> Path:

@@ -98,12 +98,12 @@ def fit_network(samples: Sequence[LinkSample]) -> Network:
     if has_node:
         node_s = node_s or min(t / p[2] for p, t in zip(parts, measured, strict=True) if p[2])
     link = Link(1 / device_s, latency_s)
-    found = Network(link, 1 / node_s if has_node else None, 0.0, 0.0, None)
-    chains = [s.median_s / transfer_s(s, found) for s in samples if s.how == "chain"]
+    network = Network(link, 1 / node_s if has_node else None, 0.0, 0.0, None)
+    chains = [s.median_s / transfer_s(s, network) for s in samples if s.how == "chain"]
     return Network(
         link,
-        found.node_bandwidth,
-        statistics.median(abs(transfer_s(s, found) / s.median_s - 1) for s in fitted),
+        network.node_bandwidth,
+        statistics.median(abs(transfer_s(s, network) / s.median_s - 1) for s in fitted),
         statistics.median(spread_of(s.seconds) for s in fitted),
         statistics.median(chains) if chains else None,
     )
@@ -149,15 +149,15 @@ def _least_squares(parts: Sequence[tuple[float, ...]], measured: Sequence[float]
     least = float(len(measured))
     # The few factors allow trying which of them are zero.
     for kept in itertools.chain.from_iterable(itertools.combinations(range(width), n) for n in range(1, width + 1)):
-        chosen = rows[:, kept]
+        columns = rows[:, kept]
         # Messages and bytes differ by many orders of magnitude, which least squares take for dependence.
-        scale = np.abs(chosen).max(axis=0)
+        scale = np.abs(columns).max(axis=0)
         if not scale.all():
             continue
-        solved, *_ = np.linalg.lstsq(chosen / scale, np.ones(len(rows)), rcond=None)
-        found = [float(v) for v in solved / scale]
-        off = float(np.sum((chosen @ np.array(found) - 1) ** 2))
-        if min(found) >= 0 and off < least:
-            by_place = dict(zip(kept, found, strict=True))
+        solved, *_ = np.linalg.lstsq(columns / scale, np.ones(len(rows)), rcond=None)
+        coefficients = [float(v) for v in solved / scale]
+        off = float(np.sum((columns @ np.array(coefficients) - 1) ** 2))
+        if min(coefficients) >= 0 and off < least:
+            by_place = dict(zip(kept, coefficients, strict=True))
             best, least = tuple(by_place.get(n, 0.0) for n in range(width)), off
     return best

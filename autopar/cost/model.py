@@ -261,8 +261,8 @@ def _busy_s(flops: float, bytes: float, dtype: str, device: Device, rates: Kerne
 def _rooflines_s(flops: Numbers, bytes: Numbers, dtype: str, device: Device) -> Numbers:
     """`roofline_s` of each of several operators."""
     each = np.broadcast_arrays(np.asarray(flops, float), np.asarray(bytes, float))
-    found = [roofline_s(float(f), float(b), dtype, device) for f, b in zip(each[0].flat, each[1].flat, strict=True)]
-    return np.array(found).reshape(each[0].shape)
+    seconds = [roofline_s(float(f), float(b), dtype, device) for f, b in zip(each[0].flat, each[1].flat, strict=True)]
+    return np.array(seconds).reshape(each[0].shape)
 
 
 def _efficiency(work: Work, device: Device) -> Curve | None:

@@ -44,8 +44,8 @@ def reorders(op: Operator, operand_types: Sequence[TensorType]) -> tuple[Reorder
         orders = ((batch, *spatial, features), (*window, into, out))
     else:
         return ()
-    found = (_reorder(n, type, order) for n, (type, order) in enumerate(zip(operand_types, orders, strict=True)))
-    return tuple(r for r in found if r is not None)
+    candidates = (_reorder(n, type, order) for n, (type, order) in enumerate(zip(operand_types, orders, strict=True)))
+    return tuple(r for r in candidates if r is not None)
 
 
 def run_bytes(op: Operator, operand_types: Sequence[TensorType]) -> int:
@@ -76,13 +76,13 @@ def _of_product(op: Operator, types: Sequence[TensorType]) -> tuple[tuple[int, .
         raise TypeError(f"not dimension numbers: {numbers!r}")
     contract, batch = numbers
     summed, shared = [_dims(contract, n) for n in (0, 1)], [_dims(batch, n) for n in (0, 1)]
-    own = [
+    unshared = [
         tuple(d for d in range(t.rank) if d not in summed[n] and d not in shared[n]) for n, t in enumerate(types[:2])
     ]
     leads = all(dims == tuple(range(len(dims))) for dims in shared)
-    if leads and len(summed[0]) == 1 and all(len(dims) <= 1 for dims in own):
+    if leads and len(summed[0]) == 1 and all(len(dims) <= 1 for dims in unshared):
         return ((), ())
-    return ((*shared[0], *own[0], *summed[0]), (*shared[1], *summed[1], *own[1]))
+    return ((*shared[0], *unshared[0], *summed[0]), (*shared[1], *summed[1], *unshared[1]))
 
 
 def _dims(pair: Attr, at: int) -> tuple[int, ...]:

@@ -28,13 +28,13 @@ def attention_cores(graph: Graph) -> dict[str, bool]:
     for op in graph.operators:
         for name in op.reads:
             readers[name].append(op)
-    found: dict[str, bool] = {}
+    cores: dict[str, bool] = {}
     for op in graph.operators:
         if _is_batched(op):
             core = _core_of(graph, op, readers)
             masked = any(_is_masked(graph, inside) for inside in core)
-            found |= {inside.id: masked or found.get(inside.id, False) for inside in core}
-    return found
+            cores |= {inside.id: masked or cores.get(inside.id, False) for inside in core}
+    return cores
 
 
 def on_chip_operators(graph: Graph, cores: Collection[str]) -> frozenset[str]:

@@ -58,8 +58,8 @@ class _Reader:
         self.at = 0
 
     def blank(self) -> None:
-        found = _BLANK.match(self.text, self.at)
-        self.at = found.end() if found else self.at
+        match = _BLANK.match(self.text, self.at)
+        self.at = match.end() if match else self.at
 
     def fail(self, expected: str) -> GraphSyntaxError:
         line = self.text.count("\n", 0, self.at) + 1
@@ -75,11 +75,11 @@ class _Reader:
 
     def match(self, pattern: re.Pattern[str]) -> str | None:
         self.blank()
-        found = pattern.match(self.text, self.at)
-        if found is None:
+        match_at = pattern.match(self.text, self.at)
+        if match_at is None:
             return None
-        self.at = found.end()
-        return found.group()
+        self.at = match_at.end()
+        return match_at.group()
 
     def found(self, mark: str) -> bool:
         """Takes a mark, or a word that ends here, if it comes next."""
@@ -109,19 +109,19 @@ class _Reader:
     def string(self) -> str:
         self.blank()
         start = self.at
-        found = self.match(_STRING)
-        if found is None:
+        text = self.match(_STRING)
+        if text is None:
             raise self.fail("a string")
         try:
-            return str(json.loads(found))
+            return str(json.loads(text))
         except ValueError:
             self.at = start
             raise self.fail("a JSON string") from None
 
     def word(self, pattern: re.Pattern[str], what: str) -> str:
-        found = self.match(pattern)
-        if found is not None:
-            return found
+        word = self.match(pattern)
+        if word is not None:
+            return word
         if self.text.startswith('"', self.at):
             return self.string()
         raise self.fail(what)
@@ -131,10 +131,10 @@ class _Reader:
         return self.word(NAME, "a name")
 
     def integer(self) -> int:
-        found = self.match(_INT)
-        if found is None:
+        text = self.match(_INT)
+        if text is None:
             raise self.fail("a whole number")
-        return int(found)
+        return int(text)
 
     def type(self) -> TensorType:
         dtype = self.word(DTYPE, "a dtype")

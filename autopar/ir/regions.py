@@ -31,17 +31,17 @@ def _count(op: Operator, name: str) -> int | None:
 
 
 def _named(op: Operator, wanted: tuple[str, ...]) -> Iterator[str]:
-    found = tuple(name for name, _ in op.regions)
-    if found != wanted:
-        yield f"has regions {found}; a {op.primitive} has {wanted}"
+    names = tuple(name for name, _ in op.regions)
+    if names != wanted:
+        yield f"has regions {names}; a {op.primitive} has {wanted}"
 
 
-def _same(what: str, found: Sequence[TensorType], wanted: Sequence[TensorType]) -> Iterator[str]:
+def _same(what: str, types: Sequence[TensorType], wanted: Sequence[TensorType]) -> Iterator[str]:
     """A problem for each place where two lists of types differ."""
-    if len(found) != len(wanted):
-        yield f"{what}: {len(found)}, not {len(wanted)}"
+    if len(types) != len(wanted):
+        yield f"{what}: {len(types)}, not {len(wanted)}"
         return
-    for i, (a, b) in enumerate(zip_longest(found, wanted)):
+    for i, (a, b) in enumerate(zip_longest(types, wanted)):
         if a != b:
             yield f"{what} {i} has type {a}, not {b}"
 
@@ -76,14 +76,14 @@ def _scan(op: Operator, operands: tuple[TensorType, ...]) -> Iterator[str]:
         return
     body = op.region("body")
     state, rows = list(operands[consts:held]), operands[held:]
-    made = _made(op)
-    for i, type in enumerate([*rows, *made[carry:]]):
+    results = _made(op)
+    for i, type in enumerate([*rows, *results[carry:]]):
         if type.shape[:1] != (length,):
             which = f"operand {held + i}" if i < len(rows) else f"result {carry + i - len(rows)}"
             yield f"{which} has type {type}; its first dim is not the length {length}"
     yield from _same("input of the body", _takes(body), [*operands[:held], *map(_row, rows)])
-    yield from _same("output of the body", _returns(body), [*state, *map(_row, made[carry:])])
-    yield from _same("carried result", made[:carry], state)
+    yield from _same("output of the body", _returns(body), [*state, *map(_row, results[carry:])])
+    yield from _same("carried result", results[:carry], state)
 
 
 def _while(op: Operator, operands: tuple[TensorType, ...]) -> Iterator[str]:

@@ -42,10 +42,10 @@ def _rule(primitive: str) -> _Rule | None:
     return _reduce if primitive in REDUCTIONS else _RULES.get(primitive)
 
 
-def _expect(found: TensorType, shape: tuple[int, ...], dtype: str | None) -> Iterator[str]:
-    wanted = TensorType(shape, dtype or found.dtype)
-    if found != wanted:
-        yield f"its result has type {found}, not {wanted}"
+def _expect(actual: TensorType, shape: tuple[int, ...], dtype: str | None) -> Iterator[str]:
+    wanted = TensorType(shape, dtype or actual.dtype)
+    if actual != wanted:
+        yield f"its result has type {actual}, not {wanted}"
 
 
 def _elementwise(op: Operator, operands: tuple[TensorType, ...], result: TensorType) -> Iterator[str]:
@@ -77,13 +77,13 @@ def _together(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     """The shape of an elementwise result: of equal rank, dims equal or 1; None where they do not go together."""
     if len({len(s) for s in shapes}) > 1:
         return None
-    found = []
+    shape = []
     for sizes in zip(*shapes, strict=True):
         longer = {n for n in sizes if n != 1}
         if len(longer) > 1:
             return None
-        found.append(longer.pop() if longer else 1)
-    return tuple(found)
+        shape.append(longer.pop() if longer else 1)
+    return tuple(shape)
 
 
 def _reduce(op: Operator, operands: tuple[TensorType, ...], result: TensorType) -> Iterator[str]:

@@ -30,13 +30,13 @@ _LEFT_OUT = "left out: its bound is above what is known"
 
 
 @dataclass(frozen=True)
-class Answer:
+class MeshSolution:
     """A mesh with its stated problem and solution; ``solution.choice`` is empty where nothing fits.
 
     ``note`` says under which restriction, beside the mesh.
     """
 
-    stated: ShardingProblem
+    sharding_problem: ShardingProblem
     solution: Solution
     note: str = ""
 
@@ -49,7 +49,7 @@ class _Looked:
     and ``fits`` whether the choice of the look keeps the limit; where nothing does the bound is inf.
     """
 
-    stated: ShardingProblem
+    sharding_problem: ShardingProblem
     solution: Solution | None
     bound_s: float
     fits: bool = False
@@ -67,7 +67,7 @@ def alpa(problem: Problem) -> Plan:
     """
     clock, known_s = Clock(), problem.subproblem.cutoff_s
     looked = _all_looked_at(problem, clock)
-    answers: dict[int, list[Answer]] = {}
+    answers: dict[int, list[MeshSolution]] = {}
     unlimited: dict[int, float] = {}
     best = math.inf
     # Those first that are likely to keep the limit: what they take says which of the others are of use.
@@ -82,7 +82,7 @@ def alpa(problem: Problem) -> Plan:
         free = _without_limit(problem, looked[i], clock, min(best, known_s))
         unlimited[i] = free.solution.lower_bound
         answers[i] = [free]
-        if free.stated.memory_bound:
+        if free.sharding_problem.memory_bound:
             useful = free.solution.lower_bound <= min(best, known_s) and free.solution.status is not Status.INFEASIBLE
             answers[i] = _under_limit(problem, free, clock, min(best, known_s)) if useful else [_given_up(free)]
         best = min([best, *(a.solution.objective for a in answers[i] if a.solution.found)])
@@ -118,7 +118,7 @@ def _all_looked_at(problem: Problem, clock: Clock) -> list[_Looked]:
         try:
             for i in order:
                 problem.checkpoint()
-                looked[i] = thread.submit(looks.look, _stated(problem, meshes[i], clock, split_phases=False))
+                looked[i] = thread.submit(looks.look, _sharding_problem(problem, meshes[i], clock, split_phases=False))
         except BaseException:
             thread.shutdown(cancel_futures=True)
             raise
@@ -139,30 +139,30 @@ class _Looks:
     clock: Clock
     cutoff_s: float
 
-    def look(self, stated: ShardingProblem) -> _Looked:
+    def look(self, sharding_problem: ShardingProblem) -> _Looked:
         """A look at the next mesh."""
         limit_bytes = self.problem.memory_limit_bytes
-        if stated.broken or memory_floor(stated.problem) > limit_bytes:
-            return _Looked(stated, None, math.inf)
+        if sharding_problem.broken or memory_floor(sharding_problem.problem) > limit_bytes:
+            return _Looked(sharding_problem, None, math.inf)
         with self.clock.phase("solve"):
-            look = first_look(replace(stated.problem, limit_bytes=None), Goal(PLAN_GAP, self.cutoff_s))
+            look = first_look(replace(sharding_problem.problem, limit_bytes=None), Goal(PLAN_GAP, self.cutoff_s))
         if look is None:
-            return _Looked(stated, None, -math.inf)
-        fits = look.found and peak_bytes(stated.problem, look.choice) <= limit_bytes
+            return _Looked(sharding_problem, None, -math.inf)
+        fits = look.found and peak_bytes(sharding_problem.problem, look.choice) <= limit_bytes
         if fits:
             self.cutoff_s = min(self.cutoff_s, look.objective)
-        return _Looked(stated, look, look.lower_bound, fits)
+        return _Looked(sharding_problem, look, look.lower_bound, fits)
 
 
-def _left_out(looked: _Looked) -> Answer:
+def _left_out(looked: _Looked) -> MeshSolution:
     """Of a mesh that is not solved, as its bound is above what is known, or as nothing fits on it."""
-    stated = replace(looked.stated, memory_bound=True)
+    sharding_problem = replace(looked.sharding_problem, memory_bound=True)
     if looked.bound_s == math.inf:
-        return Answer(stated, Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, ""))
-    return Answer(stated, Solution(Status.UNKNOWN, (), math.inf, looked.bound_s, 0.0, ""), _LEFT_OUT)
+        return MeshSolution(sharding_problem, Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, ""))
+    return MeshSolution(sharding_problem, Solution(Status.UNKNOWN, (), math.inf, looked.bound_s, 0.0, ""), _LEFT_OUT)
 
 
-def _given_up(answer: Answer) -> Answer:
+def _given_up(answer: MeshSolution) -> MeshSolution:
     """Of a mesh whose bound without a limit is above what is known."""
     if answer.solution.status is Status.INFEASIBLE:
         return answer
@@ -177,7 +177,7 @@ def _distance(problem: Problem, mesh: LogicalMesh) -> float:
     return abs(math.log2(inner / min(node, problem.cluster.num_devices)))
 
 
-def _without_limit(problem: Problem, looked: _Looked, clock: Clock, cutoff_s: float) -> Answer:
+def _without_limit(problem: Problem, looked: _Looked, clock: Clock, cutoff_s: float) -> MeshSolution:
     """The answer on one mesh without the memory limit; ``memory_bound`` where it breaks the limit, or was given up.
 
     Args:
@@ -186,32 +186,39 @@ def _without_limit(problem: Problem, looked: _Looked, clock: Clock, cutoff_s: fl
         clock: takes the time.
         cutoff_s: a step of another mesh, or one that another plan takes: beyond it the mesh is given up.
     """
-    stated = looked.stated
+    sharding_problem = looked.sharding_problem
     with clock.phase("solve"):
-        free = _solve(problem, replace(stated.problem, limit_bytes=None), known=looked.solution, cutoff_s=cutoff_s)
+        free = _solve(
+            problem, replace(sharding_problem.problem, limit_bytes=None), known=looked.solution, cutoff_s=cutoff_s
+        )
     given_up = free.status is not Status.OPTIMAL and free.lower_bound > cutoff_s
-    fits = free.found and not given_up and peak_bytes(stated.problem, free.choice) <= problem.memory_limit_bytes
-    return Answer(stated if fits else replace(stated, memory_bound=True), free)
+    fits = (
+        free.found and not given_up and peak_bytes(sharding_problem.problem, free.choice) <= problem.memory_limit_bytes
+    )
+    return MeshSolution(sharding_problem if fits else replace(sharding_problem, memory_bound=True), free)
 
 
-def _under_limit(problem: Problem, free: Answer, clock: Clock, cutoff_s: float) -> list[Answer]:
+def _under_limit(problem: Problem, free: MeshSolution, clock: Clock, cutoff_s: float) -> list[MeshSolution]:
     """Answers within the limit: with copies that all phases share, and with copies of each phase's own.
 
     The second cost no less than the first without a limit, for they are made more often; where the first within the
     limit costs next to nothing more than that, they are not tried. Separate programs have the second alone.
     """
-    found: list[Answer] = []
+    answers: list[MeshSolution] = []
     if not problem.subproblem.separate_programs:
         with clock.phase("solve"):
-            shared = _solve(problem, free.stated.problem, binds=True, cutoff_s=cutoff_s)
-            found.append(Answer(free.stated, shared, "memory binds"))
+            shared = _solve(problem, free.sharding_problem.problem, binds=True, cutoff_s=cutoff_s)
+            answers.append(MeshSolution(free.sharding_problem, shared, "memory binds"))
         least = free.solution.lower_bound
-        if found[0].solution.objective <= least + problem.policy.stages.negligible_cost * abs(least):
-            return found
-    split = _stated(problem, free.stated.mesh, clock, split_phases=True)
+        if answers[0].solution.objective <= least + problem.policy.stages.negligible_cost * abs(least):
+            return answers
+    split = _sharding_problem(problem, free.sharding_problem.mesh, clock, split_phases=True)
     with clock.phase("solve"):
-        own = _solve(problem, split.problem, binds=True)
-    return [*found, Answer(replace(split, memory_bound=True), own, "memory binds, each phase gathers anew")]
+        by_phase = _solve(problem, split.problem, binds=True)
+    return [
+        *answers,
+        MeshSolution(replace(split, memory_bound=True), by_phase, "memory binds, each phase gathers for itself"),
+    ]
 
 
 def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:
@@ -223,14 +230,14 @@ def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:
     )
 
 
-def _stated(problem: Problem, mesh: LogicalMesh, clock: Clock, *, split_phases: bool) -> ShardingProblem:
+def _sharding_problem(problem: Problem, mesh: LogicalMesh, clock: Clock, *, split_phases: bool) -> ShardingProblem:
     with clock.phase("program"):
         return build(problem, mesh, split_phases=split_phases)
 
 
 def _solve(
     problem: Problem,
-    stated: ChoiceProblem,
+    choices: ChoiceProblem,
     *,
     known: Solution | None = None,
     binds: bool = False,
@@ -238,12 +245,12 @@ def _solve(
 ) -> Solution:
     """The cheapest choice, up to a gap that no plan is worth waiting for."""
     limit_s, seed = problem.options.time_limit_s, problem.options.seed
-    return solve(stated, time_limit_s=limit_s, seed=seed, known=known, binds=binds, goal=Goal(PLAN_GAP, cutoff_s))
+    return solve(choices, time_limit_s=limit_s, seed=seed, known=known, binds=binds, goal=Goal(PLAN_GAP, cutoff_s))
 
 
 def best_plan(
     problem: Problem,
-    answers: Sequence[Answer],
+    answers: Sequence[MeshSolution],
     name: str,
     clock: Clock,
     improve: Callable[[ChoiceProblem], Solution] | None = None,
@@ -261,20 +268,26 @@ def best_plan(
         InfeasiblePlanError: none of them has a choice.
     """
     if not any(a.solution.found for a in answers):
-        raise infeasible(problem, [a.stated for a in answers])
+        raise infeasible(problem, [a.sharding_problem for a in answers])
     with clock.phase("extract"):
-        shardings = [extract(problem, a.stated, a.solution.choice) if a.solution.found else None for a in answers]
+        shardings = [
+            extract(problem, a.sharding_problem, a.solution.choice) if a.solution.found else None for a in answers
+        ]
         # Where copies are priced for each phase some of them are found to be one: what is left is what counts.
         _, _, first, sharding = min(
-            ((step_s(s), str(a.stated.mesh), a, s) for a, s in zip(answers, shardings, strict=True) if s is not None),
-            key=lambda found: found[:2],
+            (
+                (step_s(s), str(a.sharding_problem.mesh), a, s)
+                for a, s in zip(answers, shardings, strict=True)
+                if s is not None
+            ),
+            key=lambda ranked: ranked[:2],
         )
         taken = Hidden(first.solution, sharding)
         if improve is not None:
-            taken = hide(problem, first.stated, taken, improve)
+            taken = hide(problem, first.sharding_problem, taken, improve)
         considered = tuple(
             Considered(
-                f"mesh {a.stated.mesh}" + (f", {a.note}" if a.note else ""),
+                f"mesh {a.sharding_problem.mesh}" + (f", {a.note}" if a.note else ""),
                 a.solution.objective if a.solution.found else None,
                 None if s is None else s.memory.total,
                 "chosen" if a is first else a.solution.status.value,
@@ -284,7 +297,7 @@ def best_plan(
         bound = min(a.solution.lower_bound for a in answers)
     return assemble(
         problem,
-        first.stated,
+        first.sharding_problem,
         taken.sharding,
         name,
         taken.solution.objective,
@@ -294,10 +307,10 @@ def best_plan(
     )
 
 
-def infeasible(problem: Problem, stated: Sequence[ShardingProblem]) -> InfeasiblePlanError:
+def infeasible(problem: Problem, problems: Sequence[ShardingProblem]) -> InfeasiblePlanError:
     """The error that says how much memory would do, or a bound of it."""
     limit = problem.memory_limit_bytes
-    floors = sorted(((memory_floor(s.problem), s) for s in stated), key=lambda p: p[0])
+    floors = sorted(((memory_floor(s.problem), s) for s in problems), key=lambda p: p[0])
     least, told = max(floors[0][0], limit + 1.0), "it needs more"
     if problem.reporting.explains_infeasible:
         least = math.inf

@@ -23,7 +23,7 @@ from autopar.search.problem import Problem
 
 def assemble(
     problem: Problem,
-    stated: ShardingProblem,
+    sharding_problem: ShardingProblem,
     sharding: Sharding,
     strategy: str,
     objective: float,
@@ -35,7 +35,7 @@ def assemble(
 
     Args:
         problem: what was planned.
-        stated: the problem on the chosen mesh.
+        sharding_problem: the problem on the chosen mesh.
         sharding: what was chosen.
         strategy: name of the search.
         objective: seconds that the search minimized.
@@ -45,8 +45,8 @@ def assemble(
         clock: time of planning so far.
     """
     graph, cluster = problem.graph, problem.cluster
-    stage = _stage(problem, stated, sharding)
-    least_s = _bound(problem, stated, lower_bound)
+    stage = _stage(problem, sharding_problem, sharding)
+    least_s = _bound(problem, sharding_problem, lower_bound)
     bound_s = None if least_s is None else min(least_s, stage.step_time)
     content = PlanContent(
         program=graph.name,
@@ -67,18 +67,18 @@ def assemble(
         copies=sharding.copies,
         choices=sharding.choices,
         search=SearchContent(strategy, objective, bound_s, tuple(considered)),
-        notes=(*stated.notes, *_batch_notes(problem, sharding), *_overlap_notes(sharding)),
-        memory_bound=stated.memory_bound,
+        notes=(*sharding_problem.notes, *_batch_notes(problem, sharding), *_overlap_notes(sharding)),
+        memory_bound=sharding_problem.memory_bound,
         memory_limit=problem.memory_limit_bytes,
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
     )
     return Plan(content, clock.phases())
 
 
-def _stage(problem: Problem, stated: ShardingProblem, sharding: Sharding) -> Stage:
+def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Sharding) -> Stage:
     """The only stage, on all devices."""
     return Stage(
-        mesh_axes=tuple(stated.mesh.axes),
+        mesh_axes=tuple(sharding_problem.mesh.axes),
         devices=tuple(range(problem.cluster.num_devices)),
         operators=tuple(r.id for r in sharding.operators),
         step_time=sharding.compute_s + sharding.exposed_s + sharding.host_s + sharding.starts_s,
@@ -109,7 +109,7 @@ def _inputs(graph: Graph, sharding: Sharding) -> tuple[InputRecord, ...]:
     )
 
 
-def _bound(problem: Problem, stated: ShardingProblem, lower_bound: float | None) -> float | None:
+def _bound(problem: Problem, sharding_problem: ShardingProblem, lower_bound: float | None) -> float | None:
     """Seconds below which no step can be, from the least sum of computation and collectives.
 
     Where they run beside each other the longest of the resources takes its share of the sum or more.
@@ -119,7 +119,7 @@ def _bound(problem: Problem, stated: ShardingProblem, lower_bound: float | None)
         return lower_bound
     if not cost.overlaps:
         return lower_bound * min(cost.exposed_share(of_state=s) for s in (False, True))
-    links = {link_class(stated.mesh, axis) for axis, n in stated.mesh.axes if n > 1}
+    links = {link_class(sharding_problem.mesh, axis) for axis, n in sharding_problem.mesh.axes if n > 1}
     return lower_bound / (1 + len(links))
 
 

@@ -82,7 +82,7 @@ def _best_grid(problem: Problem, name: str, zero: int) -> Plan:
             if tp == min(n, node) and not tried:
                 raise error
     fitting = [(g, r) for g, r in tried if r.solution.found]
-    best, found = min(fitting or tried, key=lambda t: (t[1].solution.objective, t[0].tp))
+    best, restricted = min(fitting or tried, key=lambda t: (t[1].solution.objective, t[0].tp))
     considered = tuple(
         Considered(
             f"tp={g.tp}, dp={g.dp}",
@@ -92,7 +92,7 @@ def _best_grid(problem: Problem, name: str, zero: int) -> Plan:
         )
         for g, r in tried
     )
-    return restricted_plan(problem, found, name, clock, best.notes(), considered)
+    return restricted_plan(problem, restricted, name, clock, best.notes(), considered)
 
 
 def _on_one_axis(problem: Problem, name: str, allowed: Allowed) -> Plan:

@@ -138,7 +138,7 @@ def _works(graph: Graph, returned: set[object], runs: float, enclosing: str, fus
     needed = live(graph.operators, (o.operand for o in graph.outputs))
     # Values that are in memory: made, or read, by something that does not compute where it is read.
     stored = {*returned, *(o for op in needed if not is_fusible(op) for o in op.reads)}
-    made = {i.name for i in graph.inputs} | {v.name for op in needed if not is_fusible(op) for v in op.results}
+    computed = {i.name for i in graph.inputs} | {v.name for op in needed if not is_fusible(op) for v in op.results}
     for op in needed:
         phase = phase_of(op.scope, enclosing)
         if op.regions:
@@ -151,13 +151,13 @@ def _works(graph: Graph, returned: set[object], runs: float, enclosing: str, fus
         types = graph.operand_types(op)
         dtypes = tuple(sorted({t.dtype for t in types} | {v.type.dtype for v in op.results}))
         if fused and reads_fused(op):
-            if sum(t.nbytes for o, t in zip(op.operands, types, strict=True) if o in made):
+            if sum(t.nbytes for o, t in zip(op.operands, types, strict=True) if o in computed):
                 results = sum(v.type.nbytes for v in op.results if v.name in stored)
                 yield OperatorWork(dtypes, operator_flops(op, types), float(results), runs, phase)
         elif not is_fusible(op):
             yield OperatorWork(dtypes, operator_flops(op, types), operator_bytes(op, types), runs, phase)
         elif any(v.name in stored for v in op.results):
-            read = sum(t.nbytes for o, t in zip(op.operands, types, strict=True) if o in made)
+            read = sum(t.nbytes for o, t in zip(op.operands, types, strict=True) if o in computed)
             yield OperatorWork(
                 dtypes, operator_flops(op, types), float(sum(v.type.nbytes for v in op.results) + read), runs, phase
             )

@@ -134,16 +134,16 @@ class Comparison:
     def ranking(self) -> tuple[Standing, ...]:
         """Strategies by the step time of their fastest plan, those without a plan last."""
         names = list(dict.fromkeys(t.strategy for t in self.trials))
-        found = [self._standing(name) for name in names]
-        found.sort(key=lambda s: s.step_times[0] if s.step_times else float("inf"))
-        times = [s.step_times[0] for s in found if s.step_times]
+        standings = [self._standing(name) for name in names]
+        standings.sort(key=lambda s: s.step_times[0] if s.step_times else float("inf"))
+        times = [s.step_times[0] for s in standings if s.step_times]
         return tuple(
             replace(
                 s,
                 place=1 + sum(t < s.step_times[0] * (1 - 1e-9) for t in times) if s.step_times else None,
                 ratio=s.step_times[0] / times[0] if s.step_times and times[0] else None,
             )
-            for s in found
+            for s in standings
         )
 
     def _standing(self, name: str) -> Standing:
@@ -257,9 +257,9 @@ def run_trials(
         for number, seed in enumerate(budget.seeds):
             if say is not None:
                 say(f"{name}, seed {seed}" if len(budget.seeds) > 1 else name)
-            found = _trial(name, Budgeted(strategy, budget, seed), plan)
-            trials.append(found)
-            if not number and not found.curve[:-1]:
+            trial = _trial(name, Budgeted(strategy, budget, seed), plan)
+            trials.append(trial)
+            if not number and not trial.curve[:-1]:
                 break  # it draws nothing
     return tuple(trials)
 
@@ -267,9 +267,9 @@ def run_trials(
 def _trial(name: str, strategy: Budgeted, plan: Callable[[Budgeted], Plan]) -> Trial:
     began = time.perf_counter()
     try:
-        found = plan(strategy)
+        result = plan(strategy)
     except AutoparError as error:
         return Trial(name, strategy.seed, time.perf_counter() - began, None, error.fact, ())
     seconds = time.perf_counter() - began
     curve = [(p.seconds, p.objective_s) for p in strategy.seen]
-    return Trial(name, strategy.seed, seconds, found, "", (*curve, (seconds, found.search.objective)))
+    return Trial(name, strategy.seed, seconds, result, "", (*curve, (seconds, result.search.objective)))

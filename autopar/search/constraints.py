@@ -59,14 +59,14 @@ def shards_of(op: Operator) -> tuple[int, ...] | None:
 
 def asked_in_code(graph: Graph) -> list[tuple[Operator, tuple[int, ...]]]:
     """Operators of a graph and of its regions by which the user's code says where a value lies."""
-    found = []
+    asked = []
     for op in graph.operators:
         wanted = shards_of(op)
         if wanted is not None:
-            found.append((op, wanted))
+            asked.append((op, wanted))
         for _, region in op.regions:
-            found += asked_in_code(region)
-    return found
+            asked += asked_in_code(region)
+    return asked
 
 
 def can_hold(shards: Sequence[int], type: TensorType, sizes: Sequence[int]) -> bool:

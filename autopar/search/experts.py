@@ -21,17 +21,17 @@ def expert_dims(graph: Graph) -> dict[str, int]:
     Args:
         graph: a train step; loops over stacked layers are looked into.
     """
-    found: dict[str, int] = {}
+    dims: dict[str, int] = {}
     start = {i.name: (i.name, tuple(range(i.type.rank))) for i in graph.inputs if i.role == "parameter"}
-    _look(graph, start, found)
-    return found
+    _look(graph, start, dims)
+    return dims
 
 
-def _look(graph: Graph, origins: _Origins, found: dict[str, int]) -> None:
+def _look(graph: Graph, origins: _Origins, by_input: dict[str, int]) -> None:
     for op in graph.operators:
         known = [origins.get(o) if isinstance(o, str) else None for o in op.operands]
         if op.primitive == "dot_general":
-            _product(op, known, found)
+            _product(op, known, by_input)
         elif op.primitive == "transpose" and known[0] is not None:
             name, dims = known[0]
             origins[op.results[0].name] = name, tuple(dims[d] for d in op.ints("permutation"))
@@ -43,14 +43,14 @@ def _look(graph: Graph, origins: _Origins, found: dict[str, int]) -> None:
             for n, (entry, origin) in enumerate(zip(scan.body.inputs, known, strict=True)):
                 if origin is not None:
                     inner[entry.name] = (origin[0], origin[1][1:]) if n >= scan.num_whole else origin
-            _look(scan.body, inner, found)
+            _look(scan.body, inner, by_input)
 
 
-def _product(op: Operator, known: list[tuple[str, tuple[int, ...]] | None], found: dict[str, int]) -> None:
+def _product(op: Operator, known: list[tuple[str, tuple[int, ...]] | None], by_input: dict[str, int]) -> None:
     _, batch = cast("tuple[object, tuple[tuple[int, ...], ...]]", op.attr("dimension_numbers"))
     for origin, other, dims in zip(known, reversed(known), batch, strict=True):
         if origin is not None and other is None and dims:
-            found.setdefault(origin[0], origin[1][dims[0]])
+            by_input.setdefault(origin[0], origin[1][dims[0]])
 
 
 def expert_state(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from autopar.search.named import renamed
 from autopar.search.named_layouts import NamedAxes, NamedLayouts
 from autopar.search.partition.even import even_stages
 from autopar.search.problem import Problem
-from autopar.search.restrict import AllowedMade, Restricted, restricted_plan, solve_restricted
+from autopar.search.restrict import AllowedResults, Restricted, restricted_plan, solve_restricted
 from autopar.search.stage_planning.candidate import plan_candidate
 from autopar.search.tokens import SharedMatrices, SharedTokens, check_tokens, token_dims
 from autopar.stages import cluster
@@ -269,9 +269,9 @@ class _Stage:
         return self.manual.plan(problem, "manual", tokens)
 
 
-def _made(graph: Graph, tokens: Mapping[str, int], axes: NamedAxes) -> AllowedMade | None:
+def _made(graph: Graph, tokens: Mapping[str, int], axes: NamedAxes) -> AllowedResults | None:
     """Which layouts values may be made in; None for all."""
-    rules: list[AllowedMade] = []
+    rules: list[AllowedResults] = []
     if axes.cp:
         rules.append(SharedTokens.of(graph, tokens, axes.cp).allowed)
     if axes.tp:

@@ -82,10 +82,10 @@ class _Walk:
             operands = [self._of(o, graph.type_of(o), prefix) for o in op.operands]
             region = _REGIONS.get(op.primitive) if op.regions else None
             if region:
-                made = region(self, op, operands, f"{prefix}{op.id}/")
+                results = region(self, op, operands, f"{prefix}{op.id}/")
             else:
-                made = self._operator(graph, op, operands, prefix)
-            self.values.update((prefix + v.name, k) for v, k in zip(op.results, made, strict=True))
+                results = self._operator(graph, op, operands, prefix)
+            self.values.update((prefix + v.name, k) for v, k in zip(op.results, results, strict=True))
         return [self._of(o.operand, o.type, prefix) for o in graph.outputs]
 
     def _of(self, operand: str | Literal, type: TensorType, prefix: str) -> _Known:
@@ -97,10 +97,10 @@ class _Walk:
             return operands
         types = graph.operand_types(op)
         rule, _ = rule_for(op, types)
-        found: dict[tuple[int | None, int], frozenset[Label]] = {}
+        by_factor: dict[tuple[int | None, int], frozenset[Label]] = {}
         for known, type, factors in zip(operands, types, rule.operands, strict=True):
             for labels, size, factor in zip(known.dims, type.shape, factors, strict=True):
-                found[factor, size] = found.get((factor, size), _NONE) | labels
+                by_factor[factor, size] = by_factor.get((factor, size), _NONE) | labels
         if op.primitive in DENSE_CONTRACTIONS:
             self._product(rule, operands, prefix + op.results[0].name)
         data = any(k.data for k in operands)
@@ -108,7 +108,7 @@ class _Walk:
         return [
             _Known(
                 tuple(
-                    _NONE if factor is None else found.get((factor, size), _NONE)
+                    _NONE if factor is None else by_factor.get((factor, size), _NONE)
                     for factor, size in zip(factors, v.type.shape, strict=True)
                 ),
                 data,
@@ -146,8 +146,8 @@ class _Walk:
         loop = While.of(op)
         in_cond, in_body, carried = loop.split(operands)
         while True:
-            made = self.graph(loop.body, [*in_body, *carried], f"{prefix}body/")
-            joined = [a.joined(b) for a, b in zip(carried, made, strict=True)]
+            results = self.graph(loop.body, [*in_body, *carried], f"{prefix}body/")
+            joined = [a.joined(b) for a, b in zip(carried, results, strict=True)]
             if joined == carried:
                 self.graph(loop.cond, [*in_cond, *carried], f"{prefix}cond/")
                 return carried
@@ -156,8 +156,8 @@ class _Walk:
     def cond(self, op: Operator, operands: Sequence[_Known], prefix: str) -> list[_Known]:
         """What is known of the results of branches."""
         first, *rest = (self.graph(branch, operands[1:], f"{prefix}{name}/") for name, branch in op.regions)
-        for made in rest:
-            first = [a.joined(b) for a, b in zip(first, made, strict=True)]
+        for results in rest:
+            first = [a.joined(b) for a, b in zip(first, results, strict=True)]
         return first
 
 

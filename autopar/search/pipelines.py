@@ -193,30 +193,30 @@ def _rounds(problem: Problem, source: StageSource, pool: WorkerPool, clock: Cloc
     ways_to_slice = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
     for fewest, others in ways_to_slice if is_small(problem) else ways_to_slice[:2]:
         with clock.phase("slice"):
-            found = sorted(
+            ranked = sorted(
                 candidates(problem, source, fewest, pool, others),
                 key=lambda c: (c.estimate_s, c.count, len(c.members)),
             )
         if others:
-            found = [c for c in found if c not in tried][: policy.most_other]
+            ranked = [c for c in ranked if c not in tried][: policy.most_other]
         else:
             cutoff_s = math.inf if schedule_of(problem).chunks > 1 else problem.subproblem.cutoff_s
-            near = [c for c in found if c.estimate_s <= policy.near_best * min(found[0].estimate_s, cutoff_s)]
+            near = [c for c in ranked if c.estimate_s <= policy.near_best * min(ranked[0].estimate_s, cutoff_s)]
             near = near[: policy.most_near]
             if is_small(problem) and near:
                 near += _best_of_each(
-                    found, {len(c.members) for c in near}, policy.far * min(found[0].estimate_s, cutoff_s)
+                    ranked, {len(c.members) for c in near}, policy.far * min(ranked[0].estimate_s, cutoff_s)
                 )
-            if found and not near:  # all of them take longer than a plan that is at hand
+            if ranked and not near:  # all of them take longer than a plan that is at hand
                 return
-            found = near
-        tried.update(found)
-        yield found
+            ranked = near
+        tried.update(ranked)
+        yield ranked
 
 
-def _best_of_each(found: Sequence[Candidate], planned: set[int], most_s: float) -> list[Candidate]:
+def _best_of_each(candidates: Sequence[Candidate], planned: set[int], most_s: float) -> list[Candidate]:
     """By number of stages, but those ``planned``, the candidate of the least estimate up to ``most_s``."""
-    best = {len(c.members): c for c in reversed(found) if len(c.members) not in planned}
+    best = {len(c.members): c for c in reversed(candidates) if len(c.members) not in planned}
     return [c for c in best.values() if c.estimate_s <= most_s]
 
 
@@ -262,8 +262,8 @@ def _considered(plans: Sequence[Plan], best: Plan) -> tuple[Considered, ...]:
 
 def may_run_in_worker(problem: Problem, intra: Callable[[Problem], Plan]) -> bool:
     """Whether another process would plan stages as this one does, and nobody watches how."""
-    own = is_importable(intra) and not registered_rules()
-    return own and type(problem.cost_model) is CostModel and problem.reporting.progress is None
+    importable = is_importable(intra) and not registered_rules()
+    return importable and type(problem.cost_model) is CostModel and problem.reporting.progress is None
 
 
 def _with_two_stages_per_worker(problem: Problem, source: StageSource, best: Plan) -> Iterator[_Trial]:

@@ -51,10 +51,10 @@ def plain_data(value: Any) -> Any:
 def is_own(kind: type | FunctionType) -> bool:
     """Whether a class or function is autopar's own, so that its module has it under its name."""
     placement, *names = kind.__module__, *kind.__qualname__.split(".")
-    found: Any = sys.modules.get(placement)
+    module: Any = sys.modules.get(placement)
     for name in names:
-        found = getattr(found, name, None)
-    return placement.startswith(f"{_package()}.") and found is kind
+        module = getattr(module, name, None)
+    return placement.startswith(f"{_package()}.") and module is kind
 
 
 def is_importable(value: Any) -> bool:

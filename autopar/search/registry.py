@@ -64,8 +64,8 @@ class StrategyRegistry:
 
     def table(self) -> dict[str, Strategy | None]:
         """Every name; None where an entry point is not loaded yet."""
-        found: dict[str, Strategy | None] = {p.name: None for p in entry_points(group=ENTRY_POINTS)}
-        return dict(sorted({**found, **_BUILT_IN, **self._added}.items()))
+        installed: dict[str, Strategy | None] = {p.name: None for p in entry_points(group=ENTRY_POINTS)}
+        return dict(sorted({**installed, **_BUILT_IN, **self._added}.items()))
 
 
 _REGISTRY = StrategyRegistry()
@@ -94,11 +94,11 @@ def strategy_named(name: str) -> Strategy:
         near = difflib.get_close_matches(name, table, 2, 0.6)
         meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise AutoparError(f"no search strategy is called {name!r}{meant}", remedy="one of: " + ", ".join(table))
-    found = table[name]
-    if found is None:
+    strategy = table[name]
+    if strategy is None:
         (point,) = (p for p in entry_points(group=ENTRY_POINTS) if p.name == name)
-        found = point.load()
-    return found
+        strategy = point.load()
+    return strategy
 
 
 def cuts_stages(strategy: Strategy) -> bool:

@@ -21,19 +21,19 @@ from autopar.solver import Node, Solution, solve
 #: input, its layouts -> for each of them whether a plan may give it that layout
 Allowed: TypeAlias = Callable[[Input, Sequence[Layout]], Sequence[bool]]
 #: value that an operator makes (with the ids of enclosing operators and regions before its name), layouts -> likewise
-AllowedMade: TypeAlias = Callable[[str, Sequence[Layout]], Sequence[bool]]
+AllowedResults: TypeAlias = Callable[[str, Sequence[Layout]], Sequence[bool]]
 
 
 @dataclass(frozen=True)
 class Restricted:
     """A restricted problem with its solution; ``solution.choice`` is empty where nothing fits the memory."""
 
-    stated: ShardingProblem
+    sharding_problem: ShardingProblem
     solution: Solution
 
 
 def solve_restricted(
-    problem: Problem, mesh: LogicalMesh, allowed: Allowed, clock: Clock, made: AllowedMade | None = None
+    problem: Problem, mesh: LogicalMesh, allowed: Allowed, clock: Clock, allowed_on_demand: AllowedResults | None = None
 ) -> Restricted:
     """The cheapest sharding on ``mesh`` whose inputs have allowed layouts.
 
@@ -42,31 +42,35 @@ def solve_restricted(
         mesh: where.
         allowed: which layouts an input may have; it must allow one or more.
         clock: takes the time.
-        made: which layouts a value may be made in; it must allow one or more. None allows all.
+        allowed_on_demand: which layouts a value may be made in; it must allow one or more. None allows all.
     """
     with clock.phase("program"):
-        stated = build(problem, mesh)
+        sharding_problem = build(problem, mesh)
         roles = {i.name: i for i in problem.graph.inputs}
-        nodes = list(stated.problem.nodes)
-        for v in stated.values.values():
-            if v.node is None or not (v.source or made):
+        nodes = list(sharding_problem.problem.nodes)
+        for v in sharding_problem.values.values():
+            if v.node is None or not (v.source or allowed_on_demand):
                 continue
-            ok = allowed(roles[v.key], v.layouts) if v.source or made is None else made(v.key, v.layouts)
+            ok = (
+                allowed(roles[v.key], v.layouts)
+                if v.source or allowed_on_demand is None
+                else allowed_on_demand(v.key, v.layouts)
+            )
             costs = np.where(ok, nodes[v.node].costs, np.inf)
             if v.source or np.isfinite(costs).any():  # values that follow one node may allow nothing together
                 nodes[v.node] = Node(nodes[v.node].name, costs)
     with clock.phase("solve"):
         solution = solve(
-            replace(stated.problem, nodes=tuple(nodes)),
+            replace(sharding_problem.problem, nodes=tuple(nodes)),
             time_limit_s=problem.options.time_limit_s,
             seed=problem.options.seed,
         )
-    return Restricted(stated, solution)
+    return Restricted(sharding_problem, solution)
 
 
 def restricted_plan(
     problem: Problem,
-    found: Restricted,
+    restricted: Restricted,
     name: str,
     clock: Clock,
     notes: Sequence[str] = (),
@@ -77,16 +81,16 @@ def restricted_plan(
     Raises:
         InfeasiblePlanError: nothing fits the memory.
     """
-    if not found.solution.found:
+    if not restricted.solution.found:
         raise InfeasiblePlanError(
             f"{name} does not fit {problem.memory_limit_bytes} bytes a device", remedy="search='alpa', or more memory"
         )
-    used, wanted = tuple(n for _, n in found.stated.mesh.axes), problem.options.mesh_shape
+    used, wanted = tuple(n for _, n in restricted.sharding_problem.mesh.axes), problem.options.mesh_shape
     if wanted is not None and used != tuple(wanted):
         shape = "x".join(map(str, wanted))
         notes = (*notes, f"the mesh {shape} that was asked for is not used: {name} has a mesh of its own")
-    stated = replace(found.stated, notes=(*found.stated.notes, *notes))
+    sharding_problem = replace(restricted.sharding_problem, notes=(*restricted.sharding_problem.notes, *notes))
     with clock.phase("extract"):
-        sharding = extract(problem, stated, found.solution.choice)
-    objective, bound = found.solution.objective, found.solution.lower_bound
-    return assemble(problem, stated, sharding, name, objective, bound, tuple(considered), clock)
+        sharding = extract(problem, sharding_problem, restricted.solution.choice)
+    objective, bound = restricted.solution.objective, restricted.solution.lower_bound
+    return assemble(problem, sharding_problem, sharding, name, objective, bound, tuple(considered), clock)

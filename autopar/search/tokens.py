@@ -21,23 +21,23 @@ def token_dims(graph: Graph) -> dict[str, int]:
     Args:
         graph: a whole train step: its backward pass tells features of labels from tokens.
     """
-    found = origins(graph)
-    tokens = _token_labels(found)
+    labels_of = origins(graph)
+    tokens = _token_labels(labels_of)
     by_value: dict[str, int] = {}
     for name in graph.types:
-        for d, labels in enumerate(found.dims.get(name, ())):
+        for d, labels in enumerate(labels_of.dims.get(name, ())):
             if labels & tokens:
                 by_value.setdefault(name, d)
     return by_value
 
 
-def _token_labels(found: Origins) -> frozenset[Label]:
-    classes = _classes(labels for dims in found.dims.values() for labels in dims if labels)
+def _token_labels(labels_of: Origins) -> frozenset[Label]:
+    classes = _classes(labels for dims in labels_of.dims.values() for labels in dims if labels)
     return frozenset(
         label
         for members in classes
         for label in members
-        if members & found.kept and not members & found.summed and all(d for _, d in members)
+        if members & labels_of.kept and not members & labels_of.summed and all(d for _, d in members)
     )
 
 
@@ -77,14 +77,14 @@ class SharedTokens:
             tokens: by batch input the dim of its tokens, where it has one.
             axis: the mesh axis.
         """
-        found, labels = origins(graph), frozenset(tokens.items())
+        labels_of, labels = origins(graph), frozenset(tokens.items())
         examples = {
             key: frozenset(d for d, come in enumerate(dims) if any(n == 0 for _, n in come))
-            for key, dims in found.dims.items()
+            for key, dims in labels_of.dims.items()
         }
         products: dict[str, int] = {}
-        for key in sorted(found.products & found.dims.keys()):
-            of_tokens = [d for d, come in enumerate(found.dims[key]) if come & labels]
+        for key in sorted(labels_of.products & labels_of.dims.keys()):
+            of_tokens = [d for d, come in enumerate(labels_of.dims[key]) if come & labels]
             if of_tokens:
                 products[key] = of_tokens[0]
         return SharedTokens(axis, examples, products)
@@ -118,13 +118,13 @@ class SharedMatrices:
     @staticmethod
     def of(graph: Graph, axis: str) -> SharedMatrices:
         """From a train step or a stage of one, whose batch inputs' first dim numbers examples."""
-        found = origins(graph)
+        labels_of = origins(graph)
         whole: dict[str, frozenset[int]] = {}
-        for key, dims in found.dims.items():
+        for key, dims in labels_of.dims.items():
             examples = {d for d, come in enumerate(dims) if any(n == 0 for _, n in come)}
             # Of a product with a parameter the last dim is the parameter's; where the others are from is lost where the
             # batch was cut into microbatches.
-            batch = range(len(dims) - 1) if key in found.products and len(dims) > 2 else ()
+            batch = range(len(dims) - 1) if key in labels_of.products and len(dims) > 2 else ()
             whole[key] = frozenset({*examples, *batch})
         return SharedMatrices(axis, whole)
 

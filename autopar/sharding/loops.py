@@ -43,6 +43,6 @@ def rule_of(
     for index, loop in enumerate(kept):
         for tensor, dim in loop.places:
             labels[tensor][dim] = index
-    dims = [tuple(found) for found in labels]
+    dims = [tuple(labelled) for labelled in labels]
     count = len(operand_types)
     return Rule(tuple(loop.factor for loop in kept), tuple(dims[:count]), tuple(dims[count:]), linear)

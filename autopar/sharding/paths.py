@@ -188,26 +188,26 @@ def layout_graph(axes: Axes, allowed: Divisors, reductions: tuple[str, ...]) -> 
     index = {layout: i for i, layout in enumerate(layouts)}
     sizes = dict(axes)
     names = tuple(sizes)
-    found: list[tuple[int, int, ReshardStep]] = []
+    edges: list[tuple[int, int, ReshardStep]] = []
     for i, layout in enumerate(layouts):
         for step, to in _moves(layout, axes, reductions):
             j = index.get(to)
             if j is not None:
-                found.append((j, i, step))
+                edges.append((j, i, step))
     # Stable: of the steps between the same two layouts the order of `_moves` stays.
-    found.sort(key=lambda e: e[:2])
+    edges.sort(key=lambda e: e[:2])
     pieces = [layout.shards(sizes) for layout in layouts]
     numbers: dict[tuple[str, tuple[str, ...], int, bool], int] = {}
     price_of = []
-    for _, i, step in found:
+    for _, i, step in edges:
         price = (step.kind, tuple(a for a in names if a in step.axes), pieces[i], step.interleaves)
         price_of.append(numbers.setdefault(price, len(numbers)))
-    targets = np.array([j for j, _, _ in found], np.int64)
+    targets = np.array([j for j, _, _ in edges], np.int64)
     return LayoutGraph(
         layouts=layouts,
         index=index,
-        steps=tuple(step for _, _, step in found),
-        sources=np.array([i for _, i, _ in found], np.int64),
+        steps=tuple(step for _, _, step in edges),
+        sources=np.array([i for _, i, _ in edges], np.int64),
         targets=targets,
         first_in=np.searchsorted(targets, np.arange(len(layouts) + 1)),
         prices=tuple(numbers),

@@ -22,11 +22,11 @@ def _assembled() -> Mapping[str, RuleFunction]:
     """All ``RULES`` of the files in ``rules``; ValueError where two files know one primitive."""
     table: dict[str, RuleFunction] = {}
     for name in sorted(module.name for module in pkgutil.iter_modules(rules.__path__)):
-        found: Mapping[str, RuleFunction] = import_module(f"{rules.__name__}.{name}").RULES
-        twice = sorted(table.keys() & found.keys())
+        rules_of_file: Mapping[str, RuleFunction] = import_module(f"{rules.__name__}.{name}").RULES
+        twice = sorted(table.keys() & rules_of_file.keys())
         if twice:
             raise ValueError(f"rules of {', '.join(twice)} are in two files; the second is {name}")
-        table.update(found)
+        table.update(rules_of_file)
     return MappingProxyType(table)
 
 

@@ -120,15 +120,15 @@ class PathTable:
         if row[target] >= _UNREACHED:
             return None
         graph = self.graph
-        found: list[ReshardStep] = []
+        steps: list[ReshardStep] = []
         at = target
         while at != source:
             first, last = graph.first_in[at], graph.first_in[at + 1]
             fits = row[graph.sources[first:last]] + self.weights[first:last] == row[at]
             edge = int(first + np.argmax(fits))
-            found.append(graph.steps[edge])
+            steps.append(graph.steps[edge])
             at = int(graph.sources[edge])
-        return tuple(reversed(found))
+        return tuple(reversed(steps))
 
 
 class Sent(NamedTuple):
@@ -189,13 +189,13 @@ class PathTables:
         kinds = {"sum", *reductions} & set(_reductions(type.dtype))
         split = divisors(type.shape, mesh_axes(self.mesh))
         key = (split, tuple(sorted(kinds, key=lambda k: (k != "sum", k))))
-        found = self.tables.get((*key, type.nbytes))
-        if found is None:
+        table = self.tables.get((*key, type.nbytes))
+        if table is None:
             graph = self.graphs.get(key)
             if graph is None:
                 graph = self.graphs[key] = layout_graph(mesh_axes(self.mesh), *key)
-            found = self.tables[(*key, type.nbytes)] = self._priced(graph, type)
-        return found
+            table = self.tables[(*key, type.nbytes)] = self._priced(graph, type)
+        return table
 
     def _priced(self, graph: LayoutGraph, type: TensorType) -> PathTable:
         prices = [
@@ -238,22 +238,22 @@ class PathTables:
         table = self.table(type, reduced | reduced_to)
         rows, columns = self._places(table.graph, froms), self._places(table.graph, tos)
         inside = rows >= 0
-        found = np.full((len(rows), len(columns)), np.inf)
+        costs = np.full((len(rows), len(columns)), np.inf)
         if inside.any():
             starts = rows[inside].tolist()
             table.solve(starts)
             lengths = np.stack([table.rows[row] for row in starts])[:, columns]
-            found[inside] = np.where(columns >= 0, table.in_seconds(lengths), np.inf)
+            costs[inside] = np.where(columns >= 0, table.in_seconds(lengths), np.inf)
         for i in np.flatnonzero(~inside):
-            found[i, [j for j, k in enumerate(tos) if k == froms[i]]] = 0.0
-        return found
+            costs[i, [j for j, k in enumerate(tos) if k == froms[i]]] = 0.0
+        return costs
 
     def _bare_once(self, type: TensorType, layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], frozenset[str]]:
         """`_bare`, and the kinds of reduction of all; a tuple of layouts is looked at once."""
         known = self.bares.get((id(layouts), type.rank))
         if known is None or known[0] is not layouts:
-            found = tuple(self._bare(type, layouts))
-            known = (layouts, found, frozenset(k.reduce for k in found))
+            bare = tuple(self._bare(type, layouts))
+            known = (layouts, bare, frozenset(k.reduce for k in bare))
             if isinstance(layouts, tuple):  # the key is an identity; what it is of is kept alive here
                 self.bares[id(layouts), type.rank] = known
         return known[1], known[2]
@@ -292,16 +292,16 @@ class PathTables:
 
     def communication(self, type: TensorType, source: Layout, target: Layout) -> list[Sent]:
         """Every collective on the path, in order; see `communication` of a step."""
-        found = []
+        sent = []
         (at,) = self._bare(type, (source,))
         for step in self.path(type, source, target):
             record = communication(step, type, at, self.mesh)
             if record is not None:
                 kind, full, axes = record
                 rearranging_s = self.rearrange(full) if step.interleaves else 0.0
-                found.append(Sent(kind, full, axes, self.cost(kind, full, axes) + rearranging_s))
+                sent.append(Sent(kind, full, axes, self.cost(kind, full, axes) + rearranging_s))
             at = after(step, at, self.mesh)
-        return found
+        return sent
 
     def _bare(self, type: TensorType, layouts: Sequence[Layout]) -> list[Layout]:
         wrong = [k for k in layouts if len(k.dims) != type.rank]

@@ -92,8 +92,8 @@ def _strategies(rule: Rule, operand_types: Types, result_types: Types, axes: Axe
     )
     bare = replace(rule, factors=tuple(replace(f, size=1) for f in rule.factors))
     return tuple(
-        Strategy(chosen, operands, results, math.prod(sizes[axis] for axis in split))
-        for chosen, operands, results, split in _unsized(bare, divided, names)
+        Strategy(assigned, operands, results, math.prod(sizes[axis] for axis in split))
+        for assigned, operands, results, split in _unsized(bare, divided, names)
     )
 
 
@@ -101,7 +101,9 @@ def _strategies(rule: Rule, operand_types: Types, result_types: Types, axes: Axe
 def _unsized(rule: Rule, divided: Divided, names: tuple[str, ...]) -> tuple[_Unsized, ...]:
     """Strategies of meshes whose axes have such names and divide factors so; sizes of ``rule`` do not matter."""
     build = _Builder(rule)
-    built = (build.strategy(chosen) for chosen in _assignments(divided, len(rule.linear), names, ((),) * len(divided)))
+    built = (
+        build.strategy(assigned) for assigned in _assignments(divided, len(rule.linear), names, ((),) * len(divided))
+    )
     return tuple(s for s in built if s is not None)
 
 
@@ -143,12 +145,12 @@ class _Builder:
         self.rule = rule
         self.layouts: dict[tuple[tuple[tuple[str, ...], ...], Partial], Layout | None] = {}
 
-    def strategy(self, chosen: tuple[Assignment, ...]) -> _Unsized | None:
+    def strategy(self, assigned: tuple[Assignment, ...]) -> _Unsized | None:
         """The strategy of an assignment, or None where kinds of reduction conflict."""
         by_factor: dict[int, tuple[str, ...]] = {}
         operands: list[Partial] = [()] * len(self.rule.operands)
         result: Partial = ()
-        for a in chosen:
+        for a in assigned:
             if a.factor is not None:
                 by_factor[a.factor] = (*by_factor.get(a.factor, ()), a.axis)
                 factor = self.rule.factors[a.factor]
@@ -167,7 +169,7 @@ class _Builder:
             return None
         operands_in = tuple(layout for layout in before if layout is not None)
         results_in = tuple(layout for layout in after if layout is not None)
-        return chosen, operands_in, results_in, tuple(axis for axes in by_factor.values() for axis in axes)
+        return assigned, operands_in, results_in, tuple(axis for axes in by_factor.values() for axis in axes)
 
     def layout(self, dims: Dims, by_factor: dict[int, tuple[str, ...]], partial: Partial) -> Layout | None:
         """The layout of a tensor with labels ``dims``; None where it is partial in two kinds of reduction."""

@@ -47,36 +47,36 @@ def compiled(function: Function) -> Function:
     return cast(Function, dispatcher)
 
 
-def _least_sums(own: Array, table: Array, out: Array) -> None:
+def _least_sums(vector: Array, table: Array, out: Array) -> None:
     size = out.size
     out[:] = np.inf
-    for i in range(own.size):
-        add = own[i]
+    for i in range(vector.size):
+        add = vector[i]
         at = i * size
         for j in range(size):
             out[j] = min(out[j], add + table[at + j])
 
 
-def _least_sums_numpy(own: Array, table: Array, out: Array) -> None:
-    np.min(own[:, None] + table.reshape(own.size, out.size), axis=0, out=out)
+def _least_sums_numpy(vector: Array, table: Array, out: Array) -> None:
+    np.min(vector[:, None] + table.reshape(vector.size, out.size), axis=0, out=out)
 
 
-def _least_of_rows(own: Array, table: Array, add_to: Array, found: NDArray[np.int64]) -> None:
-    size = own.size
+def _least_of_rows(vector: Array, table: Array, add_to: Array, row: NDArray[np.int64]) -> None:
+    size = vector.size
     for j in range(add_to.size):
         at = j * size
         least, best = np.inf, 0
         for i in range(size):
-            total = own[i] + table[at + i]
+            total = vector[i] + table[at + i]
             if total < least:
                 least, best = total, i
         add_to[j] += least
-        found[j] = best
+        row[j] = best
 
 
-def _least_of_rows_numpy(own: Array, table: Array, add_to: Array, found: NDArray[np.int64]) -> None:
-    total = table.reshape(add_to.size, own.size) + own
-    found[:] = total.argmin(axis=1)
+def _least_of_rows_numpy(vector: Array, table: Array, add_to: Array, row: NDArray[np.int64]) -> None:
+    total = table.reshape(add_to.size, vector.size) + vector
+    row[:] = total.argmin(axis=1)
     add_to += total.min(axis=1)
 
 
@@ -112,7 +112,7 @@ def _least_differences_numpy(costs: Array, add_to: Array) -> None:
 #: ``out[j] = min_i (own[i] + table[i, j])`` for a table laid out row by row.
 least_sums: Callable[[Array, Array, Array], None] = compiled(_least_sums) if COMPILED else _least_sums_numpy
 
-#: ``add_to[j] += min_i (own[i] + table[j, i])``, and in ``found`` the first i that attains it.
+#: ``add_to[j] += min_i (own[i] + table[j, i])``, and in ``row`` the first i that attains it.
 least_of_rows: Callable[[Array, Array, Array, NDArray[np.int64]], None] = (
     compiled(_least_of_rows) if COMPILED else _least_of_rows_numpy
 )

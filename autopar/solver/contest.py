@@ -110,8 +110,8 @@ def _problem(problem: _Problem) -> ChoiceProblem:
         for v, ((start, stop), raw) in enumerate(zip(nodes.intervals, nodes.usages, strict=True))
         if start < stop
     )
-    made = tuple(Node(str(v), own) for v, own in enumerate(costs))
-    return ChoiceProblem(made, tuple(joined), usages, problem.usage_limit)
+    listed = tuple(Node(str(v), node_costs) for v, node_costs in enumerate(costs))
+    return ChoiceProblem(listed, tuple(joined), usages, problem.usage_limit)
 
 
 class _Rows:

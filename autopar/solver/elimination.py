@@ -73,16 +73,16 @@ class Elimination:
                 total += float(out)
             else:
                 messages[bucket.parent].append((bucket.scope, np.asarray(out)))
-        chosen = [0] * len(self.buckets)
+        choice = [0] * len(self.buckets)
         for bucket, table in zip(reversed(self.buckets), reversed(tables), strict=True):
             for u in reversed(bucket.scope):
-                table = table[..., chosen[u]]
-            chosen[bucket.node] = int(table.argmin())
-        return total, tuple(chosen), tables
+                table = table[..., choice[u]]
+            choice[bucket.node] = int(table.argmin())
+        return total, tuple(choice), tables
 
     def marginals(self, total: float, tables: list[Array]) -> list[Array]:
         """Least total cost with each strategy of each node; overwrites ``tables`` (those of `least`)."""
-        found: list[Array] = [np.zeros(0)] * len(tables)
+        marginals: list[Array] = [np.zeros(0)] * len(tables)
         for at in range(len(tables) - 1, -1, -1):
             bucket, table = self.buckets[at], tables[at]
             message = table.min(axis=0)
@@ -95,8 +95,8 @@ class Elimination:
                     rest = tables[bucket.parent].min(axis=spare) - message
                 rest[np.isnan(rest)] = math.inf  # inf - inf: forbidden below and above
             table += rest
-            found[bucket.node] = table.reshape(table.shape[0], -1).min(axis=1)
-        return found
+            marginals[bucket.node] = table.reshape(table.shape[0], -1).min(axis=1)
+        return marginals
 
 
 def _lay(values: Array, scope: tuple[int, ...], bucket: Bucket) -> Array:

@@ -72,8 +72,8 @@ def maximal_times(usages: Sequence[Usage]) -> tuple[int, ...]:
     """
     live = [u for u in usages if u.stop > u.start]
     events = sorted({(u.start, 1) for u in live} | {(u.stop, 0) for u in live})
-    found = []
+    times = []
     for (time, kind), (_, after) in itertools.pairwise(events):
         if kind == 1 and after == 0:
-            found.append(time)
-    return tuple(found)
+            times.append(time)
+    return tuple(times)

@@ -68,12 +68,12 @@ class ExhaustiveSolver:
             if costs.flat[at] < best_cost:
                 best = prefix + tuple(int(k) for k in np.unravel_index(at, costs.shape))
                 best_cost = float(costs.flat[at])
-        found = math.isfinite(best_cost)
-        cost = objective(problem, best) if found else math.inf
+        feasible = math.isfinite(best_cost)
+        cost = objective(problem, best) if feasible else math.inf
         if complete:
-            status = Status.OPTIMAL if found else Status.INFEASIBLE
+            status = Status.OPTIMAL if feasible else Status.INFEASIBLE
         else:
-            status = Status.FEASIBLE if found else Status.UNKNOWN
+            status = Status.FEASIBLE if feasible else Status.UNKNOWN
         bound = cost if complete else min(least, cost)
         return Solution(status, best, cost, bound, time.monotonic() - began, self.name)
 

@@ -10,7 +10,7 @@ from autopar.solver.base import Capabilities, SolverError
 from autopar.solver.evaluate import is_feasible, maximal_times, objective, within
 from autopar.solver.integer_program import SCALED_COST, IntegerProgram, build_program
 from autopar.solver.problem import ChoiceProblem
-from autopar.solver.pulp_highs import Answer, run_highs
+from autopar.solver.pulp_highs import HighsOutcome, run_highs
 from autopar.solver.solution import Solution, Status
 
 # What HiGHS's tolerances may hide in a bound, in scaled cost.
@@ -93,7 +93,7 @@ def _floor(program: IntegerProgram) -> float:
     return program.offset
 
 
-def _bound(program: IntegerProgram, answer: Answer) -> float:
+def _bound(program: IntegerProgram, answer: HighsOutcome) -> float:
     return program.offset + max(0.0, answer.bound - _BOUND_SLACK) / program.scale
 
 

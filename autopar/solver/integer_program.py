@@ -101,18 +101,18 @@ class IntegerProgram:
 
     def values(self, choice: Sequence[int]) -> Array | None:
         """Columns under ``choice`` (z is 0); None where it takes a forbidden pair."""
-        found: Array = np.zeros(self.costs.size)
-        found[self.first[:-1] + np.asarray(choice, dtype=np.int64)] = 1.0
+        values: Array = np.zeros(self.costs.size)
+        values[self.first[:-1] + np.asarray(choice, dtype=np.int64)] = 1.0
         for edge in self.edges:
             a, b = edge.source_class[choice[edge.source]], edge.target_class[choice[edge.target]]
             if edge.columns[a, b] < 0:
                 return None
-            found[edge.columns[a, b]] = 1.0
-        return found
+            values[edge.columns[a, b]] = 1.0
+        return values
 
-    def with_cover(self, chosen: Sequence[tuple[int, int]]) -> IntegerProgram:
+    def with_cover(self, cover: Sequence[tuple[int, int]]) -> IntegerProgram:
         """The program that forbids all of the (node, strategy) of ``chosen`` together."""
-        columns = np.array([self.first[v] + k for v, k in chosen], dtype=np.int64)
+        columns = np.array([self.first[v] + k for v, k in cover], dtype=np.int64)
         row = Row(columns, np.ones(columns.size), -math.inf, columns.size - 1.0)
         return replace(self, rows=(*self.rows, row))
 
@@ -171,8 +171,8 @@ def least_peak_program(problem: ChoiceProblem) -> IntegerProgram:
     for columns, values in rows:
         row = Row(np.append(columns, z), np.append(values / unit, -1.0), -math.inf, 0.0)
         builder.rows.append(row)
-    made = builder.program(binaries)
-    return replace(made, costs=made.costs / made.scale, scale=1.0 / unit)
+    program = builder.program(binaries)
+    return replace(program, costs=program.costs / program.scale, scale=1.0 / unit)
 
 
 def _start(problem: ChoiceProblem) -> tuple[_Builder, int, Workspace]:
@@ -237,9 +237,9 @@ def _add_edge(builder: _Builder, u: int, v: int, costs: Array) -> None:
     for node, of, table in ((u, of_u, columns), (v, of_v, columns.T)):
         for number, pairs in enumerate(table):
             here = pairs[pairs >= 0]
-            own = builder.first[node] + np.flatnonzero(of == number)
-            values = np.concatenate([np.ones(here.size), -np.ones(own.size)])
-            builder.rows.append(Row(np.concatenate([here, own]), values, 0.0, 0.0))
+            node_columns = builder.first[node] + np.flatnonzero(of == number)
+            values = np.concatenate([np.ones(here.size), -np.ones(node_columns.size)])
+            builder.rows.append(Row(np.concatenate([here, node_columns]), values, 0.0, 0.0))
 
 
 def _usage_rows(builder: _Builder, space: Workspace) -> list[tuple[Indices, Array]]:
@@ -282,8 +282,8 @@ def _add_memory(builder: _Builder, space: Workspace, limit_bytes: float) -> None
             part = (columns[some], extra[some])
             for row in binding[slice(*np.searchsorted(binding, (first, last)))]:
                 parts[int(row)].append(part)
-    for row, found in parts.items():
+    for row, terms in parts.items():
         left = float(limit - least[row])
         unit = left if left > 0 else float(most[row])
-        columns, values = (np.concatenate([part[i] for part in found]) for i in (0, 1))
+        columns, values = (np.concatenate([part[i] for part in terms]) for i in (0, 1))
         builder.rows.append(Row(columns.astype(np.int64), values / unit, -math.inf, left / unit))

@@ -112,7 +112,7 @@ class Messages:
     def reprice(self, costs: Sequence[Array]) -> None:
         """Go on with other node ``costs``, finite, of the strategies that are left."""
         self.costs = list(costs)
-        self.marginals = [np.full(own.size, -math.inf) for own in costs]
+        self.marginals = [np.full(node_costs.size, -math.inf) for node_costs in costs]
         self.since = self.sweeps
         self._flat = None
 
@@ -132,13 +132,13 @@ class Messages:
     def _flatten(self) -> Flat:
         """The state as flat arrays, of which the lists are views from then on."""
         kind = import_module("autopar.solver.sweeping").Flat
-        halves = [half for own in self.tables for half in own]
+        halves = [half for node_tables in self.tables for half in node_tables]
         slot, messages = _joined(self.slots)
         table, tables = _joined([costs.ravel() for *_, costs in halves])
         first, costs = _joined(self.costs)
         flat: Flat = kind(
             first,
-            np.concatenate([[0], np.cumsum([len(own) for own in self.tables])]).astype(np.int64),
+            np.concatenate([[0], np.cumsum([len(node_tables) for node_tables in self.tables])]).astype(np.int64),
             np.array([half[0] for half in halves], dtype=np.int64),
             np.array([half[1] for half in halves], dtype=np.int64),
             np.array([half[2] for half in halves], dtype=np.int64),
@@ -160,13 +160,13 @@ class Messages:
 
     def decode(self) -> tuple[int, ...]:
         """A choice: in order, each node's cheapest given the choices before it and the messages from those behind."""
-        chosen: list[int] = []
+        choice: list[int] = []
         for v, costs in enumerate(self.costs):
             total = costs
             for u, _, inbound, table in self.tables[v]:
-                total = total + (table[:, chosen[u]] if u < v else self.slots[inbound])
-            chosen.append(int(total.argmin()))
-        return tuple(chosen)
+                total = total + (table[:, choice[u]] if u < v else self.slots[inbound])
+            choice.append(int(total.argmin()))
+        return tuple(choice)
 
     def restrict(self, keep: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]] | None:
         """Leave each node the strategies marked in ``keep``; bounds and messages stay valid for choices of those.
@@ -178,19 +178,19 @@ class Messages:
         if left is None:
             return None
         self._flat = None
-        for v, own in enumerate(left):
+        for v, marks in enumerate(left):
             self.costs[v], self.marginals[v], self.excess[v] = (
-                part[own] for part in (self.costs[v], self.marginals[v], self.excess[v])
+                part[marks] for part in (self.costs[v], self.marginals[v], self.excess[v])
             )
             table = []
             for u, outbound, inbound, costs in self.tables[v]:
-                self.slots[inbound] = self.slots[inbound][own]
-                table.append((u, outbound, inbound, np.ascontiguousarray(costs[np.ix_(own, left[u])])))
+                self.slots[inbound] = self.slots[inbound][marks]
+                table.append((u, outbound, inbound, np.ascontiguousarray(costs[np.ix_(marks, left[u])])))
             self.tables[v] = table
         return left
 
     def _consistent(self, keep: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]] | None:
-        left = [own.copy() for own in keep]
+        left = [marks.copy() for marks in keep]
         queue = list(range(len(left)))
         while queue:
             v = queue.pop()

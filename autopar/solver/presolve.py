@@ -60,21 +60,21 @@ class Reduction:
 
     def lift(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The choice for the original problem that belongs to ``choice`` for the reduced one."""
-        chosen = [-1] * self.size
+        lifted = [-1] * self.size
         for v, labels, k in zip(self.kept, self.labels, choice, strict=True):
-            chosen[v] = labels[k]
+            lifted[v] = labels[k]
         for step in reversed(self.removed):
-            chosen[step.node] = step.strategy(chosen)
-        return tuple(chosen)
+            lifted[step.node] = step.strategy(lifted)
+        return tuple(lifted)
 
     def project(self, choice: Sequence[int]) -> tuple[int, ...] | None:
         """``choice`` for the original problem as one for the reduced; None where a strategy was dropped."""
-        found = []
+        projected = []
         for v, labels in zip(self.kept, self.labels, strict=True):
             if choice[v] not in labels:
                 return None
-            found.append(labels.index(choice[v]))
-        return tuple(found)
+            projected.append(labels.index(choice[v]))
+        return tuple(projected)
 
 
 def reduce_problem(problem: ChoiceProblem, times: Sequence[int] | None = None) -> Reduction:
@@ -183,18 +183,18 @@ def _fold_edges(space: Workspace, nodes: Sequence[int], changed: set[int]) -> No
 
 def _eliminate(space: Workspace, v: int) -> None:
     """Take out a node of degree 0, 1 or 2."""
-    own = space.costs[v]
+    node_costs = space.costs[v]
     around = sorted(space.edges[v])
     if not around:
-        space.offset += float(own.min())
+        space.offset += float(node_costs.min())
     elif len(around) == 1:
         (u,) = around
-        space.costs[u] = space.costs[u] + (space.edges[u][v] + own).min(axis=1)
+        space.costs[u] = space.costs[u] + (space.edges[u][v] + node_costs).min(axis=1)
         if u in space.doubt[v]:
             space.unsure.add(u)
     else:
         u, w = around
-        joint = least_sum(space.edges[u][v] + own, space.edges[v][w])
+        joint = least_sum(space.edges[u][v] + node_costs, space.edges[v][w])
         known = space.edges[u].get(w)
         total = joint if known is None else known + joint
     space.take_out(v)
@@ -209,8 +209,8 @@ def least_sum(left: Array, right: Array) -> Array:
 
 def _drop_dominated(space: Workspace, v: int) -> bool:
     """Drop strategies of ``v`` for which another is never worse; of equal ones the first stays."""
-    own = space.costs[v]
-    worse = own[:, None] - own[None, :]  # [k, l]: a bound below on what k costs more than l
+    node_costs = space.costs[v]
+    worse = node_costs[:, None] - node_costs[None, :]  # [k, l]: a bound below on what k costs more than l
     for u, costs in space.edges[v].items():
         # inf - inf: both forbid, so this neighbour's strategy says nothing; all of them cannot be so.
         if space.add_differences is not None:
@@ -226,7 +226,7 @@ def _drop_dominated(space: Workspace, v: int) -> bool:
     np.fill_diagonal(never_better, False)
     if not never_better.any():
         return False
-    keep = np.ones(own.size, dtype=np.bool_)
+    keep = np.ones(node_costs.size, dtype=np.bool_)
     # From the last on, and only by strategies still there: of equal ones the first is left.
     for k in np.flatnonzero(never_better.any(axis=1))[::-1]:
         keep[k] = not (never_better[k] & keep).any()

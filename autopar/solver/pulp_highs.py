@@ -24,7 +24,7 @@ _THREADS = 2  # fixed: HiGHS has one pool of threads a process and its search de
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class HighsOutcome:
     """What HiGHS said.
 
     Args:
@@ -48,7 +48,7 @@ def run_highs(
     seed: int,
     gap: float,
     max_nodes: int | None = None,
-) -> Answer:
+) -> HighsOutcome:
     """Solve ``program``.
 
     Args:
@@ -102,7 +102,7 @@ def _expression(pairs: list[tuple[Any, float]]) -> Any:
     return pulp.LpAffineExpression(pairs) if from_list is None else from_list(pairs)
 
 
-def _answer(model: Any) -> Answer:
+def _answer(model: Any) -> HighsOutcome:
     """Status, solution and bound from HiGHS itself."""
     said = model.modelStatusToString(model.getModelStatus())
     info = model.getInfo()
@@ -119,7 +119,7 @@ def _answer(model: Any) -> Answer:
     feasible = model.solutionStatusToString(info.primal_solution_status) == "Feasible"
     values = np.array(model.getSolution().col_value, dtype=np.float64) if feasible else None
     bound = float(info.mip_dual_bound)
-    return Answer(status, values, bound if math.isfinite(bound) else -math.inf, said)
+    return HighsOutcome(status, values, bound if math.isfinite(bound) else -math.inf, said)
 
 
 class _Highs(pulp.HiGHS):  # type: ignore[misc]

@@ -18,8 +18,8 @@ from autopar.solver.problem import Array, ChoiceProblem
 def restricted(problem: ChoiceProblem, keep: Sequence[NDArray[np.bool_]]) -> Reduction:
     """The reduced problem in which each node has the strategies marked in ``keep`` only."""
     nodes = tuple(
-        node if own.all() else replace(node, costs=np.where(own, node.costs, math.inf))
-        for node, own in zip(problem.nodes, keep, strict=True)
+        node if marks.all() else replace(node, costs=np.where(marks, node.costs, math.inf))
+        for node, marks in zip(problem.nodes, keep, strict=True)
     )
     return reduce_problem(replace(problem, nodes=nodes))
 

@@ -43,8 +43,8 @@ def solver_named(name: str) -> Solver:
         return large
     others = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in others:
-        found: Solver = others[name].load()()
-        return found
+        solver: Solver = others[name].load()()
+        return solver
     known = ", ".join(sorted({*built_in, "lagrange", *others}))
     raise SolverError(f"no solver is called {name!r}", remedy=f"use one of: {known}")
 

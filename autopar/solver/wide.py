@@ -63,9 +63,9 @@ def climb(
         for _ in range(_SWEEPS):
             messages.sweep()
         bound = max(bound, messages.bound)
-        choice = tuple(int(own[k]) for own, k in zip(labels, messages.decode(), strict=True))
-        if (found := objective(problem, choice)) < cost:
-            best, cost = choice, found
+        choice = tuple(int(node_labels[k]) for node_labels, k in zip(labels, messages.decode(), strict=True))
+        if (lower_cost := objective(problem, choice)) < cost:
+            best, cost = choice, lower_cost
         enough = goal.reached(cost, bound) or goal.hopeless(bound)
         if enough or time.monotonic() > deadline or _closed(cost, bound, messages.rounding):
             break
@@ -78,8 +78,8 @@ def climb(
                 cost, best = answer
             else:
                 rest = _REST
-        keep = [own <= cost for own in messages.marginals]
-        left = sum(int(own.sum()) for own in keep)
+        keep = [node_labels <= cost for node_labels in messages.marginals]
+        left = sum(int(node_labels.sum()) for node_labels in keep)
         if left <= _SHRUNK * tried:
             tried = left
             answer = cheapest_within(problem, _marked(labels, sizes, keep), most_entries)
@@ -92,7 +92,7 @@ def climb(
             if kept is None:
                 bound = cost  # nothing is cheaper than the choice at hand
                 break
-            labels = [own[marks] for own, marks in zip(labels, kept, strict=True)]
+            labels = [node_labels[marks] for node_labels, marks in zip(labels, kept, strict=True)]
         stalled = stalled + 1 if bound - before <= _STALL * (cost - bound) else 0
         if stalled == 2:
             break
@@ -110,19 +110,19 @@ def _marked(
     labels: Sequence[NDArray[np.int64]], sizes: Sequence[int], keep: Sequence[NDArray[np.bool_]]
 ) -> list[NDArray[np.bool_]]:
     """Marks among all strategies from marks among those that are left."""
-    found = []
-    for own, size, kept in zip(labels, sizes, keep, strict=True):
+    marked = []
+    for node_labels, size, kept in zip(labels, sizes, keep, strict=True):
         marks = np.zeros(size, dtype=np.bool_)
-        marks[own[kept]] = True
-        found.append(marks)
-    return found
+        marks[node_labels[kept]] = True
+        marked.append(marks)
+    return marked
 
 
 def _spread(marginals: Sequence[Array], labels: Sequence[NDArray[np.int64]], sizes: Sequence[int]) -> tuple[Array, ...]:
     """Bounds by strategy; inf for those that are in no choice worth having."""
-    found = []
-    for own, label, size in zip(marginals, labels, sizes, strict=True):
+    spread = []
+    for node_marginals, label, size in zip(marginals, labels, sizes, strict=True):
         values = np.full(size, math.inf)
-        values[label] = own
-        found.append(values)
-    return tuple(found)
+        values[label] = node_marginals
+        spread.append(values)
+    return tuple(spread)

@@ -167,7 +167,9 @@ def price_wide(
             break
     constant = limit * float(best_y.sum())
     slack = constant + _ROUNDING * abs(constant)
-    return Prices(bound, search.choice, search.cost, tuple(np.asarray(own - slack) for own in messages.marginals))
+    return Prices(
+        bound, search.choice, search.cost, tuple(np.asarray(marginal - slack) for marginal in messages.marginals)
+    )
 
 
 def _messages(search: _Search, y: Array, deadline: float) -> Messages:

@@ -35,11 +35,11 @@ class Removed:
     costs: Array
     neighbours: tuple[tuple[int, Indices, Array], ...]
 
-    def strategy(self, chosen: Sequence[int]) -> int:
+    def strategy(self, choice: Sequence[int]) -> int:
         """The first cheapest original strategy, given ``chosen`` original strategies by node."""
         total = self.costs
         for other, labels, costs in self.neighbours:
-            total = total + costs[:, int(np.searchsorted(labels, chosen[other]))]
+            total = total + costs[:, int(np.searchsorted(labels, choice[other]))]
         return int(self.labels[int(total.argmin())])
 
 
@@ -98,12 +98,12 @@ class Workspace:
             first, last = np.searchsorted(moments, [usage.start, usage.stop])
             if first < last and usage.bytes.any():
                 held[usage.node].append((int(first), int(last), usage.bytes))
-        usages = [_runs(own) for own in held]
+        usages = [_runs(column) for column in held]
         costs = [node.costs for node in problem.nodes]
         space = Workspace(costs, [np.arange(c.size) for c in costs], edges, usages, [True] * size)
         space.fresh = [set(around) for around in edges]
         space.doubt = doubt
-        space.unsure = {v for v, own in enumerate(costs) if own.size and not math.isfinite(own.max())}
+        space.unsure = {v for v, column in enumerate(costs) if column.size and not math.isfinite(column.max())}
         return space
 
     def drop(self, v: int, keep: NDArray[np.bool_]) -> None:

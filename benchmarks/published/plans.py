@@ -98,14 +98,16 @@ def bill(shape: Shape, cluster: Cluster) -> RunBill:
     answer = named.solve(problem, Clock())
     if not answer.solution.found:
         raise InfeasiblePlanError(f"no plan of {shape}")
-    stated, choice = answer.stated, answer.solution.choice
-    made = made_layouts(stated, choice)
+    sharding_problem, choice = answer.sharding_problem, answer.solution.choice
+    made = made_layouts(sharding_problem, choice)
     shapes = [
-        made[i.name].local_shape(i.type.shape, stated.mesh.sizes) for i in problem.graph.inputs if i.role == "parameter"
+        made[i.name].local_shape(i.type.shape, sharding_problem.mesh.sizes)
+        for i in problem.graph.inputs
+        if i.role == "parameter"
     ]
     layer = tuple(float(math.prod(s[1:])) for s in shapes if s and s[0] == LAYERS)
     ends = tuple(float(math.prod(s)) for s in shapes if not (s and s[0] == LAYERS))
-    return RunBill(bill_of(problem, stated, choice), layer, ends)
+    return RunBill(bill_of(problem, sharding_problem, choice), layer, ends)
 
 
 def stage_cluster(cluster: Cluster, devices: int) -> Cluster:

@@ -20,17 +20,17 @@ def solved(mesh_shape=(2, 2)):
     cluster = toy(4)
     problem = problem_of(fn, args, cluster)
     (mesh,) = cluster.logical_meshes(mesh_shape)
-    stated = build(problem, mesh)
-    free = replace(stated.problem, limit_bytes=None)
-    return problem, stated, free, solve(free).choice
+    sharding_problem = build(problem, mesh)
+    free = replace(sharding_problem.problem, limit_bytes=None)
+    return problem, sharding_problem, free, solve(free).choice
 
 
 def test_costs_are_those_of_changing_one_node():
-    problem, stated, free, choice = solved()
+    problem, sharding_problem, free, choice = solved()
     best = objective(free, choice)
-    reasons = {c.name: c for c in extract(problem, stated, choice).choices}
+    reasons = {c.name: c for c in extract(problem, sharding_problem, choice).choices}
     checked = 0
-    for n, node in enumerate(stated.nodes):
+    for n, node in enumerate(sharding_problem.nodes):
         if node.name.startswith("copy of "):
             assert node.name not in reasons
             continue
@@ -54,8 +54,8 @@ def test_costs_are_those_of_changing_one_node():
 
 
 def test_costs_add_up_to_the_objective():
-    _, stated, free, choice = solved()
-    own = sum(n.costs[k] for n, k in zip(stated.nodes, choice, strict=True))
+    _, sharding_problem, free, choice = solved()
+    own = sum(n.costs[k] for n, k in zip(sharding_problem.nodes, choice, strict=True))
     edges = sum(e.costs[choice[e.source], choice[e.target]] for e in free.edges)
     assert own + edges == pytest.approx(objective(free, choice), rel=1e-12)
 

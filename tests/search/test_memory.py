@@ -38,10 +38,10 @@ def test_kinds_add_up_to_the_peak():
     problem: Problem = problem_of(fn, args, toy(4))
     for shape in ((4,), (2, 2)):
         (mesh,) = problem.cluster.logical_meshes(shape)
-        stated = build(problem, mesh)
-        choice = solve(stated.problem).choice
-        memory = extract(problem, stated, choice).memory
-        assert memory.total == pytest.approx(peak_bytes(stated.problem, choice))
+        sharding_problem = build(problem, mesh)
+        choice = solve(sharding_problem.problem).choice
+        memory = extract(problem, sharding_problem, choice).memory
+        assert memory.total == pytest.approx(peak_bytes(sharding_problem.problem, choice))
     plan = planned(fn, args)
     (stage,) = plan.stages
     assert stage.memory.total == plan.peak_memory

@@ -76,19 +76,19 @@ def test_it_costs_two_moves_a_step_and_no_memory_until_the_update():
     cluster = with_hosts(toy(1), bandwidth=2e6, launch_s=3e-6)
     problem = momentum_problem([64, 16], cluster, offload="auto")
     (mesh,) = problem.cluster.logical_meshes()
-    stated = build(problem, mesh)
-    node = stated.values["state[1][0]"].node
-    device, host = stated.problem.nodes[node].costs
+    sharding_problem = build(problem, mesh)
+    node = sharding_problem.values["state[1][0]"].node
+    device, host = sharding_problem.problem.nodes[node].costs
     assert host - device == pytest.approx(2 * (3e-6 + 64 * 4 / 2e6))
-    free = list(solve(dataclasses.replace(stated.problem, limit_bytes=None)).choice)
+    free = list(solve(dataclasses.replace(sharding_problem.problem, limit_bytes=None)).choice)
     there = list(free)
     there[node] = 1
-    _, before = usage_profile(stated.problem, tuple(free))
-    _, after = usage_profile(stated.problem, tuple(there))
-    first = [i for i, u in enumerate(stated.usages) if u.key == "state[1][0]" and u.kind == "optimizer"]
+    _, before = usage_profile(sharding_problem.problem, tuple(free))
+    _, after = usage_profile(sharding_problem.problem, tuple(there))
+    first = [i for i, u in enumerate(sharding_problem.usages) if u.key == "state[1][0]" and u.kind == "optimizer"]
     assert before[0] - after[0] == 64 * 4  # at the beginning of the step
     assert len(first) == 2
-    sharding = extract(problem, stated, there)
+    sharding = extract(problem, sharding_problem, there)
     assert sharding.hosted == {"state[1][0]"}
     assert sharding.host_bytes == 64 * 4
     assert sharding.host_s == pytest.approx(host - device)
@@ -143,9 +143,9 @@ def test_the_optimum_is_that_of_exhaustive_search(make, devices, host_memory):
     cluster = with_hosts(toy(devices), memory=host_memory)
     wide = make(cluster, offload="auto")
     (mesh,) = wide.cluster.logical_meshes((devices,))
-    stated = build(wide, mesh)
-    free = solve(dataclasses.replace(stated.problem, limit_bytes=None))
-    peak = peak_bytes(stated.problem, free.choice)
+    sharding_problem = build(wide, mesh)
+    free = solve(dataclasses.replace(sharding_problem.problem, limit_bytes=None))
+    peak = peak_bytes(sharding_problem.problem, free.choice)
     most = 0
     for fraction in (0.95, 0.85, 0.75, 0.65):
         tight = build(make(cluster, offload="auto", memory_limit_bytes=int(peak * fraction)), mesh)

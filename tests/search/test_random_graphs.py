@@ -44,9 +44,9 @@ def drawn(mesh_shape: tuple[int, ...], number: int) -> tuple[Problem, ShardingPr
     (mesh,) = cluster.logical_meshes(mesh_shape)
     while True:
         problem = Problem(random_graph(rng, most), cluster, CostModel(cluster), Options())
-        stated = build(problem, mesh)
-        if stated.problem.combinations <= MOST_COMBINATIONS:
-            return problem, stated
+        sharding_problem = build(problem, mesh)
+        if sharding_problem.problem.combinations <= MOST_COMBINATIONS:
+            return problem, sharding_problem
 
 
 def unlimited(problem: ChoiceProblem) -> ChoiceProblem:
@@ -56,8 +56,8 @@ def unlimited(problem: ChoiceProblem) -> ChoiceProblem:
 @pytest.mark.parametrize(("mesh_shape", "number"), CASES)
 def test_optimum(mesh_shape, number):
     """All combinations, the second statement, the solver and what the plan records agree."""
-    problem, stated = drawn(mesh_shape, number)
-    free = unlimited(stated.problem)
+    problem, sharding_problem = drawn(mesh_shape, number)
+    free = unlimited(sharding_problem.problem)
     best = ExhaustiveSolver().solve(free)
     # What bounds pipelines is below the optimum of one stage as well, and of most graphs not far below.
     assert work_bound_s(problem.graph, problem.cluster) <= best.objective * (1 + 1e-9)
@@ -65,9 +65,9 @@ def test_optimum(mesh_shape, number):
     assert ours.status is Status.OPTIMAL
     assert ours.objective == pytest.approx(best.objective, rel=1e-9, abs=1e-18)
     assert ours.lower_bound <= best.objective * (1 + 1e-9)
-    meant = least_seconds(problem.graph, stated.mesh, problem.cost_model)
+    meant = least_seconds(problem.graph, sharding_problem.mesh, problem.cost_model)
     assert ours.objective == pytest.approx(meant, rel=1e-9, abs=1e-18)
-    sharding = extract(problem, stated, ours.choice)
+    sharding = extract(problem, sharding_problem, ours.choice)
     assert sharding.compute_s + sharding.communication_s <= ours.objective * (1 + 1e-9)
     within_memory(free, ours.choice, share=(0.0, 0.3, 0.8)[number % 3])
 
@@ -128,9 +128,9 @@ def test_following_loses_little():
     """Operators that follow an operand have no choice of their own; what a choice would have gained is bounded."""
     losses = []
     for mesh, number in CASES[::10]:
-        problem, stated = drawn(mesh, number)
-        meant = least_seconds(problem.graph, stated.mesh, problem.cost_model)
-        free = least_seconds(problem.graph, stated.mesh, problem.cost_model, follow=False)
+        problem, sharding_problem = drawn(mesh, number)
+        meant = least_seconds(problem.graph, sharding_problem.mesh, problem.cost_model)
+        free = least_seconds(problem.graph, sharding_problem.mesh, problem.cost_model, follow=False)
         assert free <= meant * (1 + 1e-9)
         losses.append(meant / free if free else 1.0)
     assert max(losses) < 1.5

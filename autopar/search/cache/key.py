@@ -87,8 +87,8 @@ def _deciding(policy: SearchPolicy) -> SearchPolicy:
 
 def _options_data(options: Options) -> dict[str, Any]:
     """All options."""
-    found = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    return {name: _schedule_data(v) if name == "schedule" else plain_data(v) for name, v in found.items()}
+    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    return {name: _schedule_data(v) if name == "schedule" else plain_data(v) for name, v in fields.items()}
 
 
 def _schedule_data(schedule: Any) -> Any:

@@ -93,13 +93,13 @@ class PlanCache:
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """(time of last use, bytes, path) of all files, the oldest first."""
-        found = []
+        files = []
         with contextlib.suppress(OSError):
             for path in self.folder.glob(f"*{_SUFFIX}*"):
                 with contextlib.suppress(OSError):  # another process removed it
                     stat = path.stat()
-                    found.append((stat.st_mtime, stat.st_size, path))
-        return sorted(found)
+                    files.append((stat.st_mtime, stat.st_size, path))
+        return sorted(files)
 
     def _drop_oldest(self) -> None:
         files = self._files()

@@ -64,19 +64,19 @@ def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Seque
 
 def on_devices(content: PlanContent, stage: int, placement: tuple[int, int]) -> PlanContent:
     """A stage's plan with its devices' numbers in the cluster and its own number."""
-    own = content.stages[0]
+    planned = content.stages[0]
     placed = msgspec.structs.replace(
-        own,
+        planned,
         devices=tuple(range(placement[0], placement[0] + placement[1])),
-        collectives=tuple(msgspec.structs.replace(c, stage=stage) for c in own.collectives),
+        collectives=tuple(msgspec.structs.replace(c, stage=stage) for c in planned.collectives),
     )
     return msgspec.structs.replace(content, stages=(placed,))
 
 
 def _with_sends(content: PlanContent, stage: int, record: Pipeline, count: int, sliced: Sliced) -> PlanContent:
     """A stage's plan with what it sends to other stages among its communication."""
-    own = content.stages[0]
-    whole_bytes = {v.name: v.bytes * len(own.devices) for v in record.values}
+    planned = content.stages[0]
+    whole_bytes = {v.name: v.bytes * len(planned.devices) for v in record.values}
     sends = [
         Communication("send", whole_bytes[t.value], "stages", float(count), stage, count * t.seconds)
         for t in record.transfers
@@ -84,8 +84,8 @@ def _with_sends(content: PlanContent, stage: int, record: Pipeline, count: int, 
     ]
     works = (*sliced.map.body.items(), *sliced.map.update.items())
     sending = msgspec.structs.replace(
-        own,
-        collectives=(*own.collectives, *sends),
+        planned,
+        collectives=(*planned.collectives, *sends),
         operators=tuple(id for id, stages in works if stage in stages),
     )
     return msgspec.structs.replace(content, stages=(sending,))

@@ -120,16 +120,16 @@ def sliced_backward(graph: Graph, sliced: Sliced, name: str) -> bool:
 
 def _microbatch_bytes(graph: Graph, sliced: Sliced) -> dict[str, float]:
     """Bytes of one microbatch's copy of every value that crosses stages."""
-    found = sliced.map.found
+    microbatching = sliced.map.found
     sizes: dict[str, float] = {}
     for p in sliced.parts:
         for n in p.sent:
             op = graph.producers[n]
             nbytes = float(graph.types[n].nbytes)
-            layouts = found.results.get(op.id, ())
+            layouts = microbatching.results.get(op.id, ())
             names = [v.name for v in op.results]
             if layouts and AXIS in layouts[names.index(n)].axes:
-                nbytes /= found.count
+                nbytes /= microbatching.count
             sizes[n] = nbytes
     return sizes
 

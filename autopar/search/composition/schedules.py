@@ -70,8 +70,8 @@ def _check_readers(graph: Graph, sliced: Sliced, table: Table) -> None:
         if o.updates is None or len(map.inputs.get(o.updates, ())) < 2 or not isinstance(o.operand, str):
             continue
         ops = closure(outside, [o.operand])
-        made = {v.name for op in ops for v in op.results} | inputs
-        taken = next((n for n in (o.operand, *(n for op in ops for n in op.reads)) if n not in made), None)
+        computed = {v.name for op in ops for v in op.results} | inputs
+        taken = next((n for n in (o.operand, *(n for op in ops for n in op.reads)) if n not in computed), None)
         if taken is not None:
             raise InfeasiblePlanError(
                 f"stages {', '.join(str(s) for s in map.inputs[o.updates])} read {o.updates}, "

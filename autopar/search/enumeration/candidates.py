@@ -134,10 +134,10 @@ def _sliced(profiler: LayerProfiler, stages: int, every: bool) -> Iterable[Candi
     # were without one. The less of the limit they exceed, the more likely they fit then.
     policy = problem.policy.partition
     excesses = (*policy.shortages, *policy.excesses) if every else policy.excesses
-    for _, found, kinds in slicings(profiler, stages, excesses, every):
+    for _, slicing, kinds in slicings(profiler, stages, excesses, every):
         members = tuple(
-            tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in found.stages
+            tuple(id for layer in layers.members[x.first : x.last + 1] for id in layer) for x in slicing.stages
         )
-        placements = placed(problem.cluster, [kinds[x.kind] for x in found.stages])
-        meshes = tuple(profiler.on(kinds[x.kind])[1] for x in found.stages)
-        yield Candidate(count, members, placements, found.objective, layers.members, meshes)
+        placements = placed(problem.cluster, [kinds[x.kind] for x in slicing.stages])
+        meshes = tuple(profiler.on(kinds[x.kind])[1] for x in slicing.stages)
+        yield Candidate(count, members, placements, slicing.objective, layers.members, meshes)

@@ -79,8 +79,8 @@ class InterpolatedCosts:
         """a + b / count, of arrays by layer."""
         a, b, n = 1 / self.few.count, 1 / self.many.count, 1 / self.count
         share = (n - b) / (a - b)
-        found: np.ndarray = many + share * (few - many)
-        return found
+        interpolated: np.ndarray = many + share * (few - many)
+        return interpolated
 
 
 def ranked_pairs(
@@ -108,7 +108,7 @@ def ranked_pairs(
     counts = [n for n in counts if n <= policy.most_ranked_per_stage * max(stages, default=1)]
     if len(counts) < 3:
         return []
-    found: list[tuple[float, float, int, int]] = []
+    by_cost: list[tuple[float, float, int, int]] = []
     for s in stages:
         try:
             few, many = (layers_of(problem, source, n, s, fewest[s]) for n in (counts[0], counts[-1]))
@@ -119,8 +119,8 @@ def ranked_pairs(
         for n, layers in ((counts[0], few), (counts[-1], many)):
             if (n, layers) not in profilers:
                 profilers[n, layers] = LayerProfiler(problem, source, n, layers, pool)
-        found += _pairs((profilers[counts[0], few], profilers[counts[-1], many]), s, _possible(schedule, s, counts))
-    pairs = [(count, s) for _, _, count, s in sorted(found)]
+        by_cost += _pairs((profilers[counts[0], few], profilers[counts[-1], many]), s, _possible(schedule, s, counts))
+    pairs = [(count, s) for _, _, count, s in sorted(by_cost)]
     # Estimates err: the best few, and the best with another number of stages; of small models with each.
     firsts = {s: (count, s) for count, s in reversed(pairs)}
     ranked = {s for _, s in pairs[:best]}
@@ -145,7 +145,7 @@ def _pairs(
 ) -> Iterator[tuple[float, float, int, int]]:
     """(times the memory there is, seconds of a step, microbatches, stages) of each number of microbatches."""
     for count in counts:
-        for excess, found, _ in slicings(
+        for excess, slicing, _ in slicings(
             InterpolatedCosts(*ends, count), stages, ends[0].problem.policy.partition.ranked_excesses
         ):
-            yield excess, found.objective, count, stages
+            yield excess, slicing.objective, count, stages

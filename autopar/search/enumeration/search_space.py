@@ -74,9 +74,9 @@ def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
         # The fewest devices a stage: the largest models are for such clusters, and short of memory with fewer stages.
         blocks = loops_over_layers(problem.graph)
         most = problem.policy.enumeration.most_stages
-        found = [s for s in range(2, most + 1) if nodes % s == 0 and blocks % s == 0][-1:]
+        worker_counts = [s for s in range(2, most + 1) if nodes % s == 0 and blocks % s == 0][-1:]
     else:
         most = 2 * nodes if nodes > 1 else devices
         powers = [s for s in (2, 4, 8, 16, 32, 64) if s <= most and devices % s == 0]
-        found = [s for s in powers if nodes == 1 or s * 2 > nodes / 2]
-    return [s * schedule.chunks for s in found]
+        worker_counts = [s for s in powers if nodes == 1 or s * 2 > nodes / 2]
+    return [s * schedule.chunks for s in worker_counts]

@@ -29,12 +29,12 @@ def all_slicings(problem: Problem, source: StageSource) -> list[Candidate] | Non
     """
     if len(problem.graph.operators) > problem.policy.sizes.tiny_operators:
         return None
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for candidate in _every(problem, source):
-        found.append(candidate)
-        if len(found) > problem.policy.enumeration.most_slicings:
+        candidates.append(candidate)
+        if len(candidates) > problem.policy.enumeration.most_slicings:
             return None
-    return found or None
+    return candidates or None
 
 
 def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:

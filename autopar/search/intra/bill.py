@@ -13,7 +13,7 @@ from autopar.cluster import Span
 from autopar.cost import PRODUCTS, Core, Matrices
 from autopar.search.intra.collectives import collectives
 from autopar.search.intra.draft import SiteDraft
-from autopar.search.intra.extract import copy_layouts, made_layouts
+from autopar.search.intra.extract import copy_layouts, value_layouts
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.work import product_of
 from autopar.search.problem import Problem
@@ -85,16 +85,16 @@ class Bill:
     messages: tuple[Message, ...]
 
 
-def bill_of(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) -> Bill:
+def bill_of(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Bill:
     """The bill of a choice.
 
     Args:
         problem: what was planned.
-        stated: from `build`.
+        sharding_problem: from `build`.
         choice: strategy of each node of ``stated.problem``.
     """
-    made = made_layouts(stated, choice)
-    found = collectives(problem, stated, choice, made, copy_layouts(stated, choice, made))
+    layouts = value_layouts(sharding_problem, choice)
+    sent = collectives(problem, sharding_problem, choice, layouts, copy_layouts(sharding_problem, choice, layouts))
     messages = tuple(
         Message(
             c.kind,
@@ -104,24 +104,24 @@ def bill_of(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
             c.seconds / c.weight if c.weight else 0.0,
             c.bytes,
             c.axis,
-            stated.mesh.link(tuple(c.axis.split("+"))).span,
+            sharding_problem.mesh.link(tuple(c.axis.split("+"))).span,
         )
-        for c in found
+        for c in sent
     )
-    return Bill(tuple(_kernel(s, stated, choice[s.node]) for s in stated.sites), messages)
+    return Bill(tuple(_kernel(s, sharding_problem, choice[s.node]) for s in sharding_problem.sites), messages)
 
 
-def _kernel(site: SiteDraft, stated: ShardingProblem, chosen: int) -> Kernel:
-    strategy, work = site.strategies[chosen], site.work
+def _kernel(site: SiteDraft, sharding_problem: ShardingProblem, k: int) -> Kernel:
+    strategy, work = site.strategies[k], site.work
     product = None
     if site.op.primitive in PRODUCTS:
-        product = product_of(site.op, site.types, strategy, stated.mesh.sizes)
+        product = product_of(site.op, site.types, strategy, sharding_problem.mesh.sizes)
     return Kernel(
         site.id,
         site.op.primitive,
         site.phase,
         site.weight,
-        float(site.seconds[chosen]) / site.weight if site.weight else 0.0,
+        float(site.seconds[k]) / site.weight if site.weight else 0.0,
         product,
         work.bytes / strategy.split,
         work.flops / strategy.split,

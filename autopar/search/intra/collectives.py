@@ -28,25 +28,25 @@ class Collective:
 
 def collectives(
     problem: Problem,
-    stated: ShardingProblem,
+    sharding_problem: ShardingProblem,
     choice: Sequence[int],
-    made: Mapping[str, Layout],
+    layouts: Mapping[str, Layout],
     copies: Mapping[str, Mapping[str, Layout]],
 ) -> Iterator[Collective]:
     """Every collective that a choice needs, value by value and use by use in time.
 
     Args:
         problem: what was planned.
-        stated: from `build`.
+        sharding_problem: from `build`.
         choice: strategy of each node.
-        made: layout of every value, see `made_layouts`.
+        layouts: layout of every value, see `value_layouts`.
         copies: layout of shared copies by phase, see `copy_layouts`.
     """
-    tables = path_tables(stated.mesh, problem.cost_model)
-    for v in stated.values.values():
-        if v.key not in made:
+    tables = path_tables(sharding_problem.mesh, problem.cost_model)
+    for v in sharding_problem.values.values():
+        if v.key not in layouts:
             continue
-        routes = Routes(tables, v.type, made[v.key], dict(copies.get(v.key, {})), stated.memory_bound)
+        routes = Routes(tables, v.type, layouts[v.key], dict(copies.get(v.key, {})), sharding_problem.memory_bound)
         for use in sorted(v.uses, key=lambda u: u.time):
             required = use.required[choice[use.node]]
             for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):

@@ -72,51 +72,53 @@ class Sharding:
     starts_s: float = 0.0
 
 
-def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) -> Sharding:
+def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Sharding:
     """What ``choice`` means.
 
     Args:
         problem: what was planned.
-        stated: from `build`.
+        sharding_problem: from `build`.
         choice: strategy of each node of ``stated.problem``.
     """
-    made = made_layouts(stated, choice)
-    copies = copy_layouts(stated, choice, made)
-    by_work = Works(stated, problem.graph, problem.cost_model)
-    sent = tuple(collectives(problem, stated, choice, made, copies))
-    exposed = _exposed_s(problem, stated, choice, sent)
+    layouts = value_layouts(sharding_problem, choice)
+    copies = copy_layouts(sharding_problem, choice, layouts)
+    by_work = Works(sharding_problem, problem.graph, problem.cost_model)
+    sent = tuple(collectives(problem, sharding_problem, choice, layouts, copies))
+    exposed = _exposed_s(problem, sharding_problem, choice, sent)
     communication = _communication(sent, exposed, by_work)
-    for s in stated.sites:
+    for s in sharding_problem.sites:
         by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]))
         by_work.start(s)
-    there = hosted(stated.values, choice)
-    moved = [made[k].local_bytes(stated.values[k].type, stated.mesh.sizes) for k in sorted(there)]
+    there = hosted(sharding_problem.values, choice)
+    moved = [
+        layouts[k].local_bytes(sharding_problem.values[k].type, sharding_problem.mesh.sizes) for k in sorted(there)
+    ]
     host_s = float(sum(2 * problem.cost_model.host_s(n) for n in moved))
     by_work.add("", "update", host_s)
     touches = any(d.first_touch_bandwidth is not None for d in problem.cluster.device_types)
-    made_bytes = _made_bytes(stated, problem.graph, choice) if touches else 0.0
+    made_bytes = _computed_bytes(sharding_problem, problem.graph, choice) if touches else 0.0
     first_touch_s = problem.cost_model.first_touch_s(made_bytes)
     by_work.add("", "update", first_touch_s)
     outputs = tuple(
         Layout.replicated(o.type.rank) if port is None else port[1][choice[port[0]]]
-        for o, port in zip(problem.graph.outputs, stated.outputs, strict=True)
+        for o, port in zip(problem.graph.outputs, sharding_problem.outputs, strict=True)
     )
     return Sharding(
-        inputs={i.name: made[i.name] for i in problem.graph.inputs},
+        inputs={i.name: layouts[i.name] for i in problem.graph.inputs},
         outputs=outputs,
-        operators=_operators(stated, choice),
+        operators=_operators(sharding_problem, choice),
         copies=tuple(Copy(k, str(layout), phase) for k, by in copies.items() for phase, layout in by.items()),
         communication=communication,
-        compute_s=float(sum(s.seconds[choice[s.node]] for s in stated.sites)) + first_touch_s,
+        compute_s=float(sum(s.seconds[choice[s.node]] for s in sharding_problem.sites)) + first_touch_s,
         communication_s=sum(c.seconds for c in communication),
         exposed_s=float(sum(exposed)),
-        memory=memory_of(stated, choice),
-        choices=_choices(stated, choice),
+        memory=memory_of(sharding_problem, choice),
+        choices=_choices(sharding_problem, choice),
         work_times=by_work.times(),
-        activation_bytes=_activation_bytes(stated, made),
-        weight_stash_bytes=_weight_stash_bytes(stated, problem.graph, made, by_work.sent),
-        accumulation_bytes=_accumulation_bytes(stated, problem.graph, made),
-        state_bytes=_state_bytes(stated, problem.graph, made, there),
+        activation_bytes=_activation_bytes(sharding_problem, layouts),
+        weight_stash_bytes=_weight_stash_bytes(sharding_problem, problem.graph, layouts, by_work.sent),
+        accumulation_bytes=_accumulation_bytes(sharding_problem, problem.graph, layouts),
+        state_bytes=_state_bytes(sharding_problem, problem.graph, layouts, there),
         hosted=there,
         host_s=host_s,
         host_bytes=sum(moved),
@@ -125,35 +127,39 @@ def extract(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) ->
 
 
 def _exposed_s(
-    problem: Problem, stated: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]
+    problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]
 ) -> tuple[float, ...]:
     """For each collective the seconds of it that nothing hides under the stack of the cluster."""
     cost = problem.cost_model
     if cost.overlaps:
-        return exposed_s(stated, choice, sent)
+        return exposed_s(sharding_problem, choice, sent)
     if not cost.knows_kernels:
         return tuple(c.seconds for c in sent)
     state = {i.name for i in problem.graph.inputs if i.role in ("parameter", "optimizer")}
-    of_state = (c.use.phase == "update" or stated.values[c.value].source in state for c in sent)
-    return tuple(c.seconds * cost.exposed_share(of_state=own) for c, own in zip(sent, of_state, strict=True))
+    of_state = (c.use.phase == "update" or sharding_problem.values[c.value].source in state for c in sent)
+    return tuple(
+        c.seconds * cost.exposed_share(of_state=is_of_state) for c, is_of_state in zip(sent, of_state, strict=True)
+    )
 
 
-def _activation_bytes(stated: ShardingProblem, made: Mapping[str, Layout]) -> int:
+def _activation_bytes(sharding_problem: ShardingProblem, layouts: Mapping[str, Layout]) -> int:
     """Bytes of what the loop over microbatches makes in the forward pass and reads in the backward pass."""
-    sizes = stated.mesh.sizes
+    sizes = sharding_problem.mesh.sizes
     total = 0
-    for v in stated.values.values():
-        if v.key in made and waits(v):
-            total += made[v.key].local_bytes(v.type, sizes)
+    for v in sharding_problem.values.values():
+        if v.key in layouts and waits(v):
+            total += layouts[v.key].local_bytes(v.type, sizes)
     return total
 
 
-def _weight_stash_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout], sent: frozenset[str]) -> int:
+def _weight_stash_bytes(
+    sharding_problem: ShardingProblem, graph: Graph, layouts: Mapping[str, Layout], sent: frozenset[str]
+) -> int:
     """Bytes of what the backward pass makes on the way to what leaves the stage, and gradients of parameters read.
 
     ``sent`` is that of `_sent`.
     """
-    own = {
+    computed = {
         f"{loop.id}/body/{v.name}"
         for loop in loops(graph)
         for op in loop.region("body").operators
@@ -161,55 +167,59 @@ def _weight_stash_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str
         for v in op.results
     }
     total = 0
-    for key in sorted(own & made.keys()):
-        v = stated.values[key]
+    for key in sorted(computed & layouts.keys()):
+        v = sharding_problem.values[key]
         put_off = any(u.phase == "backward" and outermost(u.consumer) not in sent for u in v.uses)
         if v.phase == "backward" and not v.alias and put_off:
-            total += made[key].local_bytes(v.type, stated.mesh.sizes)
+            total += layouts[key].local_bytes(v.type, sharding_problem.mesh.sizes)
     return total
 
 
-def _accumulation_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout]) -> int:
+def _accumulation_bytes(sharding_problem: ShardingProblem, graph: Graph, layouts: Mapping[str, Layout]) -> int:
     """Bytes of what loops over microbatches carry on from one to the next: gradients, losses."""
     carried = (v for loop in loops(graph) for v in loop.results[: Scan.of(loop).num_carry])
-    return sum(made[v.name].local_bytes(v.type, stated.mesh.sizes) for v in carried if v.name in made)
+    return sum(layouts[v.name].local_bytes(v.type, sharding_problem.mesh.sizes) for v in carried if v.name in layouts)
 
 
-def _state_bytes(stated: ShardingProblem, graph: Graph, made: Mapping[str, Layout], there: frozenset[str]) -> int:
+def _state_bytes(
+    sharding_problem: ShardingProblem, graph: Graph, layouts: Mapping[str, Layout], there: frozenset[str]
+) -> int:
     """Bytes of parameters and optimizer state, but for what lies ``there``, in host memory."""
     state = (i for i in graph.inputs if i.role in ("parameter", "optimizer") and i.name not in there)
-    return sum(made[i.name].local_bytes(i.type, stated.mesh.sizes) for i in state)
+    return sum(layouts[i.name].local_bytes(i.type, sharding_problem.mesh.sizes) for i in state)
 
 
-def made_layouts(stated: ShardingProblem, choice: Sequence[int]) -> dict[str, Layout]:
+def value_layouts(sharding_problem: ShardingProblem, choice: Sequence[int]) -> dict[str, Layout]:
     """The layout in which a choice makes every value that has one."""
-    return {v.key: v.layouts[choice[v.node]] for v in stated.values.values() if v.node is not None and v.layouts}
+    return {
+        v.key: v.layouts[choice[v.node]] for v in sharding_problem.values.values() if v.node is not None and v.layouts
+    }
 
 
 def copy_layouts(
-    stated: ShardingProblem, choice: Sequence[int], made: Mapping[str, Layout]
+    sharding_problem: ShardingProblem, choice: Sequence[int], layouts: Mapping[str, Layout]
 ) -> dict[str, dict[str, Layout]]:
     """By value and phase the layout of the shared copies that differ from the value as made."""
-    found: dict[str, dict[str, Layout]] = defaultdict(dict)
-    for c in stated.copies:
+    copies: dict[str, dict[str, Layout]] = defaultdict(dict)
+    for c in sharding_problem.copies:
         layout = c.layouts[choice[c.node]]
-        if layout != made[c.key]:
+        if layout != layouts[c.key]:
             for phase in c.phases:
-                found[c.key][phase] = layout
-    return dict(found)
+                copies[c.key][phase] = layout
+    return dict(copies)
 
 
-def _operators(stated: ShardingProblem, choice: Sequence[int]) -> tuple[OperatorRecord, ...]:
+def _operators(sharding_problem: ShardingProblem, choice: Sequence[int]) -> tuple[OperatorRecord, ...]:
     records = []
     text = lru_cache(maxsize=None)(str)
-    for s in stated.sites:
-        chosen = s.strategies[choice[s.node]]
+    for s in sharding_problem.sites:
+        strategy = s.strategies[choice[s.node]]
         operands = tuple(
             "" if isinstance(o, Literal) else text(k)
-            for o, k in zip(s.op.operands, chosen.operand_layouts, strict=True)
+            for o, k in zip(s.op.operands, strategy.operand_layouts, strict=True)
         )
-        records.append((s.time, OperatorRecord(s.id, operands, tuple(map(text, chosen.result_layouts)))))
-    for r in stated.region_sites:
+        records.append((s.time, OperatorRecord(s.id, operands, tuple(map(text, strategy.result_layouts)))))
+    for r in sharding_problem.region_sites:
         operands = tuple(
             ""
             if isinstance(o, Literal) and o.type.rank == 0 and not kinds[choice[node]].partial
@@ -245,12 +255,12 @@ def _communication(sent: Sequence[Collective], exposed: Sequence[float], by_work
     return tuple(sorted(records, key=lambda r: (-r.seconds, r.kind, -r.bytes, r.axis)))
 
 
-def memory_of(stated: ShardingProblem, choice: Sequence[int]) -> Memory:
+def memory_of(sharding_problem: ShardingProblem, choice: Sequence[int]) -> Memory:
     """Bytes a device by kind at the fullest moment of a choice."""
-    if not stated.usages:
+    if not sharding_problem.usages:
         return Memory()
-    views = _views(stated, choice)
-    usages = [u for u in stated.usages if u.key not in views and u.kind not in (WAITING, HOST)]
+    views = _views(sharding_problem, choice)
+    usages = [u for u in sharding_problem.usages if u.key not in views and u.kind not in (WAITING, HOST)]
     fullest = int(np.argmax(_held(usages, choice)))
     kinds: dict[str, int] = defaultdict(int)
     for u in usages:
@@ -269,47 +279,47 @@ def _held(usages: Sequence[UsageDraft], choice: Sequence[int]) -> np.ndarray:
     return np.cumsum(change)
 
 
-def _made_bytes(stated: ShardingProblem, graph: Graph, choice: Sequence[int]) -> float:
+def _computed_bytes(sharding_problem: ShardingProblem, graph: Graph, choice: Sequence[int]) -> float:
     """Most bytes a device at any time of what a step makes and gives up again: no inputs, and no results."""
-    kept = {i.name for i in graph.inputs} | {o.operand for o in graph.outputs} | _views(stated, choice)
-    made = [u for u in stated.usages if u.key not in kept and u.kind not in (WAITING, HOST)]
-    return float(_held(made, choice).max()) if made else 0.0
+    kept = {i.name for i in graph.inputs} | {o.operand for o in graph.outputs} | _views(sharding_problem, choice)
+    computed = [u for u in sharding_problem.usages if u.key not in kept and u.kind not in (WAITING, HOST)]
+    return float(_held(computed, choice).max()) if computed else 0.0
 
 
-def _views(stated: ShardingProblem, choice: Sequence[int]) -> frozenset[str]:
+def _views(sharding_problem: ShardingProblem, choice: Sequence[int]) -> frozenset[str]:
     """Values that are inputs in another shape, taken by all as they lie: they need no memory of their own.
 
     The problem counts them, for whether they lie as the input does is a matter of two choices.
     """
-    found = []
-    for v in stated.values.values():
+    views = []
+    for v in sharding_problem.values.values():
         if not v.view or v.node is None:
             continue
-        source = stated.values[v.view]
+        source = sharding_problem.values[v.view]
         assert source.node is not None
         taken = [u for u in source.uses if u.consumer == v.key]
-        own = v.layouts[choice[v.node]]
+        layout = v.layouts[choice[v.node]]
         moved = any(u.required[choice[u.node]] != source.layouts[choice[source.node]] for u in taken)
-        if taken and not moved and all(u.required[choice[u.node]] == own for u in v.uses):
-            found.append(v.key)
-    return frozenset(found)
+        if taken and not moved and all(u.required[choice[u.node]] == layout for u in v.uses):
+            views.append(v.key)
+    return frozenset(views)
 
 
-def _choices(stated: ShardingProblem, choice: Sequence[int]) -> tuple[Choice, ...]:
+def _choices(sharding_problem: ShardingProblem, choice: Sequence[int]) -> tuple[Choice, ...]:
     """For each node with an alternative, its cost and the next best, everything else as it is."""
-    costs = [n.costs.copy() for n in stated.nodes]
-    for e in stated.problem.edges:
+    costs = [n.costs.copy() for n in sharding_problem.nodes]
+    for e in sharding_problem.problem.edges:
         costs[e.source] += e.costs[:, choice[e.target]]
         costs[e.target] += e.costs[choice[e.source], :]
-    found = []
-    for n, (node, c) in enumerate(zip(stated.nodes, costs, strict=True)):
+    choices = []
+    for n, (node, c) in enumerate(zip(sharding_problem.nodes, costs, strict=True)):
         if node.copy_of:
             continue
         rest = c.copy()
         rest[choice[n]] = np.inf
         best = int(np.argmin(rest))
         second = (float(rest[best]), best) if np.isfinite(rest[best]) else None
-        found.append(
+        choices.append(
             Choice(
                 node.name,
                 tuple(node.members),
@@ -319,4 +329,4 @@ def _choices(stated: ShardingProblem, choice: Sequence[int]) -> tuple[Choice, ..
                 None if second is None else second[0],
             )
         )
-    return tuple(found)
+    return tuple(choices)

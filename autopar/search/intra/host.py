@@ -94,22 +94,22 @@ def share_bytes(cluster: Cluster) -> float:
     )
 
 
-def on_device(v: ValueDraft, own: Array) -> Array:
+def on_device(v: ValueDraft, bytes: Array) -> Array:
     """``own``, the bytes of a value by strategy, where it lies on the device between updates; else 0."""
-    return np.where(v.hosted, 0.0, own) if v.hosted else own
+    return np.where(v.hosted, 0.0, bytes) if v.hosted else bytes
 
 
-def host_usage(problem: Problem, v: ValueDraft, own: Array, stop: int) -> UsageDraft:
+def host_usage(problem: Problem, v: ValueDraft, bytes: Array, stop: int) -> UsageDraft:
     """What a value takes of host memory, at a time after the step at which only such usages are live.
 
     Args:
         problem: its limit is what bytes of host memory are measured by.
         v: the input; of one that is not donated the old and the new value are kept.
-        own: bytes a device in each of its layouts.
+        bytes: bytes a device in each of its layouts.
         stop: end of the step.
     """
     assert v.node is not None
-    kept = (own - on_device(v, own)) * (1 if v.key in problem.options.donated else 2)
+    kept = (bytes - on_device(v, bytes)) * (1 if v.key in problem.options.donated else 2)
     scale = problem.memory_limit_bytes / share_bytes(problem.cluster)
     return UsageDraft(v.node, stop, stop + 1, kept * scale, HOST, v.key)
 
@@ -127,8 +127,8 @@ def add_host_seconds(
     """
     for v in values.values():
         if v.hosted and v.node is not None:
-            own = (k.local_bytes(v.type, sizes) for k in v.layouts)
-            moves = [2 * cost.host_s(n) if there else 0.0 for there, n in zip(v.hosted, own, strict=True)]
+            layout_bytes = (k.local_bytes(v.type, sizes) for k in v.layouts)
+            moves = [2 * cost.host_s(n) if there else 0.0 for there, n in zip(v.hosted, layout_bytes, strict=True)]
             nodes[v.node].costs = nodes[v.node].costs + np.array(moves)
 
 

@@ -16,8 +16,8 @@ def layout_label(layouts: Sequence[Layout], k: int) -> str:
 
 def strategy_label(strategies: Sequence[Strategy], k: int) -> str:
     """Layouts of the k-th of ``strategies``: ``[x,.],[.,.] -> [x,.]``."""
-    chosen = strategies[k]
-    return f"{','.join(map(str, chosen.operand_layouts))} -> {','.join(map(str, chosen.result_layouts))}"
+    strategy = strategies[k]
+    return f"{','.join(map(str, strategy.operand_layouts))} -> {','.join(map(str, strategy.result_layouts))}"
 
 
 def input_label(pairs: Sequence[tuple[Layout, Layout]], on_devices: int, k: int) -> str:

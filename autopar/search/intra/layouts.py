@@ -42,18 +42,18 @@ class LayoutTable:
             else:
                 labels = tuple(range(type.rank))
                 rule = Rule(tuple(Factor(n) for n in type.shape), (labels,), (labels,), ((0,),) if partial else ())
-                found = strategies(rule, (type,), (type,), self.mesh)
-                self.known[key] = tuple(s.operand_layouts[0] for s in found)
+                offered = strategies(rule, (type,), (type,), self.mesh)
+                self.known[key] = tuple(s.operand_layouts[0] for s in offered)
         return self.known[key]
 
     def coarser(self, layout: Layout) -> list[Layout]:
         """Layouts that gathering some axes of ``layout`` leads to, itself left out."""
         axes = sorted(layout.axes)
-        found = []
+        layouts = []
         for bits in range(1, 2 ** len(axes)):
             gone = {a for i, a in enumerate(axes) if bits >> i & 1}
-            found.append(Layout(tuple(tuple(a for a in dim if a not in gone) for dim in layout.dims)))
-        return found
+            layouts.append(Layout(tuple(tuple(a for a in dim if a not in gone) for dim in layout.dims)))
+        return layouts
 
     def together(self, parts: tuple[tuple[Layout, ...], ...]) -> tuple[Layout, ...]:
         """All layouts of some tuples, sorted; the same object for the same tuples."""
@@ -77,10 +77,10 @@ class LayoutTable:
         known = self.by_identity.get(identity)
         if known is not None:
             return known[2]
-        found = self._once(type, self._number(sources), self._number(targets))
-        found = found if weight == 1.0 else found * weight
-        self.by_identity[identity] = (sources, targets, found)
-        return found
+        seconds = self._once(type, self._number(sources), self._number(targets))
+        seconds = seconds if weight == 1.0 else seconds * weight
+        self.by_identity[identity] = (sources, targets, seconds)
+        return seconds
 
     def _number(self, layouts: Sequence[Layout]) -> int:
         """The number of a tuple of layouts, equal for equal ones; each object is hashed once."""
@@ -96,9 +96,9 @@ class LayoutTable:
 
     def _once(self, type: TensorType, sources: int, targets: int) -> Array:
         key = (type, sources, targets)
-        found = self.matrices.get(key)
-        if found is None:
+        seconds = self.matrices.get(key)
+        if seconds is None:
             (rows, row_at), (columns, column_at) = self.distinct[sources], self.distinct[targets]
-            found = self.paths.cost_matrix(type, rows, columns)[np.ix_(row_at, column_at)]
-            self.matrices[key] = found
-        return found
+            seconds = self.paths.cost_matrix(type, rows, columns)[np.ix_(row_at, column_at)]
+            self.matrices[key] = seconds
+        return seconds

@@ -46,27 +46,27 @@ def usages(
     for c in copies:
         by_value[c.key].append(c)
     replaced = {o.operand: values[o.updates] for o in problem.graph.outputs if o.updates and values[o.updates].hosted}
-    found: list[UsageDraft] = []
+    usages: list[UsageDraft] = []
     sized = Sizes(sizes)
     until = _until(values)
     for v in values.values():
         if v.node is None or not v.layouts:
             continue
         if v.alias:  # what it is another name of is counted, but not what readers make of it
-            found += _operands(v, [u for u in v.uses if u.node != v.node], sized)
+            usages += _operands(v, [u for u in v.uses if u.node != v.node], sized)
             continue
         if problem.subproblem.extra_in_flight and waits(v):
             each = sized.of(v.type, v.layouts)
-            found.append(UsageDraft(v.node, 0, stop, problem.subproblem.extra_in_flight * each, WAITING, v.key))
+            usages.append(UsageDraft(v.node, 0, stop, problem.subproblem.extra_in_flight * each, WAITING, v.key))
         if v.source:
-            found += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sized, stop)
+            usages += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sized, stop)
             if v.hosted:
-                found.append(host_usage(problem, v, sized.of(v.type, v.layouts), stop))
+                usages.append(host_usage(problem, v, sized.of(v.type, v.layouts), stop))
         elif v.key in replaced:
-            found += _replacing(v, replaced[v.key], by_value[v.key], sized, stop, until)
+            usages += _replacing(v, replaced[v.key], by_value[v.key], sized, stop, until)
         else:
-            found += _made(v, v.key in returned, by_value[v.key], sized, stop, until)
-    return [u for u in found if u.stop > u.start and np.any(u.bytes)]
+            usages += _made(v, v.key in returned, by_value[v.key], sized, stop, until)
+    return [u for u in usages if u.stop > u.start and np.any(u.bytes)]
 
 
 def waits(v: ValueDraft) -> bool:
@@ -106,11 +106,11 @@ def _input(
     kind = _ROLE_KINDS.get(role, "temporaries")
     readers = [u for u in v.uses if u.time < stop - 1]
     last = max((u.time for u in readers), default=0) + 1
-    own = sized.of(v.type, v.layouts)
-    found = [UsageDraft(v.node, 0, last if donated else stop, on_device(v, own), kind, v.key)]
+    bytes = sized.of(v.type, v.layouts)
+    usages = [UsageDraft(v.node, 0, last if donated else stop, on_device(v, bytes), kind, v.key)]
     if v.hosted and readers:
         first, done = min(u.time for u in readers), max(u.done for u in readers)
-        found.append(UsageDraft(v.node, first, done, own - on_device(v, own), kind, v.key))
+        usages.append(UsageDraft(v.node, first, done, bytes - on_device(v, bytes), kind, v.key))
     for c in copies:
         same = np.array([a == b for a, b in zip(v.layouts, c.layouts, strict=True)])
         extra = np.where(same, 0.0, sized.of(v.type, c.layouts))
@@ -118,8 +118,8 @@ def _input(
             taken = [u for u in readers if u.phase == phase or (phase == "" and u.phase != "update")]
             if taken:
                 first, last = min(u.time for u in taken), max(u.done for u in taken)
-                found.append(UsageDraft(c.node, first, last, extra, "temporaries", v.key))
-    return found
+                usages.append(UsageDraft(c.node, first, last, extra, "temporaries", v.key))
+    return usages
 
 
 def _made(
@@ -131,20 +131,20 @@ def _made(
     kind = _kind(v)
     inside = [u for u in v.uses if u.node == v.node]
     outside = [u for u in v.uses if u.node != v.node]
-    found: list[UsageDraft] = []
+    usages: list[UsageDraft] = []
     end = v.time + 1
     copied = {phase for c in copies for phase in c.phases}
     for c in copies:
         readers = [u for u in outside if c.phases in (("",), (u.phase,))]
         first, last = min(u.time for u in readers), max(_end(u, until) for u in readers)
-        found.append(UsageDraft(c.node, first, last, sized.of(v.type, c.layouts), kind, v.key))
+        usages.append(UsageDraft(c.node, first, last, sized.of(v.type, c.layouts), kind, v.key))
         end = max(end, first)
     # Who takes the value itself; what else reads it, be it the result of the step, takes a copy.
     direct = [*inside, *(u for u in outside if not copied.intersection(("", u.phase)))]
     end = max([end, *(_end(u, until) for u in direct)])
     last = stop if returned and (not copies or any(u.time >= stop - 1 for u in direct)) else end
-    found.append(UsageDraft(v.node, v.time, last, sized.of(v.type, v.layouts), kind, v.key))
-    return found + _operands(v, outside, sized)
+    usages.append(UsageDraft(v.node, v.time, last, sized.of(v.type, v.layouts), kind, v.key))
+    return usages + _operands(v, outside, sized)
 
 
 def _replacing(
@@ -157,10 +157,10 @@ def _replacing(
 ) -> list[UsageDraft]:
     """Usages of the value that replaces ``target``, which may lie in host memory: after its last reader it is there."""
     assert target.node is not None
-    found = _made(replace(v, uses=[u for u in v.uses if u.time < stop - 1]), False, copies, sized, stop, until)
-    end = max(u.stop for u in found)
+    usages = _made(replace(v, uses=[u for u in v.uses if u.time < stop - 1]), False, copies, sized, stop, until)
+    end = max(u.stop for u in usages)
     rest = on_device(target, sized.of(target.type, target.layouts))
-    return [*found, UsageDraft(target.node, end, stop, rest, _kind(v), v.key)]
+    return [*usages, UsageDraft(target.node, end, stop, rest, _kind(v), v.key)]
 
 
 def _operands(v: ValueDraft, readers: Sequence[Use], sized: Sizes) -> list[UsageDraft]:
@@ -183,10 +183,10 @@ def _until(values: Mapping[str, ValueDraft]) -> dict[str, int]:
     It is computed anew where it is read, so that its operands have to be there.
     """
     by_time = sorted((v for v in values.values() if v.transient), key=lambda v: -v.time)
-    found: dict[str, int] = {}
+    ends: dict[str, int] = {}
     for v in by_time:
-        found[v.key] = max((max(u.time + 1, found.get(u.consumer, 0)) for u in v.uses), default=0)
-    return found
+        ends[v.key] = max((max(u.time + 1, ends.get(u.consumer, 0)) for u in v.uses), default=0)
+    return ends
 
 
 def _kind(v: ValueDraft) -> str:

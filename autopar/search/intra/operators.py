@@ -56,7 +56,7 @@ class OperatorTable:
     matched: dict[tuple[object, ...], tuple[object, OperatorOptions | None]] = field(default_factory=dict)
 
     def options(
-        self, op: Operator, operand_types: tuple[TensorType, ...], zeros: tuple[bool, ...], made: tuple[bool, ...]
+        self, op: Operator, operand_types: tuple[TensorType, ...], zeros: tuple[bool, ...], on_demand: tuple[bool, ...]
     ) -> OperatorOptions:
         """What ``op`` may do.
 
@@ -64,14 +64,14 @@ class OperatorTable:
             op: the operator.
             operand_types: types of its operands.
             zeros: for each operand whether it is known to be zero (a zero may stand for a partial sum).
-            made: for each operand whether it is a literal or made on demand.
+            on_demand: for each operand whether it is a literal or made on demand.
         """
         types = tuple(v.type for v in op.results)
-        key = (op.primitive, op.attrs, operand_types, types, zeros, made, bool(op.effects))
-        found = self.cache.get(key)
-        if found is None:
-            found = self.cache[key] = self._build(op, operand_types, types, zeros, made)
-        return found
+        key = (op.primitive, op.attrs, operand_types, types, zeros, on_demand, bool(op.effects))
+        options = self.cache.get(key)
+        if options is None:
+            options = self.cache[key] = self._build(op, operand_types, types, zeros, on_demand)
+        return options
 
     def _build(
         self,
@@ -79,7 +79,7 @@ class OperatorTable:
         operand_types: tuple[TensorType, ...],
         types: tuple[TensorType, ...],
         zeros: tuple[bool, ...],
-        made: tuple[bool, ...],
+        on_demand: tuple[bool, ...],
     ) -> OperatorOptions:
         rule, known = rule_for(op, operand_types)
         every = strategies(rule, operand_types, types, self.mesh)
@@ -91,10 +91,10 @@ class OperatorTable:
             if groups and op.primitive in _NEVER_PARTIAL:
                 return False
             partial = [bool(layout.partial) for layout in s.operand_layouts]
-            if any(p and m and not z for p, m, z in zip(partial, made, zeros, strict=True)):
+            if any(p and m and not z for p, m, z in zip(partial, on_demand, zeros, strict=True)):
                 return False  # a number cannot stand for a term of a sum
             # A strategy that is partial only in what is made on demand gains nothing.
-            return not groups or any(p and not m for p, m in zip(partial, made, strict=True))
+            return not groups or any(p and not m for p, m in zip(partial, on_demand, strict=True))
 
         kept = tuple(s for s in every if sensible(s)) or every[:1]
         empty: tuple[tuple[Layout, ...], ...] = ((),)
@@ -108,11 +108,11 @@ class OperatorTable:
         stand for a partial sum at no cost, so one all-reduce at the end serves all of them; and without a
         choice there, terms from all over the program do not depend on each other.
         """
-        found = self.summed.get(id(options))
-        if found is None:
+        cached = self.summed.get(id(options))
+        if cached is None:
             kept = tuple(s for s in options.strategies if all(a.group is not None for a in s.assignments))
-            found = self.summed[id(options)] = (options, options.only(kept) if kept else options)
-        return found[1]
+            cached = self.summed[id(options)] = (options, options.only(kept) if kept else options)
+        return cached[1]
 
     def followed(
         self, options: OperatorOptions, operand: int, alike: tuple[int, ...], layouts: tuple[Layout, ...]
@@ -126,8 +126,8 @@ class OperatorTable:
             layouts: of that value, by strategy of its node.
         """
         key = (id(options), operand, alike, id(layouts))
-        found = self.matched.get(key)
-        if found is None:
+        cached = self.matched.get(key)
+        if cached is None:
             by_layout: dict[Layout, list[Strategy]] = {}
             for s in options.strategies:
                 if all(s.operand_layouts[j] == s.operand_layouts[operand] for j in alike):
@@ -135,8 +135,8 @@ class OperatorTable:
             matched = [by_layout.get(k, []) for k in layouts]
             one = all(len(m) == 1 for m in matched)
             # The key holds identities; what they are of is kept alive here.
-            found = self.matched[key] = (
+            cached = self.matched[key] = (
                 (options, layouts),
                 options.only(tuple(m[0] for m in matched)) if one else None,
             )
-        return found[1]
+        return cached[1]

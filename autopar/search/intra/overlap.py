@@ -181,28 +181,30 @@ class RegionSchedule:
     timing: Timing
 
 
-def schedules(stated: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]) -> dict[str, RegionSchedule]:
+def schedules(
+    sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]
+) -> dict[str, RegionSchedule]:
     """The schedule of each region, innermost first; "" is the step.
 
     Args:
-        stated: from `build`.
+        sharding_problem: from `build`.
         choice: strategy of each node.
         sent: all collectives of the choice, value by value.
     """
-    regions, producers = {r.id for r in stated.region_sites}, producers_of(stated)
+    regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
     inner: dict[str, list[tuple[int, Task]]] = defaultdict(list)
-    for s in stated.sites:
+    for s in sharding_problem.sites:
         task = Task(s.id, float(s.seconds[choice[s.node]]), _needs(s.id, s.op, producers))
         inner[region_of(s.id, regions)].append((s.time, task))
     of_region: dict[str, list[int]] = defaultdict(list)
     for n, c in enumerate(sent):
         of_region[region_of(c.value, regions)].append(n)
-    found: dict[str, RegionSchedule] = {}
+    by_region: dict[str, RegionSchedule] = {}
     # Inner loops first: each is one task of the region that it is in.
     for region in sorted({*regions, ""}, key=lambda r: (-r.count("/"), -len(r), r)):
         loops = [
-            (r.time, Task(r.id, found[r.id].timing.seconds, _needs(r.id, r.op, producers)))
-            for r in stated.region_sites
+            (r.time, Task(r.id, by_region[r.id].timing.seconds, _needs(r.id, r.op, producers)))
+            for r in sharding_problem.region_sites
             if region_of(r.id, regions) == region
         ]
         tasks = [task for _, task in sorted([*inner[region], *loops], key=lambda entry: (entry[0], entry[1].id))]
@@ -211,19 +213,21 @@ def schedules(stated: ShardingProblem, choice: Sequence[int], sent: Sequence[Col
             Transfer(
                 producers.get(c.value, ""),
                 c.use.consumer if c.use.consumer in known else "",
-                link_class(stated.mesh, c.axis),
+                link_class(sharding_problem.mesh, c.axis),
                 c.seconds,
             )
             for c in (sent[n] for n in of_region[region])
         )
-        found[region] = RegionSchedule(transfers, tuple(of_region[region]), list_schedule(tasks, transfers))
-    return found
+        by_region[region] = RegionSchedule(transfers, tuple(of_region[region]), list_schedule(tasks, transfers))
+    return by_region
 
 
-def exposed_s(stated: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]) -> tuple[float, ...]:
+def exposed_s(
+    sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]
+) -> tuple[float, ...]:
     """For each collective the seconds of it that no operator hides; arguments are those of `schedules`."""
     shares = [0.0] * len(sent)
-    for of in schedules(stated, choice, sent).values():
+    for of in schedules(sharding_problem, choice, sent).values():
         for consumer, wait_s in of.timing.waits_s.items():
             waited = [n for n, t in zip(of.sent, of.transfers, strict=True) if t.consumer == consumer]
             total = sum(sent[n].seconds for n in waited)
@@ -232,10 +236,12 @@ def exposed_s(stated: ShardingProblem, choice: Sequence[int], sent: Sequence[Col
     return tuple(shares)
 
 
-def producers_of(stated: ShardingProblem) -> dict[str, str]:
+def producers_of(sharding_problem: ShardingProblem) -> dict[str, str]:
     """By key of a value the operator that makes it."""
-    producers = {_prefix(s.id, s.op.id) + v.name: s.id for s in stated.sites for v in s.op.results}
-    return producers | {_prefix(r.id, r.op.id) + v.name: r.id for r in stated.region_sites for v in r.op.results}
+    producers = {_prefix(s.id, s.op.id) + v.name: s.id for s in sharding_problem.sites for v in s.op.results}
+    return producers | {
+        _prefix(r.id, r.op.id) + v.name: r.id for r in sharding_problem.region_sites for v in r.op.results
+    }
 
 
 def link_class(mesh: LogicalMesh, axes: str) -> str:
@@ -250,8 +256,8 @@ def _needs(id: str, op: Operator, producers: Mapping[str, str]) -> tuple[str, ..
     return tuple(dict.fromkeys(producers[prefix + o] for o in op.reads if prefix + o in producers))
 
 
-def _prefix(id: str, own: str) -> str:
-    return id.removesuffix(own)
+def _prefix(id: str, name: str) -> str:
+    return id.removesuffix(name)
 
 
 def region_of(key: str, regions: set[str]) -> str:

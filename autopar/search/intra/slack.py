@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autopar.search.intra.collectives import collectives
-from autopar.search.intra.extract import Sharding, copy_layouts, extract, made_layouts
+from autopar.search.intra.extract import Sharding, copy_layouts, extract, value_layouts
 from autopar.search.intra.overlap import RegionSchedule, producers_of, region_of, schedules
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.problem import Problem
@@ -47,13 +47,13 @@ def step_s(sharding: Sharding) -> float:
 
 
 def hide(
-    problem: Problem, stated: ShardingProblem, first: Hidden, solve: Callable[[ChoiceProblem], Solution]
+    problem: Problem, sharding_problem: ShardingProblem, first: Hidden, solve: Callable[[ChoiceProblem], Solution]
 ) -> Hidden:
     """The best of an answer and those that follow from its schedule.
 
     Args:
         problem: what is planned.
-        stated: its statement on the mesh of the answer.
+        sharding_problem: its statement on the mesh of the answer.
         first: the answer.
         solve: solves a problem of the same nodes.
     """
@@ -64,15 +64,17 @@ def hide(
     for _ in range(policy.rounds):
         if last.sharding.exposed_s <= policy.waiting_share * last.step_s:
             break
-        slack = slack_s(problem, stated, last.solution.choice)
-        found = solve(with_slack(stated.problem, slack))
-        if not found.found or found.choice in tried:
+        slack = slack_s(problem, sharding_problem, last.solution.choice)
+        solution = solve(with_slack(sharding_problem.problem, slack))
+        if not solution.found or solution.choice in tried:
             break
-        tried.add(found.choice)
+        tried.add(solution.choice)
         summed = replace(
-            found, objective=objective(stated.problem, found.choice), lower_bound=first.solution.lower_bound
+            solution,
+            objective=objective(sharding_problem.problem, solution.choice),
+            lower_bound=first.solution.lower_bound,
         )
-        last = Hidden(summed, extract(problem, stated, found.choice))
+        last = Hidden(summed, extract(problem, sharding_problem, solution.choice))
         if last.step_s < best.step_s * (1 - 1e-9):
             best = last
     return best
@@ -86,24 +88,26 @@ def with_slack(problem: ChoiceProblem, slack: dict[tuple[int, int], float]) -> C
     return replace(problem, edges=tuple(e for e in edges if e.costs.any()))
 
 
-def slack_s(problem: Problem, stated: ShardingProblem, choice: Sequence[int]) -> dict[tuple[int, int], float]:
+def slack_s(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> dict[tuple[int, int], float]:
     """By edge the seconds a step in which links are idle between who makes a value and who takes it.
 
     Args:
         problem: what is planned.
-        stated: from `build`.
+        sharding_problem: from `build`.
         choice: the answer whose schedule is looked at.
     """
-    made = made_layouts(stated, choice)
-    sent = tuple(collectives(problem, stated, choice, made, copy_layouts(stated, choice, made)))
-    found = schedules(stated, choice, sent)
-    windows = {region: Window(of) for region, of in found.items()}
-    regions, producers = {r.id for r in stated.region_sites}, producers_of(stated)
+    layouts = value_layouts(sharding_problem, choice)
+    sent = tuple(
+        collectives(problem, sharding_problem, choice, layouts, copy_layouts(sharding_problem, choice, layouts))
+    )
+    schedules_of = schedules(sharding_problem, choice, sent)
+    windows = {region: Window(of) for region, of in schedules_of.items()}
+    regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
     hubs: dict[str, list[int]] = defaultdict(list)
-    for c in stated.copies:
+    for c in sharding_problem.copies:
         hubs[c.key].append(c.node)
     slack: dict[tuple[int, int], float] = defaultdict(float)
-    for v in stated.values.values():
+    for v in sharding_problem.values.values():
         if v.node is None:
             continue
         window, producer = windows[region_of(v.key, regions)], producers.get(v.key, "")
@@ -130,10 +134,10 @@ class Window:
 
     def __init__(self, of: RegionSchedule) -> None:
         self.timing = of.timing
-        self.own: dict[tuple[str, str], float] = defaultdict(float)
+        self.transfer_s: dict[tuple[str, str], float] = defaultdict(float)
         spans = []
         for transfer, start in zip(of.transfers, of.timing.carried_s, strict=True):
-            self.own[transfer.producer, transfer.consumer] += transfer.seconds
+            self.transfer_s[transfer.producer, transfer.consumer] += transfer.seconds
             spans.append((start, start + transfer.seconds))
         self.starts, self.stops = np.array(sorted(spans), float).reshape(-1, 2).T
 
@@ -145,4 +149,4 @@ class Window:
             return 0.0
         busy = np.clip(np.minimum(self.stops, end) - np.maximum(self.starts, begin), 0.0, None).sum()
         wait_s = self.timing.waits_s.get(consumer, 0.0)
-        return max(0.0, end - begin - wait_s - max(0.0, float(busy) - self.own[producer, consumer]))
+        return max(0.0, end - begin - wait_s - max(0.0, float(busy) - self.transfer_s[producer, consumer]))

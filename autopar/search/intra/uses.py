@@ -20,7 +20,7 @@ def firsts(uses: Sequence[Use], by_phase: bool) -> list[tuple[Use, NDArray[np.bo
         uses: of one value.
         by_phase: whether each phase makes its own conversions.
     """
-    found: list[tuple[Use, NDArray[np.bool_]]] = []
+    first_uses: list[tuple[Use, NDArray[np.bool_]]] = []
     seen: dict[tuple[int, str, bool], list[tuple[Layout, ...]]] = {}
     for u in uses:
         before = seen.setdefault((u.node, u.phase if by_phase else "", u.stacked), [])
@@ -31,5 +31,5 @@ def firsts(uses: Sequence[Use], by_phase: bool) -> list[tuple[Use, NDArray[np.bo
         else:
             new = np.ones(len(u.required), dtype=np.bool_)
         before.append(u.required)
-        found.append((u, new))
-    return found
+        first_uses.append((u, new))
+    return first_uses

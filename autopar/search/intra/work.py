@@ -159,7 +159,7 @@ def busy_seconds(
     cost: CostModel,
     sizes: Mapping[str, int],
     work: Work,
-    chosen: Sequence[Strategy],
+    strategies: Sequence[Strategy],
     op: Operator,
     types: Sequence[TensorType],
 ) -> NDArray[np.float64]:
@@ -169,14 +169,14 @@ def busy_seconds(
         cost: what things cost.
         sizes: of the mesh's axes.
         work: what the operator does.
-        chosen: its strategies.
+        strategies: its strategies.
         op: the operator.
         types: types of its operands.
     """
     if op.primitive in PRODUCTS and cost.knows_kernels:
-        each = [product_of(op, types, s, sizes) for s in chosen]
+        each = [product_of(op, types, s, sizes) for s in strategies]
         batch, m, n, k = np.array([(p.batch, p.m, p.n, p.k) for p in each]).T
         sized = Matrices(batch, m, n, k, each[0].width)
         return np.asarray(cost.product_s(sized, types[0].dtype, work.core, backward=work.backward))
-    by_split = {n: cost.work_s(work, n) for n in sorted({s.split for s in chosen})}
-    return np.array([by_split[s.split] for s in chosen])
+    by_split = {n: cost.work_s(work, n) for n in sorted({s.split for s in strategies})}
+    return np.array([by_split[s.split] for s in strategies])

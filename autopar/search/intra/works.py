@@ -18,14 +18,14 @@ class Works:
     "weight" is that part of "backward" that no other stage waits for: gradients of parameters.
 
     Args:
-        stated: from `build`.
+        sharding_problem: from `build`.
         graph: what was planned.
         cost: what things cost.
     """
 
-    def __init__(self, stated: ShardingProblem, graph: Graph, cost: CostModel) -> None:
+    def __init__(self, sharding_problem: ShardingProblem, graph: Graph, cost: CostModel) -> None:
         self.cost = cost
-        self.loops = any(r.id.startswith(LOOP) for r in stated.region_sites)
+        self.loops = any(r.id.startswith(LOOP) for r in sharding_problem.region_sites)
         self.seconds: dict[str, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0, "weight": 0.0}
         self.host_s: dict[str, float] = defaultdict(float)
         self.sent = _sent(graph) if self.loops else frozenset()
@@ -75,9 +75,9 @@ def loops(graph: Graph) -> list[Operator]:
 
 def _sent(graph: Graph) -> frozenset[str]:
     """Operators of the loops over microbatches on which something that leaves the stage in its turn depends."""
-    found: set[str] = set()
+    ids: set[str] = set()
     for loop in loops(graph):
         body = loop.region("body")
         sent = [v.name for op in body.operators if op.primitive == "stage_boundary" for v in op.results]
-        found.update(f"{loop.id}/body/{op.id}" for op in closure(body.operators, sent))
-    return frozenset(found)
+        ids.update(f"{loop.id}/body/{op.id}" for op in closure(body.operators, sent))
+    return frozenset(ids)

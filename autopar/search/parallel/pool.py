@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 
 from autopar.search.parallel.process import NoAnswerError, Process
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class Future(Generic[Answer]):
+class Future(Generic[Result]):
     """A call whose answer is wanted later.
 
     Args:
@@ -26,7 +26,7 @@ class Future(Generic[Answer]):
         outcome: the function's answer, or an exception to raise; `NoAnswerError` where it has none.
     """
 
-    function: Callable[..., Answer]
+    function: Callable[..., Result]
     args: tuple[Any, ...]
     others: deque[Future[Any]]
     guard: threading.Lock = field(default_factory=threading.Lock)
@@ -40,7 +40,7 @@ class Future(Generic[Answer]):
             first, self.taken = not self.taken, True
         return first
 
-    def result(self) -> Answer:
+    def result(self) -> Result:
         """The answer, or what the call raises. It is made here unless the other process has begun it.
 
         While that has not ended, calls of other futures are made here.
@@ -59,7 +59,7 @@ class Future(Generic[Answer]):
             self.make()
         if isinstance(self.outcome, Exception):
             raise self.outcome
-        answer: Answer = self.outcome
+        answer: Result = self.outcome
         return answer
 
     def make(self) -> None:
@@ -92,21 +92,21 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, function: Callable[..., Answer], *args: Any) -> Future[Answer]:
+    def submit(self, function: Callable[..., Result], *args: Any) -> Future[Result]:
         """A call whose answer is wanted later.
 
         Args:
             function: of a module of autopar, without effects.
             args: what it is called with; they can be pickled.
         """
-        made = Future(function, args, self.open)
+        future = Future(function, args, self.open)
         if self.process is not None:
             if self.thread is None:
                 self.thread = threading.Thread(target=self._serve, args=(self.process,), daemon=True)
                 self.thread.start()
-            self.open.append(made)
+            self.open.append(future)
             self.wanted.release()
-        return made
+        return future
 
     def close(self) -> None:
         """Ends the other process; what it has not answered is computed here where it is asked for."""

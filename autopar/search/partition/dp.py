@@ -138,9 +138,9 @@ def slice_layers(
     for bound in bounds[low:]:
         if (microbatches - 1) * bound + loosest.sum_s >= best.objective:
             break
-        found = within(float(bound))
-        if found is not None and found.objective < best.objective * (1 - 1e-12):
-            best = found
+        slicing = within(float(bound))
+        if slicing is not None and slicing.objective < best.objective * (1 - 1e-12):
+            best = slicing
     return best
 
 
@@ -187,8 +187,8 @@ def _within(
                 before = tuple(slice(0, d + 1 - size if g == group else None) for g, d in enumerate(devices))
                 after = tuple(slice(size if g == group else 0, None) for g in range(len(devices)))
                 # [last, devices left by group] -> sum
-                own = seconds[s - 1][kind, k, lasts].reshape(-1, *(1 for _ in devices))
-                rest = total[s - 1][lasts + 1][(slice(None), *before)] + own
+                stage_s = seconds[s - 1][kind, k, lasts].reshape(-1, *(1 for _ in devices))
+                rest = total[s - 1][lasts + 1][(slice(None), *before)] + stage_s
                 at = np.argmin(rest, axis=0)
                 value = np.take_along_axis(rest, at[None], axis=0)[0]
                 reached = total[s, k][after]

@@ -63,8 +63,8 @@ def slicings(
     answers: dict[tuple[object, ...], tuple[float, Slicing]] = {}
     for excess in excesses:
         if every or not answers:
-            found = slice_layers(costs, devices, profiler.count, [limit * excess for limit in limits], stages)
-            if found is not None:
-                answers.setdefault(found.stages, (excess, found))
-    for excess, found in answers.values():
-        yield excess, found, kinds
+            slicing = slice_layers(costs, devices, profiler.count, [limit * excess for limit in limits], stages)
+            if slicing is not None:
+                answers.setdefault(slicing.stages, (excess, slicing))
+    for excess, slicing in answers.values():
+        yield excess, slicing, kinds

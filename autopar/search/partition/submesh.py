@@ -23,14 +23,14 @@ class Submesh:
 
 def submeshes(cluster: Cluster) -> list[Submesh]:
     """Powers of two inside a node, and whole nodes, of every node group (Alpa, OSDI'22, section 5.2)."""
-    found = []
+    submeshes_of = []
     for g, group in enumerate(cluster.groups):
         inside = group.devices_per_node if group.inter != "intra" else group.size
         sizes = [2**k for k in range(inside.bit_length()) if inside % 2**k == 0 and 2**k < inside]
         nodes = group.size // inside
         sizes += [inside * n for n in range(1, nodes + 1) if n & (n - 1) == 0 or n == nodes]
-        found += [Submesh(g, size) for size in sizes]
-    return found
+        submeshes_of += [Submesh(g, size) for size in sizes]
+    return submeshes_of
 
 
 def worthwhile(cluster: Cluster, stages: int, uneven: int = 2) -> list[Submesh]:
@@ -68,18 +68,18 @@ def _usable(kinds: Sequence[Submesh], stages: int, devices: int) -> list[Submesh
     return [m for m in kinds if devices - m.size in sums[stages - 1]]
 
 
-def placed(cluster: Cluster, chosen: Sequence[Submesh]) -> tuple[tuple[int, int], ...]:
+def placed(cluster: Cluster, submeshes: Sequence[Submesh]) -> tuple[tuple[int, int], ...]:
     """(first device, number of devices) of each stage: in a group the largest first.
 
     Sizes inside a node are powers of two that divide it, so in this order they never straddle two nodes.
     """
     placements: dict[int, tuple[int, int]] = {}
     at = list(cluster.group_starts)
-    for i in sorted(range(len(chosen)), key=lambda i: (-chosen[i].size, i)):
-        group, size = chosen[i].group, chosen[i].size
+    for i in sorted(range(len(submeshes)), key=lambda i: (-submeshes[i].size, i)):
+        group, size = submeshes[i].group, submeshes[i].size
         placements[i] = (at[group], size)
         at[group] += size
-    return tuple(placements[i] for i in range(len(chosen)))
+    return tuple(placements[i] for i in range(len(submeshes)))
 
 
 def of_equal_nodes(cluster: Cluster, kinds: Sequence[Submesh], stages: int) -> list[Submesh]:

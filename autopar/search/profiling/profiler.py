@@ -39,14 +39,14 @@ class LayerProfiler:
         for n, first in enumerate(alike):
             by_kind.setdefault(first, []).append(n)
         # One from the middle: the first and last of their kind may have work of the whole step next to their own.
-        self.chosen = {members[len(members) // 2]: members for members in by_kind.values()}
+        self.representatives = {members[len(members) // 2]: members for members in by_kind.values()}
         # The step is cut around all of them at once: every cut is a walk over the whole step.
         self.cut: list[list[str]] = []
         self.stages: dict[int, int] = {}
         for n, members in enumerate(layers.members):
-            if n in self.chosen or n == 0 or n - 1 in self.chosen:
+            if n in self.representatives or n == 0 or n - 1 in self.representatives:
                 self.cut.append([])
-            if n in self.chosen:
+            if n in self.representatives:
                 self.stages[n] = len(self.cut) - 1
             self.cut[-1] += members
         self.cache: dict[Submesh, tuple[LayerCosts, tuple[int, ...]]] = {}
@@ -66,7 +66,7 @@ class LayerProfiler:
     def _profiled(self, submesh: Submesh) -> tuple[LayerCosts, tuple[int, ...]]:
         self.problem.checkpoint()
         part, n = self.part(submesh), len(self.layers.members)
-        self.problem.log(f"pricing {n} layers, {len(self.chosen)} of them different, on {part}")
+        self.problem.log(f"pricing {n} layers, {len(self.representatives)} of them different, on {part}")
         flops = self.layers.flops
         shape = self.problem.options.mesh_shape
         if shape is not None and math.prod(shape) != submesh.size:
@@ -77,20 +77,20 @@ class LayerProfiler:
             level: RecomputationCosts(np.zeros(n), np.zeros(n)) for level in levels
         }
         # The layers that do most of the work decide the mesh: those of a stage are on one.
-        heaviest, *others = sorted(self.chosen, key=lambda n: (-flops[n] * len(self.chosen[n]), n))
+        heaviest, *others = sorted(self.representatives, key=lambda n: (-flops[n] * len(self.representatives[n]), n))
         deciding = PendingSharding.of(self.problem, part, self._piece(heaviest), self.count, shape, self.pool)
         pieces = {layer: self._piece(layer) for layer in others}  # cut out while a worker solves the first
         first = deciding.solved()
-        shape = tuple(n for _, n in first.stated.mesh.axes)
+        shape = tuple(n for _, n in first.sharding_problem.mesh.axes)
         solving = {
             n: PendingSharding.of(self.problem, part, piece, self.count, shape, self.pool)
             for n, piece in pieces.items()
         }
         for layer, solved in [(heaviest, first), *((n, s.solved()) for n, s in solving.items())]:
             costs, at = solved.costs(), self.stages[layer]
-            members = self.chosen[layer]
-            found = (costs.loop_s, costs.once_s, costs.state_bytes, costs.activation_bytes, costs.temporary_bytes)
-            for target, values in zip(plain, found, strict=True):
+            members = self.representatives[layer]
+            columns = (costs.loop_s, costs.once_s, costs.state_bytes, costs.activation_bytes, costs.temporary_bytes)
+            for target, values in zip(plain, columns, strict=True):
                 target[members] = values[at]
             for level in levels:
                 recomputation = solved.recomputed(costs, self._selected(layer, level, solved.whole))
@@ -109,7 +109,7 @@ class LayerProfiler:
         if key not in self.selected:
             graph, (parts,) = self.problem.graph, piece.parts
             phases = Phases.of(graph, parts.body, parts.backward)
-            own: list[tuple[str, ...]] = [() for _ in range(piece.map.count)]
-            own[parts.stage] = self.layers.members[layer]
-            self.selected[key] = select(graph, phases, own, level)
+            selected: list[tuple[str, ...]] = [() for _ in range(piece.map.count)]
+            selected[parts.stage] = self.layers.members[layer]
+            self.selected[key] = select(graph, phases, selected, level)
         return self.selected[key]

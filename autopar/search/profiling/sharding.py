@@ -17,7 +17,7 @@ from autopar.recompute import Selected
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.intra.collectives import collectives
 from autopar.search.intra.draft import ValueDraft
-from autopar.search.intra.extract import copy_layouts, made_layouts, memory_of
+from autopar.search.intra.extract import copy_layouts, memory_of, value_layouts
 from autopar.search.parallel import SERIAL, Future, WorkerPool
 from autopar.search.problem import Problem, Reporting
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
@@ -72,10 +72,12 @@ class PendingSharding:
 
     def solved(self, by_layer: StageMap | None = None) -> LayerSharding:
         """The cheapest; by the layers of ``by_layer``, or of the whole."""
-        found = [a for a in (future.result() for future in self.answers) if a[1].found]
-        assert found, "without a memory limit there is always a choice"
-        stated, answer = min(found, key=lambda a: a[1].objective)
-        return LayerSharding(self.problem, stated, answer.choice, self.whole, by_layer or self.whole.map, self.count)
+        solved = [a for a in (future.result() for future in self.answers) if a[1].found]
+        assert solved, "without a memory limit there is always a choice"
+        sharding_problem, answer = min(solved, key=lambda a: a[1].objective)
+        return LayerSharding(
+            self.problem, sharding_problem, answer.choice, self.whole, by_layer or self.whole.map, self.count
+        )
 
 
 def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem, Solution]:
@@ -83,10 +85,10 @@ def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem
 
     A number of nodes, and no clock, ends the search: costs of layers are the same on a loaded machine.
     """
-    stated = build(problem, mesh, split_phases=False)
-    free = replace(stated.problem, limit_bytes=None)
+    sharding_problem = build(problem, mesh, split_phases=False)
+    free = replace(sharding_problem.problem, limit_bytes=None)
     solution = solve(free, HighsSolver(max_nodes=problem.policy.pricing.most_nodes))
-    return stated, solve(free) if solution.status is Status.UNKNOWN else solution
+    return sharding_problem, solve(free) if solution.status is Status.UNKNOWN else solution
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class LayerSharding:
 
     Args:
         problem: the model as one stage.
-        stated: its choice problem.
+        sharding_problem: its choice problem.
         choice: the answer.
         whole: where the stage's operators are from.
         by_layer: layers of the step's operators.
@@ -103,27 +105,27 @@ class LayerSharding:
     """
 
     problem: Problem
-    stated: ShardingProblem
+    sharding_problem: ShardingProblem
     choice: Sequence[int]
     whole: Sliced
     by_layer: StageMap
     count: int
 
     @cached_property
-    def made(self) -> Mapping[str, Layout]:
+    def layouts(self) -> Mapping[str, Layout]:
         """Layout of every value."""
-        return made_layouts(self.stated, self.choice)
+        return value_layouts(self.sharding_problem, self.choice)
 
     @cached_property
     def seconds(self) -> Mapping[str, float]:
         """Seconds a step by operator of the stage's graph, collectives before it included."""
-        found: dict[str, float] = defaultdict(float)
-        for s in self.stated.sites:
-            found[s.id] += float(s.seconds[self.choice[s.node]])
-        copies = copy_layouts(self.stated, self.choice, self.made)
-        for c in collectives(self.problem, self.stated, self.choice, self.made, copies):
-            found[c.use.consumer] += c.seconds
-        return found
+        seconds: dict[str, float] = defaultdict(float)
+        for s in self.sharding_problem.sites:
+            seconds[s.id] += float(s.seconds[self.choice[s.node]])
+        copies = copy_layouts(self.sharding_problem, self.choice, self.layouts)
+        for c in collectives(self.problem, self.sharding_problem, self.choice, self.layouts, copies):
+            seconds[c.use.consumer] += c.seconds
+        return seconds
 
     def origin(self, key: str) -> str | None:
         """The step's operator that an operator or a value of the stage's graph is of, or is inside of."""
@@ -152,8 +154,8 @@ class LayerSharding:
                 target += amount / n  # joins of contributions, and what belongs to no operator of the step
             else:
                 target[layer] += amount
-        for v in self.stated.values.values():
-            stages = self.by_layer.inputs.get(v.source) if v.source and v.key in self.made and not v.alias else None
+        for v in self.sharding_problem.values.values():
+            stages = self.by_layer.inputs.get(v.source) if v.source and v.key in self.layouts and not v.alias else None
             if stages is not None:
                 # Gradients, and what is added to them, lie next to the parameters; new state is written over the old.
                 state[stages[0]] += self._bytes(v) * (3 if roles[v.key] == "parameter" else 1)
@@ -161,7 +163,7 @@ class LayerSharding:
             if any(u.phase == "backward" for u in v.uses):
                 held[layer] += self._bytes(v)
         # Each layer is taken to need what all of them do that are planned here, which is one alone in `LayerProfiler`.
-        passing = max(0.0, memory_of(self.stated, self.choice).total - float(state.sum() + held.sum()))
+        passing = max(0.0, memory_of(self.sharding_problem, self.choice).total - float(state.sum() + held.sum()))
         return LayerCosts(loop_s, once_s, state, held, np.full(n, passing))
 
     def recomputed(self, plain: LayerCosts, selected: Selected) -> RecomputationCosts:
@@ -184,12 +186,12 @@ class LayerSharding:
         return RecomputationCosts(loop_s, held)
 
     def _bytes(self, v: ValueDraft) -> int:
-        return self.made[v.key].local_bytes(v.type, self.stated.mesh.sizes)
+        return self.layouts[v.key].local_bytes(v.type, self.sharding_problem.mesh.sizes)
 
     def _forward(self) -> Iterator[tuple[ValueDraft, int]]:
         """Values that the loop makes in the forward pass, with their layers."""
-        for v in self.stated.values.values():
+        for v in self.sharding_problem.values.values():
             inside = v.key.startswith(f"{LOOP}/") and v.key.count("/body/") == 1
             layer = self.layer(v.key) if inside else None
-            if layer is not None and v.key in self.made and not v.alias and v.phase != "backward":
+            if layer is not None and v.key in self.layouts and not v.alias and v.phase != "backward":
                 yield v, layer

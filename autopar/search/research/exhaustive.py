@@ -47,8 +47,8 @@ def enumerate_all(run: Run) -> None:
             )
         answer = _solved(solver, left, run.deadline)
         # Where reductions leave nothing to choose, the choice is empty and still an answer.
-        found = len(answer.choice) == len(left.nodes)
-        choice, bound = reduction.lift(answer.choice) if found else (), answer.lower_bound + reduction.offset
+        complete = len(answer.choice) == len(left.nodes)
+        choice, bound = reduction.lift(answer.choice) if complete else (), answer.lower_bound + reduction.offset
     run.more(min(most, problem.combinations))
     if choice:
         cost = objective(problem, choice)

@@ -42,8 +42,10 @@ def _slices(cut: Cut) -> Iterable[Candidate]:
     problem = cut.problem
     devices, asked = problem.cluster.num_devices, problem.options.num_stages
     for count in dividing_counts(cut):
-        found = cut.source.microbatches(count)
-        layers = cluster(problem.graph, found, min(max(devices, asked or 1), problem.policy.enumeration.most_layers))
+        microbatching = cut.source.microbatches(count)
+        layers = cluster(
+            problem.graph, microbatching, min(max(devices, asked or 1), problem.policy.enumeration.most_layers)
+        )
         most = len(layers.members)
         for stages in (s for s in range(2, most + 1) if devices % s == 0 and (asked is None or s == asked)):
             per = devices // stages

@@ -73,10 +73,10 @@ def _cuts(cut: Cut) -> Iterable[Candidate]:
     for count in dividing_counts(cut):
         wanted = (asked or min(devices, 8)) * policy.layers_per_stage
         layers = cluster(problem.graph, cut.source.microbatches(count), min(wanted, policy.most_layers))
-        found = slowest_least(profile(cut, count, layers), sizes, devices, asked)
-        if found is None:
+        cut_at = slowest_least(profile(cut, count, layers), sizes, devices, asked)
+        if cut_at is None:
             continue
-        slowest, stages = found
+        slowest, stages = cut_at
         members = tuple(tuple(id for run in layers.members[s.first : s.last + 1] for id in run) for s in stages)
         placements = placed(problem.cluster, [Submesh(0, sizes[s.kind]) for s in stages])
         yield Candidate(count, members, placements, slowest * (count + len(stages) - 1), layers.members)

@@ -13,7 +13,7 @@ import numpy as np
 from autopar.cluster import LogicalMesh
 from autopar.errors import AutoparError
 from autopar.plan import Plan
-from autopar.search.alpa import Answer, best_plan
+from autopar.search.alpa import MeshSolution, best_plan
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.policy import ResearchPolicy
@@ -108,29 +108,29 @@ class _Search:
     method: Method
     steps: int
     clock: Clock = field(default_factory=Clock)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[MeshSolution] = field(default_factory=list)
     best: float = math.inf
     spent: int = 0
     began: float = field(default_factory=time.monotonic)
 
     def on_mesh(self, mesh: LogicalMesh) -> None:
         """Adds the answers on a mesh."""
-        stated = self._stated(mesh, split_phases=False)
-        free = self._run(stated, replace(stated.problem, limit_bytes=None))
+        sharding_problem = self._sharding_problem(mesh, split_phases=False)
+        free = self._run(sharding_problem, replace(sharding_problem.problem, limit_bytes=None))
         choice = free.solution.choice
-        if choice and peak_bytes(stated.problem, choice) <= self.problem.memory_limit_bytes:
+        if choice and peak_bytes(sharding_problem.problem, choice) <= self.problem.memory_limit_bytes:
             self.answers.append(free)
             return
-        split = self._stated(mesh, split_phases=True)
-        for s, note in ((stated, "memory binds"), (split, "memory binds, each phase gathers anew")):
-            found = self._run(replace(s, memory_bound=True), s.problem)
-            self.answers.append(replace(found, note=note))
+        split = self._sharding_problem(mesh, split_phases=True)
+        for s, note in ((sharding_problem, "memory binds"), (split, "memory binds, each phase gathers for itself")):
+            answer = self._run(replace(s, memory_bound=True), s.problem)
+            self.answers.append(replace(answer, note=note))
 
-    def _stated(self, mesh: LogicalMesh, *, split_phases: bool) -> ShardingProblem:
+    def _sharding_problem(self, mesh: LogicalMesh, *, split_phases: bool) -> ShardingProblem:
         with self.clock.phase("program"):
             return build(self.problem, mesh, split_phases=split_phases)
 
-    def _run(self, stated: ShardingProblem, searched: ChoiceProblem) -> Answer:
+    def _run(self, sharding_problem: ShardingProblem, searched: ChoiceProblem) -> MeshSolution:
         """The best choice for ``searched``: the problem of ``stated``, or that without its limit."""
         options = self.problem.options
         began = time.monotonic()
@@ -138,14 +138,16 @@ class _Search:
             space = Space(searched)
             start = allowed_choice(space, options.time_limit_s, options.seed)
             if not start:
-                return Answer(stated, Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, self.name))
+                return MeshSolution(
+                    sharding_problem, Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, self.name)
+                )
             limit = options.time_limit_s
             run = Run(
                 space,
                 self.steps,
                 start,
                 np.random.default_rng(options.seed),
-                lambda choice, cost, steps: self._tell(stated, choice, cost, steps),
+                lambda choice, cost, steps: self._tell(sharding_problem, choice, cost, steps),
                 math.inf if limit is None else began + limit,
                 self.problem.policy.research,
             )
@@ -159,15 +161,18 @@ class _Search:
         bound = cost if optimal else run.bound
         status = Status.OPTIMAL if optimal else Status.FEASIBLE
         if run.capped:
-            note = f"{stated.mesh}: the time limit came after {run.spent} of {run.steps} choices; runs may differ"
-            stated = replace(stated, notes=(*stated.notes, note))
-        return Answer(stated, Solution(status, choice, cost, bound, time.monotonic() - began, self.name))
+            mesh = sharding_problem.mesh
+            note = f"{mesh}: the time limit came after {run.spent} of {run.steps} choices; runs may differ"
+            sharding_problem = replace(sharding_problem, notes=(*sharding_problem.notes, note))
+        return MeshSolution(
+            sharding_problem, Solution(status, choice, cost, bound, time.monotonic() - began, self.name)
+        )
 
-    def _tell(self, stated: ShardingProblem, choice: tuple[int, ...], cost: float, steps: int) -> None:
+    def _tell(self, sharding_problem: ShardingProblem, choice: tuple[int, ...], cost: float, steps: int) -> None:
         tell = self.problem.reporting.progress
         if tell is None or cost >= self.best:
             return
-        if peak_bytes(stated.problem, choice) <= self.problem.memory_limit_bytes:
+        if peak_bytes(sharding_problem.problem, choice) <= self.problem.memory_limit_bytes:
             self.best = cost
             tell(Progress(self.name, time.monotonic() - self.began, cost, self.spent + steps))
 

@@ -57,19 +57,19 @@ class Space:
     @cached_property
     def around(self) -> tuple[tuple[tuple[int, Array], ...], ...]:
         """For each node its neighbours, with the costs of the pair: a row for each strategy of the neighbour."""
-        found: list[list[tuple[int, Array]]] = [[] for _ in self.problem.nodes]
+        neighbours: list[list[tuple[int, Array]]] = [[] for _ in self.problem.nodes]
         for e, costs in zip(self.problem.edges, self.edge_costs, strict=True):
-            found[e.source].append((e.target, np.ascontiguousarray(costs.T)))
-            found[e.target].append((e.source, costs))
-        return tuple(tuple(f) for f in found)
+            neighbours[e.source].append((e.target, np.ascontiguousarray(costs.T)))
+            neighbours[e.target].append((e.source, costs))
+        return tuple(tuple(f) for f in neighbours)
 
     @cached_property
     def usages_of(self) -> tuple[tuple[tuple[int, int, Array], ...], ...]:
         """For each node what it holds: (first time, time after the last, bytes by strategy), in numbers of times."""
-        found: list[list[tuple[int, int, Array]]] = [[] for _ in self.problem.nodes]
+        usages: list[list[tuple[int, int, Array]]] = [[] for _ in self.problem.nodes]
         for u, start, stop in zip(self.usages, self.starts, self.stops, strict=True):
-            found[u.node].append((int(start), int(stop), u.bytes))
-        return tuple(tuple(f) for f in found)
+            usages[u.node].append((int(start), int(stop), u.bytes))
+        return tuple(tuple(f) for f in usages)
 
     def scores(self, choices: Choices) -> Array:
         """Cost of each row of ``choices`` [choices, nodes], with the penalties of what is not allowed."""
@@ -98,8 +98,8 @@ class Space:
     def greedy(self) -> tuple[int, ...]:
         """Each node in order takes what is cheapest with those before it."""
         choice: list[int] = []
-        for v, own in enumerate(self.node_costs):
-            costs = own + sum((rows[choice[u]] for u, rows in self.around[v] if u < v), np.zeros(1))
+        for v, node_costs in enumerate(self.node_costs):
+            costs = node_costs + sum((rows[choice[u]] for u, rows in self.around[v] if u < v), np.zeros(1))
             choice.append(int(np.argmin(costs)))
         return tuple(choice)
 

@@ -27,7 +27,7 @@ from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.search.stage_planning.memory import limit_of_each, most_bytes
 from autopar.search.stage_planning.shared import StagePlanCache, StagePlanner
-from autopar.search.stage_planning.stage import Chosen, in_flight, plan_stage, submit_stages
+from autopar.search.stage_planning.stage import ScheduledStages, in_flight, plan_stage, submit_stages
 
 
 def plan_candidate(
@@ -53,38 +53,38 @@ def plan_candidate(
     table = schedule.table(len(candidate.members), candidate.count)
     check_ends(problem.graph, sliced, table)
     shared = StagePlanner(intra, candidate.meshes, pool, {} if cache is None else cache)
-    chosen = Chosen(problem, source, sliced, candidate.members, candidate.layers, table)
-    parts = _planned_stages(chosen, candidate, shared)
+    pipeline = ScheduledStages(problem, source, sliced, candidate.members, candidate.layers, table)
+    parts = _planned_stages(pipeline, candidate, shared)
     if not fits(problem, sliced, parts, table):  # each stage does, and some worker has several
-        parts = _sharing(chosen, candidate, shared, parts)
+        parts = _sharing(pipeline, candidate, shared, parts)
     if candidate.schedule is None and problem.options.schedule == "auto":
         table = fastest_table(problem, sliced, parts, table)
     return compose(problem, candidate, sliced, parts, table)
 
 
-def _planned_stages(chosen: Chosen, candidate: Candidate, shared: StagePlanner) -> list[PlanContent]:
+def _planned_stages(pipeline: ScheduledStages, candidate: Candidate, shared: StagePlanner) -> list[PlanContent]:
     """The plan of every stage, on its devices."""
     # With the fewest microbatches in flight first: what is best there is best for isomorphic stages that it fits too.
-    order = sorted(range(len(candidate.members)), key=lambda i: (in_flight(chosen.table, i), i))
-    submit_stages(chosen, order, candidate.devices, shared)
-    found = {i: plan_stage(chosen, i, candidate.devices[i], shared) for i in order}
-    return [on_devices(found[i], i, placement) for i, placement in enumerate(candidate.devices)]
+    order = sorted(range(len(candidate.members)), key=lambda i: (in_flight(pipeline.table, i), i))
+    submit_stages(pipeline, order, candidate.devices, shared)
+    contents = {i: plan_stage(pipeline, i, candidate.devices[i], shared) for i in order}
+    return [on_devices(contents[i], i, placement) for i, placement in enumerate(candidate.devices)]
 
 
 def _sharing(
-    chosen: Chosen, candidate: Candidate, shared: StagePlanner, parts: Sequence[PlanContent]
+    pipeline: ScheduledStages, candidate: Candidate, shared: StagePlanner, parts: Sequence[PlanContent]
 ) -> list[PlanContent]:
     """The plan of every stage where those of a worker fit together; ``parts`` are plans that do not."""
-    problem, table = chosen.problem, chosen.table
+    problem, table = pipeline.problem, pipeline.table
     limit = problem.memory_limit_bytes
-    own, most = limit_of_each(parts, table, limit)
+    stage_limit, most = limit_of_each(parts, table, limit)
     for _ in range(problem.policy.stages.shared_worker_attempts):
-        options = replace(problem.options, memory_limit_bytes=own)
-        found = _planned_stages(replace(chosen, problem=replace(problem, options=options)), candidate, shared)
-        if fits(problem, chosen.sliced, found, table):
-            return found
-        needed = most_bytes(found, chosen.sliced, table)
-        own = max(1, own - -(-(needed - limit) // most))
+        options = replace(problem.options, memory_limit_bytes=stage_limit)
+        contents = _planned_stages(replace(pipeline, problem=replace(problem, options=options)), candidate, shared)
+        if fits(problem, pipeline.sliced, contents, table):
+            return contents
+        needed = most_bytes(contents, pipeline.sliced, table)
+        stage_limit = max(1, stage_limit - -(-(needed - limit) // most))
     raise _too_many(problem, table, needed)
 
 

@@ -67,8 +67,8 @@ def _stages(parts: Sequence[PlanContent], sliced: Sliced) -> dict[int, Stage]:
 
 
 def _with_received(content: PlanContent, sliced: Sliced, stage: int) -> Stage:
-    own = content.stages[0]
-    return msgspec.structs.replace(own, received_bytes=received_bytes(sliced, stage, len(own.devices)))
+    planned = content.stages[0]
+    return msgspec.structs.replace(planned, received_bytes=received_bytes(sliced, stage, len(planned.devices)))
 
 
 def most_bytes(parts: Sequence[PlanContent], sliced: Sliced, table: Table) -> int:

@@ -48,32 +48,36 @@ class StagePlanner:
     cache: StagePlanCache = field(default_factory=dict)
     submitted: list[tuple[Problem, Future[Plan]]] = field(default_factory=list)
 
-    def submit(self, stated: Problem) -> None:
+    def submit(self, stage_problem: Problem) -> None:
         """Submits a stage to the pool, as it will be asked for."""
-        self.submitted.append((stated, self.pool.submit(self.intra, _silent(stated))))
+        self.submitted.append((stage_problem, self.pool.submit(self.intra, _silent(stage_problem))))
 
-    def plan(self, stated: Problem, kind: tuple[object, ...], what: str) -> PlanContent:
+    def plan(self, stage_problem: Problem, kind: tuple[object, ...], what: str) -> PlanContent:
         """The best plan of a stage: that of a stage alike, or a new one.
 
         Args:
-            stated: the stage as a problem of its own.
+            stage_problem: the stage as a problem of its own.
             kind: equal for stages whose graphs differ in names of inputs and outputs alone.
             what: the stage in words.
 
         Raises:
             InfeasiblePlanError: it does not fit.
         """
-        limit, extra_in_flight, graph = stated.memory_limit_bytes, stated.subproblem.extra_in_flight, stated.graph
-        cached = self.cache.setdefault((kind, stated.cluster.to_json(), stated.options.mesh_shape), [])
+        limit, extra_in_flight, graph = (
+            stage_problem.memory_limit_bytes,
+            stage_problem.subproblem.extra_in_flight,
+            stage_problem.graph,
+        )
+        cached = self.cache.setdefault((kind, stage_problem.cluster.to_json(), stage_problem.options.mesh_shape), [])
         for k in cached:
             # What is the best within more, and needs no more than this, is the best within this.
             needed = k.content.peak_memory + extra_in_flight * k.content.stages[0].activation_bytes
             if needed <= limit <= k.limit_bytes and extra_in_flight >= k.extra_in_flight:
                 return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)
-        stated.log(f"planning {what}: {len(graph.operators)} operators on {stated.cluster}")
-        stated.checkpoint()
-        submitted = next((future for other, future in self.submitted if _is_same(stated, other)), None)
-        content = (self.intra(stated) if submitted is None else submitted.result()).content
+        stage_problem.log(f"planning {what}: {len(graph.operators)} operators on {stage_problem.cluster}")
+        stage_problem.checkpoint()
+        submitted = next((future for other, future in self.submitted if _is_same(stage_problem, other)), None)
+        content = (self.intra(stage_problem) if submitted is None else submitted.result()).content
         cached.append(_Planned(graph, limit, extra_in_flight, content))
         return content
 
@@ -100,10 +104,10 @@ class CachedPlanner:
                 self.cache[key] = self.intra(problem)
             except InfeasiblePlanError as error:
                 self.cache[key] = error
-        found = self.cache[key]
-        if isinstance(found, InfeasiblePlanError):
-            raise found
-        return found
+        plan = self.cache[key]
+        if isinstance(plan, InfeasiblePlanError):
+            raise plan
+        return plan
 
 
 def _is_same(one: Problem, other: Problem) -> bool:

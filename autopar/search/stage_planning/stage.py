@@ -26,7 +26,7 @@ from autopar.search.stage_planning.shared import StagePlanner
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ScheduledStages:
     """A stage that is to be planned.
 
     Args:
@@ -51,8 +51,8 @@ class Chosen:
 
     def recomputation(self, stage: int, level: Level) -> Recomputation:
         """What ``level`` means for a stage: its layers, cut where the stage is cut."""
-        own = set(self.members[stage])
-        layers = [tuple(id for id in layer if id in own) for layer in self.layers]
+        operators = set(self.members[stage])
+        layers = [tuple(id for id in layer if id in operators) for layer in self.layers]
         return Recomputation(level, tuple(layer for layer in layers if layer) or (self.members[stage],))
 
 
@@ -74,14 +74,14 @@ def in_flight(table: Table, stage: int) -> int:
     return max(1, most)
 
 
-def plan_stage(chosen: Chosen, stage: int, placement: tuple[int, int], shared: StagePlanner) -> PlanContent:
+def plan_stage(pipeline: ScheduledStages, stage: int, placement: tuple[int, int], shared: StagePlanner) -> PlanContent:
     """The plan of one stage, within the memory that microbatches in flight leave.
 
     Nothing is recomputed where that fits as it would be without a limit, or for next to nothing more. Else the
     fastest of all levels that fit is taken, each also with microbatches that wait in host memory, where that may be.
 
     Args:
-        chosen: what is planned.
+        pipeline: what is planned.
         stage: its number.
         placement: its first device and the number of devices.
         shared: plans one stage on its submesh.
@@ -89,61 +89,65 @@ def plan_stage(chosen: Chosen, stage: int, placement: tuple[int, int], shared: S
     Raises:
         InfeasiblePlanError: no level fits.
     """
-    shape, asked = _first_shape(chosen, stage, placement, shared), _shape_asked_for(chosen, placement)
+    shape, asked = _first_shape(pipeline, stage, placement, shared), _shape_asked_for(pipeline, placement)
     if shape != asked:
         with contextlib.suppress(InfeasiblePlanError):
-            return _on_mesh(chosen, stage, placement, shape, shared)
-    return _on_mesh(chosen, stage, placement, asked, shared)
+            return _on_mesh(pipeline, stage, placement, shape, shared)
+    return _on_mesh(pipeline, stage, placement, asked, shared)
 
 
 def submit_stages(
-    chosen: Chosen, order: Sequence[int], placements: Sequence[tuple[int, int]], shared: StagePlanner
+    pipeline: ScheduledStages, order: Sequence[int], placements: Sequence[tuple[int, int]], shared: StagePlanner
 ) -> None:
     """Submits the first plan of each kind of stage to the pool of workers, which gets as far as it does.
 
     Args:
-        chosen: what is planned.
+        pipeline: what is planned.
         order: in which stages are planned.
         placements: by stage its first device and the number of devices.
         shared: plans one stage on its submesh.
     """
     if shared.pool.process is None:
         return
-    level = levels_of(chosen.problem)[0]
-    starts = chosen.problem.cluster.group_starts
+    level = levels_of(pipeline.problem)[0]
+    starts = pipeline.problem.cluster.group_starts
     first: dict[tuple[object, ...], tuple[int, tuple[int, ...] | None]] = {}
     for stage in order:
-        (begin, size), shape = placements[stage], _first_shape(chosen, stage, placements[stage], shared)
-        first.setdefault((chosen.first(stage), size, bisect_right(starts, begin), shape), (stage, shape))
+        (begin, size), shape = placements[stage], _first_shape(pipeline, stage, placements[stage], shared)
+        first.setdefault((pipeline.first(stage), size, bisect_right(starts, begin), shape), (stage, shape))
     for stage, shape in first.values() if len(first) > 1 else ():
         with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
-            shared.submit(_stated(chosen, stage, placements[stage], level, shape).problem)
+            shared.submit(_stage_problem(pipeline, stage, placements[stage], level, shape).problem)
 
 
 def _first_shape(
-    chosen: Chosen, stage: int, placement: tuple[int, int], shared: StagePlanner
+    pipeline: ScheduledStages, stage: int, placement: tuple[int, int], shared: StagePlanner
 ) -> tuple[int, ...] | None:
     """The shape of the logical mesh that a stage is planned on first; None for all of them."""
-    asked = chosen.problem.options.mesh_shape is not None or not shared.meshes
-    return _shape_asked_for(chosen, placement) if asked else shared.meshes[stage]
+    asked = pipeline.problem.options.mesh_shape is not None or not shared.meshes
+    return _shape_asked_for(pipeline, placement) if asked else shared.meshes[stage]
 
 
-def _shape_asked_for(chosen: Chosen, placement: tuple[int, int]) -> tuple[int, ...] | None:
-    asked = chosen.problem.options.mesh_shape
+def _shape_asked_for(pipeline: ScheduledStages, placement: tuple[int, int]) -> tuple[int, ...] | None:
+    asked = pipeline.problem.options.mesh_shape
     return asked if asked is not None and math.prod(asked) == placement[1] else None
 
 
 def _on_mesh(
-    chosen: Chosen, stage: int, placement: tuple[int, int], shape: tuple[int, ...] | None, shared: StagePlanner
+    pipeline: ScheduledStages,
+    stage: int,
+    placement: tuple[int, int],
+    shape: tuple[int, ...] | None,
+    shared: StagePlanner,
 ) -> PlanContent:
     """`plan_stage` on the logical mesh of a shape, or on all of them."""
-    first, *more = levels_of(chosen.problem)
-    away = [(level, True) for level in (first, *more)] if may_offload_activations(chosen, stage) else []
-    part = chosen.problem.cluster.part(*placement)
+    first, *more = levels_of(pipeline.problem)
+    away = [(level, True) for level in (first, *more)] if may_offload_activations(pipeline, stage) else []
+    part = pipeline.problem.cluster.part(*placement)
     fitting: list[PlanContent] = []
     try:
-        content, free = _at_level(chosen, stage, placement, first, shape, shared, math.inf)
-        if free or not (more or away) or limit_is_negligible(content, chosen.problem.policy.stages.negligible_cost):
+        content, free = _at_level(pipeline, stage, placement, first, shape, shared, math.inf)
+        if free or not (more or away) or limit_is_negligible(content, pipeline.problem.policy.stages.negligible_cost):
             return content
         fitting.append(content)
     except InfeasiblePlanError:
@@ -154,7 +158,7 @@ def _on_mesh(
     for n, (level, moved) in enumerate(configurations):
         cutoff_s = min((seconds_with_moves(c, part) for c in fitting), default=math.inf)
         try:
-            fitting.append(_at_level(chosen, stage, placement, level, shape, shared, cutoff_s, moved)[0])
+            fitting.append(_at_level(pipeline, stage, placement, level, shape, shared, cutoff_s, moved)[0])
         except InfeasiblePlanError:
             if not fitting and n >= min(len(away), len(configurations) - 1):
                 raise
@@ -172,28 +176,28 @@ def limit_is_negligible(content: PlanContent, negligible: float) -> bool:
     return least is not None and content.search.objective <= (1 + negligible) * least
 
 
-def may_offload_activations(chosen: Chosen, stage: int) -> bool:
+def may_offload_activations(pipeline: ScheduledStages, stage: int) -> bool:
     """Whether what microbatches of a stage wait with may lie in host memory, and there are so many that it helps."""
-    groups = chosen.problem.cluster.groups
+    groups = pipeline.problem.cluster.groups
     return (
-        chosen.problem.options.offload != "none"
+        pipeline.problem.options.offload != "none"
         and all(g.host_bandwidth is not None for g in groups)
-        and in_flight(chosen.table, stage) - 1 > IN_TRANSFER
+        and in_flight(pipeline.table, stage) - 1 > IN_TRANSFER
     )
 
 
 def seconds_with_moves(content: PlanContent, part: Cluster) -> float:
     """Busy seconds a step of a stage, with what its microbatches' moves to the host take longer than the loop does."""
-    own = content.stages[0]
-    if not own.activations_offloaded:
+    planned = content.stages[0]
+    if not planned.activations_offloaded:
         return content.step_time
-    times = dict(own.work_times)
-    moves = 2 * content.num_microbatches * CostModel(part).host_s(own.activation_bytes)
+    times = dict(planned.work_times)
+    moves = 2 * content.num_microbatches * CostModel(part).host_s(planned.activation_bytes)
     return content.step_time + max(0.0, moves - times.get("forward", 0.0) - times.get("backward", 0.0))
 
 
 def _at_level(
-    chosen: Chosen,
+    pipeline: ScheduledStages,
     stage: int,
     placement: tuple[int, int],
     level: Level,
@@ -206,31 +210,33 @@ def _at_level(
 
     With ``moved`` microbatches wait in host memory.
     """
-    stated = _stated(chosen, stage, placement, level, shape, cutoff_s, moved)
-    options, extra = stated.problem.options, stated.problem.subproblem.extra_in_flight
+    stage_problem = _stage_problem(pipeline, stage, placement, level, shape, cutoff_s, moved)
+    options, extra = stage_problem.problem.options, stage_problem.problem.subproblem.extra_in_flight
 
     def planned(limit_bytes: int) -> tuple[PlanContent, int]:
         """The plan within a limit, and the bytes that the stage needs by it in all."""
-        within = replace(stated.problem, options=replace(options, memory_limit_bytes=limit_bytes))
-        content = shared.plan(within, stated.kind, f"stage {stage + 1} of {len(chosen.members)}")
-        content = content.recomputing(level, stated.ends)
+        within = replace(stage_problem.problem, options=replace(options, memory_limit_bytes=limit_bytes))
+        content = shared.plan(within, stage_problem.kind, f"stage {stage + 1} of {len(pipeline.members)}")
+        content = content.recomputing(level, stage_problem.ends)
         content = (
-            _with_activations_offloaded(content, stated.problem.cluster, stated.extra_in_flight) if moved else content
+            _with_activations_offloaded(content, stage_problem.problem.cluster, stage_problem.extra_in_flight)
+            if moved
+            else content
         )
-        return content, stage_bytes(content, chosen.sliced, chosen.table, stage)
+        return content, stage_bytes(content, pipeline.sliced, pipeline.table, stage)
 
-    limit = stated.problem.memory_limit_bytes
-    for _ in range(chosen.problem.policy.stages.limit_attempts):
+    limit = stage_problem.problem.memory_limit_bytes
+    for _ in range(pipeline.problem.policy.stages.limit_attempts):
         content, needed = planned(max(1, limit))
-        if needed <= stated.whole_bytes:
+        if needed <= stage_problem.whole_bytes:
             return content, not content.memory_bound
         # What is over has to come off what this plan needs itself, which may be less than it was allowed.
-        limit = content.peak_memory + extra * content.stages[0].activation_bytes - (needed - stated.whole_bytes)
-    raise _over_limit(needed, chosen, stage, stated.whole_bytes)
+        limit = content.peak_memory + extra * content.stages[0].activation_bytes - (needed - stage_problem.whole_bytes)
+    raise _over_limit(needed, pipeline, stage, stage_problem.whole_bytes)
 
 
 @dataclass(frozen=True)
-class _Stated:
+class _StageProblem:
     """A stage as a problem of its own.
 
     Args:
@@ -248,24 +254,24 @@ class _Stated:
     whole_bytes: int
 
 
-def _stated(
-    chosen: Chosen,
+def _stage_problem(
+    pipeline: ScheduledStages,
     stage: int,
     placement: tuple[int, int],
     level: Level,
     shape: tuple[int, ...] | None,
     cutoff_s: float = math.inf,
     moved: bool = False,
-) -> _Stated:
+) -> _StageProblem:
     """A stage at a level as a problem. InfeasiblePlanError where what others send it fills its devices."""
-    problem, table = chosen.problem, chosen.table
-    again = chosen.recomputation(stage, level)
-    graph = chosen.sliced.graphs[stage]
+    problem, table = pipeline.problem, pipeline.table
+    again = pipeline.recomputation(stage, level)
+    graph = pipeline.sliced.graphs[stage]
     if level != "none":
-        graph = chosen.source.recomputed(table.num_microbatches, chosen.members, stage, again)
+        graph = pipeline.source.recomputed(table.num_microbatches, pipeline.members, stage, again)
     part = problem.cluster.part(*placement)
     extra = in_flight(table, stage) - 1
-    received = extra * received_bytes(chosen.sliced, stage, placement[1])
+    received = extra * received_bytes(pipeline.sliced, stage, placement[1])
     whole = problem.options.memory_limit_bytes or part.memory_bytes
     limit = whole - received
     if limit <= 0:
@@ -287,9 +293,9 @@ def _stated(
     )
     # What would do for one stage need not do for the others.
     reporting = replace(problem.reporting, explains_infeasible=False)
-    at = {id: n for n, id in enumerate(chosen.members[stage])}
-    kind = (chosen.first(stage), level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
-    stated = replace(
+    at = {id: n for n, id in enumerate(pipeline.members[stage])}
+    kind = (pipeline.first(stage), level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
+    stage_problem = replace(
         problem,
         graph=graph,
         cluster=part,
@@ -299,26 +305,26 @@ def _stated(
         subproblem=subproblem,
         reporting=reporting,
     )
-    return _Stated(stated, kind, tuple(layer[-1] for layer in again.layers[:-1]), extra, whole)
+    return _StageProblem(stage_problem, kind, tuple(layer[-1] for layer in again.layers[:-1]), extra, whole)
 
 
 def _with_activations_offloaded(content: PlanContent, part: Cluster, extra: int) -> PlanContent:
     """The plan with the activations of ``extra`` microbatches in host memory. InfeasiblePlanError if that is full."""
-    own = content.stages[0]
-    needed, there = extra * own.activation_bytes + own.host_bytes, share_bytes(part)
+    planned = content.stages[0]
+    needed, there = extra * planned.activation_bytes + planned.host_bytes, share_bytes(part)
     if needed > there:
         raise InfeasiblePlanError(
             f"{extra} microbatches in flight wait with {bytes_text(needed)} a device in host memory; "
             f"there is {bytes_text(there)}",
             remedy="more host_memory_bytes in the cluster file, or offload='none'",
         )
-    return msgspec.structs.replace(content, stages=(msgspec.structs.replace(own, activations_offloaded=True),))
+    return msgspec.structs.replace(content, stages=(msgspec.structs.replace(planned, activations_offloaded=True),))
 
 
-def _over_limit(needed: int, chosen: Chosen, stage: int, limit: int) -> InfeasiblePlanError:
+def _over_limit(needed: int, pipeline: ScheduledStages, stage: int, limit: int) -> InfeasiblePlanError:
     return InfeasiblePlanError(
         f"stage {stage} needs {bytes_text(needed)} ({needed} bytes) a device with its microbatches in flight by "
-        f"schedule {chosen.table.name}; the limit is {bytes_text(limit)}",
+        f"schedule {pipeline.table.name}; the limit is {bytes_text(limit)}",
         cause="gradients that are added up, and what waits for weight gradients, are there beside the rest",
         remedy="more stages, more and smaller microbatches, or schedule='1f1b'",
     )

@@ -100,10 +100,10 @@ def _ragged(op: Operator) -> tuple[_DotDims, _Ints, _Ints]:
     text = str(op.attr("ragged_dot_dimension_numbers"))
     names = ("dot_dimension_numbers", "lhs_ragged_dimensions", "rhs_group_dimensions")
     pattern = r"\w+\(" + ", ".join(f"{name}=(.*)" for name in names) + r"\)"
-    found = re.fullmatch(pattern, text)
-    if found is None or len(op.operands) != 3:
+    match = re.fullmatch(pattern, text)
+    if match is None or len(op.operands) != 3:
         raise ValueError(f"dimension numbers of {op.id} are {text}")
-    dot, ragged, group = (ast.literal_eval(part) for part in found.groups())
+    dot, ragged, group = (ast.literal_eval(part) for part in match.groups())
     return _nested(dot), tuple(ragged), tuple(group)
 
 

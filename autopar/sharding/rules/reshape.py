@@ -29,7 +29,7 @@ def groups(source: Shape, target: Shape) -> tuple[tuple[Shape, Shape], ...]:
     """
     left = [d for d, n in enumerate(source) if n != 1]
     right = [d for d, n in enumerate(target) if n != 1]
-    found: list[tuple[Shape, Shape]] = []
+    groups_of: list[tuple[Shape, Shape]] = []
     while left and right:
         a, b = [left.pop(0)], [right.pop(0)]
         size_a, size_b = source[a[0]], target[b[0]]
@@ -40,8 +40,8 @@ def groups(source: Shape, target: Shape) -> tuple[tuple[Shape, Shape], ...]:
             else:
                 b.append(right.pop(0))
                 size_b *= target[b[-1]]
-        found.append((tuple(a), tuple(b)))
-    return tuple(found)
+        groups_of.append((tuple(a), tuple(b)))
+    return tuple(groups_of)
 
 
 def reshape(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:

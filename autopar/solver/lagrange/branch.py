@@ -161,17 +161,17 @@ class Branching:
         dual = self._dual(part.allowed, part.prices, part.messages)
         packed = self.packed
         graph, memory = packed.graph, packed.memory
-        chosen = []
+        choices = []
         for _ in range(_STEPS):
             dual.step()
             self._take(dual)
             if self._useless(dual.bound):
                 return []
             costs = priced(memory, graph.first, dual.packed.costs, dual.prices)
-            chosen.append(decode(graph, costs, dual.messages, True))
+            choices.append(decode(graph, costs, dual.messages, True))
         self._polish_near(dual)
         bound = max(dual.bound, part.bound)
-        sides = self._sides(part.allowed, np.array(chosen), dual.best_prices)
+        sides = self._sides(part.allowed, np.array(choices), dual.best_prices)
         if sides is None:
             self._left = min(self._left, bound)
             return []
@@ -183,15 +183,15 @@ class Branching:
                     inner.step()
                 self._take(inner)
                 self._made += 1
-                made = _Part(max(inner.bound, bound), self._made, allowed, inner.best_prices, inner.messages)
-                if not self._useless(made.bound):
-                    below.append(made)
+                part_of_side = _Part(max(inner.bound, bound), self._made, allowed, inner.best_prices, inner.messages)
+                if not self._useless(part_of_side.bound):
+                    below.append(part_of_side)
         return below
 
-    def _sides(self, allowed: Marks, chosen: Ints, prices: Array) -> tuple[Marks, Marks] | None:
+    def _sides(self, allowed: Marks, choices: Ints, prices: Array) -> tuple[Marks, Marks] | None:
         """Two marks of strategies that share none and leave none out; None where all choices seen are one."""
         memory, first = self.packed.memory, self.packed.graph.first
-        held = memory.bytes[memory.first[:-1] + chosen[:, memory.node]]
+        held = memory.bytes[memory.first[:-1] + choices[:, memory.node]]
         sums = np.concatenate([[0.0], np.cumsum(prices)])
         score = held.std(axis=0) * (sums[memory.stop] - sums[memory.start])
         for run in np.argsort(-score, kind="stable"):
@@ -204,13 +204,13 @@ class Branching:
                 average = float(held[:, run].mean())
                 middle = average if open_bytes[0] <= average < open_bytes[-1] else open_bytes[0]
                 return _halves(allowed, int(first[v]), used <= middle)
-        often = (chosen != chosen[-1]).mean(axis=0)
+        often = (choices != choices[-1]).mean(axis=0)
         open_count = np.add.reduceat(allowed, first[:-1]) if first.size > 1 else np.zeros(0)
         often = np.where(open_count > 1, often, 0.0)
         if not often.size or often.max() <= 0:
             return None
         v = int(often.argmax())
-        return _halves(allowed, int(first[v]), np.arange(first[v + 1] - first[v]) == chosen[-1, v])
+        return _halves(allowed, int(first[v]), np.arange(first[v + 1] - first[v]) == choices[-1, v])
 
 
 def _halves(allowed: Marks, at: int, here: Marks) -> tuple[Marks, Marks]:

@@ -47,7 +47,7 @@ def contract(problem: ChoiceProblem) -> Contracted | None:
     pool = Pool()
     costs = {v: node.costs for v, node in enumerate(problem.nodes)}
     leader = list(range(len(costs)))
-    place = [pool.identity(own.size) for own in costs.values()]
+    place = [pool.identity(node_costs.size) for node_costs in costs.values()]
     parallel: dict[tuple[int, int], list[int]] = {}
     for edge in problem.edges:
         table = pool.table(edge.costs)
@@ -60,21 +60,21 @@ def contract(problem: ChoiceProblem) -> Contracted | None:
         kept = _consistent(costs, edges, pool)
         if kept is None:
             return None
-        maps = {v: pool.map(np.flatnonzero(own)) for v, own in kept.items()}
+        maps = {v: pool.map(np.flatnonzero(node_costs)) for v, node_costs in kept.items()}
         edges = {(u, v): pool.take(table, maps[u], maps[v]) for (u, v), table in edges.items()}
-        costs = {v: own[pool.maps[maps[v]]] for v, own in costs.items()}
-        place = [pool.compose(own, maps[at]) for own, at in zip(place, leader, strict=True)]
-        found = _followers(costs, edges, pool)
-        if not found:
+        costs = {v: node_costs[pool.maps[maps[v]]] for v, node_costs in costs.items()}
+        place = [pool.compose(node_costs, maps[at]) for node_costs, at in zip(place, leader, strict=True)]
+        followers = _followers(costs, edges, pool)
+        if not followers:
             break
-        costs, edges = _merged(costs, edges, found, pool)
+        costs, edges = _merged(costs, edges, followers, pool)
         for v, at in enumerate(leader):
-            if at in found:
-                leader[v], place[v] = found[at][0], pool.compose(place[v], found[at][1])
+            if at in followers:
+                leader[v], place[v] = followers[at][0], pool.compose(place[v], followers[at][1])
         costs, edges = _folded(costs, edges, pool)
     costs, edges = _folded(costs, edges, pool)
     tables = {ends: pool.tables[table] for ends, table in edges.items()}
-    return Contracted(costs, tables, tuple(leader), tuple(pool.maps[own] for own in place))
+    return Contracted(costs, tables, tuple(leader), tuple(pool.maps[node_costs] for node_costs in place))
 
 
 def _counted(tables: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -86,13 +86,13 @@ def _counted(tables: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 def _consistent(costs: Mapping[int, Array], edges: Mapping[tuple[int, int], int], pool: Pool) -> dict[int, Mask] | None:
     """Marks of the strategies that every neighbour has a strategy for; None where a node has none."""
-    kept = {v: np.isfinite(own) for v, own in costs.items()}
+    kept = {v: np.isfinite(node_costs) for v, node_costs in costs.items()}
     around: dict[int, list[tuple[int, int, bool]]] = {v: [] for v in costs}
     for (u, v), table in edges.items():
         if not pool.free(table):
             around[u].append((v, table, True))
             around[v].append((u, table, False))
-    if not all(own.any() for own in kept.values()):
+    if not all(node_costs.any() for node_costs in kept.values()):
         return None
     waiting = deque(v for v in costs if around[v])
     queued = set(waiting)
@@ -149,17 +149,17 @@ def _followers(
 def _merged(
     costs: Mapping[int, Array],
     edges: Mapping[tuple[int, int], int],
-    found: Mapping[int, tuple[int, int]],
+    followers: Mapping[int, tuple[int, int]],
     pool: Pool,
 ) -> tuple[dict[int, Array], dict[tuple[int, int], int]]:
     """Costs and edges of the nodes that follow none."""
-    left = {v: own.copy() for v, own in costs.items() if v not in found}
-    for v, (top, steps) in found.items():
+    left = {v: node_costs.copy() for v, node_costs in costs.items() if v not in followers}
+    for v, (top, steps) in followers.items():
         left[top] += costs[v][pool.maps[steps]]
     parallel: dict[tuple[int, int], list[int]] = {}
     for (u, v), table in edges.items():
-        top_u, map_u = found[u] if u in found else (u, pool.identity(costs[u].size))
-        top_v, map_v = found[v] if v in found else (v, pool.identity(costs[v].size))
+        top_u, map_u = followers[u] if u in followers else (u, pool.identity(costs[u].size))
+        top_v, map_v = followers[v] if v in followers else (v, pool.identity(costs[v].size))
         if top_u == top_v:
             left[top_u] += pool.diagonal(table, map_u, map_v)
             continue
@@ -175,7 +175,7 @@ def _folded(
     costs: Mapping[int, Array], edges: Mapping[tuple[int, int], int], pool: Pool
 ) -> tuple[dict[int, Array], dict[tuple[int, int], int]]:
     """Edges that are a row term plus a column term go into their nodes, as all do at a node of one strategy."""
-    folded = {v: own.copy() for v, own in costs.items()}
+    folded = {v: node_costs.copy() for v, node_costs in costs.items()}
     left = {}
     for (u, v), table in edges.items():
         terms = pool.separated(table)

@@ -84,13 +84,13 @@ class Dual:
 
     def look(self, costs: Array, sweeps: int = 1) -> float:
         """Sweeps at ``costs``, forward and backward; the bound of the last."""
-        found = -math.inf
+        bound = -math.inf
         for _ in range(sweeps):
             sweep(self.packed.graph, costs, self.messages, True)
             if time.monotonic() > self.deadline:
                 break
-            found = sweep(self.packed.graph, costs, self.messages, False)
-        return found
+            bound = sweep(self.packed.graph, costs, self.messages, False)
+        return bound
 
     def note(self, choice: Ints) -> Array:
         """Keeps a choice that is the cheapest so far that fits; returns bytes by row."""

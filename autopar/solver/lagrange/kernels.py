@@ -94,14 +94,14 @@ def priced(memory: Memory, first: Ints, costs: Array, prices: Array) -> Array:
     """Costs with each row's bytes at its price; ``first`` is the graph's."""
     sums = np.zeros(prices.size + 1)
     sums[1:] = np.cumsum(prices)
-    found = costs.copy()
+    with_prices = costs.copy()
     for run in range(memory.node.size):
         price = sums[memory.stop[run]] - sums[memory.start[run]]
         if price > 0.0:
             at = first[memory.node[run]]
             held = memory.bytes[memory.first[run] : memory.first[run + 1]]
-            found[at : at + held.size] += price * held
-    return found
+            with_prices[at : at + held.size] += price * held
+    return with_prices
 
 
 @compiled

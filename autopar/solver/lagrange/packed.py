@@ -101,8 +101,8 @@ def pack(problem: ChoiceProblem, contracted: Contracted) -> Packed:
     """``contracted`` as arrays, with the memory of all nodes of ``problem``."""
     nodes = tuple(v for v in sorted(contracted.costs) if contracted.costs[v].size > 1)
     costs = [contracted.costs[v] for v in nodes]
-    sizes = np.array([own.size for own in costs], dtype=np.int64)
-    constant = float(sum(own[0] for own in contracted.costs.values() if own.size == 1))
+    sizes = np.array([node_costs.size for node_costs in costs], dtype=np.int64)
+    constant = float(sum(node_costs[0] for node_costs in contracted.costs.values() if node_costs.size == 1))
     graph, forbidden = _graph(nodes, sizes, costs, contracted)
     memory = _memory(problem, nodes, sizes, contracted)
     return Packed(graph, np.concatenate([*costs, np.zeros(0)]), memory, constant, forbidden, nodes)
@@ -118,7 +118,7 @@ def _graph(nodes: tuple[int, ...], sizes: Ints, costs: list[Array], contracted: 
     position = {v: i for i, v in enumerate(nodes)}
     ends = sorted((position[u], position[v], pool.table(table)) for (u, v), table in contracted.edges.items())
     # No allowed choice costs this much, and sums of it lose no digit that matters.
-    most = sum(float(np.abs(own).max()) for own in costs)
+    most = sum(float(np.abs(node_halves).max()) for node_halves in costs)
     largest = [float(np.abs(table[np.isfinite(table)]).max(initial=0.0)) for table in pool.tables]
     forbidden = 2.0 * (most + sum(largest[table] for *_, table in ends)) + 1.0
     laid = [np.where(np.isfinite(table), table, forbidden) for table in pool.tables]
@@ -131,13 +131,13 @@ def _graph(nodes: tuple[int, ...], sizes: Ints, costs: list[Array], contracted: 
         at = to_u + int(sizes[u])
         around[u].append((v, to_v, to_u, rows, columns))
         around[v].append((u, to_u, to_v, columns, rows))
-    halves = np.array([half for own in around for half in sorted(own)], dtype=np.int64).reshape(-1, 5)
+    halves = np.array([half for node_halves in around for half in sorted(node_halves)], dtype=np.int64).reshape(-1, 5)
     other, sends, gets, own_rows, own_columns = (np.ascontiguousarray(column) for column in halves.T)
-    later = [sum(half[0] > v for half in own) for v, own in enumerate(around)]
-    share = [1.0 / max(after, len(own) - after, 1) for own, after in zip(around, later, strict=True)]
+    later = [sum(half[0] > v for half in node_halves) for v, node_halves in enumerate(around)]
+    share = [1.0 / max(after, len(node_halves) - after, 1) for node_halves, after in zip(around, later, strict=True)]
     graph = Graph(
         starts(sizes),
-        starts(np.array([len(own) for own in around], dtype=np.int64)),
+        starts(np.array([len(node_halves) for node_halves in around], dtype=np.int64)),
         other,
         sends,
         gets,

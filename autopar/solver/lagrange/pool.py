@@ -61,8 +61,8 @@ class Pool:
             turned = np.argsort(values, kind="stable")
             return self.map(turned) if (values[turned] == np.arange(values.size)).all() else None
 
-        found: int | None = self._once(("inverse", number), make)
-        return found
+        inverse: int | None = self._once(("inverse", number), make)
+        return inverse
 
     def take(self, table: int, rows: int, columns: int) -> int:
         """A table seen through a map of its rows and one of its columns."""
@@ -73,10 +73,10 @@ class Pool:
 
     def diagonal(self, table: int, rows: int, columns: int) -> Array:
         """Costs of a table whose rows and columns both follow one node."""
-        found: Array = self._once(
+        costs: Array = self._once(
             ("diagonal", table, rows, columns), lambda: self.tables[table][self.maps[rows], self.maps[columns]]
         )
-        return found
+        return costs
 
     def transpose(self, table: int) -> int:
         """The table with rows and columns exchanged."""
@@ -104,8 +104,8 @@ class Pool:
             columns = self.map(finite.argmax(axis=1)) if (finite.sum(axis=1) == 1).all() else None
             return rows, columns
 
-        found: tuple[int | None, int | None] = self._once(("follows", table), make)
-        return found
+        maps: tuple[int | None, int | None] = self._once(("follows", table), make)
+        return maps
 
     def free(self, table: int) -> bool:
         """Whether the table forbids nothing."""
@@ -118,8 +118,8 @@ class Pool:
             finite = np.isfinite(self.tables[table])
             return np.asarray((finite if columns else finite.T)[kept].any(axis=0))
 
-        found: Mask = self._once(("allowed", table, kept.tobytes(), columns), make)
-        return found
+        mask: Mask = self._once(("allowed", table, kept.tobytes(), columns), make)
+        return mask
 
     def separated(self, table: int) -> tuple[Array, Array] | None:
         """Row and column terms that add up to the table; None where there are none."""
@@ -135,8 +135,8 @@ class Pool:
                 return None
             return rows, columns
 
-        found: tuple[Array, Array] | None = self._once(("separated", table), make)
-        return found
+        terms: tuple[Array, Array] | None = self._once(("separated", table), make)
+        return terms
 
     def _one(self, key: tuple[Any, ...], make: Callable[[], int]) -> int:
         return int(self._once(key, make))

@@ -132,12 +132,12 @@ class Search:
             for _ in range(int(random.integers(1, 12))):
                 sweep(graph, costs, messages, True)
                 sweep(graph, costs, messages, False)
-            found = self._state(decode(graph, costs, messages, bool(random.integers(2))))
+            kicked = self._state(decode(graph, costs, messages, bool(random.integers(2))))
             for weight in _DESCENT:
                 moves = max(50, nodes // 4)
-                walk(graph, memory, packed.costs, self._levels[weight], found, draws, moves, _NODES, 0.0)
-            if found.figures[1] < state.figures[1]:
-                state = found
+                walk(graph, memory, packed.costs, self._levels[weight], kicked, draws, moves, _NODES, 0.0)
+            if kicked.figures[1] < state.figures[1]:
+                state = kicked
         return state
 
     def _level(self, state: State) -> float:

@@ -87,7 +87,7 @@ def grow(
     """
     waiting = np.empty(_MOST_CANDIDATES, dtype=np.int64)
     place = np.empty(_MOST_CANDIDATES, dtype=np.int64)
-    count, found = 0, 1
+    count, reached = 0, 1
     nodes[0], parents[0], by[0] = seed, -1, -1
     inside[seed] = 0
     v = seed
@@ -95,22 +95,22 @@ def grow(
         for e in range(graph.edges[v], graph.edges[v + 1]):
             touched[graph.other[e]] += 1
             if inside[graph.other[e]] < 0 and count < _MOST_CANDIDATES:
-                waiting[count], place[count] = e, found - 1
+                waiting[count], place[count] = e, reached - 1
                 count += 1
         added = False
-        while count > 0 and found < size and not added:
+        while count > 0 and reached < size and not added:
             pick = draw(draws, count)
             e, parent = waiting[pick], place[pick]
             count -= 1
             waiting[pick], place[pick] = waiting[count], place[count]
             v = graph.other[e]
             if inside[v] < 0 and touched[v] == 1:
-                nodes[found], parents[found], by[found] = v, parent, e
-                inside[v] = found
-                found += 1
+                nodes[reached], parents[reached], by[reached] = v, parent, e
+                inside[v] = reached
+                reached += 1
                 added = True
         if not added:
-            return found
+            return reached
 
 
 @compiled
@@ -190,30 +190,30 @@ def walk(
     new = np.empty(most, dtype=np.int64)
     choice, figures = state.choice, state.figures
     for _ in range(moves):
-        found = grow(graph, draws, draw(draws, count), 1 + draw(draws, most), inside, touched, nodes, parents, by)
-        tree = nodes[:found]
+        reached = grow(graph, draws, draw(draws, count), 1 + draw(draws, most), inside, touched, nodes, parents, by)
+        tree = nodes[:reached]
         best_on_tree(graph, at_prices, choice, noise, draws, inside, tree, parents, by, totals, back, new)
         changed = 0
-        for k in range(found):
+        for k in range(reached):
             if new[k] != choice[tree[k]]:
                 changed += 1
         if changed > 0 and (noise > 0.0 or change_of(graph, at_prices, choice, inside, tree, new) < 0.0):
             allowed = max(memory.limit, state.largest[1])
-            for k in range(found):
+            for k in range(reached):
                 switch(memory, state, tree[k], choice[tree[k]], new[k])
             if state.largest[1] <= allowed:
                 figures[0] += change_of(graph, costs, choice, inside, tree, new)
                 figures[2] += 1
-                for k in range(found):
+                for k in range(reached):
                     choice[tree[k]] = new[k]
                 if figures[0] < figures[1] and state.largest[1] <= memory.limit:
                     figures[1] = figures[0]
                     state.best[:] = choice
             else:
                 figures[3] += 1
-                for k in range(found):
+                for k in range(reached):
                     switch(memory, state, tree[k], new[k], choice[tree[k]])
-        for k in range(found):
+        for k in range(reached):
             v = tree[k]
             inside[v] = -1
             touched[v] = 0

@@ -30,7 +30,7 @@ from autopar.plan import PlanContent
 from autopar.recompute import LEVELS
 from autopar.schedule import Table, get
 from autopar.search import Options, Problem
-from autopar.search.alpa import Answer, best_plan
+from autopar.search.alpa import MeshSolution, best_plan
 from autopar.search.clock import Clock
 from autopar.search.composition.compose import on_devices
 from autopar.search.composition.record import pipeline_of
@@ -159,12 +159,12 @@ class Space:
                 problem = Problem(graph, self.cluster, CostModel(self.cluster), options)
                 fits_free = False
                 for split in (False, True):
-                    stated = Stated(problem, build(problem, mesh, split_phases=split))
-                    if self.worse(stated.free_s):
+                    sharding_problem = Stated(problem, build(problem, mesh, split_phases=split))
+                    if self.worse(sharding_problem.free_s):
                         continue
-                    content = stated.limited(self.limit_bytes)
+                    content = sharding_problem.limited(self.limit_bytes)
                     if content is not None:
-                        fits_free |= content is stated.free
+                        fits_free |= content is sharding_problem.free
                         yield Way(content.step_time, count, "none", (content.recomputing(level, ends),))
                 if fits_free:
                     break  # computing anew only adds work
@@ -237,10 +237,10 @@ class Space:
                 ends = tuple(layer[-1] for layer in again.layers[:-1])
                 fits_free = False
                 for split in (False, True):
-                    stated = self._stated(problem, mesh, split)
-                    if self.worse(stated.free_s):
+                    sharding_problem = self._stated(problem, mesh, split)
+                    if self.worse(sharding_problem.free_s):
                         continue
-                    content = stated.free
+                    content = sharding_problem.free
                     if over(content) <= 0:
                         fits_free = True
                     else:
@@ -264,34 +264,34 @@ class Stated:
     """A graph on a mesh as a problem of choices, with those that were found."""
 
     problem: Problem
-    stated: ShardingProblem
+    sharding_problem: ShardingProblem
     within: dict[float, PlanContent | None] = field(default_factory=dict)
 
     @cached_property
     def choice(self) -> tuple[int, ...]:
         """The cheapest where memory is no matter."""
-        found = cheapest(self.stated.problem)
+        found = cheapest(self.sharding_problem.problem)
         assert found is not None
         return found
 
     @property
     def free_s(self) -> float:
         """Seconds that it is chosen by."""
-        return cost_of(self.stated.problem, self.choice)
+        return cost_of(self.sharding_problem.problem, self.choice)
 
     @cached_property
     def free(self) -> PlanContent:
         """Its plan."""
-        return self._content(self.stated, self.choice)
+        return self._content(self.sharding_problem, self.choice)
 
     def limited(self, limit_bytes: float) -> PlanContent | None:
         """The plan of the cheapest choice within a limit; None where there is none."""
-        if peak_bytes(self.stated.problem, self.choice) <= limit_bytes:
+        if peak_bytes(self.sharding_problem.problem, self.choice) <= limit_bytes:
             return self.free
         if limit_bytes not in self.within:
-            choice = cheapest(self.stated.problem, limit_bytes) if limit_bytes > 0 else None
+            choice = cheapest(self.sharding_problem.problem, limit_bytes) if limit_bytes > 0 else None
             # Without room to spare conversions share no further copies, see `autopar.sharding.routes`.
-            tight = replace(self.stated, memory_bound=True)
+            tight = replace(self.sharding_problem, memory_bound=True)
             self.within[limit_bytes] = None if choice is None else self._content(tight, choice)
         return self.within[limit_bytes]
 
@@ -309,10 +309,10 @@ class Stated:
             limit_bytes = min(limit_bytes - 1, own - more)
         return None
 
-    def _content(self, stated: ShardingProblem, choice: tuple[int, ...]) -> PlanContent:
+    def _content(self, sharding_problem: ShardingProblem, choice: tuple[int, ...]) -> PlanContent:
         """The plan of a choice, as the planner writes it down."""
         solution = Solution(Status.FEASIBLE, choice, 0.0, 0.0, 0.0, "")
-        return best_plan(self.problem, [Answer(stated, solution)], "every", Clock()).content
+        return best_plan(self.problem, [MeshSolution(sharding_problem, solution)], "every", Clock()).content
 
 
 def _tables(asked: str | None, stages: int, count: int) -> Iterator[Table]:

@@ -46,10 +46,10 @@ def local_devices(devices: Sequence[Any] | None = None) -> tuple[FoundDevice, ..
     Args:
         devices: `jax.Device` objects, or None.
     """
-    chosen = world_devices() if devices is None else devices
+    devices_here = world_devices() if devices is None else devices
     return tuple(
         FoundDevice(d.platform, d.device_kind, _memory_bytes(d), getattr(d, "process_index", 0), _slice(d))
-        for d in chosen
+        for d in devices_here
     )
 
 

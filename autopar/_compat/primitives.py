@@ -13,8 +13,8 @@ from jax.extend.core import JaxprEqn, Primitive
 def _primitive_of(function: Callable[[Any], Any]) -> Primitive:
     """The one primitive that ``function`` applies to a float scalar."""
     (eqn,) = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((), jnp.float32)).jaxpr.eqns
-    found: Primitive = eqn.primitive
-    return found
+    primitive: Primitive = eqn.primitive
+    return primitive
 
 
 optimization_barrier_p: Primitive = _primitive_of(jax.lax.optimization_barrier)

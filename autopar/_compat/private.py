@@ -82,10 +82,10 @@ def read_own(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
 def file_hashes(folder: Path, suffix: str) -> dict[str, str]:
     """SHA-256 of the files of a folder with a suffix, by name; files that go meanwhile are left out."""
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for path in sorted(folder.glob(f"*{suffix}")):
         try:
-            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError:
             continue
-    return found
+    return hashes

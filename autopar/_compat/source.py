@@ -25,8 +25,8 @@ def source_line(source_info: Any) -> str:
     line = f"{_file(place)} {function}"
     if not _installed(place.rsplit(":", 2)[0]):
         return line
-    own = _own_line(source_info.traceback)
-    return f"{line}, from {own}" if own else line
+    user_line = _own_line(source_info.traceback)
+    return f"{line}, from {user_line}" if user_line else line
 
 
 def _own_line(traceback: Any) -> str:

@@ -58,10 +58,10 @@ class World:
     def folder(self, prefix: str) -> dict[str, bytes]:
         """All values whose keys begin with ``prefix`` and a slash, by the rest. SilenceError without the service."""
         try:
-            found = self.client.key_value_dir_get_bytes(prefix)
+            entries = self.client.key_value_dir_get_bytes(prefix)
         except RuntimeError as error:
             raise SilenceError(str(error)) from error
-        return {k.removeprefix(f"{prefix}/"): bytes(v) for k, v in found}
+        return {k.removeprefix(f"{prefix}/"): bytes(v) for k, v in entries}
 
     def forget(self, prefix: str) -> None:
         """Deletes a key, and all keys below it. SilenceError without the service."""

@@ -74,14 +74,14 @@ def calibrate(
     effort = effort or Effort()
     if cluster is not None:
         return _calibrate_workers(name, devices, cluster, effort, progress)
-    chosen = list(jax.local_devices() if devices is None else devices)
-    group = Cluster.local(chosen).groups[0]
-    samples = measure_devices(chosen, effort, progress)
+    measured_devices = list(jax.local_devices() if devices is None else devices)
+    group = Cluster.local(measured_devices).groups[0]
+    samples = measure_devices(measured_devices, effort, progress)
     how = Circumstances(
-        datetime.date.today(), machine_name(chosen[0]), f"jax {metadata.version('jax')}", effort.repeats
+        datetime.date.today(), machine_name(measured_devices[0]), f"jax {metadata.version('jax')}", effort.repeats
     )
-    found = fit(samples)
-    return _calibrated(name, samples, [MeasuredGroup(group, found, how, kinds=fit_kinds(samples, found))])
+    calibration = fit(samples)
+    return _calibrated(name, samples, [MeasuredGroup(group, calibration, how, kinds=fit_kinds(samples, calibration))])
 
 
 def _calibrate_workers(
@@ -95,17 +95,17 @@ def _calibrate_workers(
             cause="it was read from a file, or is of this process",
             remedy="give Cluster.ray(), or leave cluster= out to measure the devices of this process",
         )
-    found = measure_workers(cluster, effort, progress)
+    measured = measure_workers(cluster, effort, progress)
     groups = []
-    for kind in found.kinds:
+    for kind in measured.kinds:
         how = Circumstances(datetime.date.today(), kind.facts.name, kind.facts.versions, effort.repeats)
-        network = fit_network(found.links_of(kind))
+        network = fit_network(measured.links_of(kind))
         group = _unmeasured(cluster, kind)
         fitted = fit(kind.samples)
         kinds = fit_kinds(kind.samples, fitted)
-        groups.append(MeasuredGroup(group, fitted, how, network, found.text, found.call_s, kinds))
-    samples = tuple(s for kind in found.kinds for s in kind.samples)
-    return _calibrated(name, samples, groups, found.links)
+        groups.append(MeasuredGroup(group, fitted, how, network, measured.text, measured.call_s, kinds))
+    samples = tuple(s for kind in measured.kinds for s in kind.samples)
+    return _calibrated(name, samples, groups, measured.links)
 
 
 def _calibrated(

@@ -153,11 +153,11 @@ def check(fn: Callable[..., Any], *args: Any, **options: Any) -> CheckReport:
         function = fn
     else:
         function = parallelize(fn, **given)
-    own = replace(function.options, donate_argnums=(), donate_argnames=())
+    options_here = replace(function.options, donate_argnums=(), donate_argnames=())
     args, kwargs, modules = split_arguments(args, for_fn)
     fn = without_modules(function.function) if modules else function.function
     reports = []
-    for planned in drawn_options(own):
+    for planned in drawn_options(options_here):
         try:
             reports.append(_checked(PureFunction(fn, planned), args, kwargs))
         except MicrobatchError:
@@ -181,9 +181,9 @@ def _checked(pure: PureFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any
     )
     first = None
     if not all(leaf.ok for leaf in reports):
-        found = compare_operators(traced, compiled.plan, leaves)
-        if found is not None:
-            first = _operator(compiled.plan, *found)
+        worst = compare_operators(traced, compiled.plan, leaves)
+        if worst is not None:
+            first = _operator(compiled.plan, *worst)
     return CheckReport(traced.graph.name, tuple(reports), first, compiled.plan)
 
 
@@ -210,10 +210,10 @@ def _copied(leaf: Any, dtype: Any) -> Any:
 
 
 def _leaf(path: str, type: str, got: Any, want: Any) -> LeafReport:
-    found: Difference = difference(got, want)
-    return LeafReport(path or "result", type, found.relative, found.absolute, tolerance_of(jnp.asarray(want).dtype))
+    apart: Difference = difference(got, want)
+    return LeafReport(path or "result", type, apart.relative, apart.absolute, tolerance_of(jnp.asarray(want).dtype))
 
 
-def _operator(plan: Plan, op: Operator, found: Difference) -> OperatorReport:
+def _operator(plan: Plan, op: Operator, apart: Difference) -> OperatorReport:
     record = next(r for r in plan.content.operators if r.id == op.id)
-    return OperatorReport(op.id, op.primitive, op.source, record.operands, record.results, found.relative)
+    return OperatorReport(op.id, op.primitive, op.source, record.operands, record.results, apart.relative)

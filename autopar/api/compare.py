@@ -20,11 +20,11 @@ from autopar.search.problem import Problem
 ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp")
 
 
-def with_alternatives(plan: Plan, found: Comparison) -> Plan:
+def with_alternatives(plan: Plan, comparison: Comparison) -> Plan:
     """``plan``, among whose considered options are the best plans of other strategies, or why they have none."""
     rows = tuple(
         Considered(s.strategy, s.step_times[0] if s.step_times else None, s.peak_memory, s.note or "alternative")
-        for s in found.ranking()
+        for s in comparison.ranking()
     )
     known = plan.content.search
     search = msgspec.structs.replace(known, considered=(*known.considered, *rows))

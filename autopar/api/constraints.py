@@ -100,7 +100,7 @@ def constraints_of(
         ConstraintError: a path is that of no input, or what is asked for cannot hold on any mesh.
     """
     paths = [i.name for i in graph.inputs]
-    found: dict[str, Constraint] = {}
+    constraints: dict[str, Constraint] = {}
     for pin in pins:
         at = [n for n, path in enumerate(paths) if matches(pin.pattern, path)]
         if not at:
@@ -117,8 +117,8 @@ def constraints_of(
         for n in at:
             shards = _shards(pin, paths[n], graph.inputs[n].type, devices)
             for name in [paths[n]] if names is None else names(n):
-                found[name] = Constraint(name, shards, f"{pin.pattern}: {pin.text}")
-    return tuple(found[k] for k in sorted(found))
+                constraints[name] = Constraint(name, shards, f"{pin.pattern}: {pin.text}")
+    return tuple(constraints[k] for k in sorted(constraints))
 
 
 def merged(current: Sequence[Constraint], pinned: Sequence[Constraint]) -> tuple[Constraint, ...]:

@@ -125,13 +125,13 @@ def planned_like(other: Any) -> tuple[Plan, str]:
             f"like={other!r} is neither a decorated function nor a plan",
             remedy="parallelize(eval_step, like=train_step)",
         )
-    found = plans()
+    plans_of_other = plans()
     name = str(getattr(other, "__name__", "like"))
-    if not found:
+    if not plans_of_other:
         raise AutoparError(
             f"like={name}: it has no plan yet", remedy=f"call {name}, or {name}.plan(...), before this function"
         )
-    return found[-1], name
+    return plans_of_other[-1], name
 
 
 def _is_kept(graph: Graph, leaf: Input) -> bool:

@@ -12,19 +12,19 @@ from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 _FLOPS, _MEMORY_BANDWIDTH, _LINK_BANDWIDTH, _MEMORY_BYTES = 1e8, 1e9, 1e11, 10**11
 
 
-def drawn_options(own: ParallelOptions) -> list[ParallelOptions]:
+def drawn_options(options: ParallelOptions) -> list[ParallelOptions]:
     """Options of the plans that a step is checked under.
 
     Args:
-        own: those of the function. Where they say what to plan for, or how, they are the only ones; else the step is
-            planned for slow devices, once at once and once in two microbatches.
+        options: those of the function. Where they say what to plan for, or how, they are the only ones; else the step
+            is planned for slow devices, once at once and once in two microbatches.
     """
-    asked = (own.cluster, own.plan, own.mesh_shape, own.like, own.memory_limit_bytes)
-    devices = 1 if many(own) is not None else Cluster.local().num_devices
-    if any(a is not None for a in asked) or own.constraints or own.search != "alpa" or devices == 1:
-        return [own]
-    splitting = replace(own, cluster=_slow(devices))
-    if own.num_microbatches != "auto" or own.num_stages != "auto":
+    asked = (options.cluster, options.plan, options.mesh_shape, options.like, options.memory_limit_bytes)
+    devices = 1 if many(options) is not None else Cluster.local().num_devices
+    if any(a is not None for a in asked) or options.constraints or options.search != "alpa" or devices == 1:
+        return [options]
+    splitting = replace(options, cluster=_slow(devices))
+    if options.num_microbatches != "auto" or options.num_stages != "auto":
         return [splitting]
     return [replace(splitting, num_microbatches=1), replace(splitting, num_microbatches=2, num_stages=1)]
 

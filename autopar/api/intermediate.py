@@ -58,14 +58,14 @@ def compare_operators(traced: Traced, plan: Plan, leaves: Sequence[Any]) -> tupl
         sharded = dict(zip((n for n, _, _ in values), map(whole, program.function(*placed)), strict=True))
         plain = dict(zip((n for n, _, _ in values), _on_one_device(cut, arguments), strict=True))
         for op in operators:
-            found = [difference(sharded[v.name], plain[v.name]) for v in op.results]
-            for v, d in zip(op.results, found, strict=True):
+            differences = [difference(sharded[v.name], plain[v.name]) for v in op.results]
+            for v, d in zip(op.results, differences, strict=True):
                 sizes[v.name] = d.of
             known = [sizes.get(o, 0.0) for o in op.reads]
             base = max(known, default=0.0) if op.primitive in _SUMS else 0.0
-            for v, d in zip(op.results, found, strict=True):
+            for v, d in zip(op.results, differences, strict=True):
                 if d.norm > 10 * tolerance_of(plain[v.name].dtype) * max(d.of, base):
-                    return op, max(found, key=lambda e: e.relative)
+                    return op, max(differences, key=lambda e: e.relative)
     return None
 
 
@@ -106,5 +106,5 @@ def _on_one_device(traced: Traced, arguments: Sequence[Any]) -> Sequence[Any]:
             env.update(zip((v.name for v in op.results), results, strict=True))
         return [env[str(o.operand)] for o in program.graph.outputs]
 
-    made: Sequence[Any] = jax.jit(run)(*here)
-    return made
+    outputs: Sequence[Any] = jax.jit(run)(*here)
+    return outputs

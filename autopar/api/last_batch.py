@@ -16,10 +16,10 @@ class LastBatch:
     """Numbers of microbatches for batches of other sizes than the first.
 
     Args:
-        told: whether it was said that a number was not possible.
+        warned: whether it was said that a number was not possible.
     """
 
-    told: bool = False
+    warned: bool = False
 
     def counts(self, graph: Graph, asked: int, *, first: bool) -> list[int]:
         """Numbers of microbatches that may be taken; the first of them is wanted.
@@ -33,8 +33,8 @@ class LastBatch:
         if first or size is None or size % asked == 0:
             return [asked]
         counts = counts_for(size, asked)
-        if not self.told:
-            self.told = True
+        if not self.warned:
+            self.warned = True
             logger.warning(
                 "%s: %d microbatches do not divide a batch of %d; such a call runs in %d (this is said once; drop the "
                 "last batch of a data set or pad it to keep one program)",

@@ -88,16 +88,16 @@ def local_batch(name: str, programs: Sequence[Compiled], tree: Any) -> Any:
             remedy="drop it, or pad it with examples that a mask leaves out of the loss; process_examples says which "
             "examples are this process's",
         )
-    made = [
+    arrays = [
         from_rows(a, rows, w.shape, w.sharding) if w.shape else _everywhere(a, w)
         for a, w in zip(leaves, wanted, strict=True)
     ]
-    return jax.tree.unflatten(treedef, made)
+    return jax.tree.unflatten(treedef, arrays)
 
 
 def _of_plan(programs: Sequence[Compiled], paths: Sequence[str], leaves: Sequence[Any]) -> list[_Wanted] | None:
     """What a plan wants whose batch has these arrays: one of so many examples, else of another number, else None."""
-    found: list[list[_Wanted]] = []
+    wanted_by_program: list[list[_Wanted]] = []
     for compiled in programs:
         records, avals = compiled.plan.content.inputs, compiled.traced.signature.avals()
         shardings = compiled.local.program.input_shardings
@@ -107,8 +107,8 @@ def _of_plan(programs: Sequence[Compiled], paths: Sequence[str], leaves: Sequenc
                 records[i].path.endswith(path) and _alike(avals[i], leaf)
                 for i, path, leaf in zip(window, paths, leaves, strict=True)
             ):
-                found.append([_Wanted(avals[i].shape, shardings[i]) for i in window])
-    return next((w for w in found if _fits(w, leaves)), found[0] if found else None)
+                wanted_by_program.append([_Wanted(avals[i].shape, shardings[i]) for i in window])
+    return next((w for w in wanted_by_program if _fits(w, leaves)), wanted_by_program[0] if wanted_by_program else None)
 
 
 def _alike(aval: Any, leaf: Any) -> bool:
@@ -131,7 +131,7 @@ def _spread_evenly(paths: Sequence[str], leaves: Sequence[Any]) -> list[_Wanted]
     shapes = [jax.ShapeDtypeStruct((a.shape[0] * count, *a.shape[1:]) if a.ndim else (), a.dtype) for a in leaves]
     devices = np.array(world_devices(), dtype=object)
     mesh = jax.sharding.Mesh(devices, ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    found = []
+    wanted = []
     for path, s in zip(paths, shapes, strict=True):
         if s.shape and s.shape[0] % len(devices) and count > 1:
             raise AutoparError(
@@ -140,24 +140,24 @@ def _spread_evenly(paths: Sequence[str], leaves: Sequence[Any]) -> list[_Wanted]
                 remedy="call .compile(shapes) first",
             )
         even = s.shape and s.shape[0] % len(devices) == 0
-        found.append(_Wanted(s.shape, NamedSharding(mesh, PartitionSpec("d") if even else PartitionSpec())))
-    return found
+        wanted.append(_Wanted(s.shape, NamedSharding(mesh, PartitionSpec("d") if even else PartitionSpec())))
+    return wanted
 
 
 def _shared(
     paths: Sequence[str], leaves: Sequence[Any], wanted: Sequence[_Wanted], rows: Sequence[int]
 ) -> dict[str, str]:
     """Checksums of rows that several processes have, by array and row."""
-    found: dict[str, str] = {}
+    differing: dict[str, str] = {}
     for path, array, w in zip(paths, leaves, wanted, strict=True):
         if not w.shape:
-            found[path] = str(array)
+            differing[path] = str(array)
         elif len(array) == len(rows):
             at = {row: n for n, row in enumerate(rows)}
             for row in shared_rows(w.shape, w.sharding):
                 data = np.ascontiguousarray(array[at[row]]).reshape(-1).view(np.uint8).data
-                found[f"example {row} of {path or 'the batch'}"] = f"{zlib.crc32(data):08x}"
-    return found
+                differing[f"example {row} of {path or 'the batch'}"] = f"{zlib.crc32(data):08x}"
+    return differing
 
 
 def _everywhere(array: Any, wanted: _Wanted) -> Any:

@@ -73,20 +73,20 @@ def share(
         form: the function in the form that a plan is of; called on the others.
         clock: gets the seconds of the exchange, without those of ``make``, as "share".
     """
-    made: list[Planned[Traced]] = []
+    planned: list[Planned[Traced]] = []
     searched = Clock()
 
     def encoded() -> bytes:
         with searched.phase("search"):
-            made.append(make())
-        return made[0].plan.to_json().encode()
+            planned.append(make())
+        return planned[0].plan.to_json().encode()
 
     with clock.phase("share"):
         text = Turn.next(processes, f"planning {name}").take(encoded)
     clock.seconds["share"] -= searched.seconds.get("search", 0.0)
-    if made:
-        plan = made[0].plan
-        return Planned(made[0].traced, Plan(plan.content, (*plan.phases, *clock.phases()), plan.input_tree))
+    if planned:
+        plan = planned[0].plan
+        return Planned(planned[0].traced, Plan(plan.content, (*plan.phases, *clock.phases()), plan.input_tree))
     plan = Plan.from_json(text)
     return Planned(form(plan), plan)
 
@@ -125,11 +125,11 @@ def same_init(
     if processes is None:
         return
     given = [(f"argument {n}", checksum(leaf)) for n, leaf in enumerate(leaves)]
-    made = [
+    facts = [
         (f"result {p}", f"{s.dtype}{list(s.shape)} as {k.spec} of {dict(k.mesh.shape)}")
         for p, s, k in zip(paths, shapes, shardings, strict=True)
     ]
-    Turn.next(processes, f"init by {name}").compare([*_versions(), *_settings(), *given, *made])
+    Turn.next(processes, f"init by {name}").compare([*_versions(), *_settings(), *given, *facts])
 
 
 def _versions() -> Iterator[Fact]:
@@ -147,21 +147,21 @@ def _settings() -> Iterator[Fact]:
 def _options(options: ParallelOptions) -> Iterator[Fact]:
     for field in dataclasses.fields(options):
         if field.name not in _SILENT:
-            yield f"option {field.name}", _told(getattr(options, field.name))
+            yield f"option {field.name}", _option_text(getattr(options, field.name))
 
 
-def _told(value: Any) -> str:
+def _option_text(value: Any) -> str:
     """An option as text that is the same on every process, whatever its place in memory."""
     if isinstance(value, Plan):
         return f"plan {hashlib.sha256(value.to_json().encode()).hexdigest()[:16]}"
     if isinstance(value, Cluster):
         return f"{value.name} {value.content_hash[:16]}"
     if isinstance(value, tuple | list):
-        return f"({', '.join(map(_told, value))})"
+        return f"({', '.join(map(_option_text, value))})"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{k}: {_told(v)}' for k, v in value.items())}}}"
+        return f"{{{', '.join(f'{k}: {_option_text(v)}' for k, v in value.items())}}}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = (f"{f.name}={_told(getattr(value, f.name))}" for f in dataclasses.fields(value))
+        parts = (f"{f.name}={_option_text(getattr(value, f.name))}" for f in dataclasses.fields(value))
         return f"{type(value).__qualname__}({', '.join(parts)})"
     if value is None or isinstance(value, str | int | float):
         return repr(value)

@@ -99,12 +99,12 @@ class Measured:
         return f"{self.program} on {where}: {len(self.seconds)} steps of {fastest} to {slowest}"
 
     def _texts(self) -> list[tuple[str, str, str, str]]:
-        found = []
+        rows = []
         for r in self.rows:
             text = seconds_text if r.unit == "seconds" else bytes_text
             ratio = "-" if r.ratio is None else f"{r.ratio:.3f}"
-            found.append((r.name, text(r.predicted), text(r.measured), ratio))
-        return found
+            rows.append((r.name, text(r.predicted), text(r.measured), ratio))
+        return rows
 
 
 def measure(step: Callable[..., Any], *args: Any, repeats: int = 5, **kwargs: Any) -> Measured:

@@ -143,20 +143,20 @@ def without_modules(fn: Callable[..., Any]) -> Callable[..., Any]:
             treedef, [modules[leaf.index] if isinstance(leaf, ModuleState) else leaf for leaf in leaves]
         )
         result = fn(*args, **kwargs)
-        found = find_modules(result)
-        made: list[Any] = []
-        if found is not None:
-            parts, _, result_tree = found
+        modules_of_result = find_modules(result)
+        graphs: list[Any] = []
+        if modules_of_result is not None:
+            parts, _, result_tree = modules_of_result
             kinds, _ = _kinds(_nnx())
             for i, part in enumerate(parts):
                 if isinstance(part, kinds):
-                    same = next((n for n, m in enumerate([*modules, *made]) if m is part), None)
+                    same = next((n for n, m in enumerate([*modules, *graphs]) if m is part), None)
                     if same is None:
-                        same = len(modules) + len(made)
-                        made.append(part)
+                        same = len(modules) + len(graphs)
+                        graphs.append(part)
                     parts[i] = SameModule(same)
             result = jax.tree.unflatten(result_tree, parts)
-        after, _ = split([*modules, *made])
+        after, _ = split([*modules, *graphs])
         return result, tuple(after[: len(modules)]), tuple(after[len(modules) :])
 
     if not hasattr(fn, "__name__"):
@@ -166,10 +166,10 @@ def without_modules(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
     """Arguments with a `ModuleState` for each module, and the modules; none: there are no modules."""
-    found = find_modules((args, kwargs))
-    if found is None:
+    modules_of_call = find_modules((args, kwargs))
+    if modules_of_call is None:
         return args, kwargs, []
-    leaves, modules, treedef = found
+    leaves, modules, treedef = modules_of_call
     kinds, _ = _kinds(_nnx())
     unique = list({id(m): m for m in modules}.values())
     states, _ = split(unique)
@@ -181,13 +181,13 @@ def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tupl
 def join_result(result: tuple[Any, Any, Any], modules: Sequence[Any]) -> Any:
     """The user's result from that of the pure function; his modules are updated."""
     value, after, new = result
-    own = list(modules)
+    known_modules = list(modules)
     if new:
         merged = merge(new[0].graph, [*after, *new])
-        own += merged[len(modules) :]
+        known_modules += merged[len(modules) :]
     update(modules, after)
     leaves, treedef = jax.tree.flatten(value, is_leaf=lambda x: isinstance(x, SameModule))
-    return jax.tree.unflatten(treedef, [own[x.index] if isinstance(x, SameModule) else x for x in leaves])
+    return jax.tree.unflatten(treedef, [known_modules[x.index] if isinstance(x, SameModule) else x for x in leaves])
 
 
 def put_back(placed: Any, modules: Sequence[Any]) -> Any:

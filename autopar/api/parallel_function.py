@@ -95,10 +95,10 @@ class ParallelFunction(Generic[_P, _R]):
         options, cluster = self._options, self._options.cluster
         where = "the devices of this process" if cluster is None else str(cluster)
         plans = [p for pure in self._both() for _, p in pure.planned.values()]
-        told = "; ".join(f"{_arguments(p)}: {p!r}" for p in plans[:4]) or "not planned yet"
+        warned = "; ".join(f"{_arguments(p)}: {p!r}" for p in plans[:4]) or "not planned yet"
         more = f"; and {len(plans) - 4} more" if len(plans) > 4 else ""
         search = options.search if isinstance(options.search, str) else type(options.search).__name__
-        return f"<autopar.parallelize({callable_name(self._fn)}) on {where}, search {search!r}; {told}{more}>"
+        return f"<autopar.parallelize({callable_name(self._fn)}) on {where}, search {search!r}; {warned}{more}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Methods bind as plain functions do."""
@@ -239,8 +239,8 @@ class ParallelFunction(Generic[_P, _R]):
 
     def plans(self) -> list[Plan]:
         """The plans of all signatures so far, the last one last; the one that was given, if there is one."""
-        found = [p for pure in self._both() for _, p in pure.planned.values()]
-        return found or ([] if self._options.plan is None else [self._options.plan])
+        plans_so_far = [p for pure in self._both() for _, p in pure.planned.values()]
+        return plans_so_far or ([] if self._options.plan is None else [self._options.plan])
 
     # -- steps ---------------------------------------------------------------------------------
 

@@ -51,8 +51,8 @@ class _Made:
         result = jax.tree.unflatten(
             self.treedef, [next(left) if _is_array(leaf) else leaf for _, leaf in self.with_paths]
         )
-        (made,) = new_modules(result)
-        return made
+        (module,) = new_modules(result)
+        return module
 
 
 def _flattened(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Made:
@@ -91,11 +91,13 @@ def run_sharded(
         plans: plans whose placement is to be used, if one of their arguments has the same leaves.
         devices: all devices.
     """
-    made = _flattened(fn, args, kwargs)
-    shardings = next((s for p in plans if (s := placement_of(p, made.paths, made.shapes, devices)) is not None), None)
-    shardings = shardings or default_placement(made.shapes, devices)
-    same_init(getattr(fn, "__name__", "a function"), made.leaves, made.paths, made.shapes, shardings)
-    return made.result(_made(made.flat, made.leaves, shardings))
+    flattened = _flattened(fn, args, kwargs)
+    shardings = next(
+        (s for p in plans if (s := placement_of(p, flattened.paths, flattened.shapes, devices)) is not None), None
+    )
+    shardings = shardings or default_placement(flattened.shapes, devices)
+    same_init(getattr(fn, "__name__", "a function"), flattened.leaves, flattened.paths, flattened.shapes, shardings)
+    return flattened.result(_made(flattened.flat, flattened.leaves, shardings))
 
 
 def run_on_workers(
@@ -110,32 +112,34 @@ def run_on_workers(
         kwargs: likewise.
         programs: plans with their workers; the first of which an argument has the same leaves is used.
     """
-    made = _flattened(fn, args, kwargs)
+    flattened = _flattened(fn, args, kwargs)
     for plan, program in programs:
-        first = _window(plan, made.paths, made.shapes)
+        first = _window(plan, flattened.paths, flattened.shapes)
         if first is not None:
-            return made.result(program.make(made.flat, made.leaves, range(first, first + len(made.shapes))))
-    return made.result(jax.jit(made.flat)(*made.leaves))
+            return flattened.result(
+                program.make(flattened.flat, flattened.leaves, range(first, first + len(flattened.shapes)))
+            )
+    return flattened.result(jax.jit(flattened.flat)(*flattened.leaves))
 
 
 def _made(flat: Callable[..., list[Any]], leaves: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
     """Results of ``flat``, each where it is to lie: one program for each mesh, which makes what lies there."""
-    found: dict[int, Any] = {}
+    by_number: dict[int, Any] = {}
     for mesh in dict.fromkeys(s.mesh for s in shardings):
         here = [i for i, s in enumerate(shardings) if s.mesh == mesh]
 
         if not mesh.local_devices:  # of stages of other processes
             shapes = jax.eval_shape(flat, *leaves)
-            found.update((i, _elsewhere(shapes[i], shardings[i])) for i in here)
+            by_number.update((i, _elsewhere(shapes[i], shardings[i])) for i in here)
             continue
 
         def some(*arrays: Any, here: list[int] = here) -> list[Any]:
             results = flat(*arrays)
             return [results[i] for i in here]
 
-        made = jax.jit(some, out_shardings=[shardings[i] for i in here])(*leaves)
-        found.update(zip(here, made, strict=True))
-    return [found[i] for i in range(len(shardings))]
+        some_arrays = jax.jit(some, out_shardings=[shardings[i] for i in here])(*leaves)
+        by_number.update(zip(here, some_arrays, strict=True))
+    return [by_number[i] for i in range(len(shardings))]
 
 
 def _elsewhere(shape: Any, sharding: NamedSharding) -> Any:

@@ -156,9 +156,9 @@ class PureFunction:
     @shown
     def plan(self, signature: CallSignature) -> tuple[Traced, Plan]:
         """The traced function and its plan. ``signature`` comes from `resolve`."""
-        found = self.planned.get(signature)
-        if found is not None:
-            return found
+        planned = self.planned.get(signature)
+        if planned is not None:
+            return planned
         clock = Clock()
         with clock.phase("graph"):
             verify(self._traced[signature].graph)
@@ -177,8 +177,10 @@ class PureFunction:
         """The function in the form that ``plan`` was made for. PlanMismatchError where it is another's."""
         traced = self._traced[signature]
         if plan.num_stages == 1:
-            own = plan.stages[0]
-            traced = as_one_stage(traced, len(own.devices), plan.num_microbatches, own.remat, own.layer_ends)[0]
+            first_stage = plan.stages[0]
+            traced = as_one_stage(
+                traced, len(first_stage.devices), plan.num_microbatches, first_stage.remat, first_stage.layer_ends
+            )[0]
         names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
         plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         return traced
@@ -295,9 +297,9 @@ class PureFunction:
     @shown
     def compile(self, signature: CallSignature) -> Compiled:
         """The program for a signature of `resolve`."""
-        found = self.compiled.get(signature)
-        if found is not None:
-            return found
+        compiled = self.compiled.get(signature)
+        if compiled is not None:
+            return compiled
         cluster = self.options.cluster
         if not isinstance(cluster, RayCluster):
             check_devices(self.options.plan, cluster, len(world_devices()))

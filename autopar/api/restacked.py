@@ -31,7 +31,7 @@ def restacked(plan: Plan, graph: Graph, split_step: SplitStep) -> Plan:
         OutputRecord(o.path, str(o.type), content.outputs[at[0]].layout, o.updates, content.outputs[at[0]].stage)
         for o, at in zip(graph.outputs, split_step.outputs, strict=True)
     )
-    told = msgspec.structs.replace(
+    warned = msgspec.structs.replace(
         content,
         inputs=inputs,
         outputs=outputs,
@@ -43,4 +43,4 @@ def restacked(plan: Plan, graph: Graph, split_step: SplitStep) -> Plan:
             if donated.issuperset(split_step.names(n)) and split_step.names(n)
         ),
     )
-    return Plan(told, plan.phases)
+    return Plan(warned, plan.phases)

@@ -121,6 +121,8 @@ def _texts(pure: PureFunction, signature: CallSignature) -> list[str]:
     for stage_program in lowered.programs:
         for worker in lowered.table.workers_of_stage(stage_program.work.stage):
             if stage_program.results:
-                made = lowered_stage(stage_program, stage_mesh(lowered, worker, stage_program.work.stage, devices))
-                texts.append(f"// {stage_program.work} on worker {worker}\n{made.lowered.as_text()}")
+                lowered_program = lowered_stage(
+                    stage_program, stage_mesh(lowered, worker, stage_program.work.stage, devices)
+                )
+                texts.append(f"// {stage_program.work} on worker {worker}\n{lowered_program.lowered.as_text()}")
     return texts

@@ -90,8 +90,8 @@ def as_one_stage(
     Raises:
         MicrobatchError: there cannot be as many microbatches.
     """
-    held, found = recomputed_step(dealt(traced, num_devices), remat, ends)
+    held, form_ends = recomputed_step(dealt(traced, num_devices), remat, ends)
     form = microbatched(held, num_microbatches)
     if form is not traced:
         verify(form.graph)
-    return form, found
+    return form, form_ends

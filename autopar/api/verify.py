@@ -50,8 +50,8 @@ def verify(
         PlanMismatchError: the plan was made for another program, or for another number of devices.
         AutoparError: there is no such target, or its compiler is not installed or fails.
     """
-    chosen = target_of(Cluster.from_json(plan.content.cluster)) if target is None else parse_target(target)
-    check_size(plan, chosen)
+    compiler_target = target_of(Cluster.from_json(plan.content.cluster)) if target is None else parse_target(target)
+    check_size(plan, compiler_target)
     options = fn.options if isinstance(fn, ParallelFunction) else ParallelOptions()
     function = fn.function if isinstance(fn, ParallelFunction) else fn
     args, kwargs, modules = split_arguments(args, kwargs)

@@ -78,9 +78,11 @@ def drain(pure: PureFunction, state: Any) -> Any:
         program = _program(compiled)
         if fits(leaves, program.pipeline.entries[: len(leaves)]):
             placed = [jax.device_put(x, s) for x, s in zip(leaves, program.program.input_shardings, strict=False)]
-            made = program.drain(placed, state.under_way, int(np.asarray(state.calls)))
+            outputs = program.drain(placed, state.under_way, int(np.asarray(state.calls)))
             names = [i.name for i in compiled.traced.graph.inputs[: len(leaves)]]
-            new = {o.updates: made[n] for n, o in enumerate(compiled.traced.graph.outputs) if n in made and o.updates}
+            new = {
+                o.updates: outputs[n] for n, o in enumerate(compiled.traced.graph.outputs) if n in outputs and o.updates
+            }
             return jax.tree.unflatten(treedef, [new.get(n, x) for n, x in zip(names, leaves, strict=True)])
     raise AutoparError(
         "the step was not compiled for this state, so nothing can be drained",

@@ -66,13 +66,13 @@ def command(
         calibrate = import_module("autopar.api.calibrate").calibrate
         name = name or Path(output).stem
         if ray is None:
-            found = calibrate(name, effort=effort, progress=say)
+            calibrated = calibrate(name, effort=effort, progress=say)
         else:
             say("connecting to Ray")
             connect = import_module("autopar.runtime.ray.start").ray_cluster
             kind = "auto" if cpu_devices is None else "cpu"
             address = None if ray == _HERE else ray
             with connect(address, workers=workers, devices_per_worker=cpu_devices, devices=kind) as cluster:
-                found = calibrate(name, cluster=cluster, effort=effort, progress=say)
-    write_file(output, found.text)
-    click.echo(found.text, nl=False)
+                calibrated = calibrate(name, cluster=cluster, effort=effort, progress=say)
+    write_file(output, calibrated.text)
+    click.echo(calibrated.text, nl=False)

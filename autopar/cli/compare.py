@@ -75,23 +75,25 @@ def command(
         names = STANDARD if search is None else tuple(n for n in search.split(",") if n)
         for name in names:
             planning.check_strategy(name)
-        plain, chosen = planning.options_of(function, request)
-        found = api.compare_with(plain, values, chosen, names, budget, say)
-    show(found, form)
+        plain, plan_options = planning.options_of(function, request)
+        comparison = api.compare_with(plain, values, plan_options, names, budget, say)
+    show(comparison, form)
 
 
 def check_problem_options(ctx: click.Context) -> None:
     """Raises click.UsageError where an option of functions was given for a file that holds a problem."""
-    own = ("target", "search", "time_limit", "steps", "seeds", "form", "quiet")
+    of_command = ("target", "search", "time_limit", "steps", "seeds", "form", "quiet")
     for p in ctx.command.params:
         given = p.name and ctx.get_parameter_source(p.name) is click.core.ParameterSource.COMMANDLINE
-        if given and p.name not in own:
+        if given and p.name not in of_command:
             raise click.UsageError(f"{p.opts[0]} is for functions: a saved problem has it")
 
 
-def show(found: Comparison, form: str) -> None:
+def show(comparison: Comparison, form: str) -> None:
     """Prints a comparison as text or as JSON."""
     if form == "json":
-        print_json(found.to_dict())
+        print_json(comparison.to_dict())
         return
-    print_section(Section(f"{found.program} on {found.cluster}", COLUMNS, found.rows(), (0, 2, 3, 4, 5, 6)))
+    print_section(
+        Section(f"{comparison.program} on {comparison.cluster}", COLUMNS, comparison.rows(), (0, 2, 3, 4, 5, 6))
+    )

@@ -25,14 +25,14 @@ def command(before: str, after: str, form: str) -> None:
     Shows inputs that lie differently, step time, memory and communication. The exit code is 0 whether the plans differ
     or not.
     """
-    found = diff(Plan.load(before), Plan.load(after))
+    difference = diff(Plan.load(before), Plan.load(after))
     if form == "json":
-        print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(difference))
         return
-    if found.identical:
+    if difference.identical:
         click.echo("the plans are equal")
         return
-    for i, section in enumerate(found.sections()):
+    for i, section in enumerate(difference.sections()):
         if i:
             click.echo()
         print_section(section)

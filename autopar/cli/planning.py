@@ -137,9 +137,9 @@ def against_alternatives(
     plan: Plan, function: Any, arguments: tuple[Any, ...], request: Request, say: Callable[[str], None]
 ) -> Plan:
     """``plan`` with what people would write by hand among its considered options; arguments as of `make_plan`."""
-    plain, chosen = options_of(function, request)
-    found = compare_with(plain, arguments, chosen, ALTERNATIVES, Budget(), say)
-    return with_alternatives(plan, found)
+    plain, options = options_of(function, request)
+    comparison = compare_with(plain, arguments, options, ALTERNATIVES, Budget(), say)
+    return with_alternatives(plan, comparison)
 
 
 def check_strategy(name: str) -> None:

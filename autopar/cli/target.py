@@ -171,8 +171,8 @@ def find(module: ModuleType, name: str, place: str) -> Any:
 def _public(value: Any) -> list[str]:
     """Names that may be meant: what can be called, those that the module defines itself first."""
     names = [n for n, v in sorted(vars(value).items()) if not n.startswith("_") and callable(v)]
-    own = getattr(value, "__name__", None)
-    return sorted(names, key=lambda n: (getattr(vars(value)[n], "__module__", own) != own, n))
+    module_name = getattr(value, "__name__", None)
+    return sorted(names, key=lambda n: (getattr(vars(value)[n], "__module__", module_name) != module_name, n))
 
 
 def user_line(error: BaseException) -> str:

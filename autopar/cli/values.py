@@ -38,16 +38,16 @@ def count_or_auto(ctx: click.Context, param: click.Parameter, value: str | None)
 
 def overrides(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
     """Names and values of ``NAME=VALUE``: the value as Python writes it, else a word."""
-    found: dict[str, Any] = {}
+    overrides_given: dict[str, Any] = {}
     for text in values:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise click.BadParameter(f"{text!r} is not NAME=VALUE", ctx, param)
         try:
-            found[name] = ast.literal_eval(value)
+            overrides_given[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[name] = value
-    return found
+            overrides_given[name] = value
+    return overrides_given
 
 
 def trace_or_picture(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -67,10 +67,10 @@ def command(
         if plan is None:
             plan = planning.make_plan(fn, values, request, say)
         say(f"compiling for {target.text}")
-        found = import_module("autopar.api.verify").verify(plan, fn, *values, target=target.text)
+        verification = import_module("autopar.api.verify").verify(plan, fn, *values, target=target.text)
     if form == "json":
-        print_json(found.to_dict())
+        print_json(verification.to_dict())
     else:
-        click.echo(found._repr_html_() if form == "html" else str(found))
-    if strict and not found.ok:
+        click.echo(verification._repr_html_() if form == "html" else str(verification))
+    if strict and not verification.ok:
         ctx.exit(1)

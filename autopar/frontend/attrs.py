@@ -58,14 +58,14 @@ def attrs_of(params: Mapping[str, Any]) -> tuple[tuple[str, Attr], ...]:
     Named tuples and dataclasses called ``dimension_numbers`` are spread into their fields; jaxprs and callables are
     left out; enums become their names, dtypes their short names.
     """
-    found: dict[str, Attr] = {}
+    attrs: dict[str, Attr] = {}
     for name, value in params.items():
         if name in _IGNORED:
             continue
         fields = _fields(value) if name == "dimension_numbers" else None
         for key, part in (fields or {name: value}).items():
             try:
-                found[key] = _plain(part)
+                attrs[key] = _plain(part)
             except _NotPlainError:
                 continue
-    return tuple(sorted(found.items()))
+    return tuple(sorted(attrs.items()))

@@ -163,27 +163,27 @@ class _Builder:
         self, primitive: str, params: Mapping[str, Any], inputs: list[Operand], scope: str
     ) -> tuple[Mapping[str, Any], list[Operand]]:
         """Parameters and operands of a read or write, with batching dims where its indices count."""
-        found = batched(primitive, params, inputs, Known(self.producers, self.types, self.given))
-        if found is None:
+        rewritten = batched(primitive, params, inputs, Known(self.producers, self.types, self.given))
+        if rewritten is None:
             return params, inputs
-        (indices, *more) = found.components
+        (indices, *more) = rewritten.components
         if more:
             joined = self.producers[str(inputs[1])]
             type = joined.results[0].type
-            shape = (*type.shape[:-1], len(found.components))
+            shape = (*type.shape[:-1], len(rewritten.components))
             bound = self.bounds[joined.id]
-            (made,) = self.operator(
+            (index,) = self.operator(
                 bound.primitive,
                 bound.params,
-                found.components,
+                rewritten.components,
                 [TensorType(shape, type.dtype)],
                 scope,
                 self.source,
                 {},
                 (),
             )
-            return found.params, [inputs[0], made, *inputs[2:]]
-        return found.params, [inputs[0], indices, *inputs[2:]]
+            return rewritten.params, [inputs[0], index, *inputs[2:]]
+        return rewritten.params, [inputs[0], indices, *inputs[2:]]
 
     def placed(self, eqn: JaxprEqn, results: list[Operand], scope: str) -> list[Operand]:
         """Results of an inner ``jax.jit``, each behind a constraint where the user gave it a sharding."""
@@ -191,8 +191,10 @@ class _Builder:
         for n, sharding in enumerate(result_shardings(eqn)):
             if sharding is not None and not isinstance(out[n], Literal):
                 type = tensor_type(eqn.outvars[n].aval)
-                made = sharding_constraint(type.shape, sharding)
-                (out[n],) = self.operator(made.primitive, made.params, [out[n]], [type], scope, self.source, {}, ())
+                constraint = sharding_constraint(type.shape, sharding)
+                (out[n],) = self.operator(
+                    constraint.primitive, constraint.params, [out[n]], [type], scope, self.source, {}, ()
+                )
         return out
 
     def transposed(
@@ -230,10 +232,10 @@ class _Builder:
 
         `jax.shard_map` keeps what the backward pass needs with the devices in the first dim, in front of the examples.
         """
-        made = self.producers.get(operand) if name == "reshape" and isinstance(operand, str) else None
-        if made is None or not _is_plain_reshape(made) or not isinstance(made.operands[0], str):
+        producer = self.producers.get(operand) if name == "reshape" and isinstance(operand, str) else None
+        if producer is None or not _is_plain_reshape(producer) or not isinstance(producer.operands[0], str):
             return None
-        return made.operands[0] if self.types.get(made.operands[0]) == type else None
+        return producer.operands[0] if self.types.get(producer.operands[0]) == type else None
 
     def operator(
         self,

@@ -28,5 +28,5 @@ class Labels:
 
     def origin(self, stack: str) -> tuple[str, str, str] | None:
         """(scope, source, id) of the innermost mark in a name stack; None if there is none."""
-        _, found, rest = stack.rpartition(_MARK)
-        return self.entries[int(rest.partition("/")[0].partition(")")[0])] if found else None
+        _, mark, rest = stack.rpartition(_MARK)
+        return self.entries[int(rest.partition("/")[0].partition(")")[0])] if mark else None

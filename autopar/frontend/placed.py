@@ -23,8 +23,8 @@ def placed_attrs(primitive: str, params: Mapping[str, Any], rank: int) -> tuple[
         params: its parameters.
         rank: number of dims of its result.
     """
-    found = shards(params.get(_SHARDING.get(primitive, "")), rank)
-    return () if not found else (("shards", found),)
+    axes = shards(params.get(_SHARDING.get(primitive, "")), rank)
+    return () if not axes else (("shards", axes),)
 
 
 def shards(sharding: Any, rank: int) -> tuple[int, ...] | None:

@@ -98,7 +98,7 @@ def _updates(
             by_argument[argument].append((leaf, path))
     at = {o.path: i for i, o in enumerate(outputs)}
     taken: set[int] = set()
-    found: dict[int, str] = {}
+    updates: dict[int, str] = {}
     for members in by_argument.values():
         for prefix in _prefixes(outputs):
             arrays = [(at.get(prefix + path), leaf) for leaf, path in members]
@@ -107,9 +107,9 @@ def _updates(
                 for i, leaf in arrays:
                     assert i is not None
                     taken.add(i)
-                    found[i] = leaf.name
+                    updates[i] = leaf.name
                 break
-    return found
+    return updates
 
 
 def _prefixes(outputs: Sequence[Output]) -> list[str]:
@@ -173,7 +173,7 @@ class _Returned:
 def _state_role(leaf: Input, returned: _Returned) -> str:
     """Role of an input that comes back."""
     reached = returned.reach[leaf.name]
-    own = 1 << returned.replacing[leaf.name]
+    own_bit = 1 << returned.replacing[leaf.name]
     named = any(word in _words(leaf.name) for word in _OPTIMIZER_WORDS)
     seen = bool(reached & returned.scalars)  # by the loss or another metric
     if leaf.type.rank == 0:
@@ -183,7 +183,7 @@ def _state_role(leaf: Input, returned: _Returned) -> str:
         return "parameter"
     if named:
         return "optimizer"
-    others = reached & ~returned.free & ~own
+    others = reached & ~returned.free & ~own_bit
     if others and not others & (others - 1):
         return "optimizer"  # it reaches one other input alone: the parameter that it updates
     return "optimizer" if not others and _is_average(leaf, returned) else "parameter"
@@ -191,8 +191,8 @@ def _state_role(leaf: Input, returned: _Returned) -> str:
 
 def _is_average(leaf: Input, returned: _Returned) -> bool:
     """Whether what replaces ``leaf`` is computed from inputs that come back and that the loss depends on."""
-    own = returned.replacing[leaf.name]
-    return any(returned.reach[s] >> own & 1 for s in returned.seen if s != leaf.name)
+    place = returned.replacing[leaf.name]
+    return any(returned.reach[s] >> place & 1 for s in returned.seen if s != leaf.name)
 
 
 def _words(path: str) -> set[str]:

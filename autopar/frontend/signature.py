@@ -114,16 +114,16 @@ class CallSignature:
         leaves = [e.value if isinstance(e, _Static) else next(given) for e in self.entries]
         tree = jax.tree.unflatten(self.treedef, leaves)
         names = positional_names(fn)
-        found: list[tuple[str, int | str, str]] = []
+        paths: list[tuple[str, int | str, str]] = []
         for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]:
             group, key, rest = path[0].idx, path[1], jax.tree_util.keystr(path[2:])
             if group == 0:
                 position = key.idx
                 name = names[position] if position < len(names) else f"arg{position}"
-                found.append((name + rest, position, rest))
+                paths.append((name + rest, position, rest))
             else:
-                found.append((f"{key.key}{rest}", key.key, rest))
-        return tuple(found[i] for i in self.traced)
+                paths.append((f"{key.key}{rest}", key.key, rest))
+        return tuple(paths[i] for i in self.traced)
 
 
 def positional_names(fn: Callable[..., Any]) -> tuple[str, ...]:

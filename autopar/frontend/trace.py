@@ -139,9 +139,9 @@ def trace(
         )
 
     def built(closed: ClosedJaxpr) -> BoundGraph:
-        made = build_graph(closed, callable_name(fn), [(path, "other") for path, _, _ in paths], out_paths[-1])
-        graph = order(assign_roles(made.graph, [(argument, inner) for _, argument, inner in paths], batch_argnums))
-        return BoundGraph(graph, made.bounds, made.constants)
+        bound = build_graph(closed, callable_name(fn), [(path, "other") for path, _, _ in paths], out_paths[-1])
+        graph = order(assign_roles(bound.graph, [(argument, inner) for _, argument, inner in paths], batch_argnums))
+        return BoundGraph(graph, bound.bounds, bound.constants)
 
     program = built(closed)
     if rewrite is not None:

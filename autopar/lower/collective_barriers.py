@@ -44,8 +44,8 @@ class CollectiveBarriers:
 
     def collected(self, result: Any) -> None:
         """Notes what a collective made."""
-        if (found := _element(result)) is not None:
-            self.since.append(found)
+        if (element := _element(result)) is not None:
+            self.since.append(element)
 
     def enter(self, arrays: Sequence[Any], age: int) -> list[Any]:
         """What a region takes, of which one is not there before the collectives so far, and the last region, are done.
@@ -63,9 +63,9 @@ class CollectiveBarriers:
 
     def leave(self, results: Sequence[Any]) -> None:
         """Notes what a region made."""
-        found = [e for r in results if (e := _element(r)) is not None]
-        if found:
-            self.regions, self.last, self.since = self.regions + 1, found[0], []
+        elements = [e for r in results if (e := _element(r)) is not None]
+        if elements:
+            self.regions, self.last, self.since = self.regions + 1, elements[0], []
 
 
 def behind(piece: Any, others: Sequence[Any]) -> Any:

@@ -107,4 +107,6 @@ def _stacked(
         rows, columns = matrices[0].shape
         identity = jnp.eye(rows, columns, dtype=matrices[0].dtype)
         results = bind(bound.primitive, bound.params, [jnp.stack([*matrices, *[identity] * more])])
-        return {v.name: made[n] for n, op in enumerate(group) for v, made in zip(op.results, results, strict=True)}
+        return {
+            v.name: outputs[n] for n, op in enumerate(group) for v, outputs in zip(op.results, results, strict=True)
+        }

@@ -128,9 +128,9 @@ def work(text: str, *, unknown_trips: float = 1.0) -> HloWork:
     return HloWork(fusions, cycles if said else None)
 
 
-def total_wire_bytes(found: Iterable[Collective]) -> float:
+def total_wire_bytes(sent: Iterable[Collective]) -> float:
     """Bytes that one device sends in all of ``found``."""
-    return math.fsum(c.wire_bytes for c in found)
+    return math.fsum(c.wire_bytes for c in sent)
 
 
 def read_collectives(
@@ -175,7 +175,7 @@ def _numbers(pattern: re.Pattern[str], i: Instruction) -> Groups:
     found = pattern.search(i.attributes)
     if not found:
         return ()
-    return tuple(tuple(map(int, re.findall(r"\d+", g))) for g in re.findall(r"\{([^{}]*)\}", found[1]))
+    return tuple(tuple(map(int, re.findall(r"\d+", g))) for g in re.findall(r"\{([^{}]*)\}", match[1]))
 
 
 def _groups(i: Instruction, devices: int) -> Groups:

@@ -159,13 +159,13 @@ class Interpreter:
             isinstance(s, Held) and s.routes.memory_bound and k is not None and bool(s.routes.pending(k, self.phase))
             for s, k in zip(sources, wanted, strict=True)
         ]
-        found: dict[int, Any] = {}
+        operands: dict[int, Any] = {}
         now = None
         for i in sorted(range(len(sources)), key=lambda i: late[i]):
             if late[i] and now is None:
-                now = next((found[j] for j in found if isinstance(sources[j], Held) and not late[j]), None)
-            found[i] = self.read(env, op.operands[i], types[i], wanted[i], self.phase, now)
-        return [found[i] for i in range(len(sources))]
+                now = next((operands[j] for j in operands if isinstance(sources[j], Held) and not late[j]), None)
+            operands[i] = self.read(env, op.operands[i], types[i], wanted[i], self.phase, now)
+        return [operands[i] for i in range(len(sources))]
 
     def _operator(self, bound: BoundGraph, op: Operator, env: Env) -> None:
         if is_generator(op):
@@ -194,9 +194,9 @@ class Interpreter:
         )
         if self.sharded.widened and op.primitive == "dot_general" and op.results[0].type.dtype == "f32":
             operands = [o.astype(jnp.float32) for o in operands]
-        made = localize(bound.primitive, bound.params, operands, context)
+        outputs = localize(bound.primitive, bound.params, operands, context)
         age = _age(env, op)
-        for v, layout, array in zip(op.results, results, made, strict=True):
+        for v, layout, array in zip(op.results, results, outputs, strict=True):
             env[v.name] = self.held(v.name, v.type, layout, array, age)
 
     def _maker(self, bound: BoundGraph, op: Operator, type: TensorType) -> Any:
@@ -223,7 +223,7 @@ class Interpreter:
         bound = graph.bounds[op.id]
         sources = [env[str(o)] for o in op.operands]
         held = [(i, s) for i, s in enumerate(sources) if isinstance(s, Held)]
-        passed = bind(bound.primitive, bound.params, [s.take(s.made, "") for _, s in held])
+        passed = bind(bound.primitive, bound.params, [s.take(s.layout, "") for _, s in held])
         after = {i: array for (i, _), array in zip(held, passed, strict=True)}
         if self.sharded.recomputes and SCOPE in op.scope and len(held) > 1:
             inputs = {i.name for i in graph.graph.inputs}
@@ -231,7 +231,7 @@ class Interpreter:
             after.update((i, not_before(after[i], after[last])) for i in after if op.operands[i] not in inputs)
         for i, (source, result) in enumerate(zip(sources, op.results, strict=True)):
             if isinstance(source, Held):
-                env[result.name] = self.held(result.name, result.type, source.made, after[i], source.age)
+                env[result.name] = self.held(result.name, result.type, source.layout, after[i], source.age)
             else:
                 env[result.name] = source
 
@@ -282,8 +282,8 @@ class Interpreter:
         consts, initial, stacks = scan.split(arrays)
         constant, carried, stacked = scan.split(layouts)
         inner = [*constant, *carried, *(k.slice() for k in stacked)]
-        _, made = scan.split_results(self.sharded.results[self.prefix + op.id])
-        wanted = [*carried, *(k.slice() for k in made)]
+        _, stacked_layouts = scan.split_results(self.sharded.results[self.prefix + op.id])
+        wanted = [*carried, *(k.slice() for k in stacked_layouts)]
         length = scan.length
         if any(k.dims[0] for k in stacked):  # a microbatch goes over its own examples, with sums of its own
             length = stacks[0].shape[0]

@@ -101,9 +101,13 @@ def stage_devices(plan: Plan, stage: int, devices: Sequence[Any]) -> Mesh:
             cause="the plan was made for another cluster",
             remedy="plan for Cluster.local(), or run where there are as many devices",
         )
-    own = plan.stages[stage]
-    grid = np.array([devices[i] for i in own.devices], dtype=object).reshape([n for _, n in own.mesh_axes])
-    return Mesh(grid, tuple(a for a, _ in own.mesh_axes), axis_types=(AxisType.Auto,) * len(own.mesh_axes))
+    placed_stage = plan.stages[stage]
+    grid = np.array([devices[i] for i in placed_stage.devices], dtype=object).reshape(
+        [n for _, n in placed_stage.mesh_axes]
+    )
+    return Mesh(
+        grid, tuple(a for a, _ in placed_stage.mesh_axes), axis_types=(AxisType.Auto,) * len(placed_stage.mesh_axes)
+    )
 
 
 def device_mesh(plan: Plan, devices: Sequence[Any]) -> Mesh:
@@ -164,8 +168,8 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
 
     def on_device(*arrays: Any) -> tuple[Any, ...]:
         results = Interpreter(decisions).run(traced.program, arrays, inputs, outputs)
-        made = [jax.numpy.asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in results]
-        return tuple(to_host(r) if n in hosted.outputs else r for n, r in enumerate(made))
+        plain_results = [jax.numpy.asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in results]
+        return tuple(to_host(r) if n in hosted.outputs else r for n, r in enumerate(plain_results))
 
     in_specs = tuple(partition_spec(k.dims) for k in inputs)
     out_specs = tuple(partition_spec(k.dims) for k in outputs)
@@ -184,9 +188,9 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     function = jax.jit(program, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
     # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
     short = platform == "cpu" and (plan.content.memory_bound or plan.stages[0].remat != "none")
-    told = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if short else {}
+    xla_options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if short else {}
     sizes = plan.stages[0].mesh_shape
     host_bytes = sum(
         inputs[n].local_bytes(graph.inputs[n].type, sizes) * (1 if n in donated else 2) for n in sorted(hosted.inputs)
     )
-    return LoweredProgram(function, mesh, in_shardings, out_shardings, donated, told, host_bytes)
+    return LoweredProgram(function, mesh, in_shardings, out_shardings, donated, xla_options, host_bytes)

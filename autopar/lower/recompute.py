@@ -35,11 +35,11 @@ def recomputed_bound(
 
     Returns it, and for each operator that it has more (barriers too) the id of the one that it stands for.
     """
-    found = recomputed(bound.graph, phases, layers, level)
-    bounds = {**bound.bounds, **{new: bound.bounds[old] for new, old in found.copies.items()}}
-    bounds.update((id, _BARRIER) for id in found.barriers)
-    firsts = dict(found.barriers)
-    return BoundGraph(found.graph, bounds, bound.constants, bound.origins), {**found.copies, **firsts}
+    rewritten = recomputed(bound.graph, phases, layers, level)
+    bounds = {**bound.bounds, **{new: bound.bounds[old] for new, old in rewritten.copies.items()}}
+    bounds.update((id, _BARRIER) for id in rewritten.barriers)
+    firsts = dict(rewritten.barriers)
+    return BoundGraph(rewritten.graph, bounds, bound.constants, bound.origins), {**rewritten.copies, **firsts}
 
 
 def recomputed_step(traced: Traced, level: Level, ends: Sequence[str] | None = None) -> tuple[Traced, tuple[str, ...]]:
@@ -55,13 +55,13 @@ def recomputed_step(traced: Traced, level: Level, ends: Sequence[str] | None = N
     if level == "none":
         return traced, ()
     graph = traced.graph
-    found = analyze(graph, 1)
-    forward = [op.id for op in forward_operators(graph, found)]
+    microbatching = analyze(graph, 1)
+    forward = [op.id for op in forward_operators(graph, microbatching)]
     if ends is None:
         # k layers hold k boundaries and one layer's values: least for k as the root of their ratio, which in
         # transformers is about twice the number of products.
         heavy = sum(total_flops(graph, graph.by_id[id]) > 0 and not is_fusible(graph.by_id[id]) for id in forward)
-        ends = [layer[-1] for layer in cluster(graph, found, max(1, round(math.sqrt(2 * heavy)))).members[:-1]]
+        ends = [layer[-1] for layer in cluster(graph, microbatching, max(1, round(math.sqrt(2 * heavy)))).members[:-1]]
     cuts = [-1, *(forward.index(id) for id in ends), len(forward) - 1]
     layers = [forward[a + 1 : b + 1] for a, b in pairwise(cuts)]
     by_pass = {op.id: phase_of(op.scope) for op in graph.operators}

@@ -45,10 +45,10 @@ def _listed(match: re.Match[str]) -> str:
         for low, high in itertools.pairwise(ordered):
             labels.append((name, low))
             dims.append(high // low)
-    chosen = [i for w in wanted for i, (name, low) in enumerate(labels) if name == w[0] and w[1] <= low < w[2]]
-    kept = [i for i in range(len(dims)) if i not in chosen]
-    numbers = _devices(match, math.prod(dims)).reshape(dims).transpose((*kept, *chosen))
-    groups = numbers.reshape(-1, math.prod(dims[i] for i in chosen))
+    matching = [i for w in wanted for i, (name, low) in enumerate(labels) if name == w[0] and w[1] <= low < w[2]]
+    kept = [i for i in range(len(dims)) if i not in matching]
+    numbers = _devices(match, math.prod(dims)).reshape(dims).transpose((*kept, *matching))
+    groups = numbers.reshape(-1, math.prod(dims[i] for i in matching))
     return "replica_groups={" + ",".join("{" + ",".join(map(str, g)) + "}" for g in groups.tolist()) + "}"
 
 

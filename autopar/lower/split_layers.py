@@ -115,12 +115,12 @@ def split_layers(traced: Traced, groups: int) -> SplitStep:
     leaves = {i.name for i in graph.inputs if i.role in _STATE and i.type.rank and i.type.shape[0] == length}
     while True:
         pieces = _Pieces(traced.program, groups, leaves)
-        made = _retraced(whole, pieces, groups, leaves)
+        split = _retraced(whole, pieces, groups, leaves)
         lost = {
             o.updates for o, n in zip(graph.outputs, pieces.split_outputs, strict=True) if o.updates in leaves and not n
         }
         if not lost:
-            return made
+            return split
         leaves -= {name for name in lost if name is not None}
 
 
@@ -228,9 +228,9 @@ class _Pieces:
         if value.dim == dim:
             return value.arrays[group]
         if value.dim is None and layout is not None and operand in self.made_of_nothing:
-            made = self._remade(self.made_of_nothing[operand], layout, group)
-            if made is not None:
-                return made
+            output = self._remade(self.made_of_nothing[operand], layout, group)
+            if output is not None:
+                return output
         array = self.whole(operand)
         size = array.shape[dim] // self.groups
         return lax.slice_in_dim(array, group * size, (group + 1) * size, axis=dim)
@@ -253,13 +253,13 @@ class _Pieces:
             self._barrier(op, bound)
         else:
             types = graph.operand_types(op)
-            found = None
+            matched = None
             if not op.regions and not is_generator(op):
-                found = match(op, types, states, zeros_of(graph, op), self.mesh)
-            if found is None:
+                matched = match(op, types, states, zeros_of(graph, op), self.mesh)
+            if matched is None:
                 self._keep(op, bind(bound.primitive, bound.params, [self.whole(o) for o in op.operands]))
             else:
-                self._matched(op, found)
+                self._matched(op, matched)
 
     def _keep(self, op: Operator, arrays: Sequence[Any]) -> None:
         for v, array in zip(op.results, arrays, strict=True):
@@ -276,28 +276,28 @@ class _Pieces:
         types = self.bound.graph.operand_types(op)
         if is_generator(op):
             return self._run(op, Match(tuple(Layout.replicated(t.rank) for t in types), (layout,)), group)[0]
-        found = local_match(op, types, layout, self.mesh)
-        return None if found is None else self._run(op, found, group)[0]
+        matched = local_match(op, types, layout, self.mesh)
+        return None if matched is None else self._run(op, matched, group)[0]
 
-    def _run(self, op: Operator, found: Match, group: int) -> list[Any]:
+    def _run(self, op: Operator, matched: Match, group: int) -> list[Any]:
         """What ``op`` makes of a group's pieces."""
         bound, types = self.bound.bounds[op.id], self.bound.graph.operand_types(op)
         context = LocalContext(
             {AXIS: self.groups},
             types,
             tuple(v.type for v in op.results),
-            tuple(k or Layout.replicated(t.rank) for k, t in zip(found.operands, types, strict=True)),
-            found.results,
+            tuple(k or Layout.replicated(t.rank) for k, t in zip(matched.operands, types, strict=True)),
+            matched.results,
             lambda axes: jnp.int32(group),
         )
-        operands = [self.piece(o, k, group) for o, k in zip(op.operands, found.operands, strict=True)]
+        operands = [self.piece(o, k, group) for o, k in zip(op.operands, matched.operands, strict=True)]
         return localize(bound.primitive, bound.params, operands, context)
 
-    def _matched(self, op: Operator, found: Match) -> None:
+    def _matched(self, op: Operator, matched: Match) -> None:
         """Runs an operator group by group; terms of a reduction are joined at once."""
-        made = [self._run(op, found, g) for g in range(self.groups)]
-        for n, (v, layout) in enumerate(zip(op.results, found.results, strict=True)):
-            pieces = [m[n] for m in made]
+        by_group = [self._run(op, matched, g) for g in range(self.groups)]
+        for n, (v, layout) in enumerate(zip(op.results, matched.results, strict=True)):
+            pieces = [m[n] for m in by_group]
             if layout.partial:
                 total = pieces[0]
                 for term in pieces[1:]:
@@ -314,15 +314,15 @@ class _Pieces:
         whole = [i for i, v in enumerate(values) if v.dim is None]
         passed: dict[int, Any] = {}
         if whole:
-            made = bind(bound.primitive, bound.params, [values[i].arrays[0] for i in whole])
-            passed = dict(zip(whole, made, strict=True))
+            outputs = bind(bound.primitive, bound.params, [values[i].arrays[0] for i in whole])
+            passed = dict(zip(whole, outputs, strict=True))
         apart = [i for i, v in enumerate(values) if v.dim is not None]
         groups = [bind(bound.primitive, bound.params, [values[i].arrays[g] for i in apart]) for g in range(self.groups)]
         for i, v in enumerate(op.results):
             if i in passed:
                 self.env[v.name] = _Value(values[i].layout, [passed[i]])
             else:
-                self.env[v.name] = _Value(values[i].layout, [made[apart.index(i)] for made in groups])
+                self.env[v.name] = _Value(values[i].layout, [outputs[apart.index(i)] for outputs in groups])
 
     def _is_layers(self, op: Operator) -> bool:
         """Whether the loop goes over layers: over a stack that is in pieces, or over what such a loop left."""
@@ -343,8 +343,8 @@ class _Pieces:
         order = range(self.groups)
         for g in reversed(order) if bound.params["reverse"] else order:
             xs = [self.piece(o, k, g) for o, k in zip(stacked, stacks, strict=True)]
-            made = bind(bound.primitive, {**bound.params, "length": size}, [*fixed, *carry, *xs])
-            carry, rows[g] = scan.split_results(made)
+            outputs = bind(bound.primitive, {**bound.params, "length": size}, [*fixed, *carry, *xs])
+            carry, rows[g] = scan.split_results(outputs)
         for n, v in enumerate(op.results):
             if n < scan.num_carry:
                 self.env[v.name] = _Value(Layout.replicated(v.type.rank), [carry[n]])

@@ -46,9 +46,9 @@ class Held:
         return self.routes.type
 
     @property
-    def made(self) -> Layout:
+    def layout(self) -> Layout:
         """The layout that it was made in."""
-        return self.routes.made
+        return self.routes.layout
 
     def take(self, required: Layout, phase: str, now: Any = None) -> Any:
         """The local piece in ``required``, resharded if need be.
@@ -61,19 +61,19 @@ class Held:
         """
         if self.away:
             self.away = False
-            self.arrays["", self.made] = to_device(self.arrays["", self.made])
+            self.arrays["", self.layout] = to_device(self.arrays["", self.layout])
         for source, target in self.routes.take(required, phase):
             steps = self.routes.tables.path(self.type, source[1], target[1])
             piece = self.arrays[source]
-            if self.routes.memory_bound and source == ("", self.made):
+            if self.routes.memory_bound and source == ("", self.layout):
                 piece = not_before(piece, now)
             sends = self.barriers is not None and any(s.kind not in _LOCAL for s in steps)
             if self.barriers is not None and sends:
                 piece = self.barriers.collective(piece, self.age)
-            made = apply_steps(steps, piece, self.routes.tables.mesh, self.index)
+            resharded = apply_steps(steps, piece, self.routes.tables.mesh, self.index)
             if self.barriers is not None and sends:
-                self.barriers.collected(made)
-            self.arrays[target] = made
+                self.barriers.collected(resharded)
+            self.arrays[target] = resharded
         return self.arrays[self.routes.place(required, phase)]
 
 

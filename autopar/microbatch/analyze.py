@@ -132,10 +132,10 @@ def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
     outputs = {o.operand for o in graph.outputs if isinstance(o.operand, str)}
     read = names_read(late_ops) | outputs
     joined = [Joined(v.name, whole(v.type)) for op in inside.values() for v in op.results if v.name in read]
-    made = {v.name for op in inside.values() for v in op.results}
+    computed = {v.name for op in inside.values() for v in op.results}
     body = [op for op in closure(graph.operators, [j.name for j in joined]) if op.id in inside]
     inputs = {i.name for i in graph.inputs}
-    outside = names_read(body) - made
+    outside = names_read(body) - computed
     before = closure(graph.operators, outside - inputs)
     ready = set(names_made(before)) | {j.name for j in joined}
     rest = closure(graph.operators, read - after, given=ready)
@@ -170,35 +170,35 @@ def _forward(graph: Graph, batch: Mapping[str, int], axis: MicrobatchAxis, late:
         if op.id in late or any(n in s.late for n in names):
             _wait(op, s)
             continue
-        found = states_of(op.operands, s.values)
-        made = _made(graph, op, found, s, axis)
-        if made is None and data:
-            made = tuple(whole(v.type) for v in op.results)
-        if made is None:
+        states = states_of(op.operands, s.values)
+        known_results = _made(graph, op, states, s, axis)
+        if known_results is None and data:
+            known_results = tuple(whole(v.type) for v in op.results)
+        if known_results is None:
             _wait(op, s)
         else:
-            s.values.update(zip(results, made, strict=True))
-            mixed = op.primitive == "optimization_barrier" and not is_whole(found)
+            s.values.update(zip(results, known_results, strict=True))
+            mixed = op.primitive == "optimization_barrier" and not is_whole(states)
             if mixed or not s.behind_barrier.isdisjoint(names):
                 s.behind_barrier.update(results)
     return s
 
 
 def _made(
-    graph: Graph, op: Operator, found: list[Layout | None], s: _States, axis: MicrobatchAxis
+    graph: Graph, op: Operator, states: list[Layout | None], s: _States, axis: MicrobatchAxis
 ) -> tuple[Layout, ...] | None:
     """States of what ``op`` makes in the loop or before it; None where it has to wait."""
-    if is_whole(found):
+    if is_whole(states):
         return tuple(whole(v.type) for v in op.results)
     if op.primitive == "optimization_barrier":
-        return tuple(k for k in found if k is not None)
-    terms_only = all(k is None or not k.axes for k in found)
+        return tuple(k for k in states if k is not None)
+    terms_only = all(k is None or not k.axes for k in states)
     if terms_only and phase_of(op.scope) == "update":
         return None  # what is done to gradients once need not be done to each of their terms
     if op.regions:
-        matched = region_states(graph, op, found, op.id, axis, Decisions())
+        matched = region_states(graph, op, states, op.id, axis, Decisions())
     else:
-        matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), axis.mesh)
+        matched = match(op, graph.operand_types(op), states, zeros_of(graph, op), axis.mesh)
     if matched is None:
         return None
     s.matches[op.id] = matched
@@ -315,28 +315,28 @@ def _in_loop(
     """Layouts of the operands of ``op`` if it runs in the loop (recorded in ``out``); None if it runs before it."""
     if is_generator(op):
         return tuple(None for _ in op.operands)
-    found = [None if isinstance(o, Literal) else s.values[o] for o in op.operands]
+    states = [None if isinstance(o, Literal) else s.values[o] for o in op.operands]
     mixed = any(not s.values[v.name].is_replicated for v in op.results)
     if op.primitive == "optimization_barrier":
-        return tuple(found) if mixed else None
+        return tuple(states) if mixed else None
     if mixed or op.id in s.matches:
-        chosen = s.matches[op.id]
+        matched = s.matches[op.id]
         if op.regions:
-            again = region_states(graph, op, found, op.id, axis, out)
+            again = region_states(graph, op, states, op.id, axis, out)
             assert again is not None
-        out.add(op.id, chosen)
-        return chosen.operands
+        out.add(op.id, matched)
+        return matched.operands
     piece = only_piece(op, demand)
     local = None if piece is None else local_match(op, graph.operand_types(op), piece, axis.mesh)
     if local is not None and all(
-        k is None or k.is_replicated or k == wanted for k, wanted in zip(found, local.operands, strict=True)
+        k is None or k.is_replicated or k == wanted for k, wanted in zip(states, local.operands, strict=True)
     ):
         out.add(op.id, local)
         return local.operands
     if s.behind_barrier.isdisjoint(op.reads) or op.effects:
         return None
     if op.regions:
-        again = region_states(graph, op, found, op.id, axis, out)
+        again = region_states(graph, op, states, op.id, axis, out)
         return None if again is None else again.operands
     types = graph.operand_types(op)
     every = Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))

@@ -43,9 +43,9 @@ class Decisions:
     operands: dict[str, tuple[Layout | None, ...]] = field(default_factory=dict)
     results: dict[str, tuple[Layout, ...]] = field(default_factory=dict)
 
-    def add(self, id: str, found: Match) -> None:
+    def add(self, id: str, matched: Match) -> None:
         """Records ``found`` for the operator ``id``."""
-        self.operands[id], self.results[id] = found.operands, found.results
+        self.operands[id], self.results[id] = matched.operands, matched.results
 
 
 def states_of(operands: Sequence[Operand], states: dict[str, Layout]) -> list[Layout | None]:
@@ -60,11 +60,15 @@ def is_whole(states: Sequence[Layout | None]) -> bool:
 
 def zeros_of(graph: Graph, op: Operator) -> list[bool]:
     """Whether each operand is a zero, written or made."""
-    found = []
+    zeros = []
     for o in op.operands:
-        made = None if isinstance(o, Literal) else graph.producers.get(o)
-        found.append(o.is_zero if isinstance(o, Literal) else made is not None and is_generator(made) and is_zero(made))
-    return found
+        producer = None if isinstance(o, Literal) else graph.producers.get(o)
+        zeros.append(
+            o.is_zero
+            if isinstance(o, Literal)
+            else producer is not None and is_generator(producer) and is_zero(producer)
+        )
+    return zeros
 
 
 def region_states(
@@ -91,10 +95,10 @@ def region_states(
     if key not in axis.known:
         inside = Decisions()
         axis.known[key] = (handler(op, given, "", axis, inside), inside)
-    found, inside = axis.known[key]
+    matched, inside = axis.known[key]
     out.operands.update({f"{id}{inner}": k for inner, k in inside.operands.items()})
     out.results.update({f"{id}{inner}": k for inner, k in inside.results.items()})
-    return found
+    return matched
 
 
 def _inner_ids(op: Operator) -> Iterator[str]:
@@ -108,24 +112,24 @@ def _forward(graph: Graph, inputs: Sequence[Layout], prefix: str, axis: Microbat
     """State of every value of a region's graph; None where an operator mixes."""
     states = dict(zip((i.name for i in graph.inputs), inputs, strict=True))
     for op in graph.operators:
-        found = states_of(op.operands, states)
+        operand_states = states_of(op.operands, states)
         if op.primitive == "optimization_barrier":
-            made: Sequence[Layout] = [
-                whole(t) if k is None else k for k, t in zip(found, graph.operand_types(op), strict=True)
+            results: Sequence[Layout] = [
+                whole(t) if k is None else k for k, t in zip(operand_states, graph.operand_types(op), strict=True)
             ]
-        elif is_whole(found):
-            made = [whole(v.type) for v in op.results]
+        elif is_whole(operand_states):
+            results = [whole(v.type) for v in op.results]
         elif op.regions:
-            inner = region_states(graph, op, found, f"{prefix}{op.id}", axis, Decisions())
+            inner = region_states(graph, op, operand_states, f"{prefix}{op.id}", axis, Decisions())
             if inner is None:
                 return None
-            made = inner.results
+            results = inner.results
         else:
-            matched = match(op, graph.operand_types(op), found, zeros_of(graph, op), axis.mesh, terms=True)
+            matched = match(op, graph.operand_types(op), operand_states, zeros_of(graph, op), axis.mesh, terms=True)
             if matched is None:
                 return None
-            made = matched.results
-        states.update(zip((v.name for v in op.results), made, strict=True))
+            results = matched.results
+        states.update(zip((v.name for v in op.results), results, strict=True))
     return states
 
 
@@ -147,14 +151,14 @@ def _decide(
     for op in reversed(graph.operators):
         if is_generator(op):
             continue
-        found, types = states_of(op.operands, states), graph.operand_types(op)
+        operand_states, types = states_of(op.operands, states), graph.operand_types(op)
         used: Sequence[Layout | None]
         if op.primitive == "optimization_barrier":
-            used = found
+            used = operand_states
         else:
-            chosen = _choose(graph, op, found, demand, prefix, axis, out)
-            out.add(f"{prefix}{op.id}", chosen)
-            used = chosen.operands
+            matched = _choose(graph, op, operand_states, demand, prefix, axis, out)
+            out.add(f"{prefix}{op.id}", matched)
+            used = matched.operands
         for operand, type, taken in zip(op.operands, types, used, strict=True):
             if isinstance(operand, str):
                 demand.setdefault(operand, set()).add(taken or whole(type))
@@ -190,18 +194,18 @@ def _again(
     if narrowed == list(states):
         return plain
     trial = Decisions()
-    found = handler(op, narrowed, id, axis, trial)
-    if found is None or found.results != plain.results:
+    matched = handler(op, narrowed, id, axis, trial)
+    if matched is None or matched.results != plain.results:
         return plain
     out.operands.update(trial.operands)
     out.results.update(trial.results)
-    return found
+    return matched
 
 
 def _choose(
     graph: Graph,
     op: Operator,
-    found: Sequence[Layout | None],
+    operand_states: Sequence[Layout | None],
     demand: dict[str, set[Layout]],
     prefix: str,
     axis: MicrobatchAxis,
@@ -209,11 +213,11 @@ def _choose(
 ) -> Match:
     types = graph.operand_types(op)
     if op.regions:
-        inner = region_states(graph, op, found, f"{prefix}{op.id}", axis, out)
+        inner = region_states(graph, op, operand_states, f"{prefix}{op.id}", axis, out)
         assert inner is not None, f"{op.id} was found to run within a microbatch"
         return inner
-    if not is_whole(found):
-        matched = match(op, types, found, zeros_of(graph, op), axis.mesh, terms=True)
+    if not is_whole(operand_states):
+        matched = match(op, types, operand_states, zeros_of(graph, op), axis.mesh, terms=True)
         assert matched is not None, f"{op.id} was found to run within a microbatch"
         return matched
     piece = only_piece(op, demand)
@@ -244,19 +248,19 @@ def _scan(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out
     carry = initial
     while True:
         inputs = [*consts, *carry, *(k.slice() for k in stacks)]
-        found = _forward(body, inputs, f"{id}/body/", axis)
-        if found is None:
+        inner_states = _forward(body, inputs, f"{id}/body/", axis)
+        if inner_states is None:
             return None
-        made = _outputs(body, found)
-        joined = [_joined(a, b) for a, b in zip(carry, made, strict=False)]
+        results = _outputs(body, inner_states)
+        joined = [_joined(a, b) for a, b in zip(carry, results, strict=False)]
         if any(k is None for k in joined):
             return None
         if joined == carry:
             break
         carry = [k for k in joined if k is not None]
-    wanted = [*carry, *made[carries:]]
-    demand = _decide(body, found, wanted, f"{id}/body/", axis, out)
-    plain = Match((*consts, *carry, *stacks), (*carry, *(k.stack() for k in made[carries:])))
+    wanted = [*carry, *results[carries:]]
+    demand = _decide(body, inner_states, wanted, f"{id}/body/", axis, out)
+    plain = Match((*consts, *carry, *stacks), (*carry, *(k.stack() for k in results[carries:])))
     pieces = _narrowed(body, inputs, demand)
     narrowed = [*pieces[: scan.num_consts], *initial, *(k.stack() for k in pieces[first:])]
     return _again(_scan, op, states, narrowed, id, axis, out, plain)
@@ -291,15 +295,15 @@ def _scan_of_examples(
     return Match((*consts, *carry, *over), (*carry, *results))
 
 
-def _is_sum(body: Graph, given: int, made: int) -> bool:
+def _is_sum(body: Graph, given: int, result: int) -> bool:
     """Whether output ``made`` of a loop's body is input ``given`` plus terms, and nothing else reads that input."""
     readers: dict[str, list[Operator]] = {}
     for op in body.operators:
         for o in op.operands:
             if isinstance(o, str):
                 readers.setdefault(o, []).append(op)
-    name, end = body.inputs[given].name, body.outputs[made].operand
-    others = [o.operand for n, o in enumerate(body.outputs) if n != made]
+    name, end = body.inputs[given].name, body.outputs[result].operand
+    others = [o.operand for n, o in enumerate(body.outputs) if n != result]
     while name != end:
         reading = readers.get(name, [])
         if len(reading) != 1 or reading[0].primitive not in ("add", "add_any") or name in others:
@@ -343,10 +347,10 @@ def _while(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, ou
 def _cond(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out: Decisions) -> Match | None:
     if not states[0].is_replicated:
         return None
-    found = {name: _forward(branch, states[1:], f"{id}/{name}/", axis) for name, branch in op.regions}
+    by_branch = {name: _forward(branch, states[1:], f"{id}/{name}/", axis) for name, branch in op.regions}
     results = [whole(v.type) for v in op.results]
     for name, branch in op.regions:
-        inside = found[name]
+        inside = by_branch[name]
         if inside is None:
             return None
         joined = [_joined(a, b) for a, b in zip(results, _outputs(branch, inside), strict=True)]
@@ -355,7 +359,7 @@ def _cond(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out
         results = [k for k in joined if k is not None]
     read = []
     for name, branch in op.regions:
-        inside = found[name]
+        inside = by_branch[name]
         assert inside is not None
         demand = _decide(branch, inside, results, f"{id}/{name}/", axis, out)
         read.append(_narrowed(branch, states[1:], demand))

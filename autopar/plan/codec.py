@@ -65,9 +65,9 @@ def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
         ) from error
     older = next((v for v in READABLE if version is not None and bytes(version) == str(v).encode()), None)
     if older is None and (version is None or bytes(version) != str(FORMAT_VERSION).encode()):
-        found = "none" if version is None else bytes(version).decode()
+        text_version = "none" if version is None else bytes(version).decode()
         raise PlanMismatchError(
-            f"{origin} has plan format version {found}; this autopar reads version {FORMAT_VERSION}",
+            f"{origin} has plan format version {text_version}; this autopar reads version {FORMAT_VERSION}",
             cause="the plan was written by another version of autopar, or is no plan",
             remedy="plan again with this version",
         )

@@ -60,15 +60,15 @@ def _named(
         groups = input_groups(inputs)
         dims = [Layout.parse(g.first.layout).dims for g in groups]
         return [(g.name, k, [f"{g.name}:{d}" for d in range(len(k))]) for g, k in zip(groups, dims, strict=True)]
-    found = []
+    named = []
     for end, labels in names.items():
         matching = [i for i in inputs if i.path.endswith(end)]
         if not matching:
             raise PlanMismatchError(
                 f"the plan has no argument {end!r}", remedy="one of: " + ", ".join(i.path for i in inputs[:5])
             )
-        found += [(i.path, Layout.parse(i.layout).dims, labels) for i in matching]
-    return found
+        named += [(i.path, Layout.parse(i.layout).dims, labels) for i in matching]
+    return named
 
 
 def _said(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:

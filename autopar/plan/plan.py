@@ -166,8 +166,8 @@ class Plan:
                 f"the plan is for {wanted} devices of {self.content.cluster_name}; there are {len(given)}",
                 remedy="give as many devices, or plan for those that there are",
             )
-        own = self.stages[stage]
-        return device_mesh(own.mesh_axes, [given[i] for i in own.devices])
+        stage_plan = self.stages[stage]
+        return device_mesh(stage_plan.mesh_axes, [given[i] for i in stage_plan.devices])
 
     @property
     def input_stages(self) -> dict[str, int]:

@@ -207,22 +207,22 @@ def typed(type_text: str, layout_text: str) -> str:
 def explain_text(c: PlanContent, what: str | None) -> str:
     """See `Plan.explain`."""
     if what is None:
-        chosen = sorted(c.choices, key=lambda k: (-k.cost, k.name))[:10]
+        choices = sorted(c.choices, key=lambda k: (-k.cost, k.name))[:10]
         fixed = [n for n in c.notes if n.startswith(("constraint", "sharding_constraint"))]
-        told = "what was asked for\n\n" + "\n".join(fixed) + "\n\n" if fixed else ""
-        return told + "the ten most expensive choices\n\n" + "\n\n".join(_choice_text(k) for k in chosen)
+        heading = "what was asked for\n\n" + "\n".join(fixed) + "\n\n" if fixed else ""
+        return heading + "the ten most expensive choices\n\n" + "\n\n".join(_choice_text(k) for k in choices)
     exact = [k for k in c.choices if what == k.name or what in k.members]
     partly = [k for k in c.choices if what in k.name or any(what in m for m in k.members)]
-    found = exact or partly
-    if not found:
+    matching = exact or partly
+    if not matching:
         names = sorted({n for k in c.choices for n in (k.name, *k.members)})
         near = difflib.get_close_matches(what, names, 5, 0.3)
         raise PlanMismatchError(
             f"the plan has no operator or argument called {what!r}",
             remedy="one of: " + ", ".join(near or names[:5]),
         )
-    shown = found[:10]
-    tail = f"\n\n... {len(found) - 10} more match" if len(found) > 10 else ""
+    shown = matching[:10]
+    tail = f"\n\n... {len(matching) - 10} more match" if len(matching) > 10 else ""
     return "\n\n".join(_choice_text(k) for k in shown) + tail
 
 

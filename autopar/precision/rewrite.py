@@ -168,8 +168,8 @@ class Walk:
             for v, t in zip(eqn.invars, operands, strict=True)
         ]
         exact = any(v in self.exact for v in eqn.outvars)
-        made = jnp.dtype(jnp.float32 if exact else self.dtype)
-        results = _bind(eqn, values, {"preferred_element_type": made})
+        sum_dtype = jnp.dtype(jnp.float32 if exact else self.dtype)
+        results = _bind(eqn, values, {"preferred_element_type": sum_dtype})
         return [Twin(r, follows=True) if exact else Twin(narrow=r, follows=True) for r in results]
 
     def _following(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
@@ -213,8 +213,8 @@ class Walk:
                 Twin(narrow=value, follows=True) if g else Twin(value, parameter=t.parameter)
                 for value, g, t in zip([*fixed, *carry, *row], given, operands, strict=True)
             ]
-            made = walk.jaxpr(body.jaxpr, [Twin(c) for c in body.consts], twins, "")
-            after, last = made[: len(narrow)], made[len(narrow) :]
+            body_jaxpr = walk.jaxpr(body.jaxpr, [Twin(c) for c in body.consts], twins, "")
+            after, last = body_jaxpr[: len(narrow)], body_jaxpr[len(narrow) :]
             carried.append([t.follows for t in after])
             ys = [_row(t, v in self.wide, self.dtype) for t, v in zip(last, stacked, strict=True)]
             return [t.stored(g, self.dtype) for t, g in zip(after, narrow, strict=True)], ys

@@ -59,7 +59,7 @@ class _Rewriting:
         self.names: dict[str, str] = {}
 
     def result(self) -> Recomputed:
-        group_of = {name: n for n, group in enumerate(self.again) for name in group.made}
+        group_of = {name: n for n, group in enumerate(self.again) for name in group.values}
         operators: list[Operator] = []
         done: set[int] = set()
         for op in self.graph.operators:
@@ -71,8 +71,8 @@ class _Rewriting:
                 number = group_of.get(name)
                 if number is not None and number not in done:
                     done.add(number)
-                    made, changed = self._group(self.again[number], changed)
-                    operators += made
+                    copied, changed = self._group(self.again[number], changed)
+                    operators += copied
             operators.append(replace(changed, operands=_renamed(changed.operands, self.names)))
         return Recomputed(replace(self.graph, operators=tuple(operators)), self.copies, self.barriers)
 
@@ -103,17 +103,17 @@ class _Rewriting:
 
     def _copied(self, group: Again, passed: Mapping[str, str]) -> list[Operator]:
         inside = dict(passed)
-        made = []
+        copies = []
         for original in (self.graph.by_id[id] for id in group.operators):
             scope = _inside(original.scope)
             id = self._fresh(scope, original.primitive)
             self.copies[id] = original.id
             results = _results(id, [v.type for v in original.results])
             operands = _renamed(original.operands, inside)
-            made.append(replace(original, id=id, scope=scope, operands=operands, results=results))
+            copies.append(replace(original, id=id, scope=scope, operands=operands, results=results))
             inside.update((a.name, b.name) for a, b in zip(original.results, results, strict=True))
-        self.names.update((name, inside[name]) for name in group.made)
-        return made
+        self.names.update((name, inside[name]) for name in group.values)
+        return copies
 
     def _fresh(self, scope: str, primitive: str) -> str:
         stem = f"{scope}/{primitive}"

@@ -23,13 +23,13 @@ class Phases:
     @staticmethod
     def of(graph: Graph, ids: Iterable[str], backward: Set[str]) -> Phases:
         """Those of the operators ``ids``, of which ``backward`` are known to depend on cotangents."""
-        chosen = frozenset(ids)
+        members = frozenset(ids)
         late = frozenset(
             op.id
             for op in graph.operators
-            if op.id in chosen and (op.id in backward or phase_of(op.scope) == "backward")
+            if op.id in members and (op.id in backward or phase_of(op.scope) == "backward")
         )
-        return Phases(chosen - late, late)
+        return Phases(members - late, late)
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Again:
         layer: number of their layer; None for one that depends on no layer (casts of parameters, masks).
         operators: ids of the operators, in running order.
         taken: values that they take from elsewhere: held ones, and inputs of the graph.
-        made: values that the backward pass takes from them.
+        values: values that the backward pass takes from them.
     """
 
     layer: int | None
     operators: tuple[str, ...]
     taken: tuple[str, ...]
-    made: tuple[str, ...]
+    values: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class _Selection:
         return self.layer_of.get(op.id, layer) == layer and not stays_held(op, self.level)
 
     def _again(self, layer: int | None, names: tuple[str, ...], kept: Set[str]) -> Again:
-        chosen: set[str] = set()
+        ids: set[str] = set()
         taken: dict[str, None] = {}
         stack = list(reversed(names))
         while stack:
@@ -135,10 +135,10 @@ class _Selection:
             op = self.maker(name)
             elsewhere = op is not None and self.layer_of.get(op.id, layer) != layer
             if op is None or elsewhere or name in kept:
-                made = self.graph.producers.get(name)
-                if made is None or not is_generator(made):
+                producer = self.graph.producers.get(name)
+                if producer is None or not is_generator(producer):
                     taken[name] = None
-            elif op.id not in chosen:
-                chosen.add(op.id)
+            elif op.id not in ids:
+                ids.add(op.id)
                 stack += reversed(op.reads)
-        return Again(layer, tuple(sorted(chosen, key=self.order.__getitem__)), tuple(taken), names)
+        return Again(layer, tuple(sorted(ids, key=self.order.__getitem__)), tuple(taken), names)

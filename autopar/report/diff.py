@@ -111,8 +111,8 @@ def _pairs(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[Pair, ...]:
 
 
 def _figures(a: Mapping[str, float], b: Mapping[str, float], unit: str, *, keep_zero: bool) -> tuple[Figure, ...]:
-    found = (Figure(n, a.get(n, 0.0), b.get(n, 0.0), unit) for n in dict.fromkeys([*a, *b]))
-    return tuple(f for f in found if keep_zero or f.before or f.after)
+    figures = (Figure(n, a.get(n, 0.0), b.get(n, 0.0), unit) for n in dict.fromkeys([*a, *b]))
+    return tuple(f for f in figures if keep_zero or f.before or f.after)
 
 
 def _facts(c: PlanContent) -> dict[str, str]:

@@ -23,18 +23,18 @@ def layers(c: PlanContent, limit: int) -> Section:
         c: the plan.
         limit: rows at most.
     """
-    found: dict[tuple[str, str, str], tuple[list[int], set[int]]] = {}
+    by_layout: dict[tuple[str, str, str], tuple[list[int], set[int]]] = {}
     for i in c.inputs:
         match = _INDEX.search(i.path)
         pattern = i.path if match is None else f"{i.path[: match.start()]}*{i.path[match.end() :]}"
         sizes = c.stages[i.stage].mesh_shape if i.stage < len(c.stages) else {}
-        numbers, stages = found.setdefault((pattern, i.role, with_sizes(i.type, i.layout, sizes)), ([], set()))
+        numbers, stages = by_layout.setdefault((pattern, i.role, with_sizes(i.type, i.layout, sizes)), ([], set()))
         if match is not None:
             numbers.append(int(match.group()))
         stages.add(i.stage)
     rows = [
         (pattern, role, ranges(numbers) or "-", ranges(stages), sharding)
-        for (pattern, role, sharding), (numbers, stages) in found.items()
+        for (pattern, role, sharding), (numbers, stages) in by_layout.items()
     ]
     header = ("argument", "role", "layers", "stages", "sharding")
     return Section("sharding of each layer", header, tuple(rows[:limit]), (), max(0, len(rows) - limit))
@@ -100,8 +100,8 @@ def why(c: PlanContent) -> str:
     said = []
     if others:
         second = min(others, key=lambda o: o.step_time or 0.0)
-        chosen = next((o.step_time for o in c.search.considered if o.note == "chosen"), None) or c.search.objective
-        more = (second.step_time or 0.0) / chosen - 1 if chosen else 0.0
+        step_s = next((o.step_time for o in c.search.considered if o.note == "chosen"), None) or c.search.objective
+        more = (second.step_time or 0.0) / step_s - 1 if step_s else 0.0
         said.append(
             f"Of {len(others) + 1 + failed} options this is the fastest; the next, {second.name}, is {more:.1%} slower."
         )

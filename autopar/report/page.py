@@ -73,7 +73,7 @@ def pair_page(before: Plan, after: Plan, names: tuple[str, str] = ("before", "af
         after: on the right.
         names: what they are called.
     """
-    found = diff(before, after)
+    differences = diff(before, after)
     sides = [
         {
             "name": name,
@@ -90,11 +90,12 @@ def pair_page(before: Plan, after: Plan, names: tuple[str, str] = ("before", "af
         for name, plan in zip(names, (before, after), strict=True)
     ]
     shown = tuple(
-        replace(s, rows=s.rows[: MAX_ROWS // 2], left_out=max(0, len(s.rows) - MAX_ROWS // 2)) for s in found.sections()
+        replace(s, rows=s.rows[: MAX_ROWS // 2], left_out=max(0, len(s.rows) - MAX_ROWS // 2))
+        for s in differences.sections()
     )
     return _template("pair.html.j2").render(
         title=f"{before.content.program}: {names[0]} and {names[1]}",
-        identical=found.identical,
+        identical=differences.identical,
         sides=sides,
         sections=shown,
     )
@@ -103,14 +104,14 @@ def pair_page(before: Plan, after: Plan, names: tuple[str, str] = ("before", "af
 def pictures(plan: Plan) -> tuple[tuple[str, str], ...]:
     """(title, SVG) of a plan with several stages; none of others, but for a timeline where there is a pipeline."""
     c = plan.content
-    found = []
+    drawn = []
     if plan.pipeline is not None:
-        found.append(("Timeline", timeline_picture(plan)))
+        drawn.append(("Timeline", timeline_picture(plan)))
     if len(c.stages) > 1:
-        found.append(("Stages on the cluster", cluster_svg(c)))
-        found.append(("Memory by kind", memory_svg(c, device_memory_bytes(c))))
-        found.append(("Busy time of a step", time_svg(c)))
-    return tuple((title, svg) for title, svg in found if svg)
+        drawn.append(("Stages on the cluster", cluster_svg(c)))
+        drawn.append(("Memory by kind", memory_svg(c, device_memory_bytes(c))))
+        drawn.append(("Busy time of a step", time_svg(c)))
+    return tuple((title, svg) for title, svg in drawn if svg)
 
 
 def timeline_picture(plan: Plan) -> str:

@@ -66,25 +66,25 @@ def timeline_svg(timeline: Timeline) -> str:
 
 def _joined(runs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Intervals, those joined that nearly touch and are too narrow to be told apart."""
-    found: list[tuple[float, float]] = []
+    joined: list[tuple[float, float]] = []
     for start, end in runs:
-        if found and start - found[-1][1] < 0.3 and end - start < 3:
-            found[-1] = (found[-1][0], end)
+        if joined and start - joined[-1][1] < 0.3 and end - start < 3:
+            joined[-1] = (joined[-1][0], end)
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
 
 
 def _strokes(runs: Sequence[tuple[float, float]], y: float) -> str:
     """Horizontal strokes in tenths of a pixel, each given from where the last one ended: a few characters each."""
-    found: list[str] = []
+    strokes: list[str] = []
     at = 0
     for start, end in runs:
         left, right = round((_LEFT + start) * 10), round((_LEFT + end) * 10)
-        move = f"m{(left - at) / 10:g} 0" if found else f"M{left / 10:g} {y:.1f}"
-        found.append(f"{move}h{max(1, right - left) / 10:g}")
+        move = f"m{(left - at) / 10:g} 0" if strokes else f"M{left / 10:g} {y:.1f}"
+        strokes.append(f"{move}h{max(1, right - left) / 10:g}")
         at = left + max(1, right - left)
-    return "".join(found)
+    return "".join(strokes)
 
 
 def cluster_svg(c: PlanContent) -> str:

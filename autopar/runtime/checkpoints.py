@@ -116,7 +116,9 @@ class Checkpoints:
         step = int(step)
         named = ((jax.tree_util.keystr(p), x) for p, x in jax.tree_util.tree_flatten_with_path(state)[0])
         # What is here is copied: its memory may be used again.
-        leaves = tuple((path, leaf if _is_remote(leaf) and not _is_told(leaf) else _host(leaf)) for path, leaf in named)
+        leaves = tuple(
+            (path, leaf if _is_remote(leaf) and not _is_on_driver(leaf) else _host(leaf)) for path, leaf in named
+        )
         self._begin(_Saving(step, leaves))
         if wait:
             self.wait()
@@ -151,10 +153,10 @@ class Checkpoints:
             kind: of the signal.
             cluster: whose workers count too: a worker that gets SIGTERM goes on for 25 s, in which to save.
         """
-        told = threading.Event()
-        before = signal.signal(kind, lambda number, frame: told.set())
+        ending = threading.Event()
+        before = signal.signal(kind, lambda number, frame: ending.set())
         try:
-            yield lambda: told.is_set() or (cluster is not None and cluster.workers.is_ending)
+            yield lambda: ending.is_set() or (cluster is not None and cluster.workers.is_ending)
         finally:
             signal.signal(kind, before)
             self.wait()
@@ -191,16 +193,16 @@ class Checkpoints:
         content = _content(folder)
         with_paths, treedef = jax.tree_util.tree_flatten_with_path(like)
         wanted = {jax.tree_util.keystr(p): x for p, x in with_paths}
-        found = {leaf.path: leaf for leaf in content.leaves}
-        if wanted.keys() != found.keys():
-            apart = min(wanted.keys() ^ found.keys())
+        leaves_by_path = {leaf.path: leaf for leaf in content.leaves}
+        if wanted.keys() != leaves_by_path.keys():
+            apart = min(wanted.keys() ^ leaves_by_path.keys())
             raise CheckpointError(
                 f"{folder} is of another structure: {apart} is {'not there' if apart in wanted else 'only there'}",
                 remedy="restore it with the state that it was made from",
             )
         try:
-            remote = _read_remote(folder, {p: (found[p], x) for p, x in wanted.items() if _is_remote(x)})
-            leaves = [remote[p] if p in remote else _read(folder, found[p], x) for p, x in wanted.items()]
+            remote = _read_remote(folder, {p: (leaves_by_path[p], x) for p, x in wanted.items() if _is_remote(x)})
+            leaves = [remote[p] if p in remote else _read(folder, leaves_by_path[p], x) for p, x in wanted.items()]
         except DamageError as error:
             raise _damaged(folder / error.file, error) from error
         return jax.tree.unflatten(treedef, leaves)
@@ -227,9 +229,9 @@ def _is_remote(leaf: Any) -> bool:
     return all(isinstance(p, RemoteArray) and p.owner.has(p.id) for p in pieces)
 
 
-def _is_told(leaf: Any) -> bool:
+def _is_on_driver(leaf: Any) -> bool:
     """Whether the numbers of a leaf are here already."""
-    return isinstance(leaf, RemoteArray) and leaf.is_told
+    return isinstance(leaf, RemoteArray) and leaf.is_on_driver
 
 
 def _parts(leaves: Sequence[tuple[str, Any]]) -> _Parts:
@@ -256,14 +258,14 @@ def _parts(leaves: Sequence[tuple[str, Any]]) -> _Parts:
 
 def _written(folder: Path, parts: _Parts) -> Iterable[Leaf]:
     """Writes everything; the leaves."""
-    found: dict[str, list[Written]] = {}
+    by_leaf: dict[str, list[Written]] = {}
     for number, writing in enumerate(parts.remote):
-        found.update(writing.write(folder, f"pipeline-{number}"))
+        by_leaf.update(writing.write(folder, f"pipeline-{number}"))
     if parts.local:
         tiles = ((name, tiled_host(array)) for name, array in sorted(parts.local.items()))
-        found.update({name: [w] for name, w in write_shards(folder / "process-local.bin", tiles).items()})
+        by_leaf.update({name: [w] for name, w in write_shards(folder / "process-local.bin", tiles).items()})
     for path, names in parts.names.items():
-        whole = [leaf_of(path, found[n]) for n in names]
+        whole = [leaf_of(path, by_leaf[n]) for n in names]
         written = [Written(x.shape, x.dtype, x.key, x.pieces) for x in whole]
         yield leaf_of(path, written if len(written) == 1 else [stacked(written)])
 
@@ -276,19 +278,19 @@ def _read_remote(folder: Path, wanted: Mapping[str, tuple[Leaf, Any]]) -> dict[s
         pieces = like.pieces if isinstance(like, RemoteStack) else [like]
         size = leaf.shape[0] // len(pieces) if len(pieces) > 1 else 0
         for k, piece in enumerate(pieces):
-            own = next((own for owner, own in owners if owner is piece.owner), None)
-            if own is None:
-                own = {}
-                owners.append((piece.owner, own))
-            own[piece.id] = leaf.rows(k * size, size) if size else leaf
-    found: dict[int, RemoteArray] = {}
-    for owner, own in owners:
-        found.update(owner.read(folder, own))
-    made: dict[str, Any] = {}
+            by_owner = next((by_owner for owner, by_owner in owners if owner is piece.owner), None)
+            if by_owner is None:
+                by_owner = {}
+                owners.append((piece.owner, by_owner))
+            by_owner[piece.id] = leaf.rows(k * size, size) if size else leaf
+    arrays: dict[int, RemoteArray] = {}
+    for owner, by_owner in owners:
+        arrays.update(owner.read(folder, by_owner))
+    read: dict[str, Any] = {}
     for path, (_, like) in wanted.items():
         some = like.pieces if isinstance(like, RemoteStack) else None
-        made[path] = found[like.id] if some is None else RemoteStack([found[p.id] for p in some])
-    return made
+        read[path] = arrays[like.id] if some is None else RemoteStack([arrays[p.id] for p in some])
+    return read
 
 
 def _folder(step: int) -> str:

@@ -75,9 +75,9 @@ class Worker:
         """Carries out a whole list, waiting where it must. Errors are those of `Link.receive` and of the programs."""
         for index, instruction in enumerate(instructions):
             before(index)
-            made = self.do(instruction)
+            outputs = self.do(instruction)
             if after is not None:
-                after(index, made)
+                after(index, outputs)
         self.finish()
 
     def finish(self) -> None:
@@ -141,11 +141,11 @@ class Worker:
             array = self.read(by_name[name])
             lies = getattr(array, "sharding", None)
             given.append(array if lies is wanted or lies == wanted else moved(array, wanted))
-        made = tuple(program.function(np.int32(number), *given))
+        outputs = tuple(program.function(np.int32(number), *given))
         self._forget(donate)
-        for buffer, array in zip(writes, made, strict=True):
+        for buffer, array in zip(writes, outputs, strict=True):
             self.arrays[buffer] = array
-        return made
+        return outputs
 
     def _accumulate(self, into: Buffer, value: Buffer, reduce: str, first: bool, given_up: bool) -> None:
         term = self.arrays[value]

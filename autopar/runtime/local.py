@@ -99,8 +99,8 @@ class LocalProgram:
 
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
         """Results of ``function`` where the step's ``inputs`` lie; see `autopar.runtime.loaded.LoadedProgram`."""
-        made = jax.jit(function)(*arguments)
-        return [jax.device_put(a, self.program.input_shardings[n]) for a, n in zip(made, inputs, strict=True)]
+        arrays = jax.jit(function)(*arguments)
+        return [jax.device_put(a, self.program.input_shardings[n]) for a, n in zip(arrays, inputs, strict=True)]
 
     def timed(self, note: Callable[[Work, float], None]) -> LocalProgram:
         """This program: it has no parts to time."""

@@ -100,8 +100,8 @@ class PipelineProgram:
 
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
         """Results of ``function`` where the step's ``inputs`` lie; see `autopar.runtime.loaded.LoadedProgram`."""
-        made = jax.jit(function)(*arguments)
-        return [jax.device_put(a, self.program.input_shardings[n]) for a, n in zip(made, inputs, strict=True)]
+        arrays = jax.jit(function)(*arguments)
+        return [jax.device_put(a, self.program.input_shardings[n]) for a, n in zip(arrays, inputs, strict=True)]
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
         """Runs a step.
@@ -113,14 +113,14 @@ class PipelineProgram:
         with LAUNCHES:
             check_donated(leaves, self.names, self.donated)
             store = self.runtime.run(self._start([*placed, *self.constants]))
-            found: dict[int, Any] = {}
+            results: dict[int, Any] = {}
             values = self.lowered.instructions.dataflow.by_name
             for (_, buffer), array in store.arrays.items():
                 ref = values[buffer.value].ref
                 if ref is not None and ref.kind == "out":
-                    found.setdefault(ref.number, array)
+                    results.setdefault(ref.number, array)
             give_up(leaves, self.donated)
-            return self.joined(found)
+            return self.joined(results)
 
     def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
         """Results of the function from outputs of the lowered step by number."""
@@ -143,8 +143,8 @@ class PipelineProgram:
             array = by_name[name]
             if value.ref.kind == "in":
                 for worker in sorted({w for s in value.stages for w in table.workers_of_stage(s)}):
-                    own = jnp.copy(array) if value.donated and (worker, name) in lies else array
-                    start[worker, Buffer(value.name)] = self.put(worker, value.name, own)
+                    safe = jnp.copy(array) if value.donated and (worker, name) in lies else array
+                    start[worker, Buffer(value.name)] = self.put(worker, value.name, safe)
                     lies.add((worker, name))
             else:
                 self.put_pieces(start, value, name, array)
@@ -165,7 +165,7 @@ class PipelineProgram:
     def put_pieces(self, start: dict[tuple[int, Buffer], Any], value: ValueSpec, name: str, array: Any) -> None:
         """Adds to ``start`` the microbatches' pieces of an input of the step, on the workers that read ``value``."""
         table = self.lowered.table
-        dim = self.lowered.map.found.batch[name]
+        dim = self.lowered.map.microbatching.batch[name]
         size = array.shape[dim] // table.num_microbatches
         for k in range(table.num_microbatches):
             piece = jax.lax.slice_in_dim(array, k * size, (k + 1) * size, axis=dim)
@@ -190,9 +190,9 @@ class PipelineProgram:
             def call(*arguments: Any) -> Any:
                 jax.block_until_ready(arguments)
                 start = time.perf_counter()
-                made = jax.block_until_ready(loaded.compiled(*arguments))
+                outputs = jax.block_until_ready(loaded.compiled(*arguments))
                 note(loaded.program.work, time.perf_counter() - start)
-                return made
+                return outputs
 
             return loaded if loaded.compiled is None else dataclasses.replace(loaded, compiled=call)
 
@@ -291,9 +291,9 @@ def load_pipeline(
 
     def input_place(index: int) -> NamedSharding:
         stage, name = homes[index], step.inputs[index].name
-        found = runtime.ports.get((lowered.worker_of_stage(stage), str(ValueRef("in", name, stage))))
+        port = runtime.ports.get((lowered.worker_of_stage(stage), str(ValueRef("in", name, stage))))
         whole = NamedSharding(meshes[stage], PartitionSpec())
-        return whole if found is None else found[0].sharding(found[1])
+        return whole if port is None else port[0].sharding(port[1])
 
     places = _result_places(runtime)
     leaves = {n: StackedLeaf(tuple(map(input_place, at))) for n, at in enumerate(split_step.inputs) if len(at) > 1}
@@ -339,6 +339,6 @@ def _result_places(runtime: LocalPipeline) -> dict[int, NamedSharding]:
 def stage_mesh(lowered: LoweredPipeline, worker: int, stage: int, devices: Sequence[Any]) -> Mesh:
     """The mesh on which a worker runs a stage."""
     axes = lowered.mesh_axes(stage)
-    chosen = [devices[i] for i in lowered.devices(worker, stage)]
-    grid = np.array(chosen, dtype=object).reshape([n for _, n in axes])
+    mesh_devices = [devices[i] for i in lowered.devices(worker, stage)]
+    grid = np.array(mesh_devices, dtype=object).reshape([n for _, n in axes])
     return Mesh(grid, tuple(a for a, _ in axes), axis_types=(AxisType.Auto,) * len(axes))

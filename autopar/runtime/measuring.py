@@ -51,11 +51,11 @@ def measure_devices(
     seconds: list[list[float]] = [[] for _ in ready]
     for n in range(effort.repeats):
         say(f"measuring, round {n + 1} of {effort.repeats}")
-        for (_, run), found in zip(ready, seconds, strict=True):
-            found.append(_time(run))
+        for (_, run), seconds_of_case in zip(ready, seconds, strict=True):
+            seconds_of_case.append(_time(run))
     return tuple(
-        Sample(c.what, c.name, c.amount, runs, c.group, tuple(found), c.side_bytes)
-        for c, (runs, _), found in zip(cases, ready, seconds, strict=True)
+        Sample(c.what, c.name, c.amount, runs, c.group, tuple(seconds_of_case), c.side_bytes)
+        for c, (runs, _), seconds_of_case in zip(cases, ready, seconds, strict=True)
     )
 
 
@@ -67,8 +67,8 @@ def machine_name(device: Any) -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    found = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return found or platform.machine()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return model or platform.machine()
 
 
 def _prepared(case: Case, effort: Effort) -> tuple[int, Callable[[], Any]]:
@@ -110,12 +110,12 @@ def _chains(mesh: Mesh) -> list[Case]:
 
 def _products(mesh: Mesh, effort: Effort) -> list[Case]:
     """Square products, long thin ones and batches of small ones, with equal arithmetic."""
-    found = []
+    cases = []
     for name, dtype in _DTYPES:
         for n in effort.products:
             for shape in _shapes(n):
-                found.append(Case("product", name, 2.0 * n**3, 1, _product(mesh, shape, dtype)))
-    return found
+                cases.append(Case("product", name, 2.0 * n**3, 1, _product(mesh, shape, dtype)))
+    return cases
 
 
 def _shapes(n: int) -> tuple[tuple[int, int, int], ...]:

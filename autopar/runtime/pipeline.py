@@ -111,27 +111,27 @@ class LocalPipeline:
     @cached_property
     def ports(self) -> Mapping[tuple[int, str], tuple[Port, Mesh]]:
         """How the programs of a worker take a value, by (worker, value): those of the first that reads it."""
-        found: dict[tuple[int, str], tuple[Port, Mesh]] = {}
+        ports: dict[tuple[int, str], tuple[Port, Mesh]] = {}
         for (worker, _), loaded in sorted(self.loaded.items(), key=lambda e: e[0]):
             for port in loaded.program.reads:
-                found.setdefault((worker, port.name), (port, loaded.mesh))
-        return MappingProxyType(found)
+                ports.setdefault((worker, port.name), (port, loaded.mesh))
+        return MappingProxyType(ports)
 
     @cached_property
     def _programs(self) -> tuple[Mapping[Work, Ready], ...]:
-        found: list[dict[Work, Ready]] = [{} for _ in self.program.workers]
+        programs: list[dict[Work, Ready]] = [{} for _ in self.program.workers]
         for (worker, work), loaded in self.loaded.items():
             if loaded.compiled is not None:
                 names = tuple(p.name for p in loaded.program.reads)
-                found[worker][work] = Ready(names, loaded.shardings, loaded.compiled)
-        return tuple(MappingProxyType(f) for f in found)
+                programs[worker][work] = Ready(names, loaded.shardings, loaded.compiled)
+        return tuple(MappingProxyType(f) for f in programs)
 
     @cached_property
     def _placements(self) -> tuple[Mapping[str, NamedSharding], ...]:
-        found: list[dict[str, NamedSharding]] = [{} for _ in self.program.workers]
+        placements: list[dict[str, NamedSharding]] = [{} for _ in self.program.workers]
         for (worker, name), (port, mesh) in self.ports.items():
-            found[worker][name] = port.sharding(mesh)
-        return tuple(MappingProxyType(f) for f in found)
+            placements[worker][name] = port.sharding(mesh)
+        return tuple(MappingProxyType(f) for f in placements)
 
     def run(
         self, start: Mapping[tuple[int, Buffer], Any], observe: Callable[[int, Store], None] | None = None
@@ -150,8 +150,8 @@ class LocalPipeline:
         queues = Queues()
         workers = []
         for number, (programs, placements) in enumerate(zip(self._programs, self._placements, strict=True)):
-            own = {b: array for (w, b), array in start.items() if w == number}
-            workers.append(Worker(programs, placements, queues.link(number), own))
+            buffers = {b: array for (w, b), array in start.items() if w == number}
+            workers.append(Worker(programs, placements, queues.link(number), buffers))
         store = Store(tuple(workers))
         lists = [deque(w.instructions) for w in self.program.workers]
         while any(lists):

@@ -86,13 +86,13 @@ def discard(folder: Path, name: str) -> None:
 
 
 def _remains(folder: Path) -> list[tuple[Path, str, str]]:
-    found = []
+    remains = []
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
             match = _REMAINS.fullmatch(path.name)
             if match is not None and not path.is_symlink():
-                found.append((path, match["name"], match["kind"]))
-    return found
+                remains.append((path, match["name"], match["kind"]))
+    return remains
 
 
 def _is_alive(path: Path) -> bool:

@@ -83,17 +83,17 @@ def _check_shape(leaf: Leaf) -> None:
 
 def _check_cover(leaf: Leaf) -> None:
     """The pieces are the array: no element is in two of them, and none in no one."""
-    own = [p for p in leaf.pieces if math.prod(p.shape)]
-    if sum(math.prod(p.shape) for p in own) != math.prod(leaf.shape):
+    filled = [p for p in leaf.pieces if math.prod(p.shape)]
+    if sum(math.prod(p.shape) for p in filled) != math.prod(leaf.shape):
         raise DamageError(_LIST, f"pieces of {leaf.path} are missing, or there are too many")
-    if len(own) < 2:
+    if len(filled) < 2:
         return
-    ends = [sorted({e for p in own for e in (p.start[d], p.start[d] + p.shape[d])}) for d in range(len(leaf.shape))]
+    ends = [sorted({e for p in filled for e in (p.start[d], p.start[d] + p.shape[d])}) for d in range(len(leaf.shape))]
     if math.prod(len(e) for e in ends) > _MOST_CELLS:
         raise DamageError(_LIST, f"{leaf.path} is in pieces that no mesh makes")
-    index = [{e: n for n, e in enumerate(found)} for found in ends]
+    index = [{e: n for n, e in enumerate(ends_of_dim)} for ends_of_dim in ends]
     covered = np.zeros([max(1, len(e) - 1) for e in ends], bool)
-    for piece in own:
+    for piece in filled:
         cells = tuple(_cells(piece, d, index[d]) for d in range(len(leaf.shape)))
         if covered[cells].any():
             raise DamageError(_LIST, f"pieces of {leaf.path} overlap")

@@ -99,7 +99,7 @@ def write_shards(path: Path, arrays: Iterable[tuple[str, Tiled]]) -> dict[str, W
 
     Returns by name what was written. OSError where the disk is full, or the file there already.
     """
-    found: dict[str, Written] = {}
+    written: dict[str, Written] = {}
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
         offset = 0
         for name, tiled in arrays:
@@ -109,10 +109,10 @@ def write_shards(path: Path, arrays: Iterable[tuple[str, Tiled]]) -> dict[str, W
                 file.write(data)
                 pieces.append(Piece(path.name, offset, tile.start, tile.data.shape, zlib.crc32(data)))
                 offset += len(data)
-            found[name] = Written(tiled.shape, tiled.dtype, tiled.key, tuple(pieces))
+            written[name] = Written(tiled.shape, tiled.dtype, tiled.key, tuple(pieces))
         file.flush()
         os.fsync(file.fileno())
-    return found
+    return written
 
 
 def leaf_of(path: str, parts: Sequence[Written]) -> Leaf:
@@ -161,7 +161,7 @@ def read_boxes(folder: Path, leaf: Leaf, boxes: Sequence[Box]) -> Tiled:
     cache: dict[int, np.ndarray[Any, Any]] = {}
     tiles = []
     for box in boxes:
-        made = np.empty([b - a for a, b in box], jnp.dtype(leaf.dtype))
+        array = np.empty([b - a for a, b in box], jnp.dtype(leaf.dtype))
         filled = 0
         for number, piece in enumerate(leaf.pieces):
             low = [max(a, s) for (a, _), s in zip(box, piece.start, strict=True)]
@@ -172,11 +172,11 @@ def read_boxes(folder: Path, leaf: Leaf, boxes: Sequence[Box]) -> Tiled:
                 cache[number] = _read(folder, piece, leaf.dtype)
             into = tuple(slice(a - s, b - s) for a, b, (s, _) in zip(low, high, box, strict=True))
             of = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, piece.start, strict=True))
-            made[into] = cache[number][of]
-            filled += made[into].size
-        if filled != made.size:
+            array[into] = cache[number][of]
+            filled += array[into].size
+        if filled != array.size:
             raise DamageError("checkpoint.json", f"pieces of {leaf.path} are missing")
-        tiles.append(Tile(tuple(a for a, _ in box), made))
+        tiles.append(Tile(tuple(a for a, _ in box), array))
     return Tiled(leaf.shape, leaf.dtype, tuple(tiles), leaf.key)
 
 
@@ -213,8 +213,8 @@ def open_plain(path: Path) -> BinaryIO:
 
 def merged(parts: Sequence[Mapping[str, Written]]) -> dict[str, list[Written]]:
     """What several processes wrote, by name."""
-    found: dict[str, list[Written]] = {}
+    by_leaf: dict[str, list[Written]] = {}
     for part in parts:
         for name, written in part.items():
-            found.setdefault(name, []).append(written)
-    return found
+            by_leaf.setdefault(name, []).append(written)
+    return by_leaf

@@ -32,13 +32,13 @@ class StackedLeaf:
     @property
     def runs(self) -> list[tuple[NamedSharding, int]]:
         """(sharding, number of pieces) of consecutive pieces in one place."""
-        found: list[tuple[NamedSharding, int]] = []
+        runs: list[tuple[NamedSharding, int]] = []
         for place in self.places:
-            if found and found[-1][0] == place:
-                found[-1] = (place, found[-1][1] + 1)
+            if runs and runs[-1][0] == place:
+                runs[-1] = (place, runs[-1][1] + 1)
             else:
-                found.append((place, 1))
-        return found
+                runs.append((place, 1))
+        return runs
 
     @property
     def sharding(self) -> NamedSharding:
@@ -67,9 +67,9 @@ class StackedLeaf:
         if self.is_direct:
             parts = []
             for place, count in self.runs:
-                own = set(place.mesh.devices.flat)
+                mesh_devices = set(place.mesh.devices.flat)
                 shape = (array.shape[0] // len(self.runs), *array.shape[1:])
-                shards = [s.data for s in array.addressable_shards if s.device in own]
+                shards = [s.data for s in array.addressable_shards if s.device in mesh_devices]
                 part = jax.make_array_from_single_device_arrays(shape, place, shards)
                 parts += [part] if count == 1 else [jax.device_put(p, place) for p in _cut(part, count)]
             return parts

@@ -171,8 +171,8 @@ class StaleProgram:
         state = {str(o.updates) for o in pipeline.split_step.step.graph.outputs}
         read = {n for spec in flow.dataflow.works if spec.work.kind == "update" for n in spec.reads}
         refs = [flow.dataflow.by_name[n].ref for n in sorted(read)]
-        found = [r.name for r in refs if r is not None and r.kind == "in"]
-        return tuple(dict.fromkeys(n for n in found if n not in state and n not in constant))
+        named = [r.name for r in refs if r is not None and r.kind == "in"]
+        return tuple(dict.fromkeys(n for n in named if n not in state and n not in constant))
 
     def _run(self, window: Window, inputs: Mapping[str, Any], carry: Mapping[str, Any]) -> Store:
         pipeline, flow = self.pipeline, self.windows.flow
@@ -190,8 +190,8 @@ class StaleProgram:
                 pipeline.put_pieces(pieces, value, value.ref.name, inputs[value.ref.name])
                 start |= {(w, Buffer(b.value, b.microbatch + flow.lag)): a for (w, b), a in pieces.items()}
         if carry:
-            for worker, own in enumerate(window.starts):
-                for b in own:
+            for worker, buffers in enumerate(window.starts):
+                for b in buffers:
                     start[worker, b] = self._carried(carry, worker, b)
         lowered = pipeline.lowered.instructions
         runtime = LocalPipeline(Program(lowered.table, flow.dataflow, window.workers), pipeline.runtime.loaded)
@@ -218,23 +218,23 @@ class StaleProgram:
 
     def _carry(self, window: Window, store: Store) -> dict[str, Any]:
         flow = self.windows.flow
-        found = {}
+        carried = {}
         for (worker, b), array in sorted(store.arrays.items(), key=lambda e: e[0]):
             if flow.is_carried(b) and (after := flow.shifted(b)) in window.ends[worker]:
-                found[_key(worker, after)] = array
-        return found
+                carried[_key(worker, after)] = array
+        return carried
 
     def _outputs(self, store: Store, *, metrics: bool) -> dict[int, Any]:
         """Outputs of the lowered step by number: the newest state, and what else a call returns."""
-        flow, arrays, found = self.windows.flow, store.arrays, {}
+        flow, arrays, outputs = self.windows.flow, store.arrays, {}
         for spec in flow.dataflow.works:
             if spec.work.kind != "update" or spec.work.part == SHARED or (spec.work.part == METRICS and not metrics):
                 continue
             for name in spec.writes:
                 ref = flow.dataflow.by_name[name].ref
                 assert ref is not None, f"{name} is of no value of the step"
-                found[ref.number] = arrays[spec.work.stage, Buffer(flow.replaces.get(name, name))]
-        return found
+                outputs[ref.number] = arrays[spec.work.stage, Buffer(flow.replaces.get(name, name))]
+        return outputs
 
 
 def _key(worker: int, b: Buffer) -> str:

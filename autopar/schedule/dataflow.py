@@ -152,11 +152,11 @@ class Dataflow:
     @cached_property
     def readers(self) -> Mapping[str, tuple[Work, ...]]:
         """Works that read each value; values that nobody reads are left out."""
-        found: dict[str, list[Work]] = {}
+        readers: dict[str, list[Work]] = {}
         for spec in self.works:
             for name in dict.fromkeys(spec.reads):
-                found.setdefault(name, []).append(spec.work)
-        return MappingProxyType({name: tuple(works) for name, works in found.items()})
+                readers.setdefault(name, []).append(spec.work)
+        return MappingProxyType({name: tuple(works) for name, works in readers.items()})
 
     @cached_property
     def writers(self) -> Mapping[str, Work]:

@@ -62,14 +62,14 @@ def parse_table(text: str) -> Table:
 
 def _from_json(text: str) -> Table:
     try:
-        found = msgspec.json.decode(text, type=_Document)
+        document = msgspec.json.decode(text, type=_Document)
     except msgspec.DecodeError as error:
         raise ScheduleError(
             f"the JSON is no schedule table: {error}",
             remedy="it has schedule, num_stages, num_microbatches and rows of cells as F0.0",
         ) from error
-    rows = tuple(_cells(list(row), f"row {w}") for w, row in enumerate(found.rows))
-    return Table(found.schedule, found.num_stages, found.num_microbatches, rows)
+    rows = tuple(_cells(list(row), f"row {w}") for w, row in enumerate(document.rows))
+    return Table(document.schedule, document.num_stages, document.num_microbatches, rows)
 
 
 def _from_csv(text: str) -> Table:

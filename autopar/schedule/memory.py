@@ -38,16 +38,16 @@ class Usage:
 def starting_buffers(program: Program) -> tuple[tuple[Buffer, ...], ...]:
     """For each worker the inputs that lie there when the step begins."""
     table = program.table
-    found: list[list[Buffer]] = [[] for _ in table.rows]
+    buffers: list[list[Buffer]] = [[] for _ in table.rows]
     for value in program.dataflow.values:
         if value.lifetime == "step":
             for worker in sorted({w for s in value.stages for w in table.workers_of_stage(s)}):
-                found[worker].append(Buffer(value.name))
+                buffers[worker].append(Buffer(value.name))
         elif value.is_input:
             for microbatch in range(table.num_microbatches):
                 for worker in sorted({table.worker_of(Task("forward", s, microbatch)) for s in value.stages}):
-                    found[worker].append(Buffer(value.name, microbatch))
-    return tuple(map(tuple, found))
+                    buffers[worker].append(Buffer(value.name, microbatch))
+    return tuple(map(tuple, buffers))
 
 
 def usage(program: Program) -> tuple[tuple[Usage, ...], ...]:
@@ -75,12 +75,12 @@ def transit_bytes(program: Program, depth: int) -> tuple[int, ...]:
         for i in w.instructions:
             if isinstance(i, Send):
                 sent.setdefault((w.worker, i.to), []).append(buffer_bytes(program, i.value))
-    found = [0] * len(program.workers)
+    most_bytes = [0] * len(program.workers)
     for (source, target), sizes in sorted(sent.items()):
         most = max(sum(sizes[k : k + depth]) for k in range(len(sizes)))
-        found[source] += most
-        found[target] += most
-    return tuple(found)
+        most_bytes[source] += most
+        most_bytes[target] += most
+    return tuple(most_bytes)
 
 
 @dataclass(frozen=True)
@@ -118,25 +118,25 @@ def worker_memory(program: Program, temporaries: Mapping[Work, int]) -> tuple[Wo
         works = tuple(dataclasses.replace(w, temporaries_bytes=bytes_of.get(w.work, 0)) for w in flow.works)
         return usage(msgspec.structs.replace(program, dataflow=Dataflow(works, flow.values)))
 
-    found = []
+    of_workers = []
     for worker, (arrays, everything) in enumerate(zip(along({}), along(temporaries), strict=True)):
         at = max(range(len(everything)), key=lambda i: everything[i].during_bytes)
         held, peak = arrays[at].during_bytes, everything[at].during_bytes
-        found.append(WorkerMemory(worker, program.table.stages_of_worker(worker), held, peak - held))
-    return tuple(found)
+        of_workers.append(WorkerMemory(worker, program.table.stages_of_worker(worker), held, peak - held))
+    return tuple(of_workers)
 
 
 def _worker_usage(program: Program, start: tuple[Buffer, ...], lines: tuple[Instruction, ...]) -> tuple[Usage, ...]:
     held = {b: program.dataflow.by_name[b.value].bytes for b in start}
     offloaded: dict[Buffer, int] = {}
     total = sum(held.values())
-    found = [Usage(total, total)]
+    usages = [Usage(total, total)]
     for i in lines:
         extra = _apply(program, i, held, offloaded)
         after = sum(held.values())
-        found.append(Usage(max(total, after) + extra, after))
+        usages.append(Usage(max(total, after) + extra, after))
         total = after
-    return tuple(found)
+    return tuple(usages)
 
 
 def _apply(program: Program, i: Instruction, held: dict[Buffer, int], offloaded: dict[Buffer, int]) -> int:
@@ -150,13 +150,13 @@ def _apply(program: Program, i: Instruction, held: dict[Buffer, int], offloaded:
             for buffer, name in zip(i.writes, names, strict=True):
                 held[buffer] = program.dataflow.by_name[name].bytes
             gone = {b: held.pop(b) for b in i.donate}
-            made = sum(held[b] for b in i.writes)
+            written_bytes = sum(held[b] for b in i.writes)
             donated = dict(zip(spec.reads, i.reads, strict=True))
             shared = sum(
                 min(gone[donated[r]], program.dataflow.by_name[w].bytes) for r, w in spec.aliases if donated[r] in gone
             )
-            during = before + made - shared + spec.temporaries_bytes
-            extra = during - max(before, before + made - sum(gone.values()))
+            during = before + written_bytes - shared + spec.temporaries_bytes
+            extra = during - max(before, before + written_bytes - sum(gone.values()))
         case Accumulate():
             size = held[i.value]
             if i.first:

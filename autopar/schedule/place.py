@@ -118,9 +118,9 @@ class _Walk:
         reads = tuple(self._buffer(n, task.microbatch) for n in spec.reads)
         for buffer in reads:
             if not self.where.get(buffer):
-                made = self.dataflow.writers.get(buffer.value)
+                writer = self.dataflow.writers.get(buffer.value)
                 raise ScheduleError(
-                    f"{task} reads {buffer}, which {made} makes only later",
+                    f"{task} reads {buffer}, which {writer} makes only later",
                     cause="the dataflow leads against the order of the stages",
                     remedy="number stages so that values go from lower to higher ones in forward, and back in backward",
                     table=marked_text(self.table, task),

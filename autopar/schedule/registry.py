@@ -83,8 +83,8 @@ class ScheduleRegistry:
 
     def table(self) -> dict[str, Factory | None]:
         """Every name; None where an entry point is not loaded yet."""
-        found: dict[str, Factory | None] = {p.name: None for p in entry_points(group=ENTRY_POINTS)}
-        return dict(sorted({**found, **self.known()}.items()))
+        installed: dict[str, Factory | None] = {p.name: None for p in entry_points(group=ENTRY_POINTS)}
+        return dict(sorted({**installed, **self.known()}.items()))
 
 
 _REGISTRY = ScheduleRegistry()
@@ -132,13 +132,13 @@ def factory_named(name: str) -> Factory:
     """What makes the schedule called ``name``: its class, mostly. ScheduleError, with near names, if there is none."""
     if name in (known := _REGISTRY.known()):
         return known[name]
-    found = _REGISTRY.table()
-    wanted = name if name in found else name.lower().replace("_", "-")
-    wanted = wanted if wanted in found else _ALIASES.get(wanted, wanted)
-    if wanted not in found:
-        near = difflib.get_close_matches(wanted, found, 3, 0.3)
-        raise ScheduleError(f"no schedule is called {name!r}", remedy="one of: " + ", ".join(near or found))
-    factory = found[wanted]
+    table = _REGISTRY.table()
+    wanted = name if name in table else name.lower().replace("_", "-")
+    wanted = wanted if wanted in table else _ALIASES.get(wanted, wanted)
+    if wanted not in table:
+        near = difflib.get_close_matches(wanted, table, 3, 0.3)
+        raise ScheduleError(f"no schedule is called {name!r}", remedy="one of: " + ", ".join(near or table))
+    factory = table[wanted]
     if factory is None:
         (point,) = (p for p in entry_points(group=ENTRY_POINTS) if p.name == wanted)
         factory = point.load()

@@ -73,10 +73,10 @@ def slice_lengths(
         if longest - last < tolerance_s:
             continue
         last = longest
-        found = _least_sum(count, times, longest + tolerance_s)
-        if found is None:
+        sliced = _least_sum(count, times, longest + tolerance_s)
+        if sliced is None:
             continue
-        lengths = tuple(k * unit for k in found)
+        lengths = tuple(k * unit for k in sliced)
         total = pass_seconds(lengths, stages, seconds)
         if total < best:
             best, best_lengths = total, lengths
@@ -93,8 +93,8 @@ def _least_sum(count: int, times: dict[tuple[int, int], float], longest: float) 
                 sums[end], lengths[end] = sums[end - k] + time, k
     if math.isinf(sums[count]):
         return None
-    found, end = [], count
+    sliced, end = [], count
     while end:
-        found.append(lengths[end])
+        sliced.append(lengths[end])
         end -= lengths[end]
-    return tuple(reversed(found))
+    return tuple(reversed(sliced))

@@ -127,7 +127,7 @@ class _Walk:
 
     def _window(self, batch: tuple[frozenset[Buffer], ...]) -> Window:
         flow = self.flow
-        ends = tuple(frozenset(flow.shifted(b) for b in own if flow.is_carried(b)) for own in self.there)
+        ends = tuple(frozenset(flow.shifted(b) for b in buffers if flow.is_carried(b)) for buffers in self.there)
         programs = tuple(WorkerProgram(s, tuple(lines)) for s, lines in enumerate(self.lists))
         return Window(programs, self.starts, batch, ends)
 
@@ -252,12 +252,12 @@ class _Walk:
     # -- the update ----------------------------------------------------------------------------
 
     def _update(self, s: int, k: int) -> None:
-        shared, own = self.flow.spec("update", s, SHARED), self.flow.spec("update", s, STATE)
+        shared, state_spec = self.flow.spec("update", s, SHARED), self.flow.spec("update", s, STATE)
         if shared is not None:
             self._apply(s, shared, k, [Buffer(n) for n in shared.writes])
-        if own is not None:
-            self._apply(s, own, k, [Buffer(self.flow.replaces[n]) for n in own.writes])
-            self._free(s, [self._total(n, k) for n in own.reads])
+        if state_spec is not None:
+            self._apply(s, state_spec, k, [Buffer(self.flow.replaces[n]) for n in state_spec.writes])
+            self._free(s, [self._total(n, k) for n in state_spec.reads])
         for n in () if shared is None else shared.writes:
             self.lists[s].append(Stash(Buffer(n), Buffer(self.flow.replaces[n])))
             self._free(s, [Buffer(n)])

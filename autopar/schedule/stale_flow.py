@@ -78,7 +78,7 @@ class StaleFlow:
     @cached_property
     def versioned(self) -> Mapping[int, tuple[str, ...]]:
         """By stage the values that have versions: state that passes read, and what is computed from it before them."""
-        found: dict[int, tuple[str, ...]] = {}
+        versioned: dict[int, tuple[str, ...]] = {}
         for s in range(self.stages):
             names: dict[str, None] = {}
             before = self.spec("before", s)
@@ -89,8 +89,8 @@ class StaleFlow:
                 for n in () if spec is None else spec.reads:
                     if n in self.state or (before is not None and n in before.writes):
                         names[n] = None
-            found[s] = tuple(names)
-        return MappingProxyType(found)
+            versioned[s] = tuple(names)
+        return MappingProxyType(versioned)
 
     def is_carried(self, buffer: Buffer) -> bool:
         """Whether a buffer that is left when a call ends is handed to the next one; the caller has the others."""

@@ -69,8 +69,8 @@ class Table:
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds that occur: forward; forward and backward; or all three."""
-        found = {t.kind for row in self.rows for t in row}
-        return tuple(k for k in KINDS if k in found)
+        present = {t.kind for row in self.rows for t in row}
+        return tuple(k for k in KINDS if k in present)
 
     @property
     def splits_backward(self) -> bool:
@@ -83,10 +83,10 @@ class Table:
 
     @cached_property
     def _stage_workers(self) -> Mapping[int, tuple[int, ...]]:
-        found: dict[int, set[int]] = {}
+        workers_of: dict[int, set[int]] = {}
         for task, worker in self._workers.items():
-            found.setdefault(task.stage, set()).add(worker)
-        return MappingProxyType({s: tuple(sorted(workers)) for s, workers in sorted(found.items())})
+            workers_of.setdefault(task.stage, set()).add(worker)
+        return MappingProxyType({s: tuple(sorted(workers)) for s, workers in sorted(workers_of.items())})
 
     def worker_of(self, task: Task) -> int:
         """The worker that computes ``task``. KeyError where none does."""
@@ -107,8 +107,8 @@ class Table:
             return (Task("forward", stage - 1, microbatch),) if stage > 0 else ()
         if kind == "weight":
             return (Task("backward", stage, microbatch),)
-        own = Task("forward", stage, microbatch)
-        return (own, Task("backward", stage + 1, microbatch)) if stage + 1 < self.num_stages else (own,)
+        forward = Task("forward", stage, microbatch)
+        return (forward, Task("backward", stage + 1, microbatch)) if stage + 1 < self.num_stages else (forward,)
 
     def __str__(self) -> str:
         return table_text(self)

@@ -207,9 +207,9 @@ class _Machine:
         return True
 
     def _get(self, worker: int, buffer: Buffer) -> Content:
-        found = self.held[worker].get(buffer)
-        if found is not None:
-            return found
+        content = self.held[worker].get(buffer)
+        if content is not None:
+            return content
         if buffer in self.hosted[worker]:
             raise self.fail(worker, f"{buffer} is on the host", cause="there is no FETCH before it")
         how = self.gone[worker].get(buffer)
@@ -273,11 +273,11 @@ class _Machine:
             raise self.fail(worker, "donates a buffer that is two of its arguments")
         for buffer in i.donate:
             self._give_up(worker, buffer, "donated")
-        own = frozenset() if microbatch == NONE else frozenset({microbatch})
+        microbatches = frozenset() if microbatch == NONE else frozenset({microbatch})
         for name, buffer in zip((*spec.writes, *spec.accumulates), i.writes, strict=True):
             if buffer != Buffer(name, microbatch):
                 raise self.fail(worker, f"{buffer} is written where {Buffer(name, microbatch)} is due")
-            self._make(worker, buffer, Content(name, own))
+            self._make(worker, buffer, Content(name, microbatches))
 
     def _check_place(self, worker: int, work: Work, microbatch: int) -> None:
         if work.kind in KINDS:
@@ -291,20 +291,20 @@ class _Machine:
             raise self.fail(worker, f"the same ran before, as instruction {self.ran[key]}")
         self.ran[key] = self.at[worker]
 
-    def _check_read(self, worker: int, spec: WorkSpec, name: str, microbatch: int, found: Content) -> None:
+    def _check_read(self, worker: int, spec: WorkSpec, name: str, microbatch: int, content: Content) -> None:
         value = self.dataflow.by_name[name]
-        own = frozenset[int]() if value.lifetime == "step" else frozenset({microbatch})
-        wanted = self.whole if value.lifetime == "accumulator" else own
-        if found.value != name:
-            raise self.fail(worker, f"{spec.work} is given {found.value} for {name}")
-        if found.microbatches != wanted:
-            raise self.fail(worker, self._lacking(name, wanted, found.microbatches))
+        microbatches = frozenset[int]() if value.lifetime == "step" else frozenset({microbatch})
+        wanted = self.whole if value.lifetime == "accumulator" else microbatches
+        if content.value != name:
+            raise self.fail(worker, f"{spec.work} is given {content.value} for {name}")
+        if content.microbatches != wanted:
+            raise self.fail(worker, self._lacking(name, wanted, content.microbatches))
 
-    def _lacking(self, name: str, wanted: frozenset[int], found: frozenset[int]) -> str:
-        missing = sorted(wanted - found)
+    def _lacking(self, name: str, wanted: frozenset[int], present: frozenset[int]) -> str:
+        missing = sorted(wanted - present)
         if missing and self.dataflow.by_name[name].lifetime == "accumulator":
             return f"{name} lacks the contribution of microbatch {', '.join(map(str, missing))}"
-        return f"{name} is of microbatch {sorted(found)}, not {sorted(wanted)}"
+        return f"{name} is of microbatch {sorted(present)}, not {sorted(wanted)}"
 
     def _accumulate(self, worker: int, i: Accumulate) -> None:
         joined = self._get(worker, i.value)
@@ -350,9 +350,9 @@ class _Machine:
     def _check_result(self, name: str) -> None:
         wanted = self.whole if self.dataflow.by_name[name].lifetime == "accumulator" else frozenset[int]()
         for worker in self.table.workers_of_stage(self.dataflow.writers[name].stage):
-            found = self.held[worker].get(Buffer(name))
+            content = self.held[worker].get(Buffer(name))
             end = len(self.lists[worker])
-            if found is None or found.value != name:
+            if content is None or content.value != name:
                 raise self.fail(worker, f"the result {name} is not there", number=end)
-            if found.microbatches != wanted:
-                raise self.fail(worker, self._lacking(name, wanted, found.microbatches), number=end)
+            if content.microbatches != wanted:
+                raise self.fail(worker, self._lacking(name, wanted, content.microbatches), number=end)

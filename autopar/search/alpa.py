@@ -311,15 +311,15 @@ def infeasible(problem: Problem, problems: Sequence[ShardingProblem]) -> Infeasi
     """The error that says how much memory would do, or a bound of it."""
     limit = problem.memory_limit_bytes
     floors = sorted(((memory_floor(s.problem), s) for s in problems), key=lambda p: p[0])
-    least, told = max(floors[0][0], limit + 1.0), "it needs more"
+    least, reason = max(floors[0][0], limit + 1.0), "it needs more"
     if problem.reporting.explains_infeasible:
         least = math.inf
         for floor, s in floors:
             if floor < least:
                 least = min(least, least_device_memory(s.problem, s.usages))
-        told = f"the least that would do is {bytes_text(least)} ({math.ceil(least)} bytes)"
+        reason = f"the least that would do is {bytes_text(least)} ({math.ceil(least)} bytes)"
     return InfeasiblePlanError(
-        f"{problem.graph.name} does not fit {bytes_text(limit)} a device on {problem.cluster.name}; {told}",
+        f"{problem.graph.name} does not fit {bytes_text(limit)} a device on {problem.cluster.name}; {reason}",
         cause="parameters, optimizer state and activations, split over all devices, need more than the limit",
         remedy="raise memory_limit, use more devices, a smaller batch, donate_argnums for the state, jax.checkpoint, "
         "or offload='auto' where the cluster gives host_bandwidth",

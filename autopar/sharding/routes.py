@@ -15,14 +15,14 @@ class Routes:
     Args:
         tables: resharding paths of the mesh.
         type: type of the value.
-        made: layout that it is made in.
+        layout: layout that it is made in.
         copies: by phase ("" for all) the layout of its shared copy.
         memory_bound: memory is short: what one phase made for itself is not kept for another.
     """
 
     tables: PathTables
     type: TensorType
-    made: Layout
+    layout: Layout
     copies: dict[str, Layout]
     memory_bound: bool = False
     known: set[tuple[str, Layout]] = field(default_factory=set)
@@ -33,7 +33,7 @@ class Routes:
         Each is (from, to); an end is (phase of the copy, layout); the value as made is ``("", made)``.
         The last ``to`` is where the reader finds it; an empty list means that `found` already exists.
         """
-        origin = ("", self.made)
+        origin = ("", self.layout)
         group = phase if phase in self.copies else ""
         target = self.place(required, phase)
         if target == origin or target in self.known:
@@ -41,9 +41,9 @@ class Routes:
         steps = []
         source = origin
         copy = self.copies.get(group)
-        if copy is not None and copy != self.made:
+        if copy is not None and copy != self.layout:
             via = (group, copy)
-            if self.tables.seconds(self.type, copy, required) < self.tables.seconds(self.type, self.made, required):
+            if self.tables.seconds(self.type, copy, required) < self.tables.seconds(self.type, self.layout, required):
                 source = via
                 if via not in self.known:
                     steps.append((origin, via))
@@ -56,12 +56,12 @@ class Routes:
     def pending(self, required: Layout, phase: str) -> bool:
         """Whether a reader would have to wait for a conversion."""
         place = self.place(required, phase)
-        return place != ("", self.made) and place not in self.known
+        return place != ("", self.layout) and place not in self.known
 
     def place(self, required: Layout, phase: str) -> tuple[str, Layout]:
         """Where a reader in ``phase`` finds the value in ``required``."""
-        if required == self.made:
-            return ("", self.made)
+        if required == self.layout:
+            return ("", self.layout)
         if required == self.copies.get(""):
             return ("", required)
         return (phase if self.memory_bound or phase in self.copies else "", required)

@@ -20,18 +20,21 @@ def chrome_trace(num_workers: int, events: Sequence[Event], memory: Sequence[Mem
         events: what took time.
         memory: bytes over time of each worker, or nothing.
     """
-    found: list[dict[str, Any]] = []
+    trace_events: list[dict[str, Any]] = []
     for worker in range(num_workers):
-        found.append(_meta("process_name", worker, _COMPUTE, f"worker {worker}"))
-        found.append(_meta("thread_name", worker, _COMPUTE, "compute"))
-        found.append(_meta("thread_name", worker, _SEND, "send"))
-    found += [_slice(e) for e in events]
+        trace_events.append(_meta("process_name", worker, _COMPUTE, f"worker {worker}"))
+        trace_events.append(_meta("thread_name", worker, _COMPUTE, "compute"))
+        trace_events.append(_meta("thread_name", worker, _SEND, "send"))
+    trace_events += [_slice(e) for e in events]
     for worker, points in enumerate(memory):
         for time_s, size in points:
-            found.append(
+            trace_events.append(
                 {"ph": "C", "pid": worker, "tid": 0, "name": "memory", "ts": _us(time_s), "args": {"bytes": size}}
             )
-    return json.dumps({"displayTimeUnit": "ms", "traceEvents": found}, separators=(",", ":"), allow_nan=False) + "\n"
+    return (
+        json.dumps({"displayTimeUnit": "ms", "traceEvents": trace_events}, separators=(",", ":"), allow_nan=False)
+        + "\n"
+    )
 
 
 def _meta(kind: str, worker: int, lane: int, name: str) -> dict[str, Any]:

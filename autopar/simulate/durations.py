@@ -27,10 +27,10 @@ class Durations:
 
     def of_work(self, work: Work) -> float:
         """Seconds of ``work``. ScheduleError where it has none."""
-        found = self.work_s.get(work)
-        if found is None:
+        seconds = self.work_s.get(work)
+        if seconds is None:
             raise ScheduleError(f"it is not known how long {work} takes", remedy="give the seconds of every work")
-        return found
+        return seconds
 
     def of_transfer(self, value: str, source: int, target: int) -> float:
         """Seconds of sending one buffer of ``value``."""

@@ -69,8 +69,8 @@ def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> l
         table: the schedule.
         worker: its number.
     """
-    own = {s: stages[s] for s in table.stages_of_worker(worker) if s in stages}
-    versions = {s: version_bytes(stage, table, s) for s, stage in own.items()}
+    stages_here = {s: stages[s] for s in table.stages_of_worker(worker) if s in stages}
+    versions = {s: version_bytes(stage, table, s) for s, stage in stages_here.items()}
     flying: Counter[int] = Counter()
     put_off: Counter[int] = Counter()
     done: Counter[int] = Counter()
@@ -79,21 +79,25 @@ def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> l
     def waiting(s: int, besides: int) -> int:
         """Bytes that microbatches of a stage wait with, all but so many that run."""
         others = max(0, flying[s] - besides)
-        here = min(others, 1 + IN_TRANSFER - besides) if own[s].activations_offloaded else others
-        return here * own[s].activation_bytes + others * own[s].received_bytes + put_off[s] * own[s].weight_stash_bytes
+        here = min(others, 1 + IN_TRANSFER - besides) if stages_here[s].activations_offloaded else others
+        return (
+            here * stages_here[s].activation_bytes
+            + others * stages_here[s].received_bytes
+            + put_off[s] * stages_here[s].weight_stash_bytes
+        )
 
     def between(without: int | None = None) -> int:
-        return sum(lasting_bytes(own[t]) + versions[t] + waiting(t, 0) for t in own if t != without)
+        return sum(lasting_bytes(stages_here[t]) + versions[t] + waiting(t, 0) for t in stages_here if t != without)
 
     tasks = []
     for task in table.rows[worker]:
         s = task.stage
-        if s not in own:
+        if s not in stages_here:
             continue
         flying[s] += task.kind == "forward"
         put_off[s] -= task.kind == "weight"  # of the one that runs it is among what passes
-        added = added_bytes(own[s]) if task.kind == accumulates and done[s] else 0
-        during = running_bytes(own[s]) + versions[s] + waiting(s, 1) + added + between(s)
+        added = added_bytes(stages_here[s]) if task.kind == accumulates and done[s] else 0
+        during = running_bytes(stages_here[s]) + versions[s] + waiting(s, 1) + added + between(s)
         done[s] += task.kind == accumulates
         flying[s] -= task.kind == accumulates
         put_off[s] += task.kind == "backward" and table.splits_backward

@@ -37,14 +37,14 @@ def is_plain(dataflow: Dataflow) -> bool:
     Nothing runs before the microbatches, no input is a microbatch's, nothing waits in host memory or is concatenated,
     no input is read where it does not lie, and the update of a stage is one work that reads nothing that another made.
     """
-    made = {n: s.work.stage for s in dataflow.works for n in (*s.writes, *s.accumulates)}
+    writers = {n: s.work.stage for s in dataflow.works for n in (*s.writes, *s.accumulates)}
     for value in dataflow.values:
         if value.host or value.reduce == "concatenate" or (value.is_input and value.lifetime == "microbatch"):
             return False
         readers = dataflow.readers.get(value.name, ())
         if value.is_input and any(w.stage not in value.stages for w in readers):
             return False
-        if any(w.kind == "update" and made.get(value.name, w.stage) != w.stage for w in readers):
+        if any(w.kind == "update" and writers.get(value.name, w.stage) != w.stage for w in readers):
             return False
     return all(s.work.part == 0 and s.work.kind != "before" for s in dataflow.works)
 

@@ -60,17 +60,17 @@ def simulate(plan: Plan, depth: int | None = None) -> Timeline:
 def _memory(plan: Plan, table: Table, timeline: Timeline) -> tuple[Memory, ...]:
     """Bytes a device of each worker over time, as the plan counts them: the most of them is its peak."""
     stages = dict(enumerate(plan.stages))
-    found: list[Memory] = []
+    memories: list[Memory] = []
     for worker in range(table.num_workers):
-        own = [stages[s] for s in table.stages_of_worker(worker)]
-        line = [(0.0, sum(lasting_bytes(s) - s.accumulation_bytes for s in own))]
+        stages_of_worker = [stages[s] for s in table.stages_of_worker(worker)]
+        line = [(0.0, sum(lasting_bytes(s) - s.accumulation_bytes for s in stages_of_worker))]
         passes = [e for e in timeline.computing(worker) if e.microbatch != NONE]
         for event, task in zip(passes, memory_of_tasks(stages, table, worker), strict=True):
             for time, size in ((event.start_s, task.during_bytes), (event.end_s, task.after_bytes)):
                 if line[-1][1] != size:
                     line.append((time, size))
-        found.append(tuple(line))
-    return tuple(found)
+        memories.append(tuple(line))
+    return tuple(memories)
 
 
 def program_of(plan: Plan) -> tuple[Program, Durations]:

@@ -94,11 +94,11 @@ class Timeline:
 
     @cached_property
     def _computing(self) -> dict[int, tuple[Event, ...]]:
-        found: dict[int, list[Event]] = {}
+        by_worker: dict[int, list[Event]] = {}
         for e in self.events:
             if e.computes:
-                found.setdefault(e.worker, []).append(e)
-        return {w: tuple(events) for w, events in found.items()}
+                by_worker.setdefault(e.worker, []).append(e)
+        return {w: tuple(events) for w, events in by_worker.items()}
 
     def busy_s(self, worker: int) -> float:
         """Seconds in which ``worker`` computes."""

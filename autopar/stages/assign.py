@@ -32,7 +32,7 @@ class StageMap:
 
     Args:
         count: number of stages.
-        found: the microbatches, with operators that join stages after the loop.
+        microbatching: the microbatches, with operators that join stages after the loop.
         body: stages of each operator of the loop; several where it only makes what is the same everywhere.
         update: likewise of the operators after the loop.
         inputs: stages that read each input of the graph.
@@ -40,7 +40,7 @@ class StageMap:
     """
 
     count: int
-    found: Microbatching
+    microbatching: Microbatching
     body: Mapping[str, tuple[int, ...]]
     update: Mapping[str, tuple[int, ...]]
     inputs: Mapping[str, tuple[int, ...]]
@@ -54,7 +54,7 @@ def assign(
 
     Args:
         graph: a train step.
-        found: its microbatches.
+        microbatching: its microbatches.
         layers: its layers.
         ends: by stage the number of its first layer that is not in it; the last is the number of layers.
         without_flush: whether gradients are computed on the stages of their parameters, so that updates need nothing
@@ -84,10 +84,10 @@ def assign(
 
 
 def _loop_stages(
-    graph: Graph, found: Microbatching, forward: Mapping[str, int], count: int
+    graph: Graph, microbatching: Microbatching, forward: Mapping[str, int], count: int
 ) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """Stage of every operator of the loop that depends on the batch, and the ids of those of the backward pass."""
-    inside = set(found.body)
+    inside = set(microbatching.body)
     stages: dict[str, tuple[int, ...]] = {}
     available: dict[str, set[int]] = {}
     for op in graph.operators:  # where values of the forward pass are
@@ -97,7 +97,7 @@ def _loop_stages(
                 available.setdefault(n, set()).add(forward[op.id])
             for v in op.results:
                 available.setdefault(v.name, set()).add(forward[op.id])
-    of_batch = {op.id for op in dependents([op for op in graph.operators if op.id in inside], found.batch)}
+    of_batch = {op.id for op in dependents([op for op in graph.operators if op.id in inside], microbatching.batch)}
     cotangent: dict[str, int] = {}
     backward: set[str] = set()
     for op in graph.operators:
@@ -105,7 +105,7 @@ def _loop_stages(
         if op.id not in inside or op.id in forward or op.id not in of_batch:
             continue  # what is the same in every microbatch runs wherever it is read
         highest = min((cotangent[n] for n in names if n in cotangent), default=count - 1)
-        held = [available[n] for n in names if n not in cotangent and n not in found.batch and n in available]
+        held = [available[n] for n in names if n not in cotangent and n not in microbatching.batch and n in available]
         stage = _highest(held, highest)
         stages[op.id] = (stage,)
         backward.add(op.id)
@@ -124,48 +124,48 @@ def _highest(held: Iterable[set[int]], highest: int) -> int:
     return min([highest, *(max(s) for s in sets)])
 
 
-def _joins(graph: Graph, found: Microbatching, body: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+def _joins(graph: Graph, microbatching: Microbatching, body: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
     """Operators of the loop that only add up terms of several stages."""
     terms: dict[str, set[int]] = {}
     joins: set[str] = set()
     for op in graph.operators:
         if op.id not in body:
             continue
-        results = found.results.get(op.id, ())
+        results = microbatching.results.get(op.id, ())
         partial = bool(results) and all(k.partial for k in results)
-        if found.count == 1:
+        if microbatching.count == 1:
             partial = op.primitive in ("add_any", "add") and phase_of(op.scope) == "backward"
         names = [n for n in op.reads if n in terms or n not in graph.types]
-        own = set(body[op.id])
-        stages = set().union(own, *(terms[n] for n in names)) if names else own
+        op_stages = set(body[op.id])
+        stages = set().union(op_stages, *(terms[n] for n in names)) if names else op_stages
         reads_terms = bool(op.reads) and all(n in terms for n in op.reads)
-        if partial and reads_terms and len(stages) > 1 and _ends_outside(graph, found, op):
+        if partial and reads_terms and len(stages) > 1 and _ends_outside(graph, microbatching, op):
             joins.add(op.id)
         if partial:
             for v in op.results:
-                terms[v.name] = stages if reads_terms else own
+                terms[v.name] = stages if reads_terms else op_stages
     return frozenset(joins)
 
 
-def _ends_outside(graph: Graph, found: Microbatching, op: Operator) -> bool:
+def _ends_outside(graph: Graph, microbatching: Microbatching, op: Operator) -> bool:
     """Whether what ``op`` makes only leaves the loop."""
-    inside = set(found.body)
-    made = {v.name for v in op.results}
-    return not any(o.id in inside and made & set(o.reads) for o in graph.operators)
+    inside = set(microbatching.body)
+    results = {v.name for v in op.results}
+    return not any(o.id in inside and results & set(o.reads) for o in graph.operators)
 
 
 def _spread(
-    graph: Graph, found: Microbatching, body: Mapping[str, tuple[int, ...]], count: int
+    graph: Graph, microbatching: Microbatching, body: Mapping[str, tuple[int, ...]], count: int
 ) -> dict[str, tuple[int, ...]]:
     """Adds the operators that are the same in every microbatch: on all stages that read them."""
-    inside = set(found.body)
+    inside = set(microbatching.body)
     loop = [op for op in graph.operators if op.id in inside]
     spread = places(loop, {}, lambda op, wanted: body.get(op.id) or wanted or {count - 1})
     return {op.id: spread[op.id] for op in loop}
 
 
 def _update_stages(
-    graph: Graph, found: Microbatching, body: Mapping[str, tuple[int, ...]], count: int
+    graph: Graph, microbatching: Microbatching, body: Mapping[str, tuple[int, ...]], count: int
 ) -> dict[str, tuple[int, ...]]:
     """Stages of the operators after the loop."""
     stage_of: dict[str, tuple[int, ...]] = {}
@@ -175,9 +175,9 @@ def _update_stages(
     for op in graph.operators:
         if op.id in body:
             for n in op.reads:
-                if n not in found.batch and n not in graph.producers:
+                if n not in microbatching.batch and n not in graph.producers:
                     stage_of.setdefault(n, (min(body[op.id]),))
-    ids = set(found.after)
+    ids = set(microbatching.after)
     late = [op for op in graph.operators if op.id in ids]
     aims = _aims(graph, late, stage_of)
     stages: dict[str, tuple[int, ...]] = {}
@@ -219,7 +219,7 @@ def _aims(
 
 def _input_stages(
     graph: Graph,
-    found: Microbatching,
+    microbatching: Microbatching,
     body: Mapping[str, tuple[int, ...]],
     update: Mapping[str, tuple[int, ...]],
 ) -> dict[str, tuple[int, ...]]:
@@ -231,6 +231,6 @@ def _input_stages(
                 readers.setdefault(n, set()).update(body[op.id])
             if op.id in update:
                 readers.setdefault(n, set()).update(update[op.id])
-    before = set(found.before)
+    before = set(microbatching.before)
     places([op for op in graph.operators if op.id in before], readers, lambda op, wanted: wanted)
     return {i.name: tuple(sorted(readers.get(i.name, set()))) or (0,) for i in graph.inputs}

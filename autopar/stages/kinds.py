@@ -37,12 +37,12 @@ class StageKind:
 class KindTable:
     """Finds `StageKind`s of one graph; what it learns of an operator it keeps."""
 
-    def __init__(self, graph: Graph, found: Microbatching) -> None:
+    def __init__(self, graph: Graph, microbatching: Microbatching) -> None:
         self.graph = graph
-        self.found = found
-        self.body_inputs = frozenset(found.body_inputs)
+        self.microbatching = microbatching
+        self.body_inputs = frozenset(microbatching.body_inputs)
         self.input_roles = {i.name: i.role for i in graph.inputs}
-        self.own: dict[str, tuple[object, ...]] = {}
+        self.by_operator: dict[str, tuple[object, ...]] = {}
 
     def kind(self, parts: StageParts) -> StageKind:
         """What the stage ``parts`` computes."""
@@ -90,11 +90,11 @@ class KindTable:
 
     def _outside(self, name: str) -> tuple[object, ...]:
         """What matters of a value that a stage takes."""
-        found = self.found
+        microbatching = self.microbatching
         return (
             self.graph.types[name],
             self.input_roles.get(name),
-            found.batch.get(name),
+            microbatching.batch.get(name),
             name in self.body_inputs,
             self._layout(name),
         )
@@ -102,13 +102,13 @@ class KindTable:
     def _layout(self, name: str) -> object:
         """The layout over microbatches in which a value of the loop is made."""
         op = self.graph.producers.get(name)
-        if op is None or op.id not in self.found.results:
+        if op is None or op.id not in self.microbatching.results:
             return None
-        return self.found.results[op.id][[v.name for v in op.results].index(name)]
+        return self.microbatching.results[op.id][[v.name for v in op.results].index(name)]
 
     def _own(self, op: Operator) -> tuple[object, ...]:
         """An operator but for the names of what it takes and makes."""
-        known = self.own.get(op.id)
+        known = self.by_operator.get(op.id)
         if known is None:
             regions: tuple[object, ...] = ()
             if op.regions:
@@ -116,17 +116,17 @@ class KindTable:
                 regions = (
                     structural_hash(op, self.graph.operand_types(op)),
                     tuple(
-                        (k.removeprefix(inner), self.found.operands[k], self.found.results[k])
-                        for k in self.found.operands
+                        (k.removeprefix(inner), self.microbatching.operands[k], self.microbatching.results[k])
+                        for k in self.microbatching.operands
                         if k.startswith(inner)
                     ),
                 )
-            known = self.own[op.id] = (
+            known = self.by_operator[op.id] = (
                 op.primitive,
                 repr(op.attrs),  # by text: 1, 1.0 and True are equal
                 tuple(v.type for v in op.results),
-                self.found.operands.get(op.id),
-                self.found.results.get(op.id),
+                self.microbatching.operands.get(op.id),
+                self.microbatching.results.get(op.id),
                 op.effects,
                 op.scope,
                 regions,

@@ -45,27 +45,29 @@ class Layers:
     isomorphic: tuple[int, ...] = ()
 
 
-def forward_operators(graph: Graph, found: Microbatching) -> list[Operator]:
+def forward_operators(graph: Graph, microbatching: Microbatching) -> list[Operator]:
     """Operators of the loop that depend on the batch and are no part of the backward pass, in running order."""
-    inside = set(found.body)
+    inside = set(microbatching.body)
     body = [op for op in graph.operators if op.id in inside]
     backward = {op.id for op in dependents(body, (), also=lambda op: phase_of(op.scope) == "backward")}
-    return dependents([op for op in body if op.id not in backward], found.batch)
+    return dependents([op for op in body if op.id not in backward], microbatching.batch)
 
 
-def cluster(graph: Graph, found: Microbatching, count: int, slack: float = 0.2, fewest: int | None = None) -> Layers:
+def cluster(
+    graph: Graph, microbatching: Microbatching, count: int, slack: float = 0.2, fewest: int | None = None
+) -> Layers:
     """The forward pass in at most ``count`` layers.
 
     Args:
         graph: a train step.
-        found: its microbatches.
+        microbatching: its microbatches.
         count: number of layers; fewer where there are fewer heavy operators, more where there are that many blocks.
         slack: by how much a layer may exceed the mean FLOPs.
         fewest: blocks are the layers if there are so many of them; None where they never are.
     """
-    operators = forward_operators(graph, found)
+    operators = forward_operators(graph, microbatching)
     flops = np.array([total_flops(graph, op) for op in operators])
-    cuts = _cut_bytes(graph, found, operators)
+    cuts = _cut_bytes(graph, microbatching, operators)
     heavy = [i for i, f in enumerate(flops) if f > 0.01 * flops.max()] if len(flops) and flops.max() > 0 else []
     count = max(1, min(count, len(heavy) or 1))
     tokens = [_token(graph, op) for op in operators]
@@ -116,19 +118,19 @@ def _token(graph: Graph, op: Operator) -> tuple[object, ...]:
     return op.primitive, repr(op.attrs), types, tuple(v.type for v in op.results), inside
 
 
-def _cut_bytes(graph: Graph, found: Microbatching, operators: list[Operator]) -> np.ndarray:
+def _cut_bytes(graph: Graph, microbatching: Microbatching, operators: list[Operator]) -> np.ndarray:
     """Bytes of one microbatch alive between operator i and i + 1: made at or before i, read in forward after it."""
     last: dict[str, int] = {}
-    made: dict[str, int] = {}
+    produced_at: dict[str, int] = {}
     for i, op in enumerate(operators):
         for o in op.operands:
-            if not isinstance(o, Literal) and o in made:
+            if not isinstance(o, Literal) and o in produced_at:
                 last[o] = i
-        made.update((v.name, i) for v in op.results)
+        produced_at.update((v.name, i) for v in op.results)
     change = np.zeros(len(operators) + 1)
     for name, end in last.items():
-        nbytes = graph.types[name].nbytes / found.count
-        change[made[name]] += nbytes
+        nbytes = graph.types[name].nbytes / microbatching.count
+        change[produced_at[name]] += nbytes
         change[end] -= nbytes
     return np.cumsum(change)[: len(operators)]
 

@@ -90,11 +90,15 @@ class _Split:
     def __init__(self, graph: Graph, map: StageMap) -> None:
         self.graph = graph
         self.map = map
-        found = map.found
-        self.inside, self.late, self.early = set(found.body), set(found.after), set(found.before)
-        self.joined = {j.name: j for j in found.joined}
-        self.batch = set(found.batch)
-        self.outside = set(found.body_inputs)
+        microbatching = map.microbatching
+        self.inside, self.late, self.early = (
+            set(microbatching.body),
+            set(microbatching.after),
+            set(microbatching.before),
+        )
+        self.joined = {j.name: j for j in microbatching.joined}
+        self.batch = set(microbatching.batch)
+        self.outside = set(microbatching.body_inputs)
         self.maker: dict[str, Operator] = {}
         self.late_maker: dict[str, Operator] = {}
         for op in graph.operators:
@@ -122,7 +126,7 @@ class _Split:
         for i in range(len(graph.outputs)):
             self.returned[self._output_stage(i)].append(i)
         self.joined_at: dict[int, list[Joined]] = {s: [] for s in range(map.count)}
-        for j in found.joined:
+        for j in microbatching.joined:
             self.joined_at[self.joining_stage(j.name)].append(j)
         self.input_order = {i.name: n for n, i in enumerate(graph.inputs)}
 
@@ -152,9 +156,9 @@ class _Split:
     def stage(self, s: int) -> StageParts:
         graph, map = self.graph, self.map
         body, late = self.bodies[s], self.updates[s]
-        own = {v.name for op in body for v in op.results}
+        computed = {v.name for op in body for v in op.results}
         own_late = {v.name for op in late for v in op.results}
-        taken = self._in_order(n for op in body for n in op.reads if n not in own)
+        taken = self._in_order(n for op in body for n in op.reads if n not in computed)
         received = tuple(
             Received(n, map.body[self.maker[n].id][0], self.maker[n].id in map.backward)
             for n in taken
@@ -211,9 +215,9 @@ class _Split:
             for n in op.reads:
                 maker = self.maker.get(n)
                 if maker is not None and n not in self.outside:
-                    made = self.map.body[maker.id]
-                    if any(t not in made for t in self.map.body[op.id]):
-                        wanted[made[0]].add(n)
+                    maker_stages = self.map.body[maker.id]
+                    if any(t not in maker_stages for t in self.map.body[op.id]):
+                        wanted[maker_stages[0]].add(n)
         return wanted
 
     def _late_source(self, name: str) -> tuple[int, int]:

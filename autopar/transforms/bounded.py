@@ -104,8 +104,8 @@ def replay(
         else:
             if event.worker not in read:
                 raise AutoparError(f"event {number}: worker {event.worker} updates without having read")
-            made = gradients(read.pop(event.worker), event.worker, clocks.counts[event.worker])
-            state, clocks = update(state, made), clocks.done(event.worker)
+            gradient = gradients(read.pop(event.worker), event.worker, clocks.counts[event.worker])
+            state, clocks = update(state, gradient), clocks.done(event.worker)
     return state
 
 

@@ -101,8 +101,8 @@ class LossScaled:
             x * inverse.astype(x.dtype) if n in cut.backward and _is_float(x) else x
             for n, x in zip(cut.crossing, scaled, strict=True)
         ]
-        found = [x for n, x in zip(cut.crossing, crossing, strict=True) if n in cut.backward and _is_float(x)]
-        finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in found]).all()
+        gradients = [x for n, x in zip(cut.crossing, crossing, strict=True) if n in cut.backward and _is_float(x)]
+        finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in gradients]).all()
         result = cut.update(leaves, crossing)
         return self._joined(state, result, finite)
 

@@ -144,8 +144,8 @@ def one_bit_adam(
 
     def frozen(gradients: tuple[Any, ...], state: OneBitAdamState) -> OneBitAdamState:
         rows = zip(gradients, state.momentum, state.errors, state.server_errors, strict=True)
-        made = [_exchanged(b1 * m + (1 - b1) * g, e, d, c) for g, m, e, d in rows]
-        momentum, errors, server = (tuple(row[n] for row in made) for n in range(3))
+        exchanged = [_exchanged(b1 * m + (1 - b1) * g, e, d, c) for g, m, e, d in rows]
+        momentum, errors, server = (tuple(row[n] for row in exchanged) for n in range(3))
         return replace(state, momentum=momentum, errors=errors, server_errors=server)
 
     def update(gradients: Any, state: OneBitAdamState, params: Any = None) -> tuple[Any, OneBitAdamState]:

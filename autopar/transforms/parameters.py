@@ -30,15 +30,15 @@ def parameter_leaves(state: Any, parameters: Parameters) -> tuple[int, ...]:
         AutoparError: there are none.
     """
     paths = leaf_paths(state)
-    chosen = tuple(i for i, path in enumerate(paths) if _is_parameter(path, parameters))
-    if not chosen:
+    indices = tuple(i for i, path in enumerate(paths) if _is_parameter(path, parameters))
+    if not indices:
         first = ", ".join(dict.fromkeys(path.partition(".")[0] or "(one leaf)" for path in paths))
         raise AutoparError(
             f"the state has no leaves under {parameters!r}; it begins with: {first or 'nothing'}",
             cause="the parameters lie elsewhere in the state, or the state is the parameters themselves",
             remedy='name them: params="model", params="0" for the first of a tuple, params="" for all of the state',
         )
-    return chosen
+    return indices
 
 
 def taken(state: Any, indices: Sequence[int]) -> tuple[Any, ...]:
@@ -49,10 +49,10 @@ def taken(state: Any, indices: Sequence[int]) -> tuple[Any, ...]:
 
 def replaced(state: Any, indices: Sequence[int], leaves: Sequence[Any]) -> Any:
     """``state`` with other leaves at ``indices``."""
-    own, treedef = jax.tree.flatten(state)
+    state_leaves, treedef = jax.tree.flatten(state)
     for i, leaf in zip(indices, leaves, strict=True):
-        own[i] = leaf
-    return jax.tree.unflatten(treedef, own)
+        state_leaves[i] = leaf
+    return jax.tree.unflatten(treedef, state_leaves)
 
 
 def _is_parameter(path: str, parameters: Parameters) -> bool:

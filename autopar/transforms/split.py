@@ -115,18 +115,18 @@ def split(step: Any, args: Sequence[Any]) -> Split:
         )
     before = _before(lines)
     seeds, reached = _seeds(lines)
-    made = {n for line in lines if line.differentiated for n in line.results}
+    differentiated = {n for line in lines if line.differentiated for n in line.results}
     read = {o for line in lines if not line.differentiated for o in _numbers(line.operands)} | _numbers(outputs)
     return Split(
-        tuple(lines), flat.constants, tuple(outputs), tuple(sorted(made & read)), before, seeds,
-        frozenset(made & read & reached), jax.tree.structure(shapes),
+        tuple(lines), flat.constants, tuple(outputs), tuple(sorted(differentiated & read)), before, seeds,
+        frozenset(differentiated & read & reached), jax.tree.structure(shapes),
     )  # fmt: skip
 
 
 def _before(lines: Sequence[_Line]) -> frozenset[int]:
     """Results of unmarked equations that marked ones need; see `split` for what is refused."""
     needed: set[int] = set()
-    chosen: set[int] = set()
+    before: set[int] = set()
     backward: set[int] = set()
     updated: set[int] = set()  # depends on a gradient by way of an unmarked equation
     for line in lines:
@@ -148,8 +148,8 @@ def _before(lines: Sequence[_Line]) -> frozenset[int]:
         if line.differentiated or needed.intersection(line.results):
             needed |= _numbers(line.operands)
             if not line.differentiated:
-                chosen.update(line.results)
-    return frozenset(chosen)
+                before.update(line.results)
+    return frozenset(before)
 
 
 def _seeds(lines: Sequence[_Line]) -> tuple[Mapping[int, tuple[int, ...]], set[int]]:

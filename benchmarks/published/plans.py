@@ -19,7 +19,7 @@ from autopar.lower.microbatch import microbatched
 from autopar.search import Manual
 from autopar.search.clock import Clock
 from autopar.search.intra import Bill, bill_of
-from autopar.search.intra.extract import made_layouts
+from autopar.search.intra.extract import value_layouts
 from examples import gpt, llama
 
 #: Layers of the traced model: arrays of all layers are told from others by a first dim that nothing else has.
@@ -99,7 +99,7 @@ def bill(shape: Shape, cluster: Cluster) -> RunBill:
     if not answer.solution.found:
         raise InfeasiblePlanError(f"no plan of {shape}")
     sharding_problem, choice = answer.sharding_problem, answer.solution.choice
-    made = made_layouts(sharding_problem, choice)
+    made = value_layouts(sharding_problem, choice)
     shapes = [
         made[i.name].local_shape(i.type.shape, sharding_problem.mesh.sizes)
         for i in problem.graph.inputs

@@ -76,10 +76,10 @@ class Body:
             raise refused(eqn)
         bind: Any = eqn.primitive.bind
         try:
-            made = bind(*operands, **without_shardings(eqn))
+            outputs = bind(*operands, **without_shardings(eqn))
         except NotImplementedError as error:
             raise refused(eqn) from error
-        return made if eqn.primitive.multiple_results else [made]
+        return outputs if eqn.primitive.multiple_results else [outputs]
 
     def _collective(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         what, dims = collective_of(eqn.primitive.name, eqn.params, self.sizes)
@@ -97,8 +97,8 @@ class Body:
         consts = operands[:first]
 
         def body(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
-            made = self.run(params["jaxpr"], [*consts, *carry, *row])
-            return made[:carries], made[carries:]
+            outputs = self.run(params["jaxpr"], [*consts, *carry, *row])
+            return outputs[:carries], outputs[carries:]
 
         options = {k: params[k] for k in ("length", "reverse", "unroll")}
         carry, rows = lax.scan(body, operands[first : first + carries], operands[first + carries :], **options)

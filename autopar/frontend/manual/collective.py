@@ -40,18 +40,18 @@ def _evaluated(x: Any, what: Collective, leading: Sequence[str]) -> Any:
     function = what.apply
     for _ in others:
         function = jax.vmap(function, count, count if what.varies else 0)
-    made = function(x)
+    output = function(x)
     kept = [n for n in leading if what.varies or n not in what.axes]
     have = [n for n in first if n in kept]
-    return jnp.moveaxis(made, [have.index(n) for n in kept], range(len(kept)))
+    return jnp.moveaxis(output, [have.index(n) for n in kept], range(len(kept)))
 
 
 def _type(x: Any, *, what: Collective, leading: tuple[str, ...]) -> Any:
     missing = [(a, n) for a, n in zip(what.axes, what.sizes, strict=True) if a not in leading]
     full = jax.ShapeDtypeStruct((*(n for _, n in missing), *x.shape), x.dtype)
-    made = jax.eval_shape(lambda v: _evaluated(v, what, (*(a for a, _ in missing), *leading)), full)
-    shape = made.shape[len(missing) if what.varies else 0 :]
-    return jax.core.ShapedArray(shape, made.dtype)
+    output = jax.eval_shape(lambda v: _evaluated(v, what, (*(a for a, _ in missing), *leading)), full)
+    shape = output.shape[len(missing) if what.varies else 0 :]
+    return jax.core.ShapedArray(shape, output.dtype)
 
 
 def _batched(
@@ -68,10 +68,10 @@ def _batched(
     name = axis if ours else f"#{len(leading)}"
     leading = (name, *leading)
     if set(what.axes) <= set(leading):
-        made = _evaluated(x, what, leading)
+        output = _evaluated(x, what, leading)
     else:
-        made = collective_p.bind(x, what=what, leading=leading)
-    return made, None if ours and not what.varies else 0
+        output = collective_p.bind(x, what=what, leading=leading)
+    return output, None if ours and not what.varies else 0
 
 
 def _made() -> Primitive:

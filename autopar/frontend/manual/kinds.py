@@ -64,8 +64,8 @@ class Collective(ABC):
             return self._unflat(result) if self._varies else result
         parts = []
         for group in self.groups:
-            made = replace(self, sizes=(len(group),), groups=None)._together(flat[np.array(group)])
-            parts.append(made if self._varies else jnp.broadcast_to(made, (len(group), *made.shape)))
+            output = replace(self, sizes=(len(group),), groups=None)._together(flat[np.array(group)])
+            parts.append(output if self._varies else jnp.broadcast_to(output, (len(group), *output.shape)))
         order = np.argsort(np.concatenate([np.array(g) for g in self.groups]))
         return self._unflat(jnp.concatenate(parts)[order])
 

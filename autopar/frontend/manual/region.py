@@ -81,12 +81,12 @@ def _run(eqn: JaxprEqn, operands: Sequence[Any], outer: Mapping[str, int]) -> li
     split = [{a for dim in w for a, _ in dim} for w in wanted]
 
     def on_device(*pieces: Any) -> list[Any]:
-        made = body.run(params["jaxpr"], pieces)
+        outputs = body.run(params["jaxpr"], pieces)
         # A result whose spec does not name an axis is the same along it: that of the first device.
         for axis, size in mesh.axes:
             first = Broadcast((axis,), (size,))
-            made = [x if axis in s else collective(x, first) for x, s in zip(made, split, strict=True)]
-        return made
+            outputs = [x if axis in s else collective(x, first) for x, s in zip(outputs, split, strict=True)]
+        return outputs
 
     function: Any = on_device
     for axis, size in reversed(mesh.axes):

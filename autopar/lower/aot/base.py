@@ -59,15 +59,15 @@ class Target(ABC):
     def device_grid(self, shape: tuple[int, ...]) -> Any:
         """The devices as a numpy array of ``shape``, in that process: those of the last axis the nearest."""
 
-    def part_grid(self, shape: tuple[int, ...], chosen: Sequence[int]) -> Any:
+    def part_grid(self, shape: tuple[int, ...], indices: Sequence[int]) -> Any:
         """Some of the devices as a numpy array of ``shape``.
 
         Args:
             shape: sizes of a stage's mesh axes.
-            chosen: numbers of its devices in the order of `cluster`, in mesh order.
+            indices: numbers of its devices in the order of `cluster`, in mesh order.
         """
-        every = self.device_grid((self.num_devices or max(chosen) + 1,))
-        return every[list(chosen)].reshape(shape)
+        every = self.device_grid((self.num_devices or max(indices) + 1,))
+        return every[list(indices)].reshape(shape)
 
     @property
     def compiler_options(self) -> Mapping[str, str | bool]:
@@ -102,8 +102,8 @@ def resized(cluster: Cluster, num_devices: int, devices_per_node: int | None = N
         devices_per_node: of each node; None takes the cluster's own where it divides, else one node.
     """
     (group,) = cluster.groups
-    own = group.devices_per_node
-    each = devices_per_node or (own if num_devices % own == 0 else num_devices)
+    node_devices = group.devices_per_node
+    each = devices_per_node or (node_devices if num_devices % node_devices == 0 else num_devices)
     return Cluster(cluster.name, (dataclasses.replace(group, count=num_devices // each, devices_per_node=each),))
 
 

@@ -82,19 +82,19 @@ def join(
         equal: of that, what a compiler can do without.
     """
     said, sizes = _by_place(predicted, axes), dict(axes)
-    found: dict[_Place, dict[int, CompiledCollective]] = defaultdict(dict)
+    compiled_by_place: dict[_Place, dict[int, CompiledCollective]] = defaultdict(dict)
     for c in compiled:
         known = said.get((c.kind, c.axis), {})
         size = min((s for s in known if _near(s, c.bytes)), key=lambda s: (abs(s - c.bytes), s), default=c.bytes)
-        before = found[c.kind, c.axis].get(size)
-        found[c.kind, c.axis][size] = c if before is None else _together(before, c)
-    pairs = _counts(said, found, lowered)
+        before = compiled_by_place[c.kind, c.axis].get(size)
+        compiled_by_place[c.kind, c.axis][size] = c if before is None else _together(before, c)
+    pairs = _counts(said, compiled_by_place, lowered)
     pairing = paired({k: p for k, (p, _) in pairs.items()}, {k: c for k, (_, c) in pairs.items()}, sizes, equal)
     rows = []
     for key, (count, _) in pairs.items():
         kind, axis, size = key
         p = said.get((kind, axis), {}).get(size, _Predicted())
-        c_ = found.get((kind, axis), {}).get(size)
+        c_ = compiled_by_place.get((kind, axis), {}).get(size)
         mine = [r for r in pairing.rewritten if r.key == key]
         kept = pairing.kept.get(key, 0.0) + pairing.surplus.get(key, 0.0)
         given = count if lowered is None else lowered.get(key, 0.0)
@@ -122,12 +122,12 @@ def join(
 
 def _counts(
     said: Mapping[_Place, Mapping[int, _Predicted]],
-    found: Mapping[_Place, Mapping[int, CompiledCollective]],
+    compiled_by_place: Mapping[_Place, Mapping[int, CompiledCollective]],
     lowered: Mapping[Key, float] | None,
 ) -> dict[Key, tuple[float, float]]:
     """How many collectives were predicted and compiled, by key; those that were lowered alone count nothing."""
     pairs = {(*place, size): (p.count, 0.0) for place, by_size in said.items() for size, p in by_size.items()}
-    for place, by_bytes in found.items():
+    for place, by_bytes in compiled_by_place.items():
         for size, c in by_bytes.items():
             pairs[(*place, size)] = (pairs.get((*place, size), (0.0, 0.0))[0], c.count)
     return {**dict.fromkeys(lowered or (), (0.0, 0.0)), **pairs}

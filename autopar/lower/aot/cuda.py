@@ -77,8 +77,10 @@ class CudaTarget(Target):
         described = (Path(__file__).parent / "devices" / f"{self.kind}.txtpb").read_text(encoding="utf-8")
         # Slices, hosts of a slice, devices of a host. What one slice holds is taken to be joined by NVLink.
         topology = f"{self.nodes}x1x{self.devices_per_node}"
-        found = topologies.get_topology_desc(self.kind, platform="cuda", target_config=described, topology=topology)
-        return np.array(found.devices, dtype=object).reshape(shape)
+        description = topologies.get_topology_desc(
+            self.kind, platform="cuda", target_config=described, topology=topology
+        )
+        return np.array(description.devices, dtype=object).reshape(shape)
 
     @property
     def compiler_options(self) -> Mapping[str, str | bool]:

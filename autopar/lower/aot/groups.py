@@ -55,5 +55,5 @@ class GroupNames:
         if kind == "collective-permute":
             moved = frozenset((s, t) for s, t in groups if s != t)
             return self._pairs.get(moved, f"{len(moved)} pairs")
-        found = self._groups.get(frozenset(tuple(sorted(g)) for g in groups))
-        return found or f"{len(groups)} groups of {max(map(len, groups))}"
+        name = self._groups.get(frozenset(tuple(sorted(g)) for g in groups))
+        return name or f"{len(groups)} groups of {max(map(len, groups))}"

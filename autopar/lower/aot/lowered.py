@@ -69,7 +69,7 @@ def counted_collectives(
         axes: (axis, size) of the mesh.
     """
     names, sizes = GroupNames(axes), dict(axes)
-    found: dict[Key, float] = {}
+    counts: dict[Key, float] = {}
     equal: dict[Key, float] = {}
     closed = jax.make_jaxpr(function)(*arguments)
     seen: set[Any] = set()
@@ -92,13 +92,13 @@ def counted_collectives(
         for var in eqn.outvars if of_result else eqn.invars:
             size = var.aval.size * var.aval.dtype.itemsize * (n if kind == "all-to-all" else 1)
             key = (kind, names.ordered(along), size)
-            found[key] = found.get(key, 0.0) + times
+            counts[key] = counts.get(key, 0.0) + times
             if number in seen:
                 equal[key] = equal.get(key, 0.0) + times
             elif eqn.primitive.name in _SUMS:
                 summed[eqn.outvars[eqn.invars.index(var)]] = key
         seen.add(number)
-    return found, equal
+    return counts, equal
 
 
 @dataclass

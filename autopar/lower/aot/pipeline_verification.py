@@ -196,7 +196,7 @@ class PipelineVerification:
         )
 
     def _tables(self) -> Sequence[Shown]:
-        found: list[Shown] = [
+        tables: list[Shown] = [
             (
                 "memory a device",
                 ("worker", "stages", "predicted", "compiled", "held", "temporaries", "predicted/compiled"),
@@ -213,8 +213,8 @@ class PipelineVerification:
         for s in self.stages:
             mesh = " x ".join(f"{n}@{a}" for a, n in s.mesh_axes)
             for title, header, rows in s.collectives_tables():
-                found.append((f"stage {s.stage}, mesh {mesh}, {s.collectives_verdict()}: {title}", header, rows))
-        return found
+                tables.append((f"stage {s.stage}, mesh {mesh}, {s.collectives_verdict()}: {title}", header, rows))
+        return tables
 
 
 def compare_stages(plan: Plan, target: Target, done: PipelineCompilation) -> PipelineVerification:

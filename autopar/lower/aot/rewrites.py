@@ -86,7 +86,7 @@ def paired(
         sizes: size of each mesh axis.
         equal: counts of collectives of the lowered program that can be done without.
     """
-    found = []
+    pairings = []
     for halves in (None, 0.5, 2.0):
         missing, surplus = dict(predicted), dict(compiled)
         kept: dict[Key, float] = {}
@@ -104,8 +104,8 @@ def paired(
                 missing[key] -= count
                 done.append(Rewrite(key, count, key[2], "done once for several"))
         left = [{k: n for k, n in counts.items() if n > _NONE} for counts in (missing, surplus)]
-        found.append(Pairing(kept, tuple(done), *left))
-    return min(found, key=lambda p: p.unexplained)
+        pairings.append(Pairing(kept, tuple(done), *left))
+    return min(pairings, key=lambda p: p.unexplained)
 
 
 def _taken(missing: Counts, surplus: Counts, key: Key, target: Key) -> float:
@@ -125,11 +125,11 @@ def rewrites(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> l
         compiled: counts of compiled collectives that were not predicted.
         sizes: size of each mesh axis.
     """
-    found: list[Rewrite] = []
+    applied: list[Rewrite] = []
     # What explains all that is left along an axis goes first, and once more when others have taken their part.
     for rule in (_folded, _joined, _one_for_one, _folded, _joined, _axis_by_axis):
-        found += rule(predicted, compiled, sizes)
-    return found
+        applied += rule(predicted, compiled, sizes)
+    return applied
 
 
 def _left(counts: Counts) -> list[Key]:
@@ -165,10 +165,12 @@ def _folded(predicted: Counts, compiled: Counts, sizes: Mapping[str, int]) -> It
         by_size = {n: [predicted.get((kind, a, n), 0.0) for a in parts] for n in sorted({k[2] for k in apart})}
         even = {n: c[0] for n, c in by_size.items() if c[0] > _NONE and max(c) - min(c) < _NONE}
         alone = even.get(size, 0.0) == compiled[kind, axis, size]
-        chosen = {size: even[size]} if alone else even
-        if chosen and math.isclose(sum(n * c for n, c in chosen.items()), size * compiled[kind, axis, size]):
+        folded_sizes = {size: even[size]} if alone else even
+        if folded_sizes and math.isclose(
+            sum(n * c for n, c in folded_sizes.items()), size * compiled[kind, axis, size]
+        ):
             compiled[kind, axis, size] = 0.0
-            for n, count in chosen.items():
+            for n, count in folded_sizes.items():
                 for a in parts:
                     predicted[kind, a, n] -= count
                     yield Rewrite((kind, a, n), count, n, f"along {axis} at once" + ("" if alone else ", joined"))

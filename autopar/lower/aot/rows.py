@@ -164,17 +164,17 @@ class ComparedCollectives:
             for r in self.rows
             if r.ok and 0 < r.instructions < r.compiled and r.exact
         ]
-        found: list[Shown] = [
+        tables: list[Shown] = [
             ("collectives by kind", ("kind", "predicted", "compiled", "bytes sent", "compiled", ""), totals)
         ]
         if different:
             header = ("kind", "axis", "bytes", "predicted", "lowered", "compiled", "for operators", "from")
-            found.append(("collectives that differ", header, different))
+            tables.append(("collectives that differ", header, different))
         if rewritten:
-            found.append(("rewritten by XLA", ("kind", "axis", "bytes", "count", "done"), rewritten))
+            tables.append(("rewritten by XLA", ("kind", "axis", "bytes", "count", "done"), rewritten))
         if joined:
-            found.append(("several in one instruction", ("kind", "axis", "bytes", "count", "instructions"), joined))
-        return found
+            tables.append(("several in one instruction", ("kind", "axis", "bytes", "count", "instructions"), joined))
+        return tables
 
 
 def _difference(r: CollectiveRow) -> tuple[str, ...]:

@@ -134,11 +134,11 @@ def _stage(
     lowered: LoweredPipeline, stage: int, compiled: Mapping[Work, CompiledProgram], texts: Mapping[Work, str]
 ) -> StageCompilation:
     axes, runs = lowered.mesh_axes(stage), _runs(lowered)
-    own = [p for p in lowered.programs if p.work.stage == stage and p.work in compiled]
+    stage_programs = [p for p in lowered.programs if p.work.stage == stage and p.work in compiled]
     before: dict[Key, float] = defaultdict(float)
     equal: dict[Key, float] = defaultdict(float)
     collectives: list[CompiledCollective] = []
-    for p in own:
+    for p in stage_programs:
         times = runs[p.work]
         for total, counts in zip((before, equal), counted_collectives(*prepared(p, axes), axes), strict=True):
             for key, count in counts.items():
@@ -147,7 +147,7 @@ def _stage(
             msgspec.structs.replace(c, count=times * c.count, wire_bytes=times * c.wire_bytes)
             for c in compiled[p.work].collectives
         ]
-    said = [(runs[p.work], compiled[p.work].cycles) for p in own]
+    said = [(runs[p.work], compiled[p.work].cycles) for p in stage_programs]
     cycles = sum(n * c for n, c in said if c is not None)
     return StageCompilation(
         stage,
@@ -155,7 +155,7 @@ def _stage(
         before,
         equal,
         tuple(collectives),
-        sum(compiled[p.work].fusions for p in own),
+        sum(compiled[p.work].fusions for p in stage_programs),
         cycles if all(c is not None for _, c in said) else None,
         {p.work: compiled[p.work] for p in own},
         tuple((runs[p.work], texts[p.work]) for p in own if p.work in texts),

@@ -87,10 +87,10 @@ def compile_program(target: Target, request: ProgramRequest, program: bytes) -> 
     ), text
 
 
-def summarized(found: tuple[Collective, ...], names: GroupNames) -> tuple[CompiledCollective, ...]:
+def summarized(collectives: tuple[Collective, ...], names: GroupNames) -> tuple[CompiledCollective, ...]:
     """Collectives that are alike taken together; those of one device a group, which send nothing, left out."""
     alike: dict[tuple[str, str, int], list[Collective]] = defaultdict(list)
-    for c in found:
+    for c in collectives:
         if c.group_size > 1:
             alike[c.kind, names.of(c.kind, c.groups), c.full_bytes].append(c)
     return tuple(

@@ -27,8 +27,8 @@ def call_once(primitive: Primitive, params: Mapping[str, Any], operands: list[An
     def skip(*given: Any) -> list[Any]:
         return [jnp.zeros(t.shape, numpy_dtype(t.dtype)) for t in context.result_types]
 
-    made = lax.cond(context.index(axes) == 0, call, skip, *arrays)
-    return [_from_first(x, axis_names(context.index, axes)) for x in made]
+    outputs = lax.cond(context.index(axes) == 0, call, skip, *arrays)
+    return [_from_first(x, axis_names(context.index, axes)) for x in outputs]
 
 
 def _from_first(array: Any, axes: tuple[str, ...]) -> Any:

@@ -14,8 +14,8 @@ from autopar.lower.localize.base import LocalContext, Localizer, bind
 
 def fft(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
     """The transform of a piece that is a single row, which has one order only, just before and just after."""
-    made = bind(primitive, params, [_in_rows(x) for x in operands])
-    return [_in_rows(x) for x in made]
+    outputs = bind(primitive, params, [_in_rows(x) for x in operands])
+    return [_in_rows(x) for x in outputs]
 
 
 def _in_rows(array: Any) -> Any:

@@ -104,7 +104,7 @@ def gather(primitive: Primitive, params: Mapping[str, Any], operands: list[Any],
     clamped = clamp_index(given, upper)
     moved = move_index(clamped, dims, sizes, routed, context)
     inside = clamp_index(moved.indices, moved.upper)
-    found = {
+    output = {
         **params,
         "slice_sizes": windows,
         "mode": lax.GatherScatterMode.PROMISE_IN_BOUNDS,
@@ -112,14 +112,14 @@ def gather(primitive: Primitive, params: Mapping[str, Any], operands: list[Any],
         "indices_are_sorted": False,
         "unique_indices": False,
     }
-    (rows,) = bind(primitive, found, [operand, inside])
+    (rows,) = bind(primitive, output, [operand, inside])
     along = [d for d in range(rows.ndim) if d not in numbers.offset_dims]
 
     def by_row(mask: jax.Array) -> jax.Array:
         return lax.broadcast_in_dim(mask, rows.shape, along)
 
-    own = _all_equal(moved.indices, inside)
-    value = lax.select(by_row(own), rows, jnp.zeros_like(rows))
+    inside_shard = _all_equal(moved.indices, inside)
+    value = lax.select(by_row(inside_shard), rows, jnp.zeros_like(rows))
     if not fills:
         return [value]
     axes = tuple(axis for d in routed for axis in split[d])

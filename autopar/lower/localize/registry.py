@@ -25,11 +25,11 @@ def _assembled() -> Mapping[str, Localizer]:
     package = __name__.rpartition(".")[0]
     names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
     for name in sorted(n for n in names if n not in _NOT_TABLES):
-        found: Mapping[str, Localizer] = import_module(f"{package}.{name}").LOCALIZERS
-        twice = sorted(table.keys() & found.keys())
+        localizers: Mapping[str, Localizer] = import_module(f"{package}.{name}").LOCALIZERS
+        twice = sorted(table.keys() & localizers.keys())
         if twice:
             raise ValueError(f"localizers of {', '.join(twice)} are in two files; the second is {name}")
-        table.update(found)
+        table.update(localizers)
     return MappingProxyType(table)
 
 

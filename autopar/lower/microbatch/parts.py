@@ -79,14 +79,14 @@ def run_whole(part: BoundGraph, values: Mapping[str, Any], recorder: Recorder) -
             continue
         bound = part.bounds[op.id]
         with recorder.around(op):
-            made = bind(bound.primitive, bound.params, [read(o) for o in op.operands])
-        env.update(zip((v.name for v in op.results), made, strict=True))
+            outputs = bind(bound.primitive, bound.params, [read(o) for o in op.operands])
+        env.update(zip((v.name for v in op.results), outputs, strict=True))
     return env
 
 
 def microbatch_function(
     bound: BoundGraph,
-    found: Microbatching,
+    microbatching: Microbatching,
     recorder: Recorder,
     ids: Sequence[str],
     taken: Sequence[str],
@@ -97,7 +97,7 @@ def microbatch_function(
 
     Args:
         bound: the whole step.
-        found: the analysis.
+        microbatching: the analysis.
         recorder: see there.
         ids: operators of the loop to run, in running order.
         taken: values that they take from elsewhere.
@@ -110,18 +110,18 @@ def microbatch_function(
     if again is not None:
         part, copies = recomputed_bound(part, again.phases, again.layers, again.level)
         recorder.copies.update(copies)
-    if found.count == 1:
+    if microbatching.count == 1:
 
         def at_once(number: Any, pieces: Sequence[Any]) -> list[Any]:
             env = run_whole(part, dict(zip(taken, pieces, strict=True)), recorder)
             return [env[n] for n, _ in wanted]
 
         return at_once
-    states = value_layouts(graph, found)
+    states = value_layouts(graph, microbatching)
     layouts = [states[n] for n in taken]
     targets = [states[n] if k is None else k for n, k in wanted]
-    tables = PathTables(pseudo_mesh(found.count), _never)
-    operands, results = for_copies(found.operands, copies), for_copies(found.results, copies)
+    tables = PathTables(pseudo_mesh(microbatching.count), _never)
+    operands, results = for_copies(microbatching.operands, copies), for_copies(microbatching.results, copies)
 
     def microbatch(number: Any, pieces: Sequence[Any]) -> list[Any]:
         decisions = Sharded(
@@ -137,28 +137,28 @@ def microbatch_function(
     return microbatch
 
 
-def value_layouts(graph: Graph, found: Microbatching) -> dict[str, Layout]:
+def value_layouts(graph: Graph, microbatching: Microbatching) -> dict[str, Layout]:
     """Layout over the axis of microbatches of everything that the loop reads or makes."""
     layouts: dict[str, Layout] = {}
-    inside = set(found.body)
+    inside = set(microbatching.body)
     for i in graph.inputs:
-        layouts[i.name] = body_layout(graph, found, i.name)
+        layouts[i.name] = body_layout(graph, microbatching, i.name)
     for op in graph.operators:
         for n, v in enumerate(op.results):
             layouts[v.name] = Layout.replicated(v.type.rank)
-            if op.id in inside and op.id in found.results:
-                layouts[v.name] = found.results[op.id][n]
+            if op.id in inside and op.id in microbatching.results:
+                layouts[v.name] = microbatching.results[op.id][n]
             elif op.id in inside and op.primitive == "optimization_barrier":
                 layouts[v.name] = layouts[str(op.operands[n])]
     return layouts
 
 
-def body_layout(graph: Graph, found: Microbatching, name: str) -> Layout:
+def body_layout(graph: Graph, microbatching: Microbatching, name: str) -> Layout:
     """Layout over the axis of microbatches in which the loop is given a value from outside."""
     type = graph.types[name]
-    if name not in found.batch:
+    if name not in microbatching.batch:
         return Layout.replicated(type.rank)
-    return Layout(tuple((AXIS,) if d == found.batch[name] else () for d in range(type.rank)))
+    return Layout(tuple((AXIS,) if d == microbatching.batch[name] else () for d in range(type.rank)))
 
 
 def _never(kind: str, bytes: float, axes: tuple[str, ...]) -> float:

@@ -38,7 +38,9 @@ def retraced(traced: Traced, run: Callable[[dict[str, Any], Recorder], Mapping[s
     closed = jax.make_jaxpr(step)(*shapes)
     inputs = [(i.name, i.role) for i in graph.inputs]
     program = build_graph(closed, graph.name, inputs, [o.path for o in graph.outputs], recorder.labels)
-    made = program.graph
-    outputs = tuple(replace(new, updates=old.updates) for new, old in zip(made.outputs, graph.outputs, strict=True))
-    ordered = order(Graph(graph.name, made.inputs[: len(graph.inputs)], made.operators, outputs))
+    traced_graph = program.graph
+    outputs = tuple(
+        replace(new, updates=old.updates) for new, old in zip(traced_graph.outputs, graph.outputs, strict=True)
+    )
+    ordered = order(Graph(graph.name, traced_graph.inputs[: len(graph.inputs)], traced_graph.operators, outputs))
     return replace(traced, program=BoundGraph(ordered, program.bounds, program.constants))

@@ -30,35 +30,40 @@ def microbatched(traced: Traced, count: int) -> Traced:
     """
     if count == 1:
         return traced
-    found = analyze(traced.graph, count)
-    return retraced(traced, lambda env, recorder: _step(traced.program, found, recorder, env))
+    microbatching = analyze(traced.graph, count)
+    return retraced(traced, lambda env, recorder: _step(traced.program, microbatching, recorder, env))
 
 
-def _step(bound: BoundGraph, found: Microbatching, recorder: Recorder, env: dict[str, Any]) -> dict[str, Any]:
+def _step(bound: BoundGraph, microbatching: Microbatching, recorder: Recorder, env: dict[str, Any]) -> dict[str, Any]:
     graph = bound.graph
-    env = run_whole(part_of(bound, found.before, graph.inputs, ()), env, recorder)
-    env.update(loop(bound, found, recorder, env))
-    late = part_of(bound, found.after, [Input(n, graph.types[n]) for n in env], ())
+    env = run_whole(part_of(bound, microbatching.before, graph.inputs, ()), env, recorder)
+    env.update(loop(bound, microbatching, recorder, env))
+    late = part_of(bound, microbatching.after, [Input(n, graph.types[n]) for n in env], ())
     return run_whole(late, env, recorder)
 
 
-def loop(bound: BoundGraph, found: Microbatching, recorder: Recorder, env: dict[str, Any]) -> dict[str, Any]:
+def loop(bound: BoundGraph, microbatching: Microbatching, recorder: Recorder, env: dict[str, Any]) -> dict[str, Any]:
     """The joined values, from a scan over microbatches."""
     types = bound.graph.types
     microbatch = microbatch_function(
-        bound, found, recorder, found.body, found.body_inputs, [(j.name, j.layout) for j in found.joined]
+        bound,
+        microbatching,
+        recorder,
+        microbatching.body,
+        microbatching.body_inputs,
+        [(j.name, j.layout) for j in microbatching.joined],
     )
-    terms = [j for j in found.joined if j.layout.partial]
-    rows = [n for n in found.body_inputs if n in found.batch]
-    stacks = [pieces_of(env[n], found.count, found.batch[n]) for n in rows]
+    terms = [j for j in microbatching.joined if j.layout.partial]
+    rows = [n for n in microbatching.body_inputs if n in microbatching.batch]
+    stacks = [pieces_of(env[n], microbatching.count, microbatching.batch[n]) for n in rows]
 
     def body(totals: list[Any], of_microbatch: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
         number, pieces = of_microbatch
-        given = {**{n: env[n] for n in found.body_inputs}, **dict(zip(rows, pieces, strict=True))}
-        made = microbatch(number, [given[n] for n in found.body_inputs])
+        given = {**{n: env[n] for n in microbatching.body_inputs}, **dict(zip(rows, pieces, strict=True))}
+        outputs = microbatch(number, [given[n] for n in microbatching.body_inputs])
         summed = iter(totals)
         new, out = [], []
-        for j, piece in zip(found.joined, made, strict=True):
+        for j, piece in zip(microbatching.joined, outputs, strict=True):
             if j.layout.partial:
                 new.append(add_term(next(summed), jnp.asarray(piece), j.layout))
             else:
@@ -66,12 +71,12 @@ def loop(bound: BoundGraph, found: Microbatching, recorder: Recorder, env: dict[
         return new, out
 
     start = [neutral(types[j.name], j.layout.reduce) for j in terms]
-    numbers = jnp.arange(found.count, dtype=jnp.int32)
+    numbers = jnp.arange(microbatching.count, dtype=jnp.int32)
     with jax.named_scope(FORWARD_LOOP):
         totals, stacked = lax.scan(body, start, (numbers, stacks))
     joined: dict[str, Any] = {}
     sums, rows_out = iter(totals), iter(stacked)
-    for j in found.joined:
+    for j in microbatching.joined:
         if j.layout.partial:
             joined[j.name] = lax.convert_element_type(next(sums), numpy_dtype(types[j.name].dtype))
         else:

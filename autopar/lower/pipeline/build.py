@@ -54,8 +54,8 @@ class LoweredPipeline:
         """
         if self.worker_of_stage(stage) == worker:
             return self.plan.stages[stage].devices
-        own = next(s for s in range(self.table.num_stages) if self.worker_of_stage(s) == worker)
-        return self.plan.stages[own].devices
+        stage_at_home = next(s for s in range(self.table.num_stages) if self.worker_of_stage(s) == worker)
+        return self.plan.stages[stage_at_home].devices
 
     def worker_of_stage(self, stage: int) -> int:
         """The worker of a stage; of two the one that runs its first microbatch."""

@@ -20,12 +20,12 @@ def given_up(program: Program, worker: int) -> Mapping[Work, frozenset[str]]:
     """
     lines = program.workers[worker].instructions
     sent = {i.value.value for i in lines if isinstance(i, Send)}
-    found: dict[Work, frozenset[str]] = {}
+    donated: dict[Work, frozenset[str]] = {}
     for i in lines:
         if isinstance(i, Run | Apply):
             names = frozenset(b.value for b in i.donate) - sent
-            found[i.work] = found.get(i.work, names) & names
-    return found
+            donated[i.work] = donated.get(i.work, names) & names
+    return donated
 
 
 def given_up_by_all(program: Program, stages: Sequence[Sequence[int]], work: Work) -> frozenset[str]:
@@ -36,7 +36,7 @@ def given_up_by_all(program: Program, stages: Sequence[Sequence[int]], work: Wor
         stages: by worker the stages that it holds.
         work: of one of them.
     """
-    holders = [w for w, own in enumerate(stages) if work.stage in own]
+    holders = [w for w, held_stages in enumerate(stages) if work.stage in held_stages]
     return frozenset.intersection(*(given_up(program, w).get(work, frozenset()) for w in holders))
 
 
@@ -49,14 +49,14 @@ def donated(program: StageProgram, names: Set[str], sizes: Mapping[str, int]) ->
         sizes: sizes of the mesh axes.
     """
     free = [_kind(p, sizes) for p in program.results]
-    found = []
+    positions = []
     for n, port in enumerate(program.reads):
         kind = _kind(port, sizes)
         alone = sum(p.name == port.name for p in program.reads) == 1
         if port.name in names and alone and kind in free:
             free.remove(kind)
-            found.append(n)
-    return tuple(found)
+            positions.append(n)
+    return tuple(positions)
 
 
 def _kind(port: Port, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], str, Sequence[object], bool]:

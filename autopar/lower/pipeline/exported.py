@@ -135,8 +135,8 @@ def run_maker(code: bytes, arguments: Sequence[Any], shardings: Sequence[NamedSh
     exported = export.deserialize(bytearray(code))
     whole = NamedSharding(shardings[0].mesh, jax.sharding.PartitionSpec())
     function = jax.jit(exported.call, in_shardings=(whole,) * len(arguments), out_shardings=list(shardings))
-    made: Sequence[Any] = function(*arguments)
-    return made
+    outputs: Sequence[Any] = function(*arguments)
+    return outputs
 
 
 def placed_port(port: Port) -> PlacedPort:

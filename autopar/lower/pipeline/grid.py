@@ -124,14 +124,14 @@ def _ends(axes: Axes) -> list[int]:
 
 def _parts(axes: Axes, by_cut: Mapping[int, int]) -> dict[str, tuple[str, ...]]:
     """For each axis of a mesh the parts of the grid that it is made of, major first."""
-    found: dict[str, tuple[str, ...]] = {}
+    parts: dict[str, tuple[str, ...]] = {}
     minor = 1
     for name, size in reversed(axes):
         end = minor * size
         inside = sorted((n for cut, n in by_cut.items() if minor < cut <= end), reverse=True)
-        found[name] = tuple(f"part{n}" for n in inside)
+        parts[name] = tuple(f"part{n}" for n in inside)
         minor = end
-    return found
+    return parts
 
 
 def _text(axes: Axes) -> str:

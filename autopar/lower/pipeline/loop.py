@@ -116,8 +116,8 @@ def layouts_of(graph: Graph, inputs: dict[str, Layout], decisions: Sharded, pref
         if is_generator(op):
             continue
         if op.primitive == "optimization_barrier":
-            made = [layouts.get(str(o)) for o in op.operands]
-            layouts.update((v.name, k) for v, k in zip(op.results, made, strict=True) if k is not None)
+            layouts_made = [layouts.get(str(o)) for o in op.operands]
+            layouts.update((v.name, k) for v, k in zip(op.results, layouts_made, strict=True) if k is not None)
         else:
             layouts.update(zip((v.name for v in op.results), decisions.results[prefix + op.id], strict=True))
     return layouts

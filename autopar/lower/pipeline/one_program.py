@@ -121,16 +121,16 @@ class OneProgram:
             return lax.ppermute(array, WORKERS, pairs)
         parts = [self.grid.pairs(source, target) for source, target in pairs]
         names, place = self.grid.names, lax.axis_index(self.grid.names)
-        made = None
+        received = None
         for number in range(max(map(len, parts))):
             now = [pair for part in parts for some in part[number : number + 1] for pair in some]
             came = lax.ppermute(array, names, now)
-            if made is not None:
+            if received is not None:
                 here = np.zeros(len(self.grid.devices), np.bool_)
                 here[[to for _, to in now]] = True
-                came = jnp.where(jnp.asarray(here)[place], came, made)
-            made = came
-        return made
+                came = jnp.where(jnp.asarray(here)[place], came, received)
+            received = came
+        return received
 
     def _moved(self, worker: int, type: TensorType, layout: Layout, wanted: Layout, piece: Any) -> Any:
         """A piece of a value on a worker in another layout."""
@@ -147,9 +147,9 @@ class OneProgram:
         order = sorted(touched)
         given = tuple(state[n] for n in order)
         branches = [self._branch(w, turn, this, order) for w, turn in enumerate(this.turns)]
-        made, out = lax.switch(self._worker(), branches, given, inbox)
+        slots, out = lax.switch(self._worker(), branches, given, inbox)
         updated = list(state)
-        for n, array in zip(order, made, strict=True):
+        for n, array in zip(order, slots, strict=True):
             updated[n] = array
         arrived = tuple(self._sent(o, e.pairs) for o, e in zip(out, this.exchanges, strict=True))
         return tuple(updated), arrived
@@ -165,12 +165,12 @@ class OneProgram:
                 values[message.key] = self._unpacked(inbox[message.exchange], message.sharded)
             for instruction in turn.instructions:
                 self._do(worker, values, instruction)
-            made = list(given)
+            slots = list(given)
             for key, slot in turn.after.items():
                 if turn.before.get(key) == slot and key in turn.before and not _written(turn, key):
                     continue
-                made[at[slot]] = _packed(values[key][0], self.rounds.slots[slot])
-            return tuple(made), tuple(self._outgoing(worker, values, turn, n, e) for n, e in enumerate(this.exchanges))
+                slots[at[slot]] = _packed(values[key][0], self.rounds.slots[slot])
+            return tuple(slots), tuple(self._outgoing(worker, values, turn, n, e) for n, e in enumerate(this.exchanges))
 
         return branch
 
@@ -233,8 +233,8 @@ class OneProgram:
         for port in program.reads:
             piece, layout = _read(values, by_name[port.name])
             pieces.append(self._moved(worker, port.type, layout, self.grid.layout(mesh, port.layout), piece))
-        made = program.on_device(jnp.int32(number), pieces, DeviceAxes(self.grid.parts[mesh]))
-        for buffer, port, piece in zip(writes, program.results, made, strict=True):
+        outputs = program.on_device(jnp.int32(number), pieces, DeviceAxes(self.grid.parts[mesh]))
+        for buffer, port, piece in zip(writes, program.results, outputs, strict=True):
             array = jnp.asarray(piece) if isinstance(piece, np.ndarray | np.generic) else piece
             values[whole_key(buffer)] = array, self.grid.layout(mesh, port.layout)
 
@@ -266,9 +266,9 @@ def _written(turn: Turn, key: Key) -> bool:
 
 
 def _read(values: Mapping[Key, tuple[Any, Layout]], buffer: Buffer) -> tuple[Any, Layout]:
-    found = values.get(whole_key(buffer))
-    if found is not None:
-        return found
+    value = values.get(whole_key(buffer))
+    if value is not None:
+        return value
     rows = sorted((k[1], v) for k, v in values.items() if k[0] == buffer and k[1] >= 0)
     layout = rows[0][1][1]
     return jnp.stack([piece for _, (piece, _) in rows]), layout.stack()

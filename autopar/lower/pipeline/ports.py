@@ -73,5 +73,5 @@ class Port:
     def leave(self, array: Any) -> Any:
         """A device's piece as it leaves a program."""
         terms = array[:, None] if self.stacked else array[None]
-        made = terms if self.layout.partial else array
-        return to_host(made) if self.host else made
+        laid_out = terms if self.layout.partial else array
+        return to_host(laid_out) if self.host else laid_out

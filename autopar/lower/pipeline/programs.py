@@ -79,13 +79,13 @@ class _Cutter:
         self.types = self.graph.types
 
     def programs(self, split: bool) -> tuple[StageProgram, ...]:
-        found = []
+        programs = []
         loop = self.loop
         if loop is not None:
             before = self._before(loop)
-            found += [] if before is None else [before]
-            found += self._microbatch_programs(loop, split)
-        return (*found, *self._updates())
+            programs += [] if before is None else [before]
+            programs += self._microbatch_programs(loop, split)
+        return (*programs, *self._updates())
 
     # -- names ---------------------------------------------------------------------------------
 
@@ -100,14 +100,14 @@ class _Cutter:
             return Port(ValueRef("from", name.removeprefix(FROM)), type, layout)
         if name.startswith(LATE):
             return Port(ValueRef("late", name.removeprefix(LATE)), type, layout)
-        own = self._own("in" if not name.startswith(PIECE) else "batch", name.removeprefix(PIECE))
-        return Port(own, type, layout, name in self.decisions.hosted)
+        ref = self._own("in" if not name.startswith(PIECE) else "batch", name.removeprefix(PIECE))
+        return Port(ref, type, layout, name in self.decisions.hosted)
 
     # -- before the loop -----------------------------------------------------------------------
 
     def _entering(self, loop: Loop) -> list[tuple[str, Port, bool]]:
         """(body input, port, made by the before program) of all that the loop takes; literals are left out."""
-        found = []
+        entering = []
         for inner, operand, layout in loop.entering:
             if isinstance(operand, Literal):
                 continue
@@ -115,19 +115,21 @@ class _Cutter:
             direct = operand in self.input_layouts and (of_microbatch or self.input_layouts[operand] == layout)
             if direct:
                 port = self._input(operand)
-                found.append((inner, Port(port.ref, port.type, layout), False))
+                entering.append((inner, Port(port.ref, port.type, layout), False))
             else:
-                found.append((inner, Port(self._own("loop", f"{operand}{layout}"), self.types[operand], layout), True))
-        return found
+                entering.append(
+                    (inner, Port(self._own("loop", f"{operand}{layout}"), self.types[operand], layout), True)
+                )
+        return entering
 
     def _before(self, loop: Loop) -> StageProgram | None:
-        made = [
+        results = [
             (operand, p) for (_, operand, _), (_, p, m) in zip(self._real(loop), self._entering(loop), strict=True) if m
         ]
         early = self._early_values(loop)
-        if not made and not early:
+        if not results and not early:
             return None
-        unique = list({p.name: (operand, p) for operand, p in made}.values())
+        unique = list({p.name: (operand, p) for operand, p in results}.values())
         wanted = [*unique, *((n, Port(self._own("early", n), self.types[n], self.layouts[n])) for n in early)]
         ops = needed_of(self.graph, [o for o, _ in wanted], self._early_ids(loop))
         return self._program(
@@ -173,9 +175,9 @@ class _Cutter:
         literal = {inner: o for inner, o, _ in loop.entering if isinstance(o, Literal)}
         inner_layouts = {inner: layout for inner, _, layout in loop.entering}
         layouts = layouts_of(graph, inner_layouts, self.decisions, loop.prefix)
-        own = {op.id for op in graph.operators if not is_generator(op)}
+        computing = {op.id for op in graph.operators if not is_generator(op)}
         totals = self._total_ids(loop)
-        forward, backward = own - loop.backward - totals, set(loop.backward) - totals
+        forward, backward = computing - loop.backward - totals, set(loop.backward) - totals
         groups: list[tuple[str, set[str]]] = [("forward", forward), ("backward", backward)]
         if split:
             sent = [x.operand for x in loop.leaving if x.reduce is None]
@@ -226,11 +228,11 @@ class _Cutter:
 
     def _total_ids(self, loop: Loop) -> set[str]:
         """Operators that only add a contribution to a total: accumulating is the schedule's."""
-        found = set()
+        ids = set()
         for o, x in zip(loop.graph.outputs, loop.leaving, strict=False):
             if x.reduce is not None and isinstance(o.operand, str) and o.operand != x.operand:
-                found.add(loop.graph.producers[o.operand].id)
-        return found
+                ids.add(loop.graph.producers[o.operand].id)
+        return ids
 
     # -- the update ----------------------------------------------------------------------------
 
@@ -271,10 +273,10 @@ class _Cutter:
                             ports[v.name] = port
             for n, some in self._groups(number, wanted, outputs):
                 ops = needed_of(graph, [o for o, _ in some], ids)
-                own = {v.name for op in ops for v in op.results}
+                computed = {v.name for op in ops for v in op.results}
                 program = self._program(
                     Work("update", self.s, n), _Source(self.stage.program), ops, some, [],
-                    {n: p for n, p in ports.items() if n not in own},
+                    {n: p for n, p in ports.items() if n not in computed},
                 )  # fmt: skip
                 programs.append(program)
         return programs
@@ -286,7 +288,7 @@ class _Cutter:
         if not self.apart:
             return [(number, wanted)]
         state = {self._output_ref(n, o) for n, (o, _) in enumerate(outputs) if o.updates is not None}
-        groups = [[w for w in wanted if (w[1].ref in state) == own] for own in (True, False)]
+        groups = [[w for w in wanted if (w[1].ref in state) == replaces_state] for replaces_state in (True, False)]
         return [(n, some) for n, some in enumerate(groups) if some]
 
     def _output_ref(self, index: int, o: Output) -> ValueRef:
@@ -330,10 +332,10 @@ class _Cutter:
         sums: Sequence[tuple[Operand, Port, str]],
         ports: dict[str, Port],
     ) -> StageProgram:
-        own = {v.name for op in ops for v in op.results}
+        computed = {v.name for op in ops for v in op.results}
         asked: list[tuple[Operand, Port]] = [*wanted, *((o, p) for o, p, _ in sums)]
         read = {o for op in ops for o in op.reads} | {o for o, _ in asked if isinstance(o, str)}
-        taken = {n: p for n, p in ports.items() if n in read and n not in own}
+        taken = {n: p for n, p in ports.items() if n in read and n not in computed}
         fixed = {n: v for n, v in source.literals.items() if n in read}
         counted = [source.number] if source.number in read else []
         inputs = [

@@ -61,12 +61,12 @@ class _OnDemand(Sequence[Item]):
     def __getitem__(self, at: slice) -> Sequence[Item]: ...
 
     def __getitem__(self, at: int | slice) -> Item | Sequence[Item]:
-        found = range(self._size)[at]
-        if isinstance(found, range):
-            return tuple(self[n] for n in found)
-        if found not in self._made:
-            self._made[found] = self._make(found)
-        return self._made[found]
+        numbers = range(self._size)[at]
+        if isinstance(numbers, range):
+            return tuple(self[n] for n in numbers)
+        if numbers not in self._made:
+            self._made[numbers] = self._make(numbers)
+        return self._made[numbers]
 
 
 @dataclass(eq=False)
@@ -99,9 +99,9 @@ class TracedStages:
         cut = self._cut(count, members)
         stages = range(len(cut.parts))
         kinds = [cut.kind(s) for s in stages]
-        found = _OnDemand(len(stages), lambda s: self._planned(count, cut, s, Recomputation("none", ())))
-        graphs = _OnDemand(len(stages), lambda s: found[s][0])
-        return Sliced(cut.map, cut.parts, graphs, _OnDemand(len(stages), lambda s: found[s][1]), first_of_kind(kinds))
+        planned = _OnDemand(len(stages), lambda s: self._planned(count, cut, s, Recomputation("none", ())))
+        graphs = _OnDemand(len(stages), lambda s: planned[s][0])
+        return Sliced(cut.map, cut.parts, graphs, _OnDemand(len(stages), lambda s: planned[s][1]), first_of_kind(kinds))
 
     def piece(self, count: int, members: Sequence[Sequence[str]], stage: int) -> Sliced:
         """One stage of the step cut into stages; the others are not traced."""
@@ -126,11 +126,11 @@ class TracedStages:
             self.cuts[key] = _Cut(map, stage_parts(self.step.graph, map), self._table(count, map.found))
         return self.cuts[key]
 
-    def _table(self, count: int, found: Microbatching) -> KindTable:
-        """What is known of operators in ``found``, which joins of contributions from several stages change."""
-        key = (count, tuple(j.name for j in found.joined))
+    def _table(self, count: int, microbatching: Microbatching) -> KindTable:
+        """What is known of operators in ``microbatching``, which joins of contributions from several stages change."""
+        key = (count, tuple(j.name for j in microbatching.joined))
         if key not in self.tables:
-            self.tables[key] = KindTable(self.step.graph, found)
+            self.tables[key] = KindTable(self.step.graph, microbatching)
         return self.tables[key]
 
     def _planned(self, count: int, cut: _Cut, stage: int, again: Recomputation) -> tuple[Graph, Mapping[str, str]]:
@@ -138,8 +138,8 @@ class TracedStages:
         kind, name = cut.kind(stage), f"{self.step.graph.name}/stage {cut.parts[stage].stage}"
         at = {id: n for n, id in enumerate(kind.operators)}
         # An operator of the forward pass that joins terms of several stages runs after the loop, and not again.
-        own = [[at[id] for id in layer if id in at] for layer in again.layers if again.level != "none"]
-        layers = tuple(map(tuple, own))
+        layer_ids = [[at[id] for id in layer if id in at] for layer in again.layers if again.level != "none"]
+        layers = tuple(map(tuple, layer_ids))
         key = (count, kind.key, again.level, layers)
         if key not in self.traced:
             self.traced[key] = self._stage(cut, stage, again), kind
@@ -153,9 +153,9 @@ class TracedStages:
         recomputed = None
         if again.level != "none":
             recomputed = Again(Phases.of(self.step.graph, parts.body, parts.backward), again.layers, again.level)
-        found = stage_graph(self.step, cut.map.found, parts, recomputed)
-        verify(found.graph)
-        return found
+        traced_stage = stage_graph(self.step, cut.map.microbatching, parts, recomputed)
+        verify(traced_stage.graph)
+        return traced_stage
 
 
 def _renamed(source: StageGraph, old: StageKind, new: StageKind, name: str, whole: Graph) -> Graph:
@@ -198,9 +198,9 @@ def _renamed_origins(source: StageGraph, old: StageKind, new: StageKind) -> Mapp
 
 
 def _origins(stage: StageGraph) -> dict[str, str]:
-    found = dict(stage.program.origins)
+    origins = dict(stage.program.origins)
     for op in stage.graph.operators:
         if op.primitive == "scan" and op.id.startswith(f"{LOOP}/"):
             body = stage.program.bounds[op.id].regions["body"]
-            found.update((f"{op.id}/body/{id}", origin) for id, origin in body.origins.items())
-    return found
+            origins.update((f"{op.id}/body/{id}", origin) for id, origin in body.origins.items())
+    return origins

@@ -48,14 +48,14 @@ class StageGraph:
         program: its graph. Inputs: the step's inputs by their own names; pieces of the batch (`PIECE`), received values
             (`FROM`), values received after the loop (`LATE`), each behind its prefix. Outputs: the step's by
             their paths, then what it sends after the loop (`LATE`), then in the loop (`SEND`).
-        found: the microbatches of the whole step.
+        microbatching: the microbatches of the whole step.
         carried: for each value that the loop carries its name: joined terms, then what is sent.
         stacked: joined values that are concatenated.
     """
 
     parts: StageParts
     program: BoundGraph
-    found: Microbatching
+    microbatching: Microbatching
     carried: tuple[str, ...]
     stacked: tuple[str, ...]
 
@@ -65,19 +65,19 @@ class StageGraph:
         return self.program.graph
 
 
-def stage_graph(step: Step, found: Microbatching, parts: StageParts, again: Again | None = None) -> StageGraph:
+def stage_graph(step: Step, microbatching: Microbatching, parts: StageParts, again: Again | None = None) -> StageGraph:
     """The graph of one stage.
 
     Args:
         step: the whole step.
-        found: its microbatches, as in the `autopar.stages.StageMap`.
+        microbatching: its microbatches, as in the `autopar.stages.StageMap`.
         parts: from `autopar.stages.stage_parts`.
         again: what its backward pass recomputes.
     """
     graph = step.graph
     avals = dict(zip((i.name for i in graph.inputs), step.avals, strict=True))
     roles = {i.name: i.role for i in graph.inputs}
-    pieces = _piece_shapes(step.program, found, parts, avals)
+    pieces = _piece_shapes(step.program, microbatching, parts, avals)
     shapes = [
         *((n, avals[n], roles[n]) for n in parts.inputs),
         *((PIECE + n, pieces[n], "batch") for n in parts.pieces),
@@ -85,7 +85,7 @@ def stage_graph(step: Step, found: Microbatching, parts: StageParts, again: Agai
         *((LATE + r.name, pieces[r.name], "other") for r in parts.received_late),
     ]
     recorder = Recorder()
-    work = _Stage(step.program, found, parts, recorder, again)
+    work = _Stage(step.program, microbatching, parts, recorder, again)
     closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
     paths = [
         *(graph.outputs[i].path for i in parts.outputs),
@@ -95,19 +95,19 @@ def stage_graph(step: Step, found: Microbatching, parts: StageParts, again: Agai
     program = build_graph(
         closed, f"{graph.name}/stage {parts.stage}", [(n, role) for n, _, role in shapes], paths, recorder.labels
     )
-    made = program.graph
+    traced_graph = program.graph
     names = set(parts.inputs)
     updates = {graph.outputs[i].path: graph.outputs[i].updates for i in parts.outputs}
     outputs = tuple(
         replace(o, updates=u if (u := updates.get(o.path)) in names else None) if n < len(parts.outputs) else o
-        for n, o in enumerate(made.outputs)
+        for n, o in enumerate(traced_graph.outputs)
     )
-    whole = Graph(made.name, made.inputs[: len(shapes)], made.operators, outputs)
+    whole = Graph(traced_graph.name, traced_graph.inputs[: len(shapes)], traced_graph.operators, outputs)
     carried = (*(j.name for j in parts.joined if not _is_stacked(j)), *parts.sent)
     return StageGraph(
         parts,
         BoundGraph(whole, program.bounds, program.constants, program.origins),
-        found,
+        microbatching,
         carried,
         tuple(j.name for j in parts.joined if _is_stacked(j)),
     )
@@ -117,17 +117,19 @@ def _is_stacked(j: Joined) -> bool:
     return not j.layout.partial and any(j.layout.dims)
 
 
-def _piece_shapes(bound: BoundGraph, found: Microbatching, parts: StageParts, avals: dict[str, Any]) -> dict[str, Any]:
+def _piece_shapes(
+    bound: BoundGraph, microbatching: Microbatching, parts: StageParts, avals: dict[str, Any]
+) -> dict[str, Any]:
     """Shapes of what comes from elsewhere: pieces for the loop, whole values after it."""
     types = bound.graph.types
     shapes: dict[str, Any] = {}
     for n in parts.pieces:
         shape = list(types[n].shape)
-        shape[found.batch[n]] //= found.count
+        shape[microbatching.batch[n]] //= microbatching.count
         shapes[n] = jax.ShapeDtypeStruct(tuple(shape), avals[n].dtype)
-    layouts = value_layouts(bound.graph, found)
+    layouts = value_layouts(bound.graph, microbatching)
     for r in parts.received:
-        local = layouts[r.name].local_shape(types[r.name].shape, {AXIS: found.count})
+        local = layouts[r.name].local_shape(types[r.name].shape, {AXIS: microbatching.count})
         shapes[r.name] = jax.ShapeDtypeStruct(local, numpy_dtype(types[r.name].dtype))
     for late in parts.received_late:
         shapes[late.name] = jax.ShapeDtypeStruct(types[late.name].shape, numpy_dtype(types[late.name].dtype))
@@ -138,9 +140,20 @@ class _Stage:
     """The stage as a function of flat arrays."""
 
     def __init__(
-        self, bound: BoundGraph, found: Microbatching, parts: StageParts, recorder: Recorder, again: Again | None
+        self,
+        bound: BoundGraph,
+        microbatching: Microbatching,
+        parts: StageParts,
+        recorder: Recorder,
+        again: Again | None,
     ) -> None:
-        self.bound, self.found, self.parts, self.recorder, self.again = bound, found, parts, recorder, again
+        self.bound, self.microbatching, self.parts, self.recorder, self.again = (
+            bound,
+            microbatching,
+            parts,
+            recorder,
+            again,
+        )
 
     def step(self, *arrays: Any) -> list[Any]:
         p, graph = self.parts, self.bound.graph
@@ -173,7 +186,7 @@ class _Stage:
         taken = [n for n in env if self._is_taken(n)]
         microbatch = microbatch_function(
             self.bound,
-            self.found,
+            self.microbatching,
             self.recorder,
             p.body,
             taken,
@@ -186,21 +199,25 @@ class _Stage:
         made_shapes = dict(zip([*(j.name for j in p.joined), *p.sent], shapes, strict=True))
 
         def body(carry: list[Any], number: Any) -> tuple[list[Any], list[Any]]:
-            made = dict(
+            outputs = dict(
                 zip([*(j.name for j in p.joined), *p.sent], microbatch(number, [env[n] for n in taken]), strict=True)
             )
             new = [
-                add_term(total, jnp.asarray(made[j.name]), j.layout) if j.layout.partial else jnp.asarray(made[j.name])
+                add_term(total, jnp.asarray(outputs[j.name]), j.layout)
+                if j.layout.partial
+                else jnp.asarray(outputs[j.name])
                 for j, total in zip(sums, carry, strict=False)
             ]
-            return [*new, *(boundary(jnp.asarray(made[n])) for n in p.sent)], [jnp.asarray(made[j.name]) for j in rows]
+            return [*new, *(boundary(jnp.asarray(outputs[n])) for n in p.sent)], [
+                jnp.asarray(outputs[j.name]) for j in rows
+            ]
 
         start = [
             neutral(types[j.name], j.layout.reduce) if j.layout.partial else _empty(made_shapes[j.name]) for j in sums
         ]
         start += [_empty(made_shapes[n]) for n in p.sent]
         with jax.named_scope(LOOP), jax.named_scope(FORWARD_LOOP):
-            carry, stacks = lax.scan(body, start, jnp.arange(self.found.count, dtype=jnp.int32))
+            carry, stacks = lax.scan(body, start, jnp.arange(self.microbatching.count, dtype=jnp.int32))
         joined = {
             j.name: lax.convert_element_type(total, numpy_dtype(types[j.name].dtype)) if j.layout.partial else total
             for j, total in zip(sums, carry, strict=False)
@@ -214,7 +231,7 @@ class _Stage:
         p = self.parts
         if name in p.pieces or any(r.name == name for r in p.received):
             return True
-        return name in self.found.body_inputs and name not in self.found.batch
+        return name in self.microbatching.body_inputs and name not in self.microbatching.batch
 
 
 def _empty(shape: Any) -> Any:

@@ -50,8 +50,8 @@ class StageProgram:
 
         def body(number: Any, *arrays: Any) -> tuple[Any, ...]:
             pieces = [p.enter(a) for p, a in zip(self.reads, arrays, strict=True)]
-            made = self.on_device(number, pieces, jax.lax.axis_index)
-            return tuple(p.leave(_array(m)) for p, m in zip(self.results, made, strict=True))
+            outputs = self.on_device(number, pieces, jax.lax.axis_index)
+            return tuple(p.leave(_array(m)) for p, m in zip(self.results, outputs, strict=True))
 
         body.__name__ = str(self.work).replace(" ", "_")
         mapped = jax.shard_map(

@@ -80,14 +80,14 @@ def _is_state(program: StageProgram) -> bool:
 
 def _replaces(graph: Graph, programs: Sequence[StageProgram]) -> dict[str, str]:
     """By value that an update writes the input that it is the next of."""
-    found: dict[str, str] = {}
+    replaced: dict[str, str] = {}
     for program in programs:
         if program.work.kind == "update" and program.work.part != METRICS:
             for port in program.writes:
                 updates = graph.outputs[port.ref.number].updates
                 assert updates is not None, f"{port.name} replaces nothing"
-                found[port.name] = str(ValueRef("in", updates, program.work.stage))
-    return found
+                replaced[port.name] = str(ValueRef("in", updates, program.work.stage))
+    return replaced
 
 
 def _scaled(program: StageProgram, factor: int) -> StageProgram:
@@ -137,8 +137,8 @@ def _shared_program(
     graph = bound.graph
     operands = [graph.outputs[n].operand for n in wanted]
     ops = closure(outside, [o for o in operands if isinstance(o, str)])
-    made = {v.name for op in ops for v in op.results}
-    taken = list(dict.fromkeys(n for op in ops for n in op.reads if n not in made))
+    computed = {v.name for op in ops for v in op.results}
+    taken = list(dict.fromkeys(n for op in ops for n in op.reads if n not in computed))
     names = {i.name for i in graph.inputs}
     writes = []
     for n in wanted:
@@ -171,11 +171,11 @@ def _plain(
 
         for op in ops:
             if op.primitive == "constant":
-                made = [jnp.asarray(bound.constants[op.id])]
+                outputs = [jnp.asarray(bound.constants[op.id])]
             else:
                 b = bound.bounds[op.id]
-                made = bind(b.primitive, b.params, [read(o) for o in op.operands])
-            env.update((v.name, m) for v, m in zip(op.results, made, strict=True))
+                outputs = bind(b.primitive, b.params, [read(o) for o in op.operands])
+            env.update((v.name, m) for v, m in zip(op.results, outputs, strict=True))
         return [read(o) for o in operands]
 
     return on_device

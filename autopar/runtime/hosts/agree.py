@@ -143,11 +143,13 @@ class Turn:
         try:
             value = make()
         except BaseException as error:
-            told = error if isinstance(error, AutoparError) else None
+            autopar_error = error if isinstance(error, AutoparError) else None
             parts = (
-                (told.fact, told.cause or "", told.remedy or "") if told else (f"process 0 failed: {error!r}", "", "")
+                (autopar_error.fact, autopar_error.cause or "", autopar_error.remedy or "")
+                if autopar_error
+                else (f"process 0 failed: {error!r}", "", "")
             )
-            outcome = _Outcome(b"", type(error).__name__ if told else "AutoparError", parts, True)
+            outcome = _Outcome(b"", type(error).__name__ if autopar_error else "AutoparError", parts, True)
             self.world.put(self._key("made"), msgspec.msgpack.encode(outcome))
             raise
         self.world.put(self._key("made"), msgspec.msgpack.encode(_Outcome(value)))
@@ -168,10 +170,10 @@ class Turn:
                 if not error.late or left <= _LOOK_S:
                     raise
 
-    def _judge(self, own: _Said) -> _Verdict:
+    def _judge(self, said_here: _Said) -> _Verdict:
         until = time.monotonic() + self.limit_s
         missing, differing = [], []
-        first = {name: (0, value) for name, value in own.shared.items()}
+        first = {name: (0, value) for name, value in said_here.shared.items()}
         name, pair = "", (0, 0)
         for process in range(1, self.world.processes):
             try:
@@ -180,7 +182,7 @@ class Turn:
                 missing.append(process)
                 continue
             said = msgspec.msgpack.decode(raw, type=_Said)
-            if said.facts != own.facts:
+            if said.facts != said_here.facts:
                 differing.append(process)
             for n, value in said.shared.items():
                 other, before = first.setdefault(n, (process, value))
@@ -211,11 +213,11 @@ class Turn:
             process=second,
         )
 
-    def _differing(self, own: Sequence[Fact], differing: Sequence[int]) -> ProcessMismatchError:
+    def _differing(self, facts: Sequence[Fact], differing: Sequence[int]) -> ProcessMismatchError:
         """The error on every process, from what process 0 and the first one that differs say."""
         other = differing[0]
         if self.world.process in (0, other):
-            self.world.put(self._key(f"whole/{self.world.process}"), json.dumps(own).encode())
+            self.world.put(self._key(f"whole/{self.world.process}"), json.dumps(facts).encode())
         first, second = ([tuple(f) for f in json.loads(self._get(f"whole/{p}", self.limit_s))] for p in (0, other))
         fact = _first_difference(first, second, other)
         also = f"; so do processes {', '.join(map(str, differing[1:]))}" if len(differing) > 1 else ""

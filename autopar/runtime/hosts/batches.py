@@ -12,23 +12,23 @@ from jax.sharding import NamedSharding
 
 def own_rows(shape: Sequence[int], wanted: NamedSharding) -> tuple[int, ...]:
     """Indices of the first dim of an array of which this process's devices have a part, rising."""
-    found: set[int] = set()
+    rows: set[int] = set()
     for index in wanted.addressable_devices_indices_map(tuple(shape)).values():
         assert index is not None
-        found.update(range(*index[0].indices(shape[0])))
-    return tuple(sorted(found))
+        rows.update(range(*index[0].indices(shape[0])))
+    return tuple(sorted(rows))
 
 
 def shared_rows(shape: Sequence[int], wanted: NamedSharding) -> tuple[int, ...]:
     """Indices of the first dim of an array of which other processes have a part that this process has too, rising."""
-    own = set(own_rows(shape, wanted))
+    rows_here = set(own_rows(shape, wanted))
     here = wanted.addressable_devices
-    found: set[int] = set()
+    rows_elsewhere: set[int] = set()
     for device, index in wanted.devices_indices_map(tuple(shape)).items():
         if device not in here:
             assert index is not None
-            found.update(range(*index[0].indices(shape[0])))
-    return tuple(sorted(own & found))
+            rows_elsewhere.update(range(*index[0].indices(shape[0])))
+    return tuple(sorted(rows_here & rows_elsewhere))
 
 
 def from_rows(local: Any, rows: Sequence[int], shape: Sequence[int], wanted: NamedSharding) -> Any:
@@ -46,9 +46,9 @@ def from_rows(local: Any, rows: Sequence[int], shape: Sequence[int], wanted: Nam
     def part(index: tuple[slice, ...] | None) -> Any:
         assert index is not None
         first, *rest = index
-        chosen = range(*first.indices(shape[0]))
+        rows_wanted = range(*first.indices(shape[0]))
         # Rows of one shard follow each other, and so do those that this process has of them.
-        begin = at[chosen[0]] if chosen else 0
-        return array[(slice(begin, begin + len(chosen)), *rest)]
+        begin = at[rows_wanted[0]] if rows_wanted else 0
+        return array[(slice(begin, begin + len(rows_wanted)), *rest)]
 
     return jax.make_array_from_callback(tuple(shape), wanted, part, dtype=array.dtype)

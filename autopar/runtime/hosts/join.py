@@ -111,9 +111,9 @@ def initialize(
         if isinstance(failed[0], ValueError) and all(v is None for v in given.values()):
             return  # nothing says that there are others
         raise ClusterError(f"jax cannot join the processes: {failed[0]}") from failed[0]
-    found = world()
-    if found is not None:
-        watch(found)
+    joined_world = world()
+    if joined_world is not None:
+        watch(joined_world)
 
 
 def stopping(at: int) -> bool:

@@ -43,7 +43,7 @@ class Job:
     grace_s: float = 10.0
 
 
-class _Told:
+class _Signals:
     """A signal handler that remembers."""
 
     def __init__(self) -> None:
@@ -60,13 +60,13 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
         job: what is to run.
         say: called with a line when something happens.
     """
-    told = _Told()
-    before = {n: signal.signal(n, told) for n in (signal.SIGTERM, signal.SIGINT)}
+    signals = _Signals()
+    before = {n: signal.signal(n, signals) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
         count = job.processes
         for attempt in range(job.restarts + 1):
-            code = _once(job, count, told, say)
-            if code == 0 or told.number is not None:
+            code = _once(job, count, signals, say)
+            if code == 0 or signals.number is not None:
                 return code
             if attempt == job.restarts:
                 say(f"ended with {code} after {job.restarts} restarts")
@@ -80,7 +80,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
             signal.signal(number, handler)
 
 
-def _once(job: Job, count: int, told: _Told, say: Callable[[str], None]) -> int:
+def _once(job: Job, count: int, signals: _Signals, say: Callable[[str], None]) -> int:
     address = f"127.0.0.1:{_free_port()}"
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -88,7 +88,7 @@ def _once(job: Job, count: int, told: _Told, say: Callable[[str], None]) -> int:
             environment = _environment(job, address, count, process)
             started.append(subprocess.Popen(job.command, env=environment, process_group=0))
             say(f"process {process}: pid {started[-1].pid}")
-        return _follow(job, started, told, say)
+        return _follow(job, started, signals, say)
     finally:
         for child in started:
             _end_group(child)
@@ -96,7 +96,7 @@ def _once(job: Job, count: int, told: _Told, say: Callable[[str], None]) -> int:
             child.wait()
 
 
-def _follow(job: Job, started: Sequence[subprocess.Popen[bytes]], told: _Told, say: Callable[[str], None]) -> int:
+def _follow(job: Job, started: Sequence[subprocess.Popen[bytes]], signals: _Signals, say: Callable[[str], None]) -> int:
     """Waits for processes that were started: the exit code of the first that did not end in order, else 0."""
     code, until, passed_on = 0, float("inf"), False
     left = dict(enumerate(started))
@@ -111,7 +111,7 @@ def _follow(job: Job, started: Sequence[subprocess.Popen[bytes]], told: _Told, s
                 if code in (0, AGAIN):
                     code = ended if ended > 0 else 128 - ended
                 until = min(until, time.monotonic() + job.heartbeat_s + job.grace_s)
-        if told.number is not None and not passed_on:
+        if signals.number is not None and not passed_on:
             passed_on = True
             for child in left.values():
                 child.send_signal(signal.SIGTERM)
@@ -119,8 +119,8 @@ def _follow(job: Job, started: Sequence[subprocess.Popen[bytes]], told: _Told, s
         time.sleep(_LOOK_S)
     for process in left:
         say(f"process {process} is ended: it waited for one that is gone")
-    if told.number is not None:
-        return code or 128 + told.number
+    if signals.number is not None:
+        return code or 128 + signals.number
     return code or (1 if left else 0)
 
 
@@ -135,12 +135,12 @@ def _named(code: int) -> str:
 
 
 def _environment(job: Job, address: str, count: int, process: int) -> dict[str, str]:
-    found = {**os.environ, COORDINATOR: address, PROCESSES: str(count), PROCESS: str(process)}
-    found["AUTOPAR_HEARTBEAT_S"] = f"{job.heartbeat_s:g}"
+    environment = {**os.environ, COORDINATOR: address, PROCESSES: str(count), PROCESS: str(process)}
+    environment["AUTOPAR_HEARTBEAT_S"] = f"{job.heartbeat_s:g}"
     if job.cpu_devices is not None:
-        found |= {CPU_DEVICES: str(job.cpu_devices), "JAX_PLATFORMS": "cpu"}
-        found.pop("XLA_FLAGS", None)
-    return found
+        environment |= {CPU_DEVICES: str(job.cpu_devices), "JAX_PLATFORMS": "cpu"}
+        environment.pop("XLA_FLAGS", None)
+    return environment
 
 
 def _free_port() -> int:

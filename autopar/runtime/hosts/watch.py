@@ -49,7 +49,7 @@ class Watch(threading.Thread):
         self._limit_s = limit_s
         self._stopped = threading.Event()
         self.lost: ProcessLostError | None = None
-        self.told = threading.Event()
+        self.ended = threading.Event()
 
     def run(self) -> None:
         """Beats and listens until this process ends, or another one did."""
@@ -91,7 +91,7 @@ class Watch(threading.Thread):
     def raise_if_lost(self) -> None:
         """Raises ProcessLostError where a process is gone."""
         if self.lost is not None:
-            self.told.set()
+            self.ended.set()
             raise self.lost
 
     def wait_for_loss(self) -> ProcessLostError | None:
@@ -99,7 +99,7 @@ class Watch(threading.Thread):
         until = time.monotonic() + self._limit_s + _GRACE_S
         while self.lost is None and self.is_alive() and time.monotonic() < until:
             time.sleep(0.05)
-        self.told.set()
+        self.ended.set()
         return self.lost
 
     def _key(self) -> str:
@@ -117,7 +117,7 @@ class Watch(threading.Thread):
         """Lets the main thread raise ``error``; ends this process where it waits for what never comes."""
         if self.lost is None:
             self.lost = error
-            if not self.told.wait(_GRACE_S):
+            if not self.ended.wait(_GRACE_S):
                 print_and_exit(error)
         self._stopped.wait(self._limit_s)
 
@@ -136,14 +136,14 @@ def watched() -> Watch | None:
 
 def watch(world: World) -> Watch:
     """Begins to watch the others, unless it was begun: by the first thing that all do together."""
-    found = watched()
-    if found is not None:
-        return found
-    made = Watch(world, heartbeat_s())
-    made.start()
-    atexit.register(made.stop)
-    sys.excepthook = _Hook(made, sys.excepthook)
-    return made
+    watching = watched()
+    if watching is not None:
+        return watching
+    new_watch = Watch(world, heartbeat_s())
+    new_watch.start()
+    atexit.register(new_watch.stop)
+    sys.excepthook = _Hook(new_watch, sys.excepthook)
+    return new_watch
 
 
 class _Hook:

@@ -114,10 +114,10 @@ def _grid(lowered: LoweredPipeline) -> Grid:
     reason = "something lies in host memory" if any(p.host for p in ports) else ""
     workers = []
     for worker in range(table.num_workers):
-        own = {lowered.devices(worker, s) for s in table.stages_of_worker(worker)}
-        if len(own) > 1:
+        device_sets = {lowered.devices(worker, s) for s in table.stages_of_worker(worker)}
+        if len(device_sets) > 1:
             reason = f"worker {worker} has stages on different devices"
-        workers.append(min(own))
+        workers.append(min(device_sets))
     if len({d for w in workers for d in w}) < sum(map(len, workers)):
         reason = "workers share devices"
     if reason:
@@ -132,8 +132,10 @@ def _grid(lowered: LoweredPipeline) -> Grid:
 def _mesh(grid: Grid, worker: int, devices: Sequence[Any]) -> Mesh:
     """The devices of a worker, with the axes of the grid."""
     axes, (first, count) = grid.axes_of(worker), grid.workers[worker]
-    own = np.array([devices[i] for i in grid.devices[first : first + count]], dtype=object)
-    return Mesh(own.reshape([n for _, n in axes]), tuple(a for a, _ in axes), axis_types=(AxisType.Auto,) * len(axes))
+    mesh_devices = np.array([devices[i] for i in grid.devices[first : first + count]], dtype=object)
+    return Mesh(
+        mesh_devices.reshape([n for _, n in axes]), tuple(a for a, _ in axes), axis_types=(AxisType.Auto,) * len(axes)
+    )
 
 
 def _tables(lowered: LoweredPipeline, grid: Grid, worker: int) -> PathTables:
@@ -143,8 +145,8 @@ def _tables(lowered: LoweredPipeline, grid: Grid, worker: int) -> PathTables:
     if axes == lowered.mesh_axes(stage):
         return plan_tables(part)
     cluster = Cluster.from_json(part.content.cluster)
-    (own,) = cluster.logical_meshes(tuple(n for _, n in lowered.mesh_axes(stage)))
-    slowest = min(own.links, key=lambda link: link.bandwidth)
+    (stage_mesh,) = cluster.logical_meshes(tuple(n for _, n in lowered.mesh_axes(stage)))
+    slowest = min(stage_mesh.links, key=lambda link: link.bandwidth)
     return path_tables(LogicalMesh(axes, (slowest,) * len(axes)), CostModel(cluster))
 
 

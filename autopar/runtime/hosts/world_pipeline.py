@@ -170,15 +170,15 @@ class WorldPipeline:
         """
         with LAUNCHES:
             inputs = [*placed, *self.constants]
-            made = self.executable(*self._slots(inputs))
+            filled = self.executable(*self._slots(inputs))
             give_up(leaves, self.donated)
             give_up(placed, self.donated)
-        slots = dict(zip(self.body.finish, made[: len(self.body.finish)], strict=True))
-        shared = dict(zip(self.body.shared, made[len(slots) :], strict=True))
-        found = []
+        slots = dict(zip(self.body.finish, filled[: len(self.body.finish)], strict=True))
+        shared = dict(zip(self.body.shared, filled[len(slots) :], strict=True))
+        results = []
         for pieces, wanted in zip(self.results, self.program.output_shardings, strict=True):
-            found.append(shared[pieces[0]] if pieces[0] in shared else self._result(pieces, wanted, slots))
-        return found
+            results.append(shared[pieces[0]] if pieces[0] in shared else self._result(pieces, wanted, slots))
+        return results
 
     def _slots(self, inputs: Sequence[Any]) -> list[Any]:
         rounds = self.body.rounds
@@ -186,9 +186,9 @@ class WorldPipeline:
 
         def put(worker: int, buffer: Buffer, array: Any, part: Part) -> None:
             slot = rounds.start[worker][whole_key(buffer)]
-            own = set(self.meshes[worker].devices.flat)
+            mesh_devices = set(self.meshes[worker].devices.flat)
             for shard in array.addressable_shards:
-                if shard.device in own:
+                if shard.device in mesh_devices:
                     parts[slot, shard.device] = _padded(_piece(shard.data, part), rounds.slots[slot][1])
 
         for (worker, buffer), part in self.beginning.inputs.items():
@@ -197,7 +197,7 @@ class WorldPipeline:
             sharded = rounds.sharded[worker, whole_key(buffer)]
             name = self.lowered.instructions.dataflow.by_name[buffer.value].ref
             assert name is not None
-            dim = self.lowered.map.found.batch[name.name]
+            dim = self.lowered.map.microbatching.batch[name.name]
             size = sharded.type.shape[dim]
             piece = np.take(inputs[n], range(k * size, (k + 1) * size), axis=dim)
             put(
@@ -223,9 +223,9 @@ class WorldPipeline:
             sharded = self.body.rounds.sharded[worker, key]
             rows = sharded.type.shape[0] if len(pieces) > 1 else 0
             shape = (shape[0] + rows, *shape[1:]) if shape else sharded.type.shape
-            own = set(self.meshes[worker].devices.flat)
+            mesh_devices = set(self.meshes[worker].devices.flat)
             for shard in slots[self.body.rounds.end[worker][key]].addressable_shards:
-                if shard.device in own:
+                if shard.device in mesh_devices:
                     by_device.setdefault(shard.device, []).append(unpacked(shard.data, sharded, self.body.sizes))
         shards = [some[0] if len(some) == 1 else jnp.concatenate(some) for some in by_device.values()]
         dtype = jax_dtype(self.body.rounds.sharded[pieces[0]].type.dtype)

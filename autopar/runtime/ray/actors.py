@@ -26,10 +26,10 @@ class _Actor:
     def __init__(self, handshake: bytes) -> None:
         from autopar.runtime.ray.host import WorkerHost, configure
 
-        told = decode(handshake, Handshake)
-        if not told.listen:
-            told = msgspec.structs.replace(told, listen=str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
-        handshake = encode(told)
+        decoded = decode(handshake, Handshake)
+        if not decoded.listen:
+            decoded = msgspec.structs.replace(decoded, listen=str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
+        handshake = encode(decoded)
         configure(handshake)
         self._host = WorkerHost(handshake)
         on_sigterm(self._host.end_soon)

@@ -29,21 +29,21 @@ def fetch_arrays(session: Session, ledger: Ledger, ids: Iterable[int], options: 
         AutoparError: one is nowhere.
         WorkerLostError: workers were lost.
     """
-    found: dict[int, Any] = {}
+    arrays: dict[int, Any] = {}
     wanted: list[list[int]] = [[] for _ in range(session.groups.num_workers)]
     for id in ids:
         held = ledger.holders.get(id)
         if held:
             wanted[min(held)].append(id)
         elif id in ledger.copies:
-            found[id] = ledger.copies[id]
+            arrays[id] = ledger.copies[id]
         else:
             raise lost_array()
     if any(wanted):
         answers = session.of_workers("get", [(w,) for w in wanted], options.deadline_s)
-        for own, parts in zip(wanted, answers, strict=True):
-            found.update({id: on_host(joined([p[id] for p in parts])) for id in own})
-    return found
+        for wanted_of_worker, parts in zip(wanted, answers, strict=True):
+            arrays.update({id: on_host(joined([p[id] for p in parts])) for id in wanted_of_worker})
+    return arrays
 
 
 def host_bytes(array: Any) -> int:
@@ -61,17 +61,17 @@ def hold_arrays(session: Session, ledger: Ledger, names: Mapping[int, str], opti
         names: by number what each array is called in the checkpoint.
         options: see `RunOptions`.
     """
-    own: list[dict[int, str]] = [{} for _ in range(session.groups.num_workers)]
+    names_of_workers: list[dict[int, str]] = [{} for _ in range(session.groups.num_workers)]
     copies: dict[str, Any] = {}
     for id, name in sorted(names.items()):
         held = ledger.holders.get(id)
         if held:
             # The one that has least to write.
-            own[min(held, key=lambda w: (len(own[w]), w))][id] = name
+            names_of_workers[min(held, key=lambda w: (len(names_of_workers[w]), w))][id] = name
         else:
             copies[name] = fetch_arrays(session, ledger, [id], options)[id]
     ticket = ledger.new_id()
-    session.of_workers("hold", [(encode(Snapshot(ticket, n)),) for n in own], options.deadline_s)
+    session.of_workers("hold", [(encode(Snapshot(ticket, n)),) for n in names_of_workers], options.deadline_s)
     return SnapshotOnWorkers(session, ticket, copies, options.load_s)
 
 
@@ -91,13 +91,13 @@ def read_arrays(
         DamageError: a file is not what was written.
         WorkerLostError: workers were lost.
     """
-    own = [ReadRequest(str(folder.absolute()), {}, {}) for _ in range(session.groups.num_workers)]
+    requests = [ReadRequest(str(folder.absolute()), {}, {}) for _ in range(session.groups.num_workers)]
     ids = {like: ledger.new_id() for like in sorted(leaves)}
     for like, id in ids.items():
         for worker in sorted(ledger.holders.get(like, (0,))):
-            own[worker].leaves[id] = leaves[like]
-            own[worker].like[id] = like
-    answers = session.of_workers("read", [(encode(w),) for w in own], options.load_s)
+            requests[worker].leaves[id] = leaves[like]
+            requests[worker].like[id] = like
+    answers = session.of_workers("read", [(encode(w),) for w in requests], options.load_s)
     for result in (decode(a, FileResult) for some in answers for a in some):
         if result.error:
             raise DamageError(result.file, result.error)

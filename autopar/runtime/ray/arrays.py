@@ -82,8 +82,8 @@ class ArrayStore:
         with jax.enable_x64(loaded.x64):
             shardings = [loaded.placements[v] for v in values]
             whole = NamedSharding(shardings[0].mesh, PartitionSpec())
-            made = run_maker(code, [placed(tiled_host(a), whole) for a in arguments], shardings)
-        self._arrays.update(zip(ids, made, strict=True))
+            arrays = run_maker(code, [placed(tiled_host(a), whole) for a in arguments], shardings)
+        self._arrays.update(zip(ids, arrays, strict=True))
 
     def get(self, ids: Sequence[int]) -> dict[int, Tiled]:
         """Parts of arrays that this process has and no other of its worker gives, on the host, by number."""
@@ -134,19 +134,19 @@ class ArrayStore:
             starts: which arrays are which values.
             given: arrays on the host, by number, that the driver sent along.
         """
-        found: dict[Buffer, Any] = {}
+        buffers: dict[Buffer, Any] = {}
         for s in starts:
             wanted = loaded.placements.get(s.value)
             array = tiled_host(given[s.id]) if s.id in given else self._arrays[s.id]
             if not s.microbatches:
-                found[Buffer(s.value)] = laid_out(wanted, array)
+                buffers[Buffer(s.value)] = laid_out(wanted, array)
                 continue
             size = array.shape[s.dim] // s.count
             for k in s.microbatches:
                 index = (slice(None),) * s.dim + (slice(k * size, (k + 1) * size),)
                 part = tiled_part(array, index) if isinstance(array, Tiled) else array[index]
-                found[Buffer(s.value, k)] = laid_out(wanted, part)
-        return found
+                buffers[Buffer(s.value, k)] = laid_out(wanted, part)
+        return buffers
 
 
 _WIDE = ("float64", "int64", "uint64", "complex128")
@@ -161,8 +161,8 @@ def laid_out(wanted: NamedSharding | None, array: Any) -> Any:
     """
     if isinstance(array, Tiled):
         # A copy: the array may lie in memory that others reuse.
-        own = tiled_host(on_host(array))
-        return own.array() if wanted is None else placed(own, wanted)
+        tiled = tiled_host(on_host(array))
+        return tiled.array() if wanted is None else placed(tiled, wanted)
     lies = getattr(array, "sharding", None)
     return array if wanted is None or lies == wanted else moved(array, wanted)
 

@@ -51,8 +51,8 @@ class Slot:
     @property
     def bundle(self) -> Mapping[str, float]:
         """What Ray sets aside for it."""
-        own = {self.resource: float(self.devices)} if self.resource else {}
-        return {"CPU": 1.0, **own, **self._named}
+        devices = {self.resource: float(self.devices)} if self.resource else {}
+        return {"CPU": 1.0, **devices, **self._named}
 
     @property
     def _named(self) -> dict[str, float]:
@@ -62,16 +62,16 @@ class Slot:
     @property
     def resources(self) -> Mapping[str, Any]:
         """What the process takes of that: arguments of ``actor.options``."""
-        found: dict[str, Any] = {"num_cpus": 0 if self.shared else 1}
+        resources: dict[str, Any] = {"num_cpus": 0 if self.shared else 1}
         if self.resource == "GPU":
-            found["num_gpus"] = self.devices
+            resources["num_gpus"] = self.devices
         elif self.resource:
-            found["resources"] = {self.resource: self.devices}
+            resources["resources"] = {self.resource: self.devices}
         if self._named:
-            found["resources"] = {**found.get("resources", {}), **self._named}
+            resources["resources"] = {**resources.get("resources", {}), **self._named}
         if self.labels:
-            found["label_selector"] = dict(self.labels)
-        return found
+            resources["label_selector"] = dict(self.labels)
+        return resources
 
     @property
     def environment(self) -> dict[str, str]:
@@ -145,8 +145,12 @@ class RayCluster(Cluster):
             devices: indices of devices that follow each other.
         """
         group, start = self._group(devices[0])
-        own = group.devices_per_node
-        return len(devices) // own if len(devices) % own == 0 and (devices[0] - start) % own == 0 else 1
+        node_devices = group.devices_per_node
+        return (
+            len(devices) // node_devices
+            if len(devices) % node_devices == 0 and (devices[0] - start) % node_devices == 0
+            else 1
+        )
 
     def kind(self, device: int) -> int:
         """Kind of the worker that has a device, as a number of `nodes`."""

@@ -86,18 +86,18 @@ def connect(
         check_answers(address)
         if not ray.is_initialized():
             check_is_ray(address)
-    own = not ray.is_initialized()
+    starts_ray = not ray.is_initialized()
     folder = _new_folder()
     worker_groups: list[RayWorkerGroup] = []
     mark = f"{RAY_MARK}={secrets.token_hex(8)}"
-    end = functools.partial(_end, folder, mark, guard(mark, folder), worker_groups, own)
+    end = functools.partial(_end, folder, mark, guard(mark, folder), worker_groups, starts_ray)
     # On a machine of its own, GPUs are looked for where they are asked for.
-    kind: Devices = "cpu" if own and address is None and devices == "auto" else devices
+    kind: Devices = "cpu" if starts_ray and address is None and devices == "auto" else devices
     try:
-        if own:
+        if starts_ray:
             initialize(address, len(sizes) if len(sizes) > 1 else workers or 2, object_store_bytes, folder, mark, kind)
-        found = machines(_nodes())
-        wanted = layout(found, kind, workers, devices_per_worker, like)
+        machines_there = machines(_nodes())
+        wanted = layout(machines_there, kind, workers, devices_per_worker, like)
         if any(w.count % hosts_per_stage for w in wanted.workers):
             counts_text = " and ".join(str(w.count) for w in wanted.workers)
             raise ClusterError(
@@ -111,9 +111,9 @@ def connect(
     atexit.register(end)
     options = RunOptions(
         deadline_s=deadline_s, recover=recover, copy_every=copy_every, platform=wanted.platform,
-        listen=LOOPBACK if len(found) == 1 else own_address(), each_own=len(found) > 1,
+        listen=LOOPBACK if len(machines_there) == 1 else own_address(), each_own=len(machines_there) > 1,
         cache=str(Path(folder, "programs")) if cache is None else cache, own_cache=cache is None,
-        encrypted=len(found) > 1, open_collectives=hosts_per_stage > 1,
+        encrypted=len(machines_there) > 1, open_collectives=hosts_per_stage > 1,
         transport=transport, start_s=start_s, load_s=load_s, attempts=attempts, repeats=repeats,
     )  # fmt: skip
     # Workers share the processors of one machine that is theirs.
@@ -148,17 +148,17 @@ def _new_folder() -> str:
 
 
 def _nodes() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return found
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
 
 
 def _end(
-    folder: str, mark: str, guarding: subprocess.Popen[bytes], worker_groups: list[RayWorkerGroup], own: bool
+    folder: str, mark: str, guarding: subprocess.Popen[bytes], worker_groups: list[RayWorkerGroup], started_ray: bool
 ) -> None:
     """Ends all workers; Ray ends if it was started or joined here, and the folder goes."""
     while worker_groups:
         worker_groups.pop().kill()
-    if own:
+    if started_ray:
         ray.shutdown()
         forget_token(folder)
     clean_up(mark, folder)

@@ -201,7 +201,7 @@ class Driver(ArrayOwner):
             self.check_open()
             self._prepare(function)
             machine = Recovery(self.options.retry)
-            found: list[_T] = []
+            outcomes: list[_T] = []
             event: Event = Asked(self._session is not None, self.ledger.pending)
             while not isinstance(instruction := machine.handle(event), Finish):
                 self.check_open()
@@ -209,7 +209,7 @@ class Driver(ArrayOwner):
                 try:
                     if isinstance(instruction, Operate):
                         self._ensure(function)
-                        found.append(work())
+                        outcomes.append(work())
                     else:
                         self._carry_out(instruction, function, machine.losses)
                     event = Succeeded(self.ledger.pending)
@@ -219,7 +219,7 @@ class Driver(ArrayOwner):
                     record("loss", error.fact, logging.WARNING, worker=error.worker, step=at)
                     place = Place(type(instruction).__name__.lower(), at, error.worker, error.instruction)
                     event = Lost(error, place)
-            return found[-1]
+            return outcomes[-1]
 
     def _prepare(self, function: Function | None) -> None:
         """Before an operation: functions nobody calls go, workers that are to end too, nodes that came back join."""

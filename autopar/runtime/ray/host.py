@@ -45,16 +45,16 @@ class WorkerHost:
 
     def __init__(self, handshake: bytes) -> None:
         self._handshake = decode(handshake, Handshake)
-        told = self._handshake
-        credentials = credentials_of(told.secret, None if told.identity is None else Identity(*told.identity))
-        self._link = SocketLink(told.process, credentials, told.listen)
-        self._beacon = Beacon(told.monitor, credentials, told.process)
-        self._port = _kept_port(told.listen) if told.group_size > 1 and told.rank == 0 else None
+        given = self._handshake
+        credentials = credentials_of(given.secret, None if given.identity is None else Identity(*given.identity))
+        self._link = SocketLink(given.process, credentials, given.listen)
+        self._beacon = Beacon(given.monitor, credentials, given.process)
+        self._port = _kept_port(given.listen) if given.group_size > 1 and given.rank == 0 else None
         self._functions: dict[int, LoadedFunction] = {}
-        self._worker = told.process
+        self._worker = given.process
         self._one_step = threading.Lock()
         arrays = self._arrays = ArrayStore(self._functions)
-        measurer = Measurer(told.process, self._link, self._devices, self._failure)
+        measurer = Measurer(given.process, self._link, self._devices, self._failure)
         self._methods: Mapping[str, Callable[..., Any]] = {
             "info": self.info, "join": self.join, "load": self.load, "unload": self.unload, "step": self.step,
             "abort": self._link.abort, "compiled": self.compiled,
@@ -96,17 +96,19 @@ class WorkerHost:
 
         Returns hashes of the compiled programs that are kept in files.
         """
-        told = decode(message, Load)
-        groups = ProcessGroups(told.groups)
-        with jax.enable_x64(told.x64):
-            programs, placements = load_programs(told.programs, self._devices())
+        request = decode(message, Load)
+        groups = ProcessGroups(request.groups)
+        with jax.enable_x64(request.x64):
+            programs, placements = load_programs(request.programs, self._devices())
         self._worker = groups.workers[self._handshake.process]
-        if told.direct and self._link.transfers is None:
+        if request.direct and self._link.transfers is None:
             self._link.transfers = Transfers(self._link.address[0])
-        link = GroupLink(self._link, groups, told.layouts)
-        self._functions[told.function] = LoadedFunction(programs, placements, told.instructions, link, told.x64)
-        targets = sorted({p for i in told.instructions if hasattr(i, "to") for p in groups.members(i.to)})
-        self._link.connect(told.addresses, tuple(targets))
+        link = GroupLink(self._link, groups, request.layouts)
+        self._functions[request.function] = LoadedFunction(
+            programs, placements, request.instructions, link, request.x64
+        )
+        targets = sorted({p for i in request.instructions if hasattr(i, "to") for p in groups.members(i.to)})
+        self._link.connect(request.addresses, tuple(targets))
         kept = self._handshake.programs is not None
         return file_hashes(private_folder(self._handshake.cache), _PROGRAM) if kept else {}
 
@@ -128,14 +130,14 @@ class WorkerHost:
 
         Returns a `StepResult`, and the small results by number.
         """
-        told = decode(message, Step)
-        loaded = self._functions[told.function]
+        request = decode(message, Step)
+        loaded = self._functions[request.function]
         with self._one_step, jax.enable_x64(loaded.x64):
-            return self._step(told, loaded, given)
+            return self._step(request, loaded, given)
 
-    def _step(self, told: Step, loaded: LoadedFunction, given: Mapping[int, Any]) -> tuple[bytes, dict[int, Any]]:
-        self._arrays.forget(told.forget)
-        self._link.begin(told.deadline_s, told.number)
+    def _step(self, request: Step, loaded: LoadedFunction, given: Mapping[int, Any]) -> tuple[bytes, dict[int, Any]]:
+        self._arrays.forget(request.forget)
+        self._link.begin(request.deadline_s, request.number)
         at, times = [-1], []
         began, queued = [0.0], [0]
         sent_bytes = self._link.sent_bytes
@@ -144,36 +146,36 @@ class WorkerHost:
             at[0] = index
             queued[0] = max(queued[0], self._link.queued)
             if loaded.is_slow(index):
-                self._beacon.report(told.number, index)
-            if told.timed:
+                self._beacon.report(request.number, index)
+            if request.timed:
                 began[0] = time.monotonic()
 
-        def after(index: int, made: tuple[Any, ...]) -> None:
-            jax.block_until_ready(made)
+        def after(index: int, outputs: tuple[Any, ...]) -> None:
+            jax.block_until_ready(outputs)
             times.append(Timed(index, began[0], time.monotonic()))
 
         try:
-            self._beacon.report(told.number, -1)
-            self._move(told, loaded)
-            start = self._arrays.start(loaded, told.starts, given)
+            self._beacon.report(request.number, -1)
+            self._move(request, loaded)
+            start = self._arrays.start(loaded, request.starts, given)
             worker = Worker(loaded.programs, loaded.placements, loaded.link, start)
-            worker.run(loaded.instructions, before, after if told.timed else None)
-            kept = {id: worker.read(buffer) for id, buffer in told.results}
+            worker.run(loaded.instructions, before, after if request.timed else None)
+            kept = {id: worker.read(buffer) for id, buffer in request.results}
             self._link.finish([a for a in kept.values() if isinstance(a, jax.Array)])
         except Exception as error:
             return encode(StepResult(self._failure(at[0], error))), {}
         self._arrays.update(kept)
-        self._beacon.report(told.number, len(loaded.instructions))
-        small = {id: host_copy(a) for id, a in kept.items() if a.size <= told.tell_size and _whole(a)}
+        self._beacon.report(request.number, len(loaded.instructions))
+        small = {id: host_copy(a) for id, a in kept.items() if a.size <= request.tell_size and _whole(a)}
         sent_bytes = self._link.sent_bytes - sent_bytes
         return encode(StepResult(None, tuple(times), sent_bytes, queued[0])), small
 
-    def _move(self, told: Step, loaded: LoadedFunction) -> None:
+    def _move(self, request: Step, loaded: LoadedFunction) -> None:
         """Before the first instruction: arrays go to workers that need them too."""
-        for move in told.moves:
+        for move in request.moves:
             if move.source == self._worker:
                 loaded.link.send(move.target, _MOVES + move.id, self._arrays[move.id], move.value)
-        for move in told.moves:
+        for move in request.moves:
             if move.target == self._worker:
                 wanted = loaded.placements.get(move.value)
                 self._arrays.update({move.id: loaded.link.receive(move.source, _MOVES + move.id, wanted)})
@@ -220,15 +222,15 @@ def _whole(array: Any) -> bool:
 
 def configure(handshake: bytes) -> None:
     """Settings of jax for the process of one worker."""
-    told = decode(handshake, Handshake)
-    if told.group_size > 1:
-        use_gloo(told.listen)
-    if told.cache:
-        folder = private_folder(told.cache)
-        if told.programs is not None:
-            for name, found in file_hashes(folder, _PROGRAM).items():
-                if told.programs.get(name) != found:
+    decoded = decode(handshake, Handshake)
+    if decoded.group_size > 1:
+        use_gloo(decoded.listen)
+    if decoded.cache:
+        folder = private_folder(decoded.cache)
+        if decoded.programs is not None:
+            for name, digest in file_hashes(folder, _PROGRAM).items():
+                if decoded.programs.get(name) != digest:
                     (folder / name).unlink(missing_ok=True)
-        jax.config.update("jax_compilation_cache_dir", told.cache)
+        jax.config.update("jax_compilation_cache_dir", decoded.cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

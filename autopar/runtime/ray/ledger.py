@@ -79,14 +79,14 @@ class Ledger:
     def drop_stale(self) -> tuple[int, ...]:
         """Arrays on workers that nobody has a handle to; they are forgotten here."""
         live = self.live
-        found = sorted(id for id in self._stale if id in self.holders and id not in live)
+        stale = sorted(id for id in self._stale if id in self.holders and id not in live)
         if not self.log:  # no call that would be repeated reads them
             for id in self._stale - live:
                 self.copies.pop(id, None)
         self._stale.clear()
-        for id in found:
+        for id in stale:
             del self.holders[id]
-        return tuple(found)
+        return tuple(stale)
 
     @property
     def pending(self) -> int:

@@ -65,8 +65,8 @@ class Scene:
         """An instruction of a process; that which it reported last without an index."""
         if self.source is None:
             return None
-        found = self.last[process][1] if index is None else index
-        return self.source.instruction(self.groups.workers[process], found)
+        index_there = self.last[process][1] if index is None else index
+        return self.source.instruction(self.groups.workers[process], index_there)
 
     def name(self, process: int) -> str:
         """The process for people."""

@@ -37,13 +37,13 @@ def marked(mark: str) -> list[int]:
         mark: as ``NAME=value``.
     """
     wanted = mark.encode()
-    found = []
+    pids = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
                 if wanted in file.read().split(b"\0") and exists(int(name)):
-                    found.append(int(name))
-    return sorted(found)
+                    pids.append(int(name))
+    return sorted(pids)
 
 
 def titled(folder: str, title: str = "ray::") -> list[int]:
@@ -56,15 +56,15 @@ def titled(folder: str, title: str = "ray::") -> list[int]:
         title: what the title begins with.
     """
     inside = os.path.join(folder, "")
-    found = []
+    pids = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdecimal() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
                 with open(f"/proc/{name}/cmdline", "rb") as file:
-                    own = file.read().startswith(title.encode())
-                if own and any(_target(name, fd).startswith(inside) for fd in os.listdir(f"/proc/{name}/fd")):
-                    found.append(int(name))
-    return sorted(found)
+                    is_titled = file.read().startswith(title.encode())
+                if is_titled and any(_target(name, fd).startswith(inside) for fd in os.listdir(f"/proc/{name}/fd")):
+                    pids.append(int(name))
+    return sorted(pids)
 
 
 def _target(process: str, fd: str) -> str:

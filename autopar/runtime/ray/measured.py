@@ -86,8 +86,8 @@ class MeasuredWorkers:
 
     def links_of(self, kind: Kind) -> tuple[LinkSample, ...]:
         """Transfers that workers of a kind took part in; all transfers where no pair with one of them was measured."""
-        own = tuple(s for s in self.links if not set(kind.workers).isdisjoint(s.workers))
-        return own if any(s.how == "bounce" for s in own) else self.links
+        links_of_kind = tuple(s for s in self.links if not set(kind.workers).isdisjoint(s.workers))
+        return links_of_kind if any(s.how == "bounce" for s in links_of_kind) else self.links
 
     @property
     def text(self) -> str:
@@ -153,14 +153,14 @@ def cases_of(machines: Sequence[str], devices: Sequence[int], effort: Effort) ->
         ends = tuple(range(len(machines)))
     lanes = min(devices[w] for w in ends)
     pairs = _spaced(tuple(itertools.combinations(ends, 2)), effort.pairs)
-    found = [
+    cases = [
         Case("bounce", pair, _sizes(effort, 1, some), some) for pair in pairs for some in dict.fromkeys((1, lanes))
     ]
     if len(ends) > 2:
         for source in _spaced(ends, _FANS):
             targets = tuple(w for w in ends if w != source)[: _MOST_WORKERS - 1]
-            found.append(Case("fan", (source, *targets), _sizes(effort, len(targets), lanes), lanes))
-    return (*found, Case("chain", ends[:_MOST_WORKERS], _sizes(effort, _CHAIN, lanes), lanes, _CHAIN))
+            cases.append(Case("fan", (source, *targets), _sizes(effort, len(targets), lanes), lanes))
+    return (*cases, Case("chain", ends[:_MOST_WORKERS], _sizes(effort, _CHAIN, lanes), lanes, _CHAIN))
 
 
 def kinds_of(facts: Sequence[DeviceFacts]) -> tuple[tuple[DeviceFacts, tuple[int, ...]], ...]:
@@ -168,11 +168,11 @@ def kinds_of(facts: Sequence[DeviceFacts]) -> tuple[tuple[DeviceFacts, tuple[int
     members: dict[tuple[str, str, int, str], list[int]] = {}
     for worker, f in enumerate(facts):
         members.setdefault((f.platform, f.device_kind, f.devices, f.name), []).append(worker)
-    found = []
+    kinds = []
     for workers in members.values():
         least = min((facts[w] for w in workers), key=lambda f: f.memory_bytes or 0)
-        found.append((least, tuple(workers)))
-    return tuple(found)
+        kinds.append((least, tuple(workers)))
+    return tuple(kinds)
 
 
 def _sizes(effort: Effort, arrays: int, lanes: int) -> tuple[int, ...]:
@@ -204,14 +204,14 @@ def _exchanged(
         for case in cases:
             message = encode(TransferRequest(case.how, case.workers, case.sizes, case.lanes, case.count, limit_s))
             answers = session.call("exchange", [(message,)] * session.groups.num_processes, limit_s)
-            found = [decode(answer[1], TransferResult) for answer in answers]
-            if not all(f.equal for f in found):
+            results = [decode(answer[1], TransferResult) for answer in answers]
+            if not all(f.equal for f in results):
                 raise AutoparError(
                     f"arrays between workers {', '.join(map(str, case.workers))} did not arrive as they were sent",
                     cause="a network card or a device damages them, or autopar has a mistake",
                     remedy="measure again with other workers, and report it if it stays",
                 )
-            for size, took in zip(case.sizes, found[case.workers[0]].seconds, strict=True):
+            for size, took in zip(case.sizes, results[case.workers[0]].seconds, strict=True):
                 seconds[case, size].append(took)
     return tuple(
         LinkSample(c.how, c.workers, size, c.lanes, c.count, tuple(took)) for (c, size), took in seconds.items()

@@ -58,8 +58,8 @@ class Measurer:
     def measure(self, message: bytes) -> bytes:
         """Measures the devices if a `Measure` says so; returns a `Measured`."""
         request = decode(message, Measure)
-        chosen = self._process in request.processes
-        return encode(Measured(measure_devices(self._devices(), request.effort) if chosen else ()))
+        measures_here = self._process in request.processes
+        return encode(Measured(measure_devices(self._devices(), request.effort) if measures_here else ()))
 
     def connect(self, message: bytes) -> tuple[bytes]:
         """Connects to the processes of a `Connect`. Returns a `StepResult`."""

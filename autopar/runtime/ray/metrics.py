@@ -17,19 +17,23 @@ class Metrics:
 
     def __init__(self) -> None:
         client = self._client = _client()
-        own = self.registry = client.CollectorRegistry()
+        registry = self.registry = client.CollectorRegistry()
         self.step_s = client.Histogram(
-            "autopar_step_seconds", "Seconds of a step, with its call", registry=own, buckets=_SECONDS
+            "autopar_step_seconds", "Seconds of a step, with its call", registry=registry, buckets=_SECONDS
         )
-        self.sent_bytes = client.Counter("autopar_sent_bytes", "Bytes that workers sent each other", registry=own)
+        self.sent_bytes = client.Counter("autopar_sent_bytes", "Bytes that workers sent each other", registry=registry)
         self.copied_bytes = client.Counter(
-            "autopar_copied_bytes", "Bytes copied from workers to the driver", registry=own
+            "autopar_copied_bytes", "Bytes copied from workers to the driver", registry=registry
         )
         self.queue_depth = client.Gauge(
-            "autopar_queue_depth", "Most arrays of the last step that waited to be sent on one worker", registry=own
+            "autopar_queue_depth",
+            "Most arrays of the last step that waited to be sent on one worker",
+            registry=registry,
         )
-        self.recoveries = client.Counter("autopar_recoveries", "How often lost workers were replaced", registry=own)
-        self.processes = client.Gauge("autopar_processes", "Processes of workers heard of lately", registry=own)
+        self.recoveries = client.Counter(
+            "autopar_recoveries", "How often lost workers were replaced", registry=registry
+        )
+        self.processes = client.Gauge("autopar_processes", "Processes of workers heard of lately", registry=registry)
 
     @property
     def text(self) -> str:

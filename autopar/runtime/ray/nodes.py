@@ -61,7 +61,7 @@ def machines(table: Sequence[Mapping[str, Any]]) -> tuple[Machine, ...]:
     Args:
         table: what ``ray.nodes()`` returns.
     """
-    found = []
+    machines_of_table = []
     for node in table:
         if not node["Alive"]:
             continue
@@ -70,8 +70,8 @@ def machines(table: Sequence[Mapping[str, Any]]) -> tuple[Machine, ...]:
         address = str(node.get("NodeManagerAddress", ""))
         cpus, gpus, tpus = (int(resources.get(name, 0)) for name in ("CPU", "GPU", "TPU"))
         # The most specific name: A100 and A100-40G stand for one device.
-        found.append(Machine(address, cpus, gpus, tpus, max(types, key=len, default="")))
-    return tuple(sorted(found, key=lambda m: m.address))
+        machines_of_table.append(Machine(address, cpus, gpus, tpus, max(types, key=len, default="")))
+    return tuple(sorted(machines_of_table, key=lambda m: m.address))
 
 
 @dataclass(frozen=True)
@@ -234,21 +234,21 @@ def _sizes(
         return [(m.type, size) for m, size in zip(having, sizes, strict=False)][:workers]
     if isinstance(each, Sequence):
         free = {m.address: m.devices(kind) for m in having}
-        found = []
+        slots = []
         for size in sorted(each, reverse=True):
             # The machine in which least is left.
             fits = [m for m in having if free[m.address] >= size]
             if fits:
                 best = min(fits, key=lambda m: (free[m.address], m.address))
                 free[best.address] -= size
-                found.append((best.type, size))
-        return found
+                slots.append((best.type, size))
+        return slots
     if each is None and workers is not None and len(having) == 1:  # a machine of its own is shared by the workers
         each = max(1, having[0].devices(kind) // workers)
-    found = [
+    slots = [
         (m.type, each or m.devices(kind)) for m in having for _ in range(m.devices(kind) // (each or m.devices(kind)))
     ]
-    return sorted(found, key=lambda row: (-row[1], row[0]))[:workers]
+    return sorted(slots, key=lambda row: (-row[1], row[0]))[:workers]
 
 
 def _file(name: str, type: str, like: str | Mapping[str, str] | None) -> str:

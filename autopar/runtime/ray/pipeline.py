@@ -92,7 +92,7 @@ class RemotePipeline:
         answers = driver.perform(
             self.function, lambda: driver.session.of_workers("compiled", calls, driver.options.load_s, self.source)
         )
-        return {f"{name} on worker {w}": text for w, found in enumerate(answers) for name, text in found[0].items()}
+        return {f"{name} on worker {w}": text for w, texts in enumerate(answers) for name, text in texts[0].items()}
 
     def timeline(self) -> Timeline:
         """The last step that was timed. AutoparError where none was."""
@@ -103,8 +103,8 @@ class RemotePipeline:
         driver = self.driver
         calls = [((),)] * self.source.num_workers
         return [
-            found[0]
-            for found in driver.perform(
+            ids[0]
+            for ids in driver.perform(
                 self.function, lambda: driver.session.of_workers("forget", calls, driver.options.deadline_s)
             )
         ]
@@ -137,13 +137,13 @@ class RemotePipeline:
         calls = [(self.function.number, a, n) for a, n in zip(given, names, strict=True)]
         if ids:
             driver.session.of_workers("put", calls, driver.options.load_s, source)
-        made: dict[int, RemoteArray] = {}
+        arrays: dict[int, RemoteArray] = {}
         for index, id in ids.items():
             driver.ledger.held_by([id], (w for w in range(source.num_workers) if id in names[w]))
             if driver.options.recover:
                 driver.ledger.copies[id] = values[index]
-            made[index] = driver.handle(id, source.inputs[index].type.shape, dtypes[index])
-        return made
+            arrays[index] = driver.handle(id, source.inputs[index].type.shape, dtypes[index])
+        return arrays
 
     def make(
         self,
@@ -177,21 +177,29 @@ class RemotePipeline:
         held: dict[int, list[int]] = {}
         host = [to_host(a) for a in arguments]
         for worker, places in enumerate(source.places):
-            own = [p for p in places if p.index in parts and not p.microbatches and p.value in placements]
+            places_of_worker = [p for p in places if p.index in parts and not p.microbatches and p.value in placements]
             code = b""
-            if own:
+            if places_of_worker:
                 code = export_maker(
-                    lambda *a, own=own: [parts[p.index](function(*a)) for p in own],
+                    lambda *a, here=places_of_worker: [parts[p.index](function(*a)) for p in here],
                     arguments,
-                    [placements[p.value] for p in own],
-                    axes[own[0].value],
+                    [placements[p.value] for p in places_of_worker],
+                    axes[places_of_worker[0].value],
                     driver.options.platform,
                 )
-            for p in own:
+            for p in places_of_worker:
                 if p.index not in ids:
                     ids[p.index] = driver.ledger.new_id()
                 held.setdefault(ids[p.index], []).append(worker)
-            calls.append((self.function.number, code, host, [ids[p.index] for p in own], [p.value for p in own]))
+            calls.append(
+                (
+                    self.function.number,
+                    code,
+                    host,
+                    [ids[p.index] for p in places_of_worker],
+                    [p.value for p in places_of_worker],
+                )
+            )
         driver.session.of_workers("make", calls, driver.options.load_s, source)
         for id, workers in held.items():
             driver.ledger.held_by([id], workers)
@@ -251,7 +259,7 @@ class RemotePipeline:
                 if ledger.can_be_had(value.id):
                     inputs.append(value.id)
                     continue
-                if not value.is_told:
+                if not value.is_on_driver:
                     raise lost_array()
                 value = value.host
             id = ledger.new_id()

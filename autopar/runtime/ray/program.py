@@ -106,14 +106,14 @@ class RemoteProgram:
             if not isinstance(leaf, RemoteArray):
                 flat.update(zip(self.split_step.inputs[n], self._pieces(n, leaf), strict=True))
         put = self.runtime.put(flat)
-        made = []
+        arrays = []
         for n, leaf in enumerate(taken):
             at = self.split_step.inputs[n]
             if at[0] not in put:
-                made.append(leaf)
+                arrays.append(leaf)
             else:
-                made.append(put[at[0]] if len(at) == 1 else RemoteStack([put[i] for i in at]))
-        return made
+                arrays.append(put[at[0]] if len(at) == 1 else RemoteStack([put[i] for i in at]))
+        return arrays
 
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
         """Handles to arrays that workers make, each worker those that it reads.
@@ -128,12 +128,12 @@ class RemoteProgram:
             at = self.split_step.inputs[n]
             for k, i in enumerate(at):
                 flat[i] = partial(_piece, position, k, len(at))
-        made = self.runtime.make(function, arguments, flat)
+        arrays = self.runtime.make(function, arguments, flat)
         results = []
         for n in inputs:
-            pieces = [made.get(i) for i in self.split_step.inputs[n]]
-            found = [p for p in pieces if p is not None]
-            results.append(_joined(found) if len(found) == len(pieces) else None)
+            pieces = [arrays.get(i) for i in self.split_step.inputs[n]]
+            laid = [p for p in pieces if p is not None]
+            results.append(_joined(laid) if len(laid) == len(pieces) else None)
         missing = [position for position, r in enumerate(results) if r is None]
         if missing:  # a batch, or what no stage reads
             here = jax.jit(lambda *a: [function(*a)[p] for p in missing])(*arguments)
@@ -259,7 +259,7 @@ def deployed(split_step: SplitStep, lowered: LoweredPipeline, cluster: RayCluste
     stages = range(plan.num_stages)
     axes = tuple(lowered.mesh_axes(s) for s in stages)
     source = Pipelined(
-        lowered.instructions, lowered.programs, axes, graph.inputs, len(graph.outputs), lowered.map.found.batch
+        lowered.instructions, lowered.programs, axes, graph.inputs, len(graph.outputs), lowered.map.microbatching.batch
     )
     homes = {lowered.worker_of_stage(s): s for s in reversed(stages)}
     devices = [lowered.devices(w, homes[w]) for w in range(lowered.table.num_workers)]

@@ -94,14 +94,14 @@ class Session:
     def load(self, function: Function) -> None:
         """Compiles the programs of a function, each on the worker of its stage, and connects the processes."""
         source, groups = function.source, self.groups
-        own = [
+        loads = [
             tuple(p for p in function.exported if p.work.stage in source.stages(w)) for w in range(groups.num_workers)
         ]
-        layouts = {w: _layouts(own[w], size) for w, size in enumerate(groups.sizes) if size > 1}
+        layouts = {w: _layouts(loads[w], size) for w, size in enumerate(groups.sizes) if size > 1}
         messages = [
             encode(
                 Load(
-                    function.number, source.program.workers[w].instructions, own[w], self.addresses, groups.sizes,
+                    function.number, source.program.workers[w].instructions, loads[w], self.addresses, groups.sizes,
                     layouts, self._options.direct, function.x64,
                 )
             )
@@ -113,10 +113,10 @@ class Session:
 
     def unload(self, functions: Sequence[int]) -> None:
         """Frees the programs of functions."""
-        own = [n for n in functions if n in self.loaded]
-        if own:
-            self.call("unload", [(own,)] * self.groups.num_processes, self._options.deadline_s)
-            self.loaded.difference_update(own)
+        loaded = [n for n in functions if n in self.loaded]
+        if loaded:
+            self.call("unload", [(loaded,)] * self.groups.num_processes, self._options.deadline_s)
+            self.loaded.difference_update(loaded)
 
     def close(self) -> None:
         """Ends all processes; arrays on them are gone."""
@@ -135,8 +135,8 @@ class Session:
         step: int = -1,
     ) -> list[list[Any]]:
         """Calls a method of the processes of every worker with the same arguments; their answers by worker."""
-        found = self.call(method, [arguments[w] for w in self.groups.workers], limit_s, source, step)
-        return [[found[p] for p in self.groups.members(w)] for w in range(self.groups.num_workers)]
+        by_process = self.call(method, [arguments[w] for w in self.groups.workers], limit_s, source, step)
+        return [[by_process[p] for p in self.groups.members(w)] for w in range(self.groups.num_workers)]
 
     def call(
         self,
@@ -231,8 +231,8 @@ class Session:
 
 def _layouts(programs: Sequence[ExportedProgram], processes: int) -> dict[str, ShardLayout]:
     """How values lie that the programs read, or else make, by name."""
-    found: dict[str, ShardLayout] = {}
+    layouts: dict[str, ShardLayout] = {}
     for ports in ([(p, r) for p in programs for r in p.reads], [(p, r) for p in programs for r in p.results]):
         for program, port in ports:
-            found.setdefault(port.name, ShardLayout(program.axes, port.dims, processes))
-    return found
+            layouts.setdefault(port.name, ShardLayout(program.axes, port.dims, processes))
+    return layouts

@@ -34,14 +34,14 @@ class SnapshotOnWorkers(Writing):
         """See `Writing.write`."""
         count = self.session.groups.num_processes
         paths = [str((folder / f"{label}-process-{p:04d}.bin").absolute()) for p in range(count)]
-        told = [
+        results = [
             decode(a, FileResult) for a in self.session.call("write", [(self.ticket, p) for p in paths], self.limit_s)
         ]
-        failed = next((t for t in told if t.error), None)
+        failed = next((t for t in results if t.error), None)
         if failed is not None:
             raise OSError(failed.error)
-        found = [t.written for t in told]
+        written = [t.written for t in results]
         if self.copies:
             tiles = ((n, tiled_host(a)) for n, a in sorted(self.copies.items()))
-            found.append(write_shards(folder / f"{label}-driver.bin", tiles))
-        return merged(found)
+            written.append(write_shards(folder / f"{label}-driver.bin", tiles))
+        return merged(written)

@@ -98,7 +98,7 @@ class Pipelined:
         """For each worker what lies there when a step begins."""
         table = self.program.table
         index = {i.name: n for n, i in enumerate(self.inputs)}
-        found: list[list[Place]] = [[] for _ in range(self.num_workers)]
+        places: list[list[Place]] = [[] for _ in range(self.num_workers)]
         for v in self.program.dataflow.values:
             if not v.is_input:
                 continue
@@ -107,31 +107,31 @@ class Pipelined:
             for stage in v.stages:
                 for worker in table.workers_of_stage(stage):
                     if v.ref.kind == "in":
-                        found[worker].append(Place(v.name, index[name]))
+                        places[worker].append(Place(v.name, index[name]))
                         continue
-                    own = [
+                    results_of_worker = [
                         k for k in range(table.num_microbatches)
                         if table.worker_of(Task("forward", stage, k)) == worker
                     ]  # fmt: skip
-                    found[worker].append(Place(v.name, index[name], tuple(own), self.batch[name]))
-        return tuple(map(tuple, found))
+                    places[worker].append(Place(v.name, index[name], tuple(results_of_worker), self.batch[name]))
+        return tuple(map(tuple, places))
 
     @cached_property
     def results(self) -> tuple[Result, ...]:
         """Where each output of the step is when it ends."""
         ports = {p.name: (p, program.work.stage) for program in self.programs for p in program.results}
         values = self.program.dataflow.by_name
-        found: dict[int, Result] = {}
+        results: dict[int, Result] = {}
         for w in self.program.workers:
             for i in w.instructions:
                 for b in made_by(i):
                     ref = values[b.value].ref
-                    if ref is not None and ref.kind == "out" and b.microbatch == NONE and ref.number not in found:
+                    if ref is not None and ref.kind == "out" and b.microbatch == NONE and ref.number not in results:
                         port, stage = ports[b.value]
                         dims = placed_port(port).dims
                         text = f"worker {w.worker}, {_mesh_text(self.axes[stage])}, {_spec_text(dims)}"
-                        found[ref.number] = Result(w.worker, b, port.type, text)
-        return tuple(found[n] for n in range(self.num_outputs))
+                        results[ref.number] = Result(w.worker, b, port.type, text)
+        return tuple(results[n] for n in range(self.num_outputs))
 
     def stages(self, worker: int) -> tuple[int, ...]:
         """Stages of a worker."""

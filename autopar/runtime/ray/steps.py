@@ -82,27 +82,27 @@ def run_step(
         parts[r.worker].results.append((id, r.buffer))
     messages = [
         Step(
-            function.number, call.number, tuple(own.starts), tuple(moves), tuple(own.results), forget,
+            function.number, call.number, tuple(of_worker.starts), tuple(moves), tuple(of_worker.results), forget,
             options.deadline_s, timed,
         )
-        for own in parts
+        for of_worker in parts
     ]  # fmt: skip
     answers = session.of_workers(
         "step",
-        [(encode(m), own.given) for m, own in zip(messages, parts, strict=True)],
+        [(encode(m), of_worker.given) for m, of_worker in zip(messages, parts, strict=True)],
         options.deadline_s,
         source,
         call.number,
     )
     for id, r in zip(call.results, source.results, strict=True):
         ledger.holders[id] = {r.worker}
-    told = [[decode(result, StepResult) for result, _ in own] for own in answers]
-    times = tuple(own[0].times for own in told) if timed else ()
+    results = [[decode(result, StepResult) for result, _ in of_worker] for of_worker in answers]
+    times = tuple(of_worker[0].times for of_worker in results) if timed else ()
     return StepOutcome(
         {id: array for (_, small), *_ in answers for id, array in small.items()},
         times,
-        sum(t.sent_bytes for own in told for t in own),
-        max(t.queued for own in told for t in own),
+        sum(t.sent_bytes for of_worker in results for t in of_worker),
+        max(t.queued for of_worker in results for t in of_worker),
     )
 
 
@@ -124,8 +124,8 @@ def send_copies(session: Session, ledger: Ledger, function: Function, call: Call
         return
     calls: Sequence[tuple[Any, ...]] = [(function.number, a, n) for a, n in zip(given, names, strict=True)]
     session.of_workers("put", calls, options.load_s)
-    for worker, own in enumerate(names):
-        ledger.held_by(own, [worker])
+    for worker, names_of_worker in enumerate(names):
+        ledger.held_by(names_of_worker, [worker])
 
 
 def lost_array() -> AutoparError:

@@ -113,7 +113,7 @@ class RemoteArray(ArrayHandle):
         self._host = host
 
     @property
-    def is_told(self) -> bool:
+    def is_on_driver(self) -> bool:
         """Whether the numbers are on the host already."""
         return self._host is not None
 
@@ -126,14 +126,14 @@ class RemoteArray(ArrayHandle):
 
     def to_jax(self) -> Any:
         """The array on this process's default device."""
-        found = from_host(self.host)
-        return jnp.asarray(found) if isinstance(found, np.ndarray) else found
+        array = from_host(self.host)
+        return jnp.asarray(array) if isinstance(array, np.ndarray) else array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        found = from_host(self.host)
+        array = from_host(self.host)
         if copy is False:
             raise ValueError("the numbers of an array on workers cannot be had without a copy")
-        return np.array(found, dtype=dtype)
+        return np.array(array, dtype=dtype)
 
     def __jax_array__(self) -> Any:
         return self.to_jax()

@@ -102,10 +102,10 @@ class Listener:
                 self._drop(number, connection)
 
     def _run(self, number: int, connection: socket.socket) -> None:
-        made = connection
+        opened = connection
         try:
-            made = self._encrypted(number, connection)
-            is_friend = self._says_secret(made)
+            opened = self._encrypted(number, connection)
+            is_friend = self._says_secret(opened)
         except (OSError, EOFError, ValueError):
             is_friend = False
         with self._lock:
@@ -113,16 +113,16 @@ class Listener:
             served = is_friend and number in self._waiting and not self._closed
             if served:
                 del self._waiting[number]
-                self._serving.add(made)
+                self._serving.add(opened)
         if not served:
-            self._drop(number, made)
+            self._drop(number, opened)
             return
         try:
-            self._serve(made)
+            self._serve(opened)
         finally:
             with self._lock:
-                self._serving.discard(made)
-            shut(made)
+                self._serving.discard(opened)
+            shut(opened)
 
     def _encrypted(self, number: int, connection: socket.socket) -> socket.socket:
         """The connection, encrypted where it is to be."""
@@ -131,16 +131,16 @@ class Listener:
         if self._credentials.server is None:
             return connection
         # The connection becomes another object before the first byte is read, so that it can be closed meanwhile.
-        made = self._credentials.server.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        encrypted = self._credentials.server.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         with self._lock:
             if number in self._waiting:
-                self._waiting[number] = made
+                self._waiting[number] = encrypted
         try:
-            made.do_handshake()
+            encrypted.do_handshake()
         except BaseException:
-            shut(made)
+            shut(encrypted)
             raise
-        return made
+        return encrypted
 
     def _says_secret(self, connection: socket.socket) -> bool:
         until = time.monotonic() + self._handshake_s
@@ -179,8 +179,8 @@ def dial(address: tuple[str, int], credentials: Credentials) -> socket.socket:
     except BaseException:
         shut(connection)
         raise
-    made: socket.socket = connection
-    return made
+    opened: socket.socket = connection
+    return opened
 
 
 def shut(connection: socket.socket) -> None:

@@ -110,7 +110,7 @@ class Transfers:
         key = str(jax.random.key_impl(array)) if is_key(array) else ""
         data = jax.random.key_data(array) if key else array
         wanted = None if boxes is None else boxes(data.shape)
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for shard in data.addressable_shards:
             if shard.replica_id != 0:
                 continue
@@ -118,8 +118,8 @@ class Transfers:
             for box in (whole,) if wanted is None else wanted:
                 part = common(whole, box)
                 if part is not None:
-                    found.append(self._offered(part, _cut(shard.data, whole, part)))
-        return Offered(tuple(data.shape), data.dtype.name, tuple(found), key)
+                    pieces.append(self._offered(part, _cut(shard.data, whole, part)))
+        return Offered(tuple(data.shape), data.dtype.name, tuple(pieces), key)
 
     def _offered(self, box: Box, data: Any) -> Piece:
         number = secrets.randbits(_NUMBER_BITS)
@@ -162,15 +162,15 @@ class Transfers:
                 continue
             pulled = self.pulled(piece, offered.dtype, next(iter(takers)))
             for device, part in takers.items():
-                own = jax.device_put(_cut(pulled, piece.box, part), device)
+                shard = jax.device_put(_cut(pulled, piece.box, part), device)
                 if part == parts[device]:
-                    buffers[device] = own
+                    buffers[device] = shard
                     continue
                 if device not in buffers:
                     sizes = tuple(b - a for a, b in parts[device])
                     buffers[device] = jnp.zeros(sizes, jnp.dtype(offered.dtype), device=device)
                 at = [a - first for (a, _), (first, _) in zip(part, parts[device], strict=True)]
-                buffers[device] = lax.dynamic_update_slice(buffers[device], own, at)
+                buffers[device] = lax.dynamic_update_slice(buffers[device], shard, at)
         arrays = [buffers[d] for d in parts]
         return jax.make_array_from_single_device_arrays(offered.shape, sharding, arrays, dtype=jnp.dtype(offered.dtype))
 

@@ -107,8 +107,8 @@ def read_frame(connection: socket.socket) -> Frame:
         raise EOFError(f"a header of {length} bytes")
     header = msgspec.msgpack.decode(read_exactly(connection, length), type=Header)
     if header.server:
-        found = zip(header.starts, header.sizes, header.numbers, strict=True)
-        pieces = tuple(Piece(start, size, header.server, number) for start, size, number in found)
+        buffers = zip(header.starts, header.sizes, header.numbers, strict=True)
+        pieces = tuple(Piece(start, size, header.server, number) for start, size, number in buffers)
         return Frame(header.step, header.tag, Offered(header.shape, header.dtype, pieces, header.key))
     tiles = []
     for start, size in zip(header.starts, header.sizes, strict=True):

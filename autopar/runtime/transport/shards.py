@@ -34,10 +34,10 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True):
         """
         names = [name for name, _ in self.axes]
         sizes = dict(self.axes)
-        own = math.prod(sizes.values()) // self.processes
+        process_devices = math.prod(sizes.values()) // self.processes
         places = itertools.product(*(range(size) for _, size in self.axes))
-        found: dict[Box, None] = {}
-        for place in itertools.islice(places, process * own, (process + 1) * own):
+        boxes: dict[Box, None] = {}
+        for place in itertools.islice(places, process * process_devices, (process + 1) * process_devices):
             at = dict(zip(names, place, strict=True))
             box = []
             for dim, size in enumerate(shape):
@@ -45,8 +45,8 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True):
                 for axis in self.dims[dim] if dim < len(self.dims) else ():
                     index, count = index * sizes[axis] + at[axis], count * sizes[axis]
                 box.append((index * (size // count), (index + 1) * (size // count)))
-            found[tuple(box)] = None
-        return tuple(sorted(found))
+            boxes[tuple(box)] = None
+        return tuple(sorted(boxes))
 
 
 def cut(tiled: Tiled, boxes: Sequence[Box]) -> Tiled:

@@ -88,15 +88,15 @@ class Tiled:
         for tile in self.tiles:
             if tile.start == start and tile.data.shape == size:
                 return tile.data
-        made = np.empty(size, jnp.dtype(self.dtype))
+        region = np.empty(size, jnp.dtype(self.dtype))
         for tile in self.tiles:
             low = [max(a, t) for a, t in zip(start, tile.start, strict=True)]
             high = [min(b, t + n) for b, t, n in zip(stop, tile.start, tile.data.shape, strict=True)]
             if all(a < b for a, b in zip(low, high, strict=True)):
                 into = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))
                 of = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, tile.start, strict=True))
-                made[into] = tile.data[of]
-        return made
+                region[into] = tile.data[of]
+        return region
 
 
 def tiled_part(tiled: Tiled, index: tuple[slice, ...]) -> Tiled:
@@ -127,22 +127,22 @@ def tiles_of(array: Any) -> Tiled:
         return Tiled(host.shape, host.dtype.name, (Tile((0,) * host.ndim, host),))
     if is_key(array):
         key, array = str(jax.random.key_impl(array)), jax.random.key_data(array)
-    found = []
+    tiles = []
     for shard in array.addressable_shards:
         if shard.replica_id == 0:
             start = tuple(s.start or 0 for s in shard.index)
             data = np.asarray(shard.data)
-            found.append(Tile(start, data if data.flags.c_contiguous else np.ascontiguousarray(data)))
-    return Tiled(tuple(array.shape), array.dtype.name, tuple(found), key)
+            tiles.append(Tile(start, data if data.flags.c_contiguous else np.ascontiguousarray(data)))
+    return Tiled(tuple(array.shape), array.dtype.name, tuple(tiles), key)
 
 
 def device_boxes(sharding: NamedSharding, shape: Sequence[int]) -> dict[jax.Device, Box]:
     """What of an array of a shape lies on each device of this process."""
-    found: dict[jax.Device, Box] = {}
+    boxes: dict[jax.Device, Box] = {}
     for device, index in sharding.addressable_devices_indices_map(tuple(shape)).items():
         slices = (*(index or ()), *(slice(None),) * (len(shape) - len(index or ())))
-        found[device] = tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=True))
-    return found
+        boxes[device] = tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=True))
+    return boxes
 
 
 def placed(tiled: Tiled, sharding: NamedSharding) -> Any:
@@ -157,12 +157,12 @@ def placed(tiled: Tiled, sharding: NamedSharding) -> Any:
         return jax.random.wrap_key_data(data, impl=tiled.key)
     if sharding.is_fully_addressable:
         return jax.device_put(tiled.whole(), sharding)
-    made: dict[Box, np.ndarray[Any, Any]] = {}
+    cut: dict[Box, np.ndarray[Any, Any]] = {}
     buffers = []
     for device, at in device_boxes(sharding, tiled.shape).items():
-        if at not in made:
-            made[at] = tiled.region([slice(a, b) for a, b in at])
-        buffers.append(jax.device_put(made[at], device))
+        if at not in cut:
+            cut[at] = tiled.region([slice(a, b) for a, b in at])
+        buffers.append(jax.device_put(cut[at], device))
     return jax.make_array_from_single_device_arrays(tiled.shape, sharding, buffers, dtype=jnp.dtype(tiled.dtype))
 
 
@@ -185,11 +185,11 @@ def joined(parts: Sequence[Tiled]) -> Tiled:
     """One array from the tiles that several processes hold of it."""
     first = parts[0]
     tiles = {t.start: t for p in parts for t in p.tiles}
-    made = Tiled(first.shape, first.dtype, tuple(tiles[s] for s in sorted(tiles)), first.key)
+    whole = Tiled(first.shape, first.dtype, tuple(tiles[s] for s in sorted(tiles)), first.key)
     wanted = math.prod(first.shape)
-    if sum(t.data.size for t in made.tiles) != wanted:
-        raise ValueError(f"tiles of {made.shape} hold {sum(t.data.size for t in made.tiles)} elements, not {wanted}")
-    return made
+    if sum(t.data.size for t in whole.tiles) != wanted:
+        raise ValueError(f"tiles of {whole.shape} hold {sum(t.data.size for t in whole.tiles)} elements, not {wanted}")
+    return whole
 
 
 def host_copy(array: Any) -> np.ndarray[Any, Any] | HostKeys:

@@ -120,7 +120,7 @@ def sliced_backward(graph: Graph, sliced: Sliced, name: str) -> bool:
 
 def _microbatch_bytes(graph: Graph, sliced: Sliced) -> dict[str, float]:
     """Bytes of one microbatch's copy of every value that crosses stages."""
-    microbatching = sliced.map.found
+    microbatching = sliced.map.microbatching
     sizes: dict[str, float] = {}
     for p in sliced.parts:
         for n in p.sent:

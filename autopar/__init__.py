@@ -108,8 +108,8 @@ hooks.HOOKS.offer("connect to ray", lambda: import_module("autopar.runtime.ray.s
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'autopar' has no attribute {name!r}")
-    home = _HOMES[name]
-    return getattr(import_module(home), name) if home else import_module(f"autopar.{name}")
+    module = _HOMES[name]
+    return getattr(import_module(module), name) if module else import_module(f"autopar.{name}")
 
 
 def __dir__() -> list[str]:

@@ -40,7 +40,7 @@ def measure(name: str, workers: int, microbatches: int) -> Row | None:
         "schedule": name,
         "step, forwards": float(timeline.step_time),
         "bubble": float(timeline.bubble_fraction),
-        "waits inside, forwards": float(max(timeline.waiting_s(w) for w in range(workers))),
+        "waits inside, forwards": float(max(timeline.bubble_s(w) for w in range(workers))),
         "activations of a whole stage": max(peaks) / schedule.chunks,
         "transfers": sum(isinstance(i, Send) for i in lines),
         "instructions": len(lines),

@@ -116,8 +116,8 @@ class CheckReport:
         width = max((len(leaf.path) for leaf in shown), default=0)
         for leaf in shown:
             mark = " " if leaf.ok else "!"
-            apart = f"relative {leaf.difference:.1e}  absolute {leaf.absolute:.1e}"
-            lines.append(f"{mark} {leaf.path:<{width}}  {leaf.type}  {apart}")
+            difference_text = f"relative {leaf.difference:.1e}  absolute {leaf.absolute:.1e}"
+            lines.append(f"{mark} {leaf.path:<{width}}  {leaf.type}  {difference_text}")
         if len(shown) < len(self.leaves):
             lines.append(f"  and {len(self.leaves) - len(shown)} more, none differs more")
         if self.first_operator is not None:
@@ -210,10 +210,16 @@ def _copied(leaf: Any, dtype: Any) -> Any:
 
 
 def _leaf(path: str, type: str, got: Any, want: Any) -> LeafReport:
-    apart: Difference = difference(got, want)
-    return LeafReport(path or "result", type, apart.relative, apart.absolute, tolerance_of(jnp.asarray(want).dtype))
+    difference_text: Difference = difference(got, want)
+    return LeafReport(
+        path or "result",
+        type,
+        difference_text.relative,
+        difference_text.absolute,
+        tolerance_of(jnp.asarray(want).dtype),
+    )
 
 
-def _operator(plan: Plan, op: Operator, apart: Difference) -> OperatorReport:
+def _operator(plan: Plan, op: Operator, difference_text: Difference) -> OperatorReport:
     record = next(r for r in plan.content.operators if r.id == op.id)
-    return OperatorReport(op.id, op.primitive, op.source, record.operands, record.results, apart.relative)
+    return OperatorReport(op.id, op.primitive, op.source, record.operands, record.results, difference_text.relative)

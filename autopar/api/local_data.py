@@ -16,7 +16,7 @@ from autopar._compat.world import world
 from autopar.api.compiled import Compiled
 from autopar.api.placement import default_placement
 from autopar.errors import AutoparError
-from autopar.runtime.hosts.agree import Fact, Turn
+from autopar.runtime.hosts.agree import Agreement, Fact
 from autopar.runtime.hosts.batches import from_rows, own_rows, shared_rows
 
 
@@ -79,7 +79,7 @@ def local_batch(name: str, programs: Sequence[Compiled], tree: Any) -> Any:
             (f"array {p or 'batch'}", f"{a.dtype} of {list(w.shape)}")
             for p, a, w in zip(paths, leaves, wanted, strict=True)
         ]
-        turn = Turn.next(processes, f"local_batch of {name}")
+        turn = Agreement.next(processes, f"local_batch of {name}")
         turn.compare(facts, _shared(paths, leaves, wanted, rows))
     if wrong:
         raise AutoparError(
@@ -104,14 +104,14 @@ def _of_plan(programs: Sequence[Compiled], paths: Sequence[str], leaves: Sequenc
         for start in range(len(avals) - len(leaves) + 1):
             window = range(start, start + len(leaves))
             if all(
-                records[i].path.endswith(path) and _alike(avals[i], leaf)
+                records[i].path.endswith(path) and _same_type(avals[i], leaf)
                 for i, path, leaf in zip(window, paths, leaves, strict=True)
             ):
                 wanted_by_program.append([_Wanted(avals[i].shape, shardings[i]) for i in window])
     return next((w for w in wanted_by_program if _fits(w, leaves)), wanted_by_program[0] if wanted_by_program else None)
 
 
-def _alike(aval: Any, leaf: Any) -> bool:
+def _same_type(aval: Any, leaf: Any) -> bool:
     """Whether an array has the type of a plan's input but for the number of examples."""
     return bool(aval.dtype == leaf.dtype and aval.ndim == leaf.ndim and aval.shape[1:] == leaf.shape[1:])
 

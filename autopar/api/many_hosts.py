@@ -20,7 +20,7 @@ from autopar.frontend import Traced
 from autopar.ir import Operator
 from autopar.ir.text import operator_text
 from autopar.plan import Plan
-from autopar.runtime.hosts.agree import Fact, Turn
+from autopar.runtime.hosts.agree import Agreement, Fact
 from autopar.runtime.hosts.arrays import checksum, is_global
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.search.clock import Clock
@@ -53,7 +53,9 @@ def agree(processes: World, traced: Traced, options: ParallelOptions, donated: S
     clock = Clock()
     with clock.phase("agree"):
         facts = [*_versions(), *_settings(), *_options(options), *_program(traced)]
-        Turn.next(processes, f"compiling {traced.graph.name}").compare([*facts, ("donated inputs", str(list(donated)))])
+        Agreement.next(processes, f"compiling {traced.graph.name}").compare(
+            [*facts, ("donated inputs", str(list(donated)))]
+        )
     return clock
 
 
@@ -82,7 +84,7 @@ def share(
         return planned[0].plan.to_json().encode()
 
     with clock.phase("share"):
-        text = Turn.next(processes, f"planning {name}").take(encoded)
+        text = Agreement.next(processes, f"planning {name}").take(encoded)
     clock.seconds["share"] -= searched.seconds.get("search", 0.0)
     if planned:
         plan = planned[0].plan
@@ -106,7 +108,7 @@ def same_arguments(processes: World, name: str, leaves: Sequence[Any], names: Se
     """
     facts = [(f"argument {n}", checksum(leaf)) for n, leaf in zip(names, leaves, strict=True)]
     if not all(map(is_global, leaves)):
-        Turn.next(processes, f"the first call of {name}").compare(facts)
+        Agreement.next(processes, f"the first call of {name}").compare(facts)
 
 
 def same_init(
@@ -129,7 +131,7 @@ def same_init(
         (f"result {p}", f"{s.dtype}{list(s.shape)} as {k.spec} of {dict(k.mesh.shape)}")
         for p, s, k in zip(paths, shapes, shardings, strict=True)
     ]
-    Turn.next(processes, f"init by {name}").compare([*_versions(), *_settings(), *given, *facts])
+    Agreement.next(processes, f"init by {name}").compare([*_versions(), *_settings(), *given, *facts])
 
 
 def _versions() -> Iterator[Fact]:

@@ -48,9 +48,9 @@ def difference(got: Any, want: Any) -> Difference:
     finite = np.isfinite(b)
     if not np.array_equal(np.isfinite(a), finite) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return Difference(math.inf, 0.0, math.inf)
-    apart = a[finite] - b[finite]
+    distances = a[finite] - b[finite]
     return Difference(
-        float(np.linalg.norm(apart)), float(np.linalg.norm(b[finite])), float(np.abs(apart).max(initial=0.0))
+        float(np.linalg.norm(distances)), float(np.linalg.norm(b[finite])), float(np.abs(distances).max(initial=0.0))
     )
 
 

@@ -64,7 +64,7 @@ class ParallelFunction(Generic[_P, _R]):
         if not self._flushes:
             result = call(self._plain, args, kwargs)
             return result  # type: ignore[no-any-return]
-        done, result = self._plain.again(args, kwargs)
+        done, result = self._plain.repeat(args, kwargs)
         if not done:
             pure, given, named, modules = self._pure(args, kwargs)
             result = pure(given, named)

@@ -76,7 +76,7 @@ class PureFunction:
         self._placements: dict[CallSignature, CurrentPlacement] = {}
         self._recent: Compiled | None = None
 
-    def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
+    def repeat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
         """Runs a step if it is the same kind of call as the last one, for which nothing has to be hashed.
 
         Returns whether it is, and the result.
@@ -347,13 +347,13 @@ class PureFunction:
             split_step = split_layers(traced, plan.content.stack_groups)
             lowered = lower_pipeline(split_step.step, plan, platform=cluster.run.platform)
 
-        def again(smaller: RayCluster) -> LoweredPipeline:
+        def repeat(smaller: RayCluster) -> LoweredPipeline:
             other = self._pipeline_on(smaller, traced, split_step, plan)
             return lower_pipeline(split_step.step, other, platform=cluster.run.platform)
 
         with clock.phase("compile"):
             remote = load_remote(
-                traced, split_step, lowered, cluster, self.donated(traced), self.options.progress, again
+                traced, split_step, lowered, cluster, self.donated(traced), self.options.progress, repeat
             )
         return self._keep(signature, traced, plan, clock, remote)
 

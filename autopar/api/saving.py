@@ -17,7 +17,7 @@ from autopar.api.placement import default_placement, placement_of
 from autopar.errors import CheckpointError
 from autopar.frontend import Traced
 from autopar.plan import Plan
-from autopar.runtime.hosts.agree import Turn
+from autopar.runtime.hosts.agree import Agreement
 
 #: What Orbax writes.
 _ARRAYS = (jax.Array, np.ndarray, np.generic, int, float)
@@ -47,7 +47,7 @@ class Saving:
         if processes is not None:
             facts = [("checkpoint", f"{at} in {path}, of which {keep} are kept")]
             facts += [(f"array {p}", str(np.shape(leaf))) for p, leaf in _with_names(state)]
-            Turn.next(processes, "save").compare(facts)
+            Agreement.next(processes, "save").compare(facts)
         saver = self._savers.get(path)
         if saver is None or saver.keep != keep:
             if saver is not None:
@@ -80,7 +80,7 @@ def restore(path: str, like: Any, at: int | None, planned: Sequence[tuple[Traced
     names = [n for n, _ in _with_names(there)]
     processes = world()
     if processes is not None:
-        Turn.next(processes, "restore").compare(
+        Agreement.next(processes, "restore").compare(
             [("checkpoint", folder.name if folder.name.isdigit() else folder.parent.name), ("arrays", ", ".join(names))]
         )
     wanted = _structure(folder, there, like, [traced for traced, _ in planned])
@@ -99,10 +99,10 @@ def _structure(folder: Path, there: Any, like: Any, traced: Sequence[Traced]) ->
     names = [n for n, _ in _with_names(there)]
     if like is not None:
         wanted = jax.tree.map(_shape, like)
-        apart = differences([n for n, _ in _with_names(wanted)], names) or _other_shape(wanted, there)
-        if apart:
+        mismatch = differences([n for n, _ in _with_names(wanted)], names) or _other_shape(wanted, there)
+        if mismatch:
             raise CheckpointError(
-                f"the checkpoint in {folder} is of another structure: {apart}",
+                f"the checkpoint in {folder} is of another structure: {mismatch}",
                 remedy="give a state of its structure as like=, or leave it out",
             )
         return wanted

@@ -51,15 +51,15 @@ class TracedStep:
     def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
         """The step with stacks taken apart."""
         groups = group_count(layer_count(self.traced.graph), num_stages, most_groups)
-        apart = self.split_step or split_layers(self.traced, groups)
-        donated = frozenset(n for i in self.donated for n in apart.names(i))
+        layers_split = self.split_step or split_layers(self.traced, groups)
+        donated = frozenset(n for i in self.donated for n in layers_split.names(i))
         return LayeredStep(
             apart.step.graph,
             TracedStages(apart.step, self.without_flush),
             donated,
-            constraints_of(self.pins, self.traced.graph, self.num_devices, apart.names),
-            apart.groups,
-            self._of_step(apart),
+            constraints_of(self.pins, self.traced.graph, self.num_devices, layers_split.names),
+            layers_split.groups,
+            self._of_step(layers_split),
         )
 
     def form_of(self, plan: Plan) -> Traced:
@@ -69,8 +69,8 @@ class TracedStep:
         self.single_stage(plan.num_microbatches, plan.stages[0].remat)
         return self.forms[plan.num_microbatches, plan.stages[0].remat][0]
 
-    def _of_step(self, apart: SplitStep) -> Callable[[Plan], Plan]:
-        return lambda plan: restacked(plan, self.traced.graph, apart)
+    def _of_step(self, layers_split: SplitStep) -> Callable[[Plan], Plan]:
+        return lambda plan: restacked(plan, self.traced.graph, layers_split)
 
 
 def as_one_stage(

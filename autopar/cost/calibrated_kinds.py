@@ -97,9 +97,9 @@ def _first_touch(samples: Sequence[Sample], busy: Callable[[Sample], float], mem
     """None also where writing new memory takes no longer."""
     longer = []
     for s in samples:
-        again_s = 2 * s.amount / (memory.peak * memory.efficiency.at(2 * s.amount))
-        if busy(s) > again_s:
-            longer.append(s.amount / (busy(s) - again_s))
+        rewrite_s = 2 * s.amount / (memory.peak * memory.efficiency.at(2 * s.amount))
+        if busy(s) > rewrite_s:
+            longer.append(s.amount / (busy(s) - rewrite_s))
     return statistics.median(longer) if longer else None
 
 

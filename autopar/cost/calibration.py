@@ -176,8 +176,10 @@ def rate_of(samples: Sequence[Sample], busy: Callable[[Sample], float]) -> Rate:
         # Sums read an array once more than other operators, and are counted with those of the same array.
         by_size[math.floor(math.log(s.amount, 4))].append(s)
     rates = {
-        statistics.geometric_mean(s.amount for s in alike): statistics.geometric_mean(s.amount / busy(s) for s in alike)
-        for _, alike in sorted(by_size.items())
+        statistics.geometric_mean(s.amount for s in of_size): statistics.geometric_mean(
+            s.amount / busy(s) for s in of_size
+        )
+        for _, of_size in sorted(by_size.items())
     }
     peak = max(rates.values())
     curve = Curve(tuple((amount, max(LEAST_EFFICIENCY, rate / peak)) for amount, rate in rates.items()))

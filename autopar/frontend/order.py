@@ -22,11 +22,13 @@ def order(graph: Graph) -> Graph:
         return graph
     producers = graph.producers
     readers: dict[str, list[Operator]] = defaultdict(list)
-    waits: dict[str, set[str]] = {}  # of an update operator: operators that it waits for and that wait for the core
+    core_sources: dict[
+        str, set[str]
+    ] = {}  # of an update operator: operators that it waits for and that wait for the core
     for op in graph.operators:
         sources = {producers[o].id for o in op.reads if o in producers}
-        waits[op.id] = {s for s in sources if s in core or waits[s]}
-        for s in sorted(waits[op.id]):
+        core_sources[op.id] = {s for s in sources if s in core or core_sources[s]}
+        for s in sorted(core_sources[op.id]):
             readers[s].append(op)
     placed: dict[str, Operator] = {}
 
@@ -50,7 +52,11 @@ def order(graph: Graph) -> Graph:
         while fresh:
             done = fresh.pop()
             for reader in reversed(readers[done.id]):
-                if reader.id not in core and reader.id not in placed and all(w in placed for w in waits[reader.id]):
+                if (
+                    reader.id not in core
+                    and reader.id not in placed
+                    and all(w in placed for w in core_sources[reader.id])
+                ):
                     place(reader)
                     fresh.append(reader)
     for op in graph.operators:

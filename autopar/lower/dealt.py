@@ -45,16 +45,16 @@ def dealt(traced: Traced, num_devices: int) -> Traced:
 def _groups(graph: Graph) -> list[tuple[Operator, ...]]:
     """Factorizations that are alike, none of which depends on another of any group of the same depth."""
     depth: dict[str, int] = defaultdict(int)
-    alike: dict[tuple[Any, ...], list[Operator]] = defaultdict(list)
+    by_level: dict[tuple[Any, ...], list[Operator]] = defaultdict(list)
     for op in graph.operators:
         level = max((depth[o] for o in op.reads), default=0)
         if op.primitive in _DEALT and not op.effects:
             types = graph.operand_types(op)
             if len(types) == 1 and types[0].rank == 2 and min(types[0].shape) >= _LEAST_SIDE:
-                alike[level, op.primitive, op.attrs, types[0]].append(op)
+                by_level[level, op.primitive, op.attrs, types[0]].append(op)
             level += 1
         depth.update((v.name, level) for v in op.results)
-    return [tuple(group) for group in alike.values() if len(group) > 1]
+    return [tuple(group) for group in by_level.values() if len(group) > 1]
 
 
 def _in_stacks(count: int, num_devices: int) -> int:

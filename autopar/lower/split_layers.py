@@ -114,17 +114,19 @@ def split_layers(traced: Traced, groups: int) -> SplitStep:
     length = layer_count(graph)
     leaves = {i.name for i in graph.inputs if i.role in _STATE and i.type.rank and i.type.shape[0] == length}
     while True:
-        pieces = _Pieces(traced.program, groups, leaves)
-        split = _retraced(whole, pieces, groups, leaves)
+        split_values = _SplitValues(traced.program, groups, leaves)
+        split = _retraced(whole, split_values, groups, leaves)
         lost = {
-            o.updates for o, n in zip(graph.outputs, pieces.split_outputs, strict=True) if o.updates in leaves and not n
+            o.updates
+            for o, n in zip(graph.outputs, split_values.split_outputs, strict=True)
+            if o.updates in leaves and not n
         }
         if not lost:
             return split
         leaves -= {name for name in lost if name is not None}
 
 
-def _retraced(whole: Step, pieces: _Pieces, groups: int, leaves: set[str]) -> SplitStep:
+def _retraced(whole: Step, split_values: _SplitValues, groups: int, leaves: set[str]) -> SplitStep:
     graph = whole.graph
     avals: list[Any] = []
     names: list[tuple[str, str]] = []
@@ -139,18 +141,18 @@ def _retraced(whole: Step, pieces: _Pieces, groups: int, leaves: set[str]) -> Sp
             avals.append(aval)
             names.append((i.name, i.role))
         inputs.append(tuple(range(start, len(avals))))
-    closed = jax.make_jaxpr(lambda *arrays: pieces.run(arrays, inputs))(*avals)
+    closed = jax.make_jaxpr(lambda *arrays: split_values.run(arrays, inputs))(*avals)
     paths: list[str] = []
     updates: list[str | None] = []
     outputs: list[tuple[int, ...]] = []
-    for o, split in zip(graph.outputs, pieces.split_outputs, strict=True):
+    for o, split in zip(graph.outputs, split_values.split_outputs, strict=True):
         start = len(paths)
         count = groups if split else 1
         paths += [piece_name(o.path, g) if split else o.path for g in range(count)]
         kept = o.updates if split or o.updates not in leaves else None
         updates += [piece_name(kept, g) if split and kept is not None else kept for g in range(count)]
         outputs.append(tuple(range(start, len(paths))))
-    program = build_graph(closed, graph.name, names, paths, pieces.recorder.labels)
+    program = build_graph(closed, graph.name, names, paths, split_values.recorder.labels)
     new = program.graph
     marked = tuple(replace(o, updates=u) for o, u in zip(new.outputs, updates, strict=True))
     final = Graph(new.name, new.inputs[: len(names)], new.operators, marked)
@@ -176,7 +178,7 @@ class _Value:
         return next((d for d, axes in enumerate(self.layout.dims) if axes), None)
 
 
-class _Pieces:
+class _SplitValues:
     """Interprets a step, keeping stacks in pieces."""
 
     def __init__(self, bound: BoundGraph, groups: int, leaves: set[str]) -> None:
@@ -217,7 +219,7 @@ class _Pieces:
         value = self.env[operand]
         return value.arrays[0] if value.dim is None else jnp.concatenate(value.arrays, axis=value.dim)
 
-    def piece(self, operand: Any, layout: Layout | None, group: int) -> Any:
+    def group_of(self, operand: Any, layout: Layout | None, group: int) -> Any:
         """A piece of an operand."""
         if isinstance(operand, Literal):
             return scalar(operand)
@@ -290,23 +292,23 @@ class _Pieces:
             matched.results,
             lambda axes: jnp.int32(group),
         )
-        operands = [self.piece(o, k, group) for o, k in zip(op.operands, matched.operands, strict=True)]
+        operands = [self.group_of(o, k, group) for o, k in zip(op.operands, matched.operands, strict=True)]
         return localize(bound.primitive, bound.params, operands, context)
 
     def _matched(self, op: Operator, matched: Match) -> None:
         """Runs an operator group by group; terms of a reduction are joined at once."""
         by_group = [self._run(op, matched, g) for g in range(self.groups)]
         for n, (v, layout) in enumerate(zip(op.results, matched.results, strict=True)):
-            pieces = [m[n] for m in by_group]
+            split_values = [m[n] for m in by_group]
             if layout.partial:
-                total = pieces[0]
-                for term in pieces[1:]:
+                total = split_values[0]
+                for term in split_values[1:]:
                     total = _JOIN[layout.reduce](total, term)
                 self.env[v.name] = _Value(Layout.replicated(v.type.rank), [total])
             elif layout.axes:
-                self.env[v.name] = _Value(layout, pieces)
+                self.env[v.name] = _Value(layout, split_values)
             else:
-                self.env[v.name] = _Value(layout, pieces[:1])
+                self.env[v.name] = _Value(layout, split_values[:1])
 
     def _barrier(self, op: Operator, bound: Bound) -> None:
         """A barrier for each group: those of other groups need not wait."""
@@ -342,7 +344,7 @@ class _Pieces:
         rows: dict[int, list[Any]] = {}
         order = range(self.groups)
         for g in reversed(order) if bound.params["reverse"] else order:
-            xs = [self.piece(o, k, g) for o, k in zip(stacked, stacks, strict=True)]
+            xs = [self.group_of(o, k, g) for o, k in zip(stacked, stacks, strict=True)]
             outputs = bind(bound.primitive, {**bound.params, "length": size}, [*fixed, *carry, *xs])
             carry, rows[g] = scan.split_results(outputs)
         for n, v in enumerate(op.results):

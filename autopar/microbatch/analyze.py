@@ -122,8 +122,8 @@ def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
     for op in graph.operators:
         names = set(op.reads)
         results = [v.name for v in op.results]
-        waits = op.id in late or (trains and phase_of(op.scope) == "update")
-        if names & after or (names & of_batch and waits):
+        runs_after = op.id in late or (trains and phase_of(op.scope) == "update")
+        if names & after or (names & of_batch and runs_after):
             after.update(results)
         elif names & of_batch:
             of_batch.update(results)

@@ -180,7 +180,7 @@ def _narrowed(graph: Graph, inputs: Sequence[Layout], demand: dict[str, set[Layo
     return [one(i.name, state) for i, state in zip(graph.inputs, inputs, strict=True)]
 
 
-def _again(
+def _narrowed_match(
     handler: Callable[[Operator, list[Layout], str, MicrobatchAxis, Decisions], Match | None],
     op: Operator,
     states: Sequence[Layout],
@@ -263,7 +263,7 @@ def _scan(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out
     plain = Match((*consts, *carry, *stacks), (*carry, *(k.stack() for k in results[carries:])))
     pieces = _narrowed(body, inputs, demand)
     narrowed = [*pieces[: scan.num_consts], *initial, *(k.stack() for k in pieces[first:])]
-    return _again(_scan, op, states, narrowed, id, axis, out, plain)
+    return _narrowed_match(_scan, op, states, narrowed, id, axis, out, plain)
 
 
 def _scan_of_examples(
@@ -341,7 +341,7 @@ def _while(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, ou
     _decide(cond, decided, _outputs(cond, decided), f"{id}/cond/", axis, out)
     plain = Match((*in_cond, *in_body, *carry), tuple(carry))
     pieces = _narrowed(body, [*in_body, *carry], demand)[: loop.body_consts]
-    return _again(_while, op, states, [*in_cond, *pieces, *initial], id, axis, out, plain)
+    return _narrowed_match(_while, op, states, [*in_cond, *pieces, *initial], id, axis, out, plain)
 
 
 def _cond(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out: Decisions) -> Match | None:
@@ -368,4 +368,6 @@ def _cond(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out
         {k for k in pieces if k != state} for state, pieces in zip(states[1:], zip(*read, strict=True), strict=True)
     ]
     narrowed = [next(iter(k)) if len(k) == 1 else state for state, k in zip(states[1:], offered, strict=True)]
-    return _again(_cond, op, states, [states[0], *narrowed], id, axis, out, Match(tuple(states), tuple(results)))
+    return _narrowed_match(
+        _cond, op, states, [states[0], *narrowed], id, axis, out, Match(tuple(states), tuple(results))
+    )

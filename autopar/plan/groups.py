@@ -50,10 +50,10 @@ def input_groups(inputs: Sequence[InputRecord]) -> list[InputGroup]:
     Args:
         inputs: argument leaves of a plan.
     """
-    alike: dict[tuple[str, ...], list[InputRecord]] = {}
+    by_path: dict[tuple[str, ...], list[InputRecord]] = {}
     for i in inputs:
-        alike.setdefault((_NUMBER.sub("*", i.path), i.role, i.type, i.layout, i.memory), []).append(i)
-    groups = [InputGroup(_name([i.path for i in members]), tuple(members)) for members in alike.values()]
+        by_path.setdefault((_NUMBER.sub("*", i.path), i.role, i.type, i.layout, i.memory), []).append(i)
+    groups = [InputGroup(_name([i.path for i in members]), tuple(members)) for members in by_path.values()]
     parameters = [g for g in groups if g.first.role == "parameter"]
     followers: dict[str, list[InputGroup]] = {}
     left = []

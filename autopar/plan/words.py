@@ -29,7 +29,7 @@ class _Axes:
     sizes: tuple[dict[str, int], ...]
     data: tuple[frozenset[str], ...]
 
-    def ways(self, i: InputRecord, *, data: bool) -> int:
+    def num_shards(self, i: InputRecord, *, data: bool) -> int:
         """Over how many devices data axes, or others, split an argument."""
         axes = [a for a in Layout.parse(i.layout).axes if (a in self.data[i.stage]) == data]
         return math.prod(self.sizes[i.stage][a] for a in axes)
@@ -95,14 +95,14 @@ def _of_parameters(c: PlanContent, axes: _Axes) -> list[str]:
     if not total:
         return []
     said = []
-    tensor = [i for i in parameters if axes.ways(i, data=False) > 1]
+    tensor = [i for i in parameters if axes.num_shards(i, data=False) > 1]
     if _bytes(tensor) > 0.5 * total:
-        ways = max(axes.ways(i, data=False) for i in tensor)
-        said.append(f"{ways}-way tensor parallel")
-    sharded = [i for i in parameters if axes.ways(i, data=True) > 1]
+        num_shards = max(axes.num_shards(i, data=False) for i in tensor)
+        said.append(f"{num_shards}-way tensor parallel")
+    sharded = [i for i in parameters if axes.num_shards(i, data=True) > 1]
     if _bytes(sharded) > 0.5 * total:
-        ways = max(axes.ways(i, data=True) for i in sharded)
-        said.append(f"parameters and what follows them split {ways} ways more (ZeRO-3)")
+        num_shards = max(axes.num_shards(i, data=True) for i in sharded)
+        said.append(f"parameters and what follows them split {num_shards} ways more (ZeRO-3)")
     else:
         said += _of_optimizer(c, axes)
     named = [text for g in groups if (text := _named(g, axes, total, bool(said)))]
@@ -112,12 +112,12 @@ def _of_parameters(c: PlanContent, axes: _Axes) -> list[str]:
 def _of_optimizer(c: PlanContent, axes: _Axes) -> list[str]:
     """What is said where parameters are whole in each data-parallel group."""
     state = [i for i in c.inputs if i.role == "optimizer"]
-    split = [i for i in state if axes.ways(i, data=True) > 1]
+    split = [i for i in state if axes.num_shards(i, data=True) > 1]
     if not split or _bytes(split) <= 0.5 * _bytes(state):
         return []
     sums = any(0 < s.accumulation_bytes <= s.memory.parameters // 2 for s in c.stages)
-    ways = max(axes.ways(i, data=True) for i in split)
-    return [f"optimizer state split {ways} ways ({'ZeRO-2' if sums else 'ZeRO-1'})"]
+    num_shards = max(axes.num_shards(i, data=True) for i in split)
+    return [f"optimizer state split {num_shards} ways ({'ZeRO-2' if sums else 'ZeRO-1'})"]
 
 
 def _named(g: InputGroup, axes: _Axes, total: int, others: bool) -> str:
@@ -132,6 +132,6 @@ def _named(g: InputGroup, axes: _Axes, total: int, others: bool) -> str:
         return f"{g.title} split by {'vocabulary' if split[0] == 0 else 'features'}"
     if experts and 0 in split:
         return f"{g.title} split by expert"
-    if len(dims) == 2 and len(split) == 1 and axes.ways(g.first, data=False) > 1:
+    if len(dims) == 2 and len(split) == 1 and axes.num_shards(g.first, data=False) > 1:
         return f"{g.title} split by {_DIMS[split[0]]}"
     return ""

@@ -1,4 +1,4 @@
-"""`cheapest_held`: the values to hold with which a layer's cheap operators can run again, of least bytes.
+"""`cheapest_saved`: the values to hold with which a layer's cheap operators can run again, of least bytes.
 
 For operators o that may run again and values v, with sides F (there from the forward pass) and B (made or taken in
 the backward pass), the least
@@ -21,12 +21,12 @@ from autopar.ir import Graph, Operator
 _SOURCE, _SINK = "forward pass", "backward pass"
 
 
-def cheapest_held(
+def cheapest_saved(
     graph: Graph,
     needed: Iterable[str],
     maker: Callable[[str], Operator | None],
     repeats: Callable[[Operator], bool],
-    held: Collection[str],
+    saved: Collection[str],
 ) -> frozenset[str]:
     """Values to hold, besides ``held``, so that all of ``needed`` are held or can be made again from what is.
 
@@ -35,7 +35,7 @@ def cheapest_held(
         needed: values that the backward pass takes.
         maker: the operator that makes a value; None for one that is there anyway, as inputs of the graph are.
         repeats: whether an operator may run again for this.
-        held: values that are held already, which costs nothing.
+        saved: values that are held already, which costs nothing.
 
     Returns those with the fewest bytes; of several such sets the one with which the least runs again.
     """
@@ -47,7 +47,7 @@ def cheapest_held(
     seen = set(stack)
     while stack:
         name = stack.pop()
-        op = None if name in held else maker(name)
+        op = None if name in saved else maker(name)
         if op is None:
             continue
         if op.id not in network:

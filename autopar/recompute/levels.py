@@ -13,7 +13,7 @@ Level: TypeAlias = Literal["none", "selective", "full"]
 LEVELS: tuple[Level, ...] = ("none", "selective", "full")
 
 
-def stays_held(op: Operator, level: Level) -> bool:
+def stays_saved(op: Operator, level: Level) -> bool:
     """Whether ``op`` never runs again: what it makes is held where it is needed."""
     if op.effects or level == "none":
         return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from autopar.ir import Graph, Operand, Operator, TensorType, Value
 from autopar.ir.primitives import is_generator
 from autopar.recompute.levels import Level
-from autopar.recompute.select import Again, Phases, select
+from autopar.recompute.select import Phases, RecomputedGroup, select
 
 #: Part of the scopes of operators that run again; jax gives the same to those of `jax.checkpoint`.
 SCOPE = "rematted_computation"
@@ -44,14 +44,14 @@ def recomputed(graph: Graph, phases: Phases, layers: Sequence[Sequence[str]], le
         level: likewise.
     """
     selected = select(graph, phases, layers, level)
-    return _Rewriting(graph, phases, selected.again).result() if selected.again else Recomputed(graph, {}, {})
+    return _Rewriting(graph, phases, selected.groups).result() if selected.groups else Recomputed(graph, {}, {})
 
 
 class _Rewriting:
     """See `recomputed`."""
 
-    def __init__(self, graph: Graph, phases: Phases, again: Sequence[Again]) -> None:
-        self.graph, self.backward, self.again = graph, phases.backward, again
+    def __init__(self, graph: Graph, phases: Phases, groups: Sequence[RecomputedGroup]) -> None:
+        self.graph, self.backward, self.groups = graph, phases.backward, groups
         self.counts: Counter[str] = Counter()
         self.taken_ids = {op.id for op in graph.operators}
         self.copies: dict[str, str] = {}
@@ -59,7 +59,7 @@ class _Rewriting:
         self.names: dict[str, str] = {}
 
     def result(self) -> Recomputed:
-        group_of = {name: n for n, group in enumerate(self.again) for name in group.values}
+        group_of = {name: n for n, group in enumerate(self.groups) for name in group.values}
         operators: list[Operator] = []
         done: set[int] = set()
         for op in self.graph.operators:
@@ -71,12 +71,12 @@ class _Rewriting:
                 number = group_of.get(name)
                 if number is not None and number not in done:
                     done.add(number)
-                    copied, changed = self._group(self.again[number], changed)
+                    copied, changed = self._group(self.groups[number], changed)
                     operators += copied
             operators.append(replace(changed, operands=_renamed(changed.operands, self.names)))
         return Recomputed(replace(self.graph, operators=tuple(operators)), self.copies, self.barriers)
 
-    def _group(self, group: Again, reader: Operator) -> tuple[list[Operator], Operator]:
+    def _group(self, group: RecomputedGroup, reader: Operator) -> tuple[list[Operator], Operator]:
         """The operators of a group, and their first reader, which takes its cotangent behind their barrier."""
         makers = self.graph.producers
         cotangent = next(
@@ -101,7 +101,7 @@ class _Rewriting:
             reader = replace(reader, operands=tuple(passed[o] if o == cotangent else o for o in reader.operands))
         return [barrier, *self._copied(group, {n: passed[n] for n in group.taken})], reader
 
-    def _copied(self, group: Again, passed: Mapping[str, str]) -> list[Operator]:
+    def _copied(self, group: RecomputedGroup, passed: Mapping[str, str]) -> list[Operator]:
         inside = dict(passed)
         copies = []
         for original in (self.graph.by_id[id] for id in group.operators):

@@ -9,8 +9,8 @@ from functools import partial
 from autopar.ir import Graph, Operator
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
-from autopar.recompute.cut import cheapest_held
-from autopar.recompute.levels import Level, stays_held
+from autopar.recompute.cut import cheapest_saved
+from autopar.recompute.levels import Level, stays_saved
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class Again:
+class RecomputedGroup:
     """Operators that run again together, before the first operator of the backward pass that needs one of them.
 
     Args:
@@ -54,12 +54,12 @@ class Selected:
     """What is held and what is recomputed.
 
     Args:
-        again: in the order in which the backward pass needs them.
-        held: values of the forward pass that the backward pass takes from it.
+        groups: in the order in which the backward pass needs them.
+        saved: values of the forward pass that the backward pass takes from it.
     """
 
-    again: tuple[Again, ...]
-    held: tuple[str, ...]
+    groups: tuple[RecomputedGroup, ...]
+    saved: tuple[str, ...]
 
 
 def select(graph: Graph, phases: Phases, layers: Sequence[Sequence[str]], level: Level) -> Selected:
@@ -99,34 +99,34 @@ class _Selection:
                     # What belongs to no layer is made again by itself, or it would wait for some layer.
                     needed.setdefault(self.layer_of.get(maker.id, maker.id), {})[name] = None
         kept = self._kept(needed)
-        held: set[str] = set()
-        again: list[Again] = []
+        saved: set[str] = set()
+        groups: list[RecomputedGroup] = []
         for key, names in needed.items():
-            held.update(kept.intersection(names))
+            saved.update(kept.intersection(names))
             repeated = tuple(n for n in names if n not in kept)
             if repeated:
-                group = self._again(key if isinstance(key, int) else None, repeated, kept)
-                held.update(n for n in group.taken if self.maker(n) is not None)
-                again.append(group)
+                group = self._group(key if isinstance(key, int) else None, repeated, kept)
+                saved.update(n for n in group.taken if self.maker(n) is not None)
+                groups.append(group)
         order = (v.name for op in self.graph.operators for v in op.results)
-        return Selected(tuple(again), tuple(n for n in order if n in held))
+        return Selected(tuple(groups), tuple(n for n in order if n in saved))
 
     def _kept(self, needed: Mapping[int | str, Iterable[str]]) -> set[str]:
         """Values that are held rather than made again, of those that the backward pass could need."""
         if self.level != "selective":
             forward = (op for op in self.graph.operators if op.id in self.phases.forward)
-            return {v.name for op in forward if stays_held(op, self.level) for v in op.results}
+            return {v.name for op in forward if stays_saved(op, self.level) for v in op.results}
         kept: set[str] = set()
         # From the last layer on: what one takes from those before is then held for them too.
         for key in sorted(needed, key=lambda k: -k if isinstance(k, int) else 1):
             layer = key if isinstance(key, int) else None
-            kept |= cheapest_held(self.graph, needed[key], self.maker, partial(self._repeats, layer), kept)
+            kept |= cheapest_saved(self.graph, needed[key], self.maker, partial(self._repeats, layer), kept)
         return kept
 
     def _repeats(self, layer: int | None, op: Operator) -> bool:
-        return self.layer_of.get(op.id, layer) == layer and not stays_held(op, self.level)
+        return self.layer_of.get(op.id, layer) == layer and not stays_saved(op, self.level)
 
-    def _again(self, layer: int | None, names: tuple[str, ...], kept: Set[str]) -> Again:
+    def _group(self, layer: int | None, names: tuple[str, ...], kept: Set[str]) -> RecomputedGroup:
         ids: set[str] = set()
         taken: dict[str, None] = {}
         stack = list(reversed(names))
@@ -141,4 +141,4 @@ class _Selection:
             elif op.id not in ids:
                 ids.add(op.id)
                 stack += reversed(op.reads)
-        return Again(layer, tuple(sorted(ids, key=self.order.__getitem__)), tuple(taken), names)
+        return RecomputedGroup(layer, tuple(sorted(ids, key=self.order.__getitem__)), tuple(taken), names)

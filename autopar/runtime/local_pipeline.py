@@ -131,7 +131,7 @@ class PipelineProgram:
 
     def _start(self, inputs: Sequence[Any]) -> dict[tuple[int, Buffer], Any]:
         """What lies on each worker when the step begins."""
-        by_name = self.by_name(self._apart(inputs))
+        by_name = self.by_name(self._without_aliases(inputs))
         start: dict[tuple[int, Buffer], Any] = {}
         table = self.lowered.table
         lies: set[tuple[int, str]] = set()
@@ -147,7 +147,7 @@ class PipelineProgram:
                     start[worker, Buffer(value.name)] = self.put(worker, value.name, safe)
                     lies.add((worker, name))
             else:
-                self.put_pieces(start, value, name, array)
+                self.put_microbatches(start, value, name, array)
         return start
 
     def by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -157,12 +157,12 @@ class PipelineProgram:
             flat += self.leaves[n].split(array) if n in self.leaves else [array]
         return dict(zip((i.name for i in self.split_step.step.graph.inputs), flat, strict=True))
 
-    def _apart(self, inputs: Sequence[Any]) -> list[Any]:
+    def _without_aliases(self, inputs: Sequence[Any]) -> list[Any]:
         """``inputs``, with a copy for each that is given up, to be written over, and is the same array as another."""
         same = Counter(map(id, inputs))  # arrays are no keys: their values compare
         return [jnp.copy(a) if n in self.donated and same[id(a)] > 1 else a for n, a in enumerate(inputs)]
 
-    def put_pieces(self, start: dict[tuple[int, Buffer], Any], value: ValueSpec, name: str, array: Any) -> None:
+    def put_microbatches(self, start: dict[tuple[int, Buffer], Any], value: ValueSpec, name: str, array: Any) -> None:
         """Adds to ``start`` the microbatches' pieces of an input of the step, on the workers that read ``value``."""
         table = self.lowered.table
         dim = self.lowered.map.microbatching.batch[name]

@@ -163,8 +163,8 @@ class LocalPipeline:
                     if observe is not None:
                         observe(number, store)
             if not moved:
-                waiting = {w: str(line[0]) for w, line in enumerate(lists) if line}
-                raise ScheduleError(f"the instruction lists wait for each other: {waiting}")
+                blocked = {w: str(line[0]) for w, line in enumerate(lists) if line}
+                raise ScheduleError(f"the instruction lists wait for each other: {blocked}")
         for worker in workers:
             worker.finish()
         return store

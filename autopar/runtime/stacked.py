@@ -47,11 +47,11 @@ class StackedLeaf:
         if len(runs) == 1:
             return runs[0][0]
         first = runs[0][0]
-        alike = all(
+        same_shards = all(
             n == runs[0][1] and s.spec == first.spec and dict(s.mesh.shape) == dict(first.mesh.shape) for s, n in runs
         )
-        apart = len({d for s, _ in runs for d in s.mesh.devices.flat}) == sum(s.mesh.size for s, _ in runs)
-        if not alike or not apart:
+        disjoint = len({d for s, _ in runs for d in s.mesh.devices.flat}) == sum(s.mesh.size for s, _ in runs)
+        if not same_shards or not disjoint:
             return first
         grid = np.stack([s.mesh.devices for s, _ in runs])
         mesh = Mesh(grid, (_STAGES, *first.mesh.axis_names), axis_types=(AxisType.Auto,) * grid.ndim)

@@ -187,7 +187,7 @@ class StaleProgram:
                         start[key] = pipeline.put(worker, value.name, inputs[value.ref.name])
             elif any(window.batch):
                 pieces: dict[tuple[int, Buffer], Any] = {}
-                pipeline.put_pieces(pieces, value, value.ref.name, inputs[value.ref.name])
+                pipeline.put_microbatches(pieces, value, value.ref.name, inputs[value.ref.name])
                 start |= {(w, Buffer(b.value, b.microbatch + flow.lag)): a for (w, b), a in pieces.items()}
         if carry:
             for worker, buffers in enumerate(window.starts):

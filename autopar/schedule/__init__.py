@@ -3,7 +3,8 @@
     table = autopar.schedule.get("1f1b").table(num_stages=4, num_microbatches=8)
     program = autopar.schedule.build(table, dataflow)
 
-`build` runs the passes: `place` (sends and receives), `free_early` (donation, FREE), `offload_waiting` and `verify`.
+`build` runs the passes: `place` (sends and receives), `free_early` (donation, FREE), `offload_activations` and
+`verify`.
 """
 
 from autopar.schedule.base import Schedule
@@ -28,18 +29,18 @@ from autopar.schedule.instructions import (
     Send,
     Stash,
     WorkerProgram,
+    blocked_text,
     instruction_text,
     made_by,
     used_by,
-    waiting_text,
 )
 from autopar.schedule.liveness import free_early
 from autopar.schedule.memory import Usage, buffer_bytes, starting_buffers, transit_bytes, usage
-from autopar.schedule.offload import offload_waiting
+from autopar.schedule.offload import offload_activations
 from autopar.schedule.place import place
 from autopar.schedule.registry import ENTRY_POINTS, factory_named, get, register, schedules
+from autopar.schedule.round_robin import run_round_robin
 from autopar.schedule.table import Kind, Table, Task, marked_text, table_text
-from autopar.schedule.turns import take_turns
 from autopar.schedule.verify import Verified, verify
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "Work",
     "WorkSpec",
     "WorkerProgram",
+    "blocked_text",
     "buffer_bytes",
     "build",
     "chain",
@@ -80,14 +82,14 @@ __all__ = [
     "instruction_text",
     "made_by",
     "marked_text",
-    "offload_waiting",
+    "offload_activations",
     "parse_table",
     "place",
     "register",
+    "run_round_robin",
     "schedules",
     "starting_buffers",
     "table_text",
-    "take_turns",
     "to_csv",
     "to_json",
     "to_text",
@@ -95,6 +97,5 @@ __all__ = [
     "usage",
     "used_by",
     "verify",
-    "waiting_text",
     "work_of",
 ]

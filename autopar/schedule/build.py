@@ -7,7 +7,7 @@ from autopar.schedule.dataflow import Dataflow
 from autopar.schedule.flow_check import check_dataflow
 from autopar.schedule.instructions import Program
 from autopar.schedule.liveness import free_early
-from autopar.schedule.offload import offload_waiting
+from autopar.schedule.offload import offload_activations
 from autopar.schedule.place import place
 from autopar.schedule.table import Table
 from autopar.schedule.verify import verify
@@ -27,6 +27,6 @@ def build(table: Table, dataflow: Dataflow, depth: int = 1) -> Program:
     check_table(table)
     check_dataflow(table, dataflow)
     freed = free_early(table, dataflow, place(table, dataflow))
-    program = Program(table, dataflow, offload_waiting(dataflow, freed))
+    program = Program(table, dataflow, offload_activations(dataflow, freed))
     verify(program, depth)
     return program

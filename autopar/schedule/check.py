@@ -71,15 +71,15 @@ def _check_one_worker(table: Table) -> None:
     kinds = expected_kinds(table)
     for stage in range(table.num_stages):
         for microbatch in range(table.num_microbatches):
-            home = table.worker_of(Task("forward", stage, microbatch))
+            worker_of_forward = table.worker_of(Task("forward", stage, microbatch))
             for kind in kinds[1:]:
                 task = Task(kind, stage, microbatch)
-                if table.worker_of(task) != home:
+                if table.worker_of(task) != worker_of_forward:
                     raise ScheduleError(
                         f"schedule {table.name}: {task} is on worker {table.worker_of(task)}, but its forward is on "
-                        f"worker {home}",
+                        f"worker {worker_of_forward}",
                         cause="what forward keeps for backward lies on the worker of forward",
-                        remedy=f"put both on worker {home}",
+                        remedy=f"put both on worker {worker_of_forward}",
                         table=marked_text(table, task),
                     )
 
@@ -87,15 +87,15 @@ def _check_one_worker(table: Table) -> None:
 def _check_order(table: Table) -> None:
     starts = start_times(table, UNITS)
     stuck = [(w, next((t for t in row if t not in starts), None)) for w, row in enumerate(table.rows)]
-    waiting = [(w, t) for w, t in stuck if t is not None]
-    if not waiting:
+    blocked = [(w, t) for w, t in stuck if t is not None]
+    if not blocked:
         return
     lines = []
-    for worker, task in waiting:
+    for worker, task in blocked:
         missing = [n for n in table.needs(task) if n not in starts]
         lines.append(f"worker {worker} at {task} waits for {', '.join(map(str, missing))}")
     # The first in the order of the model: the others mostly wait because of it.
-    worker, task = waiting[0]
+    worker, task = blocked[0]
     raise ScheduleError(
         f"schedule {table.name} never ends: {'; '.join(lines)}",
         cause="a row has a task before one that it needs, directly or by way of other workers",

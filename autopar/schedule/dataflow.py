@@ -107,7 +107,7 @@ class ValueSpec:
             parameter has two. A microbatch input lies on the worker that runs the forward of its stage.
         donated: of an input: the program may give the buffer up. Others belong to the caller and stay.
         result: the caller gets it: it stays on the workers that wrote or accumulated it.
-        host: of a microbatch's: it waits in host memory, see `autopar.schedule.offload_waiting`.
+        host: of a microbatch's: it waits in host memory, see `autopar.schedule.offload_activations`.
         ref: which value of the step it is, whose text is ``name``; None where that is not known.
     """
 

@@ -199,7 +199,7 @@ def instruction_text(i: Instruction) -> str:
             return f"FETCH {i.value}"
 
 
-def waiting_text(lists: Sequence[Sequence[Instruction]], at: Sequence[int], stuck: Sequence[int]) -> str:
+def blocked_text(lists: Sequence[Sequence[Instruction]], at: Sequence[int], stuck: Sequence[int]) -> str:
     """At which instruction each of the ``stuck`` workers waits, having carried out ``at`` of its list."""
     return "; ".join(f"worker {w} waits at {instruction_text(lists[w][at[w]])}" for w in stuck)
 

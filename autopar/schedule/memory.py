@@ -90,19 +90,19 @@ class WorkerMemory:
     Args:
         worker: its number.
         stages: that it holds.
-        held: bytes of arrays that lie there then.
+        live_bytes: bytes of arrays that lie there then.
         temporaries: bytes that the program that runs needs besides.
     """
 
     worker: int
     stages: tuple[int, ...]
-    held: int
+    live_bytes: int
     temporaries: int
 
     @property
     def total(self) -> int:
         """All together."""
-        return self.held + self.temporaries
+        return self.live_bytes + self.temporaries
 
 
 def worker_memory(program: Program, temporaries: Mapping[Work, int]) -> tuple[WorkerMemory, ...]:
@@ -121,36 +121,36 @@ def worker_memory(program: Program, temporaries: Mapping[Work, int]) -> tuple[Wo
     of_workers = []
     for worker, (arrays, everything) in enumerate(zip(along({}), along(temporaries), strict=True)):
         at = max(range(len(everything)), key=lambda i: everything[i].during_bytes)
-        held, peak = arrays[at].during_bytes, everything[at].during_bytes
-        of_workers.append(WorkerMemory(worker, program.table.stages_of_worker(worker), held, peak - held))
+        live_bytes, peak = arrays[at].during_bytes, everything[at].during_bytes
+        of_workers.append(WorkerMemory(worker, program.table.stages_of_worker(worker), live_bytes, peak - live_bytes))
     return tuple(of_workers)
 
 
 def _worker_usage(program: Program, start: tuple[Buffer, ...], lines: tuple[Instruction, ...]) -> tuple[Usage, ...]:
-    held = {b: program.dataflow.by_name[b.value].bytes for b in start}
+    live_bytes = {b: program.dataflow.by_name[b.value].bytes for b in start}
     offloaded: dict[Buffer, int] = {}
-    total = sum(held.values())
+    total = sum(live_bytes.values())
     usages = [Usage(total, total)]
     for i in lines:
-        extra = _apply(program, i, held, offloaded)
-        after = sum(held.values())
+        extra = _apply(program, i, live_bytes, offloaded)
+        after = sum(live_bytes.values())
         usages.append(Usage(max(total, after) + extra, after))
         total = after
     return tuple(usages)
 
 
-def _apply(program: Program, i: Instruction, held: dict[Buffer, int], offloaded: dict[Buffer, int]) -> int:
+def _apply(program: Program, i: Instruction, live_bytes: dict[Buffer, int], offloaded: dict[Buffer, int]) -> int:
     """Changes ``held`` as the instruction does; what it needs while it runs beyond the larger of before and after."""
-    before = sum(held.values())
+    before = sum(live_bytes.values())
     extra = 0
     match i:
         case Run() | Apply():
             spec = program.dataflow.by_work[i.work]
             names = (*spec.writes, *spec.accumulates)
             for buffer, name in zip(i.writes, names, strict=True):
-                held[buffer] = program.dataflow.by_name[name].bytes
-            gone = {b: held.pop(b) for b in i.donate}
-            written_bytes = sum(held[b] for b in i.writes)
+                live_bytes[buffer] = program.dataflow.by_name[name].bytes
+            gone = {b: live_bytes.pop(b) for b in i.donate}
+            written_bytes = sum(live_bytes[b] for b in i.writes)
             donated = dict(zip(spec.reads, i.reads, strict=True))
             shared = sum(
                 min(gone[donated[r]], program.dataflow.by_name[w].bytes) for r, w in spec.aliases if donated[r] in gone
@@ -158,24 +158,24 @@ def _apply(program: Program, i: Instruction, held: dict[Buffer, int], offloaded:
             during = before + written_bytes - shared + spec.temporaries_bytes
             extra = during - max(before, before + written_bytes - sum(gone.values()))
         case Accumulate():
-            size = held[i.value]
+            size = live_bytes[i.value]
             if i.first:
-                held[i.into] = size
+                live_bytes[i.into] = size
             elif i.reduce == "concatenate":
-                held[i.into] += size
+                live_bytes[i.into] += size
             if i.donate:
-                del held[i.value]
+                del live_bytes[i.value]
         case Recv():
-            held[i.value] = buffer_bytes(program, i.value)
+            live_bytes[i.value] = buffer_bytes(program, i.value)
         case Stash():
-            held[i.target] = held[i.source]
+            live_bytes[i.target] = live_bytes[i.source]
         case Free():
             for buffer in i.values:
-                (held if buffer in held else offloaded).pop(buffer)
+                (live_bytes if buffer in live_bytes else offloaded).pop(buffer)
         case Offload():
-            offloaded[i.value] = held.pop(i.value)
+            offloaded[i.value] = live_bytes.pop(i.value)
         case Fetch():
-            held[i.value] = offloaded.pop(i.value)
+            live_bytes[i.value] = offloaded.pop(i.value)
         case _:
             pass
     return extra

@@ -21,7 +21,7 @@ from autopar.schedule.instructions import (
 IN_TRANSFER = 1
 
 
-def offload_waiting(dataflow: Dataflow, workers: tuple[WorkerProgram, ...]) -> tuple[WorkerProgram, ...]:
+def offload_activations(dataflow: Dataflow, workers: tuple[WorkerProgram, ...]) -> tuple[WorkerProgram, ...]:
     """The lists with every buffer of a value with ``host`` moved to the host while others run.
 
     It leaves right behind the instruction that makes or uses it, and comes back before the last program ahead of its

@@ -101,7 +101,7 @@ class _Walk:
 
     def call_window(self) -> Window:
         """The lists of a call."""
-        batch = tuple(frozenset(self._pieces(s)) for s in range(self.stages))
+        batch = tuple(frozenset(self._batch_buffers(s)) for s in range(self.stages))
         for s in range(self.stages):
             self.there[s] |= batch[s]
             if self.call == 0:
@@ -131,7 +131,7 @@ class _Walk:
         programs = tuple(WorkerProgram(s, tuple(lines)) for s, lines in enumerate(self.lists))
         return Window(programs, self.starts, batch, ends)
 
-    def _pieces(self, s: int) -> Iterable[Buffer]:
+    def _batch_buffers(self, s: int) -> Iterable[Buffer]:
         for value in self.flow.dataflow.values:
             if value.is_input and value.lifetime == "microbatch" and s in value.stages:
                 for k in range(self.call * self.m, (self.call + 1) * self.m):

@@ -18,12 +18,12 @@ from autopar.schedule.instructions import (
     Run,
     Send,
     Stash,
+    blocked_text,
     instruction_text,
-    waiting_text,
 )
+from autopar.schedule.round_robin import run_round_robin
 from autopar.schedule.stale import Window, Windows
 from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
-from autopar.schedule.turns import take_turns
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ class _Machine:
             for b in window.batch[s]:
                 held[b] = Content(b.value, None, frozenset({b.microbatch - self.flow.lag + call * self._m}))
         self.queues: dict[tuple[int, int], deque[tuple[int, Content]]] = {}
-        stuck = take_turns(self.lists, self.at, self._step)
+        stuck = run_round_robin(self.lists, self.at, self._step)
         if stuck:
-            raise self.fail(stuck[0], f"waits for ever: {waiting_text(self.lists, self.at, stuck)}")
+            raise self.fail(stuck[0], f"waits for ever: {blocked_text(self.lists, self.at, stuck)}")
         left = [pair for pair, queue in self.queues.items() if queue]
         if left:
             raise self.fail(left[0][1], f"what worker {left[0][0]} sent is not received")

@@ -8,7 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
-from autopar.schedule.turns import take_turns
+from autopar.schedule.round_robin import run_round_robin
 
 #: Where a schedule splits backward, "backward" is the gradient of the inputs and "weight" that of the weights;
 #: otherwise "backward" is both.
@@ -132,7 +132,7 @@ def start_times(table: Table, lengths: Mapping[str, int]) -> dict[Task, int]:
         ends[task] = free[worker] = starts[task] + lengths[task.kind]
         return True
 
-    take_turns(table.rows, [0] * table.num_workers, start)
+    run_round_robin(table.rows, [0] * table.num_workers, start)
     return starts
 
 

@@ -28,14 +28,14 @@ from autopar.schedule.instructions import (
     Run,
     Send,
     Stash,
+    blocked_text,
     instruction_text,
     made_by,
-    waiting_text,
 )
 from autopar.schedule.liveness import stays
 from autopar.schedule.memory import starting_buffers, transit_bytes, usage
+from autopar.schedule.round_robin import run_round_robin
 from autopar.schedule.table import KINDS, Task, marked_text
-from autopar.schedule.turns import take_turns
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,11 @@ class _Machine:
 
     def run(self) -> None:
         """Runs all lists to their end, in turn as far as each one comes."""
-        stuck = take_turns(self.lists, self.at, self._step)
+        stuck = run_round_robin(self.lists, self.at, self._step)
         if stuck:
             raise self.fail(
                 stuck[0],
-                f"deadlock with queues of {self.depth}: {waiting_text(self.lists, self.at, stuck)}",
+                f"deadlock with queues of {self.depth}: {blocked_text(self.lists, self.at, stuck)}",
                 cause="a send waits for room in a queue or a receive for a value that comes only after it",
             )
 

@@ -65,7 +65,7 @@ class VersionMap:
         behind = self.stages - 1 - (stage if self.name == "pipedream" else 0)
         return max(microbatch - behind, 0)
 
-    def held(self, stage: int) -> int:
+    def most_versions(self, stage: int) -> int:
         """The most versions that a stage holds at once, the newest among them."""
         if self.name == "2bw":
             return 2
@@ -97,11 +97,11 @@ class Audit:
 
     Args:
         newest: by microbatch the newest version when its forward pass begins.
-        held: the most versions at once that some pass to come reads, the newest among them.
+        most_versions: the most versions at once that some pass to come reads, the newest among them.
     """
 
     newest: tuple[int, ...]
-    held: int
+    most_versions: int
 
 
 def audit(versions: VersionMap, stage: int, passes: Passes) -> Audit:
@@ -120,7 +120,7 @@ def audit(versions: VersionMap, stage: int, passes: Passes) -> Audit:
     last: dict[int, int] = {}
     for index, (_, k) in enumerate(passes):
         last[versions.reads(stage, k)] = index
-    newest, done, held = 0, 0, 1
+    newest, done, most_versions = 0, 0, 1
     begun: dict[int, int] = {}
     for index, (kind, k) in enumerate(passes):
         version = versions.reads(stage, k)
@@ -129,8 +129,8 @@ def audit(versions: VersionMap, stage: int, passes: Passes) -> Audit:
         if kind == "F":
             begun[k] = newest
         live = {v for v, end in last.items() if v <= newest and end >= index} | {newest}
-        held = max(held, len(live))
+        most_versions = max(most_versions, len(live))
         done += kind == "B"
         if kind == "B" and done % versions.update_every == 0:
             newest += 1
-    return Audit(tuple(begun[k] for k in sorted(begun)), held)
+    return Audit(tuple(begun[k] for k in sorted(begun)), most_versions)

@@ -190,8 +190,8 @@ def _rounds(problem: Problem, source: StageSource, pool: WorkerPool, clock: Cloc
     """
     tried: set[Candidate] = set()
     policy = problem.policy.partition
-    ways_to_slice = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
-    for fewest, others in ways_to_slice if is_small(problem) else ways_to_slice[:2]:
+    slicing_modes = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
+    for fewest, others in slicing_modes if is_small(problem) else slicing_modes[:2]:
         with clock.phase("slice"):
             ranked = sorted(
                 candidates(problem, source, fewest, pool, others),

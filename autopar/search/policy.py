@@ -86,11 +86,11 @@ class OverlapPolicy:
 
     Args:
         rounds: answers beyond the first: schedules repeat after one or two.
-        waiting_share: share of a step that waits for collectives, up to which the answer stays: no more can be won.
+        stall_share: share of a step that waits for collectives, up to which the answer stays: no more can be won.
     """
 
     rounds: int = 3
-    waiting_share: float = 0.02
+    stall_share: float = 0.02
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ from autopar.schedule import (
     Run,
     Send,
     Stash,
+    blocked_text,
     buffer_bytes,
     marked_text,
+    run_round_robin,
     starting_buffers,
-    take_turns,
     usage,
     verify,
-    waiting_text,
 )
 from autopar.simulate.durations import Durations
 from autopar.simulate.event import Event
@@ -81,10 +81,10 @@ class _Engine:
 
     def run(self) -> None:
         """Takes workers in turn, each as far as it comes; times do not depend on the order."""
-        stuck = take_turns(self.lists, self.at, self._step)
+        stuck = run_round_robin(self.lists, self.at, self._step)
         if stuck:
             raise ScheduleError(
-                f"deadlock with queues of {self.depth}: {waiting_text(self.lists, self.at, stuck)}",
+                f"deadlock with queues of {self.depth}: {blocked_text(self.lists, self.at, stuck)}",
                 table=marked_text(self.program.table, None),
             )
 

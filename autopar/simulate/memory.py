@@ -48,8 +48,8 @@ def version_bytes(content: Stage, table: Table, stage: int) -> int:
     """Bytes a device of the versions of its weights that a stage has besides the newest."""
     if flushes(table.name):
         return 0
-    held = VersionMap(table.name, table.num_stages, table.num_microbatches).held(stage)
-    return (held - 1) * content.memory.parameters
+    most_versions = VersionMap(table.name, table.num_stages, table.num_microbatches).most_versions(stage)
+    return (most_versions - 1) * content.memory.parameters
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> l
     done: Counter[int] = Counter()
     accumulates = "weight" if table.splits_backward else "backward"
 
-    def waiting(s: int, besides: int) -> int:
+    def in_flight_bytes(s: int, besides: int) -> int:
         """Bytes that microbatches of a stage wait with, all but so many that run."""
         others = max(0, flying[s] - besides)
         here = min(others, 1 + IN_TRANSFER - besides) if stages_here[s].activations_offloaded else others
@@ -87,7 +87,9 @@ def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> l
         )
 
     def between(without: int | None = None) -> int:
-        return sum(lasting_bytes(stages_here[t]) + versions[t] + waiting(t, 0) for t in stages_here if t != without)
+        return sum(
+            lasting_bytes(stages_here[t]) + versions[t] + in_flight_bytes(t, 0) for t in stages_here if t != without
+        )
 
     tasks = []
     for task in table.rows[worker]:
@@ -97,7 +99,7 @@ def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> l
         flying[s] += task.kind == "forward"
         put_off[s] -= task.kind == "weight"  # of the one that runs it is among what passes
         added = added_bytes(stages_here[s]) if task.kind == accumulates and done[s] else 0
-        during = running_bytes(stages_here[s]) + versions[s] + waiting(s, 1) + added + between(s)
+        during = running_bytes(stages_here[s]) + versions[s] + in_flight_bytes(s, 1) + added + between(s)
         done[s] += task.kind == accumulates
         flying[s] -= task.kind == accumulates
         put_off[s] += task.kind == "backward" and table.splits_backward

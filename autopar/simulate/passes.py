@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.errors import ScheduleError
-from autopar.schedule import Dataflow, Table, Task, Work, WorkSpec, marked_text, take_turns, work_of
+from autopar.schedule import Dataflow, Table, Task, Work, WorkSpec, marked_text, run_round_robin, work_of
 from autopar.simulate.durations import Durations
 
 #: A value on its way: (name, sending worker, receiving worker).
@@ -70,7 +70,7 @@ def step_of(table: Table, dataflow: Dataflow, durations: Durations) -> StepModel
         ScheduleError: a pass reads what is made only after it, or a work has no duration.
     """
     walk = _Walk(table, dataflow, durations)
-    stuck = take_turns(table.rows, walk.at, walk.carry_out)
+    stuck = run_round_robin(table.rows, walk.at, walk.carry_out)
     if stuck:
         task = table.rows[stuck[0]][walk.at[stuck[0]]]
         raise ScheduleError(

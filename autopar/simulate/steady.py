@@ -35,7 +35,7 @@ def steady(table: Table, dataflow: Dataflow, durations: Durations) -> Timeline:
     begins = {e.microbatch: e.start_s for e in whole.computing(0) if e.kind == "forward"}
     start_s, period_s = begins[fill], begins[fill + m] - begins[fill]
     inside = (e for e in whole.events if fill <= e.microbatch < fill + m)
-    events = [piece for e in inside for piece in _pieces(e, start_s, period_s, fill)]
+    events = [piece for e in inside for piece in _in_period(e, start_s, period_s, fill)]
     return Timeline(table.num_workers, tuple(sorted(events)))
 
 
@@ -50,7 +50,7 @@ def _paced(table: Table, dataflow: Dataflow, durations: Durations, every: int) -
     return replace(durations, work_s=work_s)
 
 
-def _pieces(event: Event, start_s: float, period_s: float, first: int) -> Iterator[Event]:
+def _in_period(event: Event, start_s: float, period_s: float, first: int) -> Iterator[Event]:
     """An event in the period, in two pieces where it crosses the end."""
     begin = (event.start_s - start_s) % period_s
     end = begin + event.end_s - event.start_s

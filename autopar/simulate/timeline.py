@@ -108,7 +108,7 @@ class Timeline:
         """Seconds in which ``worker`` waits, from the first event of the step to the last."""
         return self.step_time - self.busy_s(worker)
 
-    def waiting_s(self, worker: int) -> float:
+    def bubble_s(self, worker: int) -> float:
         """Seconds in which ``worker`` waits between its own first and last work.
 
         Where steps follow each other without a barrier, a worker that is through begins the next step while others

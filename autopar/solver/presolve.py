@@ -106,14 +106,14 @@ def _run(space: Workspace) -> None:
     dirty = set(range(len(space.costs)))
     if not _drop_forbidden(space, dirty):
         return
-    waiting = set(dirty)  # nodes whose edges or costs changed since dominance last looked
+    dirty_before = set(dirty)  # nodes whose edges or costs changed since dominance last looked
     for _ in range(_ROUNDS):
-        waiting |= _shrink(space, dirty)
+        dirty_before |= _shrink(space, dirty)
         dirty = set()
-        for v in sorted(waiting):
+        for v in sorted(dirty_before):
             if not space.infeasible and space.alive[v] and space.costs[v].size > 1 and _drop_dominated(space, v):
                 dirty |= {v, *space.edges[v]}
-        waiting = set(dirty)
+        dirty_before = set(dirty)
         if not dirty or space.infeasible:
             return
     _shrink(space, dirty)

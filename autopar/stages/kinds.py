@@ -55,7 +55,7 @@ class KindTable:
         taken: list[tuple[object, ...]] = []
         for group, names in (
             ("input", parts.inputs),
-            ("piece", parts.pieces),
+            ("piece", parts.microbatch_inputs),
             ("received", tuple(r.name for r in parts.received)),
             ("late", tuple(r.name for r in parts.received_late)),
         ):

@@ -75,12 +75,14 @@ def cluster(
     ends = blocks or _best_ends(flops, cuts, count, slack)
     starts = [0, *ends[:-1]]
     seen: dict[tuple[object, ...], int] = {}
-    alike = tuple(seen.setdefault(tuple(tokens[a:b]), n) for n, (a, b) in enumerate(zip(starts, ends, strict=True)))
+    first_of_kind = tuple(
+        seen.setdefault(tuple(tokens[a:b]), n) for n, (a, b) in enumerate(zip(starts, ends, strict=True))
+    )
     return Layers(
         tuple(tuple(op.id for op in operators[a:b]) for a, b in zip(starts, ends, strict=True)),
         tuple(float(flops[a:b].sum()) for a, b in zip(starts, ends, strict=True)),
         tuple(int(cuts[e - 1]) for e in ends[:-1]),
-        alike,
+        first_of_kind,
     )
 
 

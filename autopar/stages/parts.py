@@ -48,7 +48,7 @@ class StageParts:
     Args:
         stage: its number.
         inputs: inputs of the graph that it reads whole.
-        pieces: batch inputs of which it reads a microbatch's piece in the loop.
+        microbatch_inputs: batch inputs of which it reads a microbatch's piece in the loop.
         received: values that it gets in the loop.
         sent: values that it sends in the loop.
         before: operators that it runs before the loop.
@@ -64,7 +64,7 @@ class StageParts:
 
     stage: int
     inputs: tuple[str, ...]
-    pieces: tuple[str, ...]
+    microbatch_inputs: tuple[str, ...]
     received: tuple[Received, ...]
     sent: tuple[str, ...]
     before: tuple[str, ...]
@@ -185,7 +185,7 @@ class _Split:
         return StageParts(
             stage=s,
             inputs=tuple(sorted((n for n in inputs if n in self.input_order), key=self.input_order.__getitem__)),
-            pieces=tuple(n for n in taken if n in self.batch),
+            microbatch_inputs=tuple(n for n in taken if n in self.batch),
             received=received,
             sent=self._ordered(self.sent[s]),
             before=tuple(op.id for op in before),

@@ -108,7 +108,7 @@ class Delayed:
         if self.plain_update is None:
             result, place = self._plain(state.state, indices, read, args, kwargs)
         else:
-            result, place = self._apart(state.state, indices, read, args, kwargs), True
+            result, place = self._gradients_and_update(state.state, indices, read, args, kwargs), True
         versions = (*state.versions, now)[1:] if state.versions else ()
         if not place:
             return DelayedState(result, versions)
@@ -149,7 +149,9 @@ class Delayed:
             remedy="return (state, metrics)",
         )
 
-    def _apart(self, state: Any, indices: Sequence[int], read: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _gradients_and_update(
+        self, state: Any, indices: Sequence[int], read: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, Any]:
         """The new state and what came beside the gradients."""
         assert self.plain_update is not None
         gradients, aux = self.step(replaced(state, indices, read), *args, **kwargs)

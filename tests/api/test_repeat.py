@@ -14,10 +14,10 @@ from tests.end_to_end.compare import assert_trees_same
 
 def test_the_short_way_gives_the_same():
     f = autopar.parallelize(sgd, cluster=CLUSTER)
-    assert f._plain.again((params(), batch()), {}) == (False, None)
+    assert f._plain.repeat((params(), batch()), {}) == (False, None)
     f(params(), batch())
     for seed in range(3):
-        done, result = f._plain.again((params(seed), batch(seed=seed)), {})
+        done, result = f._plain.repeat((params(seed), batch(seed=seed)), {})
         assert done
         assert_trees_same(result, sgd(params(seed), batch(seed=seed)))
 
@@ -37,7 +37,7 @@ def test_the_short_way_gives_the_same():
 def test_another_call_goes_the_long_way(args, kwargs):
     f = autopar.parallelize(sgd, cluster=CLUSTER)
     f(params(), batch())
-    assert not f._plain.again(args, kwargs)[0]
+    assert not f._plain.repeat(args, kwargs)[0]
 
 
 def test_static_leaves_are_compared():
@@ -45,11 +45,11 @@ def test_static_leaves_are_compared():
     x = jnp.ones((8, 4))
     m = Module(jnp.ones((4, 8)), jnp.tanh, "layer", 2.0)
     f(m, x)
-    done, (y, same) = f._plain.again((m, x), {})
+    done, (y, same) = f._plain.repeat((m, x), {})
     assert done and same.activation is jnp.tanh and same.scale == 2.0
     assert_trees_same(y, m(x))
     other = Module(jnp.ones((4, 8)), jnp.sin, "layer", 2.0)
-    assert not f._plain.again((other, x), {})[0]
+    assert not f._plain.repeat((other, x), {})[0]
     assert_trees_same(f(other, x)[0], other(x))
 
 
@@ -57,4 +57,4 @@ def test_static_arguments_take_the_long_way():
     f = autopar.parallelize(lambda x, n: x * n, cluster=CLUSTER, static_argnums=1)
     for n in (2, 3, 2):
         assert f(jnp.ones(8), n)[0] == n
-        assert not f._plain.again((jnp.ones(8), n), {})[0]
+        assert not f._plain.repeat((jnp.ones(8), n), {})[0]

@@ -176,10 +176,10 @@ def _program(case: Case, strategy: Strategy, sizes: Mapping[str, int], mesh: jax
         sizes, case.operand_types, case.result_types, strategy.operand_layouts, strategy.result_layouts
     )
 
-    def local(*pieces: Any) -> list[Any]:
+    def local(*microbatch_inputs: Any) -> list[Any]:
         own = [
             p.reshape(p.shape[len(layout.partial) :]) if layout.partial else p
-            for p, layout in zip(pieces, strategy.operand_layouts, strict=True)
+            for p, layout in zip(microbatch_inputs, strategy.operand_layouts, strict=True)
         ]
         results = localize(case.primitive, case.params, own, context)
         return [_finish(r, layout) for r, layout in zip(results, strategy.result_layouts, strict=True)]

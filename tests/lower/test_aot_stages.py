@@ -105,7 +105,7 @@ def test_memory_is_what_lies_there_and_the_temporaries_of_the_program_that_runs(
     without = gathered(lowered, as_given(lowered)).memory
     found = gathered(lowered, as_given(lowered, TEMPORARIES)).memory
     for a, b in zip(without, found, strict=True):
-        assert a.temporaries == 0 and a.held >= 2 * 64 * 64 * 4 // 2
+        assert a.temporaries == 0 and a.live_bytes >= 2 * 64 * 64 * 4 // 2
         assert b.temporaries == TEMPORARIES and b.total <= a.total + TEMPORARIES
     assert [m.stages for m in found] == [(0,), (1,)]
     assert plan.num_stages == 2

@@ -59,9 +59,9 @@ def device_mesh(mesh: LogicalMesh) -> jax.sharding.Mesh:
     return jax.make_mesh(mesh.shape, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
 
 
-def stacked(pieces: Pieces, mesh: LogicalMesh) -> np.ndarray:
+def stacked(microbatch_inputs: Pieces, mesh: LogicalMesh) -> np.ndarray:
     """Pieces of all devices in one array, a dim for each mesh axis in front."""
-    arrays = [pieces[at] for at in devices(mesh)]
+    arrays = [microbatch_inputs[at] for at in devices(mesh)]
     return np.stack(arrays).reshape(*mesh.shape, *arrays[0].shape)
 
 
@@ -93,15 +93,15 @@ def run_and_compare(cases: list[Case], mesh: LogicalMesh) -> None:
     wholes = [values(type, i) for i, (type, _, _) in enumerate(cases)]
     before = [spread(w, source, mesh, rng) for w, (_, source, _) in zip(wholes, cases, strict=True)]
     results = jax.jit(program(cases, mesh), compiler_options=QUICK)(*(stacked(p, mesh) for p in before))
-    for (type, source, steps), whole, pieces, got in zip(cases, wholes, before, results, strict=True):
+    for (type, source, steps), whole, microbatch_inputs, got in zip(cases, wholes, before, results, strict=True):
         at = source
         for step in steps:
-            pieces, at = run(step, pieces, mesh), after(step, at, mesh)
+            microbatch_inputs, at = run(step, microbatch_inputs, mesh), after(step, at, mesh)
         assert dtype_name(got.dtype) == type.dtype
         grid = np.asarray(got)
-        for device, piece in pieces.items():
+        for device, piece in microbatch_inputs.items():
             np.testing.assert_array_equal(grid[device], piece, err_msg=f"{type} {source} {steps} on {device}")
-        check({device: grid[device] for device in pieces}, whole, at, mesh)
+        check({device: grid[device] for device in microbatch_inputs}, whole, at, mesh)
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)

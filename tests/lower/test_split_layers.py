@@ -58,10 +58,10 @@ def test_nothing_has_the_size_of_all_layers(build, groups, x64):
     graph = found.step.graph
     made = [v for op in graph.operators for v in op.results if v.type.rank > 1 and v.type.shape[0] == LAYERS]
     assert not made
-    pieces = []
+    microbatch_inputs = []
     for leaf, at in zip([*leaves, *plain.closed_over], found.inputs, strict=True):
-        pieces += [leaf] if len(at) == 1 else np.split(leaf, len(at))
-    got = run(Program(graph, found.step.program, ()), pieces)
+        microbatch_inputs += [leaf] if len(at) == 1 else np.split(leaf, len(at))
+    got = run(Program(graph, found.step.program, ()), microbatch_inputs)
     wanted = [numbers(x) for x in jax.tree.leaves(jax.jit(fn)(*args))]
     assert len(wanted) == len(found.outputs)
     for value, at in zip(wanted, found.outputs, strict=True):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autopar.ir import Graph, Input, Operator, TensorType, Value
 from autopar.microbatch import analyze
 from autopar.recompute import select
-from autopar.recompute.cut import cheapest_held
+from autopar.recompute.cut import cheapest_saved
 from autopar.stages.layers import cluster
 from tests.microbatch.running import traced
 from tests.recompute.test_rewriting import EXAMPLES, bytes_of, phases_of
@@ -53,9 +53,9 @@ def chains(draw):
     return graph, needed, {op.id for op in operators} - fixed, set()
 
 
-def suffices(graph, needed, repeated, held):
+def suffices(graph, needed, repeated, saved):
     """Whether all of ``needed`` are held, or can be made of what is by operators that may run again."""
-    there = {"x", *held}
+    there = {"x", *saved}
     for op in graph.operators:
         if op.id in repeated and there.issuperset(op.operands):
             there.update(v.name for v in op.results)
@@ -65,15 +65,15 @@ def suffices(graph, needed, repeated, held):
 @settings(max_examples=300, deadline=None)
 @given(problems() | chains())
 def test_the_cut_is_the_least_of_all_sets(problem):
-    graph, needed, repeated, held = problem
-    found = cheapest_held(graph, sorted(needed), graph.producers.get, lambda op: op.id in repeated, held)
-    assert suffices(graph, needed, repeated, found | held)
-    values = [v.name for op in graph.operators for v in op.results if v.name not in held]
+    graph, needed, repeated, saved = problem
+    found = cheapest_saved(graph, sorted(needed), graph.producers.get, lambda op: op.id in repeated, saved)
+    assert suffices(graph, needed, repeated, found | saved)
+    values = [v.name for op in graph.operators for v in op.results if v.name not in saved]
     least = min(
         bytes_of(graph, some)
         for size in range(len(values) + 1)
         for some in combinations(values, size)
-        if suffices(graph, needed, repeated, held.union(some))
+        if suffices(graph, needed, repeated, saved.union(some))
     )
     assert bytes_of(graph, found) == least
 
@@ -83,7 +83,7 @@ def test_selective_holds_no_more_than_none(name):
     build, overrides = EXAMPLES[name]
     graph = traced(*build(**overrides))[0].graph
     layers = cluster(graph, analyze(graph, 1), 3).members
-    held = {
-        level: bytes_of(graph, select(graph, phases_of(graph), layers, level).held) for level in ("none", "selective")
+    saved = {
+        level: bytes_of(graph, select(graph, phases_of(graph), layers, level).saved) for level in ("none", "selective")
     }
-    assert held["selective"] <= held["none"]
+    assert saved["selective"] <= saved["none"]

@@ -98,27 +98,27 @@ def test_dropout_draws_the_same_bits_again():
 
 def test_none_runs_nothing_again():
     graph, _, found = selected("none")
-    assert found.again == ()
+    assert found.groups == ()
     backward = phases_of(graph).backward
     read = {o for op in graph.operators if op.id in backward for o in op.operands}
-    assert set(found.held) <= read
+    assert set(found.saved) <= read
 
 
 def test_full_holds_what_enters_a_layer_alone():
     graph, members, found = selected("full")
     layer_of = {id: n for n, ids in enumerate(members) for id in ids}
-    for name in found.held:
+    for name in found.saved:
         maker = layer_of[graph.producers[name].id]
         readers = {layer_of[op.id] for op in graph.operators if op.id in layer_of and name in op.operands}
         assert readers - {maker}, f"{name} does not enter another layer"
-    again = [id for group in found.again for id in group.operators]
+    again = [id for group in found.groups for id in group.operators]
     assert any(graph.by_id[id].primitive == "dot_general" for id in again)
-    assert len(found.held) == len(members) - 1
+    assert len(found.saved) == len(members) - 1
 
 
 def test_selective_repeats_no_product():
     graph, _, found = selected("selective")
-    again = [graph.by_id[id].primitive for group in found.again for id in group.operators]
+    again = [graph.by_id[id].primitive for group in found.groups for id in group.operators]
     assert again and "dot_general" not in again
 
 
@@ -127,8 +127,8 @@ def bytes_of(graph, names):
 
 
 def test_every_level_holds_no_more_than_the_one_before():
-    held = {level: bytes_of(*((f := selected(level))[0], f[2].held)) for level in LEVELS}
-    assert held["none"] > held["selective"] >= held["full"]
+    saved = {level: bytes_of(*((f := selected(level))[0], f[2].saved)) for level in LEVELS}
+    assert saved["none"] > saved["selective"] >= saved["full"]
 
 
 def test_what_is_read_again_lies_behind_a_barrier():
@@ -157,5 +157,5 @@ def test_effects_are_not_repeated():
     plain, _ = traced(fn, (jnp.ones((4, 4)), jnp.ones((8, 4))))
     ids = [op.id for op in forward_operators(plain.graph, analyze(plain.graph, 1))]
     found = select(plain.graph, phases_of(plain.graph), [ids], "full")
-    assert found.again
-    assert not any(plain.graph.by_id[id].effects for group in found.again for id in group.operators)
+    assert found.groups
+    assert not any(plain.graph.by_id[id].effects for group in found.groups for id in group.operators)

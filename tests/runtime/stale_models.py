@@ -179,7 +179,7 @@ def replay(
         updates, opt = tx.update(grads, state["opt"], state["params"])
         return {"params": optax.apply_updates(state["params"], updates), "opt": opt}
 
-    states, losses, waiting = [state], [], []
+    states, losses, unauthenticated = [state], [], []
     for call, whole in enumerate(batches):
         for i in range(m):
             k = call * m + i
@@ -187,9 +187,9 @@ def replay(
             read = jax.tree.map(lambda s, *v, k=k: v[versions.reads(s, k)], stages, *(s["params"] for s in states))
             value, grads = gradient(read, piece)
             losses.append(value)
-            waiting.append(grads)
-            if len(waiting) == versions.update_every:
-                mean = jax.tree.map(lambda *g: sum(g) / len(g), *waiting)
+            unauthenticated.append(grads)
+            if len(unauthenticated) == versions.update_every:
+                mean = jax.tree.map(lambda *g: sum(g) / len(g), *unauthenticated)
                 states.append(update(states[-1], mean))
-                waiting = []
+                unauthenticated = []
     return states, losses

@@ -179,8 +179,8 @@ def test_microbatches_of_a_pipeline_wait_in_host_memory(x64):
     wide = parallelize(step, cluster=local(), **options).plan(*args)
     limit = int(wide.peak_memory * 0.9)
     plan = parallelize(step, cluster=local(), memory_limit=limit, offload="auto", **options).plan(*args)
-    waiting = [n for n, s in enumerate(plan.stages) if s.activations_offloaded]
-    assert waiting
+    unauthenticated = [n for n, s in enumerate(plan.stages) if s.activations_offloaded]
+    assert unauthenticated
     stages = tuple(msgspec.structs.replace(s, activations_offloaded=False) for s in plan.stages)
     stay = Plan(msgspec.structs.replace(plan.content, stages=stages))
     moved, kept = (parallelize(step, plan=p, donate_argnums=0) for p in (plan, stay))
@@ -190,8 +190,10 @@ def test_microbatches_of_a_pipeline_wait_in_host_memory(x64):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
     with_moves, without = (f.compile(*fresh(args)).local for f in (moved, kept))
     lists = with_moves.runtime.program.workers
-    assert [any(isinstance(i, Offload) for i in w.instructions) for w in lists] == [n in waiting for n in range(4)]
-    for n in waiting:
+    assert [any(isinstance(i, Offload) for i in w.instructions) for w in lists] == [
+        n in unauthenticated for n in range(4)
+    ]
+    for n in unauthenticated:
         assert with_moves.worker_memory[n].total < without.worker_memory[n].total
 
 

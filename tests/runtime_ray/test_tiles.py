@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from autopar.errors import ScheduleError
 from autopar.runtime.transport import PeerLostError, SilentPeerError, SocketLink
 from autopar.runtime.transport.base import StepAbortedError
-from autopar.runtime.transport.channels import MOST_WAITING, Credentials, Listener, dial
+from autopar.runtime.transport.channels import MOST_UNAUTHENTICATED, Credentials, Listener, dial
 from autopar.runtime.transport.frames import read_frame, write_frame
 from autopar.runtime.transport.tiles import placed, tiles_of
 
@@ -145,9 +145,9 @@ def test_a_step_that_is_given_up_waits_no_longer(pair) -> None:
 def test_idle_strangers_are_sent_away_and_are_few() -> None:
     served: list[bytes] = []
     listener = Listener(Credentials(b"secret"), lambda c: served.append(c.recv(2)), handshake_s=0.2)
-    strangers = [socket.create_connection(listener.address) for _ in range(MOST_WAITING + 20)]
+    strangers = [socket.create_connection(listener.address) for _ in range(MOST_UNAUTHENTICATED + 20)]
     try:
-        assert listener.waiting <= MOST_WAITING
+        assert listener.unauthenticated <= MOST_UNAUTHENTICATED
         with dial(listener.address, Credentials(b"secret")) as friend:
             friend.sendall(b"hi")
             assert friend.recv(1) == b""  # it was served to its end
@@ -155,7 +155,7 @@ def test_idle_strangers_are_sent_away_and_are_few() -> None:
         for stranger in strangers:
             stranger.settimeout(30)
             assert stranger.recv(1) == b""
-        assert listener.waiting == 0
+        assert listener.unauthenticated == 0
     finally:
         listener.close()
         for stranger in strangers:

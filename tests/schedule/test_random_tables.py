@@ -47,13 +47,13 @@ def random_table(seed: int) -> Table:
     homes = [rng.sample(range(workers), min(workers, rng.choice([1, 1, 1, 2]))) for _ in range(stages)]
     at = {(s, k): rng.choice(homes[s]) for s in range(stages) for k in range(microbatches)}
     empty = Table("random", stages, microbatches, ())
-    waiting = [Task(kind, s, k) for kind in kinds for s in range(stages) for k in range(microbatches)]
+    unauthenticated = [Task(kind, s, k) for kind in kinds for s in range(stages) for k in range(microbatches)]
     rows: list[list[Task]] = [[] for _ in range(workers)]
     done: set[Task] = set()
-    while waiting:
-        able = [t for t in waiting if all(n in done for n in empty.needs(t))]
+    while unauthenticated:
+        able = [t for t in unauthenticated if all(n in done for n in empty.needs(t))]
         task = rng.choice(able)
-        waiting.remove(task)
+        unauthenticated.remove(task)
         done.add(task)
         rows[at[task.stage, task.microbatch]].append(task)
     return Table("random", stages, microbatches, tuple(tuple(row) for row in rows if row))

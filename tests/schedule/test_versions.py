@@ -19,7 +19,7 @@ def test_pipedream_reads_the_newest_and_holds_a_version_for_each_stage_behind(st
     for stage, passes in enumerate(asynchronous_1f1b(stages, 64)):
         found = audit(VersionMap("pipedream", stages), stage, passes)
         assert found.newest == tuple(max(k - (stages - 1 - stage), 0) for k in range(64))
-        assert found.held == stages - stage == VersionMap("pipedream", stages).held(stage)
+        assert found.most_versions == stages - stage == VersionMap("pipedream", stages).most_versions(stage)
 
 
 @pytest.mark.parametrize("stages", range(1, 17))
@@ -29,7 +29,7 @@ def test_vertical_sync_reads_what_the_first_stage_does(stages):
     first = audit(VersionMap("pipedream", stages), 0, lists[0]).newest
     for stage, passes in enumerate(lists):
         assert tuple(versions.reads(stage, k) for k in range(64)) == first
-        assert audit(versions, stage, passes).held == stages == versions.held(stage)
+        assert audit(versions, stage, passes).most_versions == stages == versions.most_versions(stage)
 
 
 @pytest.mark.parametrize("stages", range(1, 17))
@@ -39,7 +39,7 @@ def test_2bw_holds_two_versions(stages):
             continue
         versions = VersionMap("2bw", stages, microbatches)
         for stage, passes in enumerate(asynchronous_1f1b(stages, 4 * microbatches)):
-            assert audit(versions, stage, passes).held == 2
+            assert audit(versions, stage, passes).most_versions == 2
             for k in range(4 * microbatches):
                 assert versions.reads(stage, k) == version_2bw(k + 1, microbatches)
 

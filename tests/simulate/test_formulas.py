@@ -64,7 +64,7 @@ def test_zb_h1_idles_on_every_worker(p, more, weight, data):
 def test_zb_h2_waits_on_the_worst_worker(p, more, weight, data):
     forward, backward = (weight + data.draw(TIMES) - Fraction(1, 3) for _ in range(2))
     timeline = simulated("zb-h2", p, 2 * p - 1 + more, forward, backward, weight)
-    assert max(timeline.waiting_s(w) for w in range(p)) == (p - 1) * (forward + backward - 2 * weight)
+    assert max(timeline.bubble_s(w) for w in range(p)) == (p - 1) * (forward + backward - 2 * weight)
 
 
 @pytest.mark.parametrize("name", ["zb-h2", "zb-v"])
@@ -72,7 +72,7 @@ def test_zb_h2_waits_on_the_worst_worker(p, more, weight, data):
 @given(p=WORKERS, more=st.integers(0, 10), time=TIMES)
 def test_zero_bubble(name, p, more, time):
     timeline = simulated(name, p, 2 * p - 1 + more, time, time, time)
-    assert [timeline.waiting_s(w) for w in range(p)] == [0] * p
+    assert [timeline.bubble_s(w) for w in range(p)] == [0] * p
 
 
 @settings(max_examples=15)
@@ -97,23 +97,23 @@ def test_schedules_in_their_order_of_merit():
 @pytest.mark.parametrize("p", [1, 2, 4, 6, 8])
 @pytest.mark.parametrize("m", [1, 2, 5, 8, 16])
 def test_activations_in_flight(p, m):
-    def held(name, **options):
+    def live_bytes(name, **options):
         schedule = get(name, **options)
         return schedule.in_flight(p * schedule.chunks, m)
 
-    assert held("gpipe") == (m,) * p
-    assert held("1f1b") == tuple(min(m, p - i) for i in range(p))
-    assert held("eager-1f1b") == tuple(min(m, 2 * (p - i) - 1) for i in range(p))
-    assert held("zb-h1") == (min(m, p),) * p
-    assert max(held("zb-h2")) == min(m, 2 * p - 1)
+    assert live_bytes("gpipe") == (m,) * p
+    assert live_bytes("1f1b") == tuple(min(m, p - i) for i in range(p))
+    assert live_bytes("eager-1f1b") == tuple(min(m, 2 * (p - i) - 1) for i in range(p))
+    assert live_bytes("zb-h1") == (min(m, p),) * p
+    assert max(live_bytes("zb-h2")) == min(m, 2 * p - 1)
     if m >= 2 * p - 1:
-        assert held("zb-h2") == (2 * p - 1,) * p
-        assert held("zb-v") == (2 * p,) * p
-    assert max(held("zb-v")) <= 2 * min(m, p)
+        assert live_bytes("zb-h2") == (2 * p - 1,) * p
+        assert live_bytes("zb-v") == (2 * p,) * p
+    assert max(live_bytes("zb-v")) <= 2 * min(m, p)
     if m % p == 0:
         for v in (2, 3):
             expected = tuple(min(v * m, 2 * (p - 1 - i) + (v - 1) * p + 1) for i in range(p))
-            assert held("interleaved", chunks=v) == expected
+            assert live_bytes("interleaved", chunks=v) == expected
     if p % 2 == 0 and m >= p:
-        assert held("chimera") == tuple(p // 2 + 1 + min(i, p - 1 - i) for i in range(p))
-    assert held("inference") == (1,) * p
+        assert live_bytes("chimera") == tuple(p // 2 + 1 + min(i, p - 1 - i) for i in range(p))
+    assert live_bytes("inference") == (1,) * p

@@ -74,16 +74,16 @@ def test_bubbles_are_the_published_ones(times, name, published):
     busy = m * (forward + backward + weight)
     assert {timeline.busy_s(w) for w in range(p)} == {busy}
     # Steps follow each other without a barrier, so the worker that waits longest decides.
-    waiting = max(timeline.waiting_s(w) for w in range(p))
+    unauthenticated = max(timeline.bubble_s(w) for w in range(p))
     if name == "interleaved":
         table = get(name, **options).table(p * chunks, m)
         assert timeline.step_time == longest_path(table, forward_part, backward_part, transfer, lambda *_: True)
         # What was printed waits for transfers between the last worker and the first only for the first of each p
         # microbatches. All others do wait, so the simulated step is longer.
-        waiting = -busy + longest_path(
+        unauthenticated = -busy + longest_path(
             table, forward_part, backward_part, transfer, lambda a, b, t: abs(a - b) != p - 1 or t.microbatch % p == 0
         )
-    assert float(waiting / (busy + waiting)) == pytest.approx(published, abs=5.1e-5)
+    assert float(unauthenticated / (busy + unauthenticated)) == pytest.approx(published, abs=5.1e-5)
 
 
 def test_all_of_the_table_is_there():

@@ -87,8 +87,8 @@ def delay_harness(inner: Any, delay: int) -> Transformation:
 
     def update(grads: Any, state: Any, params: Any = None) -> Any:
         queue, own = state
-        waiting = (*queue, grads)
-        updates, own = inner.update(waiting[0], own, params)
-        return updates, (waiting[1:], own)
+        unauthenticated = (*queue, grads)
+        updates, own = inner.update(unauthenticated[0], own, params)
+        return updates, (unauthenticated[1:], own)
 
     return Transformation(init, update)

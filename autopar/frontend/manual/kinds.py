@@ -44,21 +44,21 @@ class Collective(ABC):
         """`varies` where all devices work together."""
 
     @abstractmethod
-    def _together(self, pieces: Any) -> Any:
+    def _together(self, shards: Any) -> Any:
         """The result of devices that all work together: with a leading dim of devices where it varies.
 
         Args:
-            pieces: with one leading dim of devices.
+            shards: with one leading dim of devices.
         """
 
-    def apply(self, pieces: Any) -> Any:
+    def apply(self, shards: Any) -> Any:
         """The result: with a leading dim for each axis where it varies, else without any.
 
         Args:
-            pieces: with a leading dim for each axis, in order.
+            shards: with a leading dim for each axis, in order.
         """
-        shape = pieces.shape[len(self.axes) :]
-        flat = lax.reshape(pieces, (math.prod(self.sizes), *shape)) if len(self.axes) != 1 else pieces
+        shape = shards.shape[len(self.axes) :]
+        flat = lax.reshape(shards, (math.prod(self.sizes), *shape)) if len(self.axes) != 1 else shards
         if self.groups is None:
             result = self._together(flat)
             return self._unflat(result) if self._varies else result
@@ -84,10 +84,10 @@ class Reduce(Collective):
     def _varies(self) -> bool:
         return False
 
-    def _together(self, pieces: Any) -> Any:
+    def _together(self, shards: Any) -> Any:
         if self.op == "sum":
-            return jnp.sum(pieces, 0, dtype=pieces.dtype)
-        return _REDUCE[self.op](pieces, 0)
+            return jnp.sum(shards, 0, dtype=shards.dtype)
+        return _REDUCE[self.op](shards, 0)
 
 
 @final
@@ -102,8 +102,8 @@ class Gather(Collective):
     def _varies(self) -> bool:
         return False
 
-    def _together(self, pieces: Any) -> Any:
-        moved = jnp.moveaxis(pieces, 0, self.dim)
+    def _together(self, shards: Any) -> Any:
+        moved = jnp.moveaxis(shards, 0, self.dim)
         return moved if self.stacked else _merged(moved, self.dim)
 
 
@@ -119,9 +119,9 @@ class ReduceScatter(Collective):
     def _varies(self) -> bool:
         return True
 
-    def _together(self, pieces: Any) -> Any:
-        total = jnp.sum(pieces, 0, dtype=pieces.dtype)
-        split = total if self.stacked else _split(total, self.dim, pieces.shape[0])
+    def _together(self, shards: Any) -> Any:
+        total = jnp.sum(shards, 0, dtype=shards.dtype)
+        split = total if self.stacked else _split(total, self.dim, shards.shape[0])
         return jnp.moveaxis(split, self.dim, 0)
 
 
@@ -137,8 +137,8 @@ class AllToAll(Collective):
     def _varies(self) -> bool:
         return True
 
-    def _together(self, pieces: Any) -> Any:
-        parts = _split(pieces, self.split + 1, pieces.shape[0])  # [from, ..., to, ...]
+    def _together(self, shards: Any) -> Any:
+        parts = _split(shards, self.split + 1, shards.shape[0])  # [from, ..., to, ...]
         sent = jnp.moveaxis(parts, self.split + 1, 0)  # [to, from, ...]
         return _merged(jnp.moveaxis(sent, 1, self.concat + 1), self.concat + 1)
 
@@ -154,14 +154,14 @@ class Permute(Collective):
     def _varies(self) -> bool:
         return True
 
-    def _together(self, pieces: Any) -> Any:
-        count = pieces.shape[0]
+    def _together(self, shards: Any) -> Any:
+        count = shards.shape[0]
         source = {to: start for start, to in self.pairs}
         shift = source.get(0, 0) % count
         if all(source.get(to) == (to + shift) % count for to in range(count)):
-            return jnp.roll(pieces, -shift, 0)
-        taken = pieces[np.array([source.get(to, 0) for to in range(count)])]
-        gets = np.array([to in source for to in range(count)]).reshape(count, *[1] * (pieces.ndim - 1))
+            return jnp.roll(shards, -shift, 0)
+        taken = shards[np.array([source.get(to, 0) for to in range(count)])]
+        gets = np.array([to in source for to in range(count)]).reshape(count, *[1] * (shards.ndim - 1))
         return taken if gets.all() else jnp.where(gets, taken, jnp.zeros_like(taken))
 
 
@@ -176,8 +176,8 @@ class Broadcast(Collective):
     def _varies(self) -> bool:
         return False
 
-    def _together(self, pieces: Any) -> Any:
-        return pieces[self.source]
+    def _together(self, shards: Any) -> Any:
+        return shards[self.source]
 
 
 @final
@@ -189,8 +189,8 @@ class Index(Collective):
     def _varies(self) -> bool:
         return True
 
-    def _together(self, pieces: Any) -> Any:
-        return lax.iota(np.int32, pieces.shape[0])
+    def _together(self, shards: Any) -> Any:
+        return lax.iota(np.int32, shards.shape[0])
 
 
 def _split(array: Any, dim: int, count: int) -> Any:

@@ -80,8 +80,8 @@ def _run(eqn: JaxprEqn, operands: Sequence[Any], outer: Mapping[str, int]) -> li
     wanted = [mesh.mentioned(s, rank) for s, rank in zip(params["out_specs"], ranks, strict=True)]
     split = [{a for dim in w for a, _ in dim} for w in wanted]
 
-    def on_device(*pieces: Any) -> list[Any]:
-        outputs = body.run(params["jaxpr"], pieces)
+    def on_device(*shards: Any) -> list[Any]:
+        outputs = body.run(params["jaxpr"], shards)
         # A result whose spec does not name an axis is the same along it: that of the first device.
         for axis, size in mesh.axes:
             first = Broadcast((axis,), (size,))

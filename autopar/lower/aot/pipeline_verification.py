@@ -159,7 +159,7 @@ class PipelineVerification:
                     "stages": list(row.compiled.stages),
                     "predicted": row.predicted,
                     "compiled": row.compiled.total,
-                    "held": row.compiled.held,
+                    "held": row.compiled.live_bytes,
                     "temporaries": row.compiled.temporaries,
                 }
                 for row in self.memory
@@ -203,7 +203,7 @@ class PipelineVerification:
                 [
                     (
                         str(row.compiled.worker), ", ".join(map(str, row.compiled.stages)), bytes_text(row.predicted),
-                        bytes_text(row.compiled.total), bytes_text(row.compiled.held),
+                        bytes_text(row.compiled.total), bytes_text(row.compiled.live_bytes),
                         bytes_text(row.compiled.temporaries), f"{row.ratio:.3f}",
                     )
                     for row in self.memory

@@ -128,13 +128,13 @@ def _names(entry: Any) -> tuple[str, ...]:
 
 def _run(target: Target, plan: Plan, folder: Path, timeout_s: float) -> None:
     devices = sum(len(s.devices) for s in plan.stages)
-    home = str(Path(autopar.__file__).resolve().parents[1])
+    root = str(Path(autopar.__file__).resolve().parents[1])
     flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
     config: Any = jax.config
     environment = {
         **os.environ,
         "XLA_FLAGS": flags,
-        "PYTHONPATH": os.pathsep.join(p for p in (home, os.environ.get("PYTHONPATH", "")) if p),
+        "PYTHONPATH": os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p),
         # Devices of this machine, if it has any, are not touched.
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": str(bool(config.jax_enable_x64)),

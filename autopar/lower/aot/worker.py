@@ -89,10 +89,10 @@ def compile_program(target: Target, request: ProgramRequest, program: bytes) -> 
 
 def summarized(collectives: tuple[Collective, ...], names: GroupNames) -> tuple[CompiledCollective, ...]:
     """Collectives that are alike taken together; those of one device a group, which send nothing, left out."""
-    alike: dict[tuple[str, str, int], list[Collective]] = defaultdict(list)
+    by_collective: dict[tuple[str, str, int], list[Collective]] = defaultdict(list)
     for c in collectives:
         if c.group_size > 1:
-            alike[c.kind, names.of(c.kind, c.groups), c.full_bytes].append(c)
+            by_collective[c.kind, names.of(c.kind, c.groups), c.full_bytes].append(c)
     return tuple(
         CompiledCollective(
             kind,
@@ -105,7 +105,7 @@ def summarized(collectives: tuple[Collective, ...], names: GroupNames) -> tuple[
             tuple(sorted({c.dtype for c in group})),
             tuple(sorted({c.scope for c in group if c.scope}))[:_SCOPES],
         )
-        for (kind, axis, full_bytes), group in sorted(alike.items())
+        for (kind, axis, full_bytes), group in sorted(by_collective.items())
     )
 
 

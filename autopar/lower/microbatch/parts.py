@@ -23,7 +23,7 @@ from autopar.sharding.reshard import PathTables
 
 
 @dataclass(frozen=True)
-class Again:
+class BackwardRecomputation:
     """What the backward pass of a microbatch recomputes; see `autopar.recompute.recomputed`."""
 
     phases: Phases
@@ -91,7 +91,7 @@ def microbatch_function(
     ids: Sequence[str],
     taken: Sequence[str],
     wanted: Sequence[tuple[str, Layout | None]],
-    again: Again | None = None,
+    recomputation: BackwardRecomputation | None = None,
 ) -> Callable[[Any, Sequence[Any]], list[Any]]:
     """What one microbatch computes: (its number, pieces of ``taken``) -> pieces of ``wanted``.
 
@@ -102,13 +102,13 @@ def microbatch_function(
         ids: operators of the loop to run, in running order.
         taken: values that they take from elsewhere.
         wanted: values asked for, each with its layout over the axis of microbatches; None for the one it has.
-        again: what the backward pass recomputes; None for nothing.
+        recomputation: what the backward pass recomputes; None for nothing.
     """
     graph = bound.graph
     part = part_of(bound, ids, [Input(n, graph.types[n]) for n in taken], [n for n, _ in wanted])
     copies: Mapping[str, str] = {}
-    if again is not None:
-        part, copies = recomputed_bound(part, again.phases, again.layers, again.level)
+    if recomputation is not None:
+        part, copies = recomputed_bound(part, recomputation.phases, recomputation.layers, recomputation.level)
         recorder.copies.update(copies)
     if microbatching.count == 1:
 
@@ -166,13 +166,13 @@ def _never(kind: str, bytes: float, axes: tuple[str, ...]) -> float:
     return 1e9
 
 
-def pieces_of(array: Any, count: int, dim: int) -> Any:
+def microbatches_of(array: Any, count: int, dim: int) -> Any:
     """``array`` as a stack of ``count`` consecutive pieces along ``dim``; the stack's dim comes first."""
     shape = (*array.shape[:dim], count, array.shape[dim] // count, *array.shape[dim + 1 :])
     return jnp.moveaxis(lax.reshape(array, shape), dim, 0) if dim else lax.reshape(array, shape)
 
 
 def concatenated(stack: Any, dim: int) -> Any:
-    """The pieces of a stack, side by side along ``dim``: what `pieces_of` undoes."""
+    """The pieces of a stack, side by side along ``dim``: what `microbatches_of` undoes."""
     moved = jnp.moveaxis(stack, 0, dim) if dim else stack
     return lax.reshape(moved, (*moved.shape[:dim], moved.shape[dim] * moved.shape[dim + 1], *moved.shape[dim + 2 :]))

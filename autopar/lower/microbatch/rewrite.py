@@ -13,7 +13,14 @@ from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Input
 from autopar.ir.phases import FORWARD_LOOP
 from autopar.lower.microbatch.join import add_term, neutral
-from autopar.lower.microbatch.parts import Recorder, concatenated, microbatch_function, part_of, pieces_of, run_whole
+from autopar.lower.microbatch.parts import (
+    Recorder,
+    concatenated,
+    microbatch_function,
+    microbatches_of,
+    part_of,
+    run_whole,
+)
 from autopar.lower.microbatch.retrace import retraced
 from autopar.microbatch import Microbatching, analyze
 
@@ -55,7 +62,7 @@ def loop(bound: BoundGraph, microbatching: Microbatching, recorder: Recorder, en
     )
     terms = [j for j in microbatching.joined if j.layout.partial]
     rows = [n for n in microbatching.body_inputs if n in microbatching.batch]
-    stacks = [pieces_of(env[n], microbatching.count, microbatching.batch[n]) for n in rows]
+    stacks = [microbatches_of(env[n], microbatching.count, microbatching.batch[n]) for n in rows]
 
     def body(totals: list[Any], of_microbatch: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
         number, pieces = of_microbatch

@@ -54,8 +54,8 @@ class LoweredPipeline:
         """
         if self.worker_of_stage(stage) == worker:
             return self.plan.stages[stage].devices
-        stage_at_home = next(s for s in range(self.table.num_stages) if self.worker_of_stage(s) == worker)
-        return self.plan.stages[stage_at_home].devices
+        stage_of_worker = next(s for s in range(self.table.num_stages) if self.worker_of_stage(s) == worker)
+        return self.plan.stages[stage_of_worker].devices
 
     def worker_of_stage(self, stage: int) -> int:
         """The worker of a stage; of two the one that runs its first microbatch."""
@@ -104,19 +104,19 @@ class CutPrograms:
             donated: names of the step's inputs whose buffers the caller gives up.
             more: further programs.
         """
-        waiting = frozenset(n for n, s in enumerate(self.plan.stages) if s.activations_offloaded)
+        offloaded_stages = frozenset(n for n, s in enumerate(self.plan.stages) if s.activations_offloaded)
         kinds = {s: sorted(k) for s, k in _kinds(self.table).items()}
-        return dataflow_of((*self.programs, *more), self.sizes, kinds, donated, waiting)
+        return dataflow_of((*self.programs, *more), self.sizes, kinds, donated, offloaded_stages)
 
 
-def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, apart: bool = False) -> CutPrograms:
+def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_state: bool = False) -> CutPrograms:
     """The programs of ``plan``; arguments and errors as of `lower_pipeline`.
 
     Args:
         step: the step.
         plan: its plan.
         platform: jax's name of the kind of devices.
-        apart: whether updates are two programs, see `stage_programs`.
+        separate_state: whether updates are two programs, see `stage_programs`.
     """
     content = plan.content
     source = TracedStages(step, not flushes(plan.schedule))
@@ -135,7 +135,9 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, apart: bool =
         inputs = [Layout.parse(r.layout) for r in part.inputs]
         outputs = [Layout.parse(r.layout) for r in part.outputs]
         decisions = sharded(Plan(part), platform)
-        programs += stage_programs(stage, decisions, inputs, outputs, split=table.splits_backward, apart=apart)
+        programs += stage_programs(
+            stage, decisions, inputs, outputs, split=table.splits_backward, separate_state=separate_state
+        )
         sizes.append(part.stages[0].mesh_shape)
     kinds = _kinds(table)
     wanted = tuple(p for p in programs if p.work.kind in ("before", "update") or p.work.kind in kinds[p.work.stage])

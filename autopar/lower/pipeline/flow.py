@@ -18,7 +18,7 @@ def dataflow_of(
     sizes: Sequence[Mapping[str, int]],
     kinds: Mapping[int, Sequence[str]],
     donated: Set[str] = frozenset(),
-    waiting: Set[int] = frozenset(),
+    offloaded_stages: Set[int] = frozenset(),
 ) -> Dataflow:
     """What the programs of all stages read and write.
 
@@ -27,7 +27,7 @@ def dataflow_of(
         sizes: by stage the sizes of its mesh axes.
         kinds: by stage the kinds of work that its tasks run; programs that are not there are empty.
         donated: names of the step's inputs that the caller gives up.
-        waiting: stages whose microbatches wait for their backward pass in host memory.
+        offloaded_stages: stages whose microbatches wait for their backward pass in host memory.
     """
     values: dict[str, ValueSpec] = {}
     works: dict[Work, WorkSpec] = {
@@ -41,7 +41,7 @@ def dataflow_of(
     for program in programs:
         stage = program.work.stage
         for port in program.writes:
-            host = stage in waiting and port.ref.kind == "activation"
+            host = stage in offloaded_stages and port.ref.kind == "activation"
             values[port.name] = ValueSpec(
                 port.name,
                 port.local_bytes(sizes[stage]),

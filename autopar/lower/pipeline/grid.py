@@ -100,8 +100,8 @@ def grid_of(workers: Sequence[tuple[int, ...]], meshes: Sequence[Sequence[Axes]]
             remedy="ask for stages with equally many devices, or a mesh_shape",
         )
     sizes = tuple(b // a for a, b in itertools.pairwise(cuts))
-    alike = len(shapes) == 1 and len(set(counts)) == 1 and all(n > 1 for _, n in shapes[0])
-    if alike:
+    uniform = len(shapes) == 1 and len(set(counts)) == 1 and all(n > 1 for _, n in shapes[0])
+    if uniform:
         axes = ((WORKERS, len(workers)), *shapes[0])
         parts: dict[Axes, Mapping[str, tuple[str, ...]]] = {shapes[0]: {a: (a,) for a, _ in shapes[0]}}
     else:

@@ -20,7 +20,7 @@ from autopar._compat.dtypes import jax_dtype, key_impl
 from autopar.ir import Layout, TensorType
 from autopar.lower.localize.base import DeviceAxes
 from autopar.lower.pipeline.grid import WORKERS, Axes, Grid
-from autopar.lower.pipeline.rounds import Exchange, Key, Round, Rounds, ShardedType, Turn, whole_key
+from autopar.lower.pipeline.rounds import Exchange, Key, Round, Rounds, ShardedType, WorkerRound, whole_key
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.reshard import apply_steps
 from autopar.schedule import Accumulate, Apply, Buffer, Free, Recv, Run, Work
@@ -82,12 +82,12 @@ class OneProgram:
         """What is `shared` on all workers: as bytes, by permutes of which each waits for the one before."""
         if not self.shared:
             return []
-        pieces = []
+        microbatch_inputs = []
         for worker, key in self.shared:
             sharded, wanted = self.rounds.sharded[worker, key], self.everywhere(worker, key)
             piece, layout = self._unpacked(state[self.rounds.end[worker][key]], sharded)
-            pieces.append(self._moved(worker, sharded.type, layout, wanted.layout, piece))
-        parts = [_bytes(p) for p in pieces]
+            microbatch_inputs.append(self._moved(worker, sharded.type, layout, wanted.layout, piece))
+        parts = [_bytes(p) for p in microbatch_inputs]
         owners = np.concatenate([np.full(p.shape, w) for p, (w, _) in zip(parts, self.shared, strict=True)])
         whole, here = jnp.concatenate(parts), self._worker()
         for source in sorted({w for w, _ in self.shared}):
@@ -98,7 +98,7 @@ class OneProgram:
         ends = np.cumsum([p.shape[0] for p in parts])
         return [
             _from_bytes(whole[end - part.shape[0] : end], piece)
-            for end, part, piece in zip(ends, parts, pieces, strict=True)
+            for end, part, piece in zip(ends, parts, microbatch_inputs, strict=True)
         ]
 
     def everywhere(self, worker: int, key: Key) -> ShardedType:
@@ -141,12 +141,12 @@ class OneProgram:
 
     def _round(self, number: int, state: tuple[Any, ...], inbox: tuple[Any, ...]) -> tuple[Any, Any]:
         this = self.rounds.rounds[number]
-        touched = {n for t in this.turns for n in (*t.before.values(), *t.after.values())}
+        touched = {n for t in this.worker_rounds for n in (*t.before.values(), *t.after.values())}
         if number == len(self.rounds.rounds) - 1:
             touched |= set(self.finish)  # what is done with results waits for all that was sent
         order = sorted(touched)
         given = tuple(state[n] for n in order)
-        branches = [self._branch(w, turn, this, order) for w, turn in enumerate(this.turns)]
+        branches = [self._branch(w, worker_round, this, order) for w, worker_round in enumerate(this.worker_rounds)]
         slots, out = lax.switch(self._worker(), branches, given, inbox)
         updated = list(state)
         for n, array in zip(order, slots, strict=True):
@@ -154,31 +154,44 @@ class OneProgram:
         arrived = tuple(self._sent(o, e.pairs) for o, e in zip(out, this.exchanges, strict=True))
         return tuple(updated), arrived
 
-    def _branch(self, worker: int, turn: Turn, this: Round, touched: Sequence[int]) -> Callable[..., Any]:
+    def _branch(
+        self, worker: int, worker_round: WorkerRound, this: Round, touched: Sequence[int]
+    ) -> Callable[..., Any]:
         at = {slot: n for n, slot in enumerate(touched)}
 
         def branch(given: tuple[Any, ...], inbox: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             values: dict[Key, tuple[Any, Layout]] = {}
-            for key, slot in turn.before.items():
+            for key, slot in worker_round.before.items():
                 values[key] = self._unpacked(given[at[slot]], self.rounds.sharded[worker, key])
-            for message in turn.arrivals:
+            for message in worker_round.arrivals:
                 values[message.key] = self._unpacked(inbox[message.exchange], message.sharded)
-            for instruction in turn.instructions:
+            for instruction in worker_round.instructions:
                 self._do(worker, values, instruction)
             slots = list(given)
-            for key, slot in turn.after.items():
-                if turn.before.get(key) == slot and key in turn.before and not _written(turn, key):
+            for key, slot in worker_round.after.items():
+                if (
+                    worker_round.before.get(key) == slot
+                    and key in worker_round.before
+                    and not _written(worker_round, key)
+                ):
                     continue
                 slots[at[slot]] = _packed(values[key][0], self.rounds.slots[slot])
-            return tuple(slots), tuple(self._outgoing(worker, values, turn, n, e) for n, e in enumerate(this.exchanges))
+            return tuple(slots), tuple(
+                self._outgoing(worker, values, worker_round, n, e) for n, e in enumerate(this.exchanges)
+            )
 
         return branch
 
     def _outgoing(
-        self, worker: int, values: Mapping[Key, tuple[Any, Layout]], turn: Turn, number: int, exchange: Exchange
+        self,
+        worker: int,
+        values: Mapping[Key, tuple[Any, Layout]],
+        worker_round: WorkerRound,
+        number: int,
+        exchange: Exchange,
     ) -> Any:
         """What a worker gives to a permute: zeros where it sends nothing."""
-        for message in turn.sends:
+        for message in worker_round.sends:
             if message.exchange == number:
                 piece, layout = values[message.key]
                 piece = self._moved(worker, message.sharded.type, layout, message.sharded.layout, piece)
@@ -229,11 +242,11 @@ class OneProgram:
             return
         by_name = {b.value: b for b in reads}
         mesh = self.meshes[work.stage]
-        pieces = []
+        microbatch_inputs = []
         for port in program.reads:
             piece, layout = _read(values, by_name[port.name])
-            pieces.append(self._moved(worker, port.type, layout, self.grid.layout(mesh, port.layout), piece))
-        outputs = program.on_device(jnp.int32(number), pieces, DeviceAxes(self.grid.parts[mesh]))
+            microbatch_inputs.append(self._moved(worker, port.type, layout, self.grid.layout(mesh, port.layout), piece))
+        outputs = program.on_device(jnp.int32(number), microbatch_inputs, DeviceAxes(self.grid.parts[mesh]))
         for buffer, port, piece in zip(writes, program.results, outputs, strict=True):
             array = jnp.asarray(piece) if isinstance(piece, np.ndarray | np.generic) else piece
             values[whole_key(buffer)] = array, self.grid.layout(mesh, port.layout)
@@ -253,9 +266,9 @@ def unpacked(flat: Any, sharded: ShardedType, sizes: Mapping[str, int]) -> Any:
     return jax.random.wrap_key_data(piece.reshape(*shape, sharded.words), impl=key_impl(sharded.type.dtype))
 
 
-def _written(turn: Turn, key: Key) -> bool:
+def _written(worker_round: WorkerRound, key: Key) -> bool:
     """Whether an instruction of the turn makes or changes a value."""
-    for i in turn.instructions:
+    for i in worker_round.instructions:
         if isinstance(i, Run | Apply) and key[0] in i.writes:
             return True
         if isinstance(i, Accumulate) and key[0] == i.into:

@@ -26,7 +26,7 @@ def stage_programs(
     outputs: Sequence[Layout],
     *,
     split: bool,
-    apart: bool = False,
+    separate_state: bool = False,
 ) -> tuple[StageProgram, ...]:
     """The programs of a stage.
 
@@ -36,9 +36,9 @@ def stage_programs(
         inputs: layout of each input of the graph.
         outputs: layout of each output.
         split: whether the weight gradients get a program of their own (zero-bubble schedules).
-        apart: whether the update is two programs, of new state (part 0) and of what else is returned (part 1).
+        separate_state: whether the update is two programs, of new state (part 0) and of what else is returned (part 1).
     """
-    return _Cutter(stage, decisions, inputs, outputs, apart).programs(split)
+    return _Cutter(stage, decisions, inputs, outputs, separate_state).programs(split)
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class _Cutter:
         decisions: Sharded,
         inputs: Sequence[Layout],
         outputs: Sequence[Layout],
-        apart: bool = False,
+        separate_state: bool = False,
     ) -> None:
-        self.stage, self.decisions, self.apart = stage, decisions, apart
+        self.stage, self.decisions, self.separate_state = stage, decisions, separate_state
         self.s = stage.parts.stage
         self.graph = stage.graph
         self.input_layouts = dict(zip((i.name for i in self.graph.inputs), inputs, strict=True))
@@ -285,7 +285,7 @@ class _Cutter:
         self, number: int, wanted: list[tuple[Operand, Port]], outputs: Sequence[tuple[Output, Layout]]
     ) -> list[tuple[int, list[tuple[Operand, Port]]]]:
         """Part and results of the programs that a part of the update becomes."""
-        if not self.apart:
+        if not self.separate_state:
             return [(number, wanted)]
         state = {self._output_ref(n, o) for n, (o, _) in enumerate(outputs) if o.updates is not None}
         groups = [[w for w in wanted if (w[1].ref in state) == replaces_state] for replaces_state in (True, False)]
@@ -355,8 +355,8 @@ class _Cutter:
         decisions = self.decisions
         constants = [scalar(v) for v in fixed.values()]
 
-        def on_device(microbatch: Any, pieces: Sequence[Any], index: AxisIndex) -> list[Any]:
-            given = [*([microbatch] if counted else []), *constants, *pieces]
+        def on_device(microbatch: Any, microbatch_inputs: Sequence[Any], index: AxisIndex) -> list[Any]:
+            given = [*([microbatch] if counted else []), *constants, *microbatch_inputs]
             interpreter = Interpreter(replace(decisions, index=index), source.prefix)
             return interpreter.run(part, given, layouts, [p.layout for _, p in asked])
 

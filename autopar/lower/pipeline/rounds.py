@@ -101,7 +101,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Turn:
+class WorkerRound:
     """What a worker does in a round.
 
     Args:
@@ -138,7 +138,7 @@ class Exchange:
 class Round:
     """A round: the turn of each worker, and the permutes behind it."""
 
-    turns: tuple[Turn, ...]
+    worker_rounds: tuple[WorkerRound, ...]
     exchanges: tuple[Exchange, ...]
 
 
@@ -216,21 +216,21 @@ class RoundMaker:
         coming: list[list[Message]] = [[] for _ in lists]
         rounds: list[Round] = []
         while any(lists):
-            turns: list[Turn] = []
+            worker_rounds: list[WorkerRound] = []
             sent: list[tuple[int, int, tuple[Key, int]]] = []
             for worker, line in enumerate(lists):
-                turn, messages = self._turn(worker, line, coming[worker])
-                turns.append(turn)
+                worker_round, messages = self._turn(worker, line, coming[worker])
+                worker_rounds.append(worker_round)
                 sent += [(worker, to, key) for to, key in messages]
-            if not any(t.instructions for t in turns):
-                waiting = {w: str(line[0]) for w, line in enumerate(lists) if line}
-                raise ScheduleError(f"the instruction lists wait for each other: {waiting}")
-            coming = self._exchanged(rounds, turns, sent)
+            if not any(t.instructions for t in worker_rounds):
+                blocked = {w: str(line[0]) for w, line in enumerate(lists) if line}
+                raise ScheduleError(f"the instruction lists wait for each other: {blocked}")
+            coming = self._exchanged(rounds, worker_rounds, sent)
         return Rounds(tuple(self._slots), tuple(rounds), first, tuple(dict(t) for t in self._taken), self._sharded)
 
     def _turn(
         self, worker: int, line: deque[Instruction], arrivals: Sequence[Message]
-    ) -> tuple[Turn, list[tuple[int, tuple[Key, int]]]]:
+    ) -> tuple[WorkerRound, list[tuple[int, tuple[Key, int]]]]:
         taken = self._taken[worker]
         before = dict(taken)
         live = {k: self._sharded[worker, k] for k in taken}
@@ -267,7 +267,7 @@ class RoundMaker:
             del taken[key]
         self._sharded.update({(worker, k): v for k, v in live.items()})
         self._place(worker, {k: v for k, v in live.items() if k not in taken})
-        return Turn(tuple(arrivals), tuple(done), (), before, dict(taken)), sends
+        return WorkerRound(tuple(arrivals), tuple(done), (), before, dict(taken)), sends
 
     def _run(self, live: dict[Key, ShardedType], i: Run | Apply) -> None:
         program = self._programs.get(i.work)
@@ -308,7 +308,10 @@ class RoundMaker:
             taken[key] = number
 
     def _exchanged(
-        self, rounds: list[Round], turns: Sequence[Turn], sent: Sequence[tuple[int, int, tuple[Key, int]]]
+        self,
+        rounds: list[Round],
+        worker_rounds: Sequence[WorkerRound],
+        sent: Sequence[tuple[int, int, tuple[Key, int]]],
     ) -> list[list[Message]]:
         """Adds a round with its first permute, and a round for each further one; returns what arrives after the last.
 
@@ -318,18 +321,18 @@ class RoundMaker:
         for source, to, what in sent:
             dtype = self._sharded[source, what[0]].dtype
             for group in groups:
-                alike = self._sharded[group[0][0], group[0][2][0]].dtype == dtype
-                if alike and not any(s == source or t == to for s, t, _ in group):
+                same_dtype = self._sharded[group[0][0], group[0][2][0]].dtype == dtype
+                if same_dtype and not any(s == source or t == to for s, t, _ in group):
                     group.append((source, to, what))
                     break
             else:
                 groups.append([(source, to, what)])
-        coming: list[list[Message]] = [[] for _ in turns]
+        coming: list[list[Message]] = [[] for _ in worker_rounds]
         for number, group in enumerate(groups or [[]]):
             if number:
-                turns = [self._store(worker, coming[worker]) for worker in range(len(turns))]
-            coming = [[] for _ in turns]
-            outgoing: list[list[Message]] = [[] for _ in turns]
+                worker_rounds = [self._store(worker, coming[worker]) for worker in range(len(worker_rounds))]
+            coming = [[] for _ in worker_rounds]
+            outgoing: list[list[Message]] = [[] for _ in worker_rounds]
             size, dtype = 0, ""
             for source, to, (key, tag) in group:
                 sharded = self._sharded[source, key].over(self._grid.axes_of(to))
@@ -340,15 +343,17 @@ class RoundMaker:
                 coming[to].append(Message(0, arrived, sharded))
             exchanges = (Exchange(tuple((s, t) for s, t, _ in group), dtype, size),) if group else ()
             rounds.append(
-                Round(tuple(replace(t, sends=tuple(o)) for t, o in zip(turns, outgoing, strict=True)), exchanges)
+                Round(
+                    tuple(replace(t, sends=tuple(o)) for t, o in zip(worker_rounds, outgoing, strict=True)), exchanges
+                )
             )
         return coming
 
-    def _store(self, worker: int, arrivals: Sequence[Message]) -> Turn:
+    def _store(self, worker: int, arrivals: Sequence[Message]) -> WorkerRound:
         """A turn that keeps what arrived."""
         before = dict(self._taken[worker])
         self._place(worker, {m.key: self._sharded[worker, m.key] for m in arrivals})
-        return Turn(tuple(arrivals), (), (), before, dict(self._taken[worker]))
+        return WorkerRound(tuple(arrivals), (), (), before, dict(self._taken[worker]))
 
 
 def _forget(live: dict[Key, ShardedType], buffers: Sequence[Buffer]) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar, overload
 from autopar.ir import Graph
 from autopar.ir.phases import LOOP
 from autopar.ir.verify import verify
-from autopar.lower.microbatch.parts import Again
+from autopar.lower.microbatch.parts import BackwardRecomputation
 from autopar.lower.pipeline.stage_graph import FROM, LATE, PIECE, SEND, StageGraph, stage_graph
 from autopar.lower.step import Step
 from autopar.microbatch import Microbatching, analyze
@@ -109,13 +109,17 @@ class TracedStages:
         graph, origins = self._planned(count, cut, stage, Recomputation("none", ()))
         return Sliced(cut.map, (cut.parts[stage],), (graph,), (origins,))
 
-    def recomputed(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> Graph:
+    def recomputed(
+        self, count: int, members: Sequence[Sequence[str]], stage: int, recomputation: Recomputation
+    ) -> Graph:
         """The graph of one stage with a backward pass that recomputes what ``again`` does not hold."""
-        return self._planned(count, self._cut(count, members), stage, again)[0]
+        return self._planned(count, self._cut(count, members), stage, recomputation)[0]
 
-    def stage_graph(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> StageGraph:
+    def stage_graph(
+        self, count: int, members: Sequence[Sequence[str]], stage: int, recomputation: Recomputation
+    ) -> StageGraph:
         """A stage with what running it needs."""
-        return self._stage(self._cut(count, members), stage, again)
+        return self._stage(self._cut(count, members), stage, recomputation)
 
     def _cut(self, count: int, members: Sequence[Sequence[str]]) -> _Cut:
         key = (count, tuple(tuple(m) for m in members))
@@ -133,26 +137,32 @@ class TracedStages:
             self.tables[key] = KindTable(self.step.graph, microbatching)
         return self.tables[key]
 
-    def _planned(self, count: int, cut: _Cut, stage: int, again: Recomputation) -> tuple[Graph, Mapping[str, str]]:
+    def _planned(
+        self, count: int, cut: _Cut, stage: int, recomputation: Recomputation
+    ) -> tuple[Graph, Mapping[str, str]]:
         """The graph of a stage and the origins of its operators: traced, or a stage alike under other names."""
         kind, name = cut.kind(stage), f"{self.step.graph.name}/stage {cut.parts[stage].stage}"
         at = {id: n for n, id in enumerate(kind.operators)}
         # An operator of the forward pass that joins terms of several stages runs after the loop, and not again.
-        layer_ids = [[at[id] for id in layer if id in at] for layer in again.layers if again.level != "none"]
+        layer_ids = [
+            [at[id] for id in layer if id in at] for layer in recomputation.layers if recomputation.level != "none"
+        ]
         layers = tuple(map(tuple, layer_ids))
-        key = (count, kind.key, again.level, layers)
+        key = (count, kind.key, recomputation.level, layers)
         if key not in self.traced:
-            self.traced[key] = self._stage(cut, stage, again), kind
+            self.traced[key] = self._stage(cut, stage, recomputation), kind
         source, old = self.traced[key]
         if old is kind:
             return source.graph, _origins(source)
         return _renamed(source, old, kind, name, self.step.graph), _renamed_origins(source, old, kind)
 
-    def _stage(self, cut: _Cut, stage: int, again: Recomputation) -> StageGraph:
+    def _stage(self, cut: _Cut, stage: int, recomputation: Recomputation) -> StageGraph:
         parts = cut.parts[stage]
         recomputed = None
-        if again.level != "none":
-            recomputed = Again(Phases.of(self.step.graph, parts.body, parts.backward), again.layers, again.level)
+        if recomputation.level != "none":
+            recomputed = BackwardRecomputation(
+                Phases.of(self.step.graph, parts.body, parts.backward), recomputation.layers, recomputation.level
+            )
         traced_stage = stage_graph(self.step, cut.map.microbatching, parts, recomputed)
         verify(traced_stage.graph)
         return traced_stage

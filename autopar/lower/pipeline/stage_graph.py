@@ -24,7 +24,7 @@ from autopar.ir.phases import FORWARD_LOOP, LOOP
 from autopar.lower.interpreter import scalar
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import (
-    Again,
+    BackwardRecomputation,
     Recorder,
     concatenated,
     microbatch_function,
@@ -65,27 +65,29 @@ class StageGraph:
         return self.program.graph
 
 
-def stage_graph(step: Step, microbatching: Microbatching, parts: StageParts, again: Again | None = None) -> StageGraph:
+def stage_graph(
+    step: Step, microbatching: Microbatching, parts: StageParts, recomputation: BackwardRecomputation | None = None
+) -> StageGraph:
     """The graph of one stage.
 
     Args:
         step: the whole step.
         microbatching: its microbatches, as in the `autopar.stages.StageMap`.
         parts: from `autopar.stages.stage_parts`.
-        again: what its backward pass recomputes.
+        recomputation: what its backward pass recomputes.
     """
     graph = step.graph
     avals = dict(zip((i.name for i in graph.inputs), step.avals, strict=True))
     roles = {i.name: i.role for i in graph.inputs}
-    pieces = _piece_shapes(step.program, microbatching, parts, avals)
+    microbatch_inputs = _piece_shapes(step.program, microbatching, parts, avals)
     shapes = [
         *((n, avals[n], roles[n]) for n in parts.inputs),
-        *((PIECE + n, pieces[n], "batch") for n in parts.pieces),
-        *((FROM + r.name, pieces[r.name], "batch") for r in parts.received),
-        *((LATE + r.name, pieces[r.name], "other") for r in parts.received_late),
+        *((PIECE + n, microbatch_inputs[n], "batch") for n in parts.microbatch_inputs),
+        *((FROM + r.name, microbatch_inputs[r.name], "batch") for r in parts.received),
+        *((LATE + r.name, microbatch_inputs[r.name], "other") for r in parts.received_late),
     ]
     recorder = Recorder()
-    work = _Stage(step.program, microbatching, parts, recorder, again)
+    work = _Stage(step.program, microbatching, parts, recorder, recomputation)
     closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
     paths = [
         *(graph.outputs[i].path for i in parts.outputs),
@@ -123,7 +125,7 @@ def _piece_shapes(
     """Shapes of what comes from elsewhere: pieces for the loop, whole values after it."""
     types = bound.graph.types
     shapes: dict[str, Any] = {}
-    for n in parts.pieces:
+    for n in parts.microbatch_inputs:
         shape = list(types[n].shape)
         shape[microbatching.batch[n]] //= microbatching.count
         shapes[n] = jax.ShapeDtypeStruct(tuple(shape), avals[n].dtype)
@@ -145,26 +147,26 @@ class _Stage:
         microbatching: Microbatching,
         parts: StageParts,
         recorder: Recorder,
-        again: Again | None,
+        recomputation: BackwardRecomputation | None,
     ) -> None:
-        self.bound, self.microbatching, self.parts, self.recorder, self.again = (
+        self.bound, self.microbatching, self.parts, self.recorder, self.recomputation = (
             bound,
             microbatching,
             parts,
             recorder,
-            again,
+            recomputation,
         )
 
     def step(self, *arrays: Any) -> list[Any]:
         p, graph = self.parts, self.bound.graph
         given = iter(arrays)
         env = {n: next(given) for n in p.inputs}
-        pieces = {n: next(given) for n in p.pieces}
+        microbatch_inputs = {n: next(given) for n in p.microbatch_inputs}
         received = {r.name: next(given) for r in p.received}
         late = {r.name: next(given) for r in p.received_late}
         inputs = [i for i in graph.inputs if i.name in env]
         env = run_whole(part_of(self.bound, p.before, inputs, ()), env, self.recorder)
-        joined, sent = self._loop({**env, **pieces, **received})
+        joined, sent = self._loop({**env, **microbatch_inputs, **received})
         env.update(joined)
         env.update(late)
         env = run_whole(
@@ -191,7 +193,7 @@ class _Stage:
             p.body,
             taken,
             [*((j.name, j.layout) for j in p.joined), *((n, None) for n in p.sent)],
-            self.again,
+            self.recomputation,
         )
         sums = [j for j in p.joined if not _is_stacked(j)]
         rows = [j for j in p.joined if _is_stacked(j)]
@@ -229,7 +231,7 @@ class _Stage:
 
     def _is_taken(self, name: str) -> bool:
         p = self.parts
-        if name in p.pieces or any(r.name == name for r in p.received):
+        if name in p.microbatch_inputs or any(r.name == name for r in p.received):
             return True
         return name in self.microbatching.body_inputs and name not in self.microbatching.batch
 

@@ -49,8 +49,8 @@ class StageProgram:
         """
 
         def body(number: Any, *arrays: Any) -> tuple[Any, ...]:
-            pieces = [p.enter(a) for p, a in zip(self.reads, arrays, strict=True)]
-            outputs = self.on_device(number, pieces, jax.lax.axis_index)
+            microbatch_inputs = [p.enter(a) for p, a in zip(self.reads, arrays, strict=True)]
+            outputs = self.on_device(number, microbatch_inputs, jax.lax.axis_index)
             return tuple(p.leave(_array(m)) for p, m in zip(self.results, outputs, strict=True))
 
         body.__name__ = str(self.work).replace(" ", "_")

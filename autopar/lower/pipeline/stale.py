@@ -57,7 +57,7 @@ def lower_stale(step: Step, plan: Plan, arguments: Set[str], platform: str = "cp
             is neither batch nor state, what the loss takes of the state without the batch is outside the passes.
     """
     versions = VersionMap(plan.schedule, plan.num_stages, plan.num_microbatches)
-    cut = cut_programs(step, plan, platform, apart=True)
+    cut = cut_programs(step, plan, platform, separate_state=True)
     _check_crossing(step.graph, cut.map, plan.schedule)
     _check_phases(step.graph, cut.map, plan.schedule)
     shared = _shared_programs(step.program, cut, plan.schedule)
@@ -98,8 +98,8 @@ def _scaled(program: StageProgram, factor: int) -> StageProgram:
     """
     sums = tuple(p.ref.kind == "sum" for p in program.reads)
 
-    def on_device(microbatch: Any, pieces: Sequence[Any], index: AxisIndex) -> list[Any]:
-        scaled = [x * factor if s else x for x, s in zip(pieces, sums, strict=True)]
+    def on_device(microbatch: Any, microbatch_inputs: Sequence[Any], index: AxisIndex) -> list[Any]:
+        scaled = [x * factor if s else x for x, s in zip(microbatch_inputs, sums, strict=True)]
         return program.on_device(microbatch, scaled, index)
 
     return replace(program, on_device=on_device)
@@ -163,8 +163,8 @@ def _plain(
 ) -> Callable[[Any, Sequence[Any], AxisIndex], list[Any]]:
     """Operators on whole values, which every device has."""
 
-    def on_device(_: Any, pieces: Sequence[Any], index: AxisIndex) -> list[Any]:
-        env = dict(zip(taken, pieces, strict=True))
+    def on_device(_: Any, microbatch_inputs: Sequence[Any], index: AxisIndex) -> list[Any]:
+        env = dict(zip(taken, microbatch_inputs, strict=True))
 
         def read(o: Any) -> Any:
             return jnp.asarray(scalar(o)) if isinstance(o, Literal) else env[o]

@@ -66,7 +66,7 @@ def wait_s() -> float:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Agreement:
     """One thing that all processes do together.
 
     Args:
@@ -82,7 +82,7 @@ class Turn:
     limit_s: float
 
     @staticmethod
-    def next(world: World, what: str) -> Turn:
+    def next(world: World, what: str) -> Agreement:
         """The next one. Raises ProcessLostError where a process is gone."""
         watch(world).raise_if_lost()
         try:
@@ -91,7 +91,7 @@ class Turn:
                 world.forget(f"autopar/turn/{number - 2}")
         except SilenceError as error:
             raise _gone(0, what) from error
-        return Turn(world, number, what, wait_s())
+        return Agreement(world, number, what, wait_s())
 
     def compare(self, facts: Sequence[Fact], shared: Mapping[str, str] = MappingProxyType({})) -> None:
         """Returns when all processes came to this turn with the same facts.
@@ -114,7 +114,7 @@ class Turn:
             if verdict.differing:
                 raise self._differing(whole, verdict.differing)
             if verdict.name:
-                raise self._apart(verdict)
+                raise self._mismatch(verdict)
         except SilenceError as error:
             raise self._missing((0,)) from error
         # The first look at devices waits for all processes: none may do it while others wait for its plan.
@@ -136,7 +136,7 @@ class Turn:
         except SilenceError as error:
             raise _gone(0, self.what) from error
         if outcome.failed:
-            raise _again(outcome)
+            raise _error_of_process_0(outcome)
         return outcome.value
 
     def _made(self, make: Callable[[], bytes]) -> bytes:
@@ -204,7 +204,7 @@ class Turn:
             processes=tuple(processes),
         )
 
-    def _apart(self, verdict: _Verdict) -> ProcessMismatchError:
+    def _mismatch(self, verdict: _Verdict) -> ProcessMismatchError:
         first, second = verdict.pair
         return ProcessMismatchError(
             f"process {second} differs from process {first} in {self.what}: {verdict.name} has other values there",
@@ -249,7 +249,7 @@ def _gone(process: int, what: str) -> ProcessLostError:
     )
 
 
-def _again(outcome: _Outcome) -> AutoparError:
+def _error_of_process_0(outcome: _Outcome) -> AutoparError:
     """The error that process 0 ended with."""
     kinds = {kind.__name__: kind for kind in _kinds(AutoparError)}
     fact, cause, remedy = outcome.parts

@@ -224,13 +224,13 @@ def _lies(
     for name, some in readers.items():
         if not some:
             continue
-        home = places[index[name]][1]
-        there = [at for at in some if at[0] == home]
+        first_worker = places[index[name]][1]
+        there = [at for at in some if at[0] == first_worker]
         # Where its home reads nothing of it, it lies there all the same, under a name of its own.
-        source = there[0] if there else (home, Buffer(f"home/{name}"))
+        source = there[0] if there else (first_worker, Buffer(f"home/{name}"))
         inputs[source] = index[name]
         inputs.update(dict.fromkeys(there, index[name]))
-        copies += [Copy(home, source[1], worker, buffer) for worker, buffer in some if worker != home]
+        copies += [Copy(first_worker, source[1], worker, buffer) for worker, buffer in some if worker != first_worker]
     return inputs, batch, tuple(copies)
 
 

@@ -82,16 +82,16 @@ class RayWorkerGroup(WorkerGroup):
             for handshake, environment, settings in zip(handshakes, environments, options, strict=True)
         ]
         tickets = [self.call(w, "info") for w in range(len(handshakes))]
-        done, waiting = ray.wait(tickets, num_returns=len(tickets), timeout=timeout_s)
+        done, unstarted = ray.wait(tickets, num_returns=len(tickets), timeout=timeout_s)
         answers = [_answer(t) for t in done]
         errors = [a.error for a in answers if a.error]
-        if errors or waiting:
+        if errors or unstarted:
             lost = next((w for w, t in enumerate(tickets) if t in done and _answer(t).lost), None)
             self.kill()
             if lost is not None:
                 raise WorkerLostError(f"worker {lost} was lost while it started: {errors[0]}", worker=lost)
             raise ClusterError(
-                f"{len(waiting) + len(errors)} of {len(tickets)} workers did not start: {[*errors, 'no answer'][0]}",
+                f"{len(unstarted) + len(errors)} of {len(tickets)} workers did not start: {[*errors, 'no answer'][0]}",
                 cause="the cluster has too few free resources, or autopar cannot be imported there",
                 remedy="ask for fewer workers, or look at the logs of Ray",
             )

@@ -96,12 +96,12 @@ def who_is_lost(scene: Scene) -> tuple[int, str]:
     stuck = [p for p in scene.silent if not isinstance(scene.at(p), Recv)]
     for process in (*stuck, *scene.silent):
         return process, f"it did not answer within {limit_s:g} s"
-    waiting = sorted(losses.items())
-    for process, loss in waiting:
+    by_process = sorted(losses.items())
+    for process, loss in by_process:
         if loss.failure is not None and loss.failure.kind == "broken":
             return (loss.failure.peer if loss.failure.peer >= 0 else process), "its connections broke"
     # All answered that they waited in vain: the one that others wait for and that computes is slow.
-    awaited = {loss.failure.peer for _, loss in waiting if loss.failure is not None}
+    awaited = {loss.failure.peer for _, loss in by_process if loss.failure is not None}
     slow = sorted(p for p in awaited if not isinstance(scene.at(p), Recv)) or sorted(awaited)
     return slow[0], f"others waited for it for {limit_s:g} s"
 
@@ -127,13 +127,13 @@ def lost_error(scene: Scene, method: str, step: int) -> WorkerLostError:
         where += f" at {text}"
         if microbatch is not None and "microbatch" not in text:
             where += f" (microbatch {microbatch})"
-    again = (
+    remedy_again = (
         "recover=True starts lost workers again" if scene.source else "calibrate again with the workers that are left"
     )
     return WorkerLostError(
         f"{scene.name(process)}{names} was lost {where}: {reason}",
         cause="its process was killed, ran out of memory, or its machine is gone",
-        remedy=f"{again}; a longer deadline_s gives slow ones more time",
+        remedy=f"{remedy_again}; a longer deadline_s gives slow ones more time",
         worker=worker,
         stages=stages,
         instruction=text,

@@ -129,13 +129,13 @@ def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], No
         session.call("connect", [(connect,)] * count, options.load_s)
         cases = cases_of(session.machines, [f.devices for f in facts], effort)
         links = _exchanged(session, cases, effort, options.deadline_s, say)
-        alike = kinds_of(facts)
-        say(f"measuring the devices of worker {', '.join(str(members[0]) for _, members in alike)}")
-        measure = encode(Measure(effort, tuple(members[0] for _, members in alike)))
+        by_kind = kinds_of(facts)
+        say(f"measuring the devices of worker {', '.join(str(members[0]) for _, members in by_kind)}")
+        measure = encode(Measure(effort, tuple(members[0] for _, members in by_kind)))
         answers = session.call("measure", [(measure,)] * count, options.load_s)
     finally:
         session.close()
-    kinds = tuple(Kind(f, members, decode(answers[members[0]], Measured).samples) for f, members in alike)
+    kinds = tuple(Kind(f, members, decode(answers[members[0]], Measured).samples) for f, members in by_kind)
     transport = "direct" if options.direct else "sockets"
     return MeasuredWorkers(kinds, links, len(set(session.machines)), call_s, transport)
 

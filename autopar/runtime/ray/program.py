@@ -104,7 +104,7 @@ class RemoteProgram:
         flat: dict[int, Any] = {}
         for n, leaf in enumerate(taken):
             if not isinstance(leaf, RemoteArray):
-                flat.update(zip(self.split_step.inputs[n], self._pieces(n, leaf), strict=True))
+                flat.update(zip(self.split_step.inputs[n], self._groups_of_leaf(n, leaf), strict=True))
         put = self.runtime.put(flat)
         arrays = []
         for n, leaf in enumerate(taken):
@@ -153,7 +153,7 @@ class RemoteProgram:
         """
         flat: list[Any] = [None] * len(self.split_step.step.graph.inputs)
         for n, leaf in enumerate([*placed, *self.constants]):
-            for i, piece in zip(self.split_step.inputs[n], self._pieces(n, leaf), strict=True):
+            for i, piece in zip(self.split_step.inputs[n], self._groups_of_leaf(n, leaf), strict=True):
                 flat[i] = piece
         results = self.runtime.step(flat, timed=timed)
         give_up(leaves, self.donated)
@@ -173,7 +173,7 @@ class RemoteProgram:
         """Frees the programs on the workers; the workers end with the cluster."""
         self.runtime.close()
 
-    def _pieces(self, index: int, leaf: Any) -> Sequence[Any]:
+    def _groups_of_leaf(self, index: int, leaf: Any) -> Sequence[Any]:
         """The inputs of the lowered step that a leaf is."""
         at = self.split_step.inputs[index]
         if isinstance(leaf, RemoteStack):
@@ -294,11 +294,11 @@ def load_remote(
     """
     replanner = None
     if again is not None:
-        plan_again = again
+        replan = again
 
         def fewer(room: Nodes) -> Deployment:
             smaller = cluster.fewer(room)
-            return deployed(split_step, plan_again(smaller), smaller)
+            return deployed(split_step, replan(smaller), smaller)
 
         replanner = Replanner(fewer)
     runtime = RemotePipeline(cluster.workers, deployed(split_step, lowered, cluster), progress, replanner)
@@ -315,7 +315,7 @@ def load_remote(
     flat: Mapping[int, Any] = {
         i: piece
         for n, constant in enumerate(traced.closed_over, count)
-        for i, piece in zip(split_step.inputs[n], program._pieces(n, constant), strict=True)
+        for i, piece in zip(split_step.inputs[n], program._groups_of_leaf(n, constant), strict=True)
     }
     put = runtime.put(flat)
     constants = tuple(

@@ -185,9 +185,9 @@ class Session:
         # Processes that wait for another one give up at the same limit: their answers say whom they waited for.
         until = time.monotonic() + limit_s + min(2.0, 0.5 * limit_s)
         while len(answers) + len(losses) < len(tickets) and time.monotonic() < until:
-            waiting = [p for p in tickets if p not in answers and p not in losses]
-            for position, answer in self.worker_group.wait([tickets[p] for p in waiting], 0.1).items():
-                process = waiting[position]
+            unanswered = [p for p in tickets if p not in answers and p not in losses]
+            for position, answer in self.worker_group.wait([tickets[p] for p in unanswered], 0.1).items():
+                process = unanswered[position]
                 failure = Failure(-1, "error", -1, answer.error) if answer.error and not answer.lost else None
                 if method in _FALLIBLE and not answer.error:
                     failure = decode(answer.value[0], StepResult).failure
@@ -195,10 +195,10 @@ class Session:
                     losses[process] = Loss(answer.error if answer.lost else "", failure)
                 else:
                     answers[process] = answer.value
-            for process in sorted(set(self.monitor.gone()) & set(waiting) - answers.keys() - losses.keys()):
+            for process in sorted(set(self.monitor.gone()) & set(unanswered) - answers.keys() - losses.keys()):
                 losses[process] = Loss("its process ended", None)
             for process in self.monitor.silent(self._options.silence_s):
-                if process in waiting and process not in answers and process not in losses:
+                if process in unanswered and process not in answers and process not in losses:
                     losses[process] = Loss(f"nothing was heard of it for {self._options.silence_s:g} s", None)
             if losses:
                 until = min(until, time.monotonic() + _GRACE_S)
@@ -218,9 +218,9 @@ class Session:
         left = dict(tickets)
         until = time.monotonic() + _ABORT_S
         while left and time.monotonic() < until:
-            waiting = list(left)
-            for position in self.worker_group.wait([left[p] for p in waiting], 0.1):
-                del left[waiting[position]]
+            unanswered = list(left)
+            for position in self.worker_group.wait([left[p] for p in unanswered], 0.1):
+                del left[unanswered[position]]
         if left:
             raise WorkerLostError(
                 f"worker {self.groups.workers[min(left)]} did not give up step {step}, in which another worker failed",

@@ -19,7 +19,7 @@ from typing import Any
 #: Seconds that a connection has to say the secret.
 HANDSHAKE_S = 10.0
 #: Connections that have not said it yet.
-MOST_WAITING = 64
+MOST_UNAUTHENTICATED = 64
 #: Seconds until accepting is tried again where there is no descriptor left.
 _PAUSE_S = 0.05
 _CONNECT_S = 20.0
@@ -61,7 +61,7 @@ class Listener:
         self._serve = serve
         self._handshake_s = handshake_s
         self._lock = threading.Lock()
-        self._waiting: dict[int, socket.socket] = {}
+        self._unauthenticated: dict[int, socket.socket] = {}
         self._serving: set[socket.socket] = set()
         self._closed = False
         self._socket = socket.create_server((host, 0))
@@ -69,17 +69,17 @@ class Listener:
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     @property
-    def waiting(self) -> int:
+    def unauthenticated(self) -> int:
         """Number of connections that have not said the secret."""
         with self._lock:
-            return len(self._waiting)
+            return len(self._unauthenticated)
 
     def close(self) -> None:
         """Ends the listener and all its connections."""
         self._closed = True
         shut(self._socket)
         with self._lock:
-            for connection in (*self._waiting.values(), *self._serving):
+            for connection in (*self._unauthenticated.values(), *self._serving):
                 shut(connection)
 
     def _accept(self) -> None:
@@ -93,9 +93,9 @@ class Listener:
                 continue
             number += 1
             with self._lock:
-                if len(self._waiting) >= MOST_WAITING:
-                    shut(self._waiting.pop(next(iter(self._waiting))))
-                self._waiting[number] = connection
+                if len(self._unauthenticated) >= MOST_UNAUTHENTICATED:
+                    shut(self._unauthenticated.pop(next(iter(self._unauthenticated))))
+                self._unauthenticated[number] = connection
             try:
                 threading.Thread(target=self._run, args=(number, connection), name="connection", daemon=True).start()
             except RuntimeError:  # no thread is left
@@ -110,9 +110,9 @@ class Listener:
             is_friend = False
         with self._lock:
             # One that gave way meanwhile is closed.
-            served = is_friend and number in self._waiting and not self._closed
+            served = is_friend and number in self._unauthenticated and not self._closed
             if served:
-                del self._waiting[number]
+                del self._unauthenticated[number]
                 self._serving.add(opened)
         if not served:
             self._drop(number, opened)
@@ -133,8 +133,8 @@ class Listener:
         # The connection becomes another object before the first byte is read, so that it can be closed meanwhile.
         encrypted = self._credentials.server.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         with self._lock:
-            if number in self._waiting:
-                self._waiting[number] = encrypted
+            if number in self._unauthenticated:
+                self._unauthenticated[number] = encrypted
         try:
             encrypted.do_handshake()
         except BaseException:
@@ -157,7 +157,7 @@ class Listener:
 
     def _drop(self, number: int, connection: socket.socket) -> None:
         with self._lock:
-            self._waiting.pop(number, None)
+            self._unauthenticated.pop(number, None)
         shut(connection)
 
 

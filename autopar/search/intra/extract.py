@@ -16,7 +16,7 @@ from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, Op
 from autopar.search.intra.collectives import Collective, collectives
 from autopar.search.intra.draft import UsageDraft
 from autopar.search.intra.host import HOST, hosted
-from autopar.search.intra.memory import WAITING, waits
+from autopar.search.intra.memory import IN_FLIGHT, is_in_flight
 from autopar.search.intra.overlap import exposed_s
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.works import Works, loops, outermost
@@ -122,7 +122,7 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
         hosted=there,
         host_s=host_s,
         host_bytes=sum(moved),
-        starts_s=by_work.waits_s,
+        starts_s=by_work.stall_s,
     )
 
 
@@ -147,7 +147,7 @@ def _activation_bytes(sharding_problem: ShardingProblem, layouts: Mapping[str, L
     sizes = sharding_problem.mesh.sizes
     total = 0
     for v in sharding_problem.values.values():
-        if v.key in layouts and waits(v):
+        if v.key in layouts and is_in_flight(v):
             total += layouts[v.key].local_bytes(v.type, sizes)
     return total
 
@@ -260,7 +260,7 @@ def memory_of(sharding_problem: ShardingProblem, choice: Sequence[int]) -> Memor
     if not sharding_problem.usages:
         return Memory()
     views = _views(sharding_problem, choice)
-    usages = [u for u in sharding_problem.usages if u.key not in views and u.kind not in (WAITING, HOST)]
+    usages = [u for u in sharding_problem.usages if u.key not in views and u.kind not in (IN_FLIGHT, HOST)]
     fullest = int(np.argmax(_held(usages, choice)))
     kinds: dict[str, int] = defaultdict(int)
     for u in usages:
@@ -282,7 +282,7 @@ def _held(usages: Sequence[UsageDraft], choice: Sequence[int]) -> np.ndarray:
 def _computed_bytes(sharding_problem: ShardingProblem, graph: Graph, choice: Sequence[int]) -> float:
     """Most bytes a device at any time of what a step makes and gives up again: no inputs, and no results."""
     kept = {i.name for i in graph.inputs} | {o.operand for o in graph.outputs} | _views(sharding_problem, choice)
-    computed = [u for u in sharding_problem.usages if u.key not in kept and u.kind not in (WAITING, HOST)]
+    computed = [u for u in sharding_problem.usages if u.key not in kept and u.kind not in (IN_FLIGHT, HOST)]
     return float(_held(computed, choice).max()) if computed else 0.0
 
 

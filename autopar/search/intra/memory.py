@@ -27,7 +27,7 @@ from autopar.search.intra.host import host_usage, on_device
 from autopar.search.problem import Problem
 
 #: Kind of what microbatches in flight hold besides the one that runs.
-WAITING = "waiting"
+IN_FLIGHT = "waiting"
 
 _ROLE_KINDS = {"parameter": "parameters", "optimizer": "optimizer", "batch": "batch"}
 
@@ -55,9 +55,9 @@ def usages(
         if v.alias:  # what it is another name of is counted, but not what readers make of it
             usages += _operands(v, [u for u in v.uses if u.node != v.node], sized)
             continue
-        if problem.subproblem.extra_in_flight and waits(v):
+        if problem.subproblem.extra_in_flight and is_in_flight(v):
             each = sized.of(v.type, v.layouts)
-            usages.append(UsageDraft(v.node, 0, stop, problem.subproblem.extra_in_flight * each, WAITING, v.key))
+            usages.append(UsageDraft(v.node, 0, stop, problem.subproblem.extra_in_flight * each, IN_FLIGHT, v.key))
         if v.source:
             usages += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sized, stop)
             if v.hosted:
@@ -69,7 +69,7 @@ def usages(
     return [u for u in usages if u.stop > u.start and np.any(u.bytes)]
 
 
-def waits(v: ValueDraft) -> bool:
+def is_in_flight(v: ValueDraft) -> bool:
     """Whether a microbatch in flight holds the value: made in the forward pass and read in the backward pass of a loop
     over microbatches."""
     if not v.key.startswith(LOOP) or v.key.count("/body/") != 1 or v.alias or v.phase == "backward":

@@ -115,22 +115,22 @@ class OperatorTable:
         return cached[1]
 
     def followed(
-        self, options: OperatorOptions, operand: int, alike: tuple[int, ...], layouts: tuple[Layout, ...]
+        self, options: OperatorOptions, operand: int, same_value: tuple[int, ...], layouts: tuple[Layout, ...]
     ) -> OperatorOptions | None:
         """For each of ``layouts`` of an operand the only strategy that takes it so; None if one has not exactly one.
 
         Args:
             options: of the operator.
             operand: the operand that is followed.
-            alike: operands that are the same value.
+            same_value: operands that are the same value.
             layouts: of that value, by strategy of its node.
         """
-        key = (id(options), operand, alike, id(layouts))
+        key = (id(options), operand, same_value, id(layouts))
         cached = self.matched.get(key)
         if cached is None:
             by_layout: dict[Layout, list[Strategy]] = {}
             for s in options.strategies:
-                if all(s.operand_layouts[j] == s.operand_layouts[operand] for j in alike):
+                if all(s.operand_layouts[j] == s.operand_layouts[operand] for j in same_value):
                     by_layout.setdefault(s.operand_layouts[operand], []).append(s)
             matched = [by_layout.get(k, []) for k in layouts]
             one = all(len(m) == 1 for m in matched)

@@ -57,14 +57,14 @@ class Timing:
 
     Args:
         seconds: from the first start to the last end.
-        waits_s: by task the seconds that the cores wait before it; by "" those at the end.
+        stall_s: by task the seconds that the cores wait before it; by "" those at the end.
         starts_s: by task when it starts; by "" the end.
         ends_s: by task when it ends; by "" the start.
         carried_s: when each transfer starts.
     """
 
     seconds: float
-    waits_s: Mapping[str, float]
+    stall_s: Mapping[str, float]
     starts_s: Mapping[str, float]
     ends_s: Mapping[str, float]
     carried_s: tuple[float, ...]
@@ -141,17 +141,17 @@ def list_schedule(tasks: Sequence[Task], transfers: Sequence[Transfer]) -> Timin
         tasks: in program order.
         transfers: those of one value and consumer in the order in which they are made of each other.
     """
-    state, waits, now, idle_since, computing = _Schedule(tasks, transfers), {}, 0.0, 0.0, False
+    state, is_in_flight, now, idle_since, computing = _Schedule(tasks, transfers), {}, 0.0, 0.0, False
     while True:
         state.start_links(now)
         if state.ready and not computing:
             n = heapq.heappop(state.ready)
             task = state.tasks[n]
             if now > idle_since:
-                waits[task.id] = now - idle_since
+                is_in_flight[task.id] = now - idle_since
             state.starts[task.id] = now
             if not task.id:
-                return Timing(now, waits, state.starts, state.ends, tuple(state.carried))
+                return Timing(now, is_in_flight, state.starts, state.ends, tuple(state.carried))
             computing = True
             heapq.heappush(state.running, (now + task.seconds, 0, n))
             continue
@@ -228,7 +228,7 @@ def exposed_s(
     """For each collective the seconds of it that no operator hides; arguments are those of `schedules`."""
     shares = [0.0] * len(sent)
     for of in schedules(sharding_problem, choice, sent).values():
-        for consumer, wait_s in of.timing.waits_s.items():
+        for consumer, wait_s in of.timing.stall_s.items():
             waited = [n for n, t in zip(of.sent, of.transfers, strict=True) if t.consumer == consumer]
             total = sum(sent[n].seconds for n in waited)
             for n in waited:

@@ -62,7 +62,7 @@ def hide(
     if not problem.cost_model.overlaps:
         return first
     for _ in range(policy.rounds):
-        if last.sharding.exposed_s <= policy.waiting_share * last.step_s:
+        if last.sharding.exposed_s <= policy.stall_share * last.step_s:
             break
         slack = slack_s(problem, sharding_problem, last.solution.choice)
         solution = solve(with_slack(sharding_problem.problem, slack))
@@ -148,5 +148,5 @@ class Window:
         if end <= begin:
             return 0.0
         busy = np.clip(np.minimum(self.stops, end) - np.maximum(self.starts, begin), 0.0, None).sum()
-        wait_s = self.timing.waits_s.get(consumer, 0.0)
+        wait_s = self.timing.stall_s.get(consumer, 0.0)
         return max(0.0, end - begin - wait_s - max(0.0, float(busy) - self.transfer_s[producer, consumer]))

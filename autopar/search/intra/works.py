@@ -48,7 +48,7 @@ class Works:
         return ("backward" if phase == "backward" else "forward") if inside else "update"
 
     @property
-    def waits_s(self) -> float:
+    def stall_s(self) -> float:
         """Seconds that devices wait for the host."""
         kinds = ("forward", "backward", "update")
         return sum(self.cost.together_s(self.seconds[k], self.host_s[k]) - self.seconds[k] for k in kinds)

@@ -129,7 +129,7 @@ def slice_layers(
     loosest = within(np.inf)
     if loosest is None:
         return None
-    bounds = _apart(costs.distinct_s)
+    bounds = _distinct(costs.distinct_s)
     low, high = 0, len(bounds) - 1  # the first that has an answer is among these
     while low < high:
         middle = (low + high) // 2
@@ -144,7 +144,7 @@ def slice_layers(
     return best
 
 
-def _apart(values: Array) -> Array:
+def _distinct(values: Array) -> Array:
     """Those of rising ``values`` that are not followed by one that differs by rounding alone."""
     return values[np.append(values[1:] > values[:-1] * (1 + 1e-9), True)] if values.size else values
 

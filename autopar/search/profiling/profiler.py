@@ -34,9 +34,9 @@ class LayerProfiler:
     ) -> None:
         self.pool = pool
         self.problem, self.source, self.count, self.layers = problem, source, count, layers
-        alike = layers.isomorphic or tuple(range(len(layers.members)))
+        isomorphic = layers.isomorphic or tuple(range(len(layers.members)))
         by_kind: dict[int, list[int]] = {}
-        for n, first in enumerate(alike):
+        for n, first in enumerate(isomorphic):
             by_kind.setdefault(first, []).append(n)
         # One from the middle: the first and last of their kind may have work of the whole step next to their own.
         self.representatives = {members[len(members) // 2]: members for members in by_kind.values()}
@@ -79,12 +79,12 @@ class LayerProfiler:
         # The layers that do most of the work decide the mesh: those of a stage are on one.
         heaviest, *others = sorted(self.representatives, key=lambda n: (-flops[n] * len(self.representatives[n]), n))
         deciding = PendingSharding.of(self.problem, part, self._piece(heaviest), self.count, shape, self.pool)
-        pieces = {layer: self._piece(layer) for layer in others}  # cut out while a worker solves the first
+        microbatch_inputs = {layer: self._piece(layer) for layer in others}  # cut out while a worker solves the first
         first = deciding.solved()
         shape = tuple(n for _, n in first.sharding_problem.mesh.axes)
         solving = {
             n: PendingSharding.of(self.problem, part, piece, self.count, shape, self.pool)
-            for n, piece in pieces.items()
+            for n, piece in microbatch_inputs.items()
         }
         for layer, solved in [(heaviest, first), *((n, s.solved()) for n, s in solving.items())]:
             costs, at = solved.costs(), self.stages[layer]

@@ -146,7 +146,7 @@ class LayerSharding:
         """What each layer costs where nothing is recomputed."""
         n = self.by_layer.count
         roles = {i.name: i.role for i in self.problem.graph.inputs}
-        loop_s, once_s, state, held = (np.zeros(n) for _ in range(4))
+        loop_s, once_s, state, saved = (np.zeros(n) for _ in range(4))
         for id, seconds in self.seconds.items():
             layer, inside = self.layer(id), id.startswith(f"{LOOP}/")
             target, amount = (loop_s, seconds / self.count) if inside else (once_s, seconds)
@@ -161,29 +161,29 @@ class LayerSharding:
                 state[stages[0]] += self._bytes(v) * (3 if roles[v.key] == "parameter" else 1)
         for v, layer in self._forward():
             if any(u.phase == "backward" for u in v.uses):
-                held[layer] += self._bytes(v)
+                saved[layer] += self._bytes(v)
         # Each layer is taken to need what all of them do that are planned here, which is one alone in `LayerProfiler`.
-        passing = max(0.0, memory_of(self.sharding_problem, self.choice).total - float(state.sum() + held.sum()))
-        return LayerCosts(loop_s, once_s, state, held, np.full(n, passing))
+        passing = max(0.0, memory_of(self.sharding_problem, self.choice).total - float(state.sum() + saved.sum()))
+        return LayerCosts(loop_s, once_s, state, saved, np.full(n, passing))
 
     def recomputed(self, plain: LayerCosts, selected: Selected) -> RecomputationCosts:
         """What changes where the operators of ``selected`` run again."""
-        loop_s, held = plain.loop_s.copy(), np.zeros(self.by_layer.count)
+        loop_s, saved = plain.loop_s.copy(), np.zeros(self.by_layer.count)
         by_origin: dict[str, float] = defaultdict(float)
         for id, seconds in self.seconds.items():
             origin = self.origin(id)
             if origin is not None:
                 by_origin[origin] += seconds / self.count
-        for group in selected.again:
+        for group in selected.groups:
             for id in group.operators:
                 layer = self.by_layer.body[id][-1] if group.layer is None else group.layer
                 loop_s[layer] += by_origin[id]
-        kept = set(selected.held)
+        kept = set(selected.saved)
         for v, layer in self._forward():
             origin, _, index = v.key.partition(":")
             if f"{self.origin(origin)}:{index}".removesuffix(":") in kept:
-                held[layer] += self._bytes(v)
-        return RecomputationCosts(loop_s, held)
+                saved[layer] += self._bytes(v)
+        return RecomputationCosts(loop_s, saved)
 
     def _bytes(self, v: ValueDraft) -> int:
         return self.layouts[v.key].local_bytes(v.type, self.sharding_problem.mesh.sizes)

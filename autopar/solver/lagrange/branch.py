@@ -105,23 +105,23 @@ class Branching:
             self._polish_near(self.root)
         most_open = max(16, _MOST_BYTES // max(1, self.root.messages.nbytes))
         first = _Part(self.bound, 0, allowed, self.root.best_prices, self.root.messages.copy())
-        waiting: list[_Part] = []
+        open_parts: list[_Part] = []
         current: _Part | None = first
-        while current is not None or waiting:
-            part = current if current is not None else heapq.heappop(waiting)
+        while current is not None or open_parts:
+            part = current if current is not None else heapq.heappop(open_parts)
             current = None
             if self._useless(part.bound):
                 continue
-            if self.parts >= most_parts or time.monotonic() > deadline or len(waiting) > most_open:
-                heapq.heappush(waiting, part)
+            if self.parts >= most_parts or time.monotonic() > deadline or len(open_parts) > most_open:
+                heapq.heappush(open_parts, part)
                 break
             self.parts += 1
             below = sorted(self._split(part))
             if below:
                 current = below[0]
                 for other in below[1:]:
-                    heapq.heappush(waiting, other)
-        open_bound = min([self._left, *(part.bound for part in waiting)])
+                    heapq.heappush(open_parts, other)
+        open_bound = min([self._left, *(part.bound for part in open_parts)])
         self.bound = max(self.bound, min(open_bound, self.cost))
 
     def _useless(self, bound: float) -> bool:

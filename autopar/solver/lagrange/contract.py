@@ -94,10 +94,10 @@ def _consistent(costs: Mapping[int, Array], edges: Mapping[tuple[int, int], int]
             around[v].append((u, table, False))
     if not all(node_costs.any() for node_costs in kept.values()):
         return None
-    waiting = deque(v for v in costs if around[v])
-    queued = set(waiting)
-    while waiting:
-        v = waiting.popleft()
+    queue = deque(v for v in costs if around[v])
+    queued = set(queue)
+    while queue:
+        v = queue.popleft()
         queued.discard(v)
         for u, table, columns in around[v]:
             left = kept[u] & pool.allowed(table, kept[v], columns)
@@ -106,7 +106,7 @@ def _consistent(costs: Mapping[int, Array], edges: Mapping[tuple[int, int], int]
                     return None
                 kept[u] = left
                 if u not in queued:
-                    waiting.append(u)
+                    queue.append(u)
                     queued.add(u)
     return kept
 

@@ -85,7 +85,7 @@ def grow(
         touched: number of neighbours in the tree by node, 0 before; written.
         nodes, parents, by: node, place of its parent and half-edge from there, by place; written.
     """
-    waiting = np.empty(_MOST_CANDIDATES, dtype=np.int64)
+    queue = np.empty(_MOST_CANDIDATES, dtype=np.int64)
     place = np.empty(_MOST_CANDIDATES, dtype=np.int64)
     count, reached = 0, 1
     nodes[0], parents[0], by[0] = seed, -1, -1
@@ -95,14 +95,14 @@ def grow(
         for e in range(graph.edges[v], graph.edges[v + 1]):
             touched[graph.other[e]] += 1
             if inside[graph.other[e]] < 0 and count < _MOST_CANDIDATES:
-                waiting[count], place[count] = e, reached - 1
+                queue[count], place[count] = e, reached - 1
                 count += 1
         added = False
         while count > 0 and reached < size and not added:
             pick = draw(draws, count)
-            e, parent = waiting[pick], place[pick]
+            e, parent = queue[pick], place[pick]
             count -= 1
-            waiting[pick], place[pick] = waiting[count], place[count]
+            queue[pick], place[pick] = queue[count], place[count]
             v = graph.other[e]
             if inside[v] < 0 and touched[v] == 1:
                 nodes[reached], parents[reached], by[reached] = v, parent, e

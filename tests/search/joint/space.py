@@ -220,8 +220,8 @@ class Space:
     ) -> Iterator[PlanContent]:
         """Plans of a stage that fit with its microbatches in flight, for every recomputation and mesh."""
         part = self.cluster.part(*home)
-        waiting = in_flight(table, stage) - 1
-        received = waiting * received_bytes(sliced, stage, home[1])
+        unauthenticated = in_flight(table, stage) - 1
+        received = unauthenticated * received_bytes(sliced, stage, home[1])
 
         def over(content: PlanContent) -> int:
             return stage_bytes(content, sliced, table, stage) - self.limit_bytes
@@ -244,7 +244,7 @@ class Space:
                     if over(content) <= 0:
                         fits_free = True
                     else:
-                        waited = problem_with(problem, extra_in_flight=waiting)
+                        waited = problem_with(problem, extra_in_flight=unauthenticated)
                         content = self._stated(waited, mesh, split).fitting(self.limit_bytes - received, over)
                     if content is not None:
                         yield content.recomputing(level, ends)

@@ -11,7 +11,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
-def take_turns(
+def run_round_robin(
     lists: Sequence[Sequence[Item]], at: list[int], carry_out: Callable[[int, Item], bool]
 ) -> tuple[int, ...]:
     """Carries out items until no worker comes further.

@@ -15,7 +15,7 @@ from autopar.api import ParallelFunction
 from autopar.api.compare import ALTERNATIVES, compare_with, with_alternatives
 from autopar.api.options import ParallelOptions, parse_bytes
 from autopar.api.parallelize import parallelize_with
-from autopar.cli.target import Target, find
+from autopar.cli.target import StepTarget, find
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import Plan
@@ -24,7 +24,7 @@ from autopar.search.compare import Budget
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """What was asked for on the command line; None leaves it to the decorator of the function, or to autopar.
 
     Args:
@@ -70,7 +70,7 @@ def limit_bytes(text: str | None) -> int | None:
         raise click.BadParameter(f"{error.fact}; {error.remedy}", param_hint="--memory-limit") from error
 
 
-def function_and_arguments(module: ModuleType, target: Target, request: Request) -> tuple[Any, tuple[Any, ...]]:
+def function_and_arguments(module: ModuleType, target: StepTarget, request: PlanRequest) -> tuple[Any, tuple[Any, ...]]:
     """The function that the user named, and its arguments; of ``build`` where the user named it or nothing.
 
     Raises:
@@ -98,7 +98,7 @@ def as_arguments(value: Any, name: str) -> tuple[Any, ...]:
     return value
 
 
-def _built(module: ModuleType, target: Target, request: Request) -> tuple[Any, tuple[Any, ...]]:
+def _built(module: ModuleType, target: StepTarget, request: PlanRequest) -> tuple[Any, tuple[Any, ...]]:
     build = find(module, "build", target.place)
     presets = getattr(module, "PRESETS", None)
     if request.preset is not None and isinstance(presets, Mapping) and request.preset not in presets:
@@ -114,7 +114,7 @@ def _built(module: ModuleType, target: Target, request: Request) -> tuple[Any, t
     return built[0], as_arguments(built[1], f"build of {target.place}")
 
 
-def make_plan(function: Any, arguments: tuple[Any, ...], request: Request, say: Callable[[str], None]) -> Plan:
+def make_plan(function: Any, arguments: tuple[Any, ...], request: PlanRequest, say: Callable[[str], None]) -> Plan:
     """The plan that was asked for. A decorated function keeps the options of its decorator that were not given.
 
     Args:
@@ -134,7 +134,7 @@ def make_plan(function: Any, arguments: tuple[Any, ...], request: Request, say: 
 
 
 def against_alternatives(
-    plan: Plan, function: Any, arguments: tuple[Any, ...], request: Request, say: Callable[[str], None]
+    plan: Plan, function: Any, arguments: tuple[Any, ...], request: PlanRequest, say: Callable[[str], None]
 ) -> Plan:
     """``plan`` with what people would write by hand among its considered options; arguments as of `make_plan`."""
     plain, options = options_of(function, request)
@@ -152,7 +152,7 @@ def check_strategy(name: str) -> None:
         )
 
 
-def options_of(function: Any, request: Request) -> tuple[Callable[..., Any], ParallelOptions]:
+def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any], ParallelOptions]:
     """The plain function, and the options of its decorator with those that were given."""
     given = {
         "cluster": request.cluster,

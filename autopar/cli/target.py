@@ -23,7 +23,7 @@ from autopar.errors import AutoparError
 
 
 @dataclass(frozen=True)
-class Target:
+class StepTarget:
     """What a user named.
 
     Args:
@@ -37,8 +37,8 @@ class Target:
     attribute: str
 
 
-def parse_target(text: str) -> Target:
-    """`Target` of ``FILE.py:FUNC``, ``FILE.py``, ``module:func`` or ``module``.
+def parse_target(text: str) -> StepTarget:
+    """`StepTarget` of ``FILE.py:FUNC``, ``FILE.py``, ``module:func`` or ``module``.
 
     Raises:
         click.UsageError: there is no such file, or the text is none of these.
@@ -52,17 +52,17 @@ def parse_target(text: str) -> Target:
     if not place.endswith(".py"):
         if "/" in place or not all(part.isidentifier() for part in place.split(".")):
             raise click.UsageError(f"{place!r} is neither a Python file (FILE.py:FUNC) nor a module (module:func)")
-        return Target(place, None, attribute)
+        return StepTarget(place, None, attribute)
     path = Path(place)
     if not path.is_file():
         here = [p.name for p in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, here, 3, 0.4)
         raise click.UsageError(f"there is no file {place!r}" + (f"; near names: {', '.join(near)}" if near else ""))
-    return Target(place, path.resolve(), attribute)
+    return StepTarget(place, path.resolve(), attribute)
 
 
 @contextlib.contextmanager
-def user_code(target: Target) -> Iterator[None]:
+def user_code(target: StepTarget) -> Iterator[None]:
     """Surroundings in which code of the user runs, put back afterwards.
 
     Standard output goes to standard error, imports find what lies beside the file and in the working directory,
@@ -96,7 +96,7 @@ def _root(path: Path) -> Path:
     return folder
 
 
-def load(target: Target) -> ModuleType:
+def load(target: StepTarget) -> ModuleType:
     """Imports the file or module, inside of `user_code`.
 
     Raises:
@@ -107,7 +107,7 @@ def load(target: Target) -> ModuleType:
         return _load_module(target)
     parts = target.path.relative_to(_root(target.path)).with_suffix("").parts
     if len(parts) > 1:  # a file in a package may use relative imports
-        module = _load_module(Target(".".join(parts), None, target.attribute))
+        module = _load_module(StepTarget(".".join(parts), None, target.attribute))
         if module.__file__ and Path(module.__file__).resolve() == target.path:
             return module
     # A name of its own where the file's is taken, so that a file train.py does not get another train.
@@ -128,7 +128,7 @@ def load(target: Target) -> ModuleType:
     return module
 
 
-def _load_module(target: Target) -> ModuleType:
+def _load_module(target: StepTarget) -> ModuleType:
     try:
         return importlib.import_module(target.place)
     except ModuleNotFoundError as error:
@@ -190,7 +190,7 @@ def _syntax_line(error: SyntaxError) -> str:
     return f"{Path(error.filename or '?').name}:{error.lineno}"
 
 
-def _failed(target: Target, error: BaseException, source: str) -> AutoparError:
+def _failed(target: StepTarget, error: BaseException, source: str) -> AutoparError:
     what = str(error).strip().split("\n")[0]
     if isinstance(error, SyntaxError):
         what = error.msg

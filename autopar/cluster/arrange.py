@@ -34,7 +34,7 @@ AXIS_NAMES = ("x", "y", "z", "w")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DevicePlace:
     """Where a device is: the number of its node, and the links inside and from that node."""
 
     node: int
@@ -42,16 +42,16 @@ class Place:
     inter: LinkSpec
 
 
-def places(groups: Sequence[NodeGroup]) -> tuple[Place, ...]:
+def places(groups: Sequence[NodeGroup]) -> tuple[DevicePlace, ...]:
     """The place of each device, in the order of devices; a group with ``inter="intra"`` is one node."""
-    places_of_devices: list[Place] = []
+    places_of_devices: list[DevicePlace] = []
     node = 0
     for group in groups:
         whole = group.inter == "intra"
         inter = group.inter if isinstance(group.inter, LinkSpec) else group.intra
         devices = group.size if whole else group.devices_per_node
         for _ in range(1 if whole else group.count):
-            places_of_devices += [Place(node, group.intra, inter)] * devices
+            places_of_devices += [DevicePlace(node, group.intra, inter)] * devices
             node += 1
     return tuple(places_of_devices)
 
@@ -62,7 +62,7 @@ def _group_keys(shape: tuple[int, ...], chosen_axes: tuple[int, ...]) -> list[tu
     return [tuple(at[d] for d in kept) for at in product(*map(range, shape))]
 
 
-def group_link(devices: Sequence[Place], shape: tuple[int, ...], varied: tuple[int, ...]) -> Link:
+def group_link(devices: Sequence[DevicePlace], shape: tuple[int, ...], varied: tuple[int, ...]) -> Link:
     """The link of collectives over some axes of a mesh, by the formula of this module.
 
     Args:
@@ -98,7 +98,7 @@ def group_link(devices: Sequence[Place], shape: tuple[int, ...], varied: tuple[i
 
 
 def _span(
-    devices: Sequence[Place], members: Counter[tuple[tuple[int, ...], int]], nodes: Counter[tuple[int, ...]]
+    devices: Sequence[DevicePlace], members: Counter[tuple[tuple[int, ...], int]], nodes: Counter[tuple[int, ...]]
 ) -> Span:
     """Where the group lies that spans most nodes."""
     widest = max(sorted(nodes), key=lambda key: nodes[key])
@@ -110,7 +110,7 @@ def _span(
     return Span(nodes[widest], inside, of_node, ranks == nodes[widest] * of_node, at.intra, at.inter)
 
 
-def arrange(devices: Sequence[Place], shape: tuple[int, ...]) -> LogicalMesh:
+def arrange(devices: Sequence[DevicePlace], shape: tuple[int, ...]) -> LogicalMesh:
     """The mesh of ``shape`` over ``devices`` (their product many, at most 4 axes), with its links."""
     dims = tuple(range(len(shape)))
     names = AXIS_NAMES[: len(shape)]

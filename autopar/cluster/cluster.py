@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from autopar._compat.devices import local_devices
-from autopar.cluster.arrange import AXIS_NAMES, Place, arrange, distinct, mesh_shapes, places
+from autopar.cluster.arrange import AXIS_NAMES, DevicePlace, arrange, distinct, mesh_shapes, places
 from autopar.cluster.catalog import available, find, read
 from autopar.cluster.checks import text
 from autopar.cluster.device import Device
@@ -253,7 +253,7 @@ class Cluster:
         return min(d.memory_bytes for d in self.device_types)
 
     @cached_property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[DevicePlace, ...]:
         """Node and links of each device, in their order."""
         return places(self.groups)
 

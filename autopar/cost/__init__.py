@@ -14,7 +14,7 @@ from autopar.cost.model import CostModel
 from autopar.cost.network import NetworkRates
 from autopar.cost.orders import Reorder, reorders, run_bytes
 from autopar.cost.sends import lane_bandwidth, lane_s, send_s
-from autopar.cost.work import PRODUCTS, Core, Work, kind_of, matrices_of
+from autopar.cost.work import PRODUCTS, Core, KernelWork, kind_of, matrices_of
 
 __all__ = [
     "KINDS",
@@ -22,11 +22,11 @@ __all__ = [
     "Core",
     "CostModel",
     "KernelRates",
+    "KernelWork",
     "Matrices",
     "NetworkRates",
     "Numbers",
     "Reorder",
-    "Work",
     "all_reduce_tree_s",
     "collective_on_link_s",
     "collective_s",

@@ -16,7 +16,7 @@ from autopar.cost.compute import roofline_s
 from autopar.cost.constants import Constants, Stack, load_constants
 from autopar.cost.kernels import KernelRates, Matrices, Numbers, kernel_rates
 from autopar.cost.network import NetworkRates
-from autopar.cost.work import Core, Work
+from autopar.cost.work import Core, KernelWork
 
 #: What is at least as large the C library returns to the system when a step ends (its greatest threshold for `mmap`).
 KEPT_BYTES = 32 << 20
@@ -185,7 +185,7 @@ class CostModel:
         """Whether products are priced by their sizes, and operators that are fused start no kernel."""
         return all(r is not None for r in self.rates)
 
-    def work_s(self, work: Work, parts: int = 1) -> float:
+    def work_s(self, work: KernelWork, parts: int = 1) -> float:
         """Seconds of one of ``parts`` equal parts of an operator on one device, with what its own kind of work adds.
 
         Args:
@@ -207,7 +207,7 @@ class CostModel:
             for d, more_s in zip(self.cluster.device_types, special, strict=True)
         )
 
-    def _special_s(self, work: Work, parts: int, device: Device) -> float:
+    def _special_s(self, work: KernelWork, parts: int, device: Device) -> float:
         """Seconds of functions, short sums and bringing operands into another order, as far as the device tells."""
         seconds = work.elements / parts * dict(device.function_s).get(work.function, 0.0)
         if device.reorder_efficiency is not None:
@@ -265,7 +265,7 @@ def _rooflines_s(flops: Numbers, bytes: Numbers, dtype: str, device: Device) -> 
     return np.array(seconds).reshape(each[0].shape)
 
 
-def _efficiency(work: Work, device: Device) -> Curve | None:
+def _efficiency(work: KernelWork, device: Device) -> Curve | None:
     """The curve of what the device reaches in work of this kind; None for its common one."""
     if work.kind == "kernel gradient" and device.kernel_gradient_efficiency is not None:
         return device.kernel_gradient_efficiency

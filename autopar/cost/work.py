@@ -19,7 +19,7 @@ Core = Literal["", "whole", "causal"]
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelWork:
     """What one operator computes and moves on whole tensors.
 
     Args:
@@ -51,7 +51,7 @@ class Work:
 
 
 def kind_of(op: Operator, operand_types: Sequence[TensorType]) -> Kind:
-    """The kind of `Work` that ``op`` does.
+    """The kind of `KernelWork` that ``op`` does.
 
     Args:
         op: the operator; ``conv_general_dilated`` has the attributes ``rhs_spec`` and ``out_spec``.

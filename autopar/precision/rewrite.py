@@ -40,7 +40,7 @@ def mixed(precision: Precision, closed: ClosedJaxpr, parameters: Sequence[bool])
     def run(*arguments: Any) -> list[Any]:
         twins = [Twin(a, parameter=p) for a, p in zip(arguments, parameters, strict=True)]
         constants = [Twin(c) for c in closed.consts]
-        walk = Walk(precision, Wanted.of(closed.jaxpr, "update"))
+        walk = PrecisionWalk(precision, Wanted.of(closed.jaxpr, "update"))
         return [t.as_wide() for t in walk.jaxpr(closed.jaxpr, constants, twins, "")]
 
     shapes = [
@@ -101,7 +101,7 @@ class Wanted:
         return Wanted.of(jaxpr, phase, results), {b: v for b, v in given if not isinstance(v, JaxLiteral)}
 
 
-class Walk:
+class PrecisionWalk:
     """Interprets a jaxpr with twins.
 
     Args:
@@ -155,7 +155,7 @@ class Walk:
             operands = self._behind_barrier(operands)
         marked = phase_of(scope, self.enclosing)
         results = self._results_wanted(closed.jaxpr.outvars, eqn.outvars)
-        inside = Walk(self.precision, Wanted.of(closed.jaxpr, marked, results), marked)
+        inside = PrecisionWalk(self.precision, Wanted.of(closed.jaxpr, marked, results), marked)
         return inside.jaxpr(closed.jaxpr, [Twin(c) for c in closed.consts], [operands[i] for i in taken], scope)
 
     def _plain(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
@@ -200,7 +200,7 @@ class Walk:
         consts, init, rows = operands[:first], operands[first:second], operands[second:]
         stacked = eqn.outvars[params["num_carry"] :]
         results = self._results_wanted(body.jaxpr.outvars[params["num_carry"] :], stacked)
-        walk = Walk(self.precision, Wanted.of(body.jaxpr, phase, results), phase)
+        walk = PrecisionWalk(self.precision, Wanted.of(body.jaxpr, phase, results), phase)
         # Constants and rows that are narrow already enter so; parameters are narrowed inside, a row at a time.
         fixed = [t.stored(t.follows, self.dtype) for t in consts]
         xs = [t.stored(t.follows, self.dtype) for t in rows]

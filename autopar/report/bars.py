@@ -12,7 +12,7 @@ from autopar.report.sections import MEMORY_KINDS
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPart:
     """A piece of a bar.
 
     Args:
@@ -42,17 +42,17 @@ class Bar:
     """
 
     title: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     limit: float | None
     caption: str
 
 
-def _parts(amounts: list[tuple[str, str, float]], whole: float) -> tuple[Part, ...]:
+def _parts(amounts: list[tuple[str, str, float]], whole: float) -> tuple[BarPart, ...]:
     parts, start = [], 0.0
     for color, (label, value, amount) in enumerate(amounts):
         width = 100 * amount / whole if whole > 0 else 0.0
         if width > 0:
-            parts.append(Part(label, value, round(start, 3), round(width, 3), color))
+            parts.append(BarPart(label, value, round(start, 3), round(width, 3), color))
         start += width
     return tuple(parts)
 

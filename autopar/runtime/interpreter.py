@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from autopar.errors import ScheduleError
 from autopar.lower.hosted import PINNED_HOST
-from autopar.runtime.transport.base import Link
+from autopar.runtime.transport.base import WorkerLink
 from autopar.runtime.transport.tiles import moved
 from autopar.schedule import Accumulate, Apply, Buffer, Fetch, Free, Instruction, Offload, Recv, Run, Send, Stash, Work
 
@@ -53,7 +53,7 @@ class Worker:
         self,
         programs: Mapping[Work, Ready],
         placements: Mapping[str, NamedSharding],
-        link: Link,
+        link: WorkerLink,
         start: Mapping[Buffer, Any],
     ) -> None:
         self._programs = programs
@@ -72,7 +72,10 @@ class Worker:
         return not isinstance(instruction, Send) or self._link.has_room(instruction.to)
 
     def run(self, instructions: Sequence[Instruction], before: Before, after: After | None = None) -> None:
-        """Carries out a whole list, waiting where it must. Errors are those of `Link.receive` and of the programs."""
+        """Carries out a whole list, waiting where it must.
+
+        Errors are those of `WorkerLink.receive` and of the programs.
+        """
         for index, instruction in enumerate(instructions):
             before(index)
             outputs = self.do(instruction)

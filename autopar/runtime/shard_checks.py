@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autopar.runtime.shards import DamageError, Leaf, Piece, open_plain
+from autopar.runtime.shards import DamageError, Leaf, Shard, open_plain
 
 _LIST = "checkpoint.json"
 _MOST_DIMS = 64
@@ -100,7 +100,7 @@ def _check_cover(leaf: Leaf) -> None:
         covered[cells] = True
 
 
-def _cells(piece: Piece, dim: int, index: dict[int, int]) -> slice:
+def _cells(piece: Shard, dim: int, index: dict[int, int]) -> slice:
     return slice(index[piece.start[dim]], index[piece.start[dim] + piece.shape[dim]])
 
 

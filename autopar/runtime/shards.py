@@ -21,7 +21,7 @@ import numpy as np
 from autopar.runtime.transport.tiles import Box, Tile, Tiled
 
 
-class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rectangular piece of an array in a file.
 
     Args:
@@ -53,7 +53,7 @@ class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     path: str
     shape: tuple[int, ...]
     dtype: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Shard, ...]
     key: str = ""
 
     def rows(self, first: int, count: int) -> Leaf:
@@ -79,7 +79,7 @@ class Written(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     dtype: str
     key: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Shard, ...]
 
 
 class DamageError(Exception):
@@ -107,7 +107,7 @@ def write_shards(path: Path, arrays: Iterable[tuple[str, Tiled]]) -> dict[str, W
             for tile in tiled.tiles:
                 data = np.ascontiguousarray(tile.data).reshape(-1).view(np.uint8).data
                 file.write(data)
-                pieces.append(Piece(path.name, offset, tile.start, tile.data.shape, zlib.crc32(data)))
+                pieces.append(Shard(path.name, offset, tile.start, tile.data.shape, zlib.crc32(data)))
                 offset += len(data)
             written[name] = Written(tiled.shape, tiled.dtype, tiled.key, tuple(pieces))
         file.flush()
@@ -139,7 +139,7 @@ def stacked(parts: Sequence[Written]) -> Written:
     Args:
         parts: in order; each is a part of the array that has its shape.
     """
-    pieces: list[Piece] = []
+    pieces: list[Shard] = []
     first = 0
     for part in parts:
         pieces += (msgspec.structs.replace(p, start=(p.start[0] + first, *p.start[1:])) for p in part.pieces)
@@ -185,7 +185,7 @@ def read_whole(folder: Path, leaf: Leaf) -> np.ndarray[Any, Any]:
     return read_boxes(folder, leaf, [tuple((0, n) for n in leaf.shape)]).tiles[0].data
 
 
-def _read(folder: Path, piece: Piece, dtype: str) -> np.ndarray[Any, Any]:
+def _read(folder: Path, piece: Shard, dtype: str) -> np.ndarray[Any, Any]:
     if Path(piece.file).name != piece.file:
         raise DamageError(piece.file, f"{piece.file!r} is outside of it")
     kind = jnp.dtype(dtype)

@@ -35,7 +35,7 @@ from autopar.schedule.instructions import (
     used_by,
 )
 from autopar.schedule.liveness import free_early
-from autopar.schedule.memory import Usage, buffer_bytes, starting_buffers, transit_bytes, usage
+from autopar.schedule.memory import BufferUsage, buffer_bytes, starting_buffers, transit_bytes, usage
 from autopar.schedule.offload import offload_activations
 from autopar.schedule.place import place
 from autopar.schedule.registry import ENTRY_POINTS, factory_named, get, register, schedules
@@ -49,6 +49,7 @@ __all__ = [
     "Accumulate",
     "Apply",
     "Buffer",
+    "BufferUsage",
     "Dataflow",
     "Fetch",
     "Free",
@@ -63,7 +64,6 @@ __all__ = [
     "Stash",
     "Table",
     "Task",
-    "Usage",
     "ValueRef",
     "ValueSpec",
     "Verified",

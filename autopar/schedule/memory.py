@@ -28,7 +28,7 @@ from autopar.schedule.table import Task
 
 
 @dataclass(frozen=True)
-class Usage:
+class BufferUsage:
     """Bytes a device while an instruction runs, and after it."""
 
     during_bytes: int
@@ -50,7 +50,7 @@ def starting_buffers(program: Program) -> tuple[tuple[Buffer, ...], ...]:
     return tuple(map(tuple, buffers))
 
 
-def usage(program: Program) -> tuple[tuple[Usage, ...], ...]:
+def usage(program: Program) -> tuple[tuple[BufferUsage, ...], ...]:
     """For each worker the bytes before its first instruction, then those of each instruction.
 
     What depends on the order of a list alone: a buffer counts from the instruction that makes it to the one that gives
@@ -114,7 +114,7 @@ def worker_memory(program: Program, temporaries: Mapping[Work, int]) -> tuple[Wo
     """
     flow = program.dataflow
 
-    def along(bytes_of: Mapping[Work, int]) -> tuple[tuple[Usage, ...], ...]:
+    def along(bytes_of: Mapping[Work, int]) -> tuple[tuple[BufferUsage, ...], ...]:
         works = tuple(dataclasses.replace(w, temporaries_bytes=bytes_of.get(w.work, 0)) for w in flow.works)
         return usage(msgspec.structs.replace(program, dataflow=Dataflow(works, flow.values)))
 
@@ -126,15 +126,17 @@ def worker_memory(program: Program, temporaries: Mapping[Work, int]) -> tuple[Wo
     return tuple(of_workers)
 
 
-def _worker_usage(program: Program, start: tuple[Buffer, ...], lines: tuple[Instruction, ...]) -> tuple[Usage, ...]:
+def _worker_usage(
+    program: Program, start: tuple[Buffer, ...], lines: tuple[Instruction, ...]
+) -> tuple[BufferUsage, ...]:
     live_bytes = {b: program.dataflow.by_name[b.value].bytes for b in start}
     offloaded: dict[Buffer, int] = {}
     total = sum(live_bytes.values())
-    usages = [Usage(total, total)]
+    usages = [BufferUsage(total, total)]
     for i in lines:
         extra = _apply(program, i, live_bytes, offloaded)
         after = sum(live_bytes.values())
-        usages.append(Usage(max(total, after) + extra, after))
+        usages.append(BufferUsage(max(total, after) + extra, after))
         total = after
     return tuple(usages)
 

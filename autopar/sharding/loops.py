@@ -1,4 +1,4 @@
-"""`Loop`: a factor with the dims that it labels, from which a `Rule` is put together."""
+"""`FactorPlaces`: a factor with the dims that it labels, from which a `Rule` is put together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autopar.sharding.factors import Factor, Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class FactorPlaces:
     """A factor and where it is.
 
     Args:
@@ -22,13 +22,16 @@ class Loop:
     places: tuple[tuple[int, int], ...]
 
 
-def parallel(size: int, *places: tuple[int, int]) -> Loop:
+def parallel(size: int, *places: tuple[int, int]) -> FactorPlaces:
     """A loop of ``size`` that every result has."""
-    return Loop(Factor(size), places)
+    return FactorPlaces(Factor(size), places)
 
 
 def rule_of(
-    loops: Sequence[Loop], op: Operator, operand_types: tuple[TensorType, ...], linear: tuple[tuple[int, ...], ...] = ()
+    loops: Sequence[FactorPlaces],
+    op: Operator,
+    operand_types: tuple[TensorType, ...],
+    linear: tuple[tuple[int, ...], ...] = (),
 ) -> Rule:
     """The rule of an operator with ``loops``; those of size 1 or 0 are left out, since nothing can split them.
 

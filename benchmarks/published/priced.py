@@ -19,7 +19,7 @@ from autopar.cost.transformer import TrainingPlan, TransformerMemory, Transforme
 from autopar.cost.transformer.network import Network
 from autopar.cost.transformer.pipeline import StageTime, pipeline_s
 from autopar.cost.transformer.stages import StageShape, stage_shapes
-from autopar.search.intra import Message
+from autopar.search.intra import BilledMessage
 from benchmarks.published.lines import RECOMPUTED, Phase, Section, lines
 from benchmarks.published.plans import LAYERS, MICROBATCHES, RunBill, bill, shape_of, stage_cluster
 from benchmarks.published.shared import SharedState
@@ -111,7 +111,7 @@ class PlanStep:
         roles = [(plan.cp, plan.tp), (plan.tp, 1)]
         return dict(zip("xy", [r for r in roles if r[0] > 1], strict=False))
 
-    def message_s(self, m: Message) -> float:
+    def message_s(self, m: BilledMessage) -> float:
         """Seconds of a collective."""
         groups = [self.axes[a] for a in m.axes.split("+")]
         ranks, stride = math.prod(n for n, _ in groups), min(s for _, s in groups)

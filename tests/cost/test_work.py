@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup
-from autopar.cost import CostModel, Work
+from autopar.cost import CostModel, KernelWork
 from autopar.cost.model import KEPT_BYTES
 
 PLAIN = Device("D", 10**9, 1e11, (("f32", 1e12), ("bf16", 4e12)), launch_s=1e-6, memory_efficiency=Curve.constant(0.5))
@@ -28,7 +28,7 @@ def _model(*devices, **options):
 
 
 WORKS = st.builds(
-    Work,
+    KernelWork,
     st.floats(0, 1e12),
     st.floats(0, 1e9),
     st.sampled_from(["f32", "bf16"]),
@@ -57,13 +57,13 @@ def test_no_kind_of_work_makes_an_operator_faster(work):
 @pytest.mark.parametrize(
     ("work", "more_s"),
     [
-        (Work(0, 4e6, "f32", function="exp", elements=1e6), 1e6 * 3e-10),
-        (Work(0, 4e6, "f32", function="add", elements=1e6), 0),
-        (Work(0, 4e6, "f32", reordered=((8e6, 1024),)), 8e6 / (1e11 * 0.1)),
-        (Work(0, 4e6, "f32", reordered=((8e6, 4096), (1e6, 1024))), 8e6 / (1e11 * 0.01) + 1e6 / (1e11 * 0.1)),
-        (Work(0, 4e6, "f32", reordered=((8e6, 0),)), 2 * 8e6 / (1e11 * 0.5)),
-        (Work(0, 4e6, "f32", run_bytes=64), 4e6 / (1e11 * 0.05) - 4e6 / (1e11 * 0.5)),
-        (Work(0, 4e6, "f32", run_bytes=1024), 0),  # no faster than others
+        (KernelWork(0, 4e6, "f32", function="exp", elements=1e6), 1e6 * 3e-10),
+        (KernelWork(0, 4e6, "f32", function="add", elements=1e6), 0),
+        (KernelWork(0, 4e6, "f32", reordered=((8e6, 1024),)), 8e6 / (1e11 * 0.1)),
+        (KernelWork(0, 4e6, "f32", reordered=((8e6, 4096), (1e6, 1024))), 8e6 / (1e11 * 0.01) + 1e6 / (1e11 * 0.1)),
+        (KernelWork(0, 4e6, "f32", reordered=((8e6, 0),)), 2 * 8e6 / (1e11 * 0.5)),
+        (KernelWork(0, 4e6, "f32", run_bytes=64), 4e6 / (1e11 * 0.05) - 4e6 / (1e11 * 0.5)),
+        (KernelWork(0, 4e6, "f32", run_bytes=1024), 0),  # no faster than others
     ],
 )
 def test_what_is_added(work, more_s, parts):
@@ -73,20 +73,22 @@ def test_what_is_added(work, more_s, parts):
 
 
 def test_convolutions_reach_their_own_share():
-    flops = {k: _model(SPECIAL).work_s(Work(1e9, 0, "f32", k)) - 1e-6 for k in ("", "convolution", "kernel gradient")}
+    flops = {
+        k: _model(SPECIAL).work_s(KernelWork(1e9, 0, "f32", k)) - 1e-6 for k in ("", "convolution", "kernel gradient")
+    }
     assert flops == pytest.approx({"": 1e-3, "convolution": 2e-3, "kernel gradient": 5e-3})
     only = replace(PLAIN, convolution_efficiency=Curve.constant(0.5))
-    assert _model(only).work_s(Work(1e9, 0, "f32", "kernel gradient")) == pytest.approx(2e-3 + 1e-6)
+    assert _model(only).work_s(KernelWork(1e9, 0, "f32", "kernel gradient")) == pytest.approx(2e-3 + 1e-6)
 
 
 def test_the_slowest_device_counts_with_all_that_it_adds():
     slow = replace(PLAIN, kind="S", function_s=(("exp", 1e-8),))
-    work = Work(0, 4e6, "f32", function="exp", elements=1e6)
+    work = KernelWork(0, 4e6, "f32", function="exp", elements=1e6)
     assert _model(SPECIAL, slow).work_s(work) == _model(slow, SPECIAL).work_s(work) == _model(slow).work_s(work)
 
 
 def test_nothing_takes_no_time_and_new_memory_only_where_there_is_much():
-    assert _model(SPECIAL).work_s(Work(0, 0, "f32")) == 0
+    assert _model(SPECIAL).work_s(KernelWork(0, 0, "f32")) == 0
     assert _model(SPECIAL).first_touch_s(KEPT_BYTES) == pytest.approx(KEPT_BYTES / 2e9)
     assert _model(SPECIAL).first_touch_s(KEPT_BYTES - 1) == 0
     assert _model(SPECIAL, PLAIN).first_touch_s(4e9) == pytest.approx(2)

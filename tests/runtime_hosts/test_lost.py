@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.runtime.hosts.supervise import Job, supervise
+from autopar.runtime.hosts.supervise import SupervisedJob, supervise
 from benchmarks.kills import train
 from tests.runtime_hosts.launch import free_port, run
 
@@ -50,7 +50,7 @@ def test_the_supervisor_starts_all_again_until_all_end_in_order(tmp_path: Path) 
         "sys.exit(0 if n == 2 else 3 if p == 2 else time.sleep(60))\n"
     )
     said: list[str] = []
-    job = Job((sys.executable, "-c", script, str(tmp_path)), 3, 2, 3, heartbeat_s=0.5, grace_s=0.5)
+    job = SupervisedJob((sys.executable, "-c", script, str(tmp_path)), 3, 2, 3, heartbeat_s=0.5, grace_s=0.5)
     assert supervise(job, said.append) == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["2-0", "2-1", "3-0", "3-1", "3-2"]
     assert "process 2 ended with exit code 3" in said and "starting 2 processes again (1 of 3)" in said
@@ -59,7 +59,7 @@ def test_the_supervisor_starts_all_again_until_all_end_in_order(tmp_path: Path) 
 
 def test_the_supervisor_gives_up(tmp_path: Path) -> None:
     said: list[str] = []
-    job = Job((sys.executable, "-c", "raise SystemExit(5)"), 1, 1, 2, heartbeat_s=1.0)
+    job = SupervisedJob((sys.executable, "-c", "raise SystemExit(5)"), 1, 1, 2, heartbeat_s=1.0)
     assert supervise(job, said.append) == 5
     assert said[-1] == "ended with 5 after 2 restarts"
 

@@ -25,7 +25,7 @@ from autopar.runtime.ray import measurer
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.measured import Kind, MeasuredWorkers, cases_of, kinds_of
 from autopar.runtime.ray.messages import DeviceFacts
-from autopar.runtime.transport import Link, SocketLink
+from autopar.runtime.transport import SocketLink, WorkerLink
 from autopar.runtime.transport.direct import Transfers
 from autopar.runtime.transport.exchange import Exchange, payload
 from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
@@ -44,10 +44,10 @@ LEAST = replace(
 )
 
 
-class Recorded(Link):
+class Recorded(WorkerLink):
     """A link that counts what a worker sends, and on how many devices, and may damage an array that comes in."""
 
-    def __init__(self, link: Link, damaged: int | None = None) -> None:
+    def __init__(self, link: WorkerLink, damaged: int | None = None) -> None:
         self._link = link
         self.sent: Counter[tuple[int, int]] = Counter()
         self.lanes: set[int] = set()

@@ -8,7 +8,7 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.errors import ClusterError
-from autopar.runtime.ray.nodes import Layout, WorkerKind, layout, machines, planned
+from autopar.runtime.ray.nodes import WorkerKind, WorkerPlacement, layout, machines, planned
 
 
 def node(address: str, alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def test_sizes_of_single_workers_may_be_given(each: Any, workers: Any) -> None:
 def test_cpus_may_be_of_several_kinds() -> None:
     """Virtual devices in unequal numbers, or with the figures of the machines that they are on."""
     wanted = layout(machines(TABLE), "cpu", None, [2, 4, 2], None)
-    assert wanted == Layout("cpu", (WorkerKind(2, 2, "local-cpu"), WorkerKind(1, 4, "local-cpu")))
+    assert wanted == WorkerPlacement("cpu", (WorkerKind(2, 2, "local-cpu"), WorkerKind(1, 4, "local-cpu")))
     assert [s.machine for s in wanted.slots] == ["", ""]
     assert wanted.room(machines(TABLE)) == (2, 1)
     named = [node("a", type_OLD=1.0), node("b", type_NEW=1.0), node("c", type_NEW=1.0), node("d")]

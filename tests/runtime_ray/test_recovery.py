@@ -14,19 +14,19 @@ from autopar.runtime.ray.recovery import (
     Launch,
     Lost,
     Operate,
-    Place,
     Recovery,
+    RecoveryPlace,
     Replay,
     RetryPolicy,
     Succeeded,
 )
 
 ERROR = WorkerLostError("worker 1 was lost")
-LOADING = Place("operate", 3, 1, None)
-FORWARD = Place("operate", 3, 1, "FORWARD 1")
+LOADING = RecoveryPlace("operate", 3, 1, None)
+FORWARD = RecoveryPlace("operate", 3, 1, "FORWARD 1")
 
 
-def lost(place: Place = LOADING) -> Lost:
+def lost(place: RecoveryPlace = LOADING) -> Lost:
     return Lost(ERROR, place)
 
 
@@ -67,7 +67,7 @@ def test_attempts_are_counted_and_told() -> None:
 
 
 @pytest.mark.parametrize(("places", "stops"), [([FORWARD] * 3, True), ([FORWARD, LOADING, FORWARD], False)])
-def test_a_loss_that_repeats_at_one_place_stops_early(places: list[Place], stops: bool) -> None:
+def test_a_loss_that_repeats_at_one_place_stops_early(places: list[RecoveryPlace], stops: bool) -> None:
     events: list[object] = [Asked(True)]
     for place in places:
         events += [lost(place), Succeeded(), Succeeded()]

@@ -11,8 +11,8 @@ from autopar import Cluster
 from autopar.search import strategy_named
 from autopar.search.bound import work_bound_s
 from autopar.search.clock import Clock
-from autopar.search.intra.overlap import RegionSchedule, Task, Transfer, list_schedule
-from autopar.search.intra.slack import Window
+from autopar.search.intra.overlap import RegionSchedule, TimedTask, Transfer, list_schedule
+from autopar.search.intra.slack import SlackWindow
 from autopar.search.policy import OverlapPolicy, SearchPolicy
 from autopar.search.restrict import restricted_plan, solve_restricted
 from benchmarks.fixed_plans import perceptron
@@ -21,12 +21,12 @@ from tests.search.problems import f32, problem_of, toy
 CARD = Cluster.load("dgx-a100").part(0, 1)
 
 
-def steps(text: str) -> list[Task]:
+def steps(text: str) -> list[TimedTask]:
     """``"a3 b2"``: task a of 3 seconds, then b of 2, which takes what a makes; with ``*`` it takes nothing."""
-    found: list[Task] = []
+    found: list[TimedTask] = []
     for word in text.split():
         needs = (found[-1].id,) if found and "*" not in word else ()
-        found.append(Task(word[0], float(word[1:].rstrip("*")), needs))
+        found.append(TimedTask(word[0], float(word[1:].rstrip("*")), needs))
     return found
 
 
@@ -139,7 +139,7 @@ def test_slack_is_what_links_are_idle_for():
     """A value of the first product that the third takes may hide behind the second, but for what is sent already."""
     tasks, transfers = steps("a3 b5 c2"), sends("a>b:1 a>c:2")
     timing = list_schedule(tasks, transfers)
-    window = Window(RegionSchedule(tuple(transfers), (0, 1), timing))
+    window = SlackWindow(RegionSchedule(tuple(transfers), (0, 1), timing))
     assert (timing.starts_s["b"], timing.ends_s["b"]) == (4, 9)
     assert window.idle_s("a", "c") == pytest.approx(6 - 1)  # from 3 to 9 but for the transfer to b
     assert window.idle_s("a", "b") == 0  # b waits for it: nothing runs

@@ -39,7 +39,7 @@ class ProgramRequest(_Message, frozen=True):
     host_bytes: int = 0
 
 
-class Request(_Message, frozen=True):
+class CompileRequest(_Message, frozen=True):
     """What is to be compiled; the programs themselves, ``jax.export`` bytes, lie beside it.
 
     Args:

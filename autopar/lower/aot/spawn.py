@@ -21,7 +21,7 @@ from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.lowered import counted_collectives
-from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledProgram, ProgramRequest, Request
+from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledProgram, CompileRequest, ProgramRequest
 from autopar.lower.aot.rewrites import Key
 from autopar.lower.hosted import hosted_of
 from autopar.lower.program import LoweredProgram, abstract_mesh, lower_on
@@ -48,7 +48,7 @@ class Compilation:
 
 
 @dataclass(frozen=True)
-class Job:
+class CompileJob:
     """A program to compile: how it lies on its devices, and its ``jax.export`` bytes."""
 
     request: ProgramRequest
@@ -71,14 +71,14 @@ def compile_for(target: Target, traced: Traced, plan: Plan, timeout_s: float = 1
     program = lower_on(traced, plan, abstract_mesh(plan), target.platform)
     exported = export.export(program.function, platforms=[target.platform])(*program.shapes(traced))
     ((compiled, text),) = compile_jobs(
-        target, plan, [Job(_request(plan, program), bytes(exported.serialize()))], timeout_s
+        target, plan, [CompileJob(_request(plan, program), bytes(exported.serialize()))], timeout_s
     )
     lowered, equal = counted_collectives(program.function, program.shapes(traced), plan.stages[0].mesh_axes)
     return Compilation(lowered, equal, compiled, text)
 
 
 def compile_jobs(
-    target: Target, plan: Plan, jobs: Sequence[Job], timeout_s: float
+    target: Target, plan: Plan, jobs: Sequence[CompileJob], timeout_s: float
 ) -> list[tuple[CompiledProgram, str]]:
     """Compiles programs, one after the other in one process of its own.
 
@@ -97,7 +97,7 @@ def compile_jobs(
         folder = Path(name)
         for number, job in enumerate(jobs):
             (folder / PROGRAM.format(number)).write_bytes(job.code)
-        (folder / REQUEST).write_bytes(msgspec.json.encode(Request(target.text, tuple(j.request for j in jobs))))
+        (folder / REQUEST).write_bytes(msgspec.json.encode(CompileRequest(target.text, tuple(j.request for j in jobs))))
         _run(target, plan, folder, timeout_s)
         answers = msgspec.json.decode((folder / ANSWER).read_bytes(), type=list[CompiledProgram])
         texts = [(folder / TEXT.format(number)).read_text(encoding="utf-8") for number in range(len(jobs))]

@@ -14,7 +14,7 @@ from autopar.lower.aot.base import Target
 from autopar.lower.aot.lowered import counted_collectives
 from autopar.lower.aot.messages import CompiledCollective, CompiledProgram, ProgramRequest
 from autopar.lower.aot.rewrites import Key
-from autopar.lower.aot.spawn import Job, compile_jobs
+from autopar.lower.aot.spawn import CompileJob, compile_jobs
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.exported import placed_port, prepared
 from autopar.lower.pipeline.stage_program import StageProgram
@@ -105,7 +105,7 @@ def gathered(
     )
 
 
-def _job(target: Target, lowered: LoweredPipeline, program: StageProgram) -> Job:
+def _job(target: Target, lowered: LoweredPipeline, program: StageProgram) -> CompileJob:
     stage = program.work.stage
     axes = lowered.mesh_axes(stage)
     function, given = prepared(program, axes)
@@ -120,7 +120,7 @@ def _job(target: Target, lowered: LoweredPipeline, program: StageProgram) -> Job
         tuple(n + 1 for n, p in enumerate(program.reads) if p.host),
         tuple(n for n, p in enumerate(program.results) if p.host),
     )
-    return Job(request, bytes(exported.serialize()))
+    return CompileJob(request, bytes(exported.serialize()))
 
 
 def _runs(lowered: LoweredPipeline) -> Counter[Work]:

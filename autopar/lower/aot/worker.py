@@ -28,8 +28,8 @@ from autopar.lower.aot.messages import (
     CompiledCollective,
     CompiledMemory,
     CompiledProgram,
+    CompileRequest,
     ProgramRequest,
-    Request,
 )
 from autopar.lower.aot.registry import parse_target
 from autopar.lower.hlo import Collective, collectives, work
@@ -111,7 +111,7 @@ def summarized(collectives: tuple[Collective, ...], names: GroupNames) -> tuple[
 
 def main(folder: Path) -> None:
     """Reads the request in ``folder``, writes the answers there."""
-    request = msgspec.json.decode((folder / REQUEST).read_bytes(), type=Request)
+    request = msgspec.json.decode((folder / REQUEST).read_bytes(), type=CompileRequest)
     target = parse_target(request.target)
     jax.devices()  # plugins register on the first look
     answers = []

@@ -20,7 +20,7 @@ from autopar._compat.dtypes import jax_dtype, key_impl
 from autopar.ir import Layout, TensorType
 from autopar.lower.localize.base import DeviceAxes
 from autopar.lower.pipeline.grid import WORKERS, Axes, Grid
-from autopar.lower.pipeline.rounds import Exchange, Key, Round, Rounds, ShardedType, WorkerRound, whole_key
+from autopar.lower.pipeline.rounds import Key, Permute, Round, Rounds, ShardedType, WorkerRound, whole_key
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.reshard import apply_steps
 from autopar.schedule import Accumulate, Apply, Buffer, Free, Recv, Run, Work
@@ -188,7 +188,7 @@ class OneProgram:
         values: Mapping[Key, tuple[Any, Layout]],
         worker_round: WorkerRound,
         number: int,
-        exchange: Exchange,
+        exchange: Permute,
     ) -> Any:
         """What a worker gives to a permute: zeros where it sends nothing."""
         for message in worker_round.sends:

@@ -69,7 +69,7 @@ class ShardedType:
 
 
 @dataclass(frozen=True)
-class Copy:
+class BufferCopy:
     """An input of the step that several workers read: it lies on one, which sends it to another first.
 
     Args:
@@ -86,7 +86,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Message:
+class RoundMessage:
     """A value on its way between two rounds.
 
     Args:
@@ -112,15 +112,15 @@ class WorkerRound:
         after: slot of each value when it ends.
     """
 
-    arrivals: tuple[Message, ...]
+    arrivals: tuple[RoundMessage, ...]
     instructions: tuple[Instruction, ...]
-    sends: tuple[Message, ...]
+    sends: tuple[RoundMessage, ...]
     before: Mapping[Key, int]
     after: Mapping[Key, int]
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Permute:
     """A permute between two rounds.
 
     Args:
@@ -139,7 +139,7 @@ class Round:
     """A round: the turn of each worker, and the permutes behind it."""
 
     worker_rounds: tuple[WorkerRound, ...]
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[Permute, ...]
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,10 @@ class RoundMaker:
         self._sharded: dict[tuple[int, Key], ShardedType] = {}
 
     def make(
-        self, start: Mapping[tuple[int, Buffer], ShardedType], copies: Sequence[Copy] = (), endings: Sequence[Copy] = ()
+        self,
+        start: Mapping[tuple[int, Buffer], ShardedType],
+        copies: Sequence[BufferCopy] = (),
+        endings: Sequence[BufferCopy] = (),
     ) -> Rounds:
         """The rounds of a step that begins with these buffers.
 
@@ -213,7 +216,7 @@ class RoundMaker:
         for n, c in enumerate(endings):
             lists[c.source].append(Send(c.value, c.target, _FIRST_COPY + len(copies) + n))
             lists[c.target].append(Recv(c.into, c.source, _FIRST_COPY + len(copies) + n))
-        coming: list[list[Message]] = [[] for _ in lists]
+        coming: list[list[RoundMessage]] = [[] for _ in lists]
         rounds: list[Round] = []
         while any(lists):
             worker_rounds: list[WorkerRound] = []
@@ -229,7 +232,7 @@ class RoundMaker:
         return Rounds(tuple(self._slots), tuple(rounds), first, tuple(dict(t) for t in self._taken), self._sharded)
 
     def _turn(
-        self, worker: int, line: deque[Instruction], arrivals: Sequence[Message]
+        self, worker: int, line: deque[Instruction], arrivals: Sequence[RoundMessage]
     ) -> tuple[WorkerRound, list[tuple[int, tuple[Key, int]]]]:
         taken = self._taken[worker]
         before = dict(taken)
@@ -312,7 +315,7 @@ class RoundMaker:
         rounds: list[Round],
         worker_rounds: Sequence[WorkerRound],
         sent: Sequence[tuple[int, int, tuple[Key, int]]],
-    ) -> list[list[Message]]:
+    ) -> list[list[RoundMessage]]:
         """Adds a round with its first permute, and a round for each further one; returns what arrives after the last.
 
         Each waits for the one before, so that their order is the same on all processes.
@@ -327,21 +330,21 @@ class RoundMaker:
                     break
             else:
                 groups.append([(source, to, what)])
-        coming: list[list[Message]] = [[] for _ in worker_rounds]
+        coming: list[list[RoundMessage]] = [[] for _ in worker_rounds]
         for number, group in enumerate(groups or [[]]):
             if number:
                 worker_rounds = [self._store(worker, coming[worker]) for worker in range(len(worker_rounds))]
             coming = [[] for _ in worker_rounds]
-            outgoing: list[list[Message]] = [[] for _ in worker_rounds]
+            outgoing: list[list[RoundMessage]] = [[] for _ in worker_rounds]
             size, dtype = 0, ""
             for source, to, (key, tag) in group:
                 sharded = self._sharded[source, key].over(self._grid.axes_of(to))
                 size, dtype = max(size, sharded.size(self._sizes)), sharded.dtype
                 arrived: Key = (key[0], -1, tag)
                 self._sharded[to, arrived] = sharded
-                outgoing[source].append(Message(0, key, sharded))
-                coming[to].append(Message(0, arrived, sharded))
-            exchanges = (Exchange(tuple((s, t) for s, t, _ in group), dtype, size),) if group else ()
+                outgoing[source].append(RoundMessage(0, key, sharded))
+                coming[to].append(RoundMessage(0, arrived, sharded))
+            exchanges = (Permute(tuple((s, t) for s, t, _ in group), dtype, size),) if group else ()
             rounds.append(
                 Round(
                     tuple(replace(t, sends=tuple(o)) for t, o in zip(worker_rounds, outgoing, strict=True)), exchanges
@@ -349,7 +352,7 @@ class RoundMaker:
             )
         return coming
 
-    def _store(self, worker: int, arrivals: Sequence[Message]) -> WorkerRound:
+    def _store(self, worker: int, arrivals: Sequence[RoundMessage]) -> WorkerRound:
         """A turn that keeps what arrived."""
         before = dict(self._taken[worker])
         self._place(worker, {m.key: self._sharded[worker, m.key] for m in arrivals})

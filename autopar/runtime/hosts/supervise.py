@@ -21,7 +21,7 @@ _LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
-class Job:
+class SupervisedJob:
     """What is to run.
 
     Args:
@@ -53,7 +53,7 @@ class _Signals:
         self.number = number
 
 
-def supervise(job: Job, say: Callable[[str], None]) -> int:
+def supervise(job: SupervisedJob, say: Callable[[str], None]) -> int:
     """Runs a job to its end; returns the exit code: 0, or that of the process that ended it.
 
     Args:
@@ -80,7 +80,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
             signal.signal(number, handler)
 
 
-def _once(job: Job, count: int, signals: _Signals, say: Callable[[str], None]) -> int:
+def _once(job: SupervisedJob, count: int, signals: _Signals, say: Callable[[str], None]) -> int:
     address = f"127.0.0.1:{_free_port()}"
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -96,7 +96,9 @@ def _once(job: Job, count: int, signals: _Signals, say: Callable[[str], None]) -
             child.wait()
 
 
-def _follow(job: Job, started: Sequence[subprocess.Popen[bytes]], signals: _Signals, say: Callable[[str], None]) -> int:
+def _follow(
+    job: SupervisedJob, started: Sequence[subprocess.Popen[bytes]], signals: _Signals, say: Callable[[str], None]
+) -> int:
     """Waits for processes that were started: the exit code of the first that did not end in order, else 0."""
     code, until, passed_on = 0, float("inf"), False
     left = dict(enumerate(started))
@@ -134,7 +136,7 @@ def _named(code: int) -> str:
     return f"exit code {code}" if code > 0 else signal.Signals(-code).name
 
 
-def _environment(job: Job, address: str, count: int, process: int) -> dict[str, str]:
+def _environment(job: SupervisedJob, address: str, count: int, process: int) -> dict[str, str]:
     environment = {**os.environ, COORDINATOR: address, PROCESSES: str(count), PROCESS: str(process)}
     environment["AUTOPAR_HEARTBEAT_S"] = f"{job.heartbeat_s:g}"
     if job.cpu_devices is not None:

@@ -35,7 +35,7 @@ def heartbeat_s() -> float:
     return seconds_of(HEARTBEAT_VARIABLE, _HEARTBEAT_S)
 
 
-class Watch(threading.Thread):
+class ProcessWatch(threading.Thread):
     """Tells the others that this process lives, and ends it where one of them does not.
 
     Args:
@@ -129,17 +129,17 @@ def print_and_exit(error: ProcessLostError) -> None:
     os._exit(LOST)
 
 
-def watched() -> Watch | None:
+def watched() -> ProcessWatch | None:
     """What watches the world of this process; None where nothing does."""
-    return next((t for t in threading.enumerate() if isinstance(t, Watch)), None)
+    return next((t for t in threading.enumerate() if isinstance(t, ProcessWatch)), None)
 
 
-def watch(world: World) -> Watch:
+def watch(world: World) -> ProcessWatch:
     """Begins to watch the others, unless it was begun: by the first thing that all do together."""
     watching = watched()
     if watching is not None:
         return watching
-    new_watch = Watch(world, heartbeat_s())
+    new_watch = ProcessWatch(world, heartbeat_s())
     new_watch.start()
     atexit.register(new_watch.stop)
     sys.excepthook = _Hook(new_watch, sys.excepthook)
@@ -154,7 +154,7 @@ class _Hook:
         before: the hook that was there.
     """
 
-    def __init__(self, watching: Watch, before: object) -> None:
+    def __init__(self, watching: ProcessWatch, before: object) -> None:
         self._watching = watching
         self._before = before
 

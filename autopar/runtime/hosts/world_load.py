@@ -20,12 +20,12 @@ from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.grid import Axes, Grid, grid_of
 from autopar.lower.pipeline.one_program import OneProgram
 from autopar.lower.pipeline.ports import Port
-from autopar.lower.pipeline.rounds import Copy, Key, RoundMaker, Rounds, ShardedType
+from autopar.lower.pipeline.rounds import BufferCopy, Key, RoundMaker, Rounds, ShardedType
 from autopar.lower.program import plan_tables
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
 from autopar.runtime.hosts.arrays import spread
-from autopar.runtime.hosts.world_pipeline import Beginning, Part, WorldPipeline, WorldShardings, sharding_on
+from autopar.runtime.hosts.world_pipeline import Beginning, WorkerPart, WorldPipeline, WorldShardings, sharding_on
 from autopar.runtime.local_pipeline import PipelineProgram, load_pipeline
 from autopar.runtime.stacked import StackedLeaf
 from autopar.schedule import Buffer, Task, ValueRef
@@ -189,11 +189,11 @@ def _beginning(
     for at in batch:
         port, axes = ports[at[0], at[1].value]
         start[at] = ShardedType(port.type, grid.layout(axes, port.layout))
-    parts: dict[int, Part] = {}
+    parts: dict[int, WorkerPart] = {}
     for n, pieces in enumerate(split_step.inputs):
         for i in pieces:
             same = [j for j in pieces if places[j][1] == places[i][1]]
-            parts[i] = Part(n, same.index(i), len(same))
+            parts[i] = WorkerPart(n, same.index(i), len(same))
     beginning = Beginning(
         {at: parts[i] for at, i in inputs.items()}, {at: (parts[i].of, k) for at, (i, k) in batch.items()}, copies
     )
@@ -202,7 +202,7 @@ def _beginning(
 
 def _lies(
     lowered: LoweredPipeline, index: Mapping[str, int], places: Sequence[_Place]
-) -> tuple[dict[tuple[int, Buffer], int], dict[tuple[int, Buffer], tuple[int, int]], tuple[Copy, ...]]:
+) -> tuple[dict[tuple[int, Buffer], int], dict[tuple[int, Buffer], tuple[int, int]], tuple[BufferCopy, ...]]:
     """By (worker, buffer) an input, or the microbatch of one; an input that several read is copied from its home."""
     table = lowered.table
     inputs: dict[tuple[int, Buffer], int] = {}
@@ -230,7 +230,9 @@ def _lies(
         source = there[0] if there else (first_worker, Buffer(f"home/{name}"))
         inputs[source] = index[name]
         inputs.update(dict.fromkeys(there, index[name]))
-        copies += [Copy(first_worker, source[1], worker, buffer) for worker, buffer in some if worker != first_worker]
+        copies += [
+            BufferCopy(first_worker, source[1], worker, buffer) for worker, buffer in some if worker != first_worker
+        ]
     return inputs, batch, tuple(copies)
 
 
@@ -241,7 +243,7 @@ def _updates(split_step: SplitStep) -> dict[int, int]:
     return {n: index[o.updates] for n, o in enumerate(graph.outputs) if o.updates in index}
 
 
-def _endings(lowered: LoweredPipeline, homes: Mapping[int, int]) -> list[Copy]:
+def _endings(lowered: LoweredPipeline, homes: Mapping[int, int]) -> list[BufferCopy]:
     """State that another worker makes than the one on which it lies when a step begins."""
     makers: dict[int, tuple[str, set[int]]] = {}
     for program in lowered.programs:
@@ -250,7 +252,7 @@ def _endings(lowered: LoweredPipeline, homes: Mapping[int, int]) -> list[Copy]:
                 workers = set(lowered.table.workers_of_stage(program.work.stage))
                 makers.setdefault(port.ref.number, (port.name, set()))[1].update(workers)
     return [
-        Copy(min(workers), Buffer(name), homes[n], Buffer(name))
+        BufferCopy(min(workers), Buffer(name), homes[n], Buffer(name))
         for n, (name, workers) in sorted(makers.items())
         if n in homes and homes[n] not in workers
     ]

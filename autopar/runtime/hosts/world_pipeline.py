@@ -16,7 +16,7 @@ from autopar._compat.trees import partition_spec
 from autopar.errors import AutoparError
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.one_program import OneProgram, unpacked
-from autopar.lower.pipeline.rounds import Copy, Key, ShardedType, whole_key
+from autopar.lower.pipeline.rounds import BufferCopy, Key, ShardedType, whole_key
 from autopar.runtime.hosts.arrays import is_global, spread, whole
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, fits, give_up
@@ -33,7 +33,7 @@ class WorldShardings:
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkerPart:
     """An input or output, or a piece of one that holds the layers of several stages.
 
     Args:
@@ -57,9 +57,9 @@ class Beginning:
         copies: what workers send to each other first.
     """
 
-    inputs: Mapping[tuple[int, Buffer], Part]
+    inputs: Mapping[tuple[int, Buffer], WorkerPart]
     batch: Mapping[tuple[int, Buffer], tuple[int, int]]
-    copies: tuple[Copy, ...]
+    copies: tuple[BufferCopy, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +184,7 @@ class WorldPipeline:
         rounds = self.body.rounds
         parts: dict[tuple[int, Any], Any] = {}
 
-        def put(worker: int, buffer: Buffer, array: Any, part: Part) -> None:
+        def put(worker: int, buffer: Buffer, array: Any, part: WorkerPart) -> None:
             slot = rounds.start[worker][whole_key(buffer)]
             mesh_devices = set(self.meshes[worker].devices.flat)
             for shard in array.addressable_shards:
@@ -204,7 +204,7 @@ class WorldPipeline:
                 worker,
                 buffer,
                 spread(piece, piece.dtype, sharding_on(self.meshes[worker], sharded), copy=False),
-                Part(n),
+                WorkerPart(n),
             )
         given = []
         for n, like in zip(self.body.begin, self.slots, strict=True):
@@ -238,7 +238,7 @@ def sharding_on(mesh: Mesh, sharded: ShardedType) -> NamedSharding:
     return NamedSharding(mesh, spec)
 
 
-def _piece(shard: Any, part: Part) -> Any:
+def _piece(shard: Any, part: WorkerPart) -> Any:
     if part.count == 1:
         return shard
     size = shard.shape[0] // part.count

@@ -36,15 +36,15 @@ from autopar.runtime.ray.recovery import (
     Launch,
     Lost,
     Operate,
-    Place,
     Recovery,
+    RecoveryPlace,
     Replay,
     Succeeded,
 )
 from autopar.runtime.ray.session import Session
 from autopar.runtime.ray.steps import lost_array, run_step
 from autopar.runtime.ray.values import ArrayOwner, RemoteArray, Writing
-from autopar.runtime.ray.watch import Watch
+from autopar.runtime.ray.watch import WorkerWatch
 from autopar.runtime.shards import Leaf
 
 _T = TypeVar("_T")
@@ -78,7 +78,7 @@ class Driver(ArrayOwner):
         self._looked_at_s = 0.0
         self._closed = False
         self._was_asked_to_end = False
-        self._watch = Watch(self, lambda driver: driver._session, self.metrics)
+        self._watch = WorkerWatch(self, lambda driver: driver._session, self.metrics)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Driver(ArrayOwner):
                     if isinstance(instruction, GiveUp):
                         raise
                     record("loss", error.fact, logging.WARNING, worker=error.worker, step=at)
-                    place = Place(type(instruction).__name__.lower(), at, error.worker, error.instruction)
+                    place = RecoveryPlace(type(instruction).__name__.lower(), at, error.worker, error.instruction)
                     event = Lost(error, place)
             return outcomes[-1]
 

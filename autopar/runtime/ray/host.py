@@ -20,7 +20,17 @@ from autopar.runtime.ray.ending import EXIT_STATUS, GRACE_S
 from autopar.runtime.ray.loaded import LoadedFunction, load_programs
 from autopar.runtime.ray.machine import machine
 from autopar.runtime.ray.measurer import Measurer
-from autopar.runtime.ray.messages import Failure, Handshake, Load, Step, StepResult, Timed, WorkerInfo, decode, encode
+from autopar.runtime.ray.messages import (
+    Failure,
+    Handshake,
+    Load,
+    StepRequest,
+    StepResult,
+    Timed,
+    WorkerInfo,
+    decode,
+    encode,
+)
 from autopar.runtime.ray.tls import Identity, credentials_of
 from autopar.runtime.transport import PeerLostError, SilentPeerError, SocketLink
 from autopar.runtime.transport.direct import Transfers
@@ -125,17 +135,19 @@ class WorkerHost:
         """Runs a step.
 
         Args:
-            message: a `Step`.
+            message: a `StepRequest`.
             given: arrays on the host, by number, that the driver sends along.
 
         Returns a `StepResult`, and the small results by number.
         """
-        request = decode(message, Step)
+        request = decode(message, StepRequest)
         loaded = self._functions[request.function]
         with self._one_step, jax.enable_x64(loaded.x64):
             return self._step(request, loaded, given)
 
-    def _step(self, request: Step, loaded: LoadedFunction, given: Mapping[int, Any]) -> tuple[bytes, dict[int, Any]]:
+    def _step(
+        self, request: StepRequest, loaded: LoadedFunction, given: Mapping[int, Any]
+    ) -> tuple[bytes, dict[int, Any]]:
         self._arrays.forget(request.forget)
         self._link.begin(request.deadline_s, request.number)
         at, times = [-1], []
@@ -170,7 +182,7 @@ class WorkerHost:
         sent_bytes = self._link.sent_bytes - sent_bytes
         return encode(StepResult(None, tuple(times), sent_bytes, queued[0])), small
 
-    def _move(self, request: Step, loaded: LoadedFunction) -> None:
+    def _move(self, request: StepRequest, loaded: LoadedFunction) -> None:
         """Before the first instruction: arrays go to workers that need them too."""
         for move in request.moves:
             if move.source == self._worker:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from autopar.lower.pipeline.exported import ExportedProgram, compile_program, mesh_of
 from autopar.runtime.interpreter import Ready
-from autopar.runtime.transport import Link
+from autopar.runtime.transport import WorkerLink
 from autopar.schedule import Apply, Instruction, Recv, Run, Work
 
 
@@ -29,7 +29,7 @@ class LoadedFunction:
     programs: Mapping[Work, Ready]
     placements: Mapping[str, NamedSharding]
     instructions: tuple[Instruction, ...]
-    link: Link
+    link: WorkerLink
     x64: bool
 
     def is_slow(self, index: int) -> bool:

@@ -22,7 +22,7 @@ from autopar.runtime.ray.messages import (
     Connect,
     DeviceFacts,
     Measure,
-    Measured,
+    MeasureResult,
     TransferRequest,
     TransferResult,
     decode,
@@ -41,7 +41,7 @@ _CALLS = 20
 
 
 @dataclass(frozen=True)
-class Case:
+class LinkCase:
     """Transfers to time; see `autopar.runtime.transport.exchange`."""
 
     how: How
@@ -135,12 +135,12 @@ def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], No
         answers = session.call("measure", [(measure,)] * count, options.load_s)
     finally:
         session.close()
-    kinds = tuple(Kind(f, members, decode(answers[members[0]], Measured).samples) for f, members in by_kind)
+    kinds = tuple(Kind(f, members, decode(answers[members[0]], MeasureResult).samples) for f, members in by_kind)
     transport = "direct" if options.direct else "sockets"
     return MeasuredWorkers(kinds, links, len(set(session.machines)), call_s, transport)
 
 
-def cases_of(machines: Sequence[str], devices: Sequence[int], effort: Effort) -> tuple[Case, ...]:
+def cases_of(machines: Sequence[str], devices: Sequence[int], effort: Effort) -> tuple[LinkCase, ...]:
     """Which transfers are timed: between workers of different machines, one of each; on one machine between all.
 
     Args:
@@ -154,13 +154,13 @@ def cases_of(machines: Sequence[str], devices: Sequence[int], effort: Effort) ->
     lanes = min(devices[w] for w in ends)
     pairs = _spaced(tuple(itertools.combinations(ends, 2)), effort.pairs)
     cases = [
-        Case("bounce", pair, _sizes(effort, 1, some), some) for pair in pairs for some in dict.fromkeys((1, lanes))
+        LinkCase("bounce", pair, _sizes(effort, 1, some), some) for pair in pairs for some in dict.fromkeys((1, lanes))
     ]
     if len(ends) > 2:
         for source in _spaced(ends, _FANS):
             targets = tuple(w for w in ends if w != source)[: _MOST_WORKERS - 1]
-            cases.append(Case("fan", (source, *targets), _sizes(effort, len(targets), lanes), lanes))
-    return (*cases, Case("chain", ends[:_MOST_WORKERS], _sizes(effort, _CHAIN, lanes), lanes, _CHAIN))
+            cases.append(LinkCase("fan", (source, *targets), _sizes(effort, len(targets), lanes), lanes))
+    return (*cases, LinkCase("chain", ends[:_MOST_WORKERS], _sizes(effort, _CHAIN, lanes), lanes, _CHAIN))
 
 
 def kinds_of(facts: Sequence[DeviceFacts]) -> tuple[tuple[DeviceFacts, tuple[int, ...]], ...]:
@@ -196,9 +196,9 @@ def _call_s(session: Session, limit_s: float) -> float:
 
 
 def _exchanged(
-    session: Session, cases: Sequence[Case], effort: Effort, limit_s: float, say: Callable[[str], None]
+    session: Session, cases: Sequence[LinkCase], effort: Effort, limit_s: float, say: Callable[[str], None]
 ) -> tuple[LinkSample, ...]:
-    seconds: dict[tuple[Case, int], list[float]] = {(c, size): [] for c in cases for size in c.sizes}
+    seconds: dict[tuple[LinkCase, int], list[float]] = {(c, size): [] for c in cases for size in c.sizes}
     for n in range(effort.repeats):
         say(f"measuring {len(cases)} links and paths, round {n + 1} of {effort.repeats}")
         for case in cases:

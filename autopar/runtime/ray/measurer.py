@@ -12,7 +12,7 @@ from autopar.runtime.ray.messages import (
     DeviceFacts,
     Failure,
     Measure,
-    Measured,
+    MeasureResult,
     StepResult,
     TransferRequest,
     TransferResult,
@@ -56,10 +56,10 @@ class Measurer:
         return encode(DeviceFacts(devices[0].platform, devices[0].device_kind, len(devices), memory, name, versions))
 
     def measure(self, message: bytes) -> bytes:
-        """Measures the devices if a `Measure` says so; returns a `Measured`."""
+        """Measures the devices if a `Measure` says so; returns a `MeasureResult`."""
         request = decode(message, Measure)
         measures_here = self._process in request.processes
-        return encode(Measured(measure_devices(self._devices(), request.effort) if measures_here else ()))
+        return encode(MeasureResult(measure_devices(self._devices(), request.effort) if measures_here else ()))
 
     def connect(self, message: bytes) -> tuple[bytes]:
         """Connects to the processes of a `Connect`. Returns a `StepResult`."""

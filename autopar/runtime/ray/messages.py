@@ -123,7 +123,7 @@ class Move(msgspec.Struct, frozen=True):
     value: str
 
 
-class Step(msgspec.Struct, frozen=True):
+class StepRequest(msgspec.Struct, frozen=True):
     """A step of one worker.
 
     Args:
@@ -214,7 +214,7 @@ class FileResult(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Answer to `Step`.
+    """Answer to `StepRequest`.
 
     Args:
         failure: why it was not finished; None where it was.
@@ -265,7 +265,7 @@ class Measure(msgspec.Struct, frozen=True):
     processes: tuple[int, ...]
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MeasureResult(msgspec.Struct, frozen=True):
     """Answer to `Measure`; nothing from others."""
 
     samples: tuple[Sample, ...] = ()
@@ -325,8 +325,9 @@ _DECODERS: Mapping[type[Any], msgspec.msgpack.Decoder[Any]] = MappingProxyType(
     {
         kind: msgspec.msgpack.Decoder(kind)
         for kind in (
-            Handshake, WorkerInfo, Load, Step, Snapshot, ReadRequest, FileResult, StepResult, DeviceFacts, Measure,
-            Measured, Connect, TransferRequest, TransferResult,
+            Handshake, WorkerInfo, Load, StepRequest, Snapshot, ReadRequest, FileResult, StepResult, DeviceFacts,
+            Measure,
+            MeasureResult, Connect, TransferRequest, TransferResult,
         )
     }
 )  # fmt: skip

@@ -92,7 +92,7 @@ class WorkerKind:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WorkerPlacement:
     """Workers on machines.
 
     Args:
@@ -153,7 +153,7 @@ def layout(
     workers: int | None,
     each: int | Sequence[int] | None,
     like: str | Mapping[str, str] | None,
-) -> Layout:
+) -> WorkerPlacement:
     """Workers for the machines of a cluster.
 
     Args:
@@ -181,10 +181,10 @@ def layout(
     return _by_machine(machines, kind, workers, each, like)
 
 
-def _on_any_machine(machines: Sequence[Machine], sizes: Sequence[int], like: str | None) -> Layout:
+def _on_any_machine(machines: Sequence[Machine], sizes: Sequence[int], like: str | None) -> WorkerPlacement:
     """Workers with virtual devices: a CPU each, on whichever machine."""
     counts = Counter(sizes)
-    wanted = Layout("cpu", tuple(WorkerKind(n, size, like or "local-cpu") for size, n in counts.items()))
+    wanted = WorkerPlacement("cpu", tuple(WorkerKind(n, size, like or "local-cpu") for size, n in counts.items()))
     room = sum(m.cpus for m in machines)
     if room < wanted.count:
         raise ClusterError(
@@ -200,7 +200,7 @@ def _by_machine(
     workers: int | None,
     each: int | Sequence[int] | None,
     like: str | Mapping[str, str] | None,
-) -> Layout:
+) -> WorkerPlacement:
     """Workers with devices of machines, each kind of machines with figures of its own."""
     known = like if isinstance(like, Mapping) else {}
     having = [m for m in machines if m.devices(kind) and (kind != "cpu" or m.type in known)]
@@ -210,7 +210,7 @@ def _by_machine(
     rows = Counter[tuple[str, int]]()
     for type, size in _sizes(having, kind, workers, each):
         rows[type, size] += 1
-    wanted = Layout(
+    wanted = WorkerPlacement(
         kind, tuple(WorkerKind(n, size, _file(name, type, like), type) for (type, size), n in sorted(rows.items()))
     )
     asked = rows.total() if workers is None else workers
@@ -264,7 +264,7 @@ def _file(name: str, type: str, like: str | Mapping[str, str] | None) -> str:
     return known[type]
 
 
-def planned(wanted: Layout) -> Cluster:
+def planned(wanted: WorkerPlacement) -> Cluster:
     """The cluster to plan with: each worker is a node, workers of one kind are a group.
 
     Args:

@@ -36,7 +36,7 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True)
-class Place:
+class RecoveryPlace:
     """Where workers were lost.
 
     Args:
@@ -89,7 +89,7 @@ class Lost:
     """Workers were lost while the last instruction was carried out."""
 
     error: WorkerLostError
-    place: Place
+    place: RecoveryPlace
 
 
 Event: TypeAlias = Asked | Succeeded | Lost
@@ -155,7 +155,7 @@ class Recovery:
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self._last: Instruction = Finish()
-        self._places: list[Place] = []
+        self._places: list[RecoveryPlace] = []
 
     @property
     def losses(self) -> int:
@@ -179,7 +179,7 @@ class Recovery:
                 return Launch()
         return Replay() if event.pending else Operate()
 
-    def _after_loss(self, error: WorkerLostError, place: Place) -> Instruction:
+    def _after_loss(self, error: WorkerLostError, place: RecoveryPlace) -> Instruction:
         policy = self._policy
         self._places.append(place)
         if not policy.recover:

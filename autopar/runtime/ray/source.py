@@ -17,7 +17,7 @@ from autopar.schedule.instructions import Instruction
 
 
 @dataclass(frozen=True)
-class Place:
+class ArrayPlace:
     """Where an input of the step goes on one worker.
 
     Args:
@@ -94,11 +94,11 @@ class Pipelined:
         return self.program.table.num_workers
 
     @cached_property
-    def places(self) -> tuple[tuple[Place, ...], ...]:
+    def places(self) -> tuple[tuple[ArrayPlace, ...], ...]:
         """For each worker what lies there when a step begins."""
         table = self.program.table
         index = {i.name: n for n, i in enumerate(self.inputs)}
-        places: list[list[Place]] = [[] for _ in range(self.num_workers)]
+        places: list[list[ArrayPlace]] = [[] for _ in range(self.num_workers)]
         for v in self.program.dataflow.values:
             if not v.is_input:
                 continue
@@ -107,13 +107,13 @@ class Pipelined:
             for stage in v.stages:
                 for worker in table.workers_of_stage(stage):
                     if v.ref.kind == "in":
-                        places[worker].append(Place(v.name, index[name]))
+                        places[worker].append(ArrayPlace(v.name, index[name]))
                         continue
                     results_of_worker = [
                         k for k in range(table.num_microbatches)
                         if table.worker_of(Task("forward", stage, k)) == worker
                     ]  # fmt: skip
-                    places[worker].append(Place(v.name, index[name], tuple(results_of_worker), self.batch[name]))
+                    places[worker].append(ArrayPlace(v.name, index[name], tuple(results_of_worker), self.batch[name]))
         return tuple(map(tuple, places))
 
     @cached_property

@@ -9,7 +9,7 @@ from typing import Any
 from autopar.errors import AutoparError
 from autopar.runtime.ray.function import Function
 from autopar.runtime.ray.ledger import Call, Ledger
-from autopar.runtime.ray.messages import Move, Start, Step, StepResult, Timed, decode, encode
+from autopar.runtime.ray.messages import Move, Start, StepRequest, StepResult, Timed, decode, encode
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.session import Session
 
@@ -81,7 +81,7 @@ def run_step(
     for id, r in zip(call.results, source.results, strict=True):
         parts[r.worker].results.append((id, r.buffer))
     messages = [
-        Step(
+        StepRequest(
             function.number, call.number, tuple(of_worker.starts), tuple(moves), tuple(of_worker.results), forget,
             options.deadline_s, timed,
         )

@@ -1,4 +1,4 @@
-"""`Watch`: looks after workers while nobody calls them: what is lost then is told at once."""
+"""`WorkerWatch`: looks after workers while nobody calls them: what is lost then is told at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autopar.runtime.ray.session import Session
 _MISSED = 3
 
 
-class Watch:
+class WorkerWatch:
     """A thread that looks at the processes of a driver.
 
     Args:

@@ -1,4 +1,4 @@
-"""`Link`: what a worker sends arrays through and takes them from."""
+"""`WorkerLink`: what a worker sends arrays through and takes them from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepAbortedError(Exception):
         super().__init__(f"step {step} was given up")
 
 
-class Link(ABC):
+class WorkerLink(ABC):
     """One worker's connections. What one worker sends to another arrives in the order in which it was sent."""
 
     @abstractmethod

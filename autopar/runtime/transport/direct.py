@@ -30,7 +30,7 @@ _ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
-class Piece:
+class OfferedShard:
     """A rectangular part of an array that waits to be pulled.
 
     Args:
@@ -57,7 +57,7 @@ class Offered:
 
     shape: tuple[int, ...]
     dtype: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[OfferedShard, ...]
     key: str = ""
 
     @property
@@ -110,7 +110,7 @@ class Transfers:
         key = str(jax.random.key_impl(array)) if is_key(array) else ""
         data = jax.random.key_data(array) if key else array
         wanted = None if boxes is None else boxes(data.shape)
-        pieces: list[Piece] = []
+        pieces: list[OfferedShard] = []
         for shard in data.addressable_shards:
             if shard.replica_id != 0:
                 continue
@@ -121,14 +121,14 @@ class Transfers:
                     pieces.append(self._offered(part, _cut(shard.data, whole, part)))
         return Offered(tuple(data.shape), data.dtype.name, tuple(pieces), key)
 
-    def _offered(self, box: Box, data: Any) -> Piece:
+    def _offered(self, box: Box, data: Any) -> OfferedShard:
         number = secrets.randbits(_NUMBER_BITS)
         with self._lock:
             self._kept[0].append(data)
         self._server.await_pull(number, [data])
-        return Piece(tuple(a for a, _ in box), tuple(data.shape), self._server.address(), number)
+        return OfferedShard(tuple(a for a, _ in box), tuple(data.shape), self._server.address(), number)
 
-    def pulled(self, piece: Piece, dtype: str, device: jax.Device) -> Any:
+    def pulled(self, piece: OfferedShard, dtype: str, device: jax.Device) -> Any:
         """A piece on a device; it need not be there yet."""
         if piece.server not in self._connections:
             self._connections[piece.server] = self._server.connect(piece.server)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.cost.links import How
-from autopar.runtime.transport.base import Link
+from autopar.runtime.transport.base import WorkerLink
 
 _AXIS = "x"
 _ITEM_BYTES = 4
@@ -37,7 +37,7 @@ class Exchange:
     """
 
     def __init__(
-        self, me: int, link: Link, devices: Sequence[jax.Device], clock: Callable[[], float] = time.perf_counter
+        self, me: int, link: WorkerLink, devices: Sequence[jax.Device], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._me = me
         self._link = link

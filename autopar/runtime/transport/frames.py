@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from autopar.runtime.transport.direct import Offered, Piece, Received
+from autopar.runtime.transport.direct import Offered, OfferedShard, Received
 from autopar.runtime.transport.tiles import Tile, Tiled
 
 _LENGTH = struct.Struct("<I")
@@ -108,7 +108,7 @@ def read_frame(connection: socket.socket) -> Frame:
     header = msgspec.msgpack.decode(read_exactly(connection, length), type=Header)
     if header.server:
         buffers = zip(header.starts, header.sizes, header.numbers, strict=True)
-        pieces = tuple(Piece(start, size, header.server, number) for start, size, number in buffers)
+        pieces = tuple(OfferedShard(start, size, header.server, number) for start, size, number in buffers)
         return Frame(header.step, header.tag, Offered(header.shape, header.dtype, pieces, header.key))
     tiles = []
     for start, size in zip(header.starts, header.sizes, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
-from autopar.runtime.transport.base import Link
+from autopar.runtime.transport.base import WorkerLink
 from autopar.runtime.transport.shards import ShardLayout
 from autopar.runtime.transport.sockets import SocketLink
 
@@ -53,7 +53,7 @@ class ProcessGroups:
         return tuple(p for p in self.members(self.workers[process]) if p != process)
 
 
-class GroupLink(Link):
+class GroupLink(WorkerLink):
     """One process's part of its worker's connections.
 
     Every process of the sender writes to every process of the receiver once for each array: those of its pieces that
@@ -73,21 +73,21 @@ class GroupLink(Link):
         self._layouts = layouts
 
     def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
-        """See `Link.send`."""
+        """See `WorkerLink.send`."""
         layouts = self._layouts.get(to, {}).get(name) if self._groups.sizes[to] > 1 else None
         for rank, process in enumerate(self._groups.members(to)):
             boxes = None if layouts is None else partial(layouts.boxes, process=rank)
             self._link.send_shards(process, tag, array, boxes)
 
     def has_room(self, to: int) -> bool:
-        """See `Link.has_room`."""
+        """See `WorkerLink.has_room`."""
         return all(self._link.has_room(p) for p in self._groups.members(to))
 
     def ready(self, source: int) -> bool:
-        """See `Link.ready`."""
+        """See `WorkerLink.ready`."""
         return all(self._link.ready(p) for p in self._groups.members(source))
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
-        """See `Link.receive`."""
+        """See `WorkerLink.receive`."""
         parts = [self._link.receive_shards(p, tag) for p in self._groups.members(source)]
         return self._link.laid(parts, sharding)

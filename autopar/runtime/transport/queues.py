@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from autopar.errors import ScheduleError
-from autopar.runtime.transport.base import Link
+from autopar.runtime.transport.base import WorkerLink
 
 
 class Queues:
@@ -18,12 +18,12 @@ class Queues:
     def __init__(self) -> None:
         self._lines: dict[tuple[int, int], deque[tuple[int, Any]]] = {}
 
-    def link(self, worker: int) -> Link:
+    def link(self, worker: int) -> WorkerLink:
         """The connections of one worker."""
         return _QueueLink(worker, self._lines)
 
 
-class _QueueLink(Link):
+class _QueueLink(WorkerLink):
     def __init__(self, worker: int, lines: dict[tuple[int, int], deque[tuple[int, Any]]]) -> None:
         self._worker = worker
         self._lines = lines

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.sharding import NamedSharding
 
-from autopar.runtime.transport.base import Link, PeerLostError, SilentPeerError
+from autopar.runtime.transport.base import PeerLostError, SilentPeerError, WorkerLink
 from autopar.runtime.transport.channels import Credentials, Listener, dial, shut
 from autopar.runtime.transport.direct import Offered, Received, Transfers, merged
 from autopar.runtime.transport.frames import read_exactly, read_frame, write_frame, write_offer
@@ -34,7 +34,7 @@ _LOOK_S = 0.0002
 Boxes: TypeAlias = Callable[[Sequence[int]], Sequence[Box]]
 
 
-class SocketLink(Link):
+class SocketLink(WorkerLink):
     """A worker's connections over TCP.
 
     Args:
@@ -84,7 +84,7 @@ class SocketLink(Link):
             inbox.abort(step)
 
     def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
-        """See `Link.send`."""
+        """See `WorkerLink.send`."""
         self.send_shards(to, tag, array)
 
     def send_shards(self, to: int, tag: int, array: Any, boxes: Boxes | None = None) -> None:
@@ -99,11 +99,11 @@ class SocketLink(Link):
         self._sender(to).lines.put((self._step, tag, array, boxes))
 
     def has_room(self, to: int) -> bool:
-        """See `Link.has_room`: what is sent waits in a thread of its own."""
+        """See `WorkerLink.has_room`: what is sent waits in a thread of its own."""
         return True
 
     def ready(self, source: int) -> bool:
-        """See `Link.ready`."""
+        """See `WorkerLink.ready`."""
         return not self._inbox(source).empty
 
     @property
@@ -117,7 +117,7 @@ class SocketLink(Link):
         return sum(sender.bytes for sender in list(self._outgoing.values()))
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
-        """See `Link.receive`; without a sharding the array stays on the host until somebody needs it."""
+        """See `WorkerLink.receive`; without a sharding the array stays on the host until somebody needs it."""
         return self.laid([self.receive_shards(source, tag)], sharding)
 
     def laid(self, parts: Sequence[Received], sharding: NamedSharding | None) -> Any:
@@ -137,7 +137,7 @@ class SocketLink(Link):
         return came.array() if sharding is None else placed(came, sharding)
 
     def receive_shards(self, source: int, tag: int) -> Received:
-        """What ``source`` sent next; see `Link.receive`."""
+        """What ``source`` sent next; see `WorkerLink.receive`."""
         frame = self._inbox(source).take(self._step, self._waited_from, self._deadline)
         check_tag(source, tag, frame.tag)
         if isinstance(frame.array, Offered):

@@ -3,9 +3,9 @@
 `build` states the problem; `extract` turns a choice into the plan's records; `bill_of` lists what devices run and send.
 """
 
-from autopar.search.intra.bill import Bill, Kernel, Message, bill_of
+from autopar.search.intra.bill import Bill, BilledMessage, Kernel, bill_of
 from autopar.search.intra.build import build
 from autopar.search.intra.extract import Sharding, extract
 from autopar.search.intra.sharding_problem import ShardingProblem
 
-__all__ = ["Bill", "Kernel", "Message", "Sharding", "ShardingProblem", "bill_of", "build", "extract"]
+__all__ = ["Bill", "BilledMessage", "Kernel", "Sharding", "ShardingProblem", "bill_of", "build", "extract"]

@@ -53,7 +53,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class BilledMessage:
     """A collective.
 
     Args:
@@ -82,7 +82,7 @@ class Bill:
     """The lines of a plan of one stage, in the order in which operators run. Two bills are equal if they are one."""
 
     kernels: tuple[Kernel, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[BilledMessage, ...]
 
 
 def bill_of(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Bill:
@@ -96,7 +96,7 @@ def bill_of(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     layouts = value_layouts(sharding_problem, choice)
     sent = collectives(problem, sharding_problem, choice, layouts, copy_layouts(sharding_problem, choice, layouts))
     messages = tuple(
-        Message(
+        BilledMessage(
             c.kind,
             c.use.consumer,
             c.use.phase,

@@ -23,7 +23,7 @@ from autopar.search.intra.host import add_host_seconds, offloading
 from autopar.search.intra.memory import usages
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.update import has_backward
-from autopar.search.intra.walk import Walk
+from autopar.search.intra.walk import GraphWalk
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Edge, Node
 from autopar.solver import Usage as SolverUsage
@@ -47,7 +47,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     for i in graph.inputs:
         copied = readers[i.name] > 1 or i.name in stacks
         add_input(b, i.name, i.type, copied=copied, movable=offered.inputs, constraints=constraints)
-    Walk(b, has_backward(graph)).graph(graph, "", 1.0)
+    GraphWalk(b, has_backward(graph)).graph(graph, "", 1.0)
     b.time += 1
     outputs = add_outputs(b, graph)
     for value in list(b.values.values()):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import Work
+from autopar.cost import KernelWork
 from autopar.ir import Layout, Operator, TensorType
 from autopar.sharding import Strategy
 
@@ -118,7 +118,7 @@ class SiteDraft:
     id: str
     op: Operator
     types: tuple[TensorType, ...]
-    work: Work
+    work: KernelWork
     node: int
     strategies: tuple[Strategy, ...]
     seconds: Array

@@ -20,7 +20,7 @@ from autopar.search.intra.sharding_problem import ShardingProblem
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TimedTask:
     """An operator that computes.
 
     Args:
@@ -73,8 +73,8 @@ class Timing:
 class _Schedule:
     """What is done, running and ready, as time goes on."""
 
-    def __init__(self, tasks: Sequence[Task], transfers: Sequence[Transfer]) -> None:
-        self.tasks = (*tasks, Task("", 0.0, tuple(t.id for t in tasks)))
+    def __init__(self, tasks: Sequence[TimedTask], transfers: Sequence[Transfer]) -> None:
+        self.tasks = (*tasks, TimedTask("", 0.0, tuple(t.id for t in tasks)))
         self.index = {t.id: n for n, t in enumerate(self.tasks)}
         self.transfers = transfers
         self.open = [len({n for n in t.needs if n in self.index}) for t in self.tasks]
@@ -134,7 +134,7 @@ class _Schedule:
                 heapq.heappush(self.running, (now + self.transfers[transfer].seconds, 1, transfer))
 
 
-def list_schedule(tasks: Sequence[Task], transfers: Sequence[Transfer]) -> Timing:
+def list_schedule(tasks: Sequence[TimedTask], transfers: Sequence[Transfer]) -> Timing:
     """The schedule of tasks with transfers beside them.
 
     Args:
@@ -192,9 +192,9 @@ def schedules(
         sent: all collectives of the choice, value by value.
     """
     regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
-    inner: dict[str, list[tuple[int, Task]]] = defaultdict(list)
+    inner: dict[str, list[tuple[int, TimedTask]]] = defaultdict(list)
     for s in sharding_problem.sites:
-        task = Task(s.id, float(s.seconds[choice[s.node]]), _needs(s.id, s.op, producers))
+        task = TimedTask(s.id, float(s.seconds[choice[s.node]]), _needs(s.id, s.op, producers))
         inner[region_of(s.id, regions)].append((s.time, task))
     of_region: dict[str, list[int]] = defaultdict(list)
     for n, c in enumerate(sent):
@@ -203,7 +203,7 @@ def schedules(
     # Inner loops first: each is one task of the region that it is in.
     for region in sorted({*regions, ""}, key=lambda r: (-r.count("/"), -len(r), r)):
         loops = [
-            (r.time, Task(r.id, by_region[r.id].timing.seconds, _needs(r.id, r.op, producers)))
+            (r.time, TimedTask(r.id, by_region[r.id].timing.seconds, _needs(r.id, r.op, producers)))
             for r in sharding_problem.region_sites
             if region_of(r.id, regions) == region
         ]

@@ -101,7 +101,7 @@ def slack_s(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
         collectives(problem, sharding_problem, choice, layouts, copy_layouts(sharding_problem, choice, layouts))
     )
     schedules_of = schedules(sharding_problem, choice, sent)
-    windows = {region: Window(of) for region, of in schedules_of.items()}
+    windows = {region: SlackWindow(of) for region, of in schedules_of.items()}
     regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
     hubs: dict[str, list[int]] = defaultdict(list)
     for c in sharding_problem.copies:
@@ -125,7 +125,7 @@ def _edge(a: int, b: int) -> tuple[int, int]:
     return (a, b) if a < b else (b, a)
 
 
-class Window:
+class SlackWindow:
     """When links of a region are idle.
 
     Args:

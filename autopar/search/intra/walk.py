@@ -1,4 +1,4 @@
-"""`Walk`: adds the operators of a graph to a `Builder`, one node for each that does not follow an operand."""
+"""`GraphWalk`: adds the operators of a graph to a `Builder`, one node for each that does not follow an operand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cost import Core, Work
+from autopar.cost import Core, KernelWork
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.attention import attention_cores, on_chip_operators
 from autopar.ir.phases import phase_of
@@ -76,7 +76,7 @@ class _Kernel:
         constant: constants alone decide its results.
     """
 
-    work: Work
+    work: KernelWork
     fused: bool
     transient: bool
     basis: float
@@ -84,7 +84,7 @@ class _Kernel:
     constant: bool
 
 
-class Walk:
+class GraphWalk:
     """Walks a graph and its regions once.
 
     Args:
@@ -99,7 +99,7 @@ class Walk:
         self.operators = OperatorTable(builder.mesh)
         self.growth = growth_of(cluster)
         self.functions = frozenset(name for d in cluster.device_types for name, _ in d.function_s)
-        self.busy: dict[tuple[Work, int], tuple[tuple[Strategy, ...], Array]] = {}
+        self.busy: dict[tuple[KernelWork, int], tuple[tuple[Strategy, ...], Array]] = {}
         self.chains: dict[int, tuple[Graph, Chains]] = {}
         self.streams = UpdateStreams()
 
@@ -262,7 +262,7 @@ class Walk:
         return self.chains[id(graph)][1]
 
     def _seconds(
-        self, work: Work, strategies: tuple[Strategy, ...], op: Operator, types: Sequence[TensorType]
+        self, work: KernelWork, strategies: tuple[Strategy, ...], op: Operator, types: Sequence[TensorType]
     ) -> Array:
         """Busy seconds of one run of an operator, by strategy."""
         if (key := (work, id(strategies))) not in self.busy:

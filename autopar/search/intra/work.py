@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import PRODUCTS, CostModel, Matrices, Work, kind_of, matrices_of, reorders, run_bytes
+from autopar.cost import PRODUCTS, CostModel, KernelWork, Matrices, kind_of, matrices_of, reorders, run_bytes
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.primitives import TRANSCENDENTAL, is_fusible
 from autopar.search.intra.draft import ValueDraft
@@ -112,7 +112,7 @@ def work_of(
     moved: float,
     chains: Chains | None,
     functions: frozenset[str],
-) -> Work:
+) -> KernelWork:
     """The work of one run of an operator.
 
     Args:
@@ -125,7 +125,7 @@ def work_of(
     """
     types = [*operand_types, *(v.type for v in op.results)]
     dtype, run = types[0].dtype if types else "f32", run_bytes(op, operand_types)
-    work = Work(options.flops, moved, dtype, kind_of(op, operand_types), run_bytes=run)
+    work = KernelWork(options.flops, moved, dtype, kind_of(op, operand_types), run_bytes=run)
     if op.primitive in functions:
         return replace(work, function=op.primitive, elements=sum(v.type.size for v in op.results))
     again = reorders(op, operand_types) if chains is not None else ()
@@ -158,7 +158,7 @@ def product_of(op: Operator, types: Sequence[TensorType], strategy: Strategy, si
 def busy_seconds(
     cost: CostModel,
     sizes: Mapping[str, int],
-    work: Work,
+    work: KernelWork,
     strategies: Sequence[Strategy],
     op: Operator,
     types: Sequence[TensorType],

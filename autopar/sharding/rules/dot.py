@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from autopar.ir import Operator, TensorType, is_float, item_bytes
 from autopar.sharding.factors import Factor, Rule, RuleFunction
-from autopar.sharding.loops import Loop, parallel, rule_of
+from autopar.sharding.loops import FactorPlaces, parallel, rule_of
 from autopar.sharding.rules.elementwise import is_number
 
 _Ints: TypeAlias = tuple[int, ...]
@@ -31,9 +31,9 @@ def _sums_pass(dtype: str, result: str) -> bool:
     return is_number(dtype) and is_number(result) and not is_float(result) and item_bytes(dtype) >= item_bytes(result)
 
 
-def contracted(size: int, result: TensorType, *places: tuple[int, int]) -> tuple[Loop, ...]:
+def contracted(size: int, result: TensorType, *places: tuple[int, int]) -> tuple[FactorPlaces, ...]:
     """The loop of a contracted dim, or none where results cannot be added (bools)."""
-    return (Loop(Factor(size, reduce="sum"), places),) if is_number(result.dtype) else ()
+    return (FactorPlaces(Factor(size, reduce="sum"), places),) if is_number(result.dtype) else ()
 
 
 def dot_general(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from autopar.ir import Operator, TensorType
 from autopar.sharding.factors import Factor, Rule, RuleFunction
-from autopar.sharding.loops import Loop, parallel, rule_of
+from autopar.sharding.loops import FactorPlaces, parallel, rule_of
 from autopar.sharding.rules.elementwise import is_number
 
 #: Modes of out-of-bounds indices that the localizers reproduce.
@@ -40,7 +40,7 @@ def gather(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
             loops.append(parallel(operand.shape[d], (0, d), (2, r)))
     if is_number(operand.dtype):
         loops += [
-            Loop(Factor(operand.shape[d], reduce="sum"), ((0, d),))
+            FactorPlaces(Factor(operand.shape[d], reduce="sum"), ((0, d),))
             for d in picked
             if sizes[d] == 1 and operand.shape[d] > 1
         ]

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from autopar.ir import Operator, TensorType
 from autopar.sharding.factors import Factor, Rule, RuleFunction
-from autopar.sharding.loops import Loop, parallel, rule_of
+from autopar.sharding.loops import FactorPlaces, parallel, rule_of
 from autopar.sharding.rules.elementwise import is_number
 from autopar.sharding.rules.indexing import MODES
 
@@ -39,7 +39,7 @@ def scatter(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
             loops.append(parallel(operand.shape[d], (0, d), (1, n), (2, u), (3, d)))
         elif adds:
             added = Factor(indices.shape[n], reduce="sum", partial_operands=(0,))
-            loops.append(Loop(added, ((1, n), (2, u))))
+            loops.append(FactorPlaces(added, ((1, n), (2, u))))
     for d, u in zip(kept, windows, strict=True):
         if updates.shape[u] == operand.shape[d]:
             loops.append(parallel(operand.shape[d], (0, d), (2, u), (3, d)))

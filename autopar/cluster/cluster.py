@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from autopar._compat.devices import local_devices
 from autopar.cluster.arrange import AXIS_NAMES, DevicePlace, arrange, distinct, mesh_shapes, places
@@ -22,6 +22,7 @@ from autopar.cluster.file import parse, plain
 from autopar.cluster.group import NodeGroup
 from autopar.cluster.here import groups_of, one_node
 from autopar.cluster.mesh import LogicalMesh
+from autopar.cluster.ray_options import Devices, RayOptions, Transport
 from autopar.errors import ClusterError
 from autopar.hooks import HOOKS
 
@@ -107,14 +108,14 @@ class Cluster:
         workers: int | None = None,
         devices_per_worker: int | Sequence[int] | None = None,
         hosts_per_stage: int = 1,
-        devices: Literal["auto", "cpu", "gpu", "tpu"] = "auto",
+        devices: Devices = "auto",
         like: str | Mapping[str, str] | None = None,
         object_store_bytes: int = 80 * 2**20,
         deadline_s: float = 300.0,
         recover: bool = False,
         copy_every: int = 10,
         cache: str | None = None,
-        transport: Literal["auto", "sockets", "direct"] = "auto",
+        transport: Transport = "auto",
         start_s: float = 300.0,
         load_s: float = 900.0,
         attempts: int = 10,
@@ -159,27 +160,11 @@ class Cluster:
         Raises:
             ClusterError: Ray does not start or answer, or has too few devices.
         """
-        cluster: Cluster = HOOKS.function("connect to ray")(
-            address,
-            workers=workers,
-            devices_per_worker=devices_per_worker,
-            hosts_per_stage=hosts_per_stage,
-            devices=devices,
-            like=like,
-            object_store_bytes=object_store_bytes,
-            deadline_s=deadline_s,
-            recover=recover,
-            copy_every=copy_every,
-            cache=cache,
-            transport=transport,
-            start_s=start_s,
-            load_s=load_s,
-            attempts=attempts,
-            repeats=repeats,
-            runtime_env=runtime_env,
-            resources=resources,
-            labels=labels,
-        )
+        options = RayOptions(
+            workers, devices_per_worker, hosts_per_stage, devices, like, object_store_bytes, deadline_s, recover,
+            copy_every, cache, transport, start_s, load_s, attempts, repeats, runtime_env, resources, labels,
+        )  # fmt: skip
+        cluster: Cluster = HOOKS.function("connect to ray")(address, options)
         return cluster
 
     def with_nodes(self, nodes: int) -> Cluster:

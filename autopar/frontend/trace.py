@@ -81,6 +81,57 @@ def _is_array(leaf: Any, numbers: bool) -> bool:
     return isinstance(leaf, jax.Array) or (numbers and isinstance(leaf, NUMBERS))
 
 
+@dataclass(eq=False)
+class _FlatCall:
+    """The user's function as one from arrays to arrays; what a trace of it sees is noted.
+
+    Args:
+        fn: the function.
+        signature: of the call.
+        static_numbers: whether Python numbers are values of the program.
+    """
+
+    fn: Callable[..., Any]
+    signature: CallSignature
+    static_numbers: bool
+    argument_paths: tuple[tuple[str, int | str, str], ...] = ()
+    out_paths: tuple[str, ...] = ()
+    out_treedef: Any = None
+    out_static: tuple[tuple[int, Any], ...] = ()
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        """The arrays of the result."""
+        self.argument_paths = self.signature.paths(self.fn, arrays)
+        args, kwargs = self.signature.arguments(arrays)
+        with_paths, self.out_treedef = jax.tree_util.tree_flatten_with_path(self.fn(*args, **kwargs))
+        self.out_static = tuple((i, leaf) for i, (_, leaf) in enumerate(with_paths) if not self._is_array(leaf))
+        self.out_paths = tuple(jax.tree_util.keystr(path) for path, leaf in with_paths if self._is_array(leaf))
+        return [leaf for _, leaf in with_paths if self._is_array(leaf)]
+
+    def _is_array(self, leaf: Any) -> bool:
+        return _is_array(leaf, not self.static_numbers)
+
+
+def _jaxpr(fn: Callable[..., Any], call: _FlatCall, signature: CallSignature) -> ClosedJaxpr:
+    """The jaxpr of ``call``; TraceError with the user's line where jax cannot trace it."""
+    try:
+        closed = jax.make_jaxpr(call)(*signature.avals())
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, jax.errors.UnexpectedTracerError) as error:
+        raise _trace_error(fn, error) from error
+    except (TypeError, IndexError, ValueError) as error:
+        if not any(text in str(error) for text in _UNTRACEABLE):
+            raise
+        raise _trace_error(fn, error) from error
+    if any(isinstance(c, jax.core.Tracer) for c in closed.consts):
+        raise TraceError(
+            f"{callable_name(fn)} uses a value of another trace",
+            cause="the value was kept in a global or a closure while jax traced another function, or this function is "
+            "itself called under jax.jit or jax.grad",
+            remedy="pass the value as an argument, and call the parallelized function outside of jax transformations",
+        )
+    return closed
+
+
 def trace(
     fn: Callable[..., Any],
     signature: CallSignature,
@@ -101,45 +152,12 @@ def trace(
     Raises:
         TraceError: jax cannot trace the function; the message has the user's line.
     """
-    treedefs: list[Any] = []
-    statics: list[tuple[tuple[int, Any], ...]] = []
-    out_paths: list[tuple[str, ...]] = []
-    argument_paths: list[tuple[tuple[str, int | str, str], ...]] = []
-
-    def flat(*arrays: Any) -> list[Any]:
-        argument_paths.append(signature.paths(fn, arrays))
-        args, kwargs = signature.arguments(arrays)
-        result = fn(*args, **kwargs)
-        with_paths, treedef = jax.tree_util.tree_flatten_with_path(result)
-        kept = [(i, leaf) for i, (_, leaf) in enumerate(with_paths) if not is_array(leaf)]
-        treedefs.append(treedef)
-        statics.append(tuple(kept))
-        out_paths.append(tuple(jax.tree_util.keystr(path) for path, leaf in with_paths if is_array(leaf)))
-        return [leaf for _, leaf in with_paths if is_array(leaf)]
-
-    def is_array(leaf: Any) -> bool:
-        return _is_array(leaf, not static_numbers)
-
-    try:
-        closed = jax.make_jaxpr(flat)(*signature.avals())
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, jax.errors.UnexpectedTracerError) as error:
-        raise _trace_error(fn, error) from error
-    except (TypeError, IndexError, ValueError) as error:
-        if not any(text in str(error) for text in _UNTRACEABLE):
-            raise
-        raise _trace_error(fn, error) from error
-    paths = argument_paths[-1]
-    closed_over = tuple(closed.consts)
-    if any(isinstance(c, jax.core.Tracer) for c in closed_over):
-        raise TraceError(
-            f"{callable_name(fn)} uses a value of another trace",
-            cause="the value was kept in a global or a closure while jax traced another function, or this function is "
-            "itself called under jax.jit or jax.grad",
-            remedy="pass the value as an argument, and call the parallelized function outside of jax transformations",
-        )
+    call = _FlatCall(fn, signature, static_numbers)
+    closed = _jaxpr(fn, call, signature)
+    paths, closed_over = call.argument_paths, tuple(closed.consts)
 
     def built(closed: ClosedJaxpr) -> BoundGraph:
-        bound = build_graph(closed, callable_name(fn), [(path, "other") for path, _, _ in paths], out_paths[-1])
+        bound = build_graph(closed, callable_name(fn), [(path, "other") for path, _, _ in paths], call.out_paths)
         graph = order(assign_roles(bound.graph, [(argument, inner) for _, argument, inner in paths], batch_argnums))
         return BoundGraph(graph, bound.bounds, bound.constants)
 
@@ -152,8 +170,8 @@ def trace(
         program=program,
         signature=signature,
         closed_over=closed_over,
-        out_treedef=treedefs[-1],
-        out_static=statics[-1],
+        out_treedef=call.out_treedef,
+        out_static=call.out_static,
         arguments=paths,
         passed=_passed(graph, signature),
         weak=tuple(bool(getattr(a, "weak_type", False)) for a in closed.out_avals),

@@ -20,6 +20,7 @@ from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.donation import given_up
 from autopar.lower.program import stage_devices
 from autopar.lower.split_layers import SplitStep
+from autopar.plan import PlanContent
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.leaves import check_data, check_donated, fits, give_up
 from autopar.runtime.local import copied
@@ -273,24 +274,14 @@ def load_pipeline(
         ClusterError: there are not as many devices as the plan wants.
         PlanMismatchError: the plan keeps something in host memory that the devices have no access to.
     """
+    runtime = LocalPipeline(lowered.instructions, _compiled(lowered, devices, spared))
+    check_host_memory(lowered.plan.content, devices)
     meshes = [stage_devices(lowered.plan, s, devices) for s in range(lowered.plan.num_stages)]
-    loaded: dict[tuple[int, Work], Loaded] = {}
-    unused = [given_up(lowered.instructions, worker) for worker in range(lowered.table.num_workers)]
-    for program in lowered.programs:
-        stage = program.work.stage
-        for worker in lowered.table.workers_of_stage(stage):
-            mesh = stage_mesh(lowered, worker, stage, devices)
-            names = unused[worker].get(program.work, frozenset()) - spared
-            loaded[worker, program.work] = Loaded.compile(program, mesh, names)
-    runtime = LocalPipeline(lowered.instructions, loaded)
-    content = lowered.plan.content
-    check_host_memory(content, devices)
-    hosted = hosted_of(content)
     step = split_step.step.graph
-    homes = [lowered.map.inputs[i.name][0] for i in step.inputs]
+    first_stages = [lowered.map.inputs[i.name][0] for i in step.inputs]
 
     def input_place(index: int) -> NamedSharding:
-        stage, name = homes[index], step.inputs[index].name
+        stage, name = first_stages[index], step.inputs[index].name
         port = runtime.ports.get((lowered.worker_of_stage(stage), str(ValueRef("in", name, stage))))
         whole = NamedSharding(meshes[stage], PartitionSpec())
         return whole if port is None else port[0].sharding(port[1])
@@ -298,16 +289,7 @@ def load_pipeline(
     places = _result_places(runtime)
     leaves = {n: StackedLeaf(tuple(map(input_place, at))) for n, at in enumerate(split_step.inputs) if len(at) > 1}
     results = {n: StackedLeaf(tuple(places[i] for i in at)) for n, at in enumerate(split_step.outputs) if len(at) > 1}
-    shardings = PipelineShardings(
-        tuple(
-            leaves[n].sharding if n in leaves else sharding_of(r, meshes[r.stage], host=n in hosted.inputs)
-            for n, r in enumerate(content.inputs)
-        ),
-        tuple(
-            results[n].sharding if n in results else sharding_of(r, meshes[r.stage], host=n in hosted.outputs)
-            for n, r in enumerate(content.outputs)
-        ),
-    )
+    shardings = _shardings(lowered.plan.content, meshes, leaves, results)
     count = len(traced.signature.traced)
     constants = tuple(
         jax.device_put(c, s) for c, s in zip(traced.closed_over, shardings.input_shardings[count:], strict=True)
@@ -323,6 +305,39 @@ def load_pipeline(
         split_step,
         leaves,
         results,
+    )
+
+
+def _compiled(lowered: LoweredPipeline, devices: Sequence[Any], spared: Set[str]) -> dict[tuple[int, Work], Loaded]:
+    """By worker and work the compiled programs; arguments are those of `load_pipeline`."""
+    loaded: dict[tuple[int, Work], Loaded] = {}
+    unused = [given_up(lowered.instructions, worker) for worker in range(lowered.table.num_workers)]
+    for program in lowered.programs:
+        stage = program.work.stage
+        for worker in lowered.table.workers_of_stage(stage):
+            mesh = stage_mesh(lowered, worker, stage, devices)
+            names = unused[worker].get(program.work, frozenset()) - spared
+            loaded[worker, program.work] = Loaded.compile(program, mesh, names)
+    return loaded
+
+
+def _shardings(
+    content: PlanContent,
+    meshes: Sequence[Mesh],
+    leaves: Mapping[int, StackedLeaf],
+    results: Mapping[int, StackedLeaf],
+) -> PipelineShardings:
+    """Where inputs and outputs of a step lie: on the mesh of a stage; leaves that were split, on those of several."""
+    hosted = hosted_of(content)
+    return PipelineShardings(
+        tuple(
+            leaves[n].sharding if n in leaves else sharding_of(r, meshes[r.stage], host=n in hosted.inputs)
+            for n, r in enumerate(content.inputs)
+        ),
+        tuple(
+            results[n].sharding if n in results else sharding_of(r, meshes[r.stage], host=n in hosted.outputs)
+            for n, r in enumerate(content.outputs)
+        ),
     )
 
 

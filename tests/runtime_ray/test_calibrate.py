@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +16,7 @@ from click.testing import CliRunner
 import autopar
 from autopar.cli import main
 from autopar.cluster import Cluster
+from autopar.cluster.ray_options import RayOptions
 from autopar.errors import WorkerLostError
 from autopar.runtime.measuring import QUICK
 from autopar.runtime.ray import start
@@ -70,11 +70,11 @@ def test_links_between_workers_are_in_the_file(cluster: RayCluster, tmp_path: Pa
 
 def test_the_command_takes_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What it asks Ray for; the workers are threads."""
-    asked: list[tuple[str | None, dict[str, Any]]] = []
+    asked: list[tuple[str | None, RayOptions]] = []
 
-    def connect(address: str | None, **options: Any) -> RayCluster:
+    def connect(address: str | None, options: RayOptions) -> RayCluster:
         asked.append((address, options))
-        return thread_cluster(options["workers"] or 2, options["devices_per_worker"] or 1, deadline_s=60)
+        return thread_cluster(options.workers or 2, options.sizes[0] or 1, deadline_s=60)
 
     monkeypatch.setattr(start, "ray_cluster", connect)
     monkeypatch.setattr("autopar.runtime.measuring.QUICK", LEAST)
@@ -86,13 +86,13 @@ def test_the_command_takes_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         assert done.stdout == file.read_text(encoding="utf-8")
     assert Cluster.load(file).name == "mine" and Cluster.load(file).num_nodes == 3
     assert asked == [
-        (None, {"workers": None, "devices_per_worker": None, "devices": "auto"}),
-        ("head:6379", {"workers": 3, "devices_per_worker": None, "devices": "auto"}),
+        (None, RayOptions()),
+        ("head:6379", RayOptions(workers=3)),
     ]
     before = dict(os.environ)
     done = CliRunner().invoke(main, [*common, "--ray", "--cpu-devices", "2", "-o", str(file)])
     assert done.exit_code == 0, done.output
-    assert asked[-1] == (None, {"workers": None, "devices_per_worker": 2, "devices": "cpu"})
+    assert asked[-1] == (None, RayOptions(devices_per_worker=2, devices="cpu"))
     assert dict(os.environ) == before  # the variables of virtual devices are for this process's own
     wrong = CliRunner().invoke(main, ["calibrate", "--workers", "2", "-o", str(file)])
     assert wrong.exit_code == 2 and "--workers is for --ray" in wrong.output

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -80,40 +83,67 @@ def initialize(
         address = options.get("coordinator_bind_address") or f"[::]:{port}"
         options["coordinator_bind_address"] = _UNUSED
         service = start_service(address, processes, options["heartbeat_timeout_seconds"], heartbeat_s())
-    failed: list[BaseException] = []
-
-    def join() -> None:
-        try:
-            jax.distributed.initialize(**given, **options)
-        except BaseException as error:
-            failed.append(error)
-
-    # jax ends the process where the others do not come: a thread waits, so that this one can say so first.
-    thread = threading.Thread(target=join, name="autopar-join", daemon=True)
-    thread.start()
-    until = time.monotonic() + join_s
-    while thread.is_alive() and time.monotonic() < until:
-        thread.join(_LOOK_S)
-        reason = why_ended(service) if service is not None else None
-        if reason is not None:
-            raise ClusterError(
-                f"no coordination service at {coordinator}: {reason}",
-                cause="the port is taken, or the address is another machine's",
-                remedy="give an address of process 0's machine with a free port",
-            )
-    if thread.is_alive():
-        raise ProcessLostError(
-            f"not all {processes or ''} processes came to {coordinator or 'the coordinator'} within {join_s:g} s",
-            cause="one was not started or ended before it came here, or the address is not process 0's",
-            remedy="look at the output of all processes; join_s= gives them more time",
-        )
-    if failed:
-        if isinstance(failed[0], ValueError) and all(v is None for v in given.values()):
-            return  # nothing says that there are others
-        raise ClusterError(f"jax cannot join the processes: {failed[0]}") from failed[0]
+    reached = _Join(given, options, join_s).run(service)
+    if not reached:
+        return  # nothing says that there are others
     joined_world = world()
     if joined_world is not None:
         watch(joined_world)
+
+
+@dataclass(frozen=True)
+class _Join:
+    """A call of `jax.distributed.initialize` that this process waits for itself.
+
+    Args:
+        given: coordinator, number of processes and of this one, as far as they are known.
+        options: of jax.
+        limit_s: seconds that the others are waited for.
+    """
+
+    given: Mapping[str, Any]
+    options: Mapping[str, Any]
+    limit_s: float
+
+    def run(self, service: subprocess.Popen[bytes] | None) -> bool:
+        """Whether there are other processes, which came; typed errors where some are missing.
+
+        Args:
+            service: the coordination service of this process, if it has it.
+        """
+        failed: list[BaseException] = []
+        # jax ends the process where the others do not come: a thread waits, so that this one can say so first.
+        thread = threading.Thread(target=self._initialize, args=(failed,), name="autopar-join", daemon=True)
+        thread.start()
+        coordinator = self.given["coordinator_address"]
+        until = time.monotonic() + self.limit_s
+        while thread.is_alive() and time.monotonic() < until:
+            thread.join(_LOOK_S)
+            reason = why_ended(service) if service is not None else None
+            if reason is not None:
+                raise ClusterError(
+                    f"no coordination service at {coordinator}: {reason}",
+                    cause="the port is taken, or the address is another machine's",
+                    remedy="give an address of process 0's machine with a free port",
+                )
+        if thread.is_alive():
+            raise ProcessLostError(
+                f"not all {self.given['num_processes'] or ''} processes came to {coordinator or 'the coordinator'} "
+                f"within {self.limit_s:g} s",
+                cause="one was not started or ended before it came here, or the address is not process 0's",
+                remedy="look at the output of all processes; join_s= gives them more time",
+            )
+        if failed:
+            if isinstance(failed[0], ValueError) and all(v is None for v in self.given.values()):
+                return False
+            raise ClusterError(f"jax cannot join the processes: {failed[0]}") from failed[0]
+        return True
+
+    def _initialize(self, failed: list[BaseException]) -> None:
+        try:
+            jax.distributed.initialize(**self.given, **self.options)
+        except BaseException as error:
+            failed.append(error)
 
 
 def stopping(at: int) -> bool:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
-import math
 import os
 import secrets
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import ray
 
 from autopar._compat.private import private_folder
+from autopar.cluster.ray_options import Devices, RayOptions
 from autopar.errors import ClusterError
 from autopar.runtime.ray.actors import RayWorkerGroup
 from autopar.runtime.ray.cluster import RayCluster, Slot
@@ -24,8 +24,8 @@ from autopar.runtime.ray.driver import Driver
 from autopar.runtime.ray.joining import LOOPBACK, check_answers, check_is_ray, forget_token, initialize, own_address
 from autopar.runtime.ray.machine import RAY_MARK, clean_up, guard
 from autopar.runtime.ray.messages import Handshake
-from autopar.runtime.ray.nodes import Devices, layout, machines, planned
-from autopar.runtime.ray.options import RunOptions, Transport
+from autopar.runtime.ray.nodes import Machine, WorkerPlacement, layout, machines, planned
+from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.placing import Placement
 from autopar.runtime.ray.worker_group import WorkerGroup
 
@@ -33,55 +33,13 @@ from autopar.runtime.ray.worker_group import WorkerGroup
 _LONGEST = 18
 
 
-def connect(
-    address: str | None,
-    *,
-    workers: int | None = None,
-    devices_per_worker: int | Sequence[int] | None = None,
-    hosts_per_stage: int = 1,
-    devices: Devices = "auto",
-    like: str | Mapping[str, str] | None = None,
-    object_store_bytes: int = 80 * 2**20,
-    deadline_s: float = 300.0,
-    recover: bool = False,
-    copy_every: int = 10,
-    cache: str | None = None,
-    transport: Transport = "auto",
-    start_s: float = 300.0,
-    load_s: float = 900.0,
-    attempts: int = 10,
-    repeats: int = 3,
-    runtime_env: Mapping[str, Any] | None = None,
-    resources: Mapping[str, float] | None = None,
-    labels: Mapping[str, str] | None = None,
-) -> RayCluster:
+def connect(address: str | None, options: RayOptions) -> RayCluster:
     """A cluster of workers on Ray; `autopar.runtime.ray.start` has to be called instead.
 
     Args:
         address: of a running Ray cluster; None starts one here, unless this process is connected already.
-        workers: see `autopar.Cluster.ray`.
-        devices_per_worker: likewise.
-        hosts_per_stage: likewise.
-        devices: likewise.
-        like: likewise.
-        object_store_bytes: likewise.
-        deadline_s: likewise.
-        recover: likewise.
-        copy_every: likewise.
-        cache: likewise.
-        transport: likewise.
-        start_s: likewise.
-        load_s: likewise.
-        attempts: likewise.
-        repeats: likewise.
-        runtime_env: likewise.
-        resources: likewise.
-        labels: likewise.
+        options: how workers are started and used.
     """
-    sizes = devices_per_worker if isinstance(devices_per_worker, Sequence) else [devices_per_worker]
-    counts = {"workers": workers, "hosts_per_stage": hosts_per_stage, "attempts": attempts, "repeats": repeats}
-    seconds = {"deadline_s": deadline_s, "start_s": start_s, "load_s": load_s}
-    _check(transport, seconds, [*counts.items(), *(("devices_per_worker", n) for n in sizes)])
     if address is not None:
         check_answers(address)
         if not ray.is_initialized():
@@ -92,53 +50,54 @@ def connect(
     mark = f"{RAY_MARK}={secrets.token_hex(8)}"
     end = functools.partial(_end, folder, mark, guard(mark, folder), worker_groups, starts_ray)
     # On a machine of its own, GPUs are looked for where they are asked for.
-    kind: Devices = "cpu" if starts_ray and address is None and devices == "auto" else devices
+    kind: Devices = "cpu" if starts_ray and address is None and options.devices == "auto" else options.devices
     try:
         if starts_ray:
-            initialize(address, len(sizes) if len(sizes) > 1 else workers or 2, object_store_bytes, folder, mark, kind)
+            nodes = len(options.sizes) if len(options.sizes) > 1 else options.workers or 2
+            initialize(address, nodes, options.object_store_bytes, folder, mark, kind)
         machines_there = machines(_nodes())
-        wanted = layout(machines_there, kind, workers, devices_per_worker, like)
-        if any(w.count % hosts_per_stage for w in wanted.workers):
-            counts_text = " and ".join(str(w.count) for w in wanted.workers)
-            raise ClusterError(
-                f"{counts_text} workers cannot be in groups of {hosts_per_stage}",
-                remedy="give a divisor as hosts_per_stage",
-            )
+        wanted = _placement(machines_there, kind, options)
         planner = planned(wanted)
     except BaseException:
         end()
         raise
     atexit.register(end)
-    options = RunOptions(
-        deadline_s=deadline_s, recover=recover, copy_every=copy_every, platform=wanted.platform,
-        listen=LOOPBACK if len(machines_there) == 1 else own_address(), each_own=len(machines_there) > 1,
-        cache=str(Path(folder, "programs")) if cache is None else cache, own_cache=cache is None,
-        encrypted=len(machines_there) > 1, open_collectives=hosts_per_stage > 1,
-        transport=transport, start_s=start_s, load_s=load_s, attempts=attempts, repeats=repeats,
-    )  # fmt: skip
+    run_options = _run_options(options, wanted.platform, len(machines_there), folder)
     # Workers share the processors of one machine that is theirs.
     shared = address is None and wanted.kind == "cpu"
-    custom, selected = tuple((resources or {}).items()), tuple((labels or {}).items())
+    custom, selected = tuple((options.resources or {}).items()), tuple((options.labels or {}).items())
     slots = tuple(dataclasses.replace(s, shared=shared, custom=custom, labels=selected) for s in wanted.slots)
-    launch = functools.partial(_launch, worker_groups, slots, options.start_s, dict(runtime_env or {}))
-    driver = Driver(launch, options, lambda: wanted.room(machines(_nodes())))
+    launch = functools.partial(_launch, worker_groups, slots, options.start_s, dict(options.runtime_env or {}))
+    driver = Driver(launch, run_options, lambda: wanted.room(machines(_nodes())))
     return RayCluster(
         planner.name, planner.groups,
         tuple(s for s, w in zip(slots, wanted.workers, strict=True) for _ in range(w.count)),
-        options, launch, end, worker_groups, hosts_per_stage, driver,
+        run_options, launch, end, worker_groups, options.hosts_per_stage, driver,
     )  # fmt: skip
 
 
-def _check(transport: str, seconds: Mapping[str, Any], counts: Sequence[tuple[str, Any]]) -> None:
-    """ClusterError where an option has a value that means nothing."""
-    if transport not in get_args(Transport):
-        raise ClusterError(f"transport={transport!r} is not known", remedy=f"one of: {', '.join(get_args(Transport))}")
-    for name, value in seconds.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ClusterError(f"{name}={value!r} is no time", remedy="give seconds, more than 0")
-    for name, count in counts:
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise ClusterError(f"{name}={count!r} is no count", remedy="give 1 or more")
+def _placement(machines_there: Sequence[Machine], kind: Devices, options: RayOptions) -> WorkerPlacement:
+    """Workers on machines; ClusterError where they cannot be in groups as large as a stage wants."""
+    wanted = layout(machines_there, kind, options.workers, options.devices_per_worker, options.like)
+    if any(w.count % options.hosts_per_stage for w in wanted.workers):
+        counts = " and ".join(str(w.count) for w in wanted.workers)
+        raise ClusterError(
+            f"{counts} workers cannot be in groups of {options.hosts_per_stage}",
+            remedy="give a divisor as hosts_per_stage",
+        )
+    return wanted
+
+
+def _run_options(options: RayOptions, platform: str, num_machines: int, folder: str) -> RunOptions:
+    several = num_machines > 1
+    return RunOptions(
+        deadline_s=options.deadline_s, recover=options.recover, copy_every=options.copy_every, platform=platform,
+        listen=own_address() if several else LOOPBACK, each_own=several,
+        cache=str(Path(folder, "programs")) if options.cache is None else options.cache,
+        own_cache=options.cache is None, encrypted=several, open_collectives=options.hosts_per_stage > 1,
+        transport=options.transport, start_s=options.start_s, load_s=options.load_s, attempts=options.attempts,
+        repeats=options.repeats,
+    )  # fmt: skip
 
 
 def _new_folder() -> str:

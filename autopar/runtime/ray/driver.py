@@ -24,6 +24,7 @@ from autopar.runtime.ray.deployment import Deployment, Launcher, Nodes, Replanne
 from autopar.runtime.ray.function import Function
 from autopar.runtime.ray.ledger import Ledger
 from autopar.runtime.ray.logs import record
+from autopar.runtime.ray.lost import given_up
 from autopar.runtime.ray.metrics import Metrics
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.recovery import (
@@ -258,7 +259,7 @@ class Driver(ArrayOwner):
                 time.sleep(wait_s)
             case GiveUp(error=error, why=why):
                 self.end_session()
-                raise error if not why else _given_up(error, why)
+                raise error if not why else given_up(error, why)
 
     def _start(self, function: Function | None, again: bool) -> None:
         """Starts workers on the nodes that there are."""
@@ -387,18 +388,6 @@ class Driver(ArrayOwner):
         shape = leaf.shape[:-1] if leaf.key else leaf.shape
         dtype = jax.random.key(0, impl=leaf.key).dtype if leaf.key else jnp.dtype(leaf.dtype)
         return self.handle(id, shape, dtype)
-
-
-def _given_up(error: WorkerLostError, why: str) -> WorkerLostError:
-    return WorkerLostError(
-        f"{error.fact}; {why}",
-        cause=error.cause,
-        remedy="the arrays of the last copy are kept, and the next call tries again; look at the logs of the workers",
-        worker=error.worker,
-        stages=error.stages,
-        instruction=error.instruction,
-        microbatch=error.microbatch,
-    )
 
 
 def _workers_text(held: Iterable[int]) -> str:

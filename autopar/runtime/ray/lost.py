@@ -139,3 +139,16 @@ def lost_error(scene: Scene, method: str, step: int) -> WorkerLostError:
         instruction=text,
         microbatch=microbatch,
     )
+
+
+def given_up(error: WorkerLostError, why: str) -> WorkerLostError:
+    """``error`` of an operation that is not tried again, with the reason."""
+    return WorkerLostError(
+        f"{error.fact}; {why}",
+        cause=error.cause,
+        remedy="the arrays of the last copy are kept, and the next call tries again; look at the logs of the workers",
+        worker=error.worker,
+        stages=error.stages,
+        instruction=error.instruction,
+        microbatch=error.microbatch,
+    )

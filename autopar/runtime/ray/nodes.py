@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from autopar.cluster import Cluster
+from autopar.cluster.ray_options import Devices
 from autopar.errors import ClusterError
 from autopar.runtime.ray.cluster import Slot
 
 #: Kinds of devices; "auto" takes what there is: GPUs, else TPUs, else CPUs.
-Devices: TypeAlias = Literal["auto", "cpu", "gpu", "tpu"]
 KINDS = ("gpu", "tpu", "cpu")
 
 #: What jax calls platforms.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
+from autopar.cluster.ray_options import Transport
 from autopar.runtime.ray.recovery import RetryPolicy
-
-Transport: TypeAlias = Literal["auto", "sockets", "direct"]
 
 
 @dataclass(frozen=True)

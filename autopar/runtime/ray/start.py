@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from autopar.cluster.ray_options import RayOptions
 from autopar.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
 _ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
-def ray_cluster(address: str | None = None, **options: Any) -> RayCluster:
-    """See `autopar.Cluster.ray`.
+def ray_cluster(address: str | None, options: RayOptions) -> RayCluster:
+    """What `autopar.Cluster.ray` gives.
+
+    Args:
+        address: of a running Ray cluster, or None.
+        options: how workers are started and used.
 
     Raises:
         ClusterError: ray is not installed, or see there.
@@ -35,5 +40,5 @@ def ray_cluster(address: str | None = None, **options: Any) -> RayCluster:
             cause="it is not installed for this Python",
             remedy="pip install ray",
         ) from error
-    cluster: RayCluster = connect(where, **options)
+    cluster: RayCluster = connect(where, options)
     return cluster

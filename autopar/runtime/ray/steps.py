@@ -12,6 +12,7 @@ from autopar.runtime.ray.ledger import Call, Ledger
 from autopar.runtime.ray.messages import Move, Start, StepRequest, StepResult, Timed, decode, encode
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.session import Session
+from autopar.runtime.ray.source import Pipelined
 
 
 @dataclass(frozen=True)
@@ -66,20 +67,7 @@ def run_step(
     """
     source = function.source
     send_copies(session, ledger, function, call, options)
-    moves: list[Move] = []
-    parts = [_Parts() for _ in source.places]
-    count = source.program.table.num_microbatches
-    for worker, places in enumerate(source.places):
-        for p in places:
-            id = call.inputs[p.index]
-            parts[worker].starts.append(Start(p.value, id, p.microbatches, p.dim, count))
-            if id in call.given:
-                parts[worker].given[id] = call.given[id]
-            elif worker not in ledger.holders[id]:
-                moves.append(Move(id, min(ledger.holders[id]), worker, p.value))
-                ledger.held_by([id], [worker])
-    for id, r in zip(call.results, source.results, strict=True):
-        parts[r.worker].results.append((id, r.buffer))
+    parts, moves = _parts(ledger, source, call)
     messages = [
         StepRequest(
             function.number, call.number, tuple(of_worker.starts), tuple(moves), tuple(of_worker.results), forget,
@@ -104,6 +92,25 @@ def run_step(
         sum(t.sent_bytes for of_worker in results for t in of_worker),
         max(t.queued for of_worker in results for t in of_worker),
     )
+
+
+def _parts(ledger: Ledger, source: Pipelined, call: Call) -> tuple[list[_Parts], list[Move]]:
+    """What each worker starts with and gives, and arrays that go from worker to worker before."""
+    moves: list[Move] = []
+    parts = [_Parts() for _ in source.places]
+    count = source.program.table.num_microbatches
+    for worker, places in enumerate(source.places):
+        for p in places:
+            id = call.inputs[p.index]
+            parts[worker].starts.append(Start(p.value, id, p.microbatches, p.dim, count))
+            if id in call.given:
+                parts[worker].given[id] = call.given[id]
+            elif worker not in ledger.holders[id]:
+                moves.append(Move(id, min(ledger.holders[id]), worker, p.value))
+                ledger.held_by([id], [worker])
+    for id, r in zip(call.results, source.results, strict=True):
+        parts[r.worker].results.append((id, r.buffer))
+    return parts, moves
 
 
 def send_copies(session: Session, ledger: Ledger, function: Function, call: Call, options: RunOptions) -> None:

@@ -124,7 +124,7 @@ LONG_FUNCTIONS = {
     "autopar.solver.wide_memory.price_wide": 63,
     "autopar.transforms.one_bit_adam.one_bit_adam": 84,
 }
-#: Functions for users say what they can do by keyword, commands by options, and kernels that numba compiles take scalars
+#: Functions for users say what they can do by keyword, commands by options; kernels that numba compiles take scalars
 #: and arrays one by one.
 MANY_PARAMETERS = {
     "autopar.api.parallelize.parallelize": 22,

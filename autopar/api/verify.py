@@ -66,9 +66,11 @@ def verify(
     traced, plan = pure.plan(pure.resolve(args, kwargs)[0])
     check_effects(traced.graph)
     if plan.num_stages > 1:
-        lowered = lower_pipeline(split_layers(traced, plan.content.stack_groups).step, plan, platform=chosen.platform)
-        return compare_stages(plan, chosen, compile_stages(chosen, lowered, timeout_s))
-    return compare(plan, traced.graph, chosen, compile_for(chosen, traced, plan, timeout_s))
+        lowered = lower_pipeline(
+            split_layers(traced, plan.content.stack_groups).step, plan, platform=compiler_target.platform
+        )
+        return compare_stages(plan, compiler_target, compile_stages(compiler_target, lowered, timeout_s))
+    return compare(plan, traced.graph, compiler_target, compile_for(compiler_target, traced, plan, timeout_s))
 
 
 def check_size(plan: Plan, target: Target) -> None:

@@ -78,7 +78,7 @@ def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, .
     """
     module = parse_module(listed_groups(text))
     runs = runs_of(module, unknown_trips)
-    found: list[Collective] = []
+    collected: list[Collective] = []
     chains: set[tuple[str, str, str, float]] = set()
     for name, instructions in module.computations.items():
         if name in runs:
@@ -92,8 +92,8 @@ def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, .
                     if part in chains:
                         continue
                     chains.add(part)
-                found.extend(read_collectives(i, shapes, module.devices, times, exact))
-    return tuple(found)
+                collected.extend(read_collectives(i, shapes, module.devices, times, exact))
+    return tuple(collected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ def read_collectives(
 
 
 def _numbers(pattern: re.Pattern[str], i: Instruction) -> Groups:
-    found = pattern.search(i.attributes)
-    if not found:
+    match = pattern.search(i.attributes)
+    if not match:
         return ()
     return tuple(tuple(map(int, re.findall(r"\d+", g))) for g in re.findall(r"\{([^{}]*)\}", match[1]))
 

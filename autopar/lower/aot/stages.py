@@ -157,6 +157,6 @@ def _stage(
         tuple(collectives),
         sum(compiled[p.work].fusions for p in stage_programs),
         cycles if all(c is not None for _, c in said) else None,
-        {p.work: compiled[p.work] for p in own},
-        tuple((runs[p.work], texts[p.work]) for p in own if p.work in texts),
+        {p.work: compiled[p.work] for p in stage_programs},
+        tuple((runs[p.work], texts[p.work]) for p in stage_programs if p.work in texts),
     )

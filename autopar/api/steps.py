@@ -49,13 +49,13 @@ class TracedStep:
         return SingleStage(form.graph, ends)
 
     def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
-        """The step with stacks taken apart."""
+        """The step with stacks taken layers_split."""
         groups = group_count(layer_count(self.traced.graph), num_stages, most_groups)
         layers_split = self.split_step or split_layers(self.traced, groups)
         donated = frozenset(n for i in self.donated for n in layers_split.names(i))
         return LayeredStep(
-            apart.step.graph,
-            TracedStages(apart.step, self.without_flush),
+            layers_split.step.graph,
+            TracedStages(layers_split.step, self.without_flush),
             donated,
             constraints_of(self.pins, self.traced.graph, self.num_devices, layers_split.names),
             layers_split.groups,

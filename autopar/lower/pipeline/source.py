@@ -127,7 +127,7 @@ class TracedStages:
             layers = Layers(key[1], (0.0,) * len(members), (0,) * (len(members) - 1))
             ends = range(1, len(members) + 1)
             map = assign(self.step.graph, self.microbatches(count), layers, ends, without_flush=self.without_flush)
-            self.cuts[key] = _Cut(map, stage_parts(self.step.graph, map), self._table(count, map.found))
+            self.cuts[key] = _Cut(map, stage_parts(self.step.graph, map), self._table(count, map.microbatching))
         return self.cuts[key]
 
     def _table(self, count: int, microbatching: Microbatching) -> KindTable:

@@ -16,19 +16,19 @@ import numpy as np
 
 import autopar
 from autopar.search import Plan, Problem
-from autopar.search.research import SearchRun, ChoiceWalk, by_method
+from autopar.search.research import Run, Walk, by_method
 
 from . import gpt
 
 # %% [markdown]
 # The idea: begin greedily, let every node in turn take what is cheapest given all others, and when nothing improves any
-# more shake a few nodes and go on from there. `ChoiceWalk` prices all strategies of a node from that node's own tables.
+# more shake a few nodes and go on from there. `Walk` prices all strategies of a node from that node's own tables.
 
 
 # %%
-def descend(run: SearchRun) -> None:
+def descend(run: Run) -> None:
     """Iterated local search: descent to a local optimum, then a few random changes to the best one."""
-    here = ChoiceWalk(run.space, run.start)
+    here = Walk(run.space, run.start)
     while True:
         moved = False
         for node in run.rng.permutation(run.space.sizes.size):
@@ -41,7 +41,7 @@ def descend(run: SearchRun) -> None:
                 moved = True
         run.offer(here.choice, here.score)
         if not moved:
-            here = ChoiceWalk(run.space, run.best)
+            here = Walk(run.space, run.best)
             for node in run.rng.integers(run.space.sizes.size, size=5):
                 strategy = int(run.rng.integers(run.space.sizes[node]))
                 if here.fits(node, strategy):

@@ -23,7 +23,7 @@ from autopar.runtime.loaded import LoadedProgram
 
 
 @dataclass(frozen=True, eq=False)
-class _Made:
+class _MadeModule:
     """A function that makes state, as one of flat arrays.
 
     Args:
@@ -55,7 +55,7 @@ class _Made:
         return module
 
 
-def _flattened(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Made:
+def _flattened(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _MadeModule:
     options = SignatureOptions()
     signature, leaves = flatten_call(fn, args, kwargs, options)
     seen: list[tuple[list[tuple[Any, Any]], Any]] = []
@@ -75,7 +75,7 @@ def _flattened(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         signature, leaves = flatten_call(fn, args, kwargs, replace(options, static_numbers=True))
         shapes = jax.eval_shape(flat, *signature.avals())
     with_paths, treedef = seen[-1]
-    return _Made(flat, leaves, shapes, with_paths, treedef)
+    return _MadeModule(flat, leaves, shapes, with_paths, treedef)
 
 
 def run_sharded(

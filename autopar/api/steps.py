@@ -49,7 +49,7 @@ class TracedStep:
         return SingleStage(form.graph, ends)
 
     def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
-        """The step with stacks taken layers_split."""
+        """The step with stacks taken apart."""
         groups = group_count(layer_count(self.traced.graph), num_stages, most_groups)
         layers_split = self.split_step or split_layers(self.traced, groups)
         donated = frozenset(n for i in self.donated for n in layers_split.names(i))

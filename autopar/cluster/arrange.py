@@ -56,9 +56,9 @@ def places(groups: Sequence[NodeGroup]) -> tuple[DevicePlace, ...]:
     return tuple(places_of_devices)
 
 
-def _group_keys(shape: tuple[int, ...], chosen_axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _group_keys(shape: tuple[int, ...], varied_axes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """For each device the coordinates that a collective over the dims ``chosen`` of ``shape`` leaves fixed."""
-    kept = [d for d in range(len(shape)) if d not in chosen_axes]
+    kept = [d for d in range(len(shape)) if d not in varied_axes]
     return [tuple(at[d] for d in kept) for at in product(*map(range, shape))]
 
 

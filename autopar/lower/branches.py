@@ -144,8 +144,8 @@ class _Run:
         leaving: list[tuple[str, int, _Saved]] = []  # a shared result of the body, its branch, what it saved
 
         def body(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            own, more = slices[: len(stacks)], slices[len(stacks) :]
-            inner = _Frame(dict(zip(inputs, [*consts, *carry, *own], strict=True)), path=f"{frame.path}{op.id}/")
+            stacked, more = slices[: len(stacks)], slices[len(stacks) :]
+            inner = _Frame(dict(zip(inputs, [*consts, *carry, *stacked], strict=True)), path=f"{frame.path}{op.id}/")
             values = {(n, b): frame.read(o.operand) for n, b, o in taken}
             values |= {(n, b): value for (n, b, _), value in zip(sliced, more, strict=True)}
             for n, b, o in taken:
@@ -155,8 +155,8 @@ class _Run:
             self.graph(region, inner)
             leaving[:] = _leaving(op, scan, inner, frame)
             outputs = [jnp.asarray(inner.read(o.operand)) for o in region.graph.outputs]
-            made = [jnp.asarray(inner.read(o.operand)) for _, _, o in leaving]
-            return outputs[: scan.num_carry], [*outputs[scan.num_carry :], *made]
+            values_saved = [jnp.asarray(inner.read(o.operand)) for _, _, o in leaving]
+            return outputs[: scan.num_carry], [*outputs[scan.num_carry :], *values_saved]
 
         xs = [*stacks, *(frame.read(o.operand) for _, _, o in sliced)]
         carry, ys = lax.scan(

@@ -171,13 +171,13 @@ def _callers_first(entry: str, calls: Mapping[str, list[tuple[str, float, bool]]
 
 def split_operands(operands: str) -> list[str]:
     """Operands of an instruction, apart."""
-    found, start, depth = [], 0, 0
+    parts, start, depth = [], 0, 0
     for k, c in enumerate(operands):
         depth += (c in "([{") - (c in ")]}")
         if c == "," and depth == 0:
-            found.append(operands[start:k])
+            parts.append(operands[start:k])
             start = k + 1
-    return [o for o in (*found, operands[start:]) if o.strip()]
+    return [o for o in (*parts, operands[start:]) if o.strip()]
 
 
 def tensors_of(text: str, shapes: Mapping[str, str]) -> tuple[tuple[str, float], ...]:

@@ -24,12 +24,12 @@ from autopar.ir.primitives import is_generator
 from autopar.lower.collective_barriers import CollectiveBarriers
 from autopar.lower.localize.base import AxisIndex, LocalContext, bind
 from autopar.lower.localize.registry import localize
-from autopar.lower.values import Held, Made, not_before
+from autopar.lower.values import ComputedValue, Held, not_before
 from autopar.recompute.rewrite import SCOPE
 from autopar.sharding.reshard import PathTables
 from autopar.sharding.routes import Routes
 
-Env: TypeAlias = dict[str, "Held | Made"]
+Env: TypeAlias = dict[str, "Held | ComputedValue"]
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Interpreter:
     def _operator(self, bound: BoundGraph, op: Operator, env: Env) -> None:
         if is_generator(op):
             (result,) = op.results
-            env[result.name] = Made(result.type, self._maker(bound, op, result.type), self.sharded.index)
+            env[result.name] = ComputedValue(result.type, self._maker(bound, op, result.type), self.sharded.index)
         elif op.primitive == "optimization_barrier":
             self._barrier(bound, op, env)
         elif op.regions and op.primitive in ("scan", "while", "cond"):

@@ -154,7 +154,7 @@ def _readers(level: Level, name: str) -> list[tuple[Level, Operator]] | None:
         inner = [_readers(body, body.graph.inputs[n].name) for n in at]
         if any(r is None for r in inner):
             return None
-        readers += [r for found in inner for r in found or ()]
+        readers += [r for readers_inside in inner for r in readers_inside or ()]
     stacks = level.stacked(name)
     if stacks is None:
         return None

@@ -78,7 +78,7 @@ class Held:
 
 
 @dataclass
-class Made:
+class ComputedValue:
     """A value that holds no data: made on each device in whatever layout a reader asks for."""
 
     type: TensorType

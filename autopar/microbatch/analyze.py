@@ -322,8 +322,8 @@ def _in_loop(
     if mixed or op.id in s.matches:
         matched = s.matches[op.id]
         if op.regions:
-            again = region_states(graph, op, states, op.id, axis, out)
-            assert again is not None
+            matched_again = region_states(graph, op, states, op.id, axis, out)
+            assert matched_again is not None
         out.add(op.id, matched)
         return matched.operands
     piece = only_piece(op, demand)
@@ -336,8 +336,8 @@ def _in_loop(
     if s.behind_barrier.isdisjoint(op.reads) or op.effects:
         return None
     if op.regions:
-        again = region_states(graph, op, states, op.id, axis, out)
-        return None if again is None else again.operands
+        matched_again = region_states(graph, op, states, op.id, axis, out)
+        return None if matched_again is None else matched_again.operands
     types = graph.operand_types(op)
     every = Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))
     out.add(op.id, every)

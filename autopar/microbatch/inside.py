@@ -261,8 +261,8 @@ def _scan(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out
     wanted = [*carry, *results[carries:]]
     demand = _decide(body, inner_states, wanted, f"{id}/body/", axis, out)
     plain = Match((*consts, *carry, *stacks), (*carry, *(k.stack() for k in results[carries:])))
-    pieces = _narrowed(body, inputs, demand)
-    narrowed = [*pieces[: scan.num_consts], *initial, *(k.stack() for k in pieces[first:])]
+    narrow = _narrowed(body, inputs, demand)
+    narrowed = [*narrow[: scan.num_consts], *initial, *(k.stack() for k in narrow[first:])]
     return _narrowed_match(_scan, op, states, narrowed, id, axis, out, plain)
 
 
@@ -340,8 +340,8 @@ def _while(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, ou
     demand = _decide(body, inside, carry, f"{id}/body/", axis, out)
     _decide(cond, decided, _outputs(cond, decided), f"{id}/cond/", axis, out)
     plain = Match((*in_cond, *in_body, *carry), tuple(carry))
-    pieces = _narrowed(body, [*in_body, *carry], demand)[: loop.body_consts]
-    return _narrowed_match(_while, op, states, [*in_cond, *pieces, *initial], id, axis, out, plain)
+    narrow = _narrowed(body, [*in_body, *carry], demand)[: loop.body_consts]
+    return _narrowed_match(_while, op, states, [*in_cond, *narrow, *initial], id, axis, out, plain)
 
 
 def _cond(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out: Decisions) -> Match | None:
@@ -365,7 +365,7 @@ def _cond(op: Operator, states: list[Layout], id: str, axis: MicrobatchAxis, out
         read.append(_narrowed(branch, states[1:], demand))
     # A branch that does not read it is given the piece that the others take.
     offered = [
-        {k for k in pieces if k != state} for state, pieces in zip(states[1:], zip(*read, strict=True), strict=True)
+        {k for k in narrow if k != state} for state, narrow in zip(states[1:], zip(*read, strict=True), strict=True)
     ]
     narrowed = [next(iter(k)) if len(k) == 1 else state for state, k in zip(states[1:], offered, strict=True)]
     return _narrowed_match(

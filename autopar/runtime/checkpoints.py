@@ -225,8 +225,8 @@ class Checkpoints:
 
 def _is_remote(leaf: Any) -> bool:
     """Whether workers have a leaf."""
-    pieces = leaf.pieces if isinstance(leaf, RemoteStack) else [leaf]
-    return all(isinstance(p, RemoteArray) and p.owner.has(p.id) for p in pieces)
+    shards = leaf.shards if isinstance(leaf, RemoteStack) else [leaf]
+    return all(isinstance(p, RemoteArray) and p.owner.has(p.id) for p in shards)
 
 
 def _is_on_driver(leaf: Any) -> bool:
@@ -240,9 +240,9 @@ def _parts(leaves: Sequence[tuple[str, Any]]) -> _Parts:
     local: dict[str, Any] = {}
     owners: list[tuple[ArrayOwner, dict[int, str]]] = []
     for number, (path, leaf) in enumerate(leaves):
-        pieces = leaf.pieces if isinstance(leaf, RemoteStack) else [leaf]
-        names[path] = tuple(f"{number}.{k}" for k in range(len(pieces)))
-        for name, piece in zip(names[path], pieces, strict=True):
+        shards = leaf.shards if isinstance(leaf, RemoteStack) else [leaf]
+        names[path] = tuple(f"{number}.{k}" for k in range(len(shards)))
+        for name, piece in zip(names[path], shards, strict=True):
             if not isinstance(piece, RemoteArray):
                 local[name] = piece
                 continue
@@ -266,7 +266,7 @@ def _written(folder: Path, parts: _Parts) -> Iterable[Leaf]:
         by_leaf.update({name: [w] for name, w in write_shards(folder / "process-local.bin", tiles).items()})
     for path, names in parts.names.items():
         whole = [leaf_of(path, by_leaf[n]) for n in names]
-        written = [Written(x.shape, x.dtype, x.key, x.pieces) for x in whole]
+        written = [Written(x.shape, x.dtype, x.key, x.shards) for x in whole]
         yield leaf_of(path, written if len(written) == 1 else [stacked(written)])
 
 
@@ -275,9 +275,9 @@ def _read_remote(folder: Path, wanted: Mapping[str, tuple[Leaf, Any]]) -> dict[s
     owners: list[tuple[ArrayOwner, dict[int, Leaf]]] = []
     for leaf, like in wanted.values():
         _check(folder, leaf, like)
-        pieces = like.pieces if isinstance(like, RemoteStack) else [like]
-        size = leaf.shape[0] // len(pieces) if len(pieces) > 1 else 0
-        for k, piece in enumerate(pieces):
+        shards = like.shards if isinstance(like, RemoteStack) else [like]
+        size = leaf.shape[0] // len(shards) if len(shards) > 1 else 0
+        for k, piece in enumerate(shards):
             by_owner = next((by_owner for owner, by_owner in owners if owner is piece.owner), None)
             if by_owner is None:
                 by_owner = {}
@@ -288,7 +288,7 @@ def _read_remote(folder: Path, wanted: Mapping[str, tuple[Leaf, Any]]) -> dict[s
         arrays.update(owner.read(folder, by_owner))
     read: dict[str, Any] = {}
     for path, (_, like) in wanted.items():
-        some = like.pieces if isinstance(like, RemoteStack) else None
+        some = like.shards if isinstance(like, RemoteStack) else None
         read[path] = arrays[like.id] if some is None else RemoteStack([arrays[p.id] for p in some])
     return read
 

@@ -40,7 +40,7 @@ def check_leaves(folder: Path, leaves: Sequence[Leaf]) -> None:
     for leaf in leaves:
         size = _item_bytes(leaf)
         _check_shape(leaf)
-        for piece in leaf.pieces:
+        for piece in leaf.shards:
             if Path(piece.file).name != piece.file or piece.file in ("", ".", ".."):
                 raise DamageError(_LIST, f"{piece.file!r} is outside of it")
             if piece.offset < 0:
@@ -72,7 +72,7 @@ def _item_bytes(leaf: Leaf) -> int:
 def _check_shape(leaf: Leaf) -> None:
     if len(leaf.shape) > _MOST_DIMS or any(n < 0 for n in leaf.shape):
         raise DamageError(_LIST, f"{leaf.path} has shape {leaf.shape[:_MOST_DIMS]}")
-    for piece in leaf.pieces:
+    for piece in leaf.shards:
         inside = len(piece.start) == len(piece.shape) == len(leaf.shape) and all(
             start >= 0 and n >= 0 and start + n <= whole
             for start, n, whole in zip(piece.start, piece.shape, leaf.shape, strict=True)
@@ -83,7 +83,7 @@ def _check_shape(leaf: Leaf) -> None:
 
 def _check_cover(leaf: Leaf) -> None:
     """The pieces are the array: no element is in two of them, and none in no one."""
-    filled = [p for p in leaf.pieces if math.prod(p.shape)]
+    filled = [p for p in leaf.shards if math.prod(p.shape)]
     if sum(math.prod(p.shape) for p in filled) != math.prod(leaf.shape):
         raise DamageError(_LIST, f"pieces of {leaf.path} are missing, or there are too many")
     if len(filled) < 2:

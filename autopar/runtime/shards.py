@@ -46,24 +46,24 @@ class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         path: in the tree.
         shape: of the array; of the data where it is one of keys.
         dtype: likewise.
-        pieces: together they are the array, without overlap.
+        shards: together they are the array, without overlap.
         key: random number generator of keys, or empty.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
-    pieces: tuple[Shard, ...]
+    shards: tuple[Shard, ...] = msgspec.field(name="pieces")
     key: str = ""
 
     def rows(self, first: int, count: int) -> Leaf:
         """The array of ``count`` indices of the first dim from ``first`` on; its pieces may reach beyond it."""
         moved = tuple(
             msgspec.structs.replace(p, start=(p.start[0] - first, *p.start[1:]))
-            for p in self.pieces
+            for p in self.shards
             if p.start[0] < first + count and p.start[0] + p.shape[0] > first
         )
-        return msgspec.structs.replace(self, shape=(count, *self.shape[1:]), pieces=moved)
+        return msgspec.structs.replace(self, shape=(count, *self.shape[1:]), shards=moved)
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -73,13 +73,13 @@ class Written(msgspec.Struct, frozen=True):
         shape: of the whole array.
         dtype: its dtype; that of the data of keys.
         key: random number generator of keys, or empty.
-        pieces: what this process has of it.
+        shards: what this process has of it.
     """
 
     shape: tuple[int, ...]
     dtype: str
     key: str
-    pieces: tuple[Shard, ...]
+    shards: tuple[Shard, ...] = msgspec.field(name="pieces")
 
 
 class DamageError(Exception):
@@ -103,13 +103,13 @@ def write_shards(path: Path, arrays: Iterable[tuple[str, Tiled]]) -> dict[str, W
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
         offset = 0
         for name, tiled in arrays:
-            pieces = []
+            shards = []
             for tile in tiled.tiles:
                 data = np.ascontiguousarray(tile.data).reshape(-1).view(np.uint8).data
                 file.write(data)
-                pieces.append(Shard(path.name, offset, tile.start, tile.data.shape, zlib.crc32(data)))
+                shards.append(Shard(path.name, offset, tile.start, tile.data.shape, zlib.crc32(data)))
                 offset += len(data)
-            written[name] = Written(tiled.shape, tiled.dtype, tiled.key, tuple(pieces))
+            written[name] = Written(tiled.shape, tiled.dtype, tiled.key, tuple(shards))
         file.flush()
         os.fsync(file.fileno())
     return written
@@ -126,11 +126,11 @@ def leaf_of(path: str, parts: Sequence[Written]) -> Leaf:
         ValueError: together it is not the whole array.
     """
     first = parts[0]
-    pieces = tuple(sorted((p for w in parts for p in w.pieces), key=lambda p: p.start))
-    count = sum(int(np.prod(p.shape, dtype=np.int64)) for p in pieces)
+    shards = tuple(sorted((p for w in parts for p in w.shards), key=lambda p: p.start))
+    count = sum(int(np.prod(p.shape, dtype=np.int64)) for p in shards)
     if count != int(np.prod(first.shape, dtype=np.int64)):
         raise ValueError(f"{path} has {first.shape}, of which {count} elements were written")
-    return Leaf(path, first.shape, first.dtype, pieces, first.key)
+    return Leaf(path, first.shape, first.dtype, shards, first.key)
 
 
 def stacked(parts: Sequence[Written]) -> Written:
@@ -139,12 +139,12 @@ def stacked(parts: Sequence[Written]) -> Written:
     Args:
         parts: in order; each is a part of the array that has its shape.
     """
-    pieces: list[Shard] = []
+    shards: list[Shard] = []
     first = 0
     for part in parts:
-        pieces += (msgspec.structs.replace(p, start=(p.start[0] + first, *p.start[1:])) for p in part.pieces)
+        shards += (msgspec.structs.replace(p, start=(p.start[0] + first, *p.start[1:])) for p in part.shards)
         first += part.shape[0]
-    return Written((first, *parts[0].shape[1:]), parts[0].dtype, parts[0].key, tuple(pieces))
+    return Written((first, *parts[0].shape[1:]), parts[0].dtype, parts[0].key, tuple(shards))
 
 
 def read_boxes(folder: Path, leaf: Leaf, boxes: Sequence[Box]) -> Tiled:
@@ -163,7 +163,7 @@ def read_boxes(folder: Path, leaf: Leaf, boxes: Sequence[Box]) -> Tiled:
     for box in boxes:
         array = np.empty([b - a for a, b in box], jnp.dtype(leaf.dtype))
         filled = 0
-        for number, piece in enumerate(leaf.pieces):
+        for number, piece in enumerate(leaf.shards):
             low = [max(a, s) for (a, _), s in zip(box, piece.start, strict=True)]
             high = [min(b, s + n) for (_, b), s, n in zip(box, piece.start, piece.shape, strict=True)]
             if not all(a < b for a, b in zip(low, high, strict=True)):

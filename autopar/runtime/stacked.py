@@ -75,11 +75,11 @@ class StackedLeaf:
             return parts
         return [jax.device_put(p, s) for p, s in zip(_cut(array, len(self.places)), self.places, strict=True)]
 
-    def join(self, pieces: Sequence[Any]) -> Any:
+    def join(self, leaf_shards: Sequence[Any]) -> Any:
         """The whole leaf in `sharding`."""
         parts, at = [], 0
         for place, count in self.runs:
-            some = [jax.device_put(p, place) for p in pieces[at : at + count]]
+            some = [jax.device_put(p, place) for p in leaf_shards[at : at + count]]
             parts.append(some[0] if count == 1 else jax.device_put(jnp.concatenate(some), place))
             at += count
         if len(parts) == 1:

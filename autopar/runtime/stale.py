@@ -146,8 +146,8 @@ class StaleProgram:
         flat: dict[str, Any] = {}
         names = [i.name for i in pipeline.split_step.step.graph.inputs]
         for n, array in enumerate(placed):
-            pieces = pipeline.leaves[n].split(array) if n in pipeline.leaves else [array]
-            flat |= {names[at]: piece for at, piece in zip(pipeline.split_step.inputs[n], pieces, strict=True)}
+            parts_of_leaf = pipeline.leaves[n].split(array) if n in pipeline.leaves else [array]
+            flat |= {names[at]: piece for at, piece in zip(pipeline.split_step.inputs[n], parts_of_leaf, strict=True)}
         closed = len(pipeline.split_step.inputs) - len(pipeline.constants)
         for n, array in enumerate(pipeline.constants):
             flat |= {names[at]: array for at in pipeline.split_step.inputs[closed + n]}
@@ -186,9 +186,9 @@ class StaleProgram:
                     if not (carry and flow.is_carried(key[1])):
                         start[key] = pipeline.put(worker, value.name, inputs[value.ref.name])
             elif any(window.batch):
-                pieces: dict[tuple[int, Buffer], Any] = {}
-                pipeline.put_microbatches(pieces, value, value.ref.name, inputs[value.ref.name])
-                start |= {(w, Buffer(b.value, b.microbatch + flow.lag)): a for (w, b), a in pieces.items()}
+                parts_of_leaf: dict[tuple[int, Buffer], Any] = {}
+                pipeline.put_microbatches(parts_of_leaf, value, value.ref.name, inputs[value.ref.name])
+                start |= {(w, Buffer(b.value, b.microbatch + flow.lag)): a for (w, b), a in parts_of_leaf.items()}
         if carry:
             for worker, buffers in enumerate(window.starts):
                 for b in buffers:

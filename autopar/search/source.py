@@ -127,6 +127,8 @@ class StageSource(Protocol):
         """One stage of `slice`, with the map of all of them."""
         ...
 
-    def recomputed(self, count: int, members: Sequence[Sequence[str]], stage: int, again: Recomputation) -> Graph:
+    def recomputed(
+        self, count: int, members: Sequence[Sequence[str]], stage: int, recomputation: Recomputation
+    ) -> Graph:
         """The graph of one stage of `slice` with a backward pass that recomputes what ``again`` does not keep."""
         ...

@@ -144,8 +144,8 @@ def divisors(shape: tuple[int, ...], axes: Axes) -> Divisors:
     """By dim of ``shape``, the sets of ``axes`` whose sizes together divide it."""
     sizes = dict(axes)
     sets = [frozenset(s) for k in range(len(axes) + 1) for s in itertools.combinations(sizes, k)]
-    pieces = [(s, math.prod(sizes[a] for a in s)) for s in sets]
-    return tuple(frozenset(s for s, k in pieces if n % k == 0) for n in shape)
+    shard_counts = [(s, math.prod(sizes[a] for a in s)) for s in sets]
+    return tuple(frozenset(s for s, k in shard_counts if n % k == 0) for n in shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,11 +196,11 @@ def layout_graph(axes: Axes, allowed: Divisors, reductions: tuple[str, ...]) -> 
                 edges.append((j, i, step))
     # Stable: of the steps between the same two layouts the order of `_moves` stays.
     edges.sort(key=lambda e: e[:2])
-    pieces = [layout.shards(sizes) for layout in layouts]
+    shard_counts = [layout.shards(sizes) for layout in layouts]
     numbers: dict[tuple[str, tuple[str, ...], int, bool], int] = {}
     price_of = []
     for _, i, step in edges:
-        price = (step.kind, tuple(a for a in names if a in step.axes), pieces[i], step.interleaves)
+        price = (step.kind, tuple(a for a in names if a in step.axes), shard_counts[i], step.interleaves)
         price_of.append(numbers.setdefault(price, len(numbers)))
     targets = np.array([j for j, _, _ in edges], np.int64)
     return LayoutGraph(

@@ -199,8 +199,8 @@ class PathTables:
 
     def _priced(self, graph: LayoutGraph, type: TensorType) -> PathTable:
         prices = [
-            self._price(kind, math.ceil(type.nbytes / pieces), axes, interleaved)
-            for kind, axes, pieces, interleaved in graph.prices
+            self._price(kind, math.ceil(type.nbytes / shard_counts), axes, interleaved)
+            for kind, axes, shard_counts, interleaved in graph.prices
         ]
         dearest = max((p for p in prices if p < math.inf), default=0.0)
         unit_s = math.ldexp(1.0, math.frexp(dearest)[1] - _BITS) if dearest else 1.0

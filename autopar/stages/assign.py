@@ -48,7 +48,7 @@ class StageMap:
 
 
 def assign(
-    graph: Graph, found: Microbatching, layers: Layers, ends: Sequence[int], *, without_flush: bool = False
+    graph: Graph, microbatching: Microbatching, layers: Layers, ends: Sequence[int], *, without_flush: bool = False
 ) -> StageMap:
     """Stages of all operators.
 
@@ -69,18 +69,18 @@ def assign(
     }
 
     def loop_stages() -> tuple[dict[str, tuple[int, ...]], set[str]]:
-        body, backward = _loop_stages(graph, found, forward, len(ends))
-        return with_parameters(graph, found, body, backward) if without_flush else body, backward
+        body, backward = _loop_stages(graph, microbatching, forward, len(ends))
+        return with_parameters(graph, microbatching, body, backward) if without_flush else body, backward
 
     body, backward = loop_stages()
-    joins = _joins(graph, found, body)
+    joins = _joins(graph, microbatching, body)
     if joins:
-        found = analyze(graph, found.count, joins)
+        microbatching = analyze(graph, microbatching.count, joins)
         body, backward = loop_stages()
-    body = _spread(graph, found, body, len(ends))
-    update = _update_stages(graph, found, body, len(ends))
-    inputs = _input_stages(graph, found, body, update)
-    return StageMap(len(ends), found, body, update, inputs, frozenset(backward))
+    body = _spread(graph, microbatching, body, len(ends))
+    update = _update_stages(graph, microbatching, body, len(ends))
+    inputs = _input_stages(graph, microbatching, body, update)
+    return StageMap(len(ends), microbatching, body, update, inputs, frozenset(backward))
 
 
 def _loop_stages(

@@ -19,46 +19,48 @@ _Stages = Mapping[str, tuple[int, ...]]
 
 
 def with_parameters(
-    graph: Graph, found: Microbatching, body: _Stages, backward: Set[str]
+    graph: Graph, microbatching: Microbatching, body: _Stages, backward: Set[str]
 ) -> dict[str, tuple[int, ...]]:
     """Stages of the operators of the loop, with each gradient on the stage of its parameter where that can be.
 
     Args:
         graph: a train step.
-        found: its microbatches.
+        microbatching: its microbatches.
         body: stages of the operators of the loop.
         backward: ids of those of the backward pass.
     """
-    return _Moves(graph, found, dict(body), backward, _targets(graph, found, body, backward)).moved()
+    return _Moves(graph, microbatching, dict(body), backward, _targets(graph, microbatching, body, backward)).moved()
 
 
-def _targets(graph: Graph, found: Microbatching, body: _Stages, backward: Set[str]) -> dict[str, int]:
+def _targets(graph: Graph, microbatching: Microbatching, body: _Stages, backward: Set[str]) -> dict[str, int]:
     """By value that leaves the loop the stage of the parameter that it updates; of one stage only."""
-    owners = _parameter_stages(graph, found, body, backward)
+    owners = _parameter_stages(graph, microbatching, body, backward)
     reached: dict[str, set[int]] = {}
     for o in graph.outputs:
         if isinstance(o.operand, str) and o.updates in owners:
             reached.setdefault(o.operand, set()).add(owners[o.updates])
-    late = set(found.after)
+    late = set(microbatching.after)
     for op in reversed(graph.operators):
         if op.id in late:
             stages = set().union(*(reached.get(v.name, set()) for v in op.results))
             for n in op.reads if stages else ():
                 reached.setdefault(n, set()).update(stages)
-    joined = [j.name for j in found.joined]
+    joined = [j.name for j in microbatching.joined]
     return {n: next(iter(reached[n])) for n in joined if len(reached.get(n, ())) == 1}
 
 
-def _parameter_stages(graph: Graph, found: Microbatching, body: _Stages, backward: Set[str]) -> dict[str, int]:
+def _parameter_stages(graph: Graph, microbatching: Microbatching, body: _Stages, backward: Set[str]) -> dict[str, int]:
     """By input that a forward pass reads, itself or through operators before the loop, the first stage that does."""
     readers: dict[str, set[int]] = {}
     for op in graph.operators:
         if op.id in body and op.id not in backward:
             for n in op.reads:
                 readers.setdefault(n, set()).update(body[op.id])
-    before = set(found.before)
+    before = set(microbatching.before)
     places([op for op in graph.operators if op.id in before], readers, lambda op, wanted: wanted)
-    return {i.name: min(readers[i.name]) for i in graph.inputs if readers.get(i.name) and i.name not in found.batch}
+    return {
+        i.name: min(readers[i.name]) for i in graph.inputs if readers.get(i.name) and i.name not in microbatching.batch
+    }
 
 
 @dataclass
@@ -66,7 +68,7 @@ class _Moves:
     """Operators of the backward pass on lower stages, last ones first."""
 
     graph: Graph
-    found: Microbatching
+    microbatching: Microbatching
     stages: dict[str, tuple[int, ...]]
     backward: Set[str]
     targets: Mapping[str, int]
@@ -77,10 +79,10 @@ class _Moves:
 
     def moved(self) -> dict[str, tuple[int, ...]]:
         """The stages."""
-        self.split.update(self.found.batch)
+        self.split.update(self.microbatching.batch)
         for op in self.graph.operators:
             if op.id in self.stages:
-                states = self.found.results.get(op.id, ())
+                states = self.microbatching.results.get(op.id, ())
                 self.split.update(v.name for v, k in zip(op.results, states, strict=False) if any(k.dims))
                 for v in op.results:
                     self.there.setdefault(v.name, set()).update(self.stages[op.id])
@@ -94,14 +96,14 @@ class _Moves:
 
     def _move(self, op: Operator) -> None:
         (stage,) = self.stages[op.id]
-        joined = {j.name for j in self.found.joined}
+        joined = {j.name for j in self.microbatching.joined}
         leaving = [v.name for v in op.results if v.name in joined]
         readers = [id for v in op.results for id in self.readers.get(v.name, ())]
         wanted = {self.targets.get(n, stage) for n in leaving} | {s for id in readers for s in self.stages[id]}
         target = max(wanted, default=stage)
         if target >= stage:
             return
-        states = self.found.results.get(op.id, ())
+        states = self.microbatching.results.get(op.id, ())
         term = bool(states) and all(k.partial for k in states)
         smaller = self._sent_bytes(op, target) <= sum(self._bytes(v.name) for v in op.results)
         if leaving or (self.put_lower.issuperset(readers) and (term or smaller)):
@@ -119,4 +121,4 @@ class _Moves:
         return maker is not None and maker.id in self.stages and stage not in self.there.get(name, set())
 
     def _bytes(self, name: str) -> float:
-        return self.graph.types[name].nbytes / (self.found.count if name in self.split else 1)
+        return self.graph.types[name].nbytes / (self.microbatching.count if name in self.split else 1)

@@ -157,10 +157,10 @@ def _seeds(lines: Sequence[_Line]) -> tuple[Mapping[int, tuple[int, ...]], set[i
     seeds: dict[int, tuple[int, ...]] = {}
     reached: set[int] = set()
     for n, line in enumerate(lines):
-        again = "rematted_computation" in str(line.eqn.source_info.name_stack)
+        rematerialized = "rematted_computation" in str(line.eqn.source_info.name_stack)
         if reached.intersection(_numbers(line.operands)):
             reached.update(line.results)
-        elif line.differentiated and _is_backward(line.eqn) and not again:
+        elif line.differentiated and _is_backward(line.eqn) and not rematerialized:
             ones = tuple(i for i, v in enumerate(line.eqn.invars) if _is_one(v))
             if ones:
                 seeds[n] = ones[:1]

@@ -77,7 +77,7 @@ def example_of(
     group = Cluster.load("local-cpu").groups[0]
     part = Cluster("part", (dataclasses.replace(group, devices_per_node=devices),))
     for parts in stage_parts(graph, assigned):
-        cut = stage_graph(step_of(traced), assigned.found, parts)
+        cut = stage_graph(step_of(traced), assigned.microbatching, parts)
         plan = alpa(Problem(cut.graph, part, CostModel(part), Options(num_microbatches=microbatches)))
         inputs, outputs = (
             [Layout.parse(r.layout) for r in some] for some in (plan.content.inputs, plan.content.outputs)
@@ -90,7 +90,12 @@ def example_of(
             kinds.setdefault(task.stage, set()).add(task.kind)
     flow = dataflow_of(programs, [dict(a) for a in axes], {k: sorted(v) for k, v in kinds.items()})
     source = Pipelined(
-        schedule.build(rows, flow), tuple(programs), tuple(axes), graph.inputs, len(graph.outputs), assigned.found.batch
+        schedule.build(rows, flow),
+        tuple(programs),
+        tuple(axes),
+        graph.inputs,
+        len(graph.outputs),
+        assigned.microbatching.batch,
     )
     return Example(step, arguments, [*leaves, *traced.closed_over], len(jax.tree.leaves(arguments[0])), source)
 

@@ -47,7 +47,7 @@ def links(ends):
 def test_an_array_gets_from_any_mesh_to_any_other(ends, of, to, shape, other, dtype) -> None:
     array = jnp.arange(64).reshape(8, 8).astype(dtype)
     offered = ends[0].offer(jax.device_put(array, NamedSharding(mesh(0, shape), PartitionSpec(*of))))
-    assert sum(math.prod(p.shape) for p in offered.pieces) == 64  # each distinct piece once
+    assert sum(math.prod(p.shape) for p in offered.shards) == 64  # each distinct piece once
     sharding = NamedSharding(mesh(4, other), PartitionSpec(*to))
     assert_arrived(ends[1].laid(offered, sharding), array, sharding)
 
@@ -93,7 +93,7 @@ def test_processes_pull_what_their_devices_hold(links) -> None:
     links[1].receive_shards(0, 4)
     links[0].send_shards(1, 5, array, lambda shape: layouts[1]["v"].boxes(shape, 1))
     came = links[1].receive_shards(0, 5)
-    assert [p.start for p in came.pieces] == [(2, 0)]
+    assert [p.start for p in came.shards] == [(2, 0)]
     assert np.array_equal(links[1].transfers.on_host(came).tiles[0].data, array[2:])
 
 

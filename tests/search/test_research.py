@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import autopar
 from autopar.errors import InfeasiblePlanError
 from autopar.search import strategy_named
-from autopar.search.research import ChoiceWalk, SearchRun, Space
+from autopar.search.research import Run, Space, Walk
 from autopar.search.research.beam import operator_order
 from autopar.search.research.beam import search as beam_search
 from autopar.search.research.evolutionary import evolve
@@ -64,7 +64,7 @@ def random_problem(seed, nodes=6, limited=True):
 def new_run(problem, seed=0, steps=2000):
     told = []
     start = least_memory(problem)[1]
-    run = SearchRun(Space(problem), steps, start, np.random.default_rng(seed), lambda *a: told.append(a))
+    run = Run(Space(problem), steps, start, np.random.default_rng(seed), lambda *a: told.append(a))
     return run, told
 
 
@@ -89,7 +89,7 @@ def test_scores_are_the_problems_own(seed, limited):
 def test_deltas_are_differences_of_scores(seed):
     problem = random_problem(seed)
     space = Space(problem)
-    here = ChoiceWalk(space, least_memory(problem)[1])
+    here = Walk(space, least_memory(problem)[1])
     rng = np.random.default_rng(seed)
     for _ in range(20):
         v = int(rng.integers(space.sizes.size))

@@ -226,9 +226,9 @@ class _Walk:
     def kernel(self, i: Instruction, name: str, clock: _Clock) -> None:
         """A kernel; parts of a collective that are fused into it begin with it, and end with the last of them."""
         chains = self.chains(i)
-        for chain, found in chains.items():
-            if chain not in clock.ends and found:
-                clock.start(chain, self.sent_s(iter(found)))
+        for chain, collectives in chains.items():
+            if chain not in clock.ends and collectives:
+                clock.start(chain, self.sent_s(iter(collectives)))
         product = self.product(i)
         seconds, said = self.said_s(i, product=product), True
         if seconds is None:
@@ -240,14 +240,14 @@ class _Walk:
 
     def bodies(self, i: Instruction) -> list[str]:
         """Computations that an instruction calls, and those inside of them."""
-        found: list[str] = []
-        waiting = [callee for callee, _, _ in called(self.module, (i,), 1.0)]
-        while waiting:
-            body = waiting.pop()
-            if body not in found:
-                found.append(body)
-                waiting += [callee for callee, _, _ in called(self.module, self.module.computations[body], 1.0)]
-        return found
+        names: list[str] = []
+        queue = [callee for callee, _, _ in called(self.module, (i,), 1.0)]
+        while queue:
+            body = queue.pop()
+            if body not in names:
+                names.append(body)
+                queue += [callee for callee, _, _ in called(self.module, self.module.computations[body], 1.0)]
+        return names
 
     def inside(self, i: Instruction) -> list[Collective]:
         """Collectives of the computations that an instruction calls."""
@@ -260,14 +260,14 @@ class _Walk:
 
     def chains(self, i: Instruction) -> dict[str, list[Collective]]:
         """By chain the collectives that are fused into an instruction bit by bit."""
-        found: dict[str, list[Collective]] = {}
+        by_chain: dict[str, list[Collective]] = {}
         for body in self.bodies(i):
             for inner in self.module.computations[body]:
                 chain = _CHAIN.search(inner.attributes)
                 if chain is not None and inner.opcode.removesuffix("-start") in COLLECTIVES:
                     sent = list(read_collectives(inner, self.shapes[body], self.module.devices))
-                    found.setdefault(chain[1], sent)
-        return found
+                    by_chain.setdefault(chain[1], sent)
+        return by_chain
 
     def targets(self, i: Instruction) -> set[str]:
         """Names of the custom calls that an instruction is or calls."""
@@ -282,9 +282,9 @@ class _Walk:
             for j in (i, *inner)
         )
 
-    def sent_s(self, found: Iterator[Collective]) -> float:
+    def sent_s(self, collectives: Iterator[Collective]) -> float:
         """Seconds of the collectives of one instruction, which are sent together."""
-        parts = [c for c in found if c.group_size > 1]
+        parts = [c for c in collectives if c.group_size > 1]
         return self.rates.collective_s(parts[0], sum(c.full_bytes for c in parts)) if parts else 0.0
 
     def said_s(self, i: Instruction, *, product: bool) -> float | None:
@@ -330,8 +330,8 @@ class _Walk:
 
 def _dims(operand: str, shapes: dict[str, str]) -> tuple[int, ...]:
     shape, _, name = operand.strip().rpartition(" ")
-    found = _DIMS.search(shape or shapes.get(name.lstrip("%"), ""))
-    return _numbers(found[1]) if found else ()
+    match = _DIMS.search(shape or shapes.get(name.lstrip("%"), ""))
+    return _numbers(match[1]) if match else ()
 
 
 def _numbers(text: str) -> tuple[int, ...]:

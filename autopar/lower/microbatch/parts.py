@@ -112,8 +112,8 @@ def microbatch_function(
         recorder.copies.update(copies)
     if microbatching.count == 1:
 
-        def at_once(number: Any, pieces: Sequence[Any]) -> list[Any]:
-            env = run_whole(part, dict(zip(taken, pieces, strict=True)), recorder)
+        def at_once(number: Any, arrays_of_microbatch: Sequence[Any]) -> list[Any]:
+            env = run_whole(part, dict(zip(taken, arrays_of_microbatch, strict=True)), recorder)
             return [env[n] for n, _ in wanted]
 
         return at_once
@@ -123,7 +123,7 @@ def microbatch_function(
     tables = PathTables(pseudo_mesh(microbatching.count), _never)
     operands, results = for_copies(microbatching.operands, copies), for_copies(microbatching.results, copies)
 
-    def microbatch(number: Any, pieces: Sequence[Any]) -> list[Any]:
+    def microbatch(number: Any, arrays_of_microbatch: Sequence[Any]) -> list[Any]:
         decisions = Sharded(
             operands,
             results,
@@ -132,7 +132,7 @@ def microbatch_function(
             index=lambda axes: number,
             around=recorder.around,
         )
-        return Interpreter(decisions).run(part, pieces, layouts, targets)
+        return Interpreter(decisions).run(part, arrays_of_microbatch, layouts, targets)
 
     return microbatch
 

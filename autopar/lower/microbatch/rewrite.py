@@ -65,8 +65,8 @@ def loop(bound: BoundGraph, microbatching: Microbatching, recorder: Recorder, en
     stacks = [microbatches_of(env[n], microbatching.count, microbatching.batch[n]) for n in rows]
 
     def body(totals: list[Any], of_microbatch: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
-        number, pieces = of_microbatch
-        given = {**{n: env[n] for n in microbatching.body_inputs}, **dict(zip(rows, pieces, strict=True))}
+        number, slices = of_microbatch
+        given = {**{n: env[n] for n in microbatching.body_inputs}, **dict(zip(rows, slices, strict=True))}
         outputs = microbatch(number, [given[n] for n in microbatching.body_inputs])
         summed = iter(totals)
         new, out = [], []

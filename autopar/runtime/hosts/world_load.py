@@ -84,10 +84,10 @@ def load_world(
     slots, executable = _compiled(body, everything)
     inputs = tuple(_joined([places[i] for i in at], meshes) for at in split_step.inputs)
     outputs = tuple(
-        sharding_on(everything, body.everywhere(*pieces[0]))
-        if pieces[0] in shared
-        else _joined([(rounds.sharded[at], at[0]) for at in pieces], meshes)
-        for pieces in results
+        sharding_on(everything, body.everywhere(*shards_of_result[0]))
+        if shards_of_result[0] in shared
+        else _joined([(rounds.sharded[at], at[0]) for at in shards_of_result], meshes)
+        for shards_of_result in results
     )
     count = len(traced.signature.traced)
     return WorldPipeline(
@@ -190,9 +190,9 @@ def _beginning(
         port, axes = ports[at[0], at[1].value]
         start[at] = ShardedType(port.type, grid.layout(axes, port.layout))
     parts: dict[int, WorkerPart] = {}
-    for n, pieces in enumerate(split_step.inputs):
-        for i in pieces:
-            same = [j for j in pieces if places[j][1] == places[i][1]]
+    for n, shards_of_result in enumerate(split_step.inputs):
+        for i in shards_of_result:
+            same = [j for j in shards_of_result if places[j][1] == places[i][1]]
             parts[i] = WorkerPart(n, same.index(i), len(same))
     beginning = Beginning(
         {at: parts[i] for at, i in inputs.items()}, {at: (parts[i].of, k) for at, (i, k) in batch.items()}, copies
@@ -277,9 +277,12 @@ def _shared(
 ) -> tuple[tuple[int, Key], ...]:
     """Small results that are no state: every process gets them."""
     return tuple(
-        pieces[0]
-        for o, pieces in zip(traced.graph.outputs, results, strict=True)
-        if not o.updates and len(pieces) == 1 and o.type.nbytes <= _SMALL and not rounds.sharded[pieces[0]].is_key
+        shards_of_result[0]
+        for o, shards_of_result in zip(traced.graph.outputs, results, strict=True)
+        if not o.updates
+        and len(shards_of_result) == 1
+        and o.type.nbytes <= _SMALL
+        and not rounds.sharded[shards_of_result[0]].is_key
     )
 
 

@@ -176,8 +176,12 @@ class WorldPipeline:
         slots = dict(zip(self.body.finish, filled[: len(self.body.finish)], strict=True))
         shared = dict(zip(self.body.shared, filled[len(slots) :], strict=True))
         results = []
-        for pieces, wanted in zip(self.results, self.program.output_shardings, strict=True):
-            results.append(shared[pieces[0]] if pieces[0] in shared else self._result(pieces, wanted, slots))
+        for shards_of_result, wanted in zip(self.results, self.program.output_shardings, strict=True):
+            results.append(
+                shared[shards_of_result[0]]
+                if shards_of_result[0] in shared
+                else self._result(shards_of_result, wanted, slots)
+            )
         return results
 
     def _slots(self, inputs: Sequence[Any]) -> list[Any]:
@@ -208,27 +212,29 @@ class WorldPipeline:
             )
         given = []
         for n, like in zip(self.body.begin, self.slots, strict=True):
-            pieces = [
+            shards_of_result = [
                 parts[n, d] if (n, d) in parts else jax.device_put(np.zeros(rounds.slots[n][1], like.dtype), d)
                 for d in self.mesh.local_devices
             ]
-            given.append(jax.make_array_from_single_device_arrays(like.shape, like.sharding, pieces))
+            given.append(jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards_of_result))
         return given
 
-    def _result(self, pieces: Sequence[tuple[int, Key]], wanted: NamedSharding, slots: Mapping[int, Any]) -> Any:
+    def _result(
+        self, shards_of_result: Sequence[tuple[int, Key]], wanted: NamedSharding, slots: Mapping[int, Any]
+    ) -> Any:
         """An output from its pieces, which lie behind each other along the first dim."""
         by_device: dict[Any, list[Any]] = {}
         shape: tuple[int, ...] = ()
-        for worker, key in pieces:
+        for worker, key in shards_of_result:
             sharded = self.body.rounds.sharded[worker, key]
-            rows = sharded.type.shape[0] if len(pieces) > 1 else 0
+            rows = sharded.type.shape[0] if len(shards_of_result) > 1 else 0
             shape = (shape[0] + rows, *shape[1:]) if shape else sharded.type.shape
             mesh_devices = set(self.meshes[worker].devices.flat)
             for shard in slots[self.body.rounds.end[worker][key]].addressable_shards:
                 if shard.device in mesh_devices:
                     by_device.setdefault(shard.device, []).append(unpacked(shard.data, sharded, self.body.sizes))
         shards = [some[0] if len(some) == 1 else jnp.concatenate(some) for some in by_device.values()]
-        dtype = jax_dtype(self.body.rounds.sharded[pieces[0]].type.dtype)
+        dtype = jax_dtype(self.body.rounds.sharded[shards_of_result[0]].type.dtype)
         return jax.make_array_from_single_device_arrays(shape, wanted, shards, dtype=dtype)
 
 

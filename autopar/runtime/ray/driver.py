@@ -243,7 +243,7 @@ class Driver(ArrayOwner):
     def _carry_out(self, instruction: Instruction, function: Function | None, losses: int) -> None:
         match instruction:
             case Launch():
-                self._start(function, again=losses > 0)
+                self._start(function, restarts=losses > 0)
             case Replay():
                 call = self.ledger.log[self.ledger.position]
                 repeated = self._functions[call.function]
@@ -261,7 +261,7 @@ class Driver(ArrayOwner):
                 self.end_session()
                 raise error if not why else given_up(error, why)
 
-    def _start(self, function: Function | None, again: bool) -> None:
+    def _start(self, function: Function | None, restarts: bool) -> None:
         """Starts workers on the nodes that there are."""
         wanted = function or self._any_function()
         self._nodes = self._nodes_there(wanted)
@@ -274,7 +274,7 @@ class Driver(ArrayOwner):
         try:
             self._session = Session(layout, self._launch, self.options, self._programs)
         except ClusterError as error:
-            if not again:
+            if not restarts:
                 raise
             # A machine that is gone may be counted for a while. It is a loss of the workers that were to be there.
             raise WorkerLostError(error.fact, cause=error.cause, remedy=error.remedy) from error
@@ -310,7 +310,7 @@ class Driver(ArrayOwner):
             function.progress("grouping the workers' processes in another way")
             self._copy()
             self.end_session()
-            self._start(function, again=True)
+            self._start(function, restarts=True)
         if function.number not in self.session.loaded:
             function.progress("compiling")
             self.session.load(function)

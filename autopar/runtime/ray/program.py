@@ -131,9 +131,9 @@ class RemoteProgram:
         arrays = self.runtime.make(function, arguments, flat)
         results = []
         for n in inputs:
-            pieces = [arrays.get(i) for i in self.split_step.inputs[n]]
-            laid = [p for p in pieces if p is not None]
-            results.append(_joined(laid) if len(laid) == len(pieces) else None)
+            parts = [arrays.get(i) for i in self.split_step.inputs[n]]
+            laid = [p for p in parts if p is not None]
+            results.append(_joined(laid) if len(laid) == len(parts) else None)
         missing = [position for position, r in enumerate(results) if r is None]
         if missing:  # a batch, or what no stage reads
             here = jax.jit(lambda *a: [function(*a)[p] for p in missing])(*arguments)
@@ -178,8 +178,8 @@ class RemoteProgram:
         at = self.split_step.inputs[index]
         if isinstance(leaf, RemoteStack):
             self.runtime.driver.check(leaf)
-            if len(leaf.pieces) == len(at):
-                return leaf.pieces
+            if len(leaf.shards) == len(at):
+                return leaf.shards
             # Another function has the layers of this stack in other groups.
             return leaf.regrouped((self.runtime.function.number, index), lambda: self._regrouped(index, leaf))
         if len(at) == 1:
@@ -276,7 +276,7 @@ def load_remote(
     cluster: RayCluster,
     donated: Sequence[int] = (),
     progress: Callable[[str], None] | None = None,
-    again: Callable[[RayCluster], LoweredPipeline] | None = None,
+    smaller_pipeline: Callable[[RayCluster], LoweredPipeline] | None = None,
 ) -> RemoteProgram:
     """Starts workers for a pipeline and compiles it there.
 
@@ -287,14 +287,14 @@ def load_remote(
         cluster: where the workers are.
         donated: indices of the inputs that the caller gives up.
         progress: told what is being done.
-        again: a smaller cluster -> a pipeline of the same step there, for when machines are lost for good.
+        smaller_pipeline: a smaller cluster -> a pipeline of the same step there, for when machines are lost for good.
 
     Raises:
         ClusterError: the cluster has not as many devices as the plan wants, or workers do not start.
     """
     replanner = None
-    if again is not None:
-        replan = again
+    if smaller_pipeline is not None:
+        replan = smaller_pipeline
 
         def fewer(room: Nodes) -> Deployment:
             smaller = cluster.fewer(room)
@@ -338,5 +338,5 @@ def _piece(position: int, k: int, count: int, results: Sequence[Any]) -> Any:
     return whole[k * size : (k + 1) * size] if count > 1 else whole
 
 
-def _joined(pieces: Sequence[RemoteArray]) -> RemoteArray:
-    return pieces[0] if len(pieces) == 1 else RemoteStack(pieces)
+def _joined(parts: Sequence[RemoteArray]) -> RemoteArray:
+    return parts[0] if len(parts) == 1 else RemoteStack(parts)

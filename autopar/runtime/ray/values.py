@@ -162,16 +162,16 @@ class RemoteStack(RemoteArray):
     """Arrays on several stages that are one array along their first dim: stacked layers.
 
     Args:
-        pieces: in order.
+        shards: in order.
     """
 
-    def __init__(self, pieces: Sequence[RemoteArray]) -> None:
-        self.pieces = tuple(pieces)
-        first = self.pieces[0]
-        self.shape = (sum(p.shape[0] for p in self.pieces), *first.shape[1:])
+    def __init__(self, shards: Sequence[RemoteArray]) -> None:
+        self.shards = tuple(shards)
+        first = self.shards[0]
+        self.shape = (sum(p.shape[0] for p in self.shards), *first.shape[1:])
         self.dtype = first.dtype
-        places = dict.fromkeys(p.placement for p in self.pieces)
-        self.placement = f"{len(self.pieces)} pieces of dim 0 on " + "; ".join(places)
+        places = dict.fromkeys(p.placement for p in self.shards)
+        self.placement = f"{len(self.shards)} pieces of dim 0 on " + "; ".join(places)
         self.owner = first.owner
         self._host = None
         self._regrouped: dict[Any, Sequence[Any]] = {}
@@ -186,7 +186,7 @@ class RemoteStack(RemoteArray):
     def host(self) -> Any:
         """The numbers on the host."""
         if self._host is None:
-            parts = [p.host for p in self.pieces]
+            parts = [p.host for p in self.shards]
             if isinstance(parts[0], HostKeys):
                 return HostKeys(parts[0].generator, np.concatenate([p.data for p in parts]))
             self._host = np.concatenate(parts)

@@ -57,13 +57,13 @@ class Offered:
 
     shape: tuple[int, ...]
     dtype: str
-    pieces: tuple[OfferedShard, ...]
+    shards: tuple[OfferedShard, ...]
     key: str = ""
 
     @property
     def bytes(self) -> int:
         """Bytes of all pieces."""
-        return sum(math.prod(p.shape) for p in self.pieces) * jnp.dtype(self.dtype).itemsize
+        return sum(math.prod(p.shape) for p in self.shards) * jnp.dtype(self.dtype).itemsize
 
 
 #: An array as it came: its elements, or where they can be pulled.
@@ -110,7 +110,7 @@ class Transfers:
         key = str(jax.random.key_impl(array)) if is_key(array) else ""
         data = jax.random.key_data(array) if key else array
         wanted = None if boxes is None else boxes(data.shape)
-        pieces: list[OfferedShard] = []
+        shards: list[OfferedShard] = []
         for shard in data.addressable_shards:
             if shard.replica_id != 0:
                 continue
@@ -118,8 +118,8 @@ class Transfers:
             for box in (whole,) if wanted is None else wanted:
                 part = common(whole, box)
                 if part is not None:
-                    pieces.append(self._offered(part, _cut(shard.data, whole, part)))
-        return Offered(tuple(data.shape), data.dtype.name, tuple(pieces), key)
+                    shards.append(self._offered(part, _cut(shard.data, whole, part)))
+        return Offered(tuple(data.shape), data.dtype.name, tuple(shards), key)
 
     def _offered(self, box: Box, data: Any) -> OfferedShard:
         number = secrets.randbits(_NUMBER_BITS)
@@ -141,7 +141,7 @@ class Transfers:
     def on_host(self, offered: Offered) -> Tiled:
         """The pieces on the host."""
         device = jax.local_devices()[0]
-        tiles = [Tile(p.start, np.asarray(self.pulled(p, offered.dtype, device))) for p in offered.pieces]
+        tiles = [Tile(p.start, np.asarray(self.pulled(p, offered.dtype, device))) for p in offered.shards]
         return Tiled(offered.shape, offered.dtype, tuple(tiles), offered.key)
 
     def laid(self, offered: Offered, sharding: NamedSharding) -> Any:
@@ -152,11 +152,11 @@ class Transfers:
             sharding: of the array as its users see it; typed keys have no dim for their data.
         """
         if offered.key:
-            data = self.laid(Offered(offered.shape, offered.dtype, offered.pieces), sharding)
+            data = self.laid(Offered(offered.shape, offered.dtype, offered.shards), sharding)
             return jax.random.wrap_key_data(data, impl=offered.key)
         parts = device_boxes(sharding, offered.shape)
         buffers: dict[jax.Device, Any] = {}
-        for piece in offered.pieces:
+        for piece in offered.shards:
             takers = {d: part for d, box in parts.items() if (part := common(box, piece.box)) is not None}
             if not takers:
                 continue
@@ -181,7 +181,7 @@ def merged(parts: Sequence[Received], transfers: Transfers | None) -> Received:
     tiled = [p for p in parts if isinstance(p, Tiled)]
     if offered and not any(p.tiles for p in tiled):
         first = offered[0]
-        return Offered(first.shape, first.dtype, tuple(piece for p in offered for piece in p.pieces), first.key)
+        return Offered(first.shape, first.dtype, tuple(piece for p in offered for piece in p.shards), first.key)
     if transfers is not None:
         tiled += [transfers.on_host(p) for p in offered]
     return Tiled(tiled[0].shape, tiled[0].dtype, tuple(t for p in tiled for t in p.tiles), tiled[0].key)

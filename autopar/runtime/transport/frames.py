@@ -83,17 +83,17 @@ def write_frame(connection: socket.socket, tag: int, tiled: Tiled, step: int = 0
 
 def write_offer(connection: socket.socket, tag: int, offered: Offered, step: int = 0) -> None:
     """Sends where an array can be pulled; OSError where the connection breaks."""
-    pieces = offered.pieces
+    shards = offered.shards
     header = msgspec.msgpack.encode(
         Header(
             tag,
             offered.shape,
             offered.dtype,
             offered.key,
-            tuple(p.start for p in pieces),
-            tuple(p.shape for p in pieces),
-            next((p.server for p in pieces), ""),
-            tuple(p.number for p in pieces),
+            tuple(p.start for p in shards),
+            tuple(p.shape for p in shards),
+            next((p.server for p in shards), ""),
+            tuple(p.number for p in shards),
             step,
         )
     )
@@ -108,8 +108,8 @@ def read_frame(connection: socket.socket) -> Frame:
     header = msgspec.msgpack.decode(read_exactly(connection, length), type=Header)
     if header.server:
         buffers = zip(header.starts, header.sizes, header.numbers, strict=True)
-        pieces = tuple(OfferedShard(start, size, header.server, number) for start, size, number in buffers)
-        return Frame(header.step, header.tag, Offered(header.shape, header.dtype, pieces, header.key))
+        shards = tuple(OfferedShard(start, size, header.server, number) for start, size, number in buffers)
+        return Frame(header.step, header.tag, Offered(header.shape, header.dtype, shards, header.key))
     tiles = []
     for start, size in zip(header.starts, header.sizes, strict=True):
         data: np.ndarray[Any, Any] = np.empty(size, jnp.dtype(header.dtype))

@@ -141,7 +141,7 @@ class SocketLink(WorkerLink):
         frame = self._inbox(source).take(self._step, self._waited_from, self._deadline)
         check_tag(source, tag, frame.tag)
         if isinstance(frame.array, Offered):
-            self._servers.update(dict.fromkeys((piece.server for piece in frame.array.pieces), source))
+            self._servers.update(dict.fromkeys((piece.server for piece in frame.array.shards), source))
         return frame.array
 
     def finish(self, arrays: Sequence[Any]) -> None:

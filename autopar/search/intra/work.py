@@ -128,11 +128,11 @@ def work_of(
     work = KernelWork(options.flops, moved, dtype, kind_of(op, operand_types), run_bytes=run)
     if op.primitive in functions:
         return replace(work, function=op.primitive, elements=sum(v.type.size for v in op.results))
-    again = reorders(op, operand_types) if chains is not None else ()
-    if chains is None or not again:
+    reordered = reorders(op, operand_types) if chains is not None else ()
+    if chains is None or not reordered:
         return work
-    read = [_read_bytes(op.operands[r.operand], chains) for r in again]
-    return replace(work, reordered=tuple((b, r.stride_bytes) for b, r in zip(read, again, strict=True)))
+    read = [_read_bytes(op.operands[r.operand], chains) for r in reordered]
+    return replace(work, reordered=tuple((b, r.stride_bytes) for b, r in zip(read, reordered, strict=True)))
 
 
 def _read_bytes(operand: str | Literal, chains: Chains) -> float:

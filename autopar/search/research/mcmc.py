@@ -8,8 +8,8 @@ import numpy as np
 
 from autopar.plan import Plan
 from autopar.search.problem import Problem
-from autopar.search.research.run import SearchRun, by_method
-from autopar.search.research.space import ChoiceWalk
+from autopar.search.research.run import Run, by_method
+from autopar.search.research.space import Walk
 
 
 def mcmc(problem: Problem) -> Plan:
@@ -28,11 +28,11 @@ def mcmc(problem: Problem) -> Plan:
     return by_method(problem, "mcmc", walk)
 
 
-def walk(run: SearchRun) -> None:
+def walk(run: Run) -> None:
     """Spends the steps of ``run``."""
     space, hot, cold = run.space, run.policy.hot, run.policy.cold
     free = np.flatnonzero(space.sizes > 1)
-    here = ChoiceWalk(space, run.start)
+    here = Walk(space, run.start)
     run.offer(here.choice, here.score)
     if not free.size:
         return
@@ -52,4 +52,4 @@ def walk(run: SearchRun) -> None:
             run.offer(here.choice, here.score)
             since = 0
         elif since > run.policy.patience * run.steps:
-            here, since = ChoiceWalk(space, run.best), 0
+            here, since = Walk(space, run.best), 0

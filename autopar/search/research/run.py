@@ -1,4 +1,4 @@
-"""`SearchRun`: one search of one mesh, with its budget; `by_method` makes a strategy of what spends it."""
+"""`Run`: one search of one mesh, with its budget; `by_method` makes a strategy of what spends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autopar.solver import ChoiceProblem, Solution, Status, is_feasible, least_m
 
 
 @dataclass
-class SearchRun:
+class Run:
     """What a method is given: the space, steps to spend, random numbers, and where to put what it finds.
 
     The same steps and seed find the same choice. The wall clock is a cap only: where it strikes first, `capped` is
@@ -74,7 +74,7 @@ class SearchRun:
 
 
 #: Spends the steps of a run.
-Method: TypeAlias = Callable[[SearchRun], None]
+Method: TypeAlias = Callable[[Run], None]
 
 
 def by_method(problem: Problem, name: str, method: Method, steps: int | None = None) -> Plan:
@@ -142,7 +142,7 @@ class _Search:
                     sharding_problem, Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, self.name)
                 )
             limit = options.time_limit_s
-            run = SearchRun(
+            run = Run(
                 space,
                 self.steps,
                 start,

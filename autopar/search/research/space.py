@@ -1,4 +1,4 @@
-"""`Space`: a choice problem as flat tables, which score many choices at once; `ChoiceWalk` scores changes of a node."""
+"""`Space`: a choice problem as flat tables, which score many choices at once; `Walk` scores changes of a node."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Space:
         return tuple(choice)
 
 
-class ChoiceWalk:
+class Walk:
     """A choice that changes one node at a time, each change priced by that node's own tables (delta evaluation).
 
     Args:

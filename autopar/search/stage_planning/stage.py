@@ -265,10 +265,10 @@ def _stage_problem(
 ) -> _StageProblem:
     """A stage at a level as a problem. InfeasiblePlanError where what others send it fills its devices."""
     problem, table = pipeline.problem, pipeline.table
-    again = pipeline.recomputation(stage, level)
+    recomputation = pipeline.recomputation(stage, level)
     graph = pipeline.sliced.graphs[stage]
     if level != "none":
-        graph = pipeline.source.recomputed(table.num_microbatches, pipeline.members, stage, again)
+        graph = pipeline.source.recomputed(table.num_microbatches, pipeline.members, stage, recomputation)
     part = problem.cluster.part(*placement)
     extra = in_flight(table, stage) - 1
     received = extra * received_bytes(pipeline.sliced, stage, placement[1])
@@ -294,7 +294,7 @@ def _stage_problem(
     # What would do for one stage need not do for the others.
     reporting = replace(problem.reporting, explains_infeasible=False)
     at = {id: n for n, id in enumerate(pipeline.members[stage])}
-    kind = (pipeline.first(stage), level, tuple(tuple(at[id] for id in layer) for layer in again.layers))
+    kind = (pipeline.first(stage), level, tuple(tuple(at[id] for id in layer) for layer in recomputation.layers))
     stage_problem = replace(
         problem,
         graph=graph,
@@ -305,7 +305,7 @@ def _stage_problem(
         subproblem=subproblem,
         reporting=reporting,
     )
-    return _StageProblem(stage_problem, kind, tuple(layer[-1] for layer in again.layers[:-1]), extra, whole)
+    return _StageProblem(stage_problem, kind, tuple(layer[-1] for layer in recomputation.layers[:-1]), extra, whole)
 
 
 def _with_activations_offloaded(content: PlanContent, part: Cluster, extra: int) -> PlanContent:

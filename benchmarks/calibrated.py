@@ -1,4 +1,4 @@
-"""Predicted step times of the examples on one CPU device, after calibrating it here and now, beside measured ones.
+"""Predicted step times of the examples on one CPU device, after calibrating it here and now, next to measured ones.
 
 Steps and calibration are timed in the same rounds, each a median, as the machine may be shared.
 """

@@ -126,7 +126,7 @@ def plan_of(case: Case, **more: Any) -> Plan:
 
 
 def measure(case: Case, compare: bool) -> Row:
-    """The row of a case; with ``compare`` its free plan is laid beside plans that were asked for by name."""
+    """The row of a case; with ``compare`` its free plan is laid next to plans that were asked for by name."""
     jax.config.update("jax_platforms", "cpu")
     row: dict[str, Any] = {"case": case.name}
     began_s, began_cpu_s = time.perf_counter(), _cpu_s()

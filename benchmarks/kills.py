@@ -1,4 +1,4 @@
-"""Processes of one script under `autopar run`, killed and told to end at random, beside the same run left alone.
+"""Processes of one script under `autopar run`, killed and told to end at random, next to the same run left alone.
 
 Each SIGKILL or SIGTERM goes to one process of `examples/train_hosts.py`, some steps after the last start. The
 parameters at the end are equal to the bit, and neither processes nor unfinished checkpoints are left.

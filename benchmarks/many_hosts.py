@@ -1,4 +1,4 @@
-"""Planning in many processes: what they compare and share costs, beside the search of process 0.
+"""Planning in many processes: what they compare and share costs, next to the search of process 0.
 
     agree   the comparison of versions, options and programs, until the verdict is there
     share   process 0 hands its plan on

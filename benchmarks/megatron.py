@@ -1,4 +1,4 @@
-"""The published Megatron configurations of GPT from 1.7B to 1T parameters beside our plans, by one cost model.
+"""The published Megatron configurations of GPT from 1.7B to 1T parameters next to our plans, by one cost model.
 
 Models, grids and batches are those of Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters
 (SC'21), table 1: sequences of 2048, a vocabulary of 51200, half precision, every layer recomputed, DGX A100 80 GB. The
@@ -183,7 +183,7 @@ def planned(case: Case, way: Way) -> Row:
 
 
 def summary(case: Case, rows: Sequence[Row]) -> Row:
-    """One row of a case from those of its ways: the best of each kind beside each other.
+    """One row of a case from those of its ways: the best of each kind next to each other.
 
     Ours must fit the memory with all stages of a worker together; the others count whatever they need: the published
     one ran.

@@ -1,4 +1,4 @@
-"""What a step costs beyond the compiled program: the decorated call beside two calls by hand, in turns.
+"""What a step costs beyond the compiled program: the decorated call next to two calls by hand, in turns.
 
     decorated    ``state, metrics = function(state, batch)``
     executable   the compiled object, called with placed flat arguments

@@ -1,4 +1,4 @@
-"""What a pipeline's runtime costs: a step by the instruction lists beside the calls of its programs alone.
+"""What a pipeline's runtime costs: a step by the instruction lists next to the calls of its programs alone.
 
     step       all instructions of all workers, results joined; arguments lie where they are wanted, as in a loop
     programs   the compiled programs of the same step, called in the same order with the arrays that the step gave them

@@ -1,4 +1,4 @@
-"""Predicted collectives and memory beside those of the compiled program.
+"""Predicted collectives and memory next to those of the compiled program.
 
 Counts of a plan and of the HLO differ where XLA joins or splits instructions; bytes on the wire do not. A
 collective-permute has groups of two in HLO: source and target.

@@ -12,6 +12,6 @@ Found = TypeVar("Found")
 
 
 def in_new_process(measure: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found:
-    """What ``measure`` returns in a new process, which imports everything anew; its errors are raised here."""
+    """What ``measure`` returns in a new process, which imports everything again; its errors are raised here."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, *args, **kwargs).result()

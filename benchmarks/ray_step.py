@@ -3,7 +3,7 @@
     tiny     a pipeline so small that computing takes no time: two stages, eight microbatches, 1F1B
     fixed    pipelines whose stages add a number, in 2 and in 16 microbatches, and the same in one process: what a step
              costs, and what each microbatch adds
-    large    one whose programs take nearly all of the time, beside the ideal: the same schedule with the times that the
+    large    one whose programs take nearly all of the time, and the ideal: the same schedule with the times that the
              programs took on the workers, and with sends, instructions and the driver for nothing
 
 State goes from step to step as handles, and the loss comes with each step. Of the large one steps with and without

@@ -1,7 +1,7 @@
-"""A training on Ray whose workers are killed again and again, beside the same training left alone: equal to the bit.
+"""A training on Ray whose workers are killed again and again, next to the same training left alone: equal to the bit.
 
 Two functions share a state: one trains on batches of changing sizes, one evaluates every few steps. Now and then the
-training is compiled anew and a state is made; checkpoints are written while steps run, and read again. At moments that
+training is compiled again and a state is made; checkpoints are written while steps run, and read again. At moments that
 are drawn (of steps, starting, compiling, making a state, saving, restoring and of recoveries themselves) a worker is
 killed or stopped. There are 2 to 4 workers: machines come and go. Afterwards as many steps are run undisturbed.
 

@@ -86,7 +86,7 @@ def row(name: str, found: Verification) -> tuple[Row, tuple[Row, ...]]:
 
 
 def seconds_rows(name: str, found: Verification) -> tuple[Row, ...]:
-    """Seconds of an example on a target by group of operators, and the shares that run beside computation."""
+    """Seconds of an example on a target by group of operators, and the shares that run in parallel with computation."""
     planned, compiled = found.planned_step_s, found.compiled_step_s
     label = {"example": name, "target": found.target}
     groups = ("products_s", "memory_s", "collectives_s", "exposed_s", "total_s")

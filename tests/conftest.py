@@ -52,7 +52,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 #: Resident bytes of a test process from which on compiled programs of the tests so far are given back: a process of
-#: many GB cannot fork where others run beside it, and Ray forks.
+#: many GB cannot fork where others run in parallel with it, and Ray forks.
 _MOST_RESIDENT = int(os.environ.get("AUTOPAR_TEST_RESIDENT", 3 << 30))
 
 

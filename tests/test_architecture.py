@@ -252,21 +252,33 @@ def test_no_clock_decides_in_the_search_of_pipelines() -> None:
     ]
 
 
-#: Words that are not the field's: no name of a function, class, argument, variable or module has one as a part.
-#: The joint search is left out until its names follow.
+#: Words that are not the field's, with what to say instead: no name of a function, class, argument, field, variable or
+#: module has one as a part.
 NOT_THE_FIELDS_WORDS = {
+    "alike": "isomorphic, equal",
     "anew": "recompute",
     "beside": "parallel, next to",
     "crew": "worker group",
     "dear": "expensive",
     "fences": "collective barriers",
     "hello": "handshake",
+    "home": "placement",
     "mates": "peers",
     "meet": "connect",
+    "pieces": "shards",
     "promising": "ranked",
     "stated": "problem, program",
     "teams": "process groups",
+    "told": "given, reported",
+    "turns": "iterations, rounds",
+    "waiting": "in flight, blocked, queue",
+    "waits": "in flight, stall",
+    "ways": "shards, configurations",
 }
+#: Names that say nothing of the thing they are for.
+NOT_FOR_VARIABLES = ("chosen", "found", "made", "own", "stated")
+#: Words of the first table that no comment and no docstring has.
+NOT_IN_PROSE = ("alike", "anew", "beside", "crew")
 
 
 def names_given(tree: ast.AST) -> Iterator[str]:
@@ -287,17 +299,45 @@ def words(name: str) -> set[str]:
     return set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_"))
 
 
+def variables(tree: ast.AST) -> Iterator[str]:
+    """Names of arguments and variables that a file binds, and of fields that its classes declare."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
 def test_names_are_the_fields_own() -> None:
     wrong = [
         f"{module_name(path)}: {name}"
         for path in SOURCES
-        if not module_name(path).startswith("autopar.search")
         for name in (*names_given(parse(path)), path.stem)
         if words(name) & NOT_THE_FIELDS_WORDS.keys()
     ]
     assert wrong == []
     assert words("WorkerCrew") & NOT_THE_FIELDS_WORDS.keys() == {"crew"}
     assert [*names_given(ast.parse("def f(mates):\n    x.anew = y = 1"))] == ["f", "mates", "anew", "y"]
+
+
+def test_variables_are_named_for_the_thing() -> None:
+    assert [f"{module_name(p)}: {n}" for p in SOURCES for n in variables(parse(p)) if n in NOT_FOR_VARIABLES] == []
+    bound = variables(ast.parse("class C:\n    made: int\ndef f(own):\n    x.a = found = 1"))
+    assert sorted(bound) == ["found", "made", "own"]
+
+
+def test_prose_has_the_fields_words() -> None:
+    word = re.compile(rf"(?<![\w`])({'|'.join(NOT_IN_PROSE)})(?![\w`])", re.IGNORECASE)
+    pages = [*SOURCES, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
+    wrong = [
+        f"{page.relative_to(ROOT)}:{number}: {match.group()}"
+        for page in pages
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1)
+        for match in word.finditer(line)
+    ]
+    assert len(pages) > 500
+    assert wrong == []
+    assert word.search("Computed anew.") and not word.search("`beside`") and not word.search("besides")
 
 
 def test_no_module_level_mutable_state() -> None:

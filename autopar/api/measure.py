@@ -1,4 +1,4 @@
-"""`measure`: steps that ran, laid beside what their plan predicted."""
+"""`measure`: steps that ran, laid next to what their plan predicted."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Measured:
 
 
 def measure(step: Callable[..., Any], *args: Any, repeats: int = 5, **kwargs: Any) -> Measured:
-    """Runs a step several times and lays it beside its prediction.
+    """Runs a step several times and lays it next to its prediction.
 
     Args:
         step: a decorated function; a plain one is parallelized for the devices of this process.

@@ -137,7 +137,7 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _with_names(tree: Any) -> list[tuple[str, Any]]:
-    """Leaves with their paths in the form that Orbax has: keys, fields and numbers alike."""
+    """Leaves with their paths in the form that Orbax has: keys, fields and numbers in one form."""
     named, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in named]
 

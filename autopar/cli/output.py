@@ -65,7 +65,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
             # Text, not str: what is in brackets is no markup.
             yield lambda text: status.update(import_module("rich.text").Text(text))
     else:
-        said: set[str] = set()  # forms of a step that are planned alike are one line
+        said: set[str] = set()  # forms of a step that are planned in the same way are one line
 
         def say(text: str) -> None:
             line = _COUNTS.sub("", text)

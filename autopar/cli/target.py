@@ -65,7 +65,7 @@ def parse_target(text: str) -> StepTarget:
 def user_code(target: StepTarget) -> Iterator[None]:
     """Surroundings in which code of the user runs, put back afterwards.
 
-    Standard output goes to standard error, imports find what lies beside the file and in the working directory,
+    Standard output goes to standard error, imports find what lies next to the file and in the working directory,
     and ``sys.argv`` holds the file alone.
 
     Raises:

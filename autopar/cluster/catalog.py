@@ -15,7 +15,7 @@ _MOST_BYTES, _MOST_DEPTH = 1 << 20, 16
 
 
 def folder() -> Path:
-    """A wheel carries the files inside the package; an editable install has them beside it."""
+    """A wheel carries the files inside the package; an editable install has them next to it."""
     package = Path(__file__).resolve().parents[1]
     packaged = package / "_cost_models"
     return packaged if packaged.is_dir() else package.parent / "cost_models"

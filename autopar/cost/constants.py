@@ -43,7 +43,7 @@ class NetworkConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         level_s: seconds that each level of a tree over nodes adds, once up and once down, to the link's latency.
-        ramp: what is lost where latency and transfer are alike, as a fraction of the lesser.
+        ramp: what is lost where latency and transfer are equal, as a fraction of the lesser.
     """
 
     level_s: _NotNegative
@@ -71,7 +71,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         accumulate_bytes: bytes that adding a microbatch's gradients to those of the others reads and writes, an
             element.
         partition_bytes: the same where gradients or optimizer state are partitioned (ZeRO).
-        asynchronous: collectives run beside computation as far as values allow; the shares below are of those that do
+        asynchronous: collectives overlap with computation as far as values allow; the shares below are of those that do
             not say so.
         tp_overlap: fraction of tensor-parallel collectives that compute hides.
         dp_overlap: fraction of gradient and parameter collectives that compute may hide.

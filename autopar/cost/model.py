@@ -137,7 +137,7 @@ class CostModel:
 
     @property
     def overlaps(self) -> bool:
-        """Whether collectives run beside computation: the stack starts them so, on devices whose kernels are known."""
+        """Whether collectives overlap computation: the stack starts them so, on devices whose kernels are known."""
         return self.knows_kernels and self.stack.asynchronous
 
     @staticmethod

@@ -24,7 +24,7 @@ class NetworkRates:
 
     Args:
         level_s: seconds that each level of a tree over nodes adds, once up and once down, to the link's latency.
-        ramp: what is lost where latency and transfer are alike, as a fraction of the lesser.
+        ramp: what is lost where latency and transfer are equal, as a fraction of the lesser.
     """
 
     level_s: float

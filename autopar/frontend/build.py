@@ -1,4 +1,4 @@
-"""From a jaxpr to a `Graph` and, beside it, what running it needs of jax.
+"""From a jaxpr to a `Graph` and, next to it, what running it needs of jax.
 
 Calls (jit, custom derivatives, remat) are opened into the surrounding graph; scan, while and cond
 keep their bodies as regions. An opened remat keeps its meaning through an ``optimization_barrier``

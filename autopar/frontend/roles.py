@@ -2,7 +2,7 @@
 
 An output replaces an input (the next call takes it) where an argument, or a part of it, comes back
 with the same structure and types. Among the inputs that come back, a parameter is one that the
-results beside it depend on (the loss, other leaves); optimizer state only reaches itself and the
+results next to it depend on (the loss, other leaves); optimizer state only reaches itself and the
 parameter that it updates, and averages of parameters only themselves. What does not come back, and has a
 dim, is the batch.
 """

@@ -40,7 +40,7 @@ def fingerprint(graph: Graph) -> str:
 
 
 def structural_hash(op: Operator, operand_types: Sequence[TensorType]) -> str:
-    """Equal for operators that can be sharded alike and cost the same: sha256, 64 hexadecimal digits.
+    """Equal for operators that can be sharded in the same way and cost the same: sha256, 64 hexadecimal digits.
 
     It is made of the primitive, attributes, types of operands and results, and regions. Of literals only the
     type counts, and whether they are 0 (padding with zeros keeps partial sums). Which values the operator takes

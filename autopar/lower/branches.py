@@ -27,7 +27,7 @@ from autopar.lower.shared_results import Shared, shared_results
 
 
 def with_own_buffers(traced: Traced) -> Traced:
-    """``traced``, with a result of its own for what a branch saves beside examples of other branches."""
+    """``traced``, with a result of its own for what a branch saves next to examples of other branches."""
     shared = shared_results(traced.graph)
     if not shared:
         return traced

@@ -2,7 +2,7 @@
 
 XLA's CPU client runs what is independent at the same time, on as many threads as there are devices. It keeps
 collectives in one order on all devices, but not those inside of loops and branches: some devices may wait within a
-branch, others at a collective beside it, until no thread is left, and the process is ended. So what must not
+branch, others at a collective next to it, until no thread is left, and the process is ended. So what must not
 overlap is made to depend on each other.
 """
 

@@ -43,7 +43,7 @@ def dealt(traced: Traced, num_devices: int) -> Traced:
 
 
 def _groups(graph: Graph) -> list[tuple[Operator, ...]]:
-    """Factorizations that are alike, none of which depends on another of any group of the same depth."""
+    """Factorizations that are equal, none of which depends on another of any group of the same depth."""
     depth: dict[str, int] = defaultdict(int)
     by_level: dict[tuple[Any, ...], list[Operator]] = defaultdict(list)
     for op in graph.operators:

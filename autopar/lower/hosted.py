@@ -46,12 +46,12 @@ def hosted_of(content: PlanContent) -> Hosted:
 
 
 def sharding_of(record: InputRecord | OutputRecord, mesh: Mesh | AbstractMesh, *, host: bool) -> NamedSharding:
-    """Where an input or output lies on a mesh, or beside it in host memory."""
+    """Where an input or output lies on a mesh, or next to it in host memory."""
     return placed(mesh, partition_spec(Layout.parse(record.layout).dims), host=host)
 
 
 def placed(mesh: Mesh | AbstractMesh, spec: PartitionSpec, *, host: bool) -> NamedSharding:
-    """The sharding of ``spec`` on a mesh, or beside it in host memory."""
+    """The sharding of ``spec`` on a mesh, or next to it in host memory."""
     return NamedSharding(mesh, spec, memory_kind=PINNED_HOST) if host else NamedSharding(mesh, spec)
 
 

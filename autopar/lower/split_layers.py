@@ -2,9 +2,9 @@
 
 Models that scan over layers keep the parameters of all layers in one array, the layer's number first. A pipeline wants
 the layers of a stage, with their parameters and optimizer state, on that stage. So the step is rewritten: each such
-leaf becomes an input for each group of layers, each loop over layers a loop for each group, and everything that treats
-layers alike (casts, gradients, the optimizer's update) runs group by group. This is splitting over an axis of time once
-more (see `autopar.microbatch`): the rules say which operators treat the layers of a stack independently.
+leaf becomes an input for each group of layers, each loop over layers a loop for each group, and everything that
+treats layers uniformly (casts, gradients, the optimizer's update) runs group by group. This is splitting over an axis
+of time once more (see `autopar.microbatch`): the rules say which operators treat the layers of a stack independently.
 """
 
 from __future__ import annotations

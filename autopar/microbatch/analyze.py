@@ -44,7 +44,7 @@ class _States:
     """What the forward pass finds.
 
     ``late`` holds names of values that are known after the loop only, ``behind_barrier`` those that come out of a
-    barrier beside values of a microbatch: the same in every microbatch or not, they must not be asked for outside the
+    barrier next to values of a microbatch: the same in every microbatch or not, they must not be asked for outside the
     loop, which would take the whole batch through the barrier.
     """
 

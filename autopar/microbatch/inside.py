@@ -76,7 +76,7 @@ def region_states(
 ) -> Match | None:
     """How ``op``, a scan, while or cond, runs within one microbatch; None where it mixes microbatches.
 
-    Of regions that are alike, as the loops over the layers of each stage, one is looked into.
+    Of isomorphic regions, as the loops over the layers of each stage, one is looked into.
 
     Args:
         graph: the graph that ``op`` is in.

@@ -1,7 +1,7 @@
 """Arguments of a plan in the order in which people look for them, those of repeated layers in one row.
 
 The batch comes first, then each parameter with the optimizer state that follows it, then the rest. Paths that differ in
-numbers alone (``state['blocks'][3]['w']``, ``block_3``) and lie alike are one row: ``state['blocks'][*]['w'] x 24``.
+numbers alone (``state['blocks'][3]['w']``, ``block_3``) of one layout are a row: ``state['blocks'][*]['w'] x 24``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOKEN = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 
 @dataclass(frozen=True)
 class InputGroup:
-    """Arguments that lie alike and have one path but for numbers in it.
+    """Arguments with one layout and one path but for numbers in it.
 
     Args:
         name: the path, with ``*`` for numbers that differ.

@@ -1,7 +1,7 @@
 """A plan as logical axis rules, as Flax and MaxText take them: (logical name of a dim, mesh axes that split it).
 
 `flax.linen.logical_axis_rules` and MaxText's ``logical_axis_rules`` map names of dims to mesh axes. A plan decides for
-each tensor by itself, so that it can be said in such rules only where dims of one name are split alike.
+each tensor by itself, so that it can be said in such rules only where dims of one name are split in the same way.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def axis_rules(c: PlanContent, names: Mapping[str, Sequence[str | None]] | None,
                     f"dims called {label!r} are split otherwise: over {'+'.join(known) or 'nothing'} in {first}, over "
                     f"{'+'.join(axes) or 'nothing'} in {path}",
                     cause="a plan decides for each tensor; rules decide for each name",
-                    remedy="different names for the two, or constraints= that make them alike",
+                    remedy="different names for the two, or constraints= that make them the same",
                 )
     return [(label, _said(axes)) for label, (axes, _) in rules.items()]
 

@@ -15,7 +15,7 @@ _INDEX = re.compile(r"(?<=\[)\d+(?=\])|(?<=_)\d+(?=['_\].])|(?<=_)\d+$")
 
 
 def layers(c: PlanContent, limit: int) -> Section:
-    """The sharding of the arguments, those of all layers that lie alike in one row.
+    """The sharding of the arguments, those of all layers that have one layout in one row.
 
     The first number in a path (``state['layers'][3]['w']``, ``block_3``) is taken to be that of a layer.
 

@@ -1,6 +1,6 @@
 """The instructions that the simulator and all runtimes follow, and `Program`, the lists of all workers.
 
-Each worker has a compute lane, which takes instructions in order, and lanes for sending that run beside it. What each
+Each worker has a compute lane, which takes instructions in order, and lanes for sending in parallel. What each
 instruction means for the values on a worker is defined by `autopar.schedule.verify`.
 """
 

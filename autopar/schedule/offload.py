@@ -25,7 +25,7 @@ def offload_activations(dataflow: Dataflow, workers: tuple[WorkerProgram, ...]) 
     """The lists with every buffer of a value with ``host`` moved to the host while others run.
 
     It leaves right behind the instruction that makes or uses it, and comes back before the last program ahead of its
-    next use, beside which it can be moved. Where no more than one program lies between, it stays.
+    next use, next to which it can be moved. Where no more than one program lies between, it stays.
 
     Args:
         dataflow: says which values.

@@ -33,7 +33,7 @@ _LEFT_OUT = "left out: its bound is above what is known"
 class MeshSolution:
     """A mesh with its stated problem and solution; ``solution.choice`` is empty where nothing fits.
 
-    ``note`` says under which restriction, beside the mesh.
+    ``note`` says under which restriction, next to the mesh.
     """
 
     sharding_problem: ShardingProblem

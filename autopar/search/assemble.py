@@ -112,7 +112,7 @@ def _inputs(graph: Graph, sharding: Sharding) -> tuple[InputRecord, ...]:
 def _bound(problem: Problem, sharding_problem: ShardingProblem, lower_bound: float | None) -> float | None:
     """Seconds below which no step can be, from the least sum of computation and collectives.
 
-    Where they run beside each other the longest of the resources takes its share of the sum or more.
+    Where they run in parallel with each other the longest of the resources takes its share of the sum or more.
     """
     cost = problem.cost_model
     if lower_bound is None or not cost.knows_kernels:
@@ -124,7 +124,7 @@ def _bound(problem: Problem, sharding_problem: ShardingProblem, lower_bound: flo
 
 
 def _overlap_notes(sharding: Sharding) -> list[str]:
-    """Says how much of the collectives runs beside computation, and how long devices wait for the host."""
+    """Says how much of the collectives overlaps with computation, and how long devices wait for the host."""
     hidden_s = sharding.communication_s - sharding.exposed_s
     if sharding.starts_s > 1e-3 * sharding.compute_s:
         return [f"devices wait {sharding.starts_s:.3g} s for the host to start their kernels"]
@@ -132,7 +132,7 @@ def _overlap_notes(sharding: Sharding) -> list[str]:
         return []
     total_s = sharding.compute_s + sharding.communication_s + sharding.host_s
     return [
-        f"collectives of {hidden_s:.3g} s run beside computation: one after the other all would take {total_s:.3g} s"
+        f"collectives of {hidden_s:.3g} s overlap with computation: one after the other all would take {total_s:.3g} s"
     ]
 
 

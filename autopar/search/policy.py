@@ -82,7 +82,7 @@ class PricingPolicy:
 
 @dataclass(frozen=True)
 class OverlapPolicy:
-    """How often a sharding is solved again with what computation hides, on devices that send beside computing.
+    """How often a sharding is solved again with what computation hides, on devices that send next to computing.
 
     Args:
         rounds: answers beyond the first: schedules repeat after one or two.

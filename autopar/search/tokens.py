@@ -1,4 +1,4 @@
-"""Where the tokens of examples lie: the dims of the batch that products with parameters treat alike."""
+"""Where the tokens of examples lie: the dims of the batch that products with parameters treat in the same way."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def check_tokens(graph: Graph, dims: Mapping[str, int], parts: int) -> None:
     if not held:
         raise InfeasiblePlanError(
             f"{graph.name} has no tokens that cp={parts} devices can share: no batch argument has a dim of them",
-            cause="tokens are a dim beside that of the examples, which products with parameters keep and do not sum",
+            cause="tokens are a dim next to that of the examples, which products with parameters keep and do not sum",
             remedy="leave cp out, and give its devices to dp or tp",
         )
     for i in held:

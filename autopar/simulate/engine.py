@@ -2,10 +2,10 @@
 
 A worker takes its list in order. RUN and APPLY keep its compute lane busy and wait for what they read; all else takes
 no time on that lane. A transfer begins when its value is there, the worker came to the SEND, and earlier transfers
-between the same two workers are over; it runs beside computing. RECV provides the buffer at once; who reads it waits
+between the same two workers are over; it overlaps with computing. RECV provides the buffer at once; who reads it waits
 until it arrived. This is how the runtimes dispatch: a list is only an order, not a time.
 
-OFFLOAD and FETCH share one link to the host, a move at a time in the order of the list, beside computing. An OFFLOAD
+OFFLOAD and FETCH share one link to the host, a move at a time in the order of the list, next to computing. An OFFLOAD
 stops the worker until what earlier microbatches left behind is gone, so that no more than one of them is on its way.
 """
 

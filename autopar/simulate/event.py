@@ -41,7 +41,7 @@ class Event:
 
     @property
     def computes(self) -> bool:
-        """Whether it kept the compute lane busy; transfers run beside it."""
+        """Whether it kept the compute lane busy; transfers run in parallel with it."""
         return self.kind != "send"
 
 

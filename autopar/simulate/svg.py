@@ -91,7 +91,7 @@ def _event(e: Event, x: float, top: float, width: float) -> str:
 
 
 def _curve(line: Memory, start: float, end: float, scale: float, base: float, peak: int) -> str:
-    """Bytes over time as steps, with the worker's own peak beside them."""
+    """Bytes over time as steps, with the worker's own peak next to them."""
     height = _MEMORY - 4
     points = []
     level = base

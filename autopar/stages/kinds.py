@@ -1,4 +1,4 @@
-"""Stages that are alike: the same operators with the same wiring and types, under other names.
+"""Isomorphic stages: the same operators with the same wiring and types, under other names.
 
 A model of equal layers has as many kinds of stages as it has different ends, and a kind in between. What is
 found out about one stage of a kind holds for all of it, under a renaming (`StageKind.renaming`).
@@ -20,7 +20,7 @@ class StageKind:
     """What a stage computes, without names, and the names that it has there.
 
     Args:
-        key: equal for stages that are alike.
+        key: equal for isomorphic stages.
         values: names of the values that it takes, in the order in which ``key`` numbers them.
         sent: names of values that it sends: in the loop, and after it.
         outputs: indices of the graph's outputs that it returns.
@@ -135,6 +135,6 @@ class KindTable:
 
 
 def first_of_kind(kinds: Sequence[StageKind]) -> tuple[int, ...]:
-    """For each stage the number of the first that is alike."""
+    """For each stage the number of the first that is isomorphic."""
     seen: dict[tuple[object, ...], int] = {}
     return tuple(seen.setdefault(k.key, i) for i, k in enumerate(kinds))

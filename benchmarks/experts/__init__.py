@@ -1,1 +1,1 @@
-"""Shardings that experts write by hand, and how many bytes they move beside autopar's."""
+"""Shardings that experts write by hand, and how many bytes they move next to autopar's."""

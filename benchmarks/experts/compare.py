@@ -1,4 +1,4 @@
-"""Bytes moved by autopar's compiled programs beside those of the experts'."""
+"""Bytes moved by autopar's compiled programs next to those of the experts'."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def compared(constants: Constants) -> tuple[Compared, ...]:
 
 
 def zero3_rows(constants: Constants) -> tuple[Row, ...]:
-    """The table, predicted beside measured."""
+    """The table, predicted next to measured."""
     return tuple(
         {
             "plan": "ZeRO-3" if c.partitioned else "tp, pp, dp",

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.search.make``: writes the files of `problems` anew."""
+"""``python -m benchmarks.search.make``: writes the files of `problems` again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`autopar.measure`: steps that ran beside their prediction."""
+"""`autopar.measure`: steps that ran, next to their prediction."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_under_a_mesh_of_the_users(axes):
     step = autopar.parallelize(sgd, cluster=CLUSTER)
     with jax.set_mesh(mesh_of(axes)):
         p, _ = step(params(), batch())
-        for _ in range(2):  # planned anew, again from the last signature, and with what a step returned
+        for _ in range(2):  # planned, again from the last signature, and with what a step returned
             got = step(params(), batch())
             assert_trees_same(got, want)
         assert_trees_same(step(p, batch()), sgd(want[0], batch()))

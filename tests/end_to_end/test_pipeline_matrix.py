@@ -1,7 +1,7 @@
 """Models, schedules, numbers of stages and of microbatches together: pipelines train as one device does.
 
 All combinations would take a day on one core. `CELLS` has every pair of any two of (kind of model, family of schedules,
-stages, microbatches) that can be, and `SMALL_CELLS` every pair of (schedule, stages, microbatches, computed anew or
+stages, microbatches) that can be, and `SMALL_CELLS` every pair of (schedule, stages, microbatches, recomputed or
 not) for a small model with uneven layers.
 """
 

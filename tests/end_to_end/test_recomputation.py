@@ -1,4 +1,4 @@
-"""What is computed anew in the backward pass has the values that it had, and is not held."""
+"""What is recomputed in the backward pass has the values that it had, and is not held."""
 
 from __future__ import annotations
 

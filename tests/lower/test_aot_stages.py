@@ -1,4 +1,4 @@
-"""Plans of several stages beside what their programs would be compiled to."""
+"""Plans of several stages next to what their programs would be compiled to."""
 
 from __future__ import annotations
 

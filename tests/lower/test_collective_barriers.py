@@ -1,4 +1,4 @@
-"""Collectives beside a loop or a branch that has collectives inside: one or the other comes first, on all devices."""
+"""Collectives next to a loop or a branch that has collectives inside: one or the other comes first, on all devices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def loops(x, w):
 
 
 def unordered(jaxpr) -> tuple[int, int]:
-    """(pairs of a region with collectives and a collective beside it, those that do not depend on each other)."""
+    """(pairs of a region with collectives and a collective next to it, those that do not depend on each other)."""
     reaches: dict[object, set[int]] = {}  # variable -> numbers of the equations that it depends on
     above: list[set[int]] = []
     for n, e in enumerate(jaxpr.eqns):

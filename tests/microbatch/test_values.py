@@ -257,7 +257,7 @@ def test_the_update_runs_once():
 
 
 def checkpointed_step():
-    """Two layers that the user's own `jax.checkpoint` computes anew."""
+    """Two layers that the user's own `jax.checkpoint` computes again."""
 
     def layer(w, h):
         return jnp.tanh(h @ w["kernel"] + w["bias"])

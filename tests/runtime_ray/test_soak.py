@@ -1,4 +1,4 @@
-"""Training while workers are killed and come and go, for a quarter of an hour, beside the same left alone."""
+"""Training while workers are killed and come and go, for a quarter of an hour, next to the same left alone."""
 
 from __future__ import annotations
 

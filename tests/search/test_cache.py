@@ -511,7 +511,7 @@ def test_the_suite_keeps_nothing() -> None:
 
 
 def _plan(monkeypatch: pytest.MonkeyPatch, folder: Path, example=mlp, **options) -> Plan:
-    """The plan of a function that was decorated anew, with plans kept in a folder."""
+    """The plan of a function that was decorated again, with plans kept in a folder."""
     monkeypatch.setattr(pure, "plan_cache", lambda _: cache_in(folder))
     fn, args = example.build(abstract=True)
     return autopar.parallelize(fn, **{"cluster": toy(4), **options}).plan(*args)

@@ -119,7 +119,7 @@ def test_a_limit_that_does_not_bind_changes_nothing():
 
 
 def step(params, moments, batch):
-    """A train step by hand, with Adam-like moments; ``batch`` is large beside the weights."""
+    """A train step by hand, with Adam-like moments; ``batch`` is large next to the weights."""
 
     def loss(params):
         return jnp.mean((jnp.tanh(batch @ params["w"]) @ params["v"]) ** 2)

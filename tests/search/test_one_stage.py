@@ -17,7 +17,7 @@ COUNTS = (1, 2, 4)
 
 @dataclass
 class Step:
-    """A step that needs ``bytes`` in one microbatch, with nothing computed anew.
+    """A step that needs ``bytes`` in one microbatch, with nothing recomputed.
 
     Each doubling takes off a quarter, each level a third; a doubling costs a tenth of a second and a level a quarter.
     What hardly fits takes a second longer. Nothing lies in host memory but where less than ``on_devices`` would do.

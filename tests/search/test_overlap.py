@@ -1,4 +1,4 @@
-"""Steps whose collectives run beside computation, against critical paths written by hand."""
+"""Steps whose collectives run in parallel with computation, against critical paths written by hand."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_gradient_is_reduced_while_the_next_is_computed():
     assert plan.step_time < 0.97 * together
     assert plan.step_time >= max(sum(c.seconds for c in plan.communication), plan.stages[0].compute_time)
     assert plan.search.lower_bound <= plan.step_time
-    assert any("run beside computation" in note for note in plan.content.notes)
+    assert any("overlap with computation" in note for note in plan.content.notes)
 
 
 @pytest.mark.parametrize("cluster", [Cluster.load("dgx-a100", stack="eager").part(0, 2), toy(2)])

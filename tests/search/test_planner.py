@@ -19,7 +19,7 @@ from tests.search.problems import problem_of
 
 
 def node(devices: int = 8, bandwidth: float = 1e6, jax_kinds: tuple[str, ...] = ()) -> Cluster:
-    """One node whose links are slow beside its devices."""
+    """One node whose links are slow next to its devices."""
     device = Device("toy", 10**9, 1e10, (("f32", 1e9),), jax_kinds=jax_kinds)
     link = LinkSpec(bandwidth, 1e-5)
     return Cluster("toy", (NodeGroup(1, devices, device, link, link),))

@@ -1,4 +1,4 @@
-"""Moves to hosts and back run beside computing; where they take longer they are what the step takes."""
+"""Moves to hosts and back run in parallel with computing; where they take longer they are what the step takes."""
 
 from __future__ import annotations
 

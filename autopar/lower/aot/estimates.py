@@ -11,8 +11,8 @@ compiler's cost model says:
     else    FLOPs of products and bytes of operands and results, by the roofline of the device
 
 Collectives are priced by the links of the plan's cluster, at the kind, bytes and groups that were compiled. One that
-is started and finished by two instructions runs beside what stands between them; links carry one at a time. Any other
-stops the device.
+is started and finished by two instructions overlaps with what stands between them; links carry one at a time. Any
+other stops the device.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StepSeconds(msgspec.Struct, frozen=True):
         memory_s: all other kernels.
         collectives_s: all collectives, hidden or not.
         exposed_s: of them, those that no computation hides.
-        asynchronous_s: of them, those that run beside computation as far as it lasts.
+        asynchronous_s: of them, those that run in parallel with computation as far as it lasts.
         said: share of the seconds of kernels that the compiler itself said; of a plan 0.
     """
 
@@ -80,7 +80,7 @@ class StepSeconds(msgspec.Struct, frozen=True):
 
     @property
     def asynchronous_share(self) -> float:
-        """Share of the seconds of collectives that run beside computation; 1 where there are none."""
+        """Share of the seconds of collectives that run in parallel with computation; 1 where there are none."""
         return self.asynchronous_s / self.collectives_s if self.collectives_s else 1.0
 
     def times(self, count: float) -> StepSeconds:

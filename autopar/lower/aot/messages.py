@@ -40,7 +40,7 @@ class ProgramRequest(_Message, frozen=True):
 
 
 class CompileRequest(_Message, frozen=True):
-    """What is to be compiled; the programs themselves, ``jax.export`` bytes, lie beside it.
+    """What is to be compiled; the programs themselves, ``jax.export`` bytes, lie next to it.
 
     Args:
         target: text of the target.
@@ -52,7 +52,7 @@ class CompileRequest(_Message, frozen=True):
 
 
 class CompiledCollective(_Message, frozen=True):
-    """Collectives of the optimized HLO that are alike.
+    """Collectives of the optimized HLO that are equal.
 
     Args:
         kind: as in a plan's records.

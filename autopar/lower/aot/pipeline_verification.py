@@ -1,4 +1,4 @@
-"""`PipelineVerification`: what a plan of several stages predicts beside what the compiler made of its programs."""
+"""`PipelineVerification`: what a plan of several stages predicts next to what the compiler made of its programs."""
 
 from __future__ import annotations
 

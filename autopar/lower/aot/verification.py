@@ -1,4 +1,4 @@
-"""`Verification`: what a plan predicts beside what XLA's compiler made of it."""
+"""`Verification`: what a plan predicts next to what XLA's compiler made of it."""
 
 from __future__ import annotations
 

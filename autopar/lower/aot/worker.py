@@ -88,7 +88,7 @@ def compile_program(target: Target, request: ProgramRequest, program: bytes) -> 
 
 
 def summarized(collectives: tuple[Collective, ...], names: GroupNames) -> tuple[CompiledCollective, ...]:
-    """Collectives that are alike taken together; those of one device a group, which send nothing, left out."""
+    """Collectives that are the same taken together; those of one device a group, which send nothing, left out."""
     by_collective: dict[tuple[str, str, int], list[Collective]] = defaultdict(list)
     for c in collectives:
         if c.group_size > 1:

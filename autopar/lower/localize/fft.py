@@ -1,4 +1,4 @@
-"""Localizer of ``fft``: XLA's CPU backend fails on pieces whose order in memory a collective beside it has turned."""
+"""Localizer of ``fft``: XLA's CPU backend fails on pieces whose order in memory a collective next to it has turned."""
 
 from __future__ import annotations
 

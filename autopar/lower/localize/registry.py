@@ -1,4 +1,4 @@
-"""The table from primitive to localizer, assembled from the files beside this one.
+"""The table from primitive to localizer, assembled from the files next to this one.
 
 A file holds a constant ``LOCALIZERS``, from primitive name to `Localizer`; a new file needs nothing else.
 """
@@ -20,7 +20,7 @@ _NOT_TABLES = ("base", "registry")
 
 
 def _assembled() -> Mapping[str, Localizer]:
-    """All ``LOCALIZERS`` of the files beside this one; ValueError where two files know one primitive."""
+    """All ``LOCALIZERS`` of the files next to this one; ValueError where two files know one primitive."""
     table: dict[str, Localizer] = {}
     package = __name__.rpartition(".")[0]
     names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))

@@ -120,8 +120,8 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
     """
     content = plan.content
     source = TracedStages(step, not flushes(plan.schedule))
-    found = source.microbatches(plan.num_microbatches)
-    members = members_of([op.id for op in forward_operators(step.graph, found)], content.cuts)
+    microbatching = source.microbatches(plan.num_microbatches)
+    members = members_of([op.id for op in forward_operators(step.graph, microbatching)], content.cuts)
     if content.pipeline is None:
         raise PlanMismatchError("the plan has several stages and no record of its pipeline")
     table = parse_table(content.pipeline.table)

@@ -94,7 +94,7 @@ class TracedStages:
     def slice(self, count: int, members: Sequence[Sequence[str]]) -> Sliced:
         """The step cut into stages, each made when it is asked for.
 
-        Of stages that are alike one is traced; the others are it under other names.
+        Of isomorphic stages one is traced; the others are it under other names.
         """
         cut = self._cut(count, members)
         stages = range(len(cut.parts))
@@ -140,7 +140,7 @@ class TracedStages:
     def _planned(
         self, count: int, cut: _Cut, stage: int, recomputation: Recomputation
     ) -> tuple[Graph, Mapping[str, str]]:
-        """The graph of a stage and the origins of its operators: traced, or a stage alike under other names."""
+        """The graph of a stage and the origins of its operators: traced, or an isomorphic stage under other names."""
         kind, name = cut.kind(stage), f"{self.step.graph.name}/stage {cut.parts[stage].stage}"
         at = {id: n for n, id in enumerate(kind.operators)}
         # An operator of the forward pass that joins terms of several stages runs after the loop, and not again.

@@ -24,7 +24,7 @@ _LOOK_S = 0.2
 
 
 def start_service(address: str, processes: int, limit_s: int, linger_s: float) -> subprocess.Popen[bytes]:
-    """The service, started beside this process; it ends some time after this process does.
+    """The service, started next to this process; it ends some time after this process does.
 
     Args:
         address: host and port where it listens.

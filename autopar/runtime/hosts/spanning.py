@@ -1,6 +1,6 @@
 """Arrays on devices of some processes, as Orbax wants them: on devices of all.
 
-Orbax calls an array that lies on one process's devices that process's own, and refuses to write it beside those of
+Orbax calls an array that lies on one process's devices that process's own, and refuses to write it next to those of
 others. A stage of a pipeline that lies inside one process has such arrays.
 """
 

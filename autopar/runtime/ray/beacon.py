@@ -55,7 +55,7 @@ class Beacon:
 
     def wait(self, seconds: float) -> None:
         """Returns when the driver has ended the connection, or the time is over."""
-        # Not by reading, which another thread must not do beside writing where the connection is encrypted.
+        # Not by reading, which another thread must not do next to writing where the connection is encrypted.
         ended = select.poll()
         with contextlib.suppress(OSError, ValueError):
             ended.register(self._connection, select.POLLRDHUP)

@@ -12,7 +12,7 @@ from autopar.simulate import Event, Timeline
 
 
 def measured_timeline(source: Pipelined, times: Sequence[Sequence[Timed]]) -> Timeline:
-    """The timeline of a step: programs on the compute lanes, sends beside them.
+    """The timeline of a step: programs on the compute lanes, sends next to them.
 
     Args:
         source: the pipeline.

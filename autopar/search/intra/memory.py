@@ -180,7 +180,7 @@ def _end(use: Use, until: Mapping[str, int]) -> int:
 def _until(values: Mapping[str, ValueDraft]) -> dict[str, int]:
     """By operator whose result is never stored: when the last reader of that result, stored or not, is done.
 
-    It is computed anew where it is read, so that its operands have to be there.
+    It is recomputed where it is read, so that its operands have to be there.
     """
     by_time = sorted((v for v in values.values() if v.transient), key=lambda v: -v.time)
     ends: dict[str, int] = {}

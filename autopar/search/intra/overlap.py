@@ -1,4 +1,4 @@
-"""The time of a step whose collectives run beside computation: list scheduling of operators and collectives.
+"""The time of a step whose collectives run in parallel with computation: list scheduling of operators and collectives.
 
 Resources are the cores, which run one operator at a time, and each class of links (inside a node, between nodes), which
 carry one collective at a time. Each takes what is ready first in the order of the program: an operator is ready when
@@ -135,7 +135,7 @@ class _Schedule:
 
 
 def list_schedule(tasks: Sequence[TimedTask], transfers: Sequence[Transfer]) -> Timing:
-    """The schedule of tasks with transfers beside them.
+    """The schedule of tasks with transfers next to them.
 
     Args:
         tasks: in program order.

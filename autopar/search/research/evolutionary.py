@@ -12,7 +12,7 @@ from autopar.search.research.run import Run, by_method
 def evolutionary(problem: Problem) -> Plan:
     """Biased random-key genetic algorithm (Goncalves and Resende, J. Heuristics 2011; REGAL, ICLR'20).
 
-    An individual has a strategy for each node. In every generation the elite stays, mutants are drawn anew, and each
+    An individual has a strategy for each node. In every generation the elite stays, new mutants are drawn, and each
     other child takes every gene from an elite parent with probability 0.7, else from a parent of the rest. The first
     generation has the choice that every method begins from.
 

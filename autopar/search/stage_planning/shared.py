@@ -53,7 +53,7 @@ class StagePlanner:
         self.submitted.append((stage_problem, self.pool.submit(self.intra, _silent(stage_problem))))
 
     def plan(self, stage_problem: Problem, kind: tuple[object, ...], what: str) -> PlanContent:
-        """The best plan of a stage: that of a stage alike, or a new one.
+        """The best plan of a stage: that of an isomorphic stage, or a new one.
 
         Args:
             stage_problem: the stage as a problem of its own.

@@ -325,7 +325,7 @@ def _over_limit(needed: int, pipeline: ScheduledStages, stage: int, limit: int) 
     return InfeasiblePlanError(
         f"stage {stage} needs {bytes_text(needed)} ({needed} bytes) a device with its microbatches in flight by "
         f"schedule {pipeline.table.name}; the limit is {bytes_text(limit)}",
-        cause="gradients that are added up, and what waits for weight gradients, are there beside the rest",
+        cause="gradients that are added up, and what waits for weight gradients, are there next to the rest",
         remedy="more stages, more and smaller microbatches, or schedule='1f1b'",
     )
 

@@ -13,7 +13,7 @@ Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 def _aligned(op: Operator, operand_types: tuple[TensorType, ...], linear: Groups) -> Rule | None:
-    """Full-rank operands and results label dim d with factor d; scalars and dims of 1 beside longer ones are whole."""
+    """Full-rank operands and results label dim d with factor d; scalars and dims of 1 next to longer ones are whole."""
     shapes = {v.type.shape for v in op.results}
     if len(shapes) != 1:
         return None

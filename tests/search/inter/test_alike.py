@@ -1,4 +1,4 @@
-"""Of layers and stages that are alike one is looked at, and the others come out as if each had been."""
+"""Of layers and isomorphic stages one is looked at, and the others come out as if each had been."""
 
 from __future__ import annotations
 

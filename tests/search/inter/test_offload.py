@@ -1,4 +1,4 @@
-"""Microbatches that wait in host memory: a choice of each stage beside recomputation."""
+"""Microbatches that wait in host memory: a choice of each stage next to recomputation."""
 
 from __future__ import annotations
 

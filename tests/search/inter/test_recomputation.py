@@ -1,4 +1,4 @@
-"""What a plan says of splitting the backward pass, and of computing the forward pass anew where memory is short."""
+"""What a plan says of splitting the backward pass, and of computing the forward pass again where memory is short."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def _plan(cluster, schedule="auto", stages=4, count=8, fn_args=None, **options):
     ).plan(*args)
 
 
-#: So slow that starting a program costs nothing beside it.
+#: So slow that starting a program costs nothing next to it.
 SLOW = toy(1e7)
 
 

@@ -102,7 +102,7 @@ def case(number: int) -> Case:
     (nodes, per), _ = SHAPES[rng.choice(len(SHAPES), p=[p for _, p in SHAPES])]
     if nodes * per > 2:
         layers = min(layers, 3)  # more of both have too many ways
-    # Slow devices: a step takes long beside what starting a program takes.
+    # Slow devices: a step takes long next to what starting a program takes.
     device = Device("toy", PLENTY, float(rng.choice([1e6, 1e7])), (("f32", 1e6),))
     inside = float(rng.choice([1e4, 1e5, 1e6]))
     links = (LinkSpec(b, float(rng.choice([1e-5, 1e-3]))) for b in (inside, inside / float(rng.choice([1, 5, 20]))))

@@ -167,7 +167,7 @@ class Space:
                         fits_free |= content is sharding_problem.free
                         yield Way(content.step_time, count, "none", (content.recomputing(level, ends),))
                 if fits_free:
-                    break  # computing anew only adds work
+                    break  # computing again only adds work
 
     # Pipelines
 
@@ -249,7 +249,7 @@ class Space:
                     if content is not None:
                         yield content.recomputing(level, ends)
                 if fits_free:
-                    break  # computing anew only adds work
+                    break  # computing again only adds work
 
     def _stated(self, problem: Problem, mesh: LogicalMesh, split_phases: bool) -> Stated:
         where = (problem.cluster.to_json(), str(mesh), split_phases)
@@ -298,7 +298,7 @@ class Stated:
     def fitting(self, limit_bytes: float, over: Callable[[PlanContent], int]) -> PlanContent | None:
         """The fastest plan that is over by nothing; None where there is none.
 
-        What a stage needs beside its sharding's bytes is known from its plan alone, so it is sharded for less until
+        What a stage needs next to its sharding's bytes is known from its plan alone, so it is sharded for less until
         all of it fits.
         """
         for _ in range(TIGHTENED):

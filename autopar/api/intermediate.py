@@ -15,6 +15,7 @@ from autopar._compat.devices import world_devices
 from autopar.api.numbers import Difference, difference, tolerance_of
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Graph, Layout, Literal, Operator, Output
+from autopar.ir.primitives import SUMS
 from autopar.lower.interpreter import scalar
 from autopar.lower.localize.base import bind
 from autopar.lower.program import lower
@@ -23,8 +24,8 @@ from autopar.runtime.hosts.arrays import put, whole
 
 #: Bytes of intermediate values that are looked at in one run.
 _CHUNK_BYTES = 1 << 30
-# Their results may be small differences of large operands: rounding counts against the operands.
-_SUMS = frozenset({"add", "add_any", "sub", "reduce_sum", "dot_general", "conv_general_dilated", "cumsum", "scan"})
+#: Their results may be small differences of large operands: rounding counts against the operands.
+_CANCELLING = SUMS | {"scan"}
 
 
 def compare_operators(traced: Traced, plan: Plan, leaves: Sequence[Any]) -> tuple[Operator, Difference] | None:
@@ -62,7 +63,7 @@ def compare_operators(traced: Traced, plan: Plan, leaves: Sequence[Any]) -> tupl
             for v, d in zip(op.results, differences, strict=True):
                 sizes[v.name] = d.of
             known = [sizes.get(o, 0.0) for o in op.reads]
-            base = max(known, default=0.0) if op.primitive in _SUMS else 0.0
+            base = max(known, default=0.0) if op.primitive in _CANCELLING else 0.0
             for v, d in zip(op.results, differences, strict=True):
                 if d.norm > 10 * tolerance_of(plain[v.name].dtype) * max(d.of, base):
                     return op, max(differences, key=lambda e: e.relative)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.ir import Graph, Input, Output, TensorType, is_float
-from autopar.ir.analysis import names_read
+from autopar.ir.analysis import names_read, reached_outputs
 
 _MODEL_WORDS = ("model", "p", "params", "parameters", "state", "train_state", "variables", "weights")
 _OPTIMIZER_WORDS = ("opt_state", "optimizer", "opt", "mu", "nu", "trace", "momentum", "velocity")
@@ -31,7 +31,7 @@ def assign_roles(
         batch_argnums: positions of the batch arguments; None finds them.
     """
     leaves = graph.inputs[: len(arguments)]
-    reach = _reach(graph, graph.outputs)
+    reach = reached_outputs(graph)
     updates = _updates(leaves, arguments, graph.outputs, set(batch_argnums or ()), reach)
     outputs = tuple(replace(o, updates=updates.get(i)) for i, o in enumerate(graph.outputs))
     carried = set(updates.values())
@@ -123,23 +123,6 @@ def _prefixes(outputs: Sequence[Output]) -> list[str]:
     return sorted(seen, key=lambda p: (p.count("[") + p.count("."), p))
 
 
-def _reach(graph: Graph, outputs: Sequence[Output]) -> Mapping[str, int]:
-    """Which outputs each input reaches: bit i stands for output i. Sets would take as long as inputs times outputs."""
-    reach: dict[str, int] = defaultdict(int)
-    for i, output in enumerate(outputs):
-        if isinstance(output.operand, str):
-            reach[output.operand] |= 1 << i
-    for op in reversed(graph.operators):
-        total = 0
-        for v in op.results:
-            total |= reach[v.name]
-        if total:
-            for operand in op.operands:
-                if isinstance(operand, str):
-                    reach[operand] |= total
-    return reach
-
-
 @dataclass(frozen=True)
 class _Returned:
     """Outputs by what becomes of them, as bits.
@@ -149,7 +132,7 @@ class _Returned:
         replacing: for each input that comes back the index of the output that replaces it.
         free: those that replace nothing.
         scalars: those without dims among ``free``: the loss and other metrics.
-        reach: from `_reach`.
+        reach: see `autopar.ir.analysis.reached_outputs`.
         seen: inputs that come back and reach something in ``free``.
     """
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from autopar.ir.graph import Graph, Operand, Operator
 
@@ -75,6 +76,25 @@ def dependents(
             kept.append(op)
             reached.update(v.name for v in op.results)
     return kept
+
+
+def reached_outputs(graph: Graph) -> Mapping[str, int]:
+    """By value which outputs depend on it: bit i stands for output i; 0 for none.
+
+    Sets would take as long as inputs times outputs.
+    """
+    reached: dict[str, int] = defaultdict(int)
+    for i, output in enumerate(graph.outputs):
+        if isinstance(output.operand, str):
+            reached[output.operand] |= 1 << i
+    for op in reversed(graph.operators):
+        outputs = 0
+        for v in op.results:
+            outputs |= reached[v.name]
+        if outputs:
+            for name in op.reads:
+                reached[name] |= outputs
+    return reached
 
 
 def places(

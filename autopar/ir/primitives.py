@@ -70,6 +70,8 @@ SCATTERS: Final = frozenset({"scatter", "scatter-add", "scatter-max", "scatter-m
 
 #: Linear in both operands, element by element.
 ADDITIONS: Final = frozenset({"add", "add_any", "sub"})
+#: Whose results are sums, of elements or products of the operands.
+SUMS: Final = ADDITIONS | CONTRACTIONS | {"cumsum", "reduce_sum"}
 COMPARISONS: Final = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
 
 #: Elementwise operators whose operands and result all have one dtype.

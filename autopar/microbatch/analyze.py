@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from autopar.cost import total_flops
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph, Layout, Literal, Operator
-from autopar.ir.analysis import closure, names_made, names_read
+from autopar.ir.analysis import closure, dependents, names_made, names_read
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
 from autopar.microbatch.base import Joined, Microbatching, pseudo_mesh, split
@@ -115,20 +115,13 @@ def _analyze(graph: Graph, count: int, batch: Mapping[str, int], late: frozenset
 
 def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
     """The parts of a step that runs at once: the loop has what depends on the batch, up to the update."""
-    of_batch = {i.name for i in graph.inputs if i.role == "batch"}
-    after: set[str] = set()
-    inside: dict[str, Operator] = {}
+    of_batch = dependents(graph.operators, (i.name for i in graph.inputs if i.role == "batch"))
     trains = any(phase_of(op.scope) != "update" for op in graph.operators)
-    for op in graph.operators:
-        names = set(op.reads)
-        results = [v.name for v in op.results]
-        runs_after = op.id in late or (trains and phase_of(op.scope) == "update")
-        if names & after or (names & of_batch and runs_after):
-            after.update(results)
-        elif names & of_batch:
-            of_batch.update(results)
-            inside[op.id] = op
-    late_ops = [op for op in graph.operators if any(v.name in after for v in op.results)]
+    first_after = {op.id for op in of_batch if op.id in late or (trains and phase_of(op.scope) == "update")}
+    late_ops = [op for op in dependents(graph.operators, (), also=lambda op: op.id in first_after) if op.results]
+    after = set(names_made(late_ops))
+    runs_after = {op.id for op in late_ops}
+    inside = {op.id: op for op in of_batch if op.id not in runs_after}
     outputs = {o.operand for o in graph.outputs if isinstance(o.operand, str)}
     read = names_read(late_ops) | outputs
     joined = [Joined(v.name, whole(v.type)) for op in inside.values() for v in op.results if v.name in read]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from autopar.schedule.instructions import (
     blocked_text,
     instruction_text,
 )
+from autopar.schedule.queues import Queues
 from autopar.schedule.round_robin import run_round_robin
 from autopar.schedule.stale import Window, Windows
 from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
@@ -113,11 +113,11 @@ class _Machine:
                 raise self.fail(s, f"begins with {_names(window.starts[s] ^ carried)} more or less than is there")
             for b in window.batch[s]:
                 held[b] = Content(b.value, None, frozenset({b.microbatch - self.flow.lag + call * self._m}))
-        self.queues: dict[tuple[int, int], deque[tuple[int, Content]]] = {}
+        self.queues: Queues[Content] = Queues(self.depth)
         stuck = run_round_robin(self.lists, self.at, self._step)
         if stuck:
             raise self.fail(stuck[0], f"waits for ever: {blocked_text(self.lists, self.at, stuck)}")
-        left = [pair for pair, queue in self.queues.items() if queue]
+        left = self.queues.pending()
         if left:
             raise self.fail(left[0][1], f"what worker {left[0][0]} sent is not received")
         for s, held in enumerate(self.held):
@@ -146,10 +146,9 @@ class _Machine:
             case Stash():
                 held[i.target] = Content(i.target.value, self._get(worker, i.source).version)
             case Send():
-                queue = self.queues.setdefault((worker, i.to), deque())
-                if len(queue) >= self.depth:
+                if not self.queues.has_room(worker, i.to):
                     return False
-                queue.append((i.tag, self._get(worker, i.value)))
+                self.queues.send(worker, i.to, i.tag, self._get(worker, i.value))
             case Recv():
                 return self._receive(worker, i)
             case Free():
@@ -166,10 +165,11 @@ class _Machine:
         return self.flow.versioned[worker]
 
     def _receive(self, worker: int, i: Recv) -> bool:
-        queue = self.queues.get((i.source, worker))
-        if not queue:
+        arriving = self.queues.first(i.source, worker)
+        if arriving is None:
             return False
-        tag, content = queue.popleft()
+        tag, content = arriving
+        self.queues.receive(i.source, worker)
         if tag != i.tag or content.value != i.value.value:
             raise self.fail(worker, f"{content.value} arrives there with tag {tag}")
         self.held[worker][i.value] = content

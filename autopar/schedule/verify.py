@@ -7,7 +7,6 @@ receives from an empty one, waits. As no instruction chooses, the order in which
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from autopar.errors import ScheduleError
@@ -34,6 +33,7 @@ from autopar.schedule.instructions import (
 )
 from autopar.schedule.liveness import stays
 from autopar.schedule.memory import starting_buffers, transit_bytes, usage
+from autopar.schedule.queues import Queues
 from autopar.schedule.round_robin import run_round_robin
 from autopar.schedule.table import KINDS, Task, marked_text
 
@@ -109,7 +109,7 @@ class _Machine:
         self.held: list[dict[Buffer, Content]] = [{} for _ in self.lists]
         self.gone: list[dict[Buffer, str]] = [{} for _ in self.lists]
         self.hosted: list[dict[Buffer, Content]] = [{} for _ in self.lists]
-        self.queues: dict[tuple[int, int], deque[tuple[int, Content]]] = {}
+        self.queues: Queues[Content] = Queues(depth)
         self.ran: dict[tuple[int, Work, int], int] = {}
         self.transfers = 0
         for worker, buffers in enumerate(starting_buffers(program)):
@@ -186,10 +186,9 @@ class _Machine:
             case Accumulate():
                 self._accumulate(worker, i)
             case Send():
-                queue = self.queues.setdefault((worker, i.to), deque())
-                if len(queue) >= self.depth:
+                if not self.queues.has_room(worker, i.to):
                     return False
-                queue.append((i.tag, self._get(worker, i.value)))
+                self.queues.send(worker, i.to, i.tag, self._get(worker, i.value))
             case Recv():
                 return self._receive(worker, i)
             case Stash():
@@ -234,16 +233,16 @@ class _Machine:
         self.gone[worker][buffer] = f"{how} by instruction {self.at[worker]}"
 
     def _receive(self, worker: int, i: Recv) -> bool:
-        queue = self.queues.get((i.source, worker))
-        if not queue:
+        arriving = self.queues.first(i.source, worker)
+        if arriving is None:
             return False
-        tag, content = queue[0]
+        tag, content = arriving
         if tag != i.tag:
             raise self.fail(
                 worker, f"the next value from worker {i.source} has tag {tag}, not {i.tag}",
                 cause="values are received in another order than they were sent",
             )  # fmt: skip
-        queue.popleft()
+        self.queues.receive(i.source, worker)
         if content.value != i.value.value or not self._is_named(i.value, content):
             raise self.fail(worker, f"{content.value} of microbatch {sorted(content.microbatches)} arrives there")
         self._make(worker, i.value, content)

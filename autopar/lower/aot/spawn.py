@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import msgspec
 from jax import export
 
 import autopar
+from autopar._compat.flags import xla_flags
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target
@@ -129,11 +129,10 @@ def _names(entry: Any) -> tuple[str, ...]:
 def _run(target: Target, plan: Plan, folder: Path, timeout_s: float) -> None:
     devices = sum(len(s.devices) for s in plan.stages)
     root = str(Path(autopar.__file__).resolve().parents[1])
-    flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
     config: Any = jax.config
     environment = {
         **os.environ,
-        "XLA_FLAGS": flags,
+        "XLA_FLAGS": xla_flags(os.environ),
         "PYTHONPATH": os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p),
         # Devices of this machine, if it has any, are not touched.
         "JAX_PLATFORMS": "cpu",

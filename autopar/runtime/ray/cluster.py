@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
+from autopar._compat.flags import xla_flags
 from autopar.cluster import Cluster, NodeGroup
 from autopar.errors import ClusterError
 from autopar.runtime.ray.deployment import Launcher
@@ -78,9 +78,8 @@ class Slot:
         """Variables of the process: its number of devices stands in place of the driver's, other flags of XLA stay."""
         variables = {"JAX_PLATFORMS": self.platform}
         if self.platform == "cpu":
-            others = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
-            count = f"--xla_force_host_platform_device_count={self.devices}"
-            variables |= {"XLA_FLAGS": " ".join([*others, count]), "JAX_NUM_CPU_DEVICES": str(self.devices)}
+            flags = xla_flags(os.environ, self.devices)
+            variables |= {"XLA_FLAGS": flags, "JAX_NUM_CPU_DEVICES": str(self.devices)}
         return variables
 
 

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from autopar.errors import ScheduleError
 from autopar.lower.hosted import PINNED_HOST
 from autopar.runtime.transport.base import WorkerLink
-from autopar.runtime.transport.tiles import moved
+from autopar.runtime.transport.tiles import moved, taken_as_it_is
 from autopar.schedule import Accumulate, Apply, Buffer, Fetch, Free, Instruction, Offload, Recv, Run, Send, Stash, Work
 
 #: Called with the index of an instruction before it is carried out.
@@ -143,7 +143,8 @@ class Worker:
         for name, wanted in zip(program.reads, program.shardings, strict=True):
             array = self.read(by_name[name])
             lies = getattr(array, "sharding", None)
-            given.append(array if lies is wanted or lies == wanted else moved(array, wanted))
+            is_placed = lies is wanted or lies == wanted or taken_as_it_is(array, wanted)
+            given.append(array if is_placed else moved(array, wanted))
         outputs = tuple(program.function(np.int32(number), *given))
         self._forget(donate)
         for buffer, array in zip(writes, outputs, strict=True):

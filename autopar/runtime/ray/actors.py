@@ -103,15 +103,19 @@ class RayWorkerGroup(WorkerGroup):
         """Process ids of the workers on this machine."""
         return tuple(self._processes)
 
+    @property
+    def has_lines(self) -> bool:
+        """See `WorkerGroup.has_lines`."""
+        return True
+
     def call(self, process: int, method: str, *args: Any) -> Any:
         """See `WorkerGroup.call`."""
         return self._actors[process].call.remote(method, *args)
 
     def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
         """See `WorkerGroup.wait`."""
-        done, _ = ray.wait(list(tickets), num_returns=1, timeout=max(0.0, timeout_s))
-        if done:  # others may be there too
-            done, _ = ray.wait(list(tickets), num_returns=len(tickets), timeout=0)
+        # All at once: that is one message of Ray's where all answer about the same time.
+        done, _ = ray.wait(list(tickets), num_returns=len(tickets), timeout=max(0.0, timeout_s))
         there = {t: i for i, t in enumerate(tickets)}
         return {there[t]: _answer(t) for t in done}
 

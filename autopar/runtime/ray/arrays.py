@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar.lower.pipeline.exported import run_maker
@@ -14,6 +15,7 @@ from autopar.runtime.ray.loaded import LoadedFunction
 from autopar.runtime.ray.messages import FileResult, ReadRequest, Snapshot, Start, decode, encode
 from autopar.runtime.shards import DamageError, Leaf, read_boxes, write_shards
 from autopar.runtime.transport.tiles import (
+    SMALL_BYTES,
     Tiled,
     device_boxes,
     moved,
@@ -142,6 +144,14 @@ class ArrayStore:
                 buffers[Buffer(s.value)] = laid_out(wanted, array)
                 continue
             size = array.shape[s.dim] // s.count
+            is_small = isinstance(array, Tiled) and not array.key and array.bytes <= SMALL_BYTES * s.count
+            if is_small and (wanted is None or wanted.is_fully_addressable):
+                # The programs that read them put them on devices with the call, which is quicker than doing so before.
+                whole = array.whole().copy()
+                for k in s.microbatches:
+                    part = whole[(slice(None),) * s.dim + (slice(k * size, (k + 1) * size),)]
+                    found[Buffer(s.value, k)] = np.ascontiguousarray(part)
+                continue
             for k in s.microbatches:
                 index = (slice(None),) * s.dim + (slice(k * size, (k + 1) * size),)
                 part = tiled_part(array, index) if isinstance(array, Tiled) else array[index]

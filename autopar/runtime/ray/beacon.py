@@ -2,6 +2,7 @@
 
 One that was killed or stopped cannot be asked; what it reported last tells what it was doing. The end of its
 connection tells at once that the process is gone, and heartbeats tell of one whose machine is gone or that is stopped.
+Processes on the driver's machine report by memory that they share with it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from types import TracebackType
 
+from autopar.runtime.ray.board import made_board, opened_board
 from autopar.runtime.transport.channels import Credentials, Listener, dial, shut
 from autopar.runtime.transport.frames import read_exactly
 
@@ -32,26 +34,39 @@ class Beacon:
         credentials: what the connection begins with.
         process: number of the process.
         heartbeat_s: seconds between two heartbeats.
+        board: name of the driver's `Board`; empty where it has none.
     """
 
     def __init__(
-        self, monitor: tuple[str, int], credentials: Credentials, process: int, heartbeat_s: float = HEARTBEAT_S
+        self,
+        monitor: tuple[str, int],
+        credentials: Credentials,
+        process: int,
+        heartbeat_s: float = HEARTBEAT_S,
+        board: str = "",
     ) -> None:
         self._process = process
+        self._board = opened_board(board)
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._connection = dial(monitor, credentials)
-        self.report(-1, -1)
+        self._send(-1, -1)
         threading.Thread(target=self._beat, args=(heartbeat_s,), name="heartbeat", daemon=True).start()
 
     def report(self, step: int, index: int) -> None:
         """Tells that the process is at an instruction of a step; without a driver it goes nowhere."""
+        if self._board is not None:
+            self._board.write(self._process, step, index)
+        else:
+            self._send(step, index)
+
+    def _send(self, step: int, index: int) -> None:
         with contextlib.suppress(OSError), self._lock:
             self._connection.sendall(_REPORT.pack(self._process, step, index))
 
     def report_ending(self) -> None:
         """Tells that the process was asked to end."""
-        self.report(_ENDING, -1)
+        self._send(_ENDING, -1)
 
     def wait(self, seconds: float) -> None:
         """Returns when the driver has ended the connection, or the time is over."""
@@ -68,7 +83,7 @@ class Beacon:
 
     def _beat(self, heartbeat_s: float) -> None:
         while not self._over.wait(heartbeat_s):
-            self.report(_ALIVE, -1)
+            self._send(_ALIVE, -1)
 
 
 class Monitor:
@@ -77,9 +92,11 @@ class Monitor:
     Args:
         credentials: what every connection begins with.
         host: address to listen on.
+        processes: number of processes that may be on this machine.
     """
 
-    def __init__(self, credentials: Credentials, host: str = "127.0.0.1") -> None:
+    def __init__(self, credentials: Credentials, host: str = "127.0.0.1", processes: int = 0) -> None:
+        self._board = made_board(processes)
         self._lock = threading.Lock()
         self._last: dict[int, tuple[int, int]] = {}
         self._heard_s: dict[int, float] = {}
@@ -88,10 +105,16 @@ class Monitor:
         self._listener = Listener(credentials, self._read, host)
         self.address = self._listener.address
 
+    @property
+    def board(self) -> str:
+        """Name of the memory that processes of this machine report by; empty where there is none."""
+        return "" if self._board is None else self._board.name
+
     def last(self, process: int) -> tuple[int, int]:
         """(step, index of the instruction) that a process reported last; -1 and -1 where it reported none."""
+        noted = None if self._board is None else self._board.read(process)
         with self._lock:
-            return self._last.get(process, (-1, -1))
+            return noted or self._last.get(process, (-1, -1))
 
     def gone(self) -> tuple[int, ...]:
         """Processes that ended, the first one first."""
@@ -113,6 +136,8 @@ class Monitor:
     def close(self) -> None:
         """Ends all connections."""
         self._listener.close()
+        if self._board is not None:
+            self._board.close()
 
     def __enter__(self) -> Monitor:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ from autopar.runtime.ray.messages import (
     decode,
     encode,
 )
+from autopar.runtime.ray.served import serve_steps
 from autopar.runtime.ray.tls import Identity, credentials_of
 from autopar.runtime.transport import PeerLostError, SilentPeerError, SocketLink
 from autopar.runtime.transport.direct import Transfers
@@ -39,6 +41,8 @@ from autopar.runtime.transport.tiles import host_copy
 
 #: Numbers of microbatches are tags of the schedule; moves between steps are tagged from here on.
 _MOVES = 1 << 30
+#: Seconds until a thread that sends or receives gets its turn while another one works.
+_SWITCH_S = 0.0005
 #: What jax calls files of compiled programs.
 _PROGRAM = "-cache"
 
@@ -57,8 +61,9 @@ class WorkerHost:
         self._handshake = decode(handshake, Handshake)
         given = self._handshake
         credentials = credentials_of(given.secret, None if given.identity is None else Identity(*given.identity))
+        self._credentials = credentials
         self._link = SocketLink(given.process, credentials, given.listen)
-        self._beacon = Beacon(given.monitor, credentials, given.process)
+        self._beacon = Beacon(given.monitor, credentials, given.process, board=given.board)
         self._port = _kept_port(given.listen) if given.group_size > 1 and given.rank == 0 else None
         self._functions: dict[int, LoadedFunction] = {}
         self._worker = given.process
@@ -66,7 +71,8 @@ class WorkerHost:
         arrays = self._arrays = ArrayStore(self._functions)
         measurer = Measurer(given.process, self._link, self._devices, self._failure)
         self._methods: Mapping[str, Callable[..., Any]] = {
-            "info": self.info, "join": self.join, "load": self.load, "unload": self.unload, "step": self.step,
+            "info": self.info, "join": self.join, "serve": self.serve, "load": self.load,
+            "unload": self.unload, "step": self.step,
             "abort": self._link.abort, "compiled": self.compiled,
             "put": arrays.put, "make": arrays.make, "get": arrays.get, "forget": arrays.forget,
             "hold": arrays.hold, "write": arrays.write, "read": arrays.read,
@@ -100,6 +106,10 @@ class WorkerHost:
             cluster_detection_method="deactivate",
             initialization_timeout=max(1, int(limit_s)),
         )
+
+    def serve(self, host: str, port: int) -> None:
+        """Takes steps over a connection to the driver too, which is here."""
+        serve_steps((host, port), self._credentials, self._handshake.process, self.step)
 
     def load(self, message: bytes) -> dict[str, str]:
         """Compiles the programs of a `Load` and connects to the processes that this one sends to.
@@ -235,6 +245,7 @@ def _whole(array: Any) -> bool:
 def configure(handshake: bytes) -> None:
     """Settings of jax for the process of one worker."""
     decoded = decode(handshake, Handshake)
+    sys.setswitchinterval(_SWITCH_S)
     if decoded.group_size > 1:
         use_gloo(decoded.listen)
     if decoded.cache:

@@ -14,7 +14,8 @@ from autopar.schedule import Instruction, Recv
 
 _WHERE: Mapping[str, str] = MappingProxyType(
     {
-        "info": "while it was starting", "join": "while it was starting", "load": "while it was loading",
+        "info": "while it was starting", "join": "while it was starting",
+        "serve": "while it was starting", "load": "while it was loading",
         "get": "while arrays were fetched", "put": "while arrays were sent", "make": "while arrays were made",
         "facts": "while it was starting", "measure": "while it measured its devices",
         "connect": "while it was connecting",

@@ -34,6 +34,7 @@ class Handshake(msgspec.Struct, frozen=True):
         first_device: see ``devices``.
         rank: its number among the processes of its worker.
         group_size: number of processes of its worker.
+        board: name of the memory that processes of the driver's machine report by; empty for none.
     """
 
     process: int
@@ -47,6 +48,7 @@ class Handshake(msgspec.Struct, frozen=True):
     first_device: int = 0
     rank: int = 0
     group_size: int = 1
+    board: str = ""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):

@@ -13,11 +13,13 @@ from autopar.lower.pipeline.exported import ExportedProgram
 from autopar.runtime.ray.beacon import Monitor
 from autopar.runtime.ray.deployment import Launcher, ProcessLayout
 from autopar.runtime.ray.function import Function
+from autopar.runtime.ray.lines import StepLines
 from autopar.runtime.ray.lost import Loss, Scene, lost_error
 from autopar.runtime.ray.messages import Failure, Handshake, Load, StepResult, WorkerInfo, decode, encode
 from autopar.runtime.ray.options import RunOptions
 from autopar.runtime.ray.source import Pipelined
 from autopar.runtime.ray.tls import credentials_of, new_identity
+from autopar.runtime.ray.worker_group import WorkerGroup
 from autopar.runtime.transport.process_groups import ProcessGroups
 from autopar.runtime.transport.shards import ShardLayout
 
@@ -57,7 +59,6 @@ class Session:
         self.programs = dict(programs)
         secret = secrets.token_bytes(16)
         identity = new_identity() if options.encrypted else None
-        self.monitor = Monitor(credentials_of(secret, identity), options.listen)
         groups = self.groups
         if options.encrypted and not options.open_collectives and max(groups.sizes) > 1:
             raise ClusterError(
@@ -65,13 +66,15 @@ class Session:
                 cause="neither gloo nor NCCL encrypts, and other connections between these machines are encrypted",
                 remedy="hosts_per_stage=2 (or more) says that the network may be trusted; else a stage for each worker",
             )
+        credentials = credentials_of(secret, identity)
+        self.monitor = Monitor(credentials, options.listen, groups.num_processes)
         keys = None if identity is None else (identity.certificate, identity.key)
         known = self.programs if options.own_cache else None
         listen = "" if options.each_own else options.listen
         handshakes = [
             Handshake(
                 p, secret, self.monitor.address, listen, options.cache, known, keys,
-                rank=groups.rank(p), group_size=groups.sizes[groups.workers[p]],
+                rank=groups.rank(p), group_size=groups.sizes[groups.workers[p]], board=self.monitor.board,
             )
             for p in range(groups.num_processes)
         ]  # fmt: skip
@@ -80,6 +83,7 @@ class Session:
         except BaseException:
             self.monitor.close()
             raise
+        self._lines: StepLines | None = None
         try:
             infos = [decode(a, WorkerInfo) for a in self.call("info", [()] * len(handshakes), options.load_s)]
             self.machines = tuple(i.machine for i in infos)
@@ -87,6 +91,9 @@ class Session:
             if groups.num_processes > groups.num_workers:
                 first = [infos[groups.members(w).start].coordinator for w in groups.workers]
                 self.call("join", [(at, options.load_s) for at in first], options.load_s)
+            if self.worker_group.has_lines:
+                self._lines = StepLines(credentials, options.listen)
+                self.call("serve", [self._lines.address] * len(handshakes), options.load_s)
         except BaseException:
             self.close()
             raise
@@ -124,6 +131,8 @@ class Session:
             self.monitor.close()  # those that are to end do so by themselves
             time.sleep(_GRACE_S)
         self.worker_group.kill()
+        if self._lines is not None:
+            self._lines.close()
         self.monitor.close()
 
     def of_workers(
@@ -159,8 +168,10 @@ class Session:
             WorkerLostError: one does not answer in time, or is gone.
             AutoparError: one failed by an error of its program.
         """
-        tickets = {p: self.worker_group.call(p, method, *a) for p, a in enumerate(arguments)}
-        answers, losses = self._answers(method, tickets, limit_s)
+        lines = self._lines if method == "step" else None
+        caller = self.worker_group if lines is None or not lines.takes(arguments) else lines
+        tickets = {p: caller.call(p, method, *a) for p, a in enumerate(arguments)}
+        answers, losses = self._answers(caller, method, tickets, limit_s)
         if len(answers) == len(tickets):
             return [answers[p] for p in range(len(tickets))]
         # An answer that tells of the end of another may be faster than that end. In a group of several processes the
@@ -175,10 +186,12 @@ class Session:
             raise
         except BaseException:
             # A program failed, and the processes live: what the others wait for does not come.
-            self._abort(step, {p: tickets[p] for p in silent})
+            self._abort(caller, step, {p: tickets[p] for p in silent})
             raise
 
-    def _answers(self, method: str, tickets: dict[int, Any], limit_s: float) -> tuple[dict[int, Any], dict[int, Loss]]:
+    def _answers(
+        self, caller: WorkerGroup | StepLines, method: str, tickets: dict[int, Any], limit_s: float
+    ) -> tuple[dict[int, Any], dict[int, Loss]]:
         """What came of calls, by process; neither of those that are still awaited when it is clear that one failed."""
         answers: dict[int, Any] = {}
         losses: dict[int, Loss] = {}
@@ -186,7 +199,7 @@ class Session:
         until = time.monotonic() + limit_s + min(2.0, 0.5 * limit_s)
         while len(answers) + len(losses) < len(tickets) and time.monotonic() < until:
             unanswered = [p for p in tickets if p not in answers and p not in losses]
-            for position, answer in self.worker_group.wait([tickets[p] for p in unanswered], 0.1).items():
+            for position, answer in caller.wait([tickets[p] for p in unanswered], 0.1).items():
                 process = unanswered[position]
                 failure = Failure(-1, "error", -1, answer.error) if answer.error and not answer.lost else None
                 if method in _FALLIBLE and not answer.error:
@@ -208,7 +221,7 @@ class Session:
             time.sleep(0.01)
         return answers, losses
 
-    def _abort(self, step: int, tickets: dict[int, Any]) -> None:
+    def _abort(self, caller: WorkerGroup | StepLines, step: int, tickets: dict[int, Any]) -> None:
         """Has processes give up a step. WorkerLostError where they do not."""
         if not tickets:
             return
@@ -219,7 +232,7 @@ class Session:
         until = time.monotonic() + _ABORT_S
         while left and time.monotonic() < until:
             unanswered = list(left)
-            for position in self.worker_group.wait([left[p] for p in unanswered], 0.1):
+            for position in caller.wait([left[p] for p in unanswered], 0.1):
                 del left[unanswered[position]]
         if left:
             raise WorkerLostError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +36,17 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
-        """Answers that are there, by position in ``tickets``; waits until there is one, or the time is over."""
+        """Answers that are there, by position in ``tickets``; waits until all are, or the time is over."""
 
     @property
     def processes(self) -> tuple[int, ...]:
         """Ids of those processes that are on this machine."""
         return ()
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether steps may go to the processes over connections instead (`StepLines`)."""
+        return False
 
     @abstractmethod
     def kill(self) -> None:
@@ -65,7 +70,7 @@ class ThreadWorkerGroup(WorkerGroup):
 
     def wait(self, tickets: Sequence[Any], timeout_s: float) -> dict[int, Answer]:
         """See `WorkerGroup.wait`."""
-        done, _ = wait(tickets, timeout_s, return_when=FIRST_COMPLETED)
+        done, _ = wait(tickets, timeout_s)
         return {i: _answer(t) for i, t in enumerate(tickets) if t in done}
 
     def kill(self) -> None:

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+#: An array on the host of up to this size goes to devices with the call of the program that reads it.
+SMALL_BYTES = 1 << 16
 #: A rectangular part of an array: (first index, index behind the last) of each dim.
 Box: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -166,6 +168,11 @@ def placed(tiled: Tiled, sharding: NamedSharding) -> Any:
     return jax.make_array_from_single_device_arrays(tiled.shape, sharding, buffers, dtype=jnp.dtype(tiled.dtype))
 
 
+def taken_as_it_is(array: Any, sharding: NamedSharding) -> bool:
+    """Whether a program whose argument is to lie like this takes an array from the host as it is."""
+    return isinstance(array, np.ndarray) and array.nbytes <= SMALL_BYTES and sharding.is_fully_addressable
+
+
 def moved(array: Any, sharding: NamedSharding) -> Any:
     """An array as ``sharding`` says; one on the host, or on one device, is the same on all processes of the mesh.
 
@@ -198,6 +205,8 @@ def host_copy(array: Any) -> np.ndarray[Any, Any] | HostKeys:
     Args:
         array: one that is on the devices of this process, or whole on each of those of several.
     """
+    if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and not is_key(array):
+        return np.array(array, copy=True, order="C")
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         return on_host(tiles_of(array))
     if is_key(array):

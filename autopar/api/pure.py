@@ -22,7 +22,7 @@ from autopar.api.effects import check_effects
 from autopar.api.for_workers import check_for_workers
 from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
-from autopar.api.many_hosts import agree, many, same_arguments, share
+from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one_stage
 from autopar.api.options import ParallelOptions
 from autopar.api.progress import shown
 from autopar.api.steps import TracedStep, as_one_stage
@@ -38,6 +38,7 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.ir.verify import verify
 from autopar.lower.branches import with_own_buffers
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
+from autopar.lower.pipeline.grid import OneProgramError
 from autopar.lower.program import lower
 from autopar.lower.split_layers import SplitStep, split_layers
 from autopar.plan import Plan
@@ -218,9 +219,6 @@ class PureFunction:
         plan = search(problem, step, self._counts(traced.graph))
         return step.form_of(plan), plan
 
-    def _searched(self, signature: CallSignature, limit_bytes: int) -> Planned[Traced]:
-        return Planned(*self._planned(signature, limit_bytes))
-
     def _step(self, traced: Traced, cluster: Cluster, split_step: SplitStep | None = None) -> TracedStep:
         donated, o = self.donated(traced), self.options
         return TracedStep(traced, donated, o.constraints, cluster.num_devices, split_step, not flushes(o.schedule))
@@ -237,15 +235,10 @@ class PureFunction:
         asked = None if o.num_stages == "auto" else int(o.num_stages)
         if isinstance(o.cluster, RayCluster) and asked is None:
             asked = o.cluster.num_stages
-        if asked is None and many(o) is not None:
-            asked = 1  # which is not compared with pipelines as one program yet
         problem = self.problem(traced, limit_bytes)
-        options = replace(
-            problem.options,
-            num_stages=asked,
-            schedule=o.schedule,
-            remat=o.remat or "none",
-        )
+        if asked is None and takes_one_stage(o, problem.cluster):
+            asked = 1
+        options = replace(problem.options, num_stages=asked, schedule=o.schedule, remat=o.remat or "none")
         subproblem = Subproblem(uniform_stages=on_workers and o.num_stages == "auto", on_workers=on_workers)
         return replace(problem, options=options, subproblem=subproblem)
 
@@ -297,9 +290,8 @@ class PureFunction:
     @shown
     def compile(self, signature: CallSignature) -> Compiled:
         """The program for a signature of `resolve`."""
-        compiled = self.compiled.get(signature)
-        if compiled is not None:
-            return compiled
+        if signature in self.compiled:
+            return self.compiled[signature]
         cluster = self.options.cluster
         if not isinstance(cluster, RayCluster):
             check_devices(self.options.plan, cluster, len(world_devices()))
@@ -307,7 +299,6 @@ class PureFunction:
         traced, plan = self.plan(signature) if processes is None else self._plan_together(signature, processes)
         if isinstance(cluster, RayCluster):
             return self._compile_remote(signature, traced, plan, cluster)
-        devices = world_devices()
         if processes is not None:
             check_flush(plan.schedule, "in several processes")
         check_effects(traced.graph)
@@ -317,20 +308,35 @@ class PureFunction:
             if planned.plan.num_stages > 1:
                 return self._build_stages(planned, clock)
             with clock.phase("lower"):
-                program = lower(planned.traced, planned.plan, devices)
+                program = lower(planned.traced, planned.plan, world_devices())
             self._say("compiling")
             with clock.phase("compile"):
                 return load_local(planned.traced, program, self.donated(planned.traced))
 
         def search(memory_limit_bytes: int) -> Planned[Traced]:
-            make, form = partial(self._searched, signature, memory_limit_bytes), partial(self._in_form_of, signature)
+            make, form = partial(self._planned, signature, memory_limit_bytes), partial(self._in_form_of, signature)
             with clock.phase("plan again"):
-                return make() if processes is None else share(processes, traced.graph.name, make, form, clock)
+                if processes is None:
+                    return Planned(*make())
+                return share(processes, traced.graph.name, lambda: Planned(*make()), form, clock)
 
         limit = None if self.options.plan is not None else self.options.memory_limit_bytes
-        final, local = build_within(Planned(traced, plan), limit, build, search, self.options.policy.compilation)
+        try:
+            final, local = build_within(Planned(traced, plan), limit, build, search, self.options.policy.compilation)
+        except OneProgramError:
+            if self.options.num_stages != "auto" or self.options.plan is not None:
+                raise
+            return self._compile_one_stage(signature)
         kept = Plan(final.plan.content, plan.phases, plan.input_tree)
         return self._keep(signature, final.traced, kept, clock, local)
+
+    def _compile_one_stage(self, signature: CallSignature) -> Compiled:
+        """The program of the best plan of one stage, where nobody asked for more and several cannot be one program."""
+        self._say("stages cannot be one program in several processes; planning one stage")
+        single = PureFunction(self.fn, replace(self.options, num_stages=1))
+        single._traced[signature] = self._traced[signature]
+        self.compiled[signature], self.planned[signature] = single.compile(signature), single.planned[signature]
+        return self.compiled[signature]
 
     def _build_stages(self, planned: Planned[Traced], clock: Clock) -> LoadedProgram:
         """The program of a plan with several stages, in this process."""
@@ -372,19 +378,13 @@ class PureFunction:
             return self._planner.pipeline(replace(problem, options=free), step, None)
 
     def _keep(
-        self,
-        signature: CallSignature,
-        traced: Traced,
-        plan: Plan,
-        clock: Clock,
-        local: LoadedProgram,
+        self, signature: CallSignature, traced: Traced, plan: Plan, clock: Clock, local: LoadedProgram
     ) -> Compiled:
         """Remembers a compiled signature."""
         plan = Plan(plan.content, (*plan.phases, *clock.phases()), plan.input_tree)
         self.planned[signature] = traced, plan
-        compiled = Compiled(plan, traced, local, self.fn, self.signature_options, self.resolve)
-        self.compiled[signature] = compiled
-        return compiled
+        self.compiled[signature] = Compiled(plan, traced, local, self.fn, self.signature_options, self.resolve)
+        return self.compiled[signature]
 
     def _say(self, text: str) -> None:
         if self.options.progress is not None:

@@ -233,6 +233,11 @@ class Cluster:
         return tuple(dict.fromkeys(g.device for g in self.groups))
 
     @property
+    def has_slower_network(self) -> bool:
+        """Whether there are several nodes, and some device sends less to another node than inside its own."""
+        return self.num_nodes > 1 and any(g.is_network_slower for g in self.groups)
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of the device that has least."""
         return min(d.memory_bytes for d in self.device_types)

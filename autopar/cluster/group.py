@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,6 +85,14 @@ class NodeGroup:
             object.__setattr__(self, "host_memory_bytes", whole("NodeGroup.host_memory_bytes", self.host_memory_bytes))
         if self.host_bandwidth is not None:
             object.__setattr__(self, "host_bandwidth", positive("NodeGroup.host_bandwidth", self.host_bandwidth))
+
+    @property
+    def is_network_slower(self) -> bool:
+        """Whether a device sends less to other nodes than inside its own, where all send at once."""
+        if not isinstance(self.inter, LinkSpec):
+            return False
+        share = math.inf if self.inter.node_bandwidth is None else self.inter.node_bandwidth / self.devices_per_node
+        return min(self.inter.bandwidth, share) < self.intra.bandwidth
 
     @property
     def size(self) -> int:

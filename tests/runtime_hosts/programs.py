@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -246,6 +247,29 @@ def pipelines(o: dict[str, Any]) -> Any:
     placed = step.local_batch(x[rows])
     one, two = step(back, placed), step(back, x)
     return {**found, "parts": digest(one) == digest(two), "here": here}
+
+
+def slow_network(o: dict[str, Any]) -> Any:
+    """Steps of a function with a free number of stages, for accelerators on nodes that are joined slowly or fast."""
+    step, args = example("mlp", {"layers": 8, "hidden": 64, "batch": 16})
+    args = jax.tree.map(np.asarray, args)
+    group = autopar.Cluster.load("dgx-a100", nodes=2).groups[0]
+    found = {}
+    for name, bandwidth in (("slow", 1e7), ("fast", group.intra.bandwidth)):
+        inter = dataclasses.replace(group.inter, bandwidth=bandwidth, node_bandwidth=None, latency_s=1e-6)
+        group = dataclasses.replace(group, count=o["processes"], devices_per_node=o["devices"], inter=inter)
+        cluster = autopar.Cluster(name, (group,))
+        parallel = autopar.parallelize(step, cluster=cluster, num_microbatches=4)
+        state, plain = args[0], args[0]
+        for _ in range(2):
+            state, _ = parallel(state, *args[1:])
+            plain, _ = jax.jit(step)(plain, *args[1:])
+        pairs = zip(jax.tree.leaves(state), jax.tree.leaves(plain), strict=True)
+        apart = max(float(np.abs(local(a) - np.asarray(b)).max()) for a, b in pairs)
+        plan = parallel.compile(*args).plan
+        found[name] = {"stages": plan.num_stages, "close": apart < 1e-10, "plan": zlib.crc32(plan.to_json().encode())}
+    parallel = autopar.parallelize(step, num_microbatches=4)
+    return {**found, "CPUs": parallel.compile(*args).plan.num_stages}
 
 
 def lose(o: dict[str, Any]) -> Any:

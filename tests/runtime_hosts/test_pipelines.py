@@ -60,6 +60,17 @@ def test_all_ways_of_calling_a_pipeline_in_two_processes(tmp_path: Path) -> None
     assert first["restored"] and first["one stage"] and first["parts"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_stages_are_the_planners_choice_where_nodes_are_joined_slowly() -> None:
+    """In two processes; accelerators are those of the plan, what runs it are CPUs."""
+    first, second = results(run("slow_network", limit_s=280))
+    assert first == second
+    assert first["slow"]["stages"] == 2
+    assert first["fast"]["stages"] == first["CPUs"] == 1
+    assert first["slow"]["close"] and first["fast"]["close"]
+
+
 #: By example (stages, workers, schedule).
 CASES = {
     "mlp": [

@@ -20,6 +20,10 @@ WORKERS = "workers"
 Axes = tuple[tuple[str, int], ...]
 
 
+class OneProgramError(ClusterError):
+    """A pipeline cannot be one program on all devices."""
+
+
 @dataclass(frozen=True)
 class Grid:
     """Devices of all workers.
@@ -86,7 +90,7 @@ def grid_of(workers: Sequence[tuple[int, ...]], meshes: Sequence[Sequence[Axes]]
         meshes: axes of the meshes of its stages.
 
     Raises:
-        ClusterError: there is none: sizes of workers or axes do not divide each other.
+        OneProgramError: there is none: sizes of workers or axes do not divide each other.
     """
     shapes = list(dict.fromkeys(axes for some in meshes for axes in some))
     counts = [len(w) for w in workers]
@@ -94,7 +98,7 @@ def grid_of(workers: Sequence[tuple[int, ...]], meshes: Sequence[Sequence[Axes]]
     ends = {1, total, *counts, *(end for axes in shapes for end in _ends(axes))}
     cuts = sorted(ends)
     if any(b % a for a, b in itertools.pairwise(cuts)):
-        raise ClusterError(
+        raise OneProgramError(
             f"stages with meshes {', '.join(_text(s) for s in shapes)} on {total} devices cannot be one program",
             cause="sizes of their meshes do not divide each other",
             remedy="ask for stages with equally many devices, or a mesh_shape",

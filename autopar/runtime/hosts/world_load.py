@@ -13,11 +13,10 @@ from autopar._compat.dtypes import jax_dtype
 from autopar._compat.trees import partition_spec
 from autopar.cluster import Cluster, LogicalMesh
 from autopar.cost import CostModel
-from autopar.errors import ClusterError
 from autopar.frontend import Traced
 from autopar.ir import Layout
 from autopar.lower.pipeline.build import LoweredPipeline
-from autopar.lower.pipeline.grid import Axes, Grid, grid_of
+from autopar.lower.pipeline.grid import Axes, Grid, OneProgramError, grid_of
 from autopar.lower.pipeline.one_program import OneProgram
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.rounds import BufferCopy, Key, RoundMaker, Rounds, ShardedType
@@ -59,7 +58,7 @@ def load_world(
         donated: indices of the inputs that the caller gives up.
 
     Raises:
-        ClusterError: the plan cannot be one program on all devices.
+        OneProgramError: the plan cannot be one program on all devices.
     """
     grid = _grid(lowered)
     meshes = tuple(_mesh(grid, w, devices) for w in range(len(grid.workers)))
@@ -108,7 +107,7 @@ def load_world(
 
 
 def _grid(lowered: LoweredPipeline) -> Grid:
-    """The grid of a pipeline's workers. ClusterError where it cannot be one program."""
+    """The grid of a pipeline's workers. OneProgramError where it cannot be one program."""
     table = lowered.table
     ports = [p for program in lowered.programs for p in (*program.reads, *program.results)]
     reason = "something lies in host memory" if any(p.host for p in ports) else ""
@@ -121,7 +120,7 @@ def _grid(lowered: LoweredPipeline) -> Grid:
     if len({d for w in workers for d in w}) < sum(map(len, workers)):
         reason = "workers share devices"
     if reason:
-        raise ClusterError(
+        raise OneProgramError(
             f"the pipeline cannot be one program in several processes: {reason}",
             remedy="cluster=Cluster.ray(...), or num_stages=1, or another schedule or mesh_shape",
         )
@@ -287,14 +286,14 @@ def _shared(
 
 
 def _joined(places: Sequence[_Place], meshes: Sequence[Mesh]) -> NamedSharding:
-    """Where a leaf lies whose pieces, along its first dim, lie so. ClusterError where that is no sharding of jax."""
+    """Where a leaf lies whose pieces, along its first dim, lie so. OneProgramError where that is no sharding of jax."""
     shardings = [sharding_on(meshes[worker], sharded) for sharded, worker in places]
     if len(shardings) == 1:
         return shardings[0]
     leaf = StackedLeaf(tuple(shardings))
     cut = any(count > 1 and len(s.spec) and s.spec[0] is not None for s, count in leaf.runs)
     if cut or (len(leaf.runs) > 1 and not leaf.is_direct):
-        raise ClusterError(
+        raise OneProgramError(
             "the pipeline cannot be one program in several processes: an array holds layers of several stages",
             cause="stages hold different numbers of its layers, lie differently, or each worker has several of them",
             remedy="stages of equally many layers and a schedule with one stage a worker, or a list of layers",

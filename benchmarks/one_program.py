@@ -29,12 +29,13 @@ from benchmarks.together import measured_together
 from examples import gpt, mlp
 
 WAYS = ("lists", "one program", "two processes", "ray")
-#: By name: module, preset, overrides, microbatches and schedule.
-MODELS: Mapping[str, tuple[Any, str, dict[str, Any], int, str]] = MappingProxyType(
+#: By name: module, preset, overrides, microbatches, schedule, and steps that are timed.
+MODELS: Mapping[str, tuple[Any, str, dict[str, Any], int, str, int]] = MappingProxyType(
     {
-        "mlp, compute dominates": (mlp, "small", {"layers": 4, "hidden": 1024, "batch": 512}, 8, "1f1b"),
-        "gpt, tiny": (gpt, "tiny", {}, 4, "1f1b"),
-        "mlp, tiny, interleaved": (mlp, "tiny", {"layers": 8}, 4, "interleaved"),
+        "mlp, compute dominates": (mlp, "small", {"layers": 4, "hidden": 1024, "batch": 512}, 8, "1f1b", 20),
+        "gpt, tiny": (gpt, "tiny", {}, 4, "1f1b", 20),
+        "gpt, 4 layers of 256": (gpt, "small", {}, 4, "1f1b", 6),
+        "mlp, tiny, interleaved": (mlp, "tiny", {"layers": 8}, 4, "interleaved", 20),
     }
 )
 QUICK = ("mlp, tiny, interleaved",)
@@ -47,7 +48,7 @@ def run(quick: bool, say: Say) -> Report:
     for model in QUICK if quick else MODELS:
         for way in WAYS[:3] if quick else WAYS:
             say(f"one_program: {model}, {way}")
-            rows.append({"model": model, "run": way, **_started(model, way, 3 if quick else 20)})
+            rows.append({"model": model, "run": way, **_started(model, way, 3 if quick else MODELS[model][-1])})
     losses = {m: {r["loss"] for r in rows if r["model"] == m} for m in {r["model"] for r in rows}}
     apart = max(max(found) - min(found) for found in losses.values())
     return Report("one_program", "losses of all ways within 1e-4", tuple(rows), apart < 1e-4)
@@ -61,7 +62,7 @@ def _started(model: str, way: str, rounds: int) -> Row:
 
 def _measured(model: str, way: str, rounds: int) -> Row:
     """Times of steps of a model in this process."""
-    module, preset, overrides, microbatches, schedule = MODELS[model]
+    module, preset, overrides, microbatches, schedule, _ = MODELS[model]
     fn, args = module.build(preset, **overrides)
     options: dict[str, Any] = {"num_stages": 2, "num_microbatches": microbatches, "schedule": schedule}
     if way == "ray":

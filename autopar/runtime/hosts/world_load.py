@@ -60,22 +60,16 @@ def load_world(
     Raises:
         OneProgramError: the plan cannot be one program on all devices.
     """
-    grid = _grid(lowered)
+    grid, places, beginning, rounds = rounds_of(lowered, split_step)
     meshes = tuple(_mesh(grid, w, devices) for w in range(len(grid.workers)))
     everything = Mesh(
         np.array([devices[i] for i in grid.devices], dtype=object).reshape([n for _, n in grid.axes]),
         grid.names,
         axis_types=(AxisType.Auto,) * len(grid.axes),
     )
-    places = _places(lowered, split_step, grid)
-    beginning, start = _beginning(lowered, split_step, grid, places)
-    homes = {n: places[i][1] for n, i in _updates(split_step).items()}
     stages = [lowered.mesh_axes(s) for s in range(lowered.table.num_stages)]
     programs = {p.work: p for p in lowered.programs}
-    rounds = RoundMaker(lowered.instructions, programs, grid, stages).make(
-        start, beginning.copies, _endings(lowered, homes)
-    )
-    ends = _results(lowered, rounds.end, homes)
+    ends = _results(lowered, rounds.end, _homes(split_step, places))
     results = tuple(tuple(ends[i] for i in at) for at in split_step.outputs)
     shared = _shared(traced, rounds, results)
     tables = [_tables(lowered, grid, w) for w in range(len(grid.workers))]
@@ -104,6 +98,30 @@ def load_world(
         tuple(spread(c, c.dtype, s, copy=True) for c, s in zip(traced.closed_over, inputs[count:], strict=True)),
         results,
     )
+
+
+def rounds_of(lowered: LoweredPipeline, split_step: SplitStep) -> tuple[Grid, list[_Place], Beginning, Rounds]:
+    """The rounds of a pipeline as one program, on a grid, and what lies where when a step begins.
+
+    Args:
+        lowered: the pipeline.
+        split_step: the step as it was lowered.
+
+    Raises:
+        OneProgramError: there are none.
+    """
+    grid = _grid(lowered)
+    places = _places(lowered, split_step, grid)
+    beginning, start = _beginning(lowered, split_step, grid, places)
+    stages = [lowered.mesh_axes(s) for s in range(lowered.table.num_stages)]
+    maker = RoundMaker(lowered.instructions, {p.work: p for p in lowered.programs}, grid, stages)
+    rounds = maker.make(start, beginning.copies, _endings(lowered, _homes(split_step, places)))
+    return grid, places, beginning, rounds
+
+
+def _homes(split_step: SplitStep, places: Sequence[_Place]) -> dict[int, int]:
+    """By output that is state the worker on which it lies when a step begins."""
+    return {n: places[i][1] for n, i in _updates(split_step).items()}
 
 
 def _grid(lowered: LoweredPipeline) -> Grid:

@@ -43,27 +43,35 @@ def _check(content: PlanContent, origin: str, at: str) -> None:
         right = all(size > 0 for _, size in stage.mesh_axes) and len(stage.devices) == devices
         if not right or not all(0 <= d < _MOST_DEVICES for d in stage.devices):
             raise _wrong(origin, f"{at}.stages[{n}].devices", "they are not those of its mesh")
-    for name in ("inputs", "outputs", "copies"):
-        for n, record in enumerate(getattr(content, name)):
-            _check_layout(record, origin, f"{at}.{name}[{n}]")
     for name in ("inputs", "outputs", "operators"):
         for n, record in enumerate(getattr(content, name)):
             if not 0 <= record.stage < len(content.stages):
                 raise _wrong(origin, f"{at}.{name}[{n}].stage", f"there are {len(content.stages)} stages")
+    axes = [{a for a, _ in stage.mesh_axes} for stage in content.stages]
+    for name in ("inputs", "outputs", "copies"):
+        for n, record in enumerate(getattr(content, name)):
+            own = set().union(*axes) if name == "copies" else axes[record.stage]
+            _check_layout(record, own, origin, f"{at}.{name}[{n}]")
     for n, part in enumerate(content.parts):
         _check(part, origin, f"{at}.parts[{n}]")
 
 
-def _check_layout(record: Any, origin: str, at: str) -> None:
+def _check_layout(record: Any, axes: set[str], origin: str, at: str) -> None:
     try:
         layout = Layout.parse(record.layout)
     except ValueError as error:
         raise _wrong(origin, f"{at}.layout", str(error)) from error
+    unknown = sorted({*layout.partial, *(a for dim in layout.dims for a in dim)} - axes)
+    if unknown:
+        raise _wrong(origin, f"{at}.layout", f"{record.layout} names {', '.join(unknown)}, which its mesh has not")
     text = getattr(record, "type", None)
     if text is None:
         return
-    dims = text.partition("[")[2].removesuffix("]")
-    if len(layout.dims) != (dims.count(",") + 1 if dims else 0):
+    inner = text.partition("[")[2].removesuffix("]")
+    dims = inner.split(",") if inner else []
+    if not all(d.strip().isdecimal() for d in dims):
+        raise _wrong(origin, f"{at}.type", f"{text} is no type of an array")
+    if len(layout.dims) != len(dims):
         raise _wrong(origin, f"{at}.layout", f"{record.layout} is no layout of {text}")
 
 

@@ -75,7 +75,7 @@ def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
         if older is not None:
             text = msgspec.json.encode(upgraded(msgspec.json.decode(text), older))
         content = msgspec.json.decode(text, type=_Document).plan
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise PlanMismatchError(
             f"{origin} is not a plan: {error}", remedy="write the plan again with Plan.save"
         ) from error

@@ -94,7 +94,8 @@ _typed = st.sampled_from([("f32[8,4]", "[x,.]"), ("i32[]", "[]"), ("bf16[6]", "[
 
 
 def _on_its_mesh(stage: Stage) -> Stage:
-    return msgspec.structs.replace(stage, devices=tuple(range(math.prod(n for _, n in stage.mesh_axes))))
+    axes = {"x": 2, "y": 1, **dict(stage.mesh_axes)}  # those of `_typed` are there
+    return msgspec.structs.replace(stage, mesh_axes=tuple(axes.items()), devices=tuple(range(math.prod(axes.values()))))
 
 
 def _leaves(kind: type, *fields: st.SearchStrategy) -> st.SearchStrategy:

@@ -85,6 +85,18 @@ def test_training_is_that_of_one_device(mlp: Example, pipeline: RemotePipeline) 
     assert furthest(trained(mlp, pipeline, 3), trained_plain(mlp, 3)) < 1e-5
 
 
+def test_logs_that_ray_shows_lie_in_its_own_folder(cluster: RayCluster) -> None:
+    """libtpu of any program writes into /tmp/tpu_logs, and Ray would show it."""
+    import ray
+
+    node = ray._private.worker.global_worker.node
+    logs, folder = Path(node.get_logs_dir_path()), Path(node.get_temp_dir_path()).parent
+    shown = [p for p in logs.iterdir() if not p.resolve().is_relative_to(folder.resolve())]
+    assert shown == []
+    assert (logs / "tpu_logs").resolve() == (folder / "tpu_logs").resolve()
+    assert "TPU_LOG_DIR" not in os.environ
+
+
 def test_nothing_listens_on_other_than_loopback(pipeline: RemotePipeline) -> None:
     mine = psutil.Process()
     addresses: set[str] = set()

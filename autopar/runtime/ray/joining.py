@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from autopar._compat.private import write_private
+from autopar._compat.private import private_folder, write_private
 from autopar.errors import ClusterError
 
 LOOPBACK = "127.0.0.1"
@@ -22,6 +22,8 @@ LOOPBACK = "127.0.0.1"
 _ANSWERS_S = 10.0
 #: Ray's own variables of its token.
 _MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+#: libtpu's variable of where it logs; Ray shows the files of /tmp/tpu_logs without it, whoever wrote them.
+_TPU_LOGS = "TPU_LOG_DIR"
 
 
 def check_answers(address: str) -> None:
@@ -95,7 +97,8 @@ def initialize(address: str | None, workers: int, object_store_bytes: int, folde
         "_system_config": {"prestart_worker_first_driver": False, "worker_niceness": 0},
     }  # fmt: skip
     name, _, value = mark.partition("=")
-    os.environ[name] = value  # for the processes of Ray
+    for_ray = {name: value, **({} if address else _own_logs(folder))}
+    os.environ.update(for_ray)
     if address is None:
         _require_token(folder)
     before = signal.getsignal(signal.SIGTERM)
@@ -111,7 +114,8 @@ def initialize(address: str | None, workers: int, object_store_bytes: int, folde
             remedy="check the address with `ray status`; leave it out to start Ray here",
         ) from error
     finally:
-        os.environ.pop(name)
+        for variable in for_ray:
+            os.environ.pop(variable)
         _keep_handler(before)
     if address is not None and not _has_token():
         warnings.warn(
@@ -125,6 +129,13 @@ def initialize(address: str | None, workers: int, object_store_bytes: int, folde
             remedy="set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before ray is imported, or start Ray yourself and give "
             "its address",
         )
+
+
+def _own_logs(folder: str) -> dict[str, str]:
+    """Variables by which libtpu writes its logs into a folder. Ray shows all that it finds where they are otherwise."""
+    if _TPU_LOGS in os.environ:
+        return {}
+    return {_TPU_LOGS: str(private_folder(os.path.join(folder, "tpu_logs")))}
 
 
 def _keep_handler(before: Any) -> None:

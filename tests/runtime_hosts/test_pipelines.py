@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def test_all_ways_of_calling_a_pipeline_in_two_processes(tmp_path: Path) -> None
     assert first == second
     assert first["stages"] == 2 and first["apart"] < 1e-12 and first["measured"] == 2
     assert first["restored"] and first["one stage"] and first["parts"]
+    assert first["verified"] and first["simulated"] > 0
 
 
 @pytest.mark.slow
@@ -107,3 +109,29 @@ def test_pipelines_in_several_processes_equal_one_device(example: str, processes
         assert case["stages"] == stages and case["mesh"] == [8 // workers]
         # Of llama one array holds the layers of all stages.
         assert max(case["processes"]) == (processes if example == "llama" else max(1, processes // workers))
+
+
+def drawn(seed: int, count: int = 3) -> list[dict[str, Any]]:
+    """Pipelines with a schedule, stages, microbatches and meshes by chance, on eight devices."""
+    draw, cases = random.Random(seed), []
+    for _ in range(count):
+        workers, schedule = draw.choice([2, 4]), draw.choice(["gpipe", "1f1b", "eager-1f1b", "zb-h1", "interleaved"])
+        mesh = draw.choice([[4], [2, 2]] if workers == 2 else [[2]])
+        stages = workers * (2 if schedule == "interleaved" else 1)
+        count_of = draw.choice([4, 8])
+        cases.append({"num_stages": stages, "num_microbatches": count_of, "schedule": schedule, "mesh_shape": mesh})
+    return cases
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("seed", "processes"), [(0, 2), (1, 2), (2, 4)])
+def test_drawn_pipelines_equal_one_device(seed: int, processes: int) -> None:
+    cases = drawn(seed)
+    sizes = {"layers": 8, "hidden": random.Random(seed).choice([16, 24]), "batch": 32}
+    options = {"example": "mlp", "cases": cases, "sizes": sizes}
+    worlds = results(run("train", processes, devices=8 // processes, limit_s=580, **options))
+    assert all(found == worlds[0] for found in worlds)
+    for asked, case in zip(cases, worlds[0], strict=True):
+        assert case["worst"] < 1e-10, asked
+        assert case["stages"] == asked["num_stages"] and case["mesh"] == asked["mesh_shape"], asked

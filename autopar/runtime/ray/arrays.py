@@ -150,7 +150,7 @@ class ArrayStore:
                 whole = array.whole().copy()
                 for k in s.microbatches:
                     part = whole[(slice(None),) * s.dim + (slice(k * size, (k + 1) * size),)]
-                    found[Buffer(s.value, k)] = np.ascontiguousarray(part)
+                    buffers[Buffer(s.value, k)] = np.ascontiguousarray(part)
                 continue
             for k in s.microbatches:
                 index = (slice(None),) * s.dim + (slice(k * size, (k + 1) * size),)

@@ -52,19 +52,21 @@ def test_rounds_are_the_lists_that_are_checked_and_simulated(x64: None, seed: in
     schedule.verify(program)
     rounds = rounds_of(pipeline, split_step)[3].rounds
     for worker, own in enumerate(program.workers):
-        carried_out = [i for r in rounds for i in r.turns[worker].instructions if getattr(i, "tag", 0) < COPIES]
+        carried_out = [i for r in rounds for i in r.worker_rounds[worker].instructions if getattr(i, "tag", 0) < COPIES]
         assert carried_out == list(own.instructions)
     # Rounds are steps in time that all take together: no fewer than the simulator has for passes of one second each.
     kinds = {task.kind for row in table.rows for task in row}
     least = simulated(program, equal_stages(table, program.dataflow, dict.fromkeys(kinds, 1))).step_time
-    busy = [r for r in rounds if any(isinstance(i, Run) for t in r.turns for i in t.instructions)]
+    busy = [r for r in rounds if any(isinstance(i, Run) for t in r.worker_rounds for i in t.instructions)]
     assert least <= len(busy)
     assert max(map(len, table.rows)) <= least
     # What is sent in rounds is what the plan says that stages send each other, but for copies.
     sent = sum(isinstance(i, Send) for w in program.workers for i in w.instructions)
     assert sent == sum(isinstance(i, Recv) for w in program.workers for i in w.instructions)
     pairs = [pair for r in rounds for e in r.exchanges for pair in e.pairs]
-    copies = sum(isinstance(i, Send) and i.tag >= COPIES for r in rounds for t in r.turns for i in t.instructions)
+    copies = sum(
+        isinstance(i, Send) and i.tag >= COPIES for r in rounds for t in r.worker_rounds for i in t.instructions
+    )
     assert len(pairs) == sent + copies
     assert autopar.simulate(plan).step_time > 0
 

@@ -50,8 +50,8 @@ def _check(content: PlanContent, origin: str, at: str) -> None:
     axes = [{a for a, _ in stage.mesh_axes} for stage in content.stages]
     for name in ("inputs", "outputs", "copies"):
         for n, record in enumerate(getattr(content, name)):
-            own = set().union(*axes) if name == "copies" else axes[record.stage]
-            _check_layout(record, own, origin, f"{at}.{name}[{n}]")
+            known = set().union(*axes) if name == "copies" else axes[record.stage]
+            _check_layout(record, known, origin, f"{at}.{name}[{n}]")
     for n, part in enumerate(content.parts):
         _check(part, origin, f"{at}.parts[{n}]")
 

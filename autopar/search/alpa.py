@@ -21,7 +21,7 @@ from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.intra.host import least_device_memory
 from autopar.search.intra.slack import Hidden, hide, step_s
 from autopar.search.problem import NotFasterError, Problem
-from autopar.solver import ChoiceProblem, Solution, Status, first_look, peak_bytes, solve
+from autopar.solver import ChoiceProblem, HighsSolver, Solution, Status, first_look, peak_bytes, solve
 from autopar.solver.goal import PLAN_GAP, Goal
 from autopar.solver.memory import memory_floor
 
@@ -244,8 +244,15 @@ def _solve(
     cutoff_s: float = math.inf,
 ) -> Solution:
     """The cheapest choice, up to a gap that no plan is worth waiting for."""
-    limit_s, seed = problem.options.time_limit_s, problem.options.seed
-    return solve(choices, time_limit_s=limit_s, seed=seed, known=known, binds=binds, goal=Goal(PLAN_GAP, cutoff_s))
+    return solve(
+        choices,
+        HighsSolver(max_nodes=problem.policy.meshes.most_nodes),
+        time_limit_s=problem.options.time_limit_s,
+        seed=problem.options.seed,
+        known=known,
+        binds=binds,
+        goal=Goal(PLAN_GAP, cutoff_s),
+    )
 
 
 def best_plan(

@@ -81,6 +81,19 @@ class PricingPolicy:
 
 
 @dataclass(frozen=True)
+class MeshPolicy:
+    """How the sharding on one logical mesh is solved.
+
+    Args:
+        most_nodes: nodes of HiGHS's tree of the integer program of a mesh. Bounds and elimination decide most problems
+            before a tree begins; wide problems short of memory end by steps of their own (`autopar.solver.bounded`).
+            The number of nodes, and no clock, ends the others: the same input has the same plan on a loaded machine.
+    """
+
+    most_nodes: int = 10_000
+
+
+@dataclass(frozen=True)
 class OverlapPolicy:
     """How often a sharding is solved again with what computation hides, on devices that send next to computing.
 
@@ -232,6 +245,7 @@ class SearchPolicy:
     sizes: SizePolicy = SizePolicy()
     enumeration: EnumerationPolicy = EnumerationPolicy()
     pricing: PricingPolicy = PricingPolicy()
+    meshes: MeshPolicy = MeshPolicy()
     overlap: OverlapPolicy = OverlapPolicy()
     partition: PartitionPolicy = PartitionPolicy()
     stages: StagePolicy = StagePolicy()

@@ -34,7 +34,8 @@ class Options:
         num_microbatches: parts of the batch; None for any number.
         num_stages: pipeline stages; None for any number.
         schedule: name of the pipeline schedule, a `autopar.schedule.Schedule`, or "auto".
-        time_limit_s: seconds that the solver may take for one mesh; None waits for the proof.
+        time_limit_s: seconds that the solver may take for one mesh, for who wants an answer by then: another run may
+            differ. None ends it by its steps alone (`autopar.search.policy.MeshPolicy`).
         seed: for strategies that draw numbers.
         steps: choices that strategies which search by trying may evaluate on one mesh; None for their own number.
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
@@ -48,7 +49,7 @@ class Options:
     num_microbatches: int | None = 1
     num_stages: int | None = 1
     schedule: Any = "auto"
-    time_limit_s: float | None = 60.0
+    time_limit_s: float | None = None
     seed: int = 0
     steps: int | None = None
     remat: str = "auto"

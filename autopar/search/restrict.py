@@ -16,7 +16,7 @@ from autopar.search.assemble import assemble
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.problem import Problem
-from autopar.solver import Node, Solution, solve
+from autopar.solver import HighsSolver, Node, Solution, solve
 
 #: input, its layouts -> for each of them whether a plan may give it that layout
 Allowed: TypeAlias = Callable[[Input, Sequence[Layout]], Sequence[bool]]
@@ -62,6 +62,7 @@ def solve_restricted(
     with clock.phase("solve"):
         solution = solve(
             replace(sharding_problem.problem, nodes=tuple(nodes)),
+            HighsSolver(max_nodes=problem.policy.meshes.most_nodes),
             time_limit_s=problem.options.time_limit_s,
             seed=problem.options.seed,
         )

@@ -55,7 +55,7 @@ OTHERS = {
     "num_microbatches": 2,
     "num_stages": None,
     "schedule": "gpipe",
-    "time_limit_s": None,
+    "time_limit_s": 5.0,
     "seed": 1,
     "steps": 5,
     "remat": "none",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -23,6 +23,7 @@ from autopar.search.problem import Problem
 from autopar.search.source import Recomputation, Sliced, StageSource
 from autopar.search.stage_planning.memory import received_bytes, stage_bytes
 from autopar.search.stage_planning.shared import StagePlanner
+from autopar.search.trials import Trials
 
 
 @dataclass(frozen=True)
@@ -141,28 +142,63 @@ def _on_mesh(
     shared: StagePlanner,
 ) -> PlanContent:
     """`plan_stage` on the logical mesh of a shape, or on all of them."""
-    first, *more = levels_of(pipeline.problem)
-    away = [(level, True) for level in (first, *more)] if may_offload_activations(pipeline, stage) else []
-    part = pipeline.problem.cluster.part(*placement)
-    fitting: list[PlanContent] = []
-    try:
-        content, free = _at_level(pipeline, stage, placement, first, shape, shared, math.inf)
-        if free or not (more or away) or limit_is_negligible(content, pipeline.problem.policy.stages.negligible_cost):
-            return content
-        fitting.append(content)
-    except InfeasiblePlanError:
-        if not (more or away):
-            raise
-    # The smallest next: where it does not fit, nothing does that stays on the device.
-    configurations = [*away, *((level, False) for level in reversed(more))]
-    for n, (level, moved) in enumerate(configurations):
-        cutoff_s = min((seconds_with_moves(c, part) for c in fitting), default=math.inf)
-        try:
-            fitting.append(_at_level(pipeline, stage, placement, level, shape, shared, cutoff_s, moved)[0])
-        except InfeasiblePlanError:
-            if not fitting and n >= min(len(away), len(configurations) - 1):
-                raise
-    return min(fitting, key=lambda c: seconds_with_moves(c, part))
+    part, levels = pipeline.problem.cluster.part(*placement), levels_of(pipeline.problem)
+    count = pipeline.table.num_microbatches
+    negligible = pipeline.problem.policy.stages.negligible_cost
+
+    def attempt(form: StageForm, cutoff_s: float, explain: bool) -> _PlannedForm:
+        content, free = _at_level(
+            pipeline, stage, placement, form.level, shape, shared, cutoff_s, form.activations_offloaded
+        )
+        return _PlannedForm(form, content, seconds_with_moves(content, part), free)
+
+    trials = Trials(attempt)
+    first, *more = (StageForm(level, False, count) for level in levels)
+    offloaded = [StageForm(level, True, count) for level in levels] if may_offload_activations(pipeline, stage) else []
+
+    def forms() -> Iterator[StageForm]:
+        # After the host, the smallest: where it does not fit, nothing does that stays on the device.
+        tried = [first, *offloaded, *more[-1:]]
+        yield from tried
+        if len(trials.failures) < len(tried):
+            yield from reversed(more[:-1])
+
+    def ends(planned: _PlannedForm) -> bool:
+        return planned.form == first and (planned.free or limit_is_negligible(planned.content, negligible))
+
+    plans = trials.run(forms(), seconds=lambda planned: planned.seconds, ends=ends)
+    if not plans:
+        raise trials.not_faster or [*trials.impossible.values(), *trials.failures.values()][-1]
+    return min(plans, key=lambda planned: planned.seconds).content
+
+
+@dataclass(frozen=True)
+class StageForm:
+    """A stage that recomputes and offloads some of its activations.
+
+    Args:
+        level: what is recomputed.
+        activations_offloaded: whether activations of microbatches in flight lie in host memory.
+        count: number of microbatches.
+    """
+
+    level: Level
+    activations_offloaded: bool
+    count: int
+
+    def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
+        """``error`` as it is: it is one of several reasons why a slicing does not fit."""
+        return error
+
+
+@dataclass(frozen=True)
+class _PlannedForm:
+    """The plan of a form, its busy seconds a step, and whether the memory limit had no part in it."""
+
+    form: StageForm
+    content: PlanContent
+    seconds: float
+    free: bool
 
 
 def limit_is_negligible(content: PlanContent, negligible: float) -> bool:

@@ -35,6 +35,7 @@ from autopar.search.parallel import WorkerPool, start_worker
 from autopar.search.plain_data import is_importable
 from autopar.search.problem import NotFasterError, Problem
 from autopar.search.source import StageSource
+from autopar.search.stage_planning.busy import BusyStages
 from autopar.search.stage_planning.candidate import plan_candidate
 from autopar.search.stage_planning.shared import CachedPlanner, StagePlanCache
 from autopar.search.trials import Trials
@@ -103,6 +104,7 @@ class _Search:
         pool: of workers.
         clock: takes the time of phases.
         stage_plans: by the members of stages the plans that candidates share.
+        busy: what stages take that were planned.
     """
 
     problem: Problem
@@ -111,6 +113,7 @@ class _Search:
     pool: WorkerPool
     clock: Clock
     stage_plans: dict[tuple[tuple[str, ...], ...], StagePlanCache] = field(default_factory=dict)
+    busy: BusyStages = field(default_factory=BusyStages)
 
     def attempt(self, trial: _Trial, cutoff_s: float, explain: bool) -> Plan:
         """The plan of a candidate; see `Trials`."""
@@ -118,7 +121,9 @@ class _Search:
         cache = self.stage_plans.setdefault(candidate.members, {}) if trial.shares_stages else None
         with self.clock.phase("stages"):
             try:
-                plan = plan_candidate(problem, self.source, candidate, self.intra, self.pool, cache)
+                plan = plan_candidate(
+                    problem, self.source, candidate, self.intra, self.pool, cache, self.busy, cutoff_s
+                )
             except ScheduleError as error:
                 if not trial.is_optional:
                     raise
@@ -137,8 +142,9 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
     trials: Trials[_Trial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
     if slicings is not None:
+        cutoff_s = problem.subproblem.cutoff_s
         for slicing in slicings:
-            planned = trials.run([_Trial(slicing)])
+            planned = trials.run([_Trial(slicing)], cutoff_s=min(map(_seconds, plans), default=cutoff_s))
             plans += planned
             plans += [p for plan in planned for p in trials.run(_under_other_schedules(problem, slicing, plan))]
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from autopar.search.enumeration.candidates import (
 from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
+from autopar.search.stage_planning.busy import BusyStages
 from autopar.search.stage_planning.memory import limit_of_each, most_bytes
 from autopar.search.stage_planning.shared import StagePlanCache, StagePlanner
 from autopar.search.stage_planning.stage import ScheduledStages, in_flight, plan_stage, submit_stages
@@ -37,6 +39,8 @@ def plan_candidate(
     intra: Callable[[Problem], Plan],
     pool: WorkerPool = SERIAL,
     cache: StagePlanCache | None = None,
+    busy: BusyStages | None = None,
+    cutoff_s: float = math.inf,
 ) -> Plan:
     """The exact plan of a candidate: every stage planned on its submesh, the whole simulated.
 
@@ -47,6 +51,12 @@ def plan_candidate(
         intra: plans one stage on its submesh.
         pool: plans some of them.
         cache: plans of stages of other candidates with the same stages; those that are made here are added.
+        busy: what stages of other candidates take; those that are planned here are added.
+        cutoff_s: seconds from which the plan is of no use.
+
+    Raises:
+        InfeasiblePlanError: a stage does not fit.
+        NotFasterError: stages that are planned show that it takes ``cutoff_s`` or more.
     """
     sliced = source.slice(candidate.count, candidate.members)
     schedule = candidate.schedule or schedule_of(problem)
@@ -54,7 +64,7 @@ def plan_candidate(
     check_ends(problem.graph, sliced, table)
     shared = StagePlanner(intra, candidate.meshes, pool, {} if cache is None else cache)
     pipeline = ScheduledStages(problem, source, sliced, candidate.members, candidate.layers, table)
-    parts = _planned_stages(pipeline, candidate, shared)
+    parts = _planned_stages(pipeline, candidate, shared, busy or BusyStages(), cutoff_s)
     if not fits(problem, sliced, parts, table):  # each stage does, and some worker has several
         parts = _sharing(pipeline, candidate, shared, parts)
     if candidate.schedule is None and problem.options.schedule == "auto":
@@ -62,12 +72,28 @@ def plan_candidate(
     return compose(problem, candidate, sliced, parts, table)
 
 
-def _planned_stages(pipeline: ScheduledStages, candidate: Candidate, shared: StagePlanner) -> list[PlanContent]:
-    """The plan of every stage, on its devices."""
+def _planned_stages(
+    pipeline: ScheduledStages,
+    candidate: Candidate,
+    shared: StagePlanner,
+    busy: BusyStages,
+    cutoff_s: float = math.inf,
+) -> list[PlanContent]:
+    """The plan of every stage, on its devices. NotFasterError where the pipeline takes ``cutoff_s`` or more."""
     # With the fewest microbatches in flight first: what is best there is best for isomorphic stages that it fits too.
     order = sorted(range(len(candidate.members)), key=lambda i: (in_flight(pipeline.table, i), i))
+    keys = {}
+    if cutoff_s < math.inf:
+        cluster, count = pipeline.problem.cluster, candidate.count
+        keys = {i: busy.key(pipeline.sliced.graphs[i], cluster.part(*candidate.devices[i]), count) for i in order}
+        busy.check(keys, cutoff_s)
     submit_stages(pipeline, order, candidate.devices, shared)
-    contents = {i: plan_stage(pipeline, i, candidate.devices[i], shared) for i in order}
+    contents = {}
+    for i in order:
+        contents[i] = plan_stage(pipeline, i, candidate.devices[i], shared)
+        if keys:
+            busy.add(keys[i], contents[i])
+            busy.check(keys, cutoff_s)
     return [on_devices(contents[i], i, placement) for i, placement in enumerate(candidate.devices)]
 
 
@@ -80,7 +106,8 @@ def _sharing(
     stage_limit, most = limit_of_each(parts, table, limit)
     for _ in range(problem.policy.stages.shared_worker_attempts):
         options = replace(problem.options, memory_limit_bytes=stage_limit)
-        contents = _planned_stages(replace(pipeline, problem=replace(problem, options=options)), candidate, shared)
+        within = replace(pipeline, problem=replace(problem, options=options))
+        contents = _planned_stages(within, candidate, shared, BusyStages())
         if fits(problem, pipeline.sliced, contents, table):
             return contents
         needed = most_bytes(contents, pipeline.sliced, table)

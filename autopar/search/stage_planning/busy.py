@@ -1,0 +1,77 @@
+"""What a pipeline takes at least, from stages that are planned: no other stage makes it faster.
+
+The worker of stage i computes m microbatches and the update, after the first microbatch has passed the stages before:
+
+    T >= sum over j < i of forward_j / m + forward_i + backward_i + update_i
+
+by every schedule that gives a stage one worker, with what a stage takes in a step on its devices. A stage whose plan a
+memory limit had a part in bounds nothing: under another schedule the limit may be another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from autopar.cluster import Cluster
+from autopar.ir import Graph
+from autopar.ir.fingerprint import fingerprint
+from autopar.plan import PlanContent
+from autopar.search.problem import NotFasterError
+
+#: A stage: the fingerprint of its graph, its devices, the number of microbatches.
+_Key = tuple[str, str, int]
+
+
+@dataclass
+class BusyStages:
+    """Seconds a step of the stages that were planned, for candidates that have them in common.
+
+    Args:
+        seconds: by stage those of a microbatch's forward pass and of all that its worker does in a step.
+    """
+
+    seconds: dict[_Key, tuple[float, float]] = field(default_factory=dict)
+
+    def key(self, graph: Graph, part: Cluster, count: int) -> _Key:
+        """What a stage is known by.
+
+        Args:
+            graph: of the stage.
+            part: its devices.
+            count: microbatches.
+        """
+        return fingerprint(graph), part.to_json(), count
+
+    def add(self, key: _Key, content: PlanContent) -> None:
+        """Keeps what the plan of a stage takes, unless a memory limit had a part in it."""
+        times = dict(content.stages[0].work_times)
+        if times and not content.memory_bound:
+            forward_s = times.get("forward", 0.0)
+            busy_s = forward_s + times.get("backward", 0.0) + times.get("update", 0.0)
+            self.seconds[key] = forward_s / key[2], busy_s
+
+    def least_s(self, keys: Mapping[int, _Key]) -> float:
+        """Seconds that a pipeline takes at least; 0.0 where none of its stages was planned.
+
+        Args:
+            keys: of its stages, by number.
+        """
+        return max(self._bounds(keys), default=0.0)
+
+    def _bounds(self, keys: Mapping[int, _Key]) -> Iterator[float]:
+        before_s = 0.0
+        for stage in sorted(keys):
+            forward_s, busy_s = self.seconds.get(keys[stage], (0.0, 0.0))
+            yield before_s + busy_s
+            before_s += forward_s
+
+    def check(self, keys: Mapping[int, _Key], cutoff_s: float) -> None:
+        """Returns where a pipeline may take less than ``cutoff_s``.
+
+        Raises:
+            NotFasterError: it does not.
+        """
+        least_s = self.least_s(keys)
+        if least_s >= cutoff_s:
+            raise NotFasterError(f"{len(keys)} stages take at least {least_s:.6g} s, not less than {cutoff_s:.6g} s")

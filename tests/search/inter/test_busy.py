@@ -1,0 +1,61 @@
+"""What planned stages bound: no cut is left out that is faster."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from autopar.cost import CostModel
+from autopar.plan import PlanContent
+from autopar.search import alpa
+from autopar.search.pipelines import pipeline
+from autopar.search.problem import NotFasterError
+from autopar.search.stage_planning.busy import BusyStages
+from autopar.search.stage_planning.candidate import plan_candidate
+from autopar.search.stage_planning.shared import CachedPlanner
+from tests.search.inter.test_tiny_steps import problem, slicings
+from tests.search.problems import f32, toy
+
+
+def content_of(forward_s: float, backward_s: float, update_s: float, memory_bound: bool = False) -> PlanContent:
+    """A planned stage that takes such seconds a step."""
+    plan = alpa(problem(toy(1), layers=1)).content
+    times = (("forward", forward_s), ("backward", backward_s), ("update", update_s))
+    stage = msgspec.structs.replace(plan.stages[0], work_times=times)
+    return msgspec.structs.replace(plan, stages=(stage,), memory_bound=memory_bound)
+
+
+def test_a_stage_begins_when_the_first_microbatch_has_passed_those_before():
+    busy, graph = BusyStages(), problem(toy(1), layers=1).graph
+    first, second = busy.key(graph, toy(1), 4), busy.key(graph, toy(2), 4)
+    assert busy.least_s({0: first, 1: second}) == 0.0
+    busy.add(first, content_of(4.0, 8.0, 1.0))
+    busy.add(second, content_of(8.0, 16.0, 2.0))
+    assert busy.least_s({0: first, 1: second}) == pytest.approx(4.0 / 4 + 8.0 + 16.0 + 2.0)
+    assert busy.least_s({0: second, 1: first}) == pytest.approx(26.0)
+    busy.check({0: first, 1: second}, 27.1)
+    with pytest.raises(NotFasterError, match="at least 27 s"):
+        busy.check({0: first, 1: second}, 27.0)
+
+
+def test_a_stage_that_the_memory_limit_changed_bounds_nothing():
+    busy, graph = BusyStages(), problem(toy(1), layers=1).graph
+    key = busy.key(graph, toy(1), 4)
+    busy.add(key, content_of(4.0, 8.0, 1.0, memory_bound=True))
+    assert busy.least_s({0: key}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("devices", "bandwidth", "width", "schedule"),
+    [(2, 1e4, 8, "auto"), (2, 1e8, 16, "gpipe"), (3, 1e6, 8, "1f1b"), (4, 1e7, 16, "auto")],
+)
+def test_no_cut_that_is_faster_is_left_out(devices, bandwidth, width, schedule):
+    cluster = toy(devices, bandwidth=bandwidth)
+    args = ([f32(8, width), f32(width, 8), f32(8, 4 * width)], f32(16, 8))
+    whole = problem(cluster, args=args, num_stages=None, num_microbatches=None, schedule=schedule)
+    assert isinstance(whole.cost_model, CostModel) and whole.source is not None
+    intra, seconds = CachedPlanner(alpa), []
+    for candidate in slicings(whole) or ():
+        seconds.append(plan_candidate(whole, whole.source, candidate, intra).step_time)
+    assert len(seconds) >= 5
+    assert pipeline(whole, alpa).step_time <= min(seconds)

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from autopar import parallelize
-from examples import gpt, llama, mlp
+from examples import llama, mlp
 from tests.search.problems import toy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TEXT = {"layers": 1, "hidden": 32, "heads": 4, "vocab": 64, "seq": 8, "batch": 8}
+TEXT = {"layers": 1, "hidden": 32, "heads": 4, "vocab": 64, "seq": 8, "batch": 4}
 #: By name how an example is built, with sizes that make it small.
 BUILDS = {
-    "gpt": (gpt.build, TEXT),
     "llama": (llama.build, {**TEXT, "kv_heads": 2}),
     "mlp": (mlp.build, {}),
 }

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 import autopar
-from autopar import Cluster, InfeasiblePlanError
+from autopar import InfeasiblePlanError
 from autopar.cost import CostModel
 from autopar.search import alpa
 from autopar.search.parallel import SERIAL, Future, Process, WorkerPool, start_worker
@@ -23,7 +23,7 @@ from autopar.search.parallel.process import NoAnswerError
 from autopar.search.pipelines import may_run_in_worker
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from autopar.sharding import register_rule, unregister_rule
-from examples import gpt, mlp
+from examples import mlp
 from tests.search.problems import problem_of, toy, with_policy
 
 pipelines = sys.modules[may_run_in_worker.__module__]
@@ -188,8 +188,8 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_pipeline_is_the_same_with_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, args = gpt.build("tiny", abstract=True, layers=4)
-    cluster = Cluster.load("p3.16xlarge", nodes=2)
+    step, args = mlp.build(abstract=True)
+    cluster = toy(4, nodes=2)
     calls: list[object] = []
     call = Process.call
     monkeypatch.setattr(Process, "call", lambda self, f, a: (calls.append(f), call(self, f, a))[1])

@@ -171,12 +171,12 @@ def test_without_numba() -> None:
         "from tests.solver.test_lagrange import SHORT, check\n"
         "from tests.solver.problems import dense_problem, grid, random_problem, with_usages\n"
         "assert not COMPILED\n"
-        "for seed in range(6):\n"
+        "for seed in range(3):\n"
         "    check(random_problem(seed))\n"
         "check(with_usages(dense_problem(3), 3, 0.3))\n"
-        "print(SHORT.solve(with_usages(grid(3, 6, 4), 3, 0.4)).lower_bound)\n"
+        "print(SHORT.solve(with_usages(grid(2, 4, 3), 3, 0.4)).lower_bound)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    here = SHORT.solve(with_usages(grid(3, 6, 4), 3, 0.4))
+    here = SHORT.solve(with_usages(grid(2, 4, 3), 3, 0.4))
     assert float(done.stdout) == pytest.approx(here.lower_bound, rel=1e-6)

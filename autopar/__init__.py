@@ -27,6 +27,7 @@ from autopar.errors import (
 if TYPE_CHECKING:
     from autopar import schedule, search, sharding, transforms
     from autopar.api import Compiled, ParallelFunction, check, parallelize
+    from autopar.api.annotate import annotate
     from autopar.api.calibrate import calibrate
     from autopar.api.compare import compare
     from autopar.api.measure import measure
@@ -50,6 +51,7 @@ _HOMES = {
     "Plan": "autopar.plan",
     "Precision": "autopar.precision",
     "Timeline": "autopar.simulate",
+    "annotate": "autopar.api.annotate",
     "calibrate": "autopar.api.calibrate",
     "check": "autopar.api",
     "compare": "autopar.api.compare",
@@ -86,6 +88,7 @@ __all__ = [
     "Timeline",
     "TraceError",
     "WorkerLostError",
+    "annotate",
     "calibrate",
     "check",
     "compare",

@@ -17,6 +17,7 @@ from autopar.errors import AutoparError
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "plan": "Plan a function for a cluster.",
+        "annotate": "Plan a StableHLO module and write the plan into it.",
         "explain": "Say why a plan splits something as it does.",
         "diff": "Compare two plans.",
         "compare": "Rank search strategies on a function.",

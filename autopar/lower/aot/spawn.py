@@ -35,13 +35,14 @@ class Compilation:
     """A program on its way through the compiler.
 
     Args:
-        lowered: runs a step of each collective before compiling, by kind, axes and bytes.
+        lowered: runs a step of each collective before compiling, by kind, axes and bytes; None where the compiler put
+            all of them in.
         equal: of these, those that a compiler can do without.
         compiled: what was read of the result.
         hlo: its text.
     """
 
-    lowered: Mapping[Key, float]
+    lowered: Mapping[Key, float] | None
     equal: Mapping[Key, float]
     compiled: CompiledProgram
     hlo: str

@@ -1,0 +1,254 @@
+"""StableHLO operations that combine elements: products, convolutions, reductions, windows, scatter, sort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from autopar.frontend.stablehlo.reader import Operation
+
+#: Runs the region of an operation on values: (region, values) -> results.
+RunRegion = Callable[[Any, Sequence[Any]], list[Any]]
+
+_REDUCERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "stablehlo.add": lax.reduce_sum,
+        "stablehlo.multiply": lax.reduce_prod,
+        "stablehlo.maximum": lax.reduce_max,
+        "stablehlo.minimum": lax.reduce_min,
+        "stablehlo.and": lax.reduce_and,
+        "stablehlo.or": lax.reduce_or,
+        "stablehlo.xor": lax.reduce_xor,
+    }
+)
+_BINARY: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "stablehlo.add": lax.add,
+        "stablehlo.multiply": lax.mul,
+        "stablehlo.maximum": lax.max,
+        "stablehlo.minimum": lax.min,
+        "stablehlo.and": lax.bitwise_and,
+        "stablehlo.or": lax.bitwise_or,
+        "stablehlo.xor": lax.bitwise_xor,
+    }
+)
+_SCATTERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "stablehlo.add": lax.scatter_add,
+        "stablehlo.multiply": lax.scatter_mul,
+        "stablehlo.maximum": lax.scatter_max,
+        "stablehlo.minimum": lax.scatter_min,
+    }
+)
+
+
+def _end(dtype: Any, sign: int) -> Any:
+    """The smallest (sign -1) or largest (1) value of a dtype."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.asarray(sign * np.inf, dtype)
+    info = np.iinfo(dtype)
+    return np.asarray(info.min if sign < 0 else info.max, dtype)
+
+
+#: Neutral elements by which jax knows sums, products, maxima and minima of windows.
+_NEUTRAL: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        "stablehlo.add": lambda dtype: np.zeros((), dtype),
+        "stablehlo.multiply": lambda dtype: np.ones((), dtype),
+        "stablehlo.maximum": lambda dtype: _end(dtype, -1),
+        "stablehlo.minimum": lambda dtype: _end(dtype, 1),
+    }
+)
+
+
+def dot_general(op: Operation, run: RunRegion, a: Any, b: Any) -> Any:
+    """``stablehlo.dot_general``."""
+    n = op.numbers("dot_dimension_numbers", "DotDimensionNumbers")
+    contracted = (tuple(n.lhs_contracting_dimensions), tuple(n.rhs_contracting_dimensions))
+    batch = (tuple(n.lhs_batching_dimensions), tuple(n.rhs_batching_dimensions))
+    return lax.dot_general(a, b, (contracted, batch), op.precision(), preferred_element_type=op.dtypes[0])
+
+
+def dot(op: Operation, run: RunRegion, a: Any, b: Any) -> Any:
+    """``stablehlo.dot``: the last dim with the first."""
+    numbers = (((a.ndim - 1,), (0,)), ((), ()))
+    return lax.dot_general(a, b, numbers, op.precision(), preferred_element_type=op.dtypes[0])
+
+
+def convolution(op: Operation, run: RunRegion, x: Any, kernel: Any) -> Any:
+    """``stablehlo.convolution``."""
+    n = op.numbers("dimension_numbers", "ConvDimensionNumbers")
+    spatial = len(n.input_spatial_dimensions)
+    if any(op.bools("window_reversal", spatial)):
+        kernel = lax.rev(
+            kernel,
+            [d for d, r in zip(n.kernel_spatial_dimensions, op.bools("window_reversal", spatial), strict=True) if r],
+        )
+    ones = [1] * spatial
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        op.ints("window_strides", ones),
+        op.pairs("padding", spatial),
+        op.ints("lhs_dilation", ones),
+        op.ints("rhs_dilation", ones),
+        lax.ConvDimensionNumbers(
+            (n.input_batch_dimension, n.input_feature_dimension, *n.input_spatial_dimensions),
+            (n.kernel_output_feature_dimension, n.kernel_input_feature_dimension, *n.kernel_spatial_dimensions),
+            (n.output_batch_dimension, n.output_feature_dimension, *n.output_spatial_dimensions),
+        ),
+        op.integer("feature_group_count", 1),
+        op.integer("batch_group_count", 1),
+        op.precision(),
+        op.dtypes[0],
+    )
+
+
+def only_operation(region: Any) -> str:
+    """Name of the one operation that combines two elements in a region, in either order; "" for any other region."""
+    block = region.blocks[0]
+    body = list(block.operations)
+    if len(body) != 2 or len(block.arguments) != 2:
+        return ""
+    combined, returned = body
+    plain = set(combined.operands) == set(block.arguments) and list(returned.operands) == list(combined.results)
+    return str(combined.operation.name) if plain else ""
+
+
+def reduce(op: Operation, run: RunRegion, *values: Any) -> Any:
+    """``stablehlo.reduce``: with one array and a plain operation jax's own reduction, which splits."""
+    arrays, initial = values[: len(values) // 2], values[len(values) // 2 :]
+    dims = tuple(op.ints("dimensions"))
+    name = only_operation(op.op.regions[0])
+    if len(arrays) == 1 and name in _REDUCERS:
+        result = _REDUCERS[name](arrays[0], dims)
+        return (
+            result
+            if _is_neutral(name, op.op.operands[1])
+            else _BINARY[name](result, lax.broadcast(initial[0], result.shape))
+        )
+
+    def combine(a: Any, b: Any) -> Any:
+        return tuple(run(op.op.regions[0], [*a, *b]))
+
+    return list(lax.reduce(tuple(arrays), tuple(initial), combine, dims))
+
+
+def _is_neutral(name: str, initial: Any) -> bool:
+    """Whether a reduction begins with the neutral element, as the text of its constant says."""
+    if not hasattr(initial.owner, "name") or initial.owner.name != "stablehlo.constant":
+        return False
+    text = str(initial.owner.attributes["value"]).partition("<")[2].partition(">")[0]
+    least = text in ("0xFF800000", "0xFF80", "0xFC00", "0xFFF0000000000000", "false") or text.startswith("-")
+    most = text in ("0x7F800000", "0x7F80", "0x7C00", "0x7FF0000000000000", "true") or text.isdigit()
+    zero = text.lstrip("-") in ("0.000000e+00", "0", "false", "(0.000000e+00,0.000000e+00)")
+    return {
+        "stablehlo.add": zero,
+        "stablehlo.or": zero,
+        "stablehlo.xor": zero,
+        "stablehlo.multiply": text in ("1.000000e+00", "1", "true"),
+        "stablehlo.and": text in ("true", "-1"),
+        "stablehlo.maximum": least,
+        "stablehlo.minimum": most,
+    }[name]
+
+
+def reduce_window(op: Operation, run: RunRegion, *values: Any) -> Any:
+    """``stablehlo.reduce_window`` of one array."""
+    if len(values) != 2:
+        raise op.unknown("of several arrays")
+    x, initial = values
+    name = only_operation(op.op.regions[0])
+    ones = [1] * x.ndim
+    more = (
+        op.ints("window_dimensions"),
+        op.ints("window_strides", ones),
+        op.pairs("padding", x.ndim),
+        op.ints("base_dilations", ones),
+        op.ints("window_dilations", ones),
+    )
+    if name not in _BINARY or not _is_neutral(name, op.op.operands[1]):
+        return lax.reduce_window(x, initial, lambda a, b: run(op.op.regions[0], [a, b])[0], *more)
+    neutral = _NEUTRAL[name](x.dtype) if name in _NEUTRAL else initial
+    return lax.reduce_window(x, neutral, _BINARY[name], *more)
+
+
+def scatter(op: Operation, run: RunRegion, *values: Any) -> Any:
+    """``stablehlo.scatter`` of one array."""
+    if len(values) != 3:
+        raise op.unknown("of several arrays")
+    x, indices, updates = values
+    n = op.numbers("scatter_dimension_numbers", "ScatterDimensionNumbers")
+    if n.index_vector_dim == indices.ndim:
+        indices = indices[..., None]
+    elif n.index_vector_dim != indices.ndim - 1:
+        raise op.unknown("with index vectors in another dim than the last")
+    numbers = lax.ScatterDimensionNumbers(
+        tuple(n.update_window_dims),
+        tuple(n.inserted_window_dims),
+        tuple(n.scattered_dims_to_operand_dims),
+        tuple(n.input_batching_dims),
+        tuple(n.scatter_indices_batching_dims),
+    )
+    block = op.op.regions[0].blocks[0]
+    body = list(block.operations)
+    name = only_operation(op.op.regions[0])
+    replaces = len(body) == 1 and list(body[0].operands) == [block.arguments[1]]
+    if not replaces and name not in _SCATTERS:
+        raise op.unknown("with a region that is neither a sum, product, maximum, minimum nor the update")
+    function = lax.scatter if replaces else _SCATTERS[name]
+    return function(
+        x,
+        indices,
+        updates,
+        numbers,
+        indices_are_sorted=op.flag("indices_are_sorted"),
+        unique_indices=op.flag("unique_indices"),
+        mode=lax.GatherScatterMode.FILL_OR_DROP,
+    )
+
+
+def sort(op: Operation, run: RunRegion, *values: Any) -> Any:
+    """``stablehlo.sort`` by the first arrays in ascending order, or by the first one in descending order."""
+    keys, descending = _sorted_keys(op.op.regions[0])
+    if keys == 0:
+        raise op.unknown("with an order that is neither ascending nor descending")
+    given = (_turned(values[0]), *values[1:]) if descending else values
+    result = lax.sort(given, dimension=op.integer("dimension", -1), is_stable=op.flag("is_stable"), num_keys=keys)
+    return [_turned(result[0]), *result[1:]] if descending else list(result)
+
+
+def _turned(x: Any) -> Any:
+    """Values in the opposite order."""
+    return lax.neg(x) if jnp.issubdtype(x.dtype, jnp.floating) else lax.bitwise_not(x)
+
+
+def _sorted_keys(region: Any) -> tuple[int, bool]:
+    """Number of arrays whose elements a comparison looks at, and whether the largest is first; 0 for other orders."""
+    directions = [
+        str(o.attributes["comparison_direction"]).rstrip(">").split()[-1]
+        for o in region.blocks[0].operations
+        if o.operation.name == "stablehlo.compare"
+    ]
+    less, greater = directions.count("LT"), directions.count("GT")
+    if not set(directions) <= {"LT", "GT", "EQ", "NE"} or (less and greater) or greater > 1:
+        return 0, False
+    return max(less, greater), greater == 1
+
+
+CONTRACTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "stablehlo.convolution": convolution,
+        "stablehlo.dot": dot,
+        "stablehlo.dot_general": dot_general,
+        "stablehlo.reduce": reduce,
+        "stablehlo.reduce_window": reduce_window,
+        "stablehlo.scatter": scatter,
+        "stablehlo.sort": sort,
+    }
+)

@@ -1,0 +1,164 @@
+"""Runs a StableHLO module with jax's operators, so that jax traces what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.extend.mlir import ir
+
+from autopar.frontend.labels import Labels
+from autopar.frontend.stablehlo.contractions import CONTRACTIONS
+from autopar.frontend.stablehlo.elementwise import ELEMENTWISE
+from autopar.frontend.stablehlo.module import Module, type_of
+from autopar.frontend.stablehlo.reader import Operation, dtype_of, scope_text, word_of
+from autopar.frontend.stablehlo.shapes import SHAPES
+
+_RETURNS = frozenset({"func.return", "stablehlo.return"})
+
+
+@dataclass
+class Interpreter:
+    """Interprets a module under marks that say which operation is at work.
+
+    Args:
+        module: the module.
+        labels: gets a mark for each operation; its id is the operation's number.
+        numbers: number of each operation.
+    """
+
+    module: Module
+    labels: Labels = field(default_factory=Labels)
+    numbers: dict[Any, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.numbers.update((op.operation, n) for n, op in enumerate(self.module.operations()))
+
+    def run(self, *arrays: Any) -> list[Any]:
+        """Results of the entry function."""
+        return self.block(self.module.block, arrays, {})
+
+    def block(self, block: Any, arrays: Sequence[Any], outside: Mapping[Any, Any]) -> list[Any]:
+        """What a block returns.
+
+        Args:
+            block: the block.
+            arrays: its arguments.
+            outside: values of the blocks around it, which it may read.
+        """
+        env = dict(outside)
+        env.update(zip(block.arguments, arrays, strict=True))
+        for op in block.operations:
+            if op.operation.name in _RETURNS:
+                return [jnp.asarray(env[o]) for o in op.operands]
+            operation = Operation(op, self.numbers.get(op.operation, 0))
+            place, scope = operation.place, _scope(op.location)
+            with jax.named_scope(self.labels.mark(scope, place, str(operation.number))):
+                results = self._apply(operation, [env[o] for o in op.operands], env)
+            result = results if isinstance(results, list | tuple) else [results]
+            env.update(zip(op.results, result, strict=True))
+        return []
+
+    def _apply(self, op: Operation, values: list[Any], env: Mapping[Any, Any]) -> Any:
+        if op.name in ELEMENTWISE:
+            return ELEMENTWISE[op.name](op, *values)
+        if op.name in SHAPES:
+            return SHAPES[op.name](op, *values)
+        if op.name in CONTRACTIONS:
+            return CONTRACTIONS[op.name](op, lambda region, given: self._region(region, given, env), *values)
+        if op.name in _CONTROL:
+            return _CONTROL[op.name](self, op, values, env)
+        if op.name == "stablehlo.custom_call":
+            return _custom_call(op, values)
+        raise op.unknown()
+
+    def _region(self, region: Any, values: Sequence[Any], env: Mapping[Any, Any]) -> list[Any]:
+        return self.block(region.blocks[0], values, env)
+
+    def while_loop(self, op: Operation, values: list[Any], env: Mapping[Any, Any]) -> list[Any]:
+        """``stablehlo.while``; a loop that counts to a constant is one with a known number of iterations."""
+        cond, body = op.op.regions
+        initial = [jnp.asarray(v) for v in values]
+        length = trips(op.op)
+        if length is not None:
+            return list(
+                lax.scan(lambda c, _: (self._region(body, list(c), env), None), initial, None, length=length)[0]
+            )
+        return list(
+            lax.while_loop(
+                lambda c: self._region(cond, list(c), env)[0], lambda c: self._region(body, list(c), env), initial
+            )
+        )
+
+    def case(self, op: Operation, values: list[Any], env: Mapping[Any, Any]) -> list[Any]:
+        """``stablehlo.case``: the last branch where the index is none of a branch."""
+        regions, index = list(op.op.regions), values[0]
+        last = len(regions) - 1
+        number = lax.select(lax.bitwise_or(index < 0, index > last), jnp.full_like(index, last), index)
+        return list(lax.switch(number, [lambda r=r: self._region(r, (), env) for r in regions]))
+
+    def if_else(self, op: Operation, values: list[Any], env: Mapping[Any, Any]) -> list[Any]:
+        """``stablehlo.if``."""
+        yes, no = op.op.regions
+        return list(lax.cond(values[0], lambda: self._region(yes, (), env), lambda: self._region(no, (), env)))
+
+
+_CONTROL: Mapping[str, Callable[..., list[Any]]] = MappingProxyType(
+    {
+        "stablehlo.case": Interpreter.case,
+        "stablehlo.if": Interpreter.if_else,
+        "stablehlo.while": Interpreter.while_loop,
+    }
+)
+
+
+def trips(op: Any) -> int | None:
+    """Iterations of a ``stablehlo.while`` whose counter goes by one from one constant to another; None for others."""
+    cond, body = (region.blocks[0] for region in op.regions)
+    compared, returned = cond.operations[len(cond.operations) - 2], body.operations[len(body.operations) - 1]
+    if compared.operation.name != "stablehlo.compare" or "LT" not in str(compared.attributes["comparison_direction"]):
+        return None
+    counters = [n for n, a in enumerate(cond.arguments) if a == compared.operands[0]]
+    if len(counters) != 1 or list(cond.operations[len(cond.operations) - 1].operands) != list(compared.results):
+        return None
+    (n,) = counters
+    added = returned.operands[n].owner
+    steps = getattr(added, "name", "") == "stablehlo.add" and added.operands[0] == body.arguments[n]
+    first, end = _number(op.operands[n]), _number(compared.operands[1])
+    if not steps or _number(added.operands[1]) != 1 or first is None or end is None:
+        return None
+    return max(0, end - first)
+
+
+def _number(value: Any) -> int | None:
+    """The number that a value is, where a constant makes it."""
+    if getattr(value.owner, "name", "") != "stablehlo.constant":
+        return None
+    attribute = value.owner.attributes["value"]
+    is_one = isinstance(attribute, ir.DenseIntElementsAttr) and attribute.is_splat
+    return int(attribute.get_splat_value().value) if is_one else None
+
+
+def _custom_call(op: Operation, values: Sequence[Any]) -> list[Any]:
+    """A kernel of a library: it has shapes and runs whole on every device."""
+    result = [jax.core.ShapedArray(*_typed(r.type, op)) for r in op.op.results]
+    primitive = Primitive(f"custom_call_{word_of(op.op.attributes['call_target_name'])}")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda *_, **__: result)
+    return list(primitive.bind(*values))
+
+
+def _typed(type: Any, op: Operation) -> tuple[tuple[int, ...], Any]:
+    shape, element = type_of(type, op.place)
+    return shape, dtype_of(element, op.place)
+
+
+def _scope(location: Any) -> str:
+    """The name stack that jax wrote into a location, without the primitive at its end."""
+    return scope_text(location).rpartition("/")[0]

@@ -463,6 +463,29 @@ def test_no_paths_of_one_machine() -> None:
     assert found == []
 
 
+#: Questions that one file answers, in whatever page and words.
+QUESTIONS = (
+    "point-to-point time",
+    "FLOPs of a region",
+    "memory of a stage",
+    "number of microbatches that is chosen",
+    "the bound of a plan",
+)
+
+
+def test_pages_name_one_file_for_each_question() -> None:
+    named: dict[str, set[str]] = {question: set() for question in QUESTIONS}
+    for page in ("architecture", "planner", "cost-model"):
+        for row in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").splitlines():
+            for question in QUESTIONS:
+                if row.startswith(f"| {question}"):
+                    named[question] |= {
+                        f"autopar/{f.removeprefix('autopar/')}" for f in re.findall(r"`([\w/]+\.py)`", row)[:1]
+                    }
+    assert {question: len(files) for question, files in named.items()} == dict.fromkeys(QUESTIONS, 1)
+    assert all((ROOT / file).is_file() for files in named.values() for file in files)
+
+
 def test_version_is_said_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == autopar.__version__

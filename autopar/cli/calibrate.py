@@ -69,7 +69,7 @@ def command(
             calibrated = calibrate(name, effort=effort, progress=say)
         else:
             say("connecting to Ray")
-            connect = import_module("autopar.runtime.ray.start").ray_cluster
+            connect = import_module("autopar.cluster").Cluster.ray
             kind = "auto" if cpu_devices is None else "cpu"
             address = None if ray == _HERE else ray
             with connect(address, workers=workers, devices_per_worker=cpu_devices, devices=kind) as cluster:

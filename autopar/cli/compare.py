@@ -69,7 +69,7 @@ def command(
         say("loading jax")
         planning, api = import_module("autopar.cli.planning"), import_module("autopar.api.compare")
         planning.limit_bytes(asked["memory_limit"])
-        request = planning.Request(arguments, preset, set_, cluster, **asked)
+        request = planning.PlanRequest(arguments, preset, set_, cluster, **asked)
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)
         names = STANDARD if search is None else tuple(n for n in search.split(",") if n)

@@ -64,7 +64,7 @@ def command(
         say("loading jax")
         planning = import_module("autopar.cli.planning")
         planning.limit_bytes(asked["memory_limit"])
-        request = planning.Request(arguments, preset, set_, cluster, **asked)
+        request = planning.PlanRequest(arguments, preset, set_, cluster, **asked)
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)
         plan = planning.make_plan(function, values, request, say)

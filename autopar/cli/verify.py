@@ -61,7 +61,7 @@ def command(
         planning, aot = import_module("autopar.cli.planning"), import_module("autopar.lower.aot")
         target = aot.parse_target(device)
         target.check_installed()
-        request = planning.Request(arguments, preset, set_, target.cluster(), **asked)
+        request = planning.PlanRequest(arguments, preset, set_, target.cluster(), **asked)
         say(f"loading {wanted.place}")
         fn, values = planning.function_and_arguments(load(wanted), wanted, request)
         if plan is None:

@@ -42,6 +42,7 @@ from benchmarks.machine import facts
 from benchmarks.published import table as published
 from benchmarks.report import Report, Say, table
 from benchmarks.search import bench as search
+from benchmarks.stale import bench as stale
 
 BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
     {
@@ -65,6 +66,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
         "schedules": schedules.run_all,
         "search": search.run,
         "soak": soak.run,
+        "stale": stale.run,
         "verified": verified.run,
     }
 )
@@ -78,7 +80,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
     "--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the contest's instances."
 )
 @click.option("--instances", default="", metavar="A,B", help="Letters of instances of the contest; all unless given.")
-@click.option("--seed", default=0, help="Of the contest's solver, and of what `drawn` draws.")
+@click.option("--seed", default=0, help="Of the contest's solver, of what `drawn` draws, and the first of `stale`.")
 @click.option("--cases", default=drawn.CASES, help="How many problems `drawn` draws.")
 @click.option("--targets", default="", metavar="A,B", help="What `verified` compiles for; see benchmarks/verified.py.")
 @click.option("--examples", default="", metavar="A,B", help="What `verified` compiles; all examples unless given.")
@@ -112,6 +114,7 @@ def main(
         "kills": partial(kills.run, kills=count),
         "drawn": partial(drawn.run, seed=seed, cases=cases),
         "soak": partial(soak.run, minutes=minutes),
+        "stale": partial(stale.run, seed=seed),
         "verified": partial(verified.run, **chosen),
     }
     reports = []

@@ -8,14 +8,16 @@ import jax
 
 from autopar._compat.devices import world_devices
 from autopar.frontend import Traced
+from autopar.lower.pipeline.ampnet import lower_ampnet
 from autopar.lower.pipeline.build import lower_pipeline
 from autopar.lower.pipeline.stale import lower_stale
 from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
+from autopar.runtime.ampnet import load_ampnet
 from autopar.runtime.hosts.world_load import load_stages
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.stale import load_stale
-from autopar.schedule.without_flush import flushes
+from autopar.schedule.without_flush import flushes, updates_apart
 from autopar.search.clock import Clock
 
 
@@ -38,6 +40,8 @@ def build_stages(
         if not flushes(plan.schedule):
             stale = lower_stale(split_step.step, plan, arguments, platform)
             return load_stale(traced, split_step, stale, world_devices())
+        if updates_apart(plan.schedule):
+            return load_ampnet(traced, split_step, lower_ampnet(split_step.step, plan, platform), world_devices())
         given_up = {n for i in donated for n in split_step.names(i)}
         lowered = lower_pipeline(split_step.step, plan, given_up, platform)
     say("compiling")

@@ -18,12 +18,13 @@ from autopar.api.pure import PureFunction
 from autopar.api.saving import Saving, restore
 from autopar.api.staged import LoweredCall, TracedCall
 from autopar.api.user_mesh import outside
-from autopar.api.without_flush import call, drain
+from autopar.api.without_flush import call, drain, order, replay
 from autopar.errors import AutoparError
 from autopar.frontend.signature import jax_config
 from autopar.frontend.trace import callable_name
 from autopar.plan import Plan
 from autopar.runtime.ray.cluster import RayCluster
+from autopar.schedule import Table
 from autopar.schedule.without_flush import flushes
 
 _P = ParamSpec("_P")
@@ -85,6 +86,29 @@ class ParallelFunction(Generic[_P, _R]):
             AutoparError: the step was not compiled for such a state.
         """
         return drain(self._plain, state)
+
+    @property
+    def order(self) -> Table:
+        """The order in which passes ran in the last call, with schedule "ampnet"; `replay` takes it.
+
+        Raises:
+            AutoparError: there was no such call.
+        """
+        return order(self._plain)
+
+    def replay(self, order: Table, *args: Any, **kwargs: Any) -> Any:
+        """A call with schedule "ampnet" in an order that happened, by one thread: the same numbers to the bit.
+
+        Args:
+            order: of an earlier call with arguments of these shapes.
+            args: arguments of the call.
+            kwargs: likewise by keyword.
+
+        Raises:
+            AutoparError: the step has another schedule.
+            ScheduleError: the order is of other numbers, or cannot be.
+        """
+        return replay(self._plain, order, args, kwargs)
 
     @property
     def _flushes(self) -> bool:

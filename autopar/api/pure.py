@@ -46,7 +46,7 @@ from autopar.runtime import load_local
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
-from autopar.schedule.without_flush import check_flush, flushes
+from autopar.schedule.without_flush import check_flush, updates_apart
 from autopar.search import Options, Problem, Reporting, Strategy, Subproblem, strategy_named
 from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
@@ -214,14 +214,14 @@ class PureFunction:
         traced = self._traced[signature]
         step = self._step(traced, self.options.cluster or Cluster.local())
         problem = self._whole_problem(traced, limit_bytes)
-        staged = problem.subproblem.on_workers or not flushes(problem.options.schedule)
+        staged = problem.subproblem.on_workers or updates_apart(problem.options.schedule)
         search = self._planner.pipeline if staged else self._planner.plan
         plan = search(problem, step, self._counts(traced.graph))
         return step.form_of(plan), plan
 
     def _step(self, traced: Traced, cluster: Cluster, split_step: SplitStep | None = None) -> TracedStep:
         donated, o = self.donated(traced), self.options
-        return TracedStep(traced, donated, o.constraints, cluster.num_devices, split_step, not flushes(o.schedule))
+        return TracedStep(traced, donated, o.constraints, cluster.num_devices, split_step, updates_apart(o.schedule))
 
     @cached_property
     def _planner(self) -> Planner:

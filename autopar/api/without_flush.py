@@ -14,8 +14,10 @@ from autopar.api.compiled import Compiled
 from autopar.api.pure import PureFunction
 from autopar.api.user_mesh import outside
 from autopar.errors import AutoparError
+from autopar.runtime.ampnet import AmpProgram
 from autopar.runtime.leaves import fits
 from autopar.runtime.stale import StaleProgram
+from autopar.schedule import Table
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["state", "under_way", "calls"], meta_fields=[])
@@ -88,6 +90,40 @@ def drain(pure: PureFunction, state: Any) -> Any:
         "the step was not compiled for this state, so nothing can be drained",
         remedy="step.compile(state, batch) first; arrays may be jax.ShapeDtypeStruct",
     )
+
+
+def order(pure: PureFunction) -> Table:
+    """The order of passes of the last call of a step with schedule "ampnet".
+
+    Raises:
+        AutoparError: there was none.
+    """
+    for compiled in reversed(pure.compiled.values()):
+        if isinstance(compiled.local, AmpProgram) and compiled.local.orders:
+            return compiled.local.orders[-1]
+    raise AutoparError("there is no order", cause='the step was not called with schedule="ampnet"')
+
+
+def replay(pure: PureFunction, order: Table, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A call of a step with schedule "ampnet" in an order that happened, by one thread.
+
+    Args:
+        pure: the step.
+        order: of an earlier call with arguments of these shapes.
+        args: its arguments.
+        kwargs: likewise by keyword.
+
+    Raises:
+        AutoparError: the step has another schedule.
+        ScheduleError: the order is of other numbers, or cannot be.
+    """
+    signature, leaves = pure.resolve(tuple(args), kwargs)
+    with outside():
+        compiled = pure.compile(signature)
+    program = compiled.local
+    if not isinstance(program, AmpProgram):
+        raise AutoparError(f"schedule {compiled.plan.schedule} records no order", remedy='schedule="ampnet"')
+    return compiled.traced.results(program.replay(program.place_all(leaves), order), leaves)
 
 
 def _program(compiled: Compiled) -> StaleProgram:

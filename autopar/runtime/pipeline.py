@@ -133,6 +133,14 @@ class LocalPipeline:
             placements[worker][name] = port.sharding(mesh)
         return tuple(MappingProxyType(f) for f in placements)
 
+    def workers(self, start: Mapping[tuple[int, Buffer], Any]) -> list[Worker]:
+        """All workers, with what lies on each of them when a step begins."""
+        queues, workers = Queues(), []
+        for number, (programs, placements) in enumerate(zip(self._programs, self._placements, strict=True)):
+            buffers = {b: array for (w, b), array in start.items() if w == number}
+            workers.append(Worker(programs, placements, queues.link(number), buffers))
+        return workers
+
     def run(
         self, start: Mapping[tuple[int, Buffer], Any], observe: Callable[[int, Store], None] | None = None
     ) -> Store:
@@ -147,11 +155,7 @@ class LocalPipeline:
         Raises:
             ScheduleError: the lists wait for each other.
         """
-        queues = Queues()
-        workers = []
-        for number, (programs, placements) in enumerate(zip(self._programs, self._placements, strict=True)):
-            buffers = {b: array for (w, b), array in start.items() if w == number}
-            workers.append(Worker(programs, placements, queues.link(number), buffers))
+        workers = self.workers(start)
         store = Store(tuple(workers))
         lists = [deque(w.instructions) for w in self.program.workers]
         while any(lists):

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 from autopar.errors import ScheduleError
+from autopar.schedule.ampnet import AmpNet
 from autopar.schedule.base import Schedule
 from autopar.schedule.chimera import Chimera
 from autopar.schedule.eager_1f1b import EagerOneFOneB
@@ -34,6 +35,7 @@ _BUILT_IN: Mapping[str, Factory] = MappingProxyType(
     {
         "1f1b": OneFOneB,
         "2bw": TwoBuffered,
+        "ampnet": AmpNet,
         "chimera": Chimera,
         "eager-1f1b": EagerOneFOneB,
         "gpipe": GPipe,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from autopar.errors import ScheduleError
+from autopar.schedule.ampnet import is_ampnet
 from autopar.schedule.base import Schedule, check_counts
 from autopar.schedule.rows import warm_up_row
 from autopar.schedule.table import Table
@@ -69,14 +70,20 @@ def flushes(schedule: object) -> bool:
     return not (isinstance(name, str) and name.lower().replace("_", "-") in VERSION_MAPS)
 
 
+def updates_apart(schedule: object) -> bool:
+    """Whether stages update each for itself in a schedule, or one of that name: those without a flush, and AMPNet."""
+    name = schedule.name if isinstance(schedule, Schedule) else schedule
+    return not flushes(name) or (isinstance(name, str) and is_ampnet(name.replace("_", "-")))
+
+
 def check_flush(schedule: str, where: str) -> None:
-    """Raises ScheduleError where a schedule without a flush is to run where only others do.
+    """Raises ScheduleError where a schedule whose stages update each for itself is to run where only others do.
 
     Args:
         schedule: its name.
         where: the place.
     """
-    if not flushes(schedule):
+    if updates_apart(schedule):
         raise ScheduleError(
             f"schedule {schedule} does not run {where}",
             remedy='run it in one process, or schedule="1f1b"; autopar.transforms.delayed is "2bw" on any plan',

@@ -16,7 +16,7 @@ from autopar.lower.step import Step
 from autopar.plan import Plan, Stage
 from autopar.recompute import LEVELS
 from autopar.schedule import Dataflow, Program, Table, Task, build, parse_table
-from autopar.schedule.without_flush import flushes
+from autopar.schedule.without_flush import updates_apart
 from autopar.search.source import Recomputation
 from autopar.stages import StageMap
 from autopar.stages.layers import forward_operators
@@ -119,7 +119,7 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
         separate_state: whether updates are two programs, see `stage_programs`.
     """
     content = plan.content
-    source = TracedStages(step, not flushes(plan.schedule))
+    source = TracedStages(step, updates_apart(plan.schedule))
     microbatching = source.microbatches(plan.num_microbatches)
     members = members_of([op.id for op in forward_operators(step.graph, microbatching)], content.cuts)
     if content.pipeline is None:

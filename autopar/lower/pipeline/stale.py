@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.step import Step
 from autopar.plan import Plan
-from autopar.schedule import ValueRef, Work, build
+from autopar.schedule import Dataflow, ValueRef, ValueSpec, Work, WorkSpec, build
 from autopar.schedule.stale import Windows, windows
 from autopar.schedule.stale_check import audit_lists
 from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
@@ -57,21 +57,55 @@ def lower_stale(step: Step, plan: Plan, arguments: Set[str], platform: str = "cp
             is neither batch nor state, what the loss takes of the state without the batch is outside the passes.
     """
     versions = VersionMap(plan.schedule, plan.num_stages, plan.num_microbatches)
+    apart = apart_programs(step, plan, platform, plan.num_microbatches // versions.update_every)
+    flow = StaleFlow(apart.dataflow, versions, plan.num_microbatches, apart.replaces)
+    _check_arguments(flow, arguments - {str(o.updates) for o in step.graph.outputs})
+    _check_metrics(step.graph, flow)
+    if versions.update_every == 1:
+        check_shares(step.graph, flow.dataflow, plan.schedule)
+    lists = windows(flow)
+    audit_lists(lists)
+    program = build(apart.cut.table, flow.dataflow)
+    return StalePipeline(LoweredPipeline(plan, apart.cut.map, apart.programs, program), lists)
+
+
+@dataclass(frozen=True, eq=False)
+class ApartPrograms:
+    """A step in programs whose updates take nothing of other stages.
+
+    Args:
+        cut: the step cut as its plan says.
+        programs: of all stages; the update has the parts of `autopar.schedule.stale_flow`.
+        dataflow: what they read and write.
+        replaces: by value that an update writes the input that it is the next of.
+    """
+
+    cut: CutPrograms
+    programs: tuple[StageProgram, ...]
+    dataflow: Dataflow
+    replaces: Mapping[str, str]
+
+
+def apart_programs(step: Step, plan: Plan, platform: str, shares: int) -> ApartPrograms:
+    """The programs of a plan whose stages update each for itself.
+
+    Args:
+        step: as of `autopar.lower.pipeline.build.lower_pipeline`.
+        plan: its plan.
+        platform: jax's name of the kind of devices.
+        shares: of the batch that each update takes one of; its gradient is made the whole batch's size.
+
+    Raises:
+        ScheduleError: see `lower_stale`.
+    """
     cut = cut_programs(step, plan, platform, separate_state=True)
     _check_crossing(step.graph, cut.map, plan.schedule)
     _check_phases(step.graph, cut.map, plan.schedule)
     shared = _shared_programs(step.program, cut, plan.schedule)
     programs = (*cut.programs, *shared)
-    if versions.update_every == 1:
-        programs = tuple(_scaled(p, plan.num_microbatches) if _is_state(p) else p for p in programs)
-    replaces = _replaces(step.graph, programs)
-    flow = StaleFlow(cut.dataflow(frozenset(), shared), versions, plan.num_microbatches, replaces)
-    _check_arguments(flow, arguments - {str(o.updates) for o in step.graph.outputs})
-    _check_sums(step.graph, flow)
-    lists = windows(flow)
-    audit_lists(lists)
-    program = build(cut.table, flow.dataflow)
-    return StalePipeline(LoweredPipeline(plan, cut.map, programs, program), lists)
+    if shares > 1:
+        programs = tuple(_scaled(p, shares) if _is_state(p) else p for p in programs)
+    return ApartPrograms(cut, programs, cut.dataflow(frozenset(), shared), _replaces(step.graph, programs))
 
 
 def _is_state(program: StageProgram) -> bool:
@@ -91,10 +125,10 @@ def _replaces(graph: Graph, programs: Sequence[StageProgram]) -> dict[str, str]:
 
 
 def _scaled(program: StageProgram, factor: int) -> StageProgram:
-    """An update fed by one microbatch's share of the gradient, made the whole batch's size.
+    """An update fed by one share of the batch's gradient, made the whole batch's size.
 
-    The gradient of a mean over the batch is the sum of its microbatches' shares; ``factor`` times a share is the mean
-    over that microbatch.
+    The gradient of a mean over the batch is the sum of its microbatches' shares; ``factor`` times the share of the
+    ``factor``-th part of them is the mean over that part.
     """
     sums = tuple(p.ref.kind == "sum" for p in program.reads)
 
@@ -228,35 +262,52 @@ def _check_arguments(flow: StaleFlow, arguments: Set[str]) -> None:
                 )
 
 
-def _check_sums(graph: Graph, flow: StaleFlow) -> None:
-    for spec in flow.dataflow.works:
-        if spec.work.kind != "update":
-            continue
-        for n in spec.reads:
-            value, writer = flow.dataflow.by_name[n], flow.dataflow.writers.get(n)
-            if value.lifetime != "accumulator" or writer is None or value.ref is None:
-                continue
-            source = graph.producers.get(value.ref.name)
-            line = (source.source or None) if source is not None else None
-            if spec.work.part == METRICS and writer.kind == "backward" and writer.stage < flow.stages - 1:
-                raise ScheduleError(
-                    f"a metric takes a gradient of stage {writer.stage}, whose last backward passes of a call run in "
-                    f"the next one in schedule {flow.versions.name}",
-                    cause="norms of gradients among the metrics",
-                    remedy=f"leave it out, or {_REMEDY}",
-                    source=line,
-                )
-            if spec.work.part == STATE and flow.versions.update_every == 1 and not _adds(graph, n, value.reduce, flow):
-                raise ScheduleError(
-                    f"the state of stage {writer.stage} takes the {value.reduce} of {value.ref.name} over the batch; "
-                    f"schedule {flow.versions.name} updates after every microbatch",
-                    remedy=f'schedule="2bw", or {_REMEDY}',
-                    source=line,
-                )
+def _check_metrics(graph: Graph, flow: StaleFlow) -> None:
+    for spec, value, writer in _sums(flow.dataflow):
+        if spec.work.part == METRICS and writer.kind == "backward" and writer.stage < flow.stages - 1:
+            raise ScheduleError(
+                f"a metric takes a gradient of stage {writer.stage}, whose last backward passes of a call run in "
+                f"the next one in schedule {flow.versions.name}",
+                cause="norms of gradients among the metrics",
+                remedy=f"leave it out, or {_REMEDY}",
+                source=_source(graph, value),
+            )
 
 
-def _adds(graph: Graph, name: str, reduce: str | None, flow: StaleFlow) -> bool:
+def check_shares(graph: Graph, dataflow: Dataflow, schedule: str) -> None:
+    """Raises ScheduleError where an update takes of a part of the batch what is no sum, as the largest gradient.
+
+    Args:
+        graph: of the step.
+        dataflow: of its programs.
+        schedule: name of the schedule.
+    """
+    for spec, value, writer in _sums(dataflow):
+        if spec.work.part == STATE and not _adds(graph, value):
+            name = "" if value.ref is None else value.ref.name
+            raise ScheduleError(
+                f"the state of stage {writer.stage} takes the {value.reduce} of {name} over the batch; "
+                f"schedule {schedule} updates after a part of it",
+                remedy=f'schedule="2bw", or {_REMEDY}',
+                source=_source(graph, value),
+            )
+
+
+def _sums(dataflow: Dataflow) -> Iterator[tuple[WorkSpec, ValueSpec, Work]]:
+    """(update, accumulator that it reads, pass that contributes to it)."""
+    for spec in dataflow.works:
+        for n in spec.reads if spec.work.kind == "update" else ():
+            value, writer = dataflow.by_name[n], dataflow.writers.get(n)
+            if value.lifetime == "accumulator" and writer is not None and value.ref is not None:
+                yield spec, value, writer
+
+
+def _source(graph: Graph, value: ValueSpec) -> str | None:
+    maker = graph.producers.get(value.ref.name) if value.ref is not None else None
+    return (maker.source or None) if maker is not None else None
+
+
+def _adds(graph: Graph, value: ValueSpec) -> bool:
     """Whether a value is a sum of floats."""
-    ref = flow.dataflow.by_name[name].ref
-    type = graph.types.get(ref.name) if ref is not None else None
-    return reduce == "sum" and (type is None or (type.dtype != "bool" and type.dtype[0] in "fbc"))
+    type = graph.types.get(value.ref.name) if value.ref is not None else None
+    return value.reduce == "sum" and (type is None or (type.dtype != "bool" and type.dtype[0] in "fbc"))

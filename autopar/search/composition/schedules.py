@@ -15,7 +15,7 @@ from autopar.ir import Graph
 from autopar.ir.analysis import closure
 from autopar.plan import Plan, PlanContent
 from autopar.schedule import Table, get
-from autopar.schedule.without_flush import flushes
+from autopar.schedule.without_flush import updates_apart
 from autopar.search.composition.record import pipeline_of
 from autopar.search.policy import SchedulePolicy
 from autopar.search.problem import Problem
@@ -88,7 +88,7 @@ def check_ends(graph: Graph, sliced: Sliced, table: Table) -> None:
     Raises:
         InfeasiblePlanError: with what a stage's update takes of another stage.
     """
-    if flushes(table.name):
+    if not updates_apart(table.name):
         return
     _check_readers(graph, sliced, table)
     for part in sliced.parts:

@@ -1,0 +1,169 @@
+"""AMPNet: what threads did, replayed by one, and by an interpreter that knows nothing of stages' programs."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import jax
+import numpy as np
+import pytest
+
+import autopar
+from autopar.runtime.amp_stage import AmpStage, choice, deliver
+from autopar.runtime.ampnet import AmpProgram
+from autopar.schedule import Run, chain, get, parse_table, to_text
+from autopar.schedule.ampnet import AmpFlow, AmpNet
+from autopar.schedule.without_flush import check_flush
+from tests.runtime.stale_models import MODELS, step_of
+from tests.runtime.test_stale import slow
+
+
+def decorated(model, schedule, stages, m):
+    params, loss, tx, make = MODELS[model]()
+    state = {"params": params, "opt": tx.init(params)}
+    step = autopar.parallelize(
+        step_of(loss, tx), schedule=schedule, num_stages=stages, num_microbatches=m, cluster=slow()
+    )
+    return step, state, [make(jax.random.key(n), 4 * m) for n in range(3)]
+
+
+def interpreted(params, momentum, batch, order, places, every):
+    """Parameters of the perceptron after a call: numpy, each pass with the weights that its stage has then."""
+    m, stages = order.num_microbatches, order.num_stages
+    (x, y), layers = batch, sorted(params)
+    w, v = ({n: np.array(a) for n, a in tree.items()} for tree in (params, momentum))
+    held, grads = {}, {n: [] for n in layers}
+    rows, done = [deque(row) for row in order.rows], set()
+    while any(rows):
+        for s, row in enumerate(rows):
+            while row:
+                kind, k = row[0].kind, row[0].microbatch
+                before = ("forward", s - 1, k) if kind == "forward" else ("backward", s + 1, k)
+                if before[1] in range(stages) and before not in done:
+                    break
+                row.popleft()
+                done.add((kind, s, k))
+                own = [n for n in layers if places[n] == s]
+                if kind == "forward":
+                    a = held.get(k, {}).get("out", np.array(x[4 * k : 4 * k + 4]))
+                    for n in own:
+                        held.setdefault(k, {})[n] = a
+                        a = np.tanh(a @ w[n])
+                        held[k][n, "y"] = a
+                    held[k]["out"] = a
+                else:
+                    g = held[k].get("g")
+                    if g is None:
+                        g = 2 * (held[k]["out"] - np.array(y[4 * k : 4 * k + 4])) / y.size
+                    for n in reversed(own):
+                        dz = g * (1 - held[k][n, "y"] ** 2)
+                        grads[n].append(held[k][n].T @ dz)
+                        g = dz @ w[n].T
+                    held[k]["g"] = g
+                    for n in own if (k + 1) % every == 0 else ():
+                        v[n] = 0.9 * v[n] + sum(grads[n]) * (m // every)
+                        w[n] = w[n] - 0.3 * v[n]
+                        grads[n] = []
+    return w
+
+
+@pytest.mark.parametrize(("stages", "m", "active", "every"), [(2, 6, 4, 2), (3, 4, None, 1)])
+def test_the_order_that_happened_is_replayed_to_the_bit_and_interpreted(x64, stages, m, active, every):
+    schedule = AmpNet(max_active_keys=active, min_update_frequency=every)
+    step, state, batches = decorated("perceptron", schedule, stages, m)
+    for batch in batches:
+        new, metrics = step(state, batch)
+        order = parse_table(to_text(step.order))
+        again, other = step.replay(order, state, batch)
+        jax.tree.map(np.testing.assert_array_equal, (new, metrics), (again, other))
+        lies = step.compile(state, batch).plan.input_stages
+        places = {n: lies[f"state['params']['{n}']"] for n in state["params"]}
+        want = interpreted(state["params"], state["opt"][0].trace, batch, order, places, every)
+        for n, w in want.items():
+            np.testing.assert_allclose(new["params"][n], w, rtol=1e-12, atol=1e-12)
+        state = new
+
+
+def test_one_key_at_a_time_and_one_update_is_gradient_accumulation(x64):
+    schedule = AmpNet(max_active_keys=1, min_update_frequency=4)
+    step, state, batches = decorated("residual", schedule, 2, 4)
+    plain, _, _ = decorated("residual", "1f1b", 2, 4)
+    other = state
+    for batch in batches:
+        state, value = step(state, batch)
+        other, wanted = plain(other, batch)
+        jax.tree.map(np.testing.assert_array_equal, (state, value), (other, wanted))
+    assert [str(t) for t in step.order.rows[0][:4]] == ["F0.0", "B0.0", "F0.1", "B0.1"]
+
+
+class Numbers:
+    """A worker that computes nothing."""
+
+    def __init__(self):
+        self.arrays = {}
+
+    def do(self, instruction):
+        for b in instruction.writes if isinstance(instruction, Run) else ():
+            self.arrays[b] = 0
+        return ()
+
+
+def test_no_gradient_is_older_than_the_bound_in_any_order():
+    drawn, oldest = random.Random(3), {}
+    for case in range(150):
+        stages, every, active = drawn.randint(1, 5), drawn.randint(1, 4), drawn.randint(1, 9)
+        m = every * drawn.randint(1, 6)
+        table = get("ampnet", max_active_keys=active, min_update_frequency=every).table(stages, m)
+        dataflow = chain(table)
+        own = {n: n for w in dataflow.works if w.work.kind == "update" for n in w.writes}
+        flow = AmpFlow.of(table.name, stages, m, dataflow, own)
+        assert (flow.most_active, flow.update_every) == (active, every)
+        parts = [AmpStage(s, flow, Numbers()) for s in range(stages)]
+        weights = [drawn.choice([1, 1, 30]) for _ in parts]
+        while any(p.done < m for p in parts):
+            able = [p for p in parts if choice(flow, parts, p)]
+            assert able, "some stage can always go on"
+            (part,) = drawn.choices(able, [weights[p.number] for p in able])
+            kind = choice(flow, parts, part)
+            deliver(parts, part.run(kind))
+            part.count(kind)
+            assert max(p.begun for p in parts) - min(p.done for p in parts) <= active
+        for part in parts:
+            at, ages, backward = {}, [], 0
+            for task in part.passes:
+                if task.kind == "forward":
+                    at[task.microbatch] = backward // every
+                else:
+                    ages.append(backward // every - at[task.microbatch])
+                    backward += 1
+            assert max(ages) <= -(-(active - 1) // every), case
+            oldest[active, every] = max(oldest.get((active, every), 0), max(ages))
+    assert any(age == -(-(a - 1) // u) > 1 for (a, u), age in oldest.items()), "the bound is reached"
+
+
+def test_an_error_in_a_stage_reaches_the_caller(x64, monkeypatch):
+    step, state, batches = decorated("perceptron", "ampnet", 2, 2)
+    assert isinstance(step.compile(state, batches[0]).local, AmpProgram)
+    run = AmpStage.run
+
+    def failing(stage, kind):
+        if stage.number == 1 and kind == "backward":
+            raise ValueError("lost")
+        return run(stage, kind)
+
+    monkeypatch.setattr(AmpStage, "run", failing)
+    with pytest.raises(ValueError, match="lost"):
+        step(state, batches[0])
+
+
+def test_what_cannot_be_is_refused(x64):
+    with pytest.raises(autopar.ScheduleError, match="min_update_frequency=0"):
+        AmpNet(min_update_frequency=0)
+    with pytest.raises(autopar.ScheduleError, match="does not divide 4"):
+        AmpNet(min_update_frequency=3).table(2, 4)
+    with pytest.raises(autopar.ScheduleError, match="on Ray"):
+        check_flush("ampnet-k4", "on Ray")
+    step, _, _ = decorated("perceptron", "1f1b", 2, 2)
+    with pytest.raises(autopar.AutoparError, match="there is no order"):
+        _ = step.order

@@ -3,24 +3,28 @@
 Each is asked for by name; "auto" chooses none. docs/transforms.md has the equations, memory and oracle of each.
 """
 
-from autopar.transforms.bounded import Clocks, Event, drawn_events, replay
+from autopar.transforms.bounded import Clocks, Corrected, Event, drawn_events, replay
 from autopar.transforms.corrections import Extrapolated, dc_asgd, pipemare_rate, staleness_aware_rate
 from autopar.transforms.delayed import Correction, Delayed, DelayedState, Prediction, delayed
 from autopar.transforms.diloco import Diloco, DilocoState, Streaming, diloco, local_sgd
 from autopar.transforms.formats import FORMATS, Encoded, Format, mean_over_replicas
 from autopar.transforms.loss_scaling import LossScaled, ScaledState, loss_scaled
 from autopar.transforms.narrow_mean import narrow_mean
+from autopar.transforms.narrow_parameters import narrow_parameters
 from autopar.transforms.one_bit_adam import Compression, OneBitAdamState, Signs, one_bit_adam
 from autopar.transforms.optimizers import Transformation
 from autopar.transforms.parameters import Parameters
 from autopar.transforms.powersgd import PowerSgdState, powersgd
 from autopar.transforms.replicas import PerReplica, per_replica, per_replica_value_and_grad
 from autopar.transforms.split import Split, split
+from autopar.transforms.workers import AsynchronousRun, asynchronous
 
 __all__ = [
     "FORMATS",
+    "AsynchronousRun",
     "Clocks",
     "Compression",
+    "Corrected",
     "Correction",
     "Delayed",
     "DelayedState",
@@ -41,6 +45,7 @@ __all__ = [
     "Split",
     "Streaming",
     "Transformation",
+    "asynchronous",
     "dc_asgd",
     "delayed",
     "diloco",
@@ -49,6 +54,7 @@ __all__ = [
     "loss_scaled",
     "mean_over_replicas",
     "narrow_mean",
+    "narrow_parameters",
     "one_bit_adam",
     "per_replica",
     "per_replica_value_and_grad",

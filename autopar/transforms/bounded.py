@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from autopar.errors import AutoparError
+
+
+class Corrected(Protocol):
+    """What is done about the age of a worker's gradients; see `autopar.transforms.corrections`."""
+
+    def __call__(self, gradients: Any, now: Any, read: Any, age: int) -> Any:
+        """The gradients to update ``now`` with, of those at ``read``, which is ``age`` updates old."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ def replay(
     events: Sequence[Event],
     workers: int,
     bound: int | None = None,
+    corrected: Corrected | None = None,
 ) -> Any:
     """The state after a recorded order of events, on one device.
 
@@ -88,24 +96,28 @@ def replay(
         events: in the order in which they happened.
         workers: their number.
         bound: that the order has to keep.
+        corrected: (gradients, state now, state read, age in updates) -> gradients to update with; None leaves them.
 
     Raises:
         AutoparError: an event breaks the bound, or a worker updates what it did not read.
     """
     clocks = Clocks.of(workers, bound)
-    read: dict[int, Any] = {}
+    read: dict[int, tuple[Any, int]] = {}
+    updates = 0
     for number, event in enumerate(events):
         if event.kind == "read":
             if event.worker in read or not clocks.may_begin(event.worker):
                 raise AutoparError(
                     f"event {number}: worker {event.worker} reads at clocks {clocks.counts}, bound {bound}"
                 )
-            read[event.worker] = state
+            read[event.worker] = state, updates
         else:
             if event.worker not in read:
                 raise AutoparError(f"event {number}: worker {event.worker} updates without having read")
-            gradient = gradients(read.pop(event.worker), event.worker, clocks.counts[event.worker])
-            state, clocks = update(state, gradient), clocks.done(event.worker)
+            before, version = read.pop(event.worker)
+            grads = gradients(before, event.worker, clocks.counts[event.worker])
+            grads = grads if corrected is None else corrected(grads, state, before, updates - version)
+            state, clocks, updates = update(state, grads), clocks.done(event.worker), updates + 1
     return state
 
 

@@ -7,6 +7,7 @@ from collections import deque
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import autopar
@@ -15,6 +16,7 @@ from autopar.runtime.ampnet import AmpProgram
 from autopar.schedule import Run, chain, get, parse_table, to_text
 from autopar.schedule.ampnet import AmpFlow, AmpNet
 from autopar.schedule.without_flush import check_flush
+from benchmarks.stale.tasks import digits
 from tests.runtime.stale_models import MODELS, step_of
 from tests.runtime.test_stale import slow
 
@@ -167,3 +169,24 @@ def test_what_cannot_be_is_refused(x64):
     step, _, _ = decorated("perceptron", "1f1b", 2, 2)
     with pytest.raises(autopar.AutoparError, match="there is no order"):
         _ = step.order
+
+
+@pytest.mark.slow
+def test_digits_are_learned_in_no_more_than_one_and_a_half_times_the_batches():
+    task = digits(size=32)
+    state = {"params": task.init(jax.random.key(0))}
+    state["opt"] = task.optimizer.init(state["params"])
+    tx = optax.sgd(0.05 / 4, 0.9)  # an update takes a quarter of the batch
+    step = autopar.parallelize(
+        step_of(task.loss, tx), schedule="ampnet", num_stages=2, num_microbatches=4, cluster=slow()
+    )
+    plain = jax.jit(step_of(task.loss, task.optimizer))
+    batches = [task.batch(jax.random.key(100 + n)) for n in range(240)]
+    other = state
+    for batch in batches[:160]:
+        other, _ = plain(other, batch)
+    for batch in batches:
+        state, _ = step(state, batch)
+    synchronous, arrived = (float(task.loss(jax.device_get(s["params"]), task.held_out)) for s in (other, state))
+    start = float(task.loss(task.init(jax.random.key(0)), task.held_out))
+    assert arrived <= synchronous < start / 2

@@ -11,7 +11,15 @@ import optax
 import pytest
 
 import autopar
-from autopar.transforms import diloco, narrow_mean, one_bit_adam, per_replica_value_and_grad, powersgd
+from autopar.transforms import (
+    Format,
+    diloco,
+    narrow_mean,
+    narrow_parameters,
+    one_bit_adam,
+    per_replica_value_and_grad,
+    powersgd,
+)
 from tests.end_to_end.clusters import SLOW
 
 WIDTH = 64
@@ -61,6 +69,12 @@ def collectives(program):
     """(dtype, kind, groups) of every collective of the compiled program."""
     lines = [line for line in program.as_text().splitlines() if COLLECTIVE.search(line)]
     return [(*COLLECTIVE.search(line).groups(), GROUPS.search(line)[1]) for line in lines]
+
+
+def gathered_bytes(program):
+    """Bytes of what each all-gather of the compiled program makes."""
+    made = [re.search(r"= (\w)\w*?(\d+)\[([\d,]*)\]\S* all-gather\(", line) for line in program.as_text().splitlines()]
+    return [int(m[2]) // 8 * int(np.prod([int(n) for n in m[3].split(",")])) for m in made if m]
 
 
 def assert_same_values(program, fn, *args):
@@ -139,6 +153,20 @@ def test_narrow_means_send_codes(format, bits):
     assert ("all-to-all", 64 * 2 * 4) in sent and ("all-gather", 8 * 2 * 4) in sent
     assert ("s8", "all-to-all") in {(d, k) for d, k, _ in collectives(program)}
     assert_same_values(program, with_replicas(tx), first_state(tx), data(512))
+
+
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_narrow_parameters_are_gathered_as_codes(format):
+    """Parameters split as in ZeRO-3, examples over the same devices."""
+    step, state = narrow_parameters(plain(optax.sgd(0.1)), format), first_state(optax.sgd(0.1))
+    split = {f"**['{name}']": (0,) for name in "axy"}
+    wide = compiled(plain(optax.sgd(0.1)), state, data(512), mesh_shape=(8,), constraints=split)
+    program = compiled(step, state, data(512), mesh_shape=(8,), constraints=split)
+    gathered = [sum(c.bytes for c in p.plan.communication if c.kind == "all-gather") for p in (wide, program)]
+    assert gathered[0] == 4 * WIDTH * WIDTH
+    assert gathered[1] == gathered[0] * Format(format).bits(WIDTH) / 32
+    assert sum(gathered_bytes(program)) == gathered[1] and max(gathered_bytes(wide)) == gathered[0]
+    assert_same_values(program, step, state, data(512))
 
 
 def test_rounding_at_random_takes_new_keys_every_step():

@@ -11,7 +11,9 @@ import numpy as np
 
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
-from autopar.search.enumeration.candidates import Candidate
+from autopar.schedule.versions import VersionMap
+from autopar.schedule.without_flush import flushes
+from autopar.search.enumeration.candidates import Candidate, schedule_of
 from autopar.search.partition.dp import Slice
 from autopar.search.partition.submesh import Submesh, placed, submeshes
 from autopar.search.problem import Problem
@@ -31,8 +33,9 @@ class PipeDream:
         T(i..j, k) = 1/k max(sum of t_l, 2 (k - 1) sum of w_l / B)
 
     t_l: seconds of layer l's microbatch on one device, a_l: bytes that it sends on, w_l: bytes of its parameters, B:
-    bandwidth. Gradients are summed once in a step of m microbatches and not for each, so w_l counts 1/m. k' is a
-    number of devices that are part of a node or whole nodes. The schedule is 1F1B with a flush unless another is named.
+    bandwidth. Gradients are summed once an update, which is of m microbatches (1 in the schedule "pipedream"), so w_l
+    counts 1/m. k' is a number of devices that are part of a node or whole nodes. The schedule is 1F1B with a flush
+    unless another is named.
     Inside a stage the integer program shards, where PipeDream has replicas. A problem without a source, or with
     one stage, gets one stage; else there are two or more.
     """
@@ -92,10 +95,21 @@ def profile(cut: Cut, count: int, layers: Layers) -> Profile:
     parameters = np.zeros(n)
     for i in problem.graph.inputs:
         if i.role == "parameter" and by_layer.inputs.get(i.name):
-            parameters[by_layer.inputs[i.name][0]] += i.type.nbytes / count
+            parameters[by_layer.inputs[i.name][0]] += i.type.nbytes / microbatches_an_update(problem, count)
     group = problem.cluster.groups[0]
     link = group.intra if isinstance(group.inter, str) or problem.cluster.num_nodes == 1 else group.inter
     return Profile(costs.loop_s, np.array([*layers.cut_bytes, 0.0]), parameters, link.bandwidth)
+
+
+def microbatches_an_update(problem: Problem, count: int) -> int:
+    """Microbatches whose gradients an update takes.
+
+    Args:
+        problem: with the schedule that was asked for.
+        count: microbatches of a step.
+    """
+    name = schedule_of(problem).name
+    return count if flushes(name) else VersionMap(name, 1, count).update_every
 
 
 def slowest_least(

@@ -12,6 +12,7 @@ from typing import Any
 from autopar.api.constraints import Pin
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
+from autopar.lower.aot import parse_target
 from autopar.plan import Plan
 from autopar.precision import Precision, mixed
 from autopar.recompute import LEVELS
@@ -51,6 +52,7 @@ class ParallelOptions:
     plan: Plan | None = None
     progress: Callable[[str], None] | None = None
     time_limit_s: float | None = None
+    verify: str | None = None
     policy: SearchPolicy = field(default_factory=SearchPolicy)
 
     @property
@@ -93,6 +95,8 @@ class ParallelOptions:
             raise AutoparError(
                 f"time_limit_s={self.time_limit_s!r} is no number of seconds", remedy="time_limit_s=10, or None"
             )
+        if self.verify is not None:
+            parse_target(self.verify)
         if self.offload not in ("none", "auto"):
             raise AutoparError(
                 f"offload={self.offload!r} is no way of using host memory", remedy='offload="none" or "auto"'

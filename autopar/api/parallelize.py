@@ -10,6 +10,7 @@ from autopar.api.constraints import parse_pins
 from autopar.api.options import ParallelOptions, as_tuple, parse_bytes
 from autopar.api.parallel_function import ParallelFunction, check_callable
 from autopar.api.progress import reporter_of
+from autopar.api.replanned import target_cluster
 from autopar.cluster import Cluster
 from autopar.plan import Plan
 from autopar.precision import Precision, precision_of
@@ -42,6 +43,7 @@ class ParallelizeOptions(TypedDict, total=False):
     plan: Plan | str | os.PathLike[str] | None
     progress: Callable[[str], None] | bool | None
     time_limit_s: float | None
+    verify: str | None
 
 
 @overload
@@ -78,6 +80,7 @@ def parallelize(
     plan: Plan | str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | bool | None = None,
     time_limit_s: float | None = None,
+    verify: str | None = None,
 ) -> Any:
     """Makes a function run on all devices of a cluster, split in the way that is predicted fastest.
 
@@ -112,6 +115,10 @@ def parallelize(
             terminals and in notebooks, False nothing. The logger ``autopar`` is told in any case.
         time_limit_s: seconds of searching after which the best plan known is taken, with a note; the search goes on
             until there is one. Ctrl-C does the same at once. None searches to the end.
+        verify: devices to compile for while planning, as "tpu:v5p:4x4x4", "cuda:h100:8x8" or "cpu" (see
+            `autopar.verify`; they need not be here): of the best few plans of different kinds the one is taken whose
+            compiled program keeps the memory limit and is fastest by the compiler's word; notes say what it corrected.
+            Without ``cluster`` it is planned for these devices.
 
     Returns:
         A `ParallelFunction`.
@@ -120,7 +127,7 @@ def parallelize(
         AutoparError: an option is wrong.
     """
     options = ParallelOptions(
-        cluster=Cluster.load(cluster) if isinstance(cluster, str) else cluster,
+        cluster=Cluster.load(cluster) if isinstance(cluster, str) else cluster or target_cluster(verify),
         search=search,
         batch_argnums=None if batch_argnums is None else as_tuple(batch_argnums),
         num_microbatches=num_microbatches,
@@ -140,6 +147,7 @@ def parallelize(
         plan=Plan.load(plan) if isinstance(plan, str | os.PathLike) else plan,
         progress=reporter_of(progress),
         time_limit_s=time_limit_s,
+        verify=verify,
     )
     if fn is None:
         return lambda function: parallelize_with(function, options)

@@ -9,13 +9,12 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
-import msgspec
 
 from autopar._compat.devices import world_devices
 from autopar._compat.world import World
 from autopar.api.build_stages import build_stages
 from autopar.api.compiled import Compiled
-from autopar.api.constraints import MOST_PRICED, constraints_of, merged, price_note
+from autopar.api.constraints import constraints_of, merged
 from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked
 from autopar.api.devices import check_devices
 from autopar.api.effects import check_effects
@@ -25,6 +24,7 @@ from autopar.api.last_batch import LastBatch
 from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one_stage
 from autopar.api.options import ParallelOptions
 from autopar.api.progress import shown
+from autopar.api.replanned import verified_plan, with_prices
 from autopar.api.steps import TracedStep, as_one_stage
 from autopar.api.user_mesh import outside
 from autopar.cluster import Cluster
@@ -167,9 +167,10 @@ class PureFunction:
         if plan is not None:
             traced = self._in_form_of(signature, plan)
         else:
+            search = self._planned if self.options.verify is None else partial(verified_plan, self.options, self._like)
             with rare_collections():
-                traced, plan = self._planned(signature, self.options.memory_limit_bytes)
-                plan = self._with_prices(signature, plan)
+                traced, plan = search(signature, self.options.memory_limit_bytes)
+                plan = with_prices(self.options, self._like, signature, plan)
         plan = Plan(plan.content, (*traced.phases, *clock.phases(), *plan.phases), input_tree(traced))
         self.planned[signature] = traced, plan
         return traced, plan
@@ -196,18 +197,11 @@ class PureFunction:
         self.planned[signature] = planned.traced, plan
         return planned.traced, plan
 
-    def _with_prices(self, signature: CallSignature, plan: Plan) -> Plan:
-        """``plan`` with a note for each constraint: what it costs against leaving it free."""
-        pins, limit = self.options.constraints, self.options.memory_limit_bytes
-        groups = [(pin,) for pin in pins] if len(pins) <= MOST_PRICED else [pins]
-        notes = []
-        for group in groups if pins else []:
-            rest = tuple(p for p in pins if p not in group)
-            free = PureFunction(self.fn, replace(self.options, constraints=rest))
-            free._traced[signature] = self._traced[signature]
-            notes.append(price_note(group, plan.step_time, free._planned(signature, limit)[1].step_time))
-        content = msgspec.structs.replace(plan.content, notes=(*notes, *plan.content.notes))
-        return Plan(content, plan.phases) if notes else plan
+    def _like(self, signature: CallSignature, options: ParallelOptions) -> Callable[[int | None], Planned[Traced]]:
+        """Plans the function with other options, for bytes a device."""
+        other = PureFunction(self.fn, options)
+        other._traced[signature] = self._traced[signature]
+        return partial(other._searched, signature)
 
     def _planned(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
         """The function in the form that was chosen, and its plan within ``limit_bytes`` a device."""

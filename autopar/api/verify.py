@@ -11,20 +11,14 @@ from autopar.api.options import ParallelOptions
 from autopar.api.parallel_function import ParallelFunction
 from autopar.api.pure import PureFunction
 from autopar.cluster import Cluster
-from autopar.errors import PlanMismatchError
 from autopar.lower.aot import (
     PipelineVerification,
-    Target,
     Verification,
-    compare,
-    compare_stages,
-    compile_for,
-    compile_stages,
+    check_size,
+    compiled_plan,
     parse_target,
     target_of,
 )
-from autopar.lower.pipeline.build import lower_pipeline
-from autopar.lower.split_layers import split_layers
 from autopar.plan import Plan
 
 
@@ -65,20 +59,4 @@ def verify(
     pure = PureFunction(without_modules(function) if modules else function, signatures)
     traced, plan = pure.plan(pure.resolve(args, kwargs)[0])
     check_effects(traced.graph)
-    if plan.num_stages > 1:
-        lowered = lower_pipeline(
-            split_layers(traced, plan.content.stack_groups).step, plan, platform=compiler_target.platform
-        )
-        return compare_stages(plan, compiler_target, compile_stages(compiler_target, lowered, timeout_s))
-    return compare(plan, traced.graph, compiler_target, compile_for(compiler_target, traced, plan, timeout_s))
-
-
-def check_size(plan: Plan, target: Target) -> None:
-    """Raises unless the plan has as many devices as the target."""
-    devices = len({d for s in plan.stages for d in s.devices})
-    if target.num_devices is not None and target.num_devices != devices:
-        raise PlanMismatchError(
-            f"the plan is for {devices} devices of {plan.content.cluster_name}; {target.text} has {target.num_devices}",
-            cause="the plan was made for another cluster",
-            remedy="plan for the target's cluster, or name a target of that many devices",
-        )
+    return compiled_plan(traced, plan, compiler_target, timeout_s)

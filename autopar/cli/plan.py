@@ -31,6 +31,9 @@ from autopar.plan import Plan
 @click.option(
     "--alternatives", is_flag=True, help="Plan what people write by hand too, for the table of what was considered."
 )
+@click.option(
+    "--verify", metavar="T", help="Let the compiler of T choose among plans: cpu, tpu:v5p:4x4x4, cuda:h100:8x8, ..."
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the plan to FILE: a page if it ends in .html, else JSON.")
 @options.format_option("text", "json", "html")
 @options.quiet_option
@@ -57,7 +60,7 @@ def command(
     cluster = chosen_cluster(cluster_name, nodes)
     if output is not None and not Path(output).absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="-o")
-    if cluster is not None:
+    if cluster is not None or asked["verify"] is not None:
         # Tracing needs no device of the cluster; jax reads this when it is imported.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with progress(quiet) as say, user_code(wanted):

@@ -15,6 +15,7 @@ from autopar.api import ParallelFunction
 from autopar.api.compare import ALTERNATIVES, compare_with, with_alternatives
 from autopar.api.options import ParallelOptions, parse_bytes
 from autopar.api.parallelize import parallelize_with
+from autopar.api.replanned import target_cluster
 from autopar.cli.target import StepTarget, find
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
@@ -43,6 +44,7 @@ class PlanRequest:
         donate: positions of donated arguments.
         batch: positions of the arguments that are the batch.
         time_limit: seconds of searching.
+        verify: target whose compiler chooses among plans.
     """
 
     arguments: str
@@ -60,6 +62,7 @@ class PlanRequest:
     donate: tuple[int, ...] | None = None
     batch: tuple[int, ...] | None = None
     time_limit: float | None = None
+    verify: str | None = None
 
 
 def limit_bytes(text: str | None) -> int | None:
@@ -155,7 +158,7 @@ def check_strategy(name: str) -> None:
 def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any], ParallelOptions]:
     """The plain function, and the options of its decorator with those that were given."""
     given = {
-        "cluster": request.cluster,
+        "cluster": request.cluster or target_cluster(request.verify),
         "search": request.search,
         "num_microbatches": request.microbatches,
         "num_stages": request.stages,
@@ -167,6 +170,7 @@ def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any],
         "donate_argnums": request.donate,
         "batch_argnums": request.batch,
         "time_limit_s": request.time_limit,
+        "verify": request.verify,
     }
     known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options = ParallelOptions()

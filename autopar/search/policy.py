@@ -187,11 +187,15 @@ class CompilationPolicy:
         margin: share of the limit that a new plan aims at, after scaling by what was measured.
         tolerance: times the limit that a program may need, with a note; compilers needed 0.95 to 1.5 times the bytes of
             the model.
+        most_kinds: plans of different kinds that are compiled where a compiler decides.
+        most_slower: times the fastest predicted step that a plan may take to be compiled.
     """
 
     most_programs: int = 4
     margin: float = 0.98
     tolerance: float = 1.1
+    most_kinds: int = 3
+    most_slower: float = 1.5
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class StageVerification(ComparedCollectives):
         sent_bytes: bytes that a device sends a step in the collectives of the compiled programs as they are.
         fusions: fusions of its compiled programs.
         cycles: cycles of a step as the compiler estimates them; None where it says none.
+        predicted_step_s: busy seconds a step that the plan predicts.
         compiled_step_s: seconds a step of its compiled programs by group of operators, see `StepSeconds`.
     """
 
@@ -40,6 +41,7 @@ class StageVerification(ComparedCollectives):
     sent_bytes: float
     fusions: int
     cycles: float | None
+    predicted_step_s: float
     compiled_step_s: StepSeconds
 
 
@@ -100,6 +102,25 @@ class PipelineVerification:
     def compiled_step_s(self) -> StepSeconds:
         """The seconds of the stage that computes longest, by group; the bubble of the schedule is not in them."""
         return max((s.compiled_step_s for s in self.stages), key=lambda seconds: seconds.total_s)
+
+    @property
+    def footprint_bytes(self) -> int:
+        """Bytes that the fullest device needs."""
+        return max(row.compiled.total for row in self.memory)
+
+    @property
+    def corrected_step_s(self) -> float:
+        """Seconds a step: those of the plan, times how much longer the busiest stage is compiled than predicted."""
+        busiest = max(s.predicted_step_s for s in self.stages)
+        return self.predicted_step_s * self.compiled_step_s.total_s / busiest if busiest else self.predicted_step_s
+
+    @property
+    def corrections(self) -> str:
+        """Stages whose seconds differ by more than a tenth."""
+        pairs = [(s.stage, s.predicted_step_s, s.compiled_step_s.total_s) for s in self.stages]
+        return "; ".join(
+            f"stage {n} {seconds_text(p)} -> {seconds_text(c)}" for n, p, c in pairs if abs(p - c) > 0.1 * max(p, c)
+        )
 
     @property
     def lowered_ok(self) -> bool:
@@ -236,6 +257,7 @@ def compare_stages(plan: Plan, target: Target, done: PipelineCompilation) -> Pip
                 sum(c.wire_bytes for c in compiled.collectives),
                 compiled.fusions,
                 compiled.cycles,
+                stage.step_time,
                 _seconds(Plan(plan.content.parts[compiled.stage]), target, compiled),
             )
         )

@@ -16,6 +16,13 @@ from autopar.plan.types import Memory
 
 #: Peak memory may differ by this share.
 MEMORY_TOLERANCE = 0.10
+#: Title of a group of seconds, and its field.
+_GROUPS = (
+    ("products", "products_s"),
+    ("bound by memory", "memory_s"),
+    ("collectives", "collectives_s"),
+    ("of them exposed", "exposed_s"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,21 @@ class Verification(ComparedCollectives):
     cycles: float | None
     compile_s: float = field(compare=False)
     hlo: str = field(default="", repr=False, compare=False)
+
+    @property
+    def footprint_bytes(self) -> int:
+        """Bytes a device that the compiled program needs."""
+        return self.compiled_memory.total
+
+    @property
+    def corrected_step_s(self) -> float:
+        """Seconds a step as the compiler has them, with what the plan says of moving state to the host and back."""
+        return self.compiled_step_s.total_s + max(0.0, self.predicted_step_s - self.planned_step_s.total_s)
+
+    @property
+    def corrections(self) -> str:
+        """Groups whose seconds differ by more than a tenth."""
+        return corrections(self.planned_step_s, self.compiled_step_s)
 
     @property
     def memory_ratio(self) -> float:
@@ -137,11 +159,17 @@ class Verification(ComparedCollectives):
 
 def seconds_table(planned: StepSeconds, compiled: StepSeconds) -> Shown:
     """The seconds of a plan and of its compiled program, by group."""
-    names = (("products", "products_s"), ("bound by memory", "memory_s"), ("collectives", "collectives_s"),
-             ("of them exposed", "exposed_s"))  # fmt: skip
     rows = []
-    for title, name in names:
+    for title, name in _GROUPS:
         p, c = getattr(planned, name), getattr(compiled, name)
         rows.append((title, seconds_text(p), seconds_text(c), f"{p / c:.2f}" if c else "-"))
     return (f"seconds a step; the compiler says {compiled.said:.0%} of the seconds of kernels",
             ("group", "predicted", "compiled", "predicted/compiled"), rows)  # fmt: skip
+
+
+def corrections(planned: StepSeconds, compiled: StepSeconds) -> str:
+    """The groups in which a compiled program differs from its plan by more than a tenth, as text."""
+    pairs = [(title, getattr(planned, name), getattr(compiled, name)) for title, name in _GROUPS]
+    return "; ".join(
+        f"{title} {seconds_text(p)} -> {seconds_text(c)}" for title, p, c in pairs if abs(p - c) > 0.1 * max(p, c)
+    )

@@ -1,0 +1,141 @@
+"""The compiler in the loop: of the best plans of several kinds, the one whose compiled program is fastest and fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from autopar.errors import InfeasiblePlanError
+from autopar.plan import Considered, Plan
+from autopar.plan.text import bytes_text, seconds_text
+from autopar.search.compilation import CompiledProgram, FormT, Planned, build_within
+from autopar.search.policy import CompilationPolicy
+
+
+class TimedProgram(CompiledProgram, Protocol):
+    """A program whose need of memory and time the compiler says."""
+
+    @property
+    def corrected_step_s(self) -> float:
+        """Seconds a step."""
+
+    @property
+    def corrections(self) -> str:
+        """What the compiler says of seconds by group where the plan says another thing, as text."""
+
+
+TimedT = TypeVar("TimedT", bound=TimedProgram)
+
+
+@dataclass(frozen=True)
+class Kind(Generic[FormT]):
+    """A way to plan.
+
+    Args:
+        name: for people.
+        search: the best plan of this kind for bytes a device; raises InfeasiblePlanError where there is none.
+    """
+
+    name: str
+    search: Callable[[int], Planned[FormT]]
+
+
+@dataclass(frozen=True)
+class _Candidate(Generic[FormT]):
+    kind: Kind[FormT]
+    planned: Planned[FormT]
+
+
+def fastest_compiled(
+    kinds: Sequence[Kind[FormT]],
+    limit_bytes: int,
+    build: Callable[[Planned[FormT]], TimedT],
+    policy: CompilationPolicy,
+    target: str,
+) -> tuple[Planned[FormT], TimedT]:
+    """The plan whose compiled program keeps the limit and takes least time.
+
+    The best few plans by predicted time are compiled, one of each kind. Where a program is above the limit its kind is
+    planned again for less memory, as `build_within` does, but none may stay above it.
+
+    Args:
+        kinds: the first is what was asked for; it is always compiled.
+        limit_bytes: bytes a device.
+        build: compiles a plan.
+        policy: how many are compiled.
+        target: what they are compiled for, for the notes.
+
+    Returns:
+        The plan and its program. Notes say what was compiled and what was corrected; the search's considered options
+        have a row of each.
+
+    Raises:
+        InfeasiblePlanError: no plan has a program within the limit.
+    """
+    strict, by, rows = replace(policy, tolerance=1.0), f"compiled for {target}", []
+    built: list[tuple[str, Planned[FormT], TimedT]] = []
+    refused: InfeasiblePlanError | None = None
+    for candidate in _candidates(kinds, limit_bytes, policy):
+        try:
+            planned, program = build_within(candidate.planned, limit_bytes, build, candidate.kind.search, strict)
+        except InfeasiblePlanError as error:
+            refused = refused or error
+            rows.append(Considered(candidate.kind.name, None, error.least_bytes, f"{by}: {error.fact}"))
+            continue
+        built.append((candidate.kind.name, planned, program))
+        note = f"{by}: {seconds_text(planned.plan.step_time)}, {bytes_text(planned.plan.peak_memory)} predicted"
+        rows.append(Considered(candidate.kind.name, program.corrected_step_s, program.footprint_bytes, note))
+    if not built:
+        assert refused is not None
+        raise refused
+    name, planned, program = min(built, key=lambda entry: entry[2].corrected_step_s)
+    content = planned.plan.content
+    notes = (*content.notes, *_notes(name, planned.plan, program, len(rows), target))
+    search = msgspec.structs.replace(content.search, considered=(*content.search.considered, *rows))
+    content = msgspec.structs.replace(content, notes=notes, search=search)
+    return replace(planned, plan=Plan(content, planned.plan.phases, planned.plan.input_tree)), program
+
+
+def _candidates(kinds: Sequence[Kind[FormT]], limit_bytes: int, policy: CompilationPolicy) -> list[_Candidate[FormT]]:
+    """The first kind, and the fastest of the others whose plans differ and are not predicted much slower.
+
+    Raises:
+        InfeasiblePlanError: no kind has a plan.
+    """
+    made: list[_Candidate[FormT]] = []
+    refused: InfeasiblePlanError | None = None
+    for kind in kinds:
+        try:
+            made.append(_Candidate(kind, kind.search(limit_bytes)))
+        except InfeasiblePlanError as error:
+            refused = refused or error
+    if not made:
+        assert refused is not None
+        raise refused
+    first, *others = made
+    most_s = policy.most_slower * min(c.planned.plan.step_time for c in made)
+    found = [first]
+    for c in sorted(others, key=lambda c: c.planned.plan.step_time):
+        if c.planned.plan.step_time <= most_s and _meaning(c) not in [_meaning(known) for known in found]:
+            found.append(c)
+    return found[: policy.most_kinds]
+
+
+def _meaning(candidate: _Candidate[FormT]) -> tuple[object, ...]:
+    """What makes plans different: stages, microbatches, and where everything lies."""
+    content = candidate.planned.plan.content
+    meshes = tuple((s.mesh_axes, s.devices, s.remat) for s in content.stages)
+    return meshes, content.num_microbatches, content.schedule, content.inputs, content.operators
+
+
+def _notes(name: str, plan: Plan, program: TimedProgram, compiled: int, target: str) -> list[str]:
+    what = f"compiled for {target}: the fastest of {compiled} plans of different kinds, {name}"
+    corrected_s, needed = program.corrected_step_s, program.footprint_bytes
+    found = [
+        f"{what}; {seconds_text(corrected_s)} a step where {seconds_text(plan.step_time)} were predicted, "
+        f"{bytes_text(needed)} a device where {bytes_text(plan.peak_memory)} were predicted"
+    ]
+    return [*found, f"corrected by the compiler: {program.corrections}"] if program.corrections else found

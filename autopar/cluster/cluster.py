@@ -302,7 +302,10 @@ class Cluster:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def __str__(self) -> str:
-        parts = [f"{g.count} x {g.devices_per_node} {g.device.kind}" for g in self.groups]
+        parts = [
+            f"{g.count} x {g.devices_per_node} {g.device.kind}" + (f" (measured {g.measured})" if g.measured else "")
+            for g in self.groups
+        ]
         return f"{self.name}: {' + '.join(parts)}"
 
 

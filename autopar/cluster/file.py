@@ -62,6 +62,7 @@ class _GroupFile(_Strict, frozen=True):
     host_memory_bytes: _Positive | None = None
     host_bandwidth: _Positive | None = None
     slices: _LinkFile | None = None
+    measured: str = ""
 
 
 class _ClusterFile(_Strict, frozen=True):
@@ -181,6 +182,7 @@ def parse(data: Any, where: str) -> tuple[str, tuple[NodeGroup, ...]]:
                 host_memory_bytes=None if host is None else whole(f"{path}.host_memory_bytes", host),
                 host_bandwidth=group.host_bandwidth,
                 slices=None if group.slices is None else _link(group.slices),
+                measured=group.measured,
             )
         )
     return table.name, tuple(groups)
@@ -230,6 +232,7 @@ def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
             host_memory_bytes=g.host_memory_bytes,
             host_bandwidth=g.host_bandwidth,
             slices=None if g.slices is None else link(g.slices),
+            measured=g.measured,
         )
         for g in groups
     ]

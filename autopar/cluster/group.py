@@ -62,6 +62,7 @@ class NodeGroup:
         host_memory_bytes: bytes of a node's host memory, or None where unknown.
         host_bandwidth: bytes/s in one direction between one device and its host's memory, or None where unknown.
         slices: the link between TPU slices, each of them such a group with ``inter="intra"``; None where unknown.
+        measured: when and on what its figures were measured, as `autopar calibrate` writes it; "" where they were not.
 
     Raises:
         ClusterError: a value is impossible; it names the field.
@@ -75,6 +76,7 @@ class NodeGroup:
     host_memory_bytes: int | None = None
     host_bandwidth: float | None = None
     slices: LinkSpec | None = None
+    measured: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", whole("NodeGroup.count", self.count))

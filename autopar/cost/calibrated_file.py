@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -74,6 +75,7 @@ def _group(measured: MeasuredGroup) -> list[str]:
         "[[groups]]",
         f"count = {group.count}",
         f"devices_per_node = {group.devices_per_node}",
+        f"measured = {json.dumps(f'{how.date.isoformat()} on {how.machine}, {how.versions}')}",
         "",
         "[groups.device]",
         f'kind = "{label}"',

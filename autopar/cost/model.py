@@ -182,8 +182,19 @@ class CostModel:
 
     @property
     def knows_kernels(self) -> bool:
-        """Whether products are priced by their sizes, and operators that are fused start no kernel."""
+        """Whether products are priced by their sizes, and collectives by theirs."""
         return all(r is not None for r in self.rates)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether kernels are priced by what they read from memory, and operators that are fused start none.
+
+        So it is where kernels are known, and on TPUs, whose compiler fuses as that for GPUs does. Figures of CPUs were
+        measured operator by operator.
+        """
+        return self.knows_kernels or all(
+            any(k.startswith("TPU") for k in d.jax_kinds) for d in self.cluster.device_types
+        )
 
     def work_s(self, work: KernelWork, parts: int = 1) -> float:
         """Seconds of one of ``parts`` equal parts of an operator on one device, with what its own kind of work adds.
@@ -199,7 +210,7 @@ class CostModel:
         special = [self._special_s(work, parts, d) for d in self.cluster.device_types]
         flops, bytes = work.flops / parts, work.bytes / parts
         if not any(special) and not any(_efficiency(work, d) for d in self.cluster.device_types):
-            return self.operator_s(flops, bytes, work.dtype, starts=not (work.fused and self.knows_kernels))
+            return self.operator_s(flops, bytes, work.dtype, starts=not (work.fused and self.fuses))
         return max(
             (d.launch_s if self.launch_s is None else self.launch_s)
             + roofline_s(flops, bytes, work.dtype, d, _efficiency(work, d))

@@ -107,7 +107,7 @@ def work_bound_s(graph: Graph, cluster: Cluster) -> float:
     """
     rates = BestRates(cluster)
     by_rates: dict[tuple[tuple[str, ...], float, float], float] = defaultdict(float)
-    for work in works_of(graph, fused=CostModel(cluster).knows_kernels):
+    for work in works_of(graph, fused=CostModel(cluster).fuses):
         by_rates[work.dtypes, work.flops, work.bytes] += work.runs
     total_s = 0.0
     for (dtypes, flops, moved), runs in by_rates.items():

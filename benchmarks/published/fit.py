@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 import msgspec
@@ -28,6 +28,9 @@ from benchmarks.published.collectives import reductions
 from benchmarks.published.dataset import POINTS, Run, load
 from benchmarks.published.score import ranking, score
 from benchmarks.report import Row, table
+
+#: Weighted errors as a function of the logarithms of constants.
+Residuals: TypeAlias = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ class Free:
 
 #: Weight of the prior: a constant that is off by a factor of e counts as a run that is off by this.
 _PRIOR = 0.03
+#: Times that derivatives are computed, from the priors and from a fit to nearly the same runs; evaluations in between;
+#: the change of a logarithm below which a fit has settled; the change that derivatives are taken over.
+_REFRESHES, _FEWER_REFRESHES, _STEPS, _SETTLED, _DIFFERENCE = 8, 3, 10, 1e-2, 1e-3
 _EAGER = ("stacks.megatron", "stacks.eager")
 _CORE = "stacks.megatron-core"
 _SPEED = "stacks.megatron-deepspeed"
@@ -126,7 +132,7 @@ def fit_network(constants: Constants, free: Sequence[Free]) -> Fitted:
         changed = with_values(constants, free, np.exp(x).tolist())
         return np.array([math.log(1 + r.error(changed)) for r in rows])
 
-    return _least(residuals, constants, free, len(rows))
+    return _least(residuals, constants, free, len(rows), np.log([f.prior for f in free]), _REFRESHES)
 
 
 @dataclass(frozen=True)
@@ -144,45 +150,113 @@ class Fitted:
     points: int
 
 
+class Errors:
+    """Logarithms of predicted over measured seconds of runs, each computed once for the constants it depends on.
+
+    Args:
+        constants: the others.
+        runs: what ran.
+        free: constants that vary.
+    """
+
+    def __init__(self, constants: Constants, runs: Sequence[Run], free: Sequence[Free]) -> None:
+        self.constants, self.runs, self.free = constants, tuple(runs), tuple(free)
+        self.relevant = [[n for n, f in enumerate(free) if _touches(f, run)] for run in runs]
+        self.known: dict[tuple[int, tuple[float, ...]], float] = {}
+
+    def at(self, x: NDArray[np.float64], chosen: Sequence[int]) -> NDArray[np.float64]:
+        """Errors of some of the runs where the constants have the logarithms ``x``."""
+        keys = [(n, tuple(float(x[k]) for k in self.relevant[n])) for n in chosen]
+        missing = [key for key in keys if key not in self.known]
+        if missing:
+            changed = with_values(self.constants, self.free, np.exp(x).tolist())
+            for key, scored in zip(missing, score([self.runs[n] for n, _ in missing], changed), strict=True):
+                self.known[key] = math.log(1 + scored.error)
+        return np.array([self.known[key] for key in keys])
+
+
+def _touches(free: Free, run: Run) -> bool:
+    """Whether a run's prediction depends on a constant."""
+    return any(not table.startswith("stacks.") or table == f"stacks.{run.stack}" for table in free.tables)
+
+
 def fit(constants: Constants, runs: Sequence[Run], free: Sequence[Free]) -> Fitted:
     """The constants that are nearest to the runs, and to their priors where the runs say nothing."""
+    errors = Errors(constants, runs, free)
+    return fit_some(errors, range(len(errors.runs)), np.log([f.prior for f in free]), _REFRESHES)
+
+
+def fit_some(errors: Errors, chosen: Sequence[int], start: NDArray[np.float64], refreshes: int) -> Fitted:
+    """`fit` to some of the runs of ``errors``.
+
+    Args:
+        errors: of the runs.
+        chosen: numbers of those that are fitted.
+        start: logarithms of the constants to begin from.
+        refreshes: how often derivatives are computed at most: the steps between use those of the last time.
+    """
+    runs, free = [errors.runs[n] for n in chosen], errors.free
     sizes = {d: sum(r.dataset == d for r in runs) for d in sorted({r.dataset for r in runs})}
     weights = np.array([weight(r, sizes) for r in runs])
     prior = np.log([f.prior for f in free])
 
     def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        changed = with_values(constants, free, np.exp(x).tolist())
-        runs_off = weights * np.array([math.log(1 + s.error) for s in score(runs, changed)])
-        return np.concatenate([runs_off, _PRIOR * (x - prior)])
+        return np.concatenate([weights * errors.at(x, chosen), _PRIOR * (x - prior)])
 
-    return _least(residuals, constants, free, len(runs))
+    return _least(residuals, errors.constants, free, len(runs), start, refreshes)
 
 
 def _least(
-    residuals: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    residuals: Residuals,
     constants: Constants,
     free: Sequence[Free],
     points: int,
+    start: NDArray[np.float64],
+    refreshes: int,
 ) -> Fitted:
     """The constants of least residuals, which are functions of their logarithms."""
     low, high = np.log([f.low for f in free]), np.log([f.high for f in free])
-    start = np.log([f.prior for f in free])  # whatever the file says now: the result does not depend on it
-    found = least_squares(
-        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=25, xtol=1e-4
-    )
+    x, found = start, None
+    for _ in range(refreshes):
+        slopes = _slopes(residuals, x, high)
+        found = least_squares(
+            residuals, x, jac=lambda _, slopes=slopes: slopes, bounds=(low, high), loss="soft_l1", f_scale=0.05,
+            max_nfev=_STEPS, xtol=1e-4,
+        )  # fmt: skip
+        moved = float(np.max(np.abs(found.x - x)))
+        x = found.x
+        if moved < _SETTLED:
+            break
+    assert found is not None
     variance = 2 * found.cost / max(1, len(found.fun) - len(free))
-    errors = np.sqrt(variance * np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
-    changed = with_values(constants, free, [float(f"{v:.3g}") for v in np.exp(found.x)])
+    errors = np.sqrt(variance * np.diag(np.linalg.pinv(slopes.T @ slopes)))
+    changed = with_values(constants, free, [float(f"{v:.3g}") for v in np.exp(x)])
     return Fitted(changed, tuple(np.exp(1.96 * errors).tolist()), points)
+
+
+def _slopes(residuals: Residuals, x: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Derivatives by finite differences, away from upper bounds."""
+    at = residuals(x)
+    columns = []
+    for n in range(len(x)):
+        step = _DIFFERENCE if x[n] + _DIFFERENCE <= high[n] else -_DIFFERENCE
+        moved = x.copy()
+        moved[n] += step
+        columns.append((residuals(moved) - at) / step)
+    return np.stack(columns, axis=1)
 
 
 def leave_one_out(constants: Constants, runs: Sequence[Run], most: int) -> tuple[Row, ...]:
     """Errors of each dataset with constants that are fitted to the others alone, all their runs among them."""
     timed = [r for r in runs if r.measured_s is not None]
+    errors = Errors(constants, fitted_runs([replace(r, fitted=True) for r in timed], most), FREE)
+    # Each fit begins where that to all runs ends, whose derivatives hold for all of them; then it has its own.
+    whole = fit_some(errors, range(len(errors.runs)), np.log([f.prior for f in FREE]), _REFRESHES).constants
+    start = np.log([value_of(whole, f) for f in FREE])
     rows: list[Row] = []
     for dataset in dict.fromkeys(r.dataset for r in timed):
-        others = [replace(r, fitted=True) for r in timed if r.dataset != dataset]
-        changed = fit(constants, fitted_runs(others, most), FREE).constants
+        others = [n for n, r in enumerate(errors.runs) if r.dataset != dataset]
+        changed = fit_some(errors, others, start, _FEWER_REFRESHES).constants
         scored = score([r for r in timed if r.dataset == dataset], changed)
         found = ranking(scored)
         rows.append(

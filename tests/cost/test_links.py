@@ -6,11 +6,13 @@ import dataclasses
 import datetime
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import autopar
 from autopar import AutoparError, Cluster
 from autopar.cluster import Link
 from autopar.cost.calibrated_file import Circumstances, MeasuredGroup, file_text
@@ -146,9 +148,23 @@ def test_the_file_is_a_cluster_of_all_workers(tmp_path: Path) -> None:
     assert a.inter.node_bandwidth == pytest.approx(one.node_bandwidth, rel=1e-3)
     assert (b.inter.bandwidth, b.inter.latency_s, b.inter.node_bandwidth) == (5e8, 1e-4, None)
     assert c.inter == Cluster.load("local-cpu").groups[0].inter
+    assert [g.measured for g in (a, b, c)] == ["2026-01-02 on a processor, jax 0.10.2"] * 3
     sections = text.split("[groups.inter]")[1:]
     assert "between 3 workers on 3 machines, over sockets" in sections[0]
     assert f"spread {one.spread:.1%}" in sections[0] and "follow each other" in sections[0]
     assert "A call by the driver takes 0.002 s" in sections[0]
     assert "follow each other" not in sections[1]
-    assert "Not measured" in sections[2] and text.count("2026-01-02") == 3
+    assert "Not measured" in sections[2] and text.count("2026-01-02") == 6
+
+
+def test_a_plan_says_that_its_prices_were_measured(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(file_text("mine", [measured(1, "an A", None)]), encoding="utf-8")
+    cluster = Cluster.load(tmp_path / "mine.toml")
+    assert Cluster.from_json(cluster.to_json()) == cluster
+    shapes = [jax.ShapeDtypeStruct((8, 8), "float32")] * 2
+    said = "measured 2026-01-02 on a processor, jax 0.10.2"
+    plan = autopar.parallelize(lambda w, x: x @ w, cluster=cluster).plan(*shapes)
+    assert said in plan.content.cluster_name and said in str(plan) and said in plan._repr_html_()
+    assert said in autopar.Plan.from_json(plan.to_json()).content.cluster_name
+    guessed = autopar.parallelize(lambda w, x: x @ w, cluster=Cluster.load("local-cpu")).plan(*shapes)
+    assert "measured" not in guessed.content.cluster_name

@@ -130,7 +130,7 @@ def test_what_the_compiler_for_gpus_says_of_products_and_of_others() -> None:
         "  ROOT %c = f32[16,16]{1,0} fusion(%b), kind=kLoop, calls=%fused_sum, "
         f'backend_config={{"reification_cost":{other}}}'
     )
-    found = estimated(module(body, PRODUCT), RATES)
+    found = estimated(module(body, PRODUCT), Rates(None, RATES.roofline_s, RATES.collective_s))
     assert (found.products_s, found.memory_s, found.said) == pytest.approx((27e-6, 15e-6, 1.0))
 
 

@@ -3,7 +3,8 @@
 The text of a compiled program lists instructions in the order in which they run. What computes takes as long as the
 compiler's cost model says:
 
-    TPU     ``estimated_cycles`` of a kernel over the clock; collectives and copies between memories have none
+    TPU     ``estimated_cycles`` of a kernel over the clock. Copies between memories have none, nor has what runs no
+            kernel: both are free here, for copies run beside the cores
     GPU     ``reification_cost`` (option ``xla_gpu_collect_cost_model_stats``): ``exec_time_us`` of a fusion; of a
             product the larger of computing and memory in its model of matrix products. That model's ``exec_time_us``
             is 20 times as long (its traffic of tiles), and so is what the model of fusions says of products, which
@@ -290,8 +291,8 @@ class _Walk:
     def said_s(self, i: Instruction, *, product: bool) -> float | None:
         """Seconds that the compiler says; None where it says none."""
         cycles = _CYCLES.search(i.attributes)
-        if cycles and self.rates.clock_hz:
-            return int(cycles[1]) / self.rates.clock_hz
+        if self.rates.clock_hz:
+            return int(cycles[1]) / self.rates.clock_hz if cycles else 0.0
         costs = _COSTS.search(i.attributes)
         by_name = {c.get("name", ""): c for c in msgspec.json.decode(f"[{costs[1]}]")} if costs else {}
         model = by_name.get("experimental-gemm-cost-model" if product else "")

@@ -53,7 +53,7 @@ def least_s(problem: Problem, counts: Sequence[int] | None) -> float:
     latency_s = min(g.intra.latency_s for g in cluster.groups)
     loop: list[tuple[float, float]] = []
     update: list[tuple[float, float]] = []
-    for work in works_of(problem.graph, fused=problem.cost_model.knows_kernels):
+    for work in works_of(problem.graph, fused=problem.cost_model.fuses):
         target = update if work.phase == "update" else loop
         target.append((work.runs, work.runs * rates.seconds(work.dtypes, work.flops, work.bytes)))
     seconds = []

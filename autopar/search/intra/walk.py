@@ -227,7 +227,7 @@ class GraphWalk:
         operands = {o: b.values[around.prefix + o] for o in op.reads}
         basis = sum(v.basis if v.transient else 0.0 if v.node is None else v.type.nbytes for v in operands.values())
         stored = frozenset().union(*map(stored_of, sources))
-        kernels = [b.values[k].type for k in sorted(stored)] if b.cost.knows_kernels else None
+        kernels = [b.values[k].type for k in sorted(stored)] if b.cost.fuses else None
         constant = not around.returns(op) and kernels is not None and is_constant(op, sum(t.nbytes for t in kernels))
         updates = kernels is not None and self.updates and not around.prefix and b.phase == "update" and is_fusible(op)
         fused = around.fuses(op)

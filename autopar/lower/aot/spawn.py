@@ -15,7 +15,6 @@ import jax
 import msgspec
 from jax import export
 
-import autopar
 from autopar._compat.flags import xla_flags
 from autopar.errors import AutoparError
 from autopar.frontend import Traced
@@ -129,7 +128,7 @@ def _names(entry: Any) -> tuple[str, ...]:
 
 def _run(target: Target, plan: Plan, folder: Path, timeout_s: float) -> None:
     devices = sum(len(s.devices) for s in plan.stages)
-    root = str(Path(autopar.__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[3])
     config: Any = jax.config
     environment = {
         **os.environ,

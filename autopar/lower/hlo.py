@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -92,7 +92,8 @@ def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, .
                     if part in chains:
                         continue
                     chains.add(part)
-                collected.extend(read_collectives(i, shapes, module.devices, times, exact))
+                read = read_collectives(i, shapes, module.devices, times, exact)
+                collected.extend(as_emitted(c, name) for c in read)
     return tuple(collected)
 
 
@@ -131,6 +132,18 @@ def work(text: str, *, unknown_trips: float = 1.0) -> HloWork:
 def total_wire_bytes(sent: Iterable[Collective]) -> float:
     """Bytes that one device sends in all of ``found``."""
     return math.fsum(c.wire_bytes for c in sent)
+
+
+def as_emitted(written: Collective, body: str) -> Collective:
+    """A collective as the kind that runs: a reduce-scatter is written by the TPU compiler as an all-reduce and a slice.
+
+    They are one fusion (``SingleInputAllReduceScatterFusion``), which sends what a reduce-scatter does.
+
+    Args:
+        written: the collective.
+        body: name of the computation that it is in.
+    """
+    return replace(written, kind="reduce-scatter") if body.startswith("all-reduce-scatter") else written
 
 
 def read_collectives(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autopar.lower.aot.estimates import Rates, StepSeconds, estimated
+from autopar.lower.hlo import collectives
 
 #: Collectives of 1 s a kilobyte; 1 GFLOP/s and 1 kB/s; cycles of a clock of 1 kHz.
 RATES = Rates(
@@ -144,3 +145,19 @@ def test_without_a_word_of_the_compiler_the_text_is_counted() -> None:
     )
     slow = Rates(None, lambda flops, bytes, dtype: flops if flops else bytes, RATES.collective_s)
     assert estimated(module(body), slow) == StepSeconds(2 * 2.0 * 16**3, 3 * 1024.0, 0.0, 0.0)
+
+
+def test_a_reduce_scatter_that_is_written_as_an_all_reduce_and_a_slice_is_one() -> None:
+    part = f"""%all-reduce-scatter.1 (p: f32[16,16]) -> f32[8,16] {{
+  %p = f32[16,16]{{1,0}} parameter(0)
+  %g = f32[16,16]{{1,0}} all-reduce(%p), {GROUPS}, to_apply=%add
+  ROOT %s = f32[8,16]{{1,0}} slice(%g), slice={{[0:8], [0:16]}}
+}}
+"""
+    body = (
+        "  %a = f32[16,16]{1,0} parameter(0)\n"
+        "  ROOT %c = f32[8,16]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.1"
+    )
+    (found,) = collectives(module(body, part))
+    assert (found.kind, found.full_bytes) == ("reduce-scatter", 1024)
+    assert estimated(module(body, part), RATES) == StepSeconds(0.0, 0.0, 1.0, 1.0)

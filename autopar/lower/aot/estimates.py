@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from autopar.lower.hlo import Collective, read_collectives
+from autopar.lower.hlo import Collective, as_emitted, read_collectives
 from autopar.lower.hlo_text import (
     COLLECTIVES,
     Instruction,
@@ -227,6 +227,10 @@ class _Walk:
     def kernel(self, i: Instruction, name: str, clock: _Clock) -> None:
         """A kernel; parts of a collective that are fused into it begin with it, and end with the last of them."""
         chains = self.chains(i)
+        whole = [] if chains else self.inside(i)
+        if whole:
+            clock.stop_for(self.sent_s(iter(whole)))
+            return
         for chain, collectives in chains.items():
             if chain not in clock.ends and collectives:
                 clock.start(chain, self.sent_s(iter(collectives)))
@@ -253,7 +257,7 @@ class _Walk:
     def inside(self, i: Instruction) -> list[Collective]:
         """Collectives of the computations that an instruction calls."""
         return [
-            c
+            as_emitted(c, body)
             for body in self.bodies(i)
             for inner in self.module.computations[body]
             for c in read_collectives(inner, self.shapes[body], self.module.devices)

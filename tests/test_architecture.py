@@ -127,7 +127,7 @@ LONG_FUNCTIONS = {
 #: Functions for users say what they can do by keyword, commands by options; kernels that numba compiles take scalars
 #: and arrays one by one.
 MANY_PARAMETERS = {
-    "autopar.api.parallelize.parallelize": 22,
+    "autopar.api.parallelize.parallelize": 23,
     "autopar.cli.compare.command": 12,
     "autopar.cli.plan.command": 9,
     "autopar.cli.schedules.command": 9,

@@ -98,27 +98,21 @@ def parallelize(
             matrix products), "full" (all but what enters a layer), or "auto": as little as the memory allows.
         offload: what may lie in host memory while nothing needs it: "none", or "auto": state that only the update
             reads, where the cluster gives ``host_bandwidth`` and no plan within the memory is faster without.
-        precision: mixed precision of a plain float32 step, which changes what is computed: "bf16", "f16" or an
-            `autopar.Precision`; None computes as the step says.
-        donate_argnums: positions of arguments whose buffers the step may reuse, as in `jax.jit`.
-        donate_argnames: their names.
-        static_argnums: positions of arguments that are values of the program, as in `jax.jit`.
-        static_argnames: their names.
+        precision: mixed precision of a plain float32 step: "bf16", "f16", an `autopar.Precision`; None: as it says.
+        donate_argnums, donate_argnames: arguments whose buffers the step may reuse, as in `jax.jit`.
+        static_argnums, static_argnames: arguments that are values of the program, as in `jax.jit`.
         mesh_shape: sizes of the only logical mesh to consider, as ``(2, 4)``.
-        constraints: where arguments lie, by path (as in ``plan.explain``; ``*`` is any part of a path, ``**`` any
-            number of parts): a tuple of the dims that must be split, all others whole (``()``: the array is whole),
-            or a `PartitionSpec`. Of several that match the last counts.
+        constraints: where arguments lie, by path (as in ``plan.explain``; ``*`` is any part, ``**`` any number): a
+            tuple of the dims that must be split, all others whole, or a `PartitionSpec`. The last match counts.
         mesh_axes: sizes of the axes that such specs name, as ``{"data": 4, "model": 2}``.
         like: another decorated function, or its plan: arguments that are the same as its own lie as it has them.
         plan: a plan to run instead of searching, or the path of its file.
-        progress: called with a line of text when a phase begins. None shows the phase of what takes over two seconds on
-            terminals and in notebooks, False nothing. The logger ``autopar`` is told in any case.
-        time_limit_s: seconds of searching after which the best plan known is taken, with a note; the search goes on
-            until there is one. Ctrl-C does the same at once. None searches to the end.
-        verify: devices to compile for while planning, as "tpu:v5p:4x4x4", "cuda:h100:8x8" or "cpu" (see
-            `autopar.verify`; they need not be here): of the best few plans of different kinds the one is taken whose
-            compiled program keeps the memory limit and is fastest by the compiler's word; notes say what it corrected.
-            Without ``cluster`` it is planned for these devices.
+        progress: called with a line when a phase begins, as the logger ``autopar`` is. None shows what takes over two
+            seconds on terminals and in notebooks, False nothing.
+        time_limit_s: seconds of searching after which, as after Ctrl-C, the best plan known is taken, with a note; the
+            search goes on until there is one. None searches to the end.
+        verify: devices whose compiler decides, as "tpu:v5p:4x4x4" (see `autopar.verify`): of the best few plans of
+            different kinds the one whose program keeps the limit and is fastest; ``cluster`` follows from it.
 
     Returns:
         A `ParallelFunction`.

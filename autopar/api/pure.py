@@ -201,7 +201,7 @@ class PureFunction:
         """Plans the function with other options, for bytes a device."""
         other = PureFunction(self.fn, options)
         other._traced[signature] = self._traced[signature]
-        return partial(other._searched, signature)
+        return lambda limit_bytes: Planned(*other._planned(signature, limit_bytes))
 
     def _planned(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
         """The function in the form that was chosen, and its plan within ``limit_bytes`` a device."""

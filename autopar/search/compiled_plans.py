@@ -105,23 +105,23 @@ def _candidates(kinds: Sequence[Kind[FormT]], limit_bytes: int, policy: Compilat
     Raises:
         InfeasiblePlanError: no kind has a plan.
     """
-    made: list[_Candidate[FormT]] = []
+    candidates: list[_Candidate[FormT]] = []
     refused: InfeasiblePlanError | None = None
     for kind in kinds:
         try:
-            made.append(_Candidate(kind, kind.search(limit_bytes)))
+            candidates.append(_Candidate(kind, kind.search(limit_bytes)))
         except InfeasiblePlanError as error:
             refused = refused or error
-    if not made:
+    if not candidates:
         assert refused is not None
         raise refused
-    first, *others = made
-    most_s = policy.most_slower * min(c.planned.plan.step_time for c in made)
-    found = [first]
+    first, *others = candidates
+    most_s = policy.most_slower * min(c.planned.plan.step_time for c in candidates)
+    different = [first]
     for c in sorted(others, key=lambda c: c.planned.plan.step_time):
-        if c.planned.plan.step_time <= most_s and _meaning(c) not in [_meaning(known) for known in found]:
-            found.append(c)
-    return found[: policy.most_kinds]
+        if c.planned.plan.step_time <= most_s and _meaning(c) not in [_meaning(known) for known in different]:
+            different.append(c)
+    return different[: policy.most_kinds]
 
 
 def _meaning(candidate: _Candidate[FormT]) -> tuple[object, ...]:
@@ -134,8 +134,8 @@ def _meaning(candidate: _Candidate[FormT]) -> tuple[object, ...]:
 def _notes(name: str, plan: Plan, program: TimedProgram, compiled: int, target: str) -> list[str]:
     what = f"compiled for {target}: the fastest of {compiled} plans of different kinds, {name}"
     corrected_s, needed = program.corrected_step_s, program.footprint_bytes
-    found = [
+    notes = [
         f"{what}; {seconds_text(corrected_s)} a step where {seconds_text(plan.step_time)} were predicted, "
         f"{bytes_text(needed)} a device where {bytes_text(plan.peak_memory)} were predicted"
     ]
-    return [*found, f"corrected by the compiler: {program.corrections}"] if program.corrections else found
+    return [*notes, f"corrected by the compiler: {program.corrections}"] if program.corrections else notes

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.published.alpa``: plans that are found for Alpa's GPTs, beside the steps that Alpa published.
+"""``python -m benchmarks.published.alpa``: plans that are found for Alpa's GPTs, against the steps that Alpa published.
 
 The models are those of its weak scaling inside a node (10 layers, 8 sequences of 1,024 tokens, V100s of 32 GB); each is
 planned for the program that XLA makes, without pipeline. A found plan is to be as fast as the one that Alpa's integer

@@ -4,7 +4,7 @@ The text of a compiled program lists instructions in the order in which they run
 compiler's cost model says:
 
     TPU     ``estimated_cycles`` of a kernel over the clock. Copies between memories have none, nor has what runs no
-            kernel: both are free here, for copies run beside the cores
+            kernel: both are free here, for copies run while the cores compute
     GPU     ``reification_cost`` (option ``xla_gpu_collect_cost_model_stats``): ``exec_time_us`` of a fusion; of a
             product the larger of computing and memory in its model of matrix products. That model's ``exec_time_us``
             is 20 times as long (its traffic of tiles), and so is what the model of fusions says of products, which

@@ -18,7 +18,7 @@ from autopar.plan import Plan
 def compiled_plan(
     traced: Traced, plan: Plan, target: Target, timeout_s: float = 1800.0
 ) -> Verification | PipelineVerification:
-    """A plan compiled for a target, beside its predictions.
+    """A plan compiled for a target, with its predictions.
 
     Args:
         traced: the function in the form that the plan was made for.

@@ -224,6 +224,23 @@ def ray_folder() -> str:
     return str(ray._private.worker.global_worker.node.get_session_dir_path())
 
 
+def test_a_ray_that_knows_no_tokens_is_refused(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import ray
+
+    from autopar.runtime.ray import joining
+
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delattr(ray._raylet, "AuthenticationTokenLoader")
+    with pytest.raises(ClusterError, match="takes commands from every user"):
+        joining._require_token(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    joining._require_token(str(tmp_path))  # the user says that it may do without
+
+
 def test_a_stage_of_two_processes_trains_as_one_device(cluster: RayCluster, mlp: Example) -> None:
     """The first stage is a session of two processes, the second one process: pieces go from one to the other."""
     own = started(cluster, mlp, (1, 1, 2), (2, 1), deadline_s=60)

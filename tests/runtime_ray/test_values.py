@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.errors import AutoparError, ClusterError
+from autopar.errors import AutoparError, ClusterError, ScheduleError
 from autopar.runtime.ray import RemoteArray
 from examples.mlp import build
 from tests.runtime_ray.pipelines import FragileWorkerGroup, furthest, numbers, thread_cluster
@@ -185,3 +185,14 @@ def test_a_step_that_fails_leaves_nothing_for_the_next() -> None:
 
 def fail(*arguments: Any) -> Any:
     raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "2bw"])
+def test_schedules_without_a_flush_are_refused(schedule: str) -> None:
+    """Before a worker is started for them: their updates are carried out in one process alone."""
+    fn, (state, batch) = build("tiny", **SIZES)
+    with thread_cluster(2, 2, deadline_s=60) as cluster:
+        function = autopar.parallelize(fn, cluster=cluster, num_stages=2, num_microbatches=4, schedule=schedule)
+        with pytest.raises(ScheduleError, match="on Ray"):
+            function(state, batch)
+        assert not cluster.worker_groups

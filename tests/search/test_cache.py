@@ -374,6 +374,37 @@ def test_a_damaged_file_is_removed(tmp_path: Path, damage: str) -> None:
     assert cache.get(KEY) == make_plan().content
 
 
+def test_what_unpacks_to_more_than_a_plan_is_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plan with spaces behind it, of which a small file may hold any number."""
+    cache = cache_in(tmp_path)
+    cache.put(KEY, make_plan().content)
+    (path,) = tmp_path.iterdir()
+    text = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(text + b" " * 2**16))
+    assert cache.get(KEY) == make_plan().content
+    monkeypatch.setattr("autopar.search.cache.store._MOST_UNPACKED_BYTES", len(text) + 2**15)
+    assert cache.get(KEY) is None
+
+
+@pytest.mark.parametrize("how", ["others write", "of another user", "a link"])
+def test_what_others_may_have_written_is_not_read(tmp_path: Path, how: str) -> None:
+    cache = cache_in(tmp_path / "plans")
+    cache.put(KEY, make_plan().content)
+    (path,) = (tmp_path / "plans").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "plans").stat().st_mode & 0o777 == 0o700
+    if how == "others write":
+        path.chmod(0o666)
+    elif how == "a link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    elif os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        pytest.skip("only root gives files away")
+    assert cache.get(KEY) is None
+
+
 @given(st.integers(0, 10**6), st.integers(1, 255))
 def test_a_file_with_any_changed_byte_is_no_other_plan(tmp_path_factory, place: int, by: int) -> None:
     cache = cache_in(tmp_path_factory.mktemp("cache"))

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.report import Report, Row, Say
 from benchmarks.stale.delays import TECHNIQUES
-from benchmarks.stale.learning import REPLICAS, agreed, learner
+from benchmarks.stale.learning import REPLICAS, agreed, begun, learner
 from benchmarks.stale.tasks import Task, tasks
 
 DELAYS = tuple(range(9))
@@ -94,16 +94,17 @@ def curves_of(
     found: dict[tuple[str, int], Curve] = {}
     layers = len(jax.eval_shape(task.init, jax.random.key(0)))
     courses = {n: [[make(d, updates, layers, s) for s in seeds] for d in delays] for n, make in TECHNIQUES.items()}
-    ages = {n: np.array([c.ages for row in rows for c in row]) for n, rows in courses.items()}
+    ages = {n: np.array([[c.ages for c in row] for row in rows]) for n, rows in courses.items()}
+    start = begun(task, seeds, updates)
     learn = learner(task, 1 + max(int(a.max()) for a in ages.values()), updates, every)
     for name, rows in courses.items():
-        losses = learn(ages[name], [s for _ in delays for s in seeds]).reshape(len(delays), len(seeds), -1)
+        losses = learn(ages[name], start)
         for d, row, course in zip(delays, losses, rows, strict=True):
             ends_s = np.mean([c.ends_s for c in course], axis=0)[every - 1 :: every]
             found[name, d] = _curve(row, ends_s)
     for name in _PERIODIC:
         for d in periodic:
-            losses = agreed(task, name, d + 1, updates, seeds, every)
+            losses = agreed(task, name, d + 1, start, every)
             step = every // REPLICAS
             found[name, d] = _curve(losses, _periodic_s(d + 1, updates, seeds)[step - 1 :: step])
     return found

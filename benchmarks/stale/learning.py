@@ -19,11 +19,23 @@ REPLICAS = 4
 _OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9
 
 
-def learner(task: Task, ring: int, updates: int, every: int) -> Callable[[Any, Any], Any]:
-    """A function ``(ages, seeds) -> losses on what is held out``, compiled once for each number of runs.
+def begun(task: Task, seeds: Any, updates: int) -> tuple[Any, Any]:
+    """(parameters, batches of all updates), each with a leading dim of seeds; apart, as drawing is slow to compile."""
 
-    Ages are ``[runs, updates, layers]``, updates between the version of a layer that a gradient reads and the newest,
-    seeds ``[runs]``, losses ``[runs, updates // every]``.
+    def one(seed: Any) -> tuple[Any, Any]:
+        first, data = jax.random.split(jax.random.key(seed))
+        keys = jax.vmap(lambda t: jax.random.fold_in(data, t))(jnp.arange(updates))
+        return task.init(first), jax.vmap(task.batch)(keys)
+
+    params, batches = jax.jit(jax.vmap(one))(jnp.asarray(seeds))
+    return params, batches
+
+
+def learner(task: Task, ring: int, updates: int, every: int) -> Callable[[Any, Any], Any]:
+    """A function ``(ages, begun) -> losses on what is held out``, compiled once for each number of runs.
+
+    Ages are ``[delays, seeds, updates, layers]``, updates between the version of a layer that a gradient reads and the
+    newest; losses are ``[delays, seeds, updates // every]``.
 
     Args:
         task: what is learned.
@@ -32,25 +44,26 @@ def learner(task: Task, ring: int, updates: int, every: int) -> Callable[[Any, A
         every: updates between two measurements; divides them.
     """
     numbers = jnp.arange(updates).reshape(-1, every)
-    run = jax.jit(jax.vmap(partial(_run, task, ring), in_axes=(0, 0, None)))
+    seeds = jax.vmap(partial(_run, task, ring), in_axes=(0, 0, 0, None))
+    run = jax.jit(jax.vmap(seeds, in_axes=(None, None, 0, None)))
 
-    def losses(ages: Any, seeds: Any) -> Any:
+    def losses(ages: Any, begun: tuple[Any, Any]) -> Any:
         assert np.max(ages) < ring, "older versions are gone"
-        chunks = jnp.asarray(ages).reshape(len(ages), updates // every, every, -1)
-        return np.asarray(run(jnp.asarray(seeds), chunks, numbers))
+        chunks = jnp.asarray(ages).reshape(*ages.shape[:2], updates // every, every, -1)
+        params, batches = begun
+        batches = jax.tree.map(lambda x: x.reshape(x.shape[0], updates // every, every, *x.shape[2:]), batches)
+        return np.asarray(run(params, batches, chunks, numbers))
 
     return losses
 
 
-def _run(task: Task, ring: int, seed: Any, ages: Any, numbers: Any) -> Any:
-    first, data = jax.random.split(jax.random.key(seed))
-    params = task.init(first)
+def _run(task: Task, ring: int, params: Any, batches: Any, ages: Any, numbers: Any) -> Any:
     versions = jax.tree.map(lambda x: jnp.broadcast_to(x, (ring, *x.shape)), params)
 
     def update(carry: Any, at: Any) -> Any:
-        (params, opt, versions), (t, age) = carry, at
+        (params, opt, versions), (t, age, batch) = carry, at
         read = [jax.tree.map(lambda x, n=n: x[(t - age[n]) % ring], v) for n, v in enumerate(versions)]
-        grads = jax.grad(task.loss)(read, task.batch(jax.random.fold_in(data, t)))
+        grads = jax.grad(task.loss)(read, batch)
         updates, opt = task.optimizer.update(grads, opt, params)
         params = optax.apply_updates(params, updates)
         versions = jax.tree.map(lambda v, x: v.at[(t + 1) % ring].set(x), versions, params)
@@ -60,18 +73,17 @@ def _run(task: Task, ring: int, seed: Any, ages: Any, numbers: Any) -> Any:
         carry, _ = jax.lax.scan(update, carry, at)
         return carry, task.loss(carry[0], task.held_out)
 
-    return jax.lax.scan(measured, (params, task.optimizer.init(params), versions), (numbers, ages))[1]
+    return jax.lax.scan(measured, (params, task.optimizer.init(params), versions), (numbers, ages, batches))[1]
 
 
-def agreed(task: Task, kind: str, period: int, updates: int, seeds: Any, every: int) -> Any:
+def agreed(task: Task, kind: str, period: int, begun: tuple[Any, Any], every: int) -> Any:
     """Losses of the mean of the replicas, ``[seeds, steps]``; a step takes as many batches as there are replicas.
 
     Args:
         task: what is learned.
         kind: "local SGD" or "DiLoCo".
         period: H, inner steps between two exchanges.
-        updates: batches in all.
-        seeds: of the runs.
+        begun: parameters and batches; `REPLICAS` divides their number.
         every: batches between two measurements; `REPLICAS` divides it.
     """
 
@@ -85,21 +97,19 @@ def agreed(task: Task, kind: str, period: int, updates: int, seeds: Any, every: 
         make = partial(diloco, outer_rate=_OUTER_RATE, outer_momentum=_OUTER_MOMENTUM)
     outer = make(step, REPLICAS, period)
 
-    def run(seed: Any) -> Any:
-        first, data = jax.random.split(jax.random.key(seed))
-        params = task.init(first)
+    def run(params: Any, batches: Any) -> Any:
         state = outer.init({"params": params, "opt": task.optimizer.init(params)})
 
-        def one(state: Any, t: Any) -> Any:
-            keys = jax.random.split(jax.random.fold_in(data, t), REPLICAS)
-            batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.vmap(task.batch)(keys))
-            return outer(state, batch)[0], None
-
-        def measured(state: Any, numbers: Any) -> Any:
-            state, _ = jax.lax.scan(one, state, numbers)
+        def measured(state: Any, batches: Any) -> Any:
+            state, _ = jax.lax.scan(lambda s, batch: (outer(s, batch)[0], None), state, batches)
             mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), state.replicas["params"])
             return state, task.loss(mean, task.held_out)
 
-        return jax.lax.scan(measured, state, jnp.arange(updates // REPLICAS).reshape(-1, every // REPLICAS))[1]
+        return jax.lax.scan(measured, state, batches)[1]
 
-    return np.asarray(jax.jit(jax.vmap(run))(jnp.asarray(seeds)))
+    def grouped(x: Any) -> Any:
+        seeds, updates, size, *rest = x.shape
+        return x.reshape(seeds, updates // every, every // REPLICAS, REPLICAS * size, *rest)
+
+    params, batches = begun
+    return np.asarray(jax.jit(jax.vmap(run))(params, jax.tree.map(grouped, batches)))

@@ -9,7 +9,7 @@ from autopar.transforms import delayed
 from autopar.transforms.bounded import Event
 from benchmarks.stale import bench
 from benchmarks.stale.delays import TECHNIQUES, followed
-from benchmarks.stale.learning import learner
+from benchmarks.stale.learning import begun, learner
 from benchmarks.stale.tasks import quadratic, tasks
 
 
@@ -25,8 +25,8 @@ def test_stale_techniques_are_compared() -> None:
 @pytest.mark.parametrize("delay", [0, 3])
 def test_a_constant_age_is_the_transform(delay: int) -> None:
     task = quadratic()
-    ages = np.minimum(np.arange(24), delay)[None, :, None] * np.ones((1, 24, 4), int)
-    (got,) = learner(task, 8, 24, 8)(ages, [5])
+    ages = np.minimum(np.arange(24), delay)[None, None, :, None] * np.ones((1, 1, 24, 4), int)
+    ((got,),) = learner(task, 8, 24, 8)(ages, begun(task, [5], 24))
 
     def plain(state, batch):
         value, grads = jax.value_and_grad(task.loss)(state["params"], batch)
@@ -63,10 +63,10 @@ def test_versions_that_are_read_are_there(name: str) -> None:
         assert delay or not course.ages.any()
 
 
+@pytest.mark.slow
 def test_the_longer_tasks_learn() -> None:
     for task in tasks(quick=False)[1:]:
-        first, last = learner(task, 1, 60, 30)(
-            np.zeros((1, 60, len(jax.eval_shape(task.init, jax.random.key(0)))), int), [1]
-        )[0]
-        start = float(task.loss(task.init(jax.random.key(0)), task.held_out))
+        params, batches = begun(task, [1], 32)
+        ((first, last),) = learner(task, 1, 32, 16)(np.zeros((1, 1, 32, len(params)), int), (params, batches))[:, 0]
+        start = float(task.loss(jax.tree.map(lambda x: x[0], params), task.held_out))
         assert last < first < start

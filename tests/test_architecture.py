@@ -115,7 +115,7 @@ def text_files() -> list[Path]:
 
 
 #: Files with more than 400 lines, functions with more than 60 lines or 8 parameters.
-LARGE_FILES = {"autopar.api.pure": 402}
+LARGE_FILES: dict[str, int] = {}
 #: What is larger, with its size. The lists only get shorter, and the sizes in them smaller.
 LONG_FUNCTIONS = {
     "autopar.api.parallelize.parallelize": 90,  # its docstring says every option

@@ -347,13 +347,13 @@ class PureFunction:
             split_step = split_layers(traced, plan.content.stack_groups)
             lowered = lower_pipeline(split_step.step, plan, platform=cluster.run.platform)
 
-        def repeat(smaller: RayCluster) -> LoweredPipeline:
+        def replan(smaller: RayCluster) -> LoweredPipeline:
             other = self._pipeline_on(smaller, traced, split_step, plan)
             return lower_pipeline(split_step.step, other, platform=cluster.run.platform)
 
         with clock.phase("compile"):
             remote = load_remote(
-                traced, split_step, lowered, cluster, self.donated(traced), self.options.progress, repeat
+                traced, split_step, lowered, cluster, self.donated(traced), self.options.progress, replan
             )
         return self._keep(signature, traced, plan, clock, remote)
 

@@ -120,8 +120,6 @@ LARGE_FILES: dict[str, int] = {}
 LONG_FUNCTIONS = {
     "autopar.api.parallelize.parallelize": 90,  # its docstring says every option
     "autopar.cluster.cluster.ray": 64,  # likewise
-    "autopar.solver.wide.climb": 64,
-    "autopar.solver.wide_memory.price_wide": 63,
     "autopar.transforms.one_bit_adam.one_bit_adam": 84,
 }
 #: Functions for users say what they can do by keyword, commands by options; kernels that numba compiles take scalars

@@ -54,10 +54,8 @@ def climb(
     messages = Messages.of(problem)
     sizes = [node.costs.size for node in problem.nodes]
     labels = [np.arange(size) for size in sizes]
-    best = start
-    cost = math.inf if start is None else objective(problem, start)
-    bound, few, stalled, rest = -math.inf, _FEW, 0, 0
-    tried = sum(sizes) + 1.0
+    best, cost = start, math.inf if start is None else objective(problem, start)
+    bound, few, stalled, rest, tried = -math.inf, _FEW, 0, 0, sum(sizes) + 1.0
     for _ in range(_ROUNDS):
         before = bound
         for _ in range(_SWEEPS):
@@ -79,13 +77,11 @@ def climb(
             else:
                 rest = _REST
         keep = [node_labels <= cost for node_labels in messages.marginals]
-        left = sum(int(node_labels.sum()) for node_labels in keep)
-        if left <= _SHRUNK * tried:
+        if (left := sum(int(marks.sum()) for marks in keep)) <= _SHRUNK * tried:
             tried = left
             answer = cheapest_within(problem, _marked(labels, sizes, keep), most_entries)
             if answer is not None:
-                if answer[0] < cost:
-                    cost, best = answer
+                cost, best = min((cost, best), answer, key=lambda priced: priced[0])
                 bound = cost
                 break
             kept = messages.restrict(keep)

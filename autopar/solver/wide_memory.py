@@ -165,11 +165,8 @@ def price_wide(
         _mix(search, messages.excess, more, engine, deadline, seed)
         if search.choice is not None and (more > 0 or search.cost - bound <= _ENOUGH * abs(search.cost)):
             break
-    constant = limit * float(best_y.sum())
-    slack = constant + _ROUNDING * abs(constant)
-    return Prices(
-        bound, search.choice, search.cost, tuple(np.asarray(marginal - slack) for marginal in messages.marginals)
-    )
+    slack = (constant := limit * float(best_y.sum())) + _ROUNDING * abs(constant)
+    return Prices(bound, search.choice, search.cost, tuple(np.asarray(m - slack) for m in messages.marginals))
 
 
 def _messages(search: _Search, y: Array, deadline: float) -> Messages:

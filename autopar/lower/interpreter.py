@@ -6,6 +6,7 @@ plan wants. Loops and branches run jax's own, with bodies interpreted here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -191,6 +192,7 @@ class Interpreter:
             tuple(k or Layout.replicated(t.rank) for k, t in zip(wanted, types, strict=True)),
             results,
             self.sharded.index,
+            functools.partial(self._send, _age(env, op)),
         )
         if self.sharded.widened and op.primitive == "dot_general" and op.results[0].type.dtype == "f32":
             operands = [o.astype(jnp.float32) for o in operands]
@@ -198,6 +200,14 @@ class Interpreter:
         age = _age(env, op)
         for v, layout, array in zip(op.results, results, outputs, strict=True):
             env[v.name] = self.held(v.name, v.type, layout, array, age)
+
+    def _send(self, age: int, permute: Callable[[Any], Any], piece: Any) -> Any:
+        """What a collective of an operator makes of a piece, see `LocalContext.send`; ``age`` as in `Held`."""
+        if self.barriers is None:
+            return permute(piece)
+        made = permute(self.barriers.collective(piece, age))
+        self.barriers.collected(made)
+        return made
 
     def _maker(self, bound: BoundGraph, op: Operator, type: TensorType) -> Any:
         def make(layout: Layout) -> Any:

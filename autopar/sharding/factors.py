@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from autopar.ir import Operator, TensorType
+from autopar.sharding.halo import Halo
 
 Dims: TypeAlias = tuple[int | None, ...]
 
@@ -26,11 +27,15 @@ class Factor:
             is reduced away: splitting it leaves the results partial over the axis.
         partial_operands: operands that must themselves be partial over an axis that splits this factor
             (the array that a scatter-add adds to, when its updates are split).
+        halo: of a loop over windows: what a piece needs of its neighbours. Its localizer exchanges the edges.
+        halo_operand: the operand whose edges they are.
     """
 
     size: int
     reduce: str | None = None
     partial_operands: tuple[int, ...] = ()
+    halo: Halo | None = None
+    halo_operand: int = 0
 
 
 @dataclass(frozen=True, slots=True)

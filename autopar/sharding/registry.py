@@ -73,6 +73,13 @@ class RuleRegistry:
                 cause="a rule has one label (a factor or None) for each dim of each operand and result",
                 source=op.source or None,
             )
+        if rule is not None and any(f.halo is not None for f in rule.factors):
+            raise AutoparError(
+                f"the rule of {op.primitive} has a factor with a halo",
+                cause="an operator with a registered rule runs on pieces as they lie, without edges of neighbours",
+                remedy="leave the dims whole over which its windows slide",
+                source=op.source or None,
+            )
         return (replicated_rule(op, operand_types) if rule is None else rule), True
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
 from autopar.cluster.mesh import LogicalMesh
 from autopar.ir import Layout, TensorType
-from autopar.sharding.factors import Dims, Rule
+from autopar.sharding.factors import Dims, Factor, Rule
+from autopar.sharding.halo import Exchange
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,7 +37,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Layouts in which an operator can run without communication inside.
+    """Layouts in which an operator can run, with no communication inside but `exchanges`.
 
     Args:
         assignments: what each mesh axis of size above 1 does, in mesh order.
@@ -45,12 +46,14 @@ class Strategy:
         split: product of the sizes of the axes that split a factor: the work of a device is the whole
             work divided by it. Axes on linear groups do not count: there each device does the work of
             its own term.
+        exchanges: edges of operands that neighbours send each other, in this order.
     """
 
     assignments: tuple[Assignment, ...]
     operand_layouts: tuple[Layout, ...]
     result_layouts: tuple[Layout, ...]
     split: int
+    exchanges: tuple[Exchange, ...] = ()
 
 
 Axes: TypeAlias = tuple[tuple[str, int], ...]
@@ -62,7 +65,9 @@ Divided: TypeAlias = tuple[frozenset[tuple[str, ...]], ...]
 _Unsized: TypeAlias = tuple[tuple[Assignment, ...], tuple[Layout, ...], tuple[Layout, ...], tuple[str, ...]]
 
 
-def strategies(rule: Rule, operand_types: Types, result_types: Types, mesh: LogicalMesh) -> tuple[Strategy, ...]:
+def strategies(
+    rule: Rule, operand_types: Types, result_types: Types, mesh: LogicalMesh, *, halos: bool = False
+) -> tuple[Strategy, ...]:
     """Every strategy that ``rule`` allows on ``mesh``, the replicated one first, always in the same order.
 
     Args:
@@ -70,16 +75,17 @@ def strategies(rule: Rule, operand_types: Types, result_types: Types, mesh: Logi
         operand_types: types of the operands (global shapes).
         result_types: types of the results (global shapes).
         mesh: only names and sizes of its axes are used.
+        halos: whether dims may be split over which windows slide, whose pieces need edges of their neighbours.
 
     A strategy is left out where the pieces of some dim would be uneven, or where a tensor would be
     partial in two kinds of reduction at once. Answers are cached: operators of one signature share them.
     """
     axes = tuple((name, n) for name, n in mesh.axes if n > 1)
-    return _strategies(rule, operand_types, result_types, axes)
+    return _strategies(rule, operand_types, result_types, axes, halos)
 
 
 @lru_cache(maxsize=4096)
-def _strategies(rule: Rule, operand_types: Types, result_types: Types, axes: Axes) -> tuple[Strategy, ...]:
+def _strategies(rule: Rule, operand_types: Types, result_types: Types, axes: Axes, halos: bool) -> tuple[Strategy, ...]:
     sizes = dict(axes)
     limits = _limits(rule, operand_types, result_types)
     names = tuple(sizes)
@@ -87,12 +93,18 @@ def _strategies(rule: Rule, operand_types: Types, result_types: Types, axes: Axe
     products = [math.prod(sizes[axis] for axis in some) for some in sets]
     # Which strategies there are depends on sizes only by which sets of axes divide what: meshes share them.
     divided = tuple(
-        frozenset(some for some, n in zip(sets, products, strict=True) if limit > 0 and limit % n == 0)
-        for limit in limits
+        frozenset(
+            some
+            for some, n in zip(sets, products, strict=True)
+            if limit > 0 and limit % n == 0 and _reaches(factor, n, halos)
+        )
+        for factor, limit in zip(rule.factors, limits, strict=True)
     )
-    bare = replace(rule, factors=tuple(replace(f, size=1) for f in rule.factors))
+    bare = replace(rule, factors=tuple(replace(f, size=1, halo=None) for f in rule.factors))
     return tuple(
-        Strategy(assigned, operands, results, math.prod(sizes[axis] for axis in split))
+        Strategy(
+            assigned, operands, results, math.prod(sizes[axis] for axis in split), _exchanges(rule, assigned, sizes)
+        )
         for assigned, operands, results, split in _unsized(bare, divided, names)
     )
 
@@ -105,6 +117,25 @@ def _unsized(rule: Rule, divided: Divided, names: tuple[str, ...]) -> tuple[_Uns
         build.strategy(assigned) for assigned in _assignments(divided, len(rule.linear), names, ((),) * len(divided))
     )
     return tuple(s for s in built if s is not None)
+
+
+def _reaches(factor: Factor, shards: int, halos: bool) -> bool:
+    """Whether ``shards`` of a factor find what they need with their neighbours, if it is a loop over windows."""
+    return factor.halo is None or (halos and factor.halo.reach(shards) is not None)
+
+
+def _exchanges(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str, int]) -> tuple[Exchange, ...]:
+    """The edges that shards need in an assignment, by operand and dim."""
+    exchanges = []
+    for number, factor in enumerate(rule.factors):
+        axes = tuple(a.axis for a in assigned if a.factor == number)
+        if factor.halo is None or not axes:
+            continue
+        reach = factor.halo.reach(math.prod(sizes[axis] for axis in axes))
+        if reach is not None and reach.sends:
+            dim = rule.operands[factor.halo_operand].index(number)
+            exchanges.append(Exchange(factor.halo_operand, dim, axes, reach.left, reach.right, factor.halo.returns))
+    return tuple(sorted(exchanges))
 
 
 def _limits(rule: Rule, operand_types: Types, result_types: Types) -> tuple[int, ...]:

@@ -12,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import autopar
+from autopar.api.options import ParallelOptions
+from autopar.api.parallelize import parallelize_with
 from autopar.ir import Graph
+from autopar.search.policy import SearchPolicy, SpacePolicy
 from tests.end_to_end.clusters import MIDDLE
 from tests.end_to_end.compare import host
 from tests.end_to_end.random_plans import random_plan
@@ -22,6 +25,9 @@ from tests.fuzz.program import Program, arguments, load, source
 #: How much larger than what noise does a difference may be that rounding explains.
 _EXPLAINED = 10
 _NOISE_SEEDS = 3
+
+#: Small images too may be split over height and width.
+_POLICY = SearchPolicy(space=SpacePolicy(least_bytes=1, most_share=1.0))
 
 #: (mesh shape, seed of a random plan or None for the best plan).
 Config = tuple[tuple[int, ...], "int | None"]
@@ -113,7 +119,8 @@ def run_planned(fn: Callable[..., Any], args: Sequence[Any], config: Config) -> 
     """Results of a planned run, and the primitives that it has."""
     mesh, seed = config
     search = "alpa" if seed is None else random_plan(seed)
-    compiled = autopar.parallelize(fn, cluster=MIDDLE, mesh_shape=mesh, search=search, num_stages=1).compile(*args)
+    options = ParallelOptions(cluster=MIDDLE, mesh_shape=mesh, search=search, num_stages=1, policy=_POLICY)
+    compiled = parallelize_with(fn, options).compile(*args)
     return jax.block_until_ready(compiled(*args)), primitives_of(compiled.traced.graph)
 
 

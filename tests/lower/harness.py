@@ -263,7 +263,7 @@ def check_localized(
             axis_types=(AxisType.Auto,) * len(sizes),
             devices=jax.devices()[: int(np.prod(list(sizes.values())))],
         )
-        chosen = strategies(case.rule, case.operand_types, case.result_types, logical_mesh(axes))
+        chosen = strategies(case.rule, case.operand_types, case.result_types, logical_mesh(axes), halos=True)
         rng = np.random.default_rng(len(chosen))
         if len(chosen) > limit:
             chosen = tuple(chosen[i] for i in sorted(rng.choice(len(chosen), limit, replace=False)))

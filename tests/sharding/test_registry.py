@@ -9,6 +9,7 @@ import pytest
 from autopar.errors import AutoparError
 from autopar.ir import Operator, TensorType, Value
 from autopar.sharding import Factor, Rule, register_rule, replicated_rule, rule_for, unregister_rule
+from autopar.sharding.halo import Halo
 from autopar.sharding.registry import BUILT_IN, RuleRegistry
 
 F = TensorType((8, 4), "f32")
@@ -54,6 +55,14 @@ def test_a_rule_that_does_not_fit_is_the_users_mistake(kernel: str) -> None:
     with pytest.raises(AutoparError, match=r"(?s)the rule of test_kernel .* model\.py:3 \(layer\)") as error:
         rule_for(operator(kernel), (TensorType((8,), "f32"),))
     assert error.value.cause is not None
+
+
+def test_a_registered_rule_has_no_edges_of_neighbours() -> None:
+    registry = RuleRegistry()
+    halo = Halo(size=8, count=8, step=1, extent=3, pad=1)
+    registry.register("exp", lambda op, types: Rule((Factor(8, halo=halo),), ((0, None),), ((0, None),)))
+    with pytest.raises(AutoparError, match="the rule of exp has a factor with a halo"):
+        registry.rule_for(operator("exp"), (F,))
 
 
 def test_registering_a_thing_that_is_no_rule() -> None:

@@ -63,6 +63,7 @@ class LocalContext:
         operand_layouts: layout of each operand; the arrays given are pieces in it.
         result_layouts: layout that each result must get.
         index: which piece this is; inside ``jax.shard_map`` that of the device.
+        send: runs a collective on a piece, in the order that the program around needs.
     """
 
     sizes: Mapping[str, int]
@@ -71,6 +72,7 @@ class LocalContext:
     operand_layouts: tuple[Layout, ...]
     result_layouts: tuple[Layout, ...]
     index: AxisIndex = lax.axis_index
+    send: Callable[[Callable[[Any], Any], Any], Any] = lambda permute, piece: permute(piece)
 
     def operand_shape(self, index: int) -> tuple[int, ...]:
         """Local shape of an operand."""

@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 
 from autopar.lower.localize.base import LocalContext, Localizer, run_unchanged
 
-_NOT_TABLES = ("base", "registry")
+_NOT_TABLES = ("base", "halo", "registry")
 
 
 def _assembled() -> Mapping[str, Localizer]:

@@ -47,7 +47,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     for i in graph.inputs:
         copied = readers[i.name] > 1 or i.name in stacks
         add_input(b, i.name, i.type, copied=copied, movable=offered.inputs, constraints=constraints)
-    GraphWalk(b, has_backward(graph)).graph(graph, "", 1.0)
+    GraphWalk(b, has_backward(graph), problem.policy.space).graph(graph, "", 1.0)
     b.time += 1
     outputs = add_outputs(b, graph)
     for value in list(b.values.values()):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autopar.ir import Layout
 from autopar.search.intra.draft import Use
+from autopar.search.intra.edges import edges
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.problem import Problem
 from autopar.search.resharding import path_tables
@@ -54,3 +55,18 @@ def collectives(
                 for sent in tables.communication(v.type, before, after):
                     axes = "+".join(sent.axes)
                     yield Collective(sent.kind, v.key, sent.full_bytes, axes, use, weight, weight * sent.seconds)
+    yield from _edges(problem, sharding_problem, choice)
+
+
+def _edges(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Iterator[Collective]:
+    """Edges that operators send to neighbours while they run."""
+    for s in sharding_problem.sites:
+        strategy = s.strategies[choice[s.node]]
+        if not strategy.exchanges:
+            continue
+        prefix = s.id.removesuffix(s.op.id)
+        for e in edges(problem.cost_model, sharding_problem.mesh, strategy, s.types):
+            value = f"{prefix}{s.op.operands[e.operand]}"
+            use = Use(s.node, (), s.weight, s.time, s.id, s.phase, heavy=True)
+            axes = "+".join(e.axes)
+            yield Collective("collective-permute", value, e.bytes, axes, use, s.weight, s.weight * e.seconds)

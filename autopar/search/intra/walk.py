@@ -14,12 +14,14 @@ from autopar.ir.primitives import ADDITIONS, RESHAPES, is_fusible, is_generator,
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.constrained import asked
 from autopar.search.intra.draft import Array, SiteDraft, ValueDraft
+from autopar.search.intra.edges import edges_s
 from autopar.search.intra.fusion import growth_of, is_constant, is_recomputed
 from autopar.search.intra.labels import strategy_label
 from autopar.search.intra.operators import OperatorOptions, OperatorTable
 from autopar.search.intra.regions import REGIONS
 from autopar.search.intra.update import UpdateStreams
 from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of
+from autopar.search.policy import SpacePolicy
 from autopar.sharding import Strategy
 
 # Beginnings of dtypes of a byte and less that numbers are encoded in: what widens them can be laid out again.
@@ -90,13 +92,14 @@ class GraphWalk:
     Args:
         builder: where nodes, values and uses go.
         updates: whether what is of no pass updates parameters (`autopar.search.intra.update.has_backward`).
+        space: which splits with edges of neighbours are among the choices.
     """
 
-    def __init__(self, builder: Builder, updates: bool) -> None:
+    def __init__(self, builder: Builder, updates: bool, space: SpacePolicy) -> None:
         cluster = builder.cost.cluster
         self.builder = builder
         self.updates = updates
-        self.operators = OperatorTable(builder.mesh)
+        self.operators = OperatorTable(builder.mesh, space)
         self.growth = growth_of(cluster)
         self.functions = frozenset(name for d in cluster.device_types for name, _ in d.function_s)
         self.busy: dict[tuple[KernelWork, int], tuple[tuple[Strategy, ...], Array]] = {}
@@ -177,11 +180,12 @@ class GraphWalk:
             options = followed[1]
         strategies = options.strategies
         busy = self._seconds(kernel.work, strategies, op, types) * weight
+        costs = busy + edges_s(b.cost, b.mesh, strategies, types) * weight
         if followed is None:
-            node = b.node(id, busy, functools.partial(strategy_label, strategies))
+            node = b.node(id, costs, functools.partial(strategy_label, strategies))
         else:
             node = followed[0]
-            b.nodes[node].costs = b.nodes[node].costs + busy
+            b.nodes[node].costs = b.nodes[node].costs + costs
             b.nodes[node].members.append(id)
         for i, source in enumerate(sources):
             if source is not None and source.node is not None:

@@ -173,10 +173,24 @@ def busy_seconds(
         op: the operator.
         types: types of its operands.
     """
+    joined = _joining_s(cost, sizes, strategies, types) if any(s.exchanges for s in strategies) else 0.0
     if op.primitive in PRODUCTS and cost.knows_kernels:
         each = [product_of(op, types, s, sizes) for s in strategies]
         batch, m, n, k = np.array([(p.batch, p.m, p.n, p.k) for p in each]).T
         sized = Matrices(batch, m, n, k, each[0].width)
-        return np.asarray(cost.product_s(sized, types[0].dtype, work.core, backward=work.backward))
+        return np.asarray(cost.product_s(sized, types[0].dtype, work.core, backward=work.backward)) + joined
     by_split = {n: cost.work_s(work, n) for n in sorted({s.split for s in strategies})}
-    return np.array([by_split[s.split] for s in strategies])
+    return np.array([by_split[s.split] for s in strategies]) + joined
+
+
+def _joining_s(
+    cost: CostModel, sizes: Mapping[str, int], strategies: Sequence[Strategy], types: Sequence[TensorType]
+) -> NDArray[np.float64]:
+    """Seconds in which a device puts pieces and their neighbours' edges together, which are read as one array."""
+
+    def of(s: Strategy) -> float:
+        operands = sorted({e.operand for e in s.exchanges})
+        moved = [2.0 * s.operand_layouts[i].local_bytes(types[i], sizes) for i in operands]
+        return sum(cost.operator_s(0.0, bytes, types[i].dtype) for i, bytes in zip(operands, moved, strict=True))
+
+    return np.array([of(s) for s in strategies])

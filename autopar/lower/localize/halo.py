@@ -1,0 +1,98 @@
+"""The edges of a shard that windows of its neighbours cover: sent, put together, and their gradients sent back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from autopar.lower.localize.base import LocalContext, axis_names
+from autopar.sharding.halo import Halo, Reach
+
+
+def reach_of(halo: Halo, axes: tuple[str, ...], context: LocalContext) -> Reach:
+    """What a shard of a dim that ``axes`` split needs of its neighbours."""
+    reach = halo.reach(math.prod(context.sizes[a] for a in axes))
+    assert reach is not None, f"no strategy splits {halo} over {axes}"
+    return reach
+
+
+def covered(
+    shard: Any, dim: int, halo: Halo, axes: tuple[str, ...], context: LocalContext, fill: Any = None
+) -> tuple[Any, Reach]:
+    """The elements under the windows of this device.
+
+    Args:
+        shard: of this device.
+        dim: over which the windows slide.
+        halo: the windows.
+        axes: mesh axes that split the dim, major first.
+        context: where shards lie.
+        fill: what lies beyond the ends of the dim; None: zeros.
+    """
+    reach = reach_of(halo, axes, context)
+    parts = [shard]
+    if reach.left:
+        edge = lax.slice_in_dim(shard, shard.shape[dim] - reach.left, None, axis=dim)
+        parts.insert(0, _neighbours(edge, axes, 1, context))
+    if reach.right:
+        edge = lax.slice_in_dim(shard, 0, reach.right, axis=dim)
+        parts.append(_neighbours(edge, axes, -1, context))
+    extended = lax.concatenate(parts, dim) if len(parts) > 1 else shard
+    start = _start(reach, axes, context)
+    if reach.outside and fill is not None:
+        first = context.index(axes) * shard.shape[dim] - reach.left
+        at = lax.broadcasted_iota(jnp.int32, extended.shape, dim) + first
+        extended = jnp.where((at >= 0) & (at < halo.size), extended, jnp.asarray(fill, extended.dtype))
+    if reach.width == extended.shape[dim]:
+        return extended, reach
+    return lax.dynamic_slice_in_dim(extended, start, reach.width, dim), reach
+
+
+def returned(gradient: Any, dim: int, own: int, halo: Halo, axes: tuple[str, ...], context: LocalContext) -> Any:
+    """What belongs to the shard of this device, of what was computed for the elements under all windows.
+
+    Args:
+        gradient: for the elements that `covered` gives.
+        dim: over which the windows slide.
+        own: elements of the dim on one device.
+        halo: the windows.
+        axes: mesh axes that split the dim, major first.
+        context: where shards lie.
+    """
+    reach = reach_of(halo, axes, context)
+    shape = list(gradient.shape)
+    shape[dim] = reach.left + own + reach.right
+    if reach.width != shape[dim]:
+        empty = jnp.zeros(shape, gradient.dtype)
+        gradient = lax.dynamic_update_slice_in_dim(empty, gradient, _start(reach, axes, context), dim)
+    mine = lax.slice_in_dim(gradient, reach.left, reach.left + own, axis=dim)
+    if reach.left:
+        edge = _neighbours(lax.slice_in_dim(gradient, 0, reach.left, axis=dim), axes, -1, context)
+        mine = _added(mine, edge, own - reach.left, dim)
+    if reach.right:
+        edge = _neighbours(lax.slice_in_dim(gradient, reach.left + own, None, axis=dim), axes, 1, context)
+        mine = _added(mine, edge, 0, dim)
+    return mine
+
+
+def _added(shard: Any, edge: Any, at: int, dim: int) -> Any:
+    part = lax.slice_in_dim(shard, at, at + edge.shape[dim], axis=dim)
+    return lax.dynamic_update_slice_in_dim(shard, part + edge, at, dim)
+
+
+def _start(reach: Reach, axes: tuple[str, ...], context: LocalContext) -> Any:
+    """Where the elements under the windows of this device begin."""
+    if len(set(reach.starts)) == 1:
+        return reach.starts[0]
+    return jnp.asarray(reach.starts, jnp.int32)[context.index(axes)]
+
+
+def _neighbours(edge: Any, axes: tuple[str, ...], by: int, context: LocalContext) -> Any:
+    """The edge of the device ``by`` places before; zeros where there is none."""
+    count = math.prod(context.sizes[a] for a in axes)
+    pairs = [(n, n + by) for n in range(count) if 0 <= n + by < count]
+    names = axis_names(context.index, axes)
+    return context.send(lambda e: lax.ppermute(e, names, pairs), edge)

@@ -1,0 +1,58 @@
+"""Edges of shards that operators send to neighbours while they run: how many bytes, and the seconds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.cluster import LogicalMesh
+from autopar.cost import CostModel
+from autopar.ir import TensorType
+from autopar.search.intra.draft import Array
+from autopar.sharding import Strategy
+from autopar.sharding.halo import messages
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One message to a neighbour.
+
+    Args:
+        operand: index of the operand whose edge it is.
+        bytes: that one device sends.
+        axes: mesh axes along which the neighbours lie.
+        seconds: of the message.
+    """
+
+    operand: int
+    bytes: int
+    axes: tuple[str, ...]
+    seconds: float
+
+
+def edges(cost: CostModel, mesh: LogicalMesh, strategy: Strategy, types: Sequence[TensorType]) -> Iterator[Edge]:
+    """The messages of one run of an operator.
+
+    Args:
+        cost: what things cost.
+        mesh: the logical mesh.
+        strategy: of the operator.
+        types: of its operands.
+    """
+    for operand in sorted({e.operand for e in strategy.exchanges}):
+        type = types[operand]
+        shape = strategy.operand_layouts[operand].local_shape(type.shape, mesh.sizes)
+        for elements, axes in messages(strategy.exchanges, operand, shape):
+            bytes = elements * type.nbytes // type.size
+            yield Edge(operand, bytes, axes, cost.collective_s("collective-permute", bytes, axes, mesh))
+
+
+def edges_s(
+    cost: CostModel, mesh: LogicalMesh, chosen: Sequence[Strategy], types: Sequence[TensorType]
+) -> Array | float:
+    """Seconds of the messages of one run of an operator, by strategy; 0.0 where none sends anything."""
+    if not any(s.exchanges for s in chosen):
+        return 0.0
+    return np.array([sum(e.seconds for e in edges(cost, mesh, s, types)) for s in chosen], float)

@@ -1,0 +1,133 @@
+"""Images split over height and width: a small U-Net, its values, its halos counted by hand, its predicted time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import autopar
+from autopar.api.options import ParallelOptions
+from autopar.api.parallelize import parallelize_with
+from autopar.lower.hlo import collectives
+from autopar.search.policy import SearchPolicy, SpacePolicy
+from tests.search.problems import f32, toy
+
+IMAGES = ("NHWC", "HWIO", "NHWC")
+
+
+def conv(x: jax.Array, w: jax.Array, **options: Any) -> jax.Array:
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=IMAGES, **options)
+
+
+def block(weights: tuple[jax.Array, ...], x: jax.Array) -> jax.Array:
+    for w in weights:
+        y = conv(x, w)
+        mean, square = jnp.mean(y, (1, 2, 3), keepdims=True), jnp.mean(y * y, (1, 2, 3), keepdims=True)
+        x = jax.nn.relu((y - mean) * lax.rsqrt(square - mean * mean + 1e-5))
+    return x
+
+
+def unet(params: Any, x: jax.Array) -> jax.Array:
+    """One level down, strided, dilated and grouped convolutions below, one level up beside what was passed over."""
+    top = block(params["down"], x)
+    low = lax.reduce_window(top, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    low = low + conv(low, params["dilated"], rhs_dilation=(2, 2), feature_group_count=2)
+    low = block(params["low"], low)
+    up = lax.conv_transpose(low, params["up"], (2, 2), "SAME", dimension_numbers=IMAGES)
+    return conv(block(params["out"], jnp.concatenate([top, up], -1)), params["last"])
+
+
+def train_step(params: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
+    loss, grads = jax.value_and_grad(lambda p: jnp.mean((unet(p, x) - y) ** 2))(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+
+def shapes(features: int) -> dict[str, Any]:
+    n = features
+    return {
+        "down": ((3, 3, 2, n), (3, 3, n, n)),
+        "dilated": (3, 3, n // 2, n),
+        "low": ((3, 3, n, 2 * n), (3, 3, 2 * n, 2 * n)),
+        "up": (2, 2, 2 * n, n),
+        "out": ((3, 3, 2 * n, n),),
+        "last": (1, 1, n, 1),
+    }
+
+
+def arguments(size: int, batch: int, features: int, make: Callable[..., Any]) -> tuple[Any, Any, Any]:
+    is_shape = lambda s: all(isinstance(n, int) for n in s)  # noqa: E731
+    params = jax.tree.map(lambda s: make(*s), shapes(features), is_leaf=is_shape)
+    return params, make(batch, size, size, 2), make(batch, size, size, 1)
+
+
+def drawn(seed: int) -> Callable[..., Any]:
+    rng = np.random.default_rng(seed)
+    return lambda *shape: jnp.asarray(rng.standard_normal(shape) / np.sqrt(np.prod(shape[:-1])))
+
+
+def parallel(fn: Callable[..., Any], space: SpacePolicy, mesh_shape: tuple[int, ...], **options: Any) -> Any:
+    policy = SearchPolicy(space=space)
+    given = {"num_stages": 1, "num_microbatches": 1, "mesh_shape": mesh_shape, "policy": policy, **options}
+    return parallelize_with(fn, ParallelOptions(cluster=toy(8), **given))
+
+
+#: Splits of small images are among the choices too.
+ALL = SpacePolicy(least_bytes=1, most_share=1.0)
+
+
+@pytest.mark.parametrize("mesh_shape", [(8,), pytest.param((2, 4), marks=pytest.mark.slow)])
+def test_values_and_gradients(mesh_shape: tuple[int, ...]) -> None:
+    with jax.enable_x64(True):
+        args = arguments(32, 1, 4, drawn(len(mesh_shape)))
+        compiled = parallel(train_step, ALL, mesh_shape, batch_argnums=(1, 2)).compile(*args)
+        halos = [c for c in compiled.plan.communication if c.kind == "collective-permute"]
+        assert any("conv_general_dilated" in id for c in halos for id in c.operators)
+        got, want = compiled(*args), jax.jit(train_step)(*args)
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, 1e-10, 1e-10), got, want)
+
+
+def layers(weights: tuple[jax.Array, ...], x: jax.Array) -> jax.Array:
+    for w in weights:
+        x = jnp.tanh(conv(x, w))
+    return x
+
+
+@pytest.mark.parametrize("taps", [3, 5])
+def test_halos_are_those_counted_by_hand(taps: int) -> None:
+    """A convolution of 3 rows needs one row on either side, of 5 rows two: of 63 pixels with 4 features in f32."""
+    weights, x = (f32(taps, 3, 4, 4),) * 3, f32(1, 64, 63, 4)
+    program = parallel(layers, ALL, (8,)).compile(weights, x)
+    sent = [c for c in collectives(program.as_text()) if c.kind == "collective-permute"]
+    edge = taps // 2 * 63 * 4 * 4
+    assert Counter((c.full_bytes, c.times) for c in sent) == {(edge, 1.0): 6}
+    found = {(c.kind, c.bytes, c.count) for c in program.plan.communication if c.kind == "collective-permute"}
+    assert found == {("collective-permute", edge, 6.0)}
+
+
+def test_edges_larger_than_a_share_of_a_shard_are_no_choice() -> None:
+    """The policy: of shards of 8 rows, edges of 2 + 2 rows are half."""
+    weights, x = (f32(5, 3, 4, 4),), f32(1, 64, 63, 4)
+    for share, kind in ((0.25, False), (0.5, True)):
+        space = SpacePolicy(least_bytes=1, most_share=share)
+        plan = parallel(layers, space, (8,)).plan(weights, x)
+        assert any(c.kind == "collective-permute" for c in plan.communication) == kind
+
+
+@pytest.mark.slow
+def test_one_image_on_eight_devices_takes_little_more_than_an_eighth_of_eight_images() -> None:
+    times = []
+    for batch in (1, 8):
+        args = arguments(1024, batch, 64, f32)
+        cluster = autopar.Cluster.load("dgx-h100")
+        step = autopar.parallelize(
+            train_step, cluster=cluster, num_stages=1, num_microbatches=1, remat="none", batch_argnums=(1, 2)
+        )
+        times.append(step.plan(*args).step_time)
+    assert times[0] <= 1.4 * times[1] / 8

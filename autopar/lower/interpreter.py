@@ -205,9 +205,9 @@ class Interpreter:
         """What a collective of an operator makes of a piece, see `LocalContext.send`; ``age`` as in `Held`."""
         if self.barriers is None:
             return permute(piece)
-        made = permute(self.barriers.collective(piece, age))
-        self.barriers.collected(made)
-        return made
+        output = permute(self.barriers.collective(piece, age))
+        self.barriers.collected(output)
+        return output
 
     def _maker(self, bound: BoundGraph, op: Operator, type: TensorType) -> Any:
         def make(layout: Layout) -> Any:

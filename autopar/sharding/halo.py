@@ -79,7 +79,7 @@ class Halo:
         return Halo(size, count, step, (taps - 1) * spread + 1, low, dilation)
 
     def reach(self, shards: int) -> Reach | None:
-        """What each of ``shards`` needs; None where more than its neighbours have it, or shards are not alike."""
+        """What each of ``shards`` needs; None where more than its neighbours have it, or shards differ in form."""
         return _reach(self, shards)
 
 
@@ -87,7 +87,7 @@ class Halo:
 def _reach(halo: Halo, shards: int) -> Reach | None:
     if shards < 1 or halo.size % shards or halo.count % shards or not halo.size or not halo.count:
         return None
-    own, windows, dilation = halo.size // shards, halo.count // shards, halo.dilation
+    size, windows, dilation = halo.size // shards, halo.count // shards, halo.dilation
     if windows * halo.step % dilation:
         return None
     covered = (windows - 1) * halo.step + halo.extent
@@ -96,14 +96,14 @@ def _reach(halo: Halo, shards: int) -> Reach | None:
     width = (begins[0] + covered - 1) // dilation - firsts[0] + 1
     if width < 1:
         return None
-    left = max(0, *(n * own - first for n, first in enumerate(firsts)))
-    right = max(0, *(first + width - (n + 1) * own for n, first in enumerate(firsts)))
+    left = max(0, *(n * size - first for n, first in enumerate(firsts)))
+    right = max(0, *(first + width - (n + 1) * size for n, first in enumerate(firsts)))
     outside = firsts[0] < 0 or firsts[-1] + width > halo.size
-    if left > own or right > own or (halo.returns and outside):
+    if left > size or right > size or (halo.returns and outside):
         return None
     low = firsts[0] * dilation - begins[0]
     high = covered - low - (width - 1) * dilation - 1
-    starts = tuple(first - n * own + left for n, first in enumerate(firsts))
+    starts = tuple(first - n * size + left for n, first in enumerate(firsts))
     return Reach(left, right, starts, width, low, high, outside)
 
 

@@ -51,29 +51,29 @@ def covered(
     return lax.dynamic_slice_in_dim(extended, start, reach.width, dim), reach
 
 
-def returned(gradient: Any, dim: int, own: int, halo: Halo, axes: tuple[str, ...], context: LocalContext) -> Any:
+def returned(gradient: Any, dim: int, size: int, halo: Halo, axes: tuple[str, ...], context: LocalContext) -> Any:
     """What belongs to the shard of this device, of what was computed for the elements under all windows.
 
     Args:
         gradient: for the elements that `covered` gives.
         dim: over which the windows slide.
-        own: elements of the dim on one device.
+        size: elements of the dim on one device.
         halo: the windows.
         axes: mesh axes that split the dim, major first.
         context: where shards lie.
     """
     reach = reach_of(halo, axes, context)
     shape = list(gradient.shape)
-    shape[dim] = reach.left + own + reach.right
+    shape[dim] = reach.left + size + reach.right
     if reach.width != shape[dim]:
         empty = jnp.zeros(shape, gradient.dtype)
         gradient = lax.dynamic_update_slice_in_dim(empty, gradient, _start(reach, axes, context), dim)
-    mine = lax.slice_in_dim(gradient, reach.left, reach.left + own, axis=dim)
+    mine = lax.slice_in_dim(gradient, reach.left, reach.left + size, axis=dim)
     if reach.left:
         edge = _neighbours(lax.slice_in_dim(gradient, 0, reach.left, axis=dim), axes, -1, context)
-        mine = _added(mine, edge, own - reach.left, dim)
+        mine = _added(mine, edge, size - reach.left, dim)
     if reach.right:
-        edge = _neighbours(lax.slice_in_dim(gradient, reach.left + own, None, axis=dim), axes, 1, context)
+        edge = _neighbours(lax.slice_in_dim(gradient, reach.left + size, None, axis=dim), axes, 1, context)
         mine = _added(mine, edge, 0, dim)
     return mine
 

@@ -63,7 +63,7 @@ def select_and_scatter_add(
     """The gradients of this device's windows; those for elements of neighbours are sent back to them."""
     source, values = operands
     padding, moved = list(params["padding"]), []
-    whole, own = context.operand_types, context.operand_shape(1)
+    whole, sizes = context.operand_types, context.operand_shape(1)
     for dim, axes in enumerate(context.operand_layouts[1].dims):
         if axes and _moving(params, dim):
             halo = _windows(params, dim, whole[1].shape[dim], whole[0].shape[dim])
@@ -72,7 +72,7 @@ def select_and_scatter_add(
             moved.append((dim, halo, axes))
     (gradient,) = bind(primitive, {**params, "padding": tuple(padding)}, [source, values])
     for dim, halo, axes in reversed(moved):
-        gradient = returned(gradient, dim, own[dim], halo, axes, context)
+        gradient = returned(gradient, dim, sizes[dim], halo, axes, context)
     return [gradient]
 
 

@@ -50,9 +50,9 @@ def edges(cost: CostModel, mesh: LogicalMesh, strategy: Strategy, types: Sequenc
 
 
 def edges_s(
-    cost: CostModel, mesh: LogicalMesh, chosen: Sequence[Strategy], types: Sequence[TensorType]
+    cost: CostModel, mesh: LogicalMesh, strategies: Sequence[Strategy], types: Sequence[TensorType]
 ) -> Array | float:
     """Seconds of the messages of one run of an operator, by strategy; 0.0 where none sends anything."""
-    if not any(s.exchanges for s in chosen):
+    if not any(s.exchanges for s in strategies):
         return 0.0
-    return np.array([sum(e.seconds for e in edges(cost, mesh, s, types)) for s in chosen], float)
+    return np.array([sum(e.seconds for e in edges(cost, mesh, s, types)) for s in strategies], float)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from autopar.api.calibrate import calibrate
     from autopar.api.compare import compare
     from autopar.api.measure import measure
+    from autopar.api.profiled import profile
     from autopar.api.verify import verify
     from autopar.cluster import Cluster
     from autopar.plan import Plan
@@ -58,6 +59,7 @@ _HOMES = {
     "initialize": "autopar.runtime.hosts.join",
     "measure": "autopar.api.measure",
     "parallelize": "autopar.api",
+    "profile": "autopar.api.profiled",
     "schedule": "",
     "search": "",
     "sharding": "",
@@ -95,6 +97,7 @@ __all__ = [
     "initialize",
     "measure",
     "parallelize",
+    "profile",
     "schedule",
     "search",
     "sharding",

@@ -28,7 +28,7 @@ def with_alternatives(plan: Plan, comparison: Comparison) -> Plan:
     )
     known = plan.content.search
     search = msgspec.structs.replace(known, considered=(*known.considered, *rows))
-    return Plan(msgspec.structs.replace(plan.content, search=search), plan.phases, plan.input_tree)
+    return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
 
 
 def compare(

@@ -16,6 +16,7 @@ from autopar.api.build_stages import build_stages
 from autopar.api.compiled import Compiled
 from autopar.api.constraints import constraints_of, merged
 from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked
+from autopar.api.details import with_operators
 from autopar.api.devices import check_devices
 from autopar.api.effects import check_effects
 from autopar.api.for_workers import check_for_workers
@@ -171,7 +172,8 @@ class PureFunction:
             with rare_collections():
                 traced, plan = search(signature, self.options.memory_limit_bytes)
                 plan = with_prices(self.options, self._like, signature, plan)
-        plan = Plan(plan.content, (*traced.phases, *clock.phases(), *plan.phases), input_tree(traced))
+        phases = (*traced.phases, *clock.phases(), *plan.phases)
+        plan = Plan(plan.content, phases, input_tree(traced), with_operators(plan.details, traced.graph))
         self.planned[signature] = traced, plan
         return traced, plan
 
@@ -193,7 +195,7 @@ class PureFunction:
         clock = agree(processes, traced, self.options, self.donated(traced))
         form = partial(self._in_form_of, signature)
         planned = share(processes, traced.graph.name, lambda: Planned(*self.plan(signature)), form, clock)
-        plan = Plan(planned.plan.content, planned.plan.phases or traced.phases, input_tree(planned.traced))
+        plan = replace(planned.plan, phases=planned.plan.phases or traced.phases, input_tree=input_tree(planned.traced))
         self.planned[signature] = planned.traced, plan
         return planned.traced, plan
 
@@ -321,7 +323,7 @@ class PureFunction:
             if self.options.num_stages != "auto" or self.options.plan is not None:
                 raise
             return self._compile_one_stage(signature)
-        kept = Plan(final.plan.content, plan.phases, plan.input_tree)
+        kept = replace(plan, content=final.plan.content)
         return self._keep(signature, final.traced, kept, clock, local)
 
     def _compile_one_stage(self, signature: CallSignature) -> Compiled:
@@ -375,7 +377,7 @@ class PureFunction:
         self, signature: CallSignature, traced: Traced, plan: Plan, clock: Clock, local: LoadedProgram
     ) -> Compiled:
         """Remembers a compiled signature."""
-        plan = Plan(plan.content, (*plan.phases, *clock.phases()), plan.input_tree)
+        plan = replace(plan, phases=(*plan.phases, *clock.phases()))
         self.planned[signature] = traced, plan
         self.compiled[signature] = Compiled(plan, traced, local, self.fn, self.signature_options, self.resolve)
         return self.compiled[signature]

@@ -129,6 +129,15 @@ def work(text: str, *, unknown_trips: float = 1.0) -> HloWork:
     return HloWork(fusions, cycles if said else None)
 
 
+def operations(text: str) -> dict[str, tuple[str, str]]:
+    """Instructions of a program by name: the opcode, and jax's name stack; of a loop those inside as well.
+
+    Args:
+        text: optimized HLO.
+    """
+    return {i.name: (i.opcode, i.scope) for body in parse_module(text).computations.values() for i in body}
+
+
 def total_wire_bytes(sent: Iterable[Collective]) -> float:
     """Bytes that one device sends in all of ``found``."""
     return math.fsum(c.wire_bytes for c in sent)

@@ -13,17 +13,19 @@ from autopar._compat.private import write_private
 from autopar.errors import PlanMismatchError
 from autopar.plan.checks import MOST_BYTES, check_content
 from autopar.plan.content import PlanContent
+from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.versions import FORMAT_VERSION, READABLE, upgraded
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     autopar_plan: int
     plan: PlanContent
+    details: Details = NO_DETAILS
 
 
-def encode(content: PlanContent) -> str:
-    """``content`` as JSON text, two spaces an indent, always the same for the same content."""
-    raw = msgspec.json.encode(_Document(FORMAT_VERSION, content))
+def encode(content: PlanContent, details: Details = NO_DETAILS) -> str:
+    """``content`` as JSON text, two spaces an indent, always the same for the same content and details."""
+    raw = msgspec.json.encode(_Document(FORMAT_VERSION, content, details))
     # Once around: a whole number in a field of floats is written as 1.0, as it will be after it was loaded.
     document = msgspec.to_builtins(msgspec.json.decode(raw, type=_Document))
     _leave_out_defaults(document["plan"])
@@ -45,8 +47,8 @@ def _leave_out_defaults(plan: dict[str, Any]) -> None:
         _leave_out_defaults(part)
 
 
-def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
-    """The content that `encode` wrote, or an older autopar's.
+def decode(text: str | bytes, origin: str = "the text") -> tuple[PlanContent, Details]:
+    """The content and details that `encode` wrote, or an older autopar's.
 
     Raises:
         PlanMismatchError: the text is cut short, of another version, or no plan; the message names the field.
@@ -74,13 +76,13 @@ def decode(text: str | bytes, origin: str = "the text") -> PlanContent:
     try:
         if older is not None:
             text = msgspec.json.encode(upgraded(msgspec.json.decode(text), older))
-        content = msgspec.json.decode(text, type=_Document).plan
+        document = msgspec.json.decode(text, type=_Document)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise PlanMismatchError(
             f"{origin} is not a plan: {error}", remedy="write the plan again with Plan.save"
         ) from error
-    check_content(content, origin)
-    return content
+    check_content(document.plan, origin)
+    return document.plan, document.details
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:

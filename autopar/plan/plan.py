@@ -13,6 +13,7 @@ from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
 from autopar.plan.codec import decode, encode, write_whole
 from autopar.plan.content import PlanContent
+from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.logical import axis_rules
 from autopar.plan.pipeline import Pipeline
 from autopar.plan.text import counted, explain_text, gap_of, html_summary, plan_text
@@ -59,11 +60,13 @@ class Plan:
         content: everything that its file holds.
         phases: (phase, seconds) of planning.
         input_tree: structure of the arguments; None in a plan that was loaded.
+        details: what is shown of operators besides their sharding.
     """
 
     content: PlanContent
     phases: tuple[tuple[str, float], ...] = field(default=(), compare=False)
     input_tree: Any = field(default=None, compare=False)
+    details: Details = field(default=NO_DETAILS, compare=False)
 
     @property
     def step_time(self) -> float:
@@ -184,20 +187,20 @@ class Plan:
         Raises:
             PlanMismatchError: nothing is called so; the message lists near names.
         """
-        return explain_text(self.content, what)
+        return explain_text(self.content, what, self.details)
 
     def to_json(self) -> str:
         """The plan as JSON with a format version; the same plan gives the same text."""
-        return encode(self.content)
+        return encode(self.content, self.details.saved)
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:
         """The plan that `to_json` wrote. Raises PlanMismatchError on anything else."""
-        return Plan(decode(text))
+        return _read(text, "the text")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a file, whole or not at all."""
-        write_whole(path, encode(self.content))
+        write_whole(path, encode(self.content, self.details.saved))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
@@ -206,7 +209,7 @@ class Plan:
             text = Path(path).read_bytes()
         except OSError as error:
             raise PlanMismatchError(f"cannot read the plan {os.fspath(path)!r}: {error.strerror}") from error
-        return Plan(decode(text, os.fspath(path)))
+        return _read(text, os.fspath(path))
 
     def check_program(self, fingerprint: str, program: str, names: Sequence[str] | None = None) -> None:
         """Raises PlanMismatchError unless the plan was made for this program.
@@ -244,3 +247,8 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return html_summary(self.content, self.phases)
+
+
+def _read(text: str | bytes, origin: str) -> Plan:
+    content, details = decode(text, origin)
+    return Plan(content, details=details)

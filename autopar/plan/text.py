@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from autopar.errors import PlanMismatchError
 from autopar.plan.content import PlanContent
+from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.groups import input_groups
 from autopar.plan.types import Choice, InputRecord
 from autopar.plan.words import plan_words
@@ -204,13 +205,13 @@ def typed(type_text: str, layout_text: str) -> str:
     return f"{dtype}[{','.join(parts)}]{tail}"
 
 
-def explain_text(c: PlanContent, what: str | None) -> str:
+def explain_text(c: PlanContent, what: str | None, details: Details = NO_DETAILS) -> str:
     """See `Plan.explain`."""
     if what is None:
         choices = sorted(c.choices, key=lambda k: (-k.cost, k.name))[:10]
         fixed = [n for n in c.notes if n.startswith(("constraint", "sharding_constraint"))]
         heading = "what was asked for\n\n" + "\n".join(fixed) + "\n\n" if fixed else ""
-        return heading + "the ten most expensive choices\n\n" + "\n\n".join(_choice_text(k) for k in choices)
+        return heading + "the ten most expensive choices\n\n" + "\n\n".join(_choice_text(k, details) for k in choices)
     exact = [k for k in c.choices if what == k.name or what in k.members]
     partly = [k for k in c.choices if what in k.name or any(what in m for m in k.members)]
     matching = exact or partly
@@ -223,11 +224,16 @@ def explain_text(c: PlanContent, what: str | None) -> str:
         )
     shown = matching[:10]
     tail = f"\n\n... {len(matching) - 10} more match" if len(matching) > 10 else ""
-    return "\n\n".join(_choice_text(k) for k in shown) + tail
+    return "\n\n".join(_choice_text(k, details) for k in shown) + tail
 
 
-def _choice_text(k: Choice) -> str:
-    lines = [k.name, f"  choice:     {k.choice}", f"  cost:       {seconds_text(k.cost)}"]
+def _choice_text(k: Choice, details: Details) -> str:
+    lines = [k.name]
+    detail = details.of(k.name)
+    if detail is not None:
+        lines += [f"  at:         {detail.source}"] if detail.source else []
+        lines.append(f"  computes:   {detail.form}")
+    lines += [f"  choice:     {k.choice}", f"  cost:       {seconds_text(k.cost)}"]
     if k.runner_up:
         lines.append(f"  runner-up:  {k.runner_up}")
         lines.append(f"  its cost:   {seconds_text(k.runner_up_cost)} (everything else as it is)")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autopar.plan import Plan, PlanContent
+from autopar.plan.details import NO_DETAILS, Details, OperatorDetail
 from autopar.plan.groups import input_groups
 from autopar.plan.text import bytes_text, placed_text, seconds_text, summary_rows, table
 
@@ -61,7 +62,7 @@ def sections(plan: Plan, *, rows: int = 40, choices: int = 0) -> tuple[Section, 
     c = plan.content
     shown = [memory(c), inputs(c, rows), communication(c, rows), considered(c, rows)]
     if choices:
-        shown.append(expensive_choices(c, choices))
+        shown.append(expensive_choices(c, choices, plan.details))
     return tuple(shown)
 
 
@@ -130,8 +131,10 @@ def considered(c: PlanContent, limit: int) -> Section:
     return Section("considered", ("option", "step time", "peak memory", "note"), rows, (1, 2), left_out)
 
 
-def expensive_choices(c: PlanContent, limit: int) -> Section:
-    """The choices that cost most, each with the next best."""
+def expensive_choices(c: PlanContent, limit: int, details: Details = NO_DETAILS) -> Section:
+    """The choices that cost most, each with its line and form where they are known, and the next best."""
+    known = {d.id: d for d in details.operators}
+    none = OperatorDetail("")
     ordered = sorted(c.choices, key=lambda k: (-k.cost, k.name))
     all_rows = [
         (
@@ -141,13 +144,14 @@ def expensive_choices(c: PlanContent, limit: int) -> Section:
             k.runner_up or "nothing else is possible",
             seconds_text(k.runner_up_cost) if k.runner_up else "-",
             str(len(k.members)),
+            *((known.get(k.name, none).source, known.get(k.name, none).form) if known else ()),
         )
         for k in ordered
     ]
     rows, left_out = _cut(all_rows, limit)
     return Section(
         "most expensive choices",
-        ("for", "choice", "cost", "runner-up", "its cost", "followers"),
+        ("for", "choice", "cost", "runner-up", "its cost", "followers", *(("line", "computes") if known else ())),
         rows,
         (2, 4, 5),
         left_out,

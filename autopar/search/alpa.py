@@ -20,6 +20,7 @@ from autopar.search.constraints import meshes_that_hold
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.intra.host import least_device_memory
 from autopar.search.intra.slack import Hidden, hide, step_s
+from autopar.search.intra.timeline import details_of
 from autopar.search.problem import NotFasterError, Problem
 from autopar.solver import ChoiceProblem, HighsSolver, Solution, Status, first_look, peak_bytes, solve
 from autopar.solver.goal import PLAN_GAP, Goal
@@ -99,7 +100,7 @@ def alpa(problem: Problem) -> Plan:
     if not plan.content.memory_bound or len(unlimited) < len(looked):
         return plan
     search = msgspec.structs.replace(plan.content.search, unlimited_s=cheapest)
-    return Plan(msgspec.structs.replace(plan.content, search=search), plan.phases)
+    return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
 
 
 def _all_looked_at(problem: Problem, clock: Clock) -> list[_Looked]:
@@ -302,7 +303,7 @@ def best_plan(
             for a, s in zip(answers, shardings, strict=True)
         )
         bound = min(a.solution.lower_bound for a in answers)
-    return assemble(
+    plan = assemble(
         problem,
         first.sharding_problem,
         taken.sharding,
@@ -312,6 +313,7 @@ def best_plan(
         considered,
         clock,
     )
+    return replace(plan, details=details_of(problem, first.sharding_problem, taken.solution.choice, taken.sharding))
 
 
 def infeasible(problem: Problem, problems: Sequence[ShardingProblem]) -> InfeasiblePlanError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -84,7 +84,7 @@ class Incumbent:
             return None
         note = f"the search was ended by {cause}: this is the best plan until then, and a longer search may find better"
         content = msgspec.structs.replace(self.best.content, notes=(*self.best.content.notes, note))
-        return Plan(content, self.best.phases, self.best.input_tree)
+        return replace(self.best, content=content)
 
 
 @dataclass(frozen=True)

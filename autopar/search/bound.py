@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -87,7 +87,7 @@ def bounded(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
     search = plan.content.search
     whole_s = min(work_bound_s(graph, cluster), plan.step_time)
     search = msgspec.structs.replace(search, lower_bound=whole_s, sharding_bound=search.lower_bound)
-    return Plan(msgspec.structs.replace(plan.content, search=search), plan.phases, plan.input_tree)
+    return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
 
 
 def work_bound_s(graph: Graph, cluster: Cluster) -> float:

@@ -93,4 +93,4 @@ def build_within(
         text = f"the compiled program needs {bytes_text(needed)} a device, above the limit of {bytes_text(limit_bytes)}"
         notes = (*notes, text)
     content = msgspec.structs.replace(content, notes=notes, memory_limit=limit_bytes)
-    return replace(planned, plan=Plan(content, planned.plan.phases, planned.plan.input_tree)), program
+    return replace(planned, plan=replace(planned.plan, content=content)), program

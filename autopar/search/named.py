@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from autopar.plan import Plan
@@ -11,4 +13,4 @@ def renamed(plan: Plan, strategy: str, *notes: str) -> Plan:
     """``plan`` as the answer of ``strategy``, with further notes."""
     search = msgspec.structs.replace(plan.content.search, strategy=strategy)
     content = msgspec.structs.replace(plan.content, search=search, notes=(*plan.content.notes, *notes))
-    return Plan(content, plan.phases, plan.input_tree)
+    return replace(plan, content=content)

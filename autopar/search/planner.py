@@ -137,7 +137,7 @@ class Planner:
             reporting = replace(problem.reporting, explains_infeasible=explain)
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
             plan = self._shard(replace(stage, graph=single.graph))
-            plan = Plan(plan.content.recomputing(level, single.layer_ends), plan.phases)
+            plan = replace(plan, content=plan.content.recomputing(level, single.layer_ends))
             problem.offer(bounded(plan, problem.graph, problem.cluster))
             return plan
 
@@ -188,7 +188,7 @@ class Planner:
         )
         plan = cached_with_stages(self.strategy, self.cache)(whole)
         if kept:
-            plan = Plan(msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)), plan.phases)
+            plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)))
         return layered.of_step(plan)
 
     def _shard(self, problem: Problem) -> Plan:

@@ -15,6 +15,7 @@ from autopar.plan import Considered, Plan
 from autopar.search.assemble import assemble
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build, extract
+from autopar.search.intra.timeline import details_of
 from autopar.search.problem import Problem
 from autopar.solver import HighsSolver, Node, Solution, solve
 
@@ -94,4 +95,5 @@ def restricted_plan(
     with clock.phase("extract"):
         sharding = extract(problem, sharding_problem, restricted.solution.choice)
     objective, bound = restricted.solution.objective, restricted.solution.lower_bound
-    return assemble(problem, sharding_problem, sharding, name, objective, bound, tuple(considered), clock)
+    plan = assemble(problem, sharding_problem, sharding, name, objective, bound, tuple(considered), clock)
+    return replace(plan, details=details_of(problem, sharding_problem, restricted.solution.choice, sharding))

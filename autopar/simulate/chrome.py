@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autopar.plan.details import MemoryPoint, TimelineSlice
 from autopar.schedule import NONE
 from autopar.simulate.event import Event, Memory
 
 _COMPUTE, _SEND = 0, 1
 
 
-def chrome_trace(num_workers: int, events: Sequence[Event], memory: Sequence[Memory]) -> str:
+def chrome_trace(
+    num_workers: int,
+    events: Sequence[Event],
+    memory: Sequence[Memory],
+    slices: Sequence[TimelineSlice] = (),
+    kinds: Sequence[MemoryPoint] = (),
+) -> str:
     """A trace with a process a worker and a thread a lane; times in microseconds, as the format wants.
 
     Args:
         num_workers: workers, busy or not.
         events: what took time.
         memory: bytes over time of each worker, or nothing.
+        slices: operators and collectives of one stage: a thread for each resource of a process of their own.
+        kinds: bytes by kind over time: a counter of that process.
     """
     trace_events: list[dict[str, Any]] = []
     for worker in range(num_workers):
@@ -31,10 +40,50 @@ def chrome_trace(num_workers: int, events: Sequence[Event], memory: Sequence[Mem
             trace_events.append(
                 {"ph": "C", "pid": worker, "tid": 0, "name": "memory", "ts": _us(time_s), "args": {"bytes": size}}
             )
-    return (
-        json.dumps({"displayTimeUnit": "ms", "traceEvents": trace_events}, separators=(",", ":"), allow_nan=False)
-        + "\n"
-    )
+    return _document([*trace_events, *_of_stage(num_workers, "operators and collectives", slices, kinds)])
+
+
+def stage_trace(timelines: Mapping[str, tuple[Sequence[TimelineSlice], Sequence[MemoryPoint]]]) -> str:
+    """A trace with a process a timeline of one stage: its slices and its memory by kind.
+
+    Args:
+        timelines: by name.
+    """
+    parts = [_of_stage(n, name, *timeline) for n, (name, timeline) in enumerate(timelines.items())]
+    return _document([event for part in parts for event in part])
+
+
+def _document(events: list[dict[str, Any]]) -> str:
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _of_stage(
+    process: int, title: str, slices: Sequence[TimelineSlice], kinds: Sequence[MemoryPoint]
+) -> list[dict[str, Any]]:
+    """Events of the operators and collectives of one stage."""
+    if not slices:
+        return []
+    resources = ["compute", *sorted({s.resource for s in slices} - {"compute"})]
+    trace_events = [_meta("process_name", process, 0, title)]
+    trace_events += [_meta("thread_name", process, n, r if n == 0 else f"{r} links") for n, r in enumerate(resources)]
+    for s in slices:
+        start = _us(s.start_s)
+        trace_events.append(
+            {"ph": "X", "pid": process, "tid": resources.index(s.resource), "name": s.name, "cat": s.resource,
+             "ts": start, "dur": round(_us(s.end_s) - start, 6), "args": {}}
+        )  # fmt: skip
+    for point in kinds:
+        trace_events.append(
+            {
+                "ph": "C",
+                "pid": process,
+                "tid": 0,
+                "name": "memory by kind",
+                "ts": _us(point.time_s),
+                "args": point.bytes,
+            }
+        )
+    return trace_events
 
 
 def _meta(kind: str, worker: int, lane: int, name: str) -> dict[str, Any]:

@@ -34,6 +34,9 @@ from autopar.simulate.timeline import Timeline
 def simulate(plan: Plan, depth: int | None = None) -> Timeline:
     """What a step of ``plan`` will look like: who computes and sends when, and memory over time.
 
+    A plan of one stage that was made here, or saved with its details, also has its operators and collectives by
+    resource and memory by kind; `Timeline.save` writes them for Perfetto.
+
     Of a schedule without a flush it is a call of a full pipeline, see `steady`. A plan with one stage is one
     worker that runs its microbatches one behind the other.
 
@@ -52,6 +55,8 @@ def simulate(plan: Plan, depth: int | None = None) -> Timeline:
         return replace(steady(table, dataflow, durations), memory=tuple(((0.0, peak),) for peak in peaks))
     program, durations = program_of(plan)
     timeline = run(program, durations, depth)
+    if plan.num_stages == 1:
+        timeline = replace(timeline, slices=plan.details.slices, kinds=plan.details.memory)
     if plan.content.pipeline is None or program.table.num_stages != plan.num_stages:
         return timeline  # what the record's values take
     return replace(timeline, memory=_memory(plan, program.table, timeline))

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from autopar.plan import write_whole
+from autopar.plan.details import MemoryPoint, TimelineSlice
 from autopar.plan.text import bytes_text, seconds_text
 from autopar.schedule import NONE
 from autopar.simulate.chrome import chrome_trace
@@ -45,12 +46,16 @@ class Timeline:
         events: everything that took time, sorted.
         memory: bytes a device over time of each worker; empty where it was not measured.
         origin: where it comes from.
+        slices: operators and collectives of the only stage, by the resource that they take.
+        kinds: bytes a device of it over time, by kind.
     """
 
     num_workers: int
     events: tuple[Event, ...]
     memory: tuple[Memory, ...] = ()
     origin: Literal["simulated", "measured"] = "simulated"
+    slices: tuple[TimelineSlice, ...] = ()
+    kinds: tuple[MemoryPoint, ...] = ()
 
     @staticmethod
     def measured(num_workers: int, events: Iterable[Event], memory: Iterable[Memory] = ()) -> Timeline:
@@ -142,7 +147,7 @@ class Timeline:
 
     def to_chrome(self) -> str:
         """A Chrome trace (JSON), which Perfetto opens: a process a worker, its lanes, its memory as a counter."""
-        return chrome_trace(self.num_workers, self.events, self.memory)
+        return chrome_trace(self.num_workers, self.events, self.memory, self.slices, self.kinds)
 
     def to_json(self) -> str:
         """Summary, workers and events as one JSON document."""

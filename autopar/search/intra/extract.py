@@ -259,7 +259,7 @@ def memory_of(sharding_problem: ShardingProblem, choice: Sequence[int]) -> Memor
     """Bytes a device by kind at the fullest moment of a choice."""
     if not sharding_problem.usages:
         return Memory()
-    views = _views(sharding_problem, choice)
+    views = views_of(sharding_problem, choice)
     usages = [u for u in sharding_problem.usages if u.key not in views and u.kind not in (IN_FLIGHT, HOST)]
     fullest = int(np.argmax(_held(usages, choice)))
     kinds: dict[str, int] = defaultdict(int)
@@ -281,12 +281,12 @@ def _held(usages: Sequence[UsageDraft], choice: Sequence[int]) -> np.ndarray:
 
 def _computed_bytes(sharding_problem: ShardingProblem, graph: Graph, choice: Sequence[int]) -> float:
     """Most bytes a device at any time of what a step makes and gives up again: no inputs, and no results."""
-    kept = {i.name for i in graph.inputs} | {o.operand for o in graph.outputs} | _views(sharding_problem, choice)
+    kept = {i.name for i in graph.inputs} | {o.operand for o in graph.outputs} | views_of(sharding_problem, choice)
     computed = [u for u in sharding_problem.usages if u.key not in kept and u.kind not in (IN_FLIGHT, HOST)]
     return float(_held(computed, choice).max()) if computed else 0.0
 
 
-def _views(sharding_problem: ShardingProblem, choice: Sequence[int]) -> frozenset[str]:
+def views_of(sharding_problem: ShardingProblem, choice: Sequence[int]) -> frozenset[str]:
     """Values that are inputs in another shape, taken by all as they lie: they need no memory of their own.
 
     The problem counts them, for whether they lie as the input does is a matter of two choices.

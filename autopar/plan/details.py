@@ -1,0 +1,74 @@
+"""`Details`: what a plan's outputs show besides its decisions: lines of the source, forms of operators, a timeline.
+
+Plans are equal whatever their details are, and a plan without any is as good.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+
+class OperatorDetail(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an operator is.
+
+    Args:
+        id: the operator, as in its record.
+        source: the user's line, as ``file.py:12 (function)``; "" where it is not known.
+        form: einsum-like form with the types: ``ab,bc->ac  f32[8,64] f32[64,32] -> f32[8,32]``.
+    """
+
+    id: str
+    source: str = ""
+    form: str = ""
+
+
+class TimelineSlice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that takes time in the only stage.
+
+    Args:
+        name: the operator, or the collective with its bytes.
+        resource: "compute", or the class of links: "intra" or "inter".
+        start_s: seconds from the beginning of the step.
+        end_s: when it is over.
+    """
+
+    name: str
+    resource: str
+    start_s: float
+    end_s: float
+
+
+class MemoryPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes a device by kind from a time on."""
+
+    time_s: float
+    bytes: dict[str, int]
+
+
+class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Details of a plan.
+
+    Args:
+        operators: what each operator is.
+        slices: the timeline of a plan of one stage, in order of time.
+        memory: bytes a device over it.
+    """
+
+    operators: tuple[OperatorDetail, ...] = ()
+    slices: tuple[TimelineSlice, ...] = ()
+    memory: tuple[MemoryPoint, ...] = ()
+
+    @property
+    def saved(self) -> Details:
+        """What is written with a plan: all of it once the operators are known, before that nothing."""
+        return self if self.operators else NO_DETAILS
+
+    def of(self, name: str) -> OperatorDetail | None:
+        """The detail of an operator, by id."""
+        return next((d for d in self.operators if d.id == name), None)
+
+
+#: Of a plan that has none.
+NO_DETAILS: Final = Details()

@@ -173,7 +173,11 @@ def _unsearched(search: SearchContent) -> SearchContent:
 
 
 def _hash(plan: Plan) -> str:
-    return hashlib.sha256(plan.to_json().encode()).hexdigest()[:16]
+    document = json.loads(plan.to_json())
+    for content in (document["plan"], *document["plan"].get("parts", ())):
+        content["cluster"] = json.dumps(content["cluster"], sort_keys=True, separators=(",", ":"))
+    text = msgspec.json.format(msgspec.json.encode({**document, "autopar_plan": 2}), indent=1).decode() + "\n"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]  # of format 2, in which the kept hashes were taken
 
 
 def digests(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:

@@ -96,4 +96,4 @@ def with_prices(options: ParallelOptions, replan: Replan, signature: CallSignatu
         free = replan(signature, replace(options, constraints=rest, verify=None))(limit)
         notes.append(price_note(group, plan.step_time, free.plan.step_time))
     content = msgspec.structs.replace(plan.content, notes=(*notes, *plan.content.notes))
-    return Plan(content, plan.phases) if notes else plan
+    return replace(plan, content=content) if notes else plan

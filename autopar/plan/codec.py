@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import secrets
 from pathlib import Path
@@ -34,7 +36,11 @@ def encode(content: PlanContent, details: Details = NO_DETAILS) -> str:
 
 
 def _leave_out_defaults(plan: dict[str, Any]) -> None:
-    """Drops what only plans with several stages, or little memory, have from the others."""
+    """Drops what only plans with several stages, or little memory, have from the others; the cluster is nested."""
+    with contextlib.suppress(ValueError, RecursionError):
+        cluster = json.loads(plan["cluster"])
+        if isinstance(cluster, dict) and _canonical(cluster) == plan["cluster"]:
+            plan["cluster"] = cluster
     for name in ("pipeline", "cuts", "parts"):
         if not plan[name]:
             del plan[name]
@@ -76,13 +82,27 @@ def decode(text: str | bytes, origin: str = "the text") -> tuple[PlanContent, De
     try:
         if older is not None:
             text = msgspec.json.encode(upgraded(msgspec.json.decode(text), older))
-        document = msgspec.json.decode(text, type=_Document)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        plain = msgspec.json.decode(text)
+        _with_cluster_text(plain["plan"])
+        document = msgspec.convert(plain, type=_Document)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError, LookupError, TypeError) as error:
         raise PlanMismatchError(
             f"{origin} is not a plan: {error}", remedy="write the plan again with Plan.save"
         ) from error
     check_content(document.plan, origin)
     return document.plan, document.details
+
+
+def _with_cluster_text(plan: Any) -> None:
+    """Puts the canonical text of clusters in the place of their JSON, as `Cluster.to_json` writes it."""
+    if isinstance(plan["cluster"], dict):
+        plan["cluster"] = _canonical(plan["cluster"])
+    for part in plan.get("parts", ()):
+        _with_cluster_text(part)
+
+
+def _canonical(cluster: dict[str, Any]) -> str:
+    return json.dumps(cluster, sort_keys=True, separators=(",", ":"))
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:

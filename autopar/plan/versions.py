@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 #: The format that is written.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _STAGE_FIELDS_OF_1 = (
     ("held_bytes", "activation_bytes"),
@@ -61,6 +61,11 @@ def _with_values(part: Any) -> Any:
     return part
 
 
-_STEPS: Mapping[int, Callable[[Any], Any]] = MappingProxyType({1: _from_1})
+def _from_2(plan: Any) -> Any:
+    """Format 3 has the cluster as JSON; its text is read too, wherever it is."""
+    return plan
+
+
+_STEPS: Mapping[int, Callable[[Any], Any]] = MappingProxyType({1: _from_1, 2: _from_2})
 #: Older formats that can be read.
 READABLE = tuple(_STEPS)

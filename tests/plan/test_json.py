@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.cluster import Cluster
 from autopar.errors import PlanMismatchError
 from autopar.plan import FORMAT_VERSION, Plan, codec, write_whole
 from tests.plan.plans import plans, small_plan
@@ -92,6 +93,16 @@ def test_a_plan_of_the_first_format_is_read() -> None:
 def test_a_broken_plan_of_the_first_format_is_refused(plan: object) -> None:
     with pytest.raises(PlanMismatchError, match="is not a plan"):
         Plan.from_json(json.dumps({"autopar_plan": 1, "plan": plan}))
+
+
+def test_the_cluster_is_nested_and_its_text_of_format_2_is_read() -> None:
+    cluster = Cluster.load("dgx-a100")
+    plan = Plan(msgspec.structs.replace(small_plan().content, cluster=cluster.to_json()))
+    document = json.loads(plan.to_json())
+    assert document["plan"]["cluster"] == cluster.to_dict()
+    assert Plan.from_json(plan.to_json()) == plan
+    document["plan"]["cluster"] = cluster.to_json()
+    assert Plan.from_json(json.dumps({**document, "autopar_plan": 2})) == plan
 
 
 def test_a_plan_without_version_is_refused() -> None:

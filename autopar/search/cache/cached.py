@@ -40,14 +40,14 @@ class Cached:
         clock = Clock()
         with clock.phase("cache"):
             key = key_of(problem, self.planner, self.cache.environment_hash)
-            kept = None if key is None else self.cache.get(key)
+            kept = None if key is None else self.cache.get_plan(key)
         if kept is not None:
             problem.log(f"read the plan of {problem.graph.name} from the cache {self.cache.folder}")
-            return Plan(kept, clock.phases())
+            return Plan(kept.content, clock.phases(), details=kept.details)
         began = time.perf_counter()
         plan = self.search(problem)
         if key is not None and time.perf_counter() - began >= self.cache.least_s:
-            self.cache.put(key, plan.content)
+            self.cache.put(key, plan.content, plan.details)
         return plan
 
 

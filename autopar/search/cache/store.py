@@ -14,6 +14,8 @@ from pathlib import Path
 from autopar._compat.private import private_folder, read_own
 from autopar.errors import PlanMismatchError
 from autopar.plan import Plan, PlanContent, write_whole
+from autopar.plan.codec import encode
+from autopar.plan.details import NO_DETAILS, Details
 from autopar.search.plain_data import environment_hash
 
 _SUFFIX = ".plan.gz"
@@ -52,6 +54,11 @@ class PlanCache:
         return environment_hash()
 
     def get(self, key: str) -> PlanContent | None:
+        """What the plan of `get_plan` decides."""
+        plan = self.get_plan(key)
+        return None if plan is None else plan.content
+
+    def get_plan(self, key: str) -> Plan | None:
         """The plan kept under a key, which counts as used; None where there is none.
 
         A file that is cut short, damaged or something else is removed.
@@ -62,20 +69,20 @@ class PlanCache:
         except (OSError, ValueError):
             return None
         try:
-            content = _unpacked(key, raw)
+            plan = _unpacked(key, raw)
         except (OSError, EOFError, ValueError, zlib.error, PlanMismatchError):
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
-        return content
+        return plan
 
-    def put(self, key: str, content: PlanContent) -> None:
+    def put(self, key: str, content: PlanContent, details: Details = NO_DETAILS) -> None:
         """Keeps a plan under a key, unless it is too large, its text does not give it back, or the disk is full."""
         with contextlib.suppress(OSError, ValueError, PlanMismatchError):
-            raw = _packed(key, content)
-            if len(raw) <= self.most_bytes and _unpacked(key, raw) == content:
+            raw = _packed(key, content, details)
+            if len(raw) <= self.most_bytes and _unpacked(key, raw).content == content:
                 private_folder(self.folder, tighten=True)
                 write_whole(self._path(key), raw)
                 self._drop_oldest()
@@ -119,11 +126,11 @@ def _removed(path: Path) -> bool:
     return True
 
 
-def _packed(key: str, content: PlanContent) -> bytes:
-    return gzip.compress(f"{key}\n{Plan(content).to_json()}".encode(), _EFFORT, mtime=0)
+def _packed(key: str, content: PlanContent, details: Details) -> bytes:
+    return gzip.compress(f"{key}\n{encode(content, details)}".encode(), _EFFORT, mtime=0)
 
 
-def _unpacked(key: str, raw: bytes) -> PlanContent:
+def _unpacked(key: str, raw: bytes) -> Plan:
     """The plan in a file. ValueError and others where it holds none, or that of another key."""
     unpacker = zlib.decompressobj(_GZIP)
     data = unpacker.decompress(raw, _MOST_UNPACKED_BYTES)
@@ -132,4 +139,4 @@ def _unpacked(key: str, raw: bytes) -> PlanContent:
     head, _, text = data.partition(b"\n")
     if head != key.encode():
         raise ValueError(f"the file holds {head[:64]!r}")
-    return Plan.from_json(text).content
+    return Plan.from_json(text)

@@ -22,9 +22,10 @@ from autopar.search.intra.host import least_device_memory
 from autopar.search.intra.slack import Hidden, hide, step_s
 from autopar.search.intra.timeline import details_of
 from autopar.search.problem import NotFasterError, Problem
-from autopar.solver import ChoiceProblem, HighsSolver, Solution, Status, first_look, peak_bytes, solve
+from autopar.solver import ChoiceProblem, HighsSolver, Solution, Status, first_look, is_feasible, peak_bytes, solve
 from autopar.solver.goal import PLAN_GAP, Goal
 from autopar.solver.memory import memory_floor
+from autopar.solver.solve import LARGE
 
 #: Of a mesh that is not solved.
 _LEFT_OUT = "left out: its bound is above what is known"
@@ -68,6 +69,8 @@ def alpa(problem: Problem) -> Plan:
     """
     clock, known_s = Clock(), problem.subproblem.cutoff_s
     looked = _all_looked_at(problem, clock)
+    if problem.subproblem.ample_memory and not any(look.fits for look in looked):
+        raise _too_little(problem)
     answers: dict[int, list[MeshSolution]] = {}
     unlimited: dict[int, float] = {}
     best = math.inf
@@ -95,7 +98,7 @@ def alpa(problem: Problem) -> Plan:
         useless = [a.solution.lower_bound for a in every if a.solution.lower_bound >= known_s]
         if any(map(math.isfinite, useless)):
             raise _no_better(problem, min(useless))
-    improve = functools.partial(_solve, problem, binds=True)
+    improve = functools.partial(_improved, problem)
     plan = best_plan(problem, every, "alpa", clock, improve)
     if not plan.content.memory_bound or len(unlimited) < len(looked):
         return plan
@@ -120,6 +123,8 @@ def _all_looked_at(problem: Problem, clock: Clock) -> list[_Looked]:
             for i in order:
                 problem.checkpoint()
                 looked[i] = thread.submit(looks.look, _sharding_problem(problem, meshes[i], clock, split_phases=False))
+                if problem.subproblem.ample_memory and i == order[0] and looked[i].result().bound_s == math.inf:
+                    raise _too_little(problem)  # the least of one mesh is about that of all
         except BaseException:
             thread.shutdown(cancel_futures=True)
             raise
@@ -222,6 +227,11 @@ def _under_limit(problem: Problem, free: MeshSolution, clock: Clock, cutoff_s: f
     ]
 
 
+def _too_little(problem: Problem) -> InfeasiblePlanError:
+    limit = bytes_text(problem.memory_limit_bytes)
+    return InfeasiblePlanError(f"{problem.graph.name} without a limit does not fit {limit} a device on any mesh")
+
+
 def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:
     return NotFasterError(
         f"no plan of {problem.graph.name} takes less than {problem.subproblem.cutoff_s} s; the fastest, without a "
@@ -256,12 +266,21 @@ def _solve(
     )
 
 
+def _improved(problem: Problem, choices: ChoiceProblem, start: tuple[int, ...]) -> Solution:
+    """A choice that is at least as cheap as ``start``: no proof is needed, and of large problems a look is enough."""
+    goal = Goal(PLAN_GAP)
+    free = first_look(replace(choices, limit_bytes=None), goal, start) if choices.columns > LARGE else None
+    if free is None:
+        return _solve(problem, choices, binds=True)
+    return free if is_feasible(choices, free.choice) else first_look(choices, goal, start) or free
+
+
 def best_plan(
     problem: Problem,
     answers: Sequence[MeshSolution],
     name: str,
     clock: Clock,
-    improve: Callable[[ChoiceProblem], Solution] | None = None,
+    improve: Callable[[ChoiceProblem, tuple[int, ...]], Solution] | None = None,
 ) -> Plan:
     """The plan of the answer of the shortest step.
 

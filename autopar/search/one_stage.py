@@ -39,6 +39,11 @@ class OneStage:
         )
 
 
+def first_configuration(counts: Sequence[int], remat: str) -> OneStage:
+    """The configuration that is tried first; arguments as of `one_stage`."""
+    return OneStage(counts[0], "none" if remat == "auto" else next(level for level in LEVELS if level == remat))
+
+
 def one_stage(
     trials: Trials[OneStage, Plan],
     counts: Sequence[int],
@@ -67,7 +72,7 @@ def one_stage(
         InfeasiblePlanError: no configuration fits, or none is found to stay below ``cutoff_s``.
         MicrobatchError: no number of microbatches is possible.
     """
-    first: Level = "none" if remat == "auto" else next(level for level in LEVELS if level == remat)
+    first = first_configuration(counts, remat).level
     more = LEVELS[1:] if remat == "auto" else ()
     plain = [OneStage(count, first) for count in counts]
     plan: Plan | None

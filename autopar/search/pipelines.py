@@ -155,16 +155,21 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
                 break
         if plans and is_small(problem) and o.num_microbatches is None:
             before = 0
-            while before < len(plans):
+            while before < len(plans) and _may_win(problem, plans):
                 before = len(plans)
                 plans += trials.run(map(_Trial, _neighbours(problem, source, plans, pool)))
-    if plans and o.schedule == "auto" and o.num_stages is None:
+    if plans and o.schedule == "auto" and o.num_stages is None and _may_win(problem, plans):
         plans += trials.run(_with_two_stages_per_worker(problem, source, min(plans, key=_seconds)))
     if not plans:
         raise _nothing_planned(problem, trials)
     best = min(plans, key=_seconds)
     record = msgspec.structs.replace(best.content.search, considered=_considered(plans, best))
     return Plan(msgspec.structs.replace(best.content, search=record), clock.phases())
+
+
+def _may_win(problem: Problem, plans: Sequence[Plan]) -> bool:
+    """Whether a change of microbatches or schedule may make the fastest plan faster than the plan at hand."""
+    return min(map(_seconds, plans)) < problem.policy.partition.near_best * problem.subproblem.cutoff_s
 
 
 def _seconds(plan: Plan) -> float:
@@ -211,7 +216,9 @@ def _rounds(problem: Problem, source: StageSource, pool: WorkerPool, clock: Cloc
             near = near[: policy.most_near]
             if is_small(problem) and near:
                 near += _best_of_each(
-                    ranked, {len(c.members) for c in near}, policy.far * min(ranked[0].estimate_s, cutoff_s)
+                    ranked,
+                    {len(c.members) for c in near},
+                    min(policy.far * ranked[0].estimate_s, policy.near_best * cutoff_s),
                 )
             if ranked and not near:  # all of them take longer than a plan that is at hand
                 return

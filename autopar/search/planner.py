@@ -24,9 +24,11 @@ from autopar.plan import Plan
 from autopar.search.anytime import Converted, Incumbent, SearchEndedError
 from autopar.search.bound import bounded
 from autopar.search.cache import PlanCache, cached, cached_with_stages
+from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.reach import may_be_faster
 from autopar.search.enumeration.search_space import is_large
-from autopar.search.one_stage import OneStage, one_stage
+from autopar.search.enumeration.whole_steps import stages_that_may_be_faster
+from autopar.search.one_stage import OneStage, first_configuration, one_stage
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.source import StepSource
@@ -100,15 +102,30 @@ class Planner:
     def _forms(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Iterator[tuple[Form, bool]]:
         """Forms of plans in the order in which they are tried, each with whether it is one stage.
 
-        Between nodes a pipeline is the likelier answer, and one stage takes longer to plan without a plan to beat.
-        Inside a node one stage is, and pipelines are tried where they may be faster.
+        Inside a node one stage is the likelier answer, and pipelines are tried where they may be faster. Between nodes
+        a pipeline is, unless one stage has ample memory: else it takes longer to plan without a plan to beat.
         """
+        ample: list[Plan] = []
+        exposed = 1.0
 
         def single(cutoff_s: float) -> Plan:
-            return self.single_stage(problem, step, counts, cutoff_s)
+            nonlocal exposed
+            plan = self.single_stage(problem, step, counts, cutoff_s)
+            exposed = _exposed(plan)
+            return plan
+
+        def in_ample_memory(cutoff_s: float) -> Plan:
+            roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
+            nonlocal exposed
+            plan = self._attempt(roomy, step)(
+                first_configuration(counts or [1], problem.options.remat), cutoff_s, False
+            )
+            exposed = _exposed(plan)
+            ample.append(self._bounded(problem, counts, plan))
+            return ample[0]
 
         def several(cutoff_s: float) -> Plan:
-            return self.pipeline(problem, step, counts, cutoff_s)
+            return self.pipeline(problem, step, counts, cutoff_s, exposed)
 
         asked, cluster = problem.options.num_stages, problem.cluster
         if (asked or 1) > 1 or (asked is None and cluster.num_devices > 1 and cuts_stages(self.strategy)):
@@ -118,8 +135,11 @@ class Planner:
         free = asked is None and tries and cluster.num_devices > 1
         first = free and problem.options.schedule != "none" and (cluster.num_nodes > 1 or _is_asked(problem))
         if first:
+            if not _is_asked(problem):
+                yield in_ample_memory, True
             yield several, False
-        yield single, True
+        if not (ample and self._is_best_of_one_stage(problem, ample[0])):
+            yield single, True
         if free and not first:
             yield several, False
 
@@ -128,11 +148,23 @@ class Planner:
     ) -> Plan:
         """The best plan of one stage; arguments as of `plan`, and seconds that it must stay below."""
         o, size = problem.options, batch_size(problem.graph) or 1
+        plan = one_stage(
+            Trials(self._attempt(problem, step)),
+            [2**k for k in range(size.bit_length())] if counts is None else counts,
+            o.remat,
+            offload=o.offload != "none",
+            tiny=_is_tiny(problem),
+            cutoff_s=cutoff_s,
+        )
+        return self._bounded(problem, counts, plan)
+
+    def _attempt(self, problem: Problem, step: StepSource) -> Callable[[OneStage, float, bool], Plan]:
+        """What plans one stage in a configuration; see `Trials`."""
 
         def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
             count, level = configuration.count, configuration.level
             single = step.single_stage(count, level)
-            options = replace(o, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
+            options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
             subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
             reporting = replace(problem.reporting, explains_infeasible=explain)
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
@@ -141,29 +173,33 @@ class Planner:
             problem.offer(bounded(plan, problem.graph, problem.cluster))
             return plan
 
-        plan = one_stage(
-            Trials(attempt),
-            [2**k for k in range(size.bit_length())] if counts is None else counts,
-            o.remat,
-            offload=o.offload != "none",
-            tiny=len(problem.graph.operators) <= problem.policy.sizes.tiny_operators,
-            cutoff_s=cutoff_s,
-        )
-        if o.num_stages is None or counts is None or o.remat == "auto":
-            plan = bounded(plan, problem.graph, problem.cluster)
-        return plan
+        return attempt
+
+    def _bounded(self, problem: Problem, counts: Sequence[int] | None, plan: Plan) -> Plan:
+        """A plan of one stage with a bound over all that was free."""
+        o = problem.options
+        free = o.num_stages is None or counts is None or o.remat == "auto"
+        return bounded(plan, problem.graph, problem.cluster) if free else plan
 
     def pipeline(
-        self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf
+        self,
+        problem: Problem,
+        step: StepSource,
+        counts: Sequence[int] | None,
+        cutoff_s: float = math.inf,
+        exposed: float = 1.0,
     ) -> Plan:
-        """The best plan with several stages; arguments as of `single_stage`.
+        """The best plan with several stages; arguments as of `single_stage`, ``exposed`` that of a plan of one stage.
 
         Raises:
             NotFasterError: none takes less than ``cutoff_s``.
         """
         o, cluster = problem.options, problem.cluster
+        tried: tuple[int, ...] | None = None
         if cutoff_s < math.inf:
             may_be_faster(problem, counts, cutoff_s)
+            if o.num_stages is None and not _is_tiny(problem) and schedule_of(problem).chunks == 1:
+                tried = stages_that_may_be_faster(problem, step, counts, cutoff_s, exposed)
         problem.log(f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
         stages = o.num_stages or getattr(self.strategy, "num_stages", None)
         most = problem.policy.enumeration
@@ -176,7 +212,7 @@ class Planner:
             num_microbatches=None if counts is None else counts[0],
             offload="none" if kept else o.offload,
         )
-        subproblem = replace(problem.subproblem, cutoff_s=cutoff_s)
+        subproblem = replace(problem.subproblem, cutoff_s=cutoff_s, tried_stages=tried)
         whole = replace(
             problem,
             graph=layered.graph,
@@ -191,9 +227,24 @@ class Planner:
             plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)))
         return layered.of_step(plan)
 
+    @staticmethod
+    def _is_best_of_one_stage(problem: Problem, plan: Plan) -> bool:
+        """Whether a plan in the first configuration is that which `one_stage` gives."""
+        return problem.options.offload == "none" and not (_is_tiny(problem) and plan.content.memory_bound)
+
     def _shard(self, problem: Problem) -> Plan:
         problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
+
+
+def _is_tiny(problem: Problem) -> bool:
+    return len(problem.graph.operators) <= problem.policy.sizes.tiny_operators
+
+
+def _exposed(plan: Plan) -> float:
+    """Part of the seconds of computing and sending that a plan of one stage does not hide."""
+    objective_s = plan.search.objective
+    return min(1.0, plan.step_time / objective_s) if objective_s else 1.0
 
 
 def _is_asked(problem: Problem) -> bool:

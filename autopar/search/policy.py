@@ -52,6 +52,10 @@ class EnumerationPolicy:
             the integer program of four axes does not fit in memory.
         small_state_share: share of all parameters below which state may stay whole under tensor parallelism: biases and
             scales.
+        whole_step_gap: relative gap of the sharding of a whole step on the devices of one stage, which says which
+            numbers of stages may be faster: it errs by more.
+        whole_step_meshes: meshes that such a step is sharded on, the most like the machine first.
+        whole_step_microbatches: most microbatches a stage there: more of them send as much in more messages.
     """
 
     most_stages: int = 64
@@ -65,6 +69,9 @@ class EnumerationPolicy:
     most_layers: int = 32
     most_mesh_axes: int = 3
     small_state_share: float = 1e-3
+    whole_step_gap: float = 1e-2
+    whole_step_meshes: int = 3
+    whole_step_microbatches: int = 2
 
 
 @dataclass(frozen=True)

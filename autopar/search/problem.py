@@ -14,6 +14,7 @@ from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.search.anytime import Anytime
 from autopar.search.constraints import Constraint
+from autopar.search.memo import Memo
 from autopar.search.policy import SearchPolicy
 from autopar.search.progress import Progress
 from autopar.search.source import StageSource
@@ -69,6 +70,8 @@ class Subproblem:
         separate_programs: whether the forward and the backward pass are programs of their own, as on a stage of a
             pipeline: where memory is short neither has copies of the other's.
         cutoff_s: seconds of a step that a plan must stay below to be of use: another plan takes so many.
+        tried_stages: numbers of stages that may be faster than another plan; None for any.
+        ample_memory: whether plans are of use only where the memory limit has no part in that of some mesh.
     """
 
     extra_in_flight: int = 0
@@ -76,6 +79,8 @@ class Subproblem:
     on_workers: bool = False
     separate_programs: bool = False
     cutoff_s: float = math.inf
+    tried_stages: tuple[int, ...] | None = None
+    ample_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,7 @@ class Problem:
         subproblem: what holds besides what the user asked for.
         reporting: who is told what meanwhile.
         anytime: takes whole plans, and says between two pieces of work whether to go on; None goes on to the end.
+        memo: what all problems of the search compute once.
     """
 
     graph: Graph
@@ -119,6 +125,7 @@ class Problem:
     subproblem: Subproblem = Subproblem()
     reporting: Reporting = Reporting()
     anytime: Anytime | None = None
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -139,3 +146,12 @@ class Problem:
         """Tells a line of text to who listens."""
         if self.reporting.log is not None:
             self.reporting.log(text)
+
+
+def not_faster(problem: Problem, cutoff_s: float, why: str) -> NotFasterError:
+    """The error that says why no pipeline takes less than a plan that is at hand."""
+    return NotFasterError(
+        f"no pipeline of {problem.graph.name} takes less than {cutoff_s:.6g} s: {why}",
+        cause="another plan is at hand that is as fast",
+        remedy="ask for num_stages to have one all the same",
+    )

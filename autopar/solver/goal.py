@@ -11,6 +11,9 @@ PLAN_GAP = 1e-4
 #: Columns of a problem up to which its proof takes no time.
 TINY = 5_000
 
+#: Relative gap at which a first look at a large problem is enough.
+LARGE_GAP = 1e-3
+
 #: Relative gap of problems that are wide and short of memory at which a first look is enough: exact programs of such
 #: problems take seconds to close a part of it.
 WIDE_GAP = 5e-3

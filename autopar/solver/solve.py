@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from autopar.solver.bounded import solve_bounded
 from autopar.solver.elimination import plan_elimination
 from autopar.solver.evaluate import is_feasible, maximal_times, objective, within
 from autopar.solver.exhaustive import ExhaustiveSolver
-from autopar.solver.goal import PROOF, TINY, WIDE_GAP, Goal
+from autopar.solver.goal import LARGE_GAP, PROOF, TINY, WIDE_GAP, Goal
 from autopar.solver.highs import HighsSolver
 from autopar.solver.memory import broken_times, memory_floor
 from autopar.solver.presolve import Reduction, reduce_problem
@@ -24,8 +24,9 @@ from autopar.solver.solution import Solution, Status
 #: Group of entry points under which other packages register solvers; each loads to a callable without arguments.
 ENTRY_POINTS = "autopar.solvers"
 
-#: Columns from which on a look whose gap is small enough is the answer; exact solving takes longer than it is worth.
-_LARGE = 500_000
+#: Columns from which on a look whose gap is at most `LARGE_GAP` is the answer: exact solving takes longer than it is
+#: worth.
+LARGE = 100_000
 
 
 def solver_named(name: str) -> Solver:
@@ -114,7 +115,8 @@ def solve(
     if known is not None:
         rounds.bound = known.lower_bound
         enough = known.status in (Status.OPTIMAL, Status.INFEASIBLE) or goal.hopeless(known.lower_bound)
-        if enough or (problem.columns > _LARGE and goal.reached(known.objective, known.lower_bound)):
+        near = replace(goal, gap=max(goal.gap, LARGE_GAP))
+        if enough or (problem.columns > LARGE and near.reached(known.objective, known.lower_bound)):
             return rounds.answer(known.status)
     return rounds.run(binds)
 

@@ -20,7 +20,7 @@ from autopar.search.enumeration.search_space import is_small, stage_counts
 from autopar.search.parallel import WorkerPool
 from autopar.search.partition.slicings import layers_of, slicings
 from autopar.search.partition.submesh import Submesh
-from autopar.search.problem import Problem
+from autopar.search.problem import Problem, not_faster
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.profiling.profiler import LayerProfiler
 from autopar.search.source import StageSource
@@ -120,7 +120,10 @@ def ranked_pairs(
             if (n, layers) not in profilers:
                 profilers[n, layers] = LayerProfiler(problem, source, n, layers, pool)
         by_cost += _pairs((profilers[counts[0], few], profilers[counts[-1], many]), s, _possible(schedule, s, counts))
-    pairs = [(count, s) for _, _, count, s in sorted(by_cost)]
+    cutoff_s = problem.policy.partition.near_best * problem.subproblem.cutoff_s
+    if by_cost and all(estimate_s >= cutoff_s for _, estimate_s, _, _ in by_cost):
+        raise not_faster(problem, problem.subproblem.cutoff_s, "layers as they are priced take longer by far")
+    pairs = [(count, s) for _, estimate_s, count, s in sorted(by_cost) if estimate_s < cutoff_s]
     # Estimates err: the best few, and the best with another number of stages; of small models with each.
     firsts = {s: (count, s) for count, s in reversed(pairs)}
     ranked = {s for _, s in pairs[:best]}

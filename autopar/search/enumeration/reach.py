@@ -19,7 +19,7 @@ from autopar.microbatch import batch_size
 from autopar.search.bound import BestRates, works_of
 from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.search_space import stage_counts
-from autopar.search.problem import NotFasterError, Problem
+from autopar.search.problem import Problem, not_faster
 
 
 def may_be_faster(problem: Problem, counts: Sequence[int] | None, cutoff_s: float) -> None:
@@ -35,17 +35,22 @@ def may_be_faster(problem: Problem, counts: Sequence[int] | None, cutoff_s: floa
             several devices one after another, so that stages never overlap; or nothing is differentiated, on one node.
     """
     if problem.cluster.num_nodes == 1 and all("cpu" in d.jax_kinds for d in problem.cluster.device_types):
-        raise _not_faster(problem, cutoff_s, "stages in one process on a CPU do not overlap")
+        raise not_faster(problem, cutoff_s, "stages in one process on a CPU do not overlap")
     trains = any(phase_of(op.scope) == "backward" for op in problem.graph.operators)
     if problem.cluster.num_nodes == 1 and not trains:
-        raise _not_faster(problem, cutoff_s, "without a backward pass the caller waits for each step")
+        raise not_faster(problem, cutoff_s, "without a backward pass the caller waits for each step")
     reached_s = least_s(problem, counts)
     if reached_s >= cutoff_s:
-        raise _not_faster(problem, cutoff_s, f"at its best a pipeline takes {reached_s:.6g} s")
+        raise not_faster(problem, cutoff_s, f"at its best a pipeline takes {reached_s:.6g} s")
 
 
 def least_s(problem: Problem, counts: Sequence[int] | None) -> float:
     """Seconds of the best equal pipeline that communicates nothing inside its stages."""
+    return min(least_by_stages(problem, counts).values(), default=float("inf"))
+
+
+def least_by_stages(problem: Problem, counts: Sequence[int] | None) -> dict[int, float]:
+    """`least_s` by number of stages, of those that some number of microbatches is possible with."""
     size = batch_size(problem.graph) or 1
     possible = counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0]
     rates, cluster = BestRates(problem.cluster), problem.cluster
@@ -56,7 +61,7 @@ def least_s(problem: Problem, counts: Sequence[int] | None) -> float:
     for work in works_of(problem.graph, fused=problem.cost_model.fuses):
         target = update if work.phase == "update" else loop
         target.append((work.runs, work.runs * rates.seconds(work.dtypes, work.flops, work.bytes)))
-    seconds = []
+    seconds: dict[int, float] = {}
     schedule, left = schedule_of(problem), problem.policy.schedules.bubble_left
     for stages in stage_counts(problem, schedule):
         devices = cluster.num_devices / stages
@@ -67,13 +72,6 @@ def least_s(problem: Problem, counts: Sequence[int] | None) -> float:
             except ScheduleError:
                 continue
             each_s = sum(runs * launch_s + s / devices / count for runs, s in loop)
-            seconds.append(each_s * (count + (stages - 1) * left) / stages + own_s + 2 * (stages - 1) * latency_s)
-    return min(seconds, default=float("inf"))
-
-
-def _not_faster(problem: Problem, cutoff_s: float, why: str) -> NotFasterError:
-    return NotFasterError(
-        f"no pipeline of {problem.graph.name} takes less than {cutoff_s:.6g} s: {why}",
-        cause="another plan is at hand that is as fast",
-        remedy="ask for num_stages to have one all the same",
-    )
+            step_s = each_s * (count + (stages - 1) * left) / stages + own_s + 2 * (stages - 1) * latency_s
+            seconds[stages] = min(step_s, seconds.get(stages, step_s))
+    return seconds

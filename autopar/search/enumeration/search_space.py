@@ -79,4 +79,5 @@ def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
         most = 2 * nodes if nodes > 1 else devices
         powers = [s for s in (2, 4, 8, 16, 32, 64) if s <= most and devices % s == 0]
         worker_counts = [s for s in powers if nodes == 1 or s * 2 > nodes / 2]
-    return [s * schedule.chunks for s in worker_counts]
+    tried = problem.subproblem.tried_stages
+    return [s * schedule.chunks for s in worker_counts if tried is None or s * schedule.chunks in tried]

@@ -22,6 +22,7 @@ from autopar.search.intra.connect import add_input, add_outputs, connect
 from autopar.search.intra.host import add_host_seconds, offloading
 from autopar.search.intra.memory import usages
 from autopar.search.intra.sharding_problem import ShardingProblem
+from autopar.search.intra.tables import tables_of
 from autopar.search.intra.update import has_backward
 from autopar.search.intra.walk import GraphWalk
 from autopar.search.problem import Problem
@@ -41,13 +42,13 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     graph = problem.graph
     constraints = {c.value: c for c in problem.options.constraints}
     offered = offloading(problem)
-    b = Builder(mesh, problem.cost_model, split_phases, offered.notes)
+    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split_phases, offered.notes)
     readers = Counter(o for op in graph.operators for o in set(op.operands) if isinstance(o, str))
     stacks = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
     for i in graph.inputs:
         copied = readers[i.name] > 1 or i.name in stacks
         add_input(b, i.name, i.type, copied=copied, movable=offered.inputs, constraints=constraints)
-    GraphWalk(b, has_backward(graph), problem.policy.space).graph(graph, "", 1.0)
+    GraphWalk(b, has_backward(graph)).graph(graph, "", 1.0)
     b.time += 1
     outputs = add_outputs(b, graph)
     for value in list(b.values.values()):

@@ -12,7 +12,7 @@ from autopar.cost import CostModel
 from autopar.ir import Layout, TensorType
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, Use, ValueDraft
 from autopar.search.intra.labels import layout_label
-from autopar.search.intra.layouts import LayoutTable
+from autopar.search.intra.tables import MeshTables
 
 
 class Builder:
@@ -21,6 +21,7 @@ class Builder:
     Args:
         mesh: the logical mesh.
         cost: prices.
+        tables: of the mesh under these prices.
         split_phases: whether forward and backward make their own copies of a value.
         notes: first lines for the user.
 
@@ -28,11 +29,14 @@ class Builder:
     step.
     """
 
-    def __init__(self, mesh: LogicalMesh, cost: CostModel, split_phases: bool, notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, mesh: LogicalMesh, cost: CostModel, tables: MeshTables, split_phases: bool, notes: Sequence[str] = ()
+    ) -> None:
         self.mesh = mesh
         self.cost = cost
         self.split_phases = split_phases
-        self.layouts = LayoutTable(mesh, cost)
+        self.tables = tables
+        self.layouts = tables.layouts
         self.nodes: list[NodeDraft] = []
         self.edges: dict[tuple[int, int], Array] = {}
         self.values: dict[str, ValueDraft] = {}

@@ -18,7 +18,7 @@ from autopar.sharding import Factor, Rule, strategies
 
 @dataclass
 class LayoutTable:
-    """What `build` asks of layouts. One a mesh and cost model."""
+    """What `build` asks of layouts. One a mesh and cost model; ``entries`` counts the numbers that it keeps."""
 
     mesh: LogicalMesh
     cost: CostModel
@@ -29,6 +29,7 @@ class LayoutTable:
     distinct: list[tuple[tuple[Layout, ...], NDArray[np.int64]]] = field(default_factory=list)
     by_identity: dict[tuple[TensorType, int, int, float], tuple[object, object, Array]] = field(default_factory=dict)
     unions: dict[tuple[int, ...], tuple[object, tuple[Layout, ...]]] = field(default_factory=dict)
+    entries: int = 0
 
     def __post_init__(self) -> None:
         self.paths = path_tables(self.mesh, self.cost)
@@ -78,7 +79,9 @@ class LayoutTable:
         if known is not None:
             return known[2]
         seconds = self._once(type, self._number(sources), self._number(targets))
-        seconds = seconds if weight == 1.0 else seconds * weight
+        if weight != 1.0:
+            seconds = seconds * weight
+            self.entries += seconds.size
         self.by_identity[identity] = (sources, targets, seconds)
         return seconds
 
@@ -100,5 +103,6 @@ class LayoutTable:
         if seconds is None:
             (rows, row_at), (columns, column_at) = self.distinct[sources], self.distinct[targets]
             seconds = self.paths.cost_matrix(type, rows, columns)[np.ix_(row_at, column_at)]
+            self.entries += seconds.size
             self.matrices[key] = seconds
         return seconds

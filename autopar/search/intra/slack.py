@@ -47,7 +47,10 @@ def step_s(sharding: Sharding) -> float:
 
 
 def hide(
-    problem: Problem, sharding_problem: ShardingProblem, first: Hidden, solve: Callable[[ChoiceProblem], Solution]
+    problem: Problem,
+    sharding_problem: ShardingProblem,
+    first: Hidden,
+    solve: Callable[[ChoiceProblem, tuple[int, ...]], Solution],
 ) -> Hidden:
     """The best of an answer and those that follow from its schedule.
 
@@ -55,7 +58,7 @@ def hide(
         problem: what is planned.
         sharding_problem: its statement on the mesh of the answer.
         first: the answer.
-        solve: solves a problem of the same nodes.
+        solve: solves a problem of the same nodes, from a choice that fits.
     """
     best, tried, last = first, {first.solution.choice}, first
     policy = problem.policy.overlap
@@ -65,7 +68,7 @@ def hide(
         if last.sharding.exposed_s <= policy.stall_share * last.step_s:
             break
         slack = slack_s(problem, sharding_problem, last.solution.choice)
-        solution = solve(with_slack(sharding_problem.problem, slack))
+        solution = solve(with_slack(sharding_problem.problem, slack), last.solution.choice)
         if not solution.found or solution.choice in tried:
             break
         tried.add(solution.choice)

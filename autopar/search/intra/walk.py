@@ -17,11 +17,10 @@ from autopar.search.intra.draft import Array, SiteDraft, ValueDraft
 from autopar.search.intra.edges import edges_s
 from autopar.search.intra.fusion import growth_of, is_constant, is_recomputed
 from autopar.search.intra.labels import strategy_label
-from autopar.search.intra.operators import OperatorOptions, OperatorTable
+from autopar.search.intra.operators import OperatorOptions
 from autopar.search.intra.regions import REGIONS
 from autopar.search.intra.update import UpdateStreams
 from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of
-from autopar.search.policy import SpacePolicy
 from autopar.sharding import Strategy
 
 # Beginnings of dtypes of a byte and less that numbers are encoded in: what widens them can be laid out again.
@@ -92,17 +91,16 @@ class GraphWalk:
     Args:
         builder: where nodes, values and uses go.
         updates: whether what is of no pass updates parameters (`autopar.search.intra.update.has_backward`).
-        space: which splits with edges of neighbours are among the choices.
     """
 
-    def __init__(self, builder: Builder, updates: bool, space: SpacePolicy) -> None:
+    def __init__(self, builder: Builder, updates: bool) -> None:
         cluster = builder.cost.cluster
         self.builder = builder
         self.updates = updates
-        self.operators = OperatorTable(builder.mesh, space)
+        self.operators = builder.tables.operators
         self.growth = growth_of(cluster)
         self.functions = frozenset(name for d in cluster.device_types for name, _ in d.function_s)
-        self.busy: dict[tuple[KernelWork, int], tuple[tuple[Strategy, ...], Array]] = {}
+        self.busy = builder.tables.busy
         self.chains: dict[int, tuple[Graph, Chains]] = {}
         self.streams = UpdateStreams()
 

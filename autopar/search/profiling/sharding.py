@@ -22,7 +22,8 @@ from autopar.search.parallel import SERIAL, Future, WorkerPool
 from autopar.search.problem import Problem, Reporting
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.source import Sliced
-from autopar.solver import HighsSolver, Solution, Status, solve
+from autopar.solver import HighsSolver, Solution, Status, first_look, solve
+from autopar.solver.goal import PLAN_GAP, Goal
 from autopar.stages import StageMap
 
 
@@ -81,14 +82,17 @@ class PendingSharding:
 
 
 def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem, Solution]:
-    """The choice problem of one stage on a mesh, and the cheapest choice if memory were free.
+    """The choice problem of one stage on a mesh, and the cheapest choice if memory were free, up to the gap of plans.
 
     A number of nodes, and no clock, ends the search: costs of layers are the same on a loaded machine.
     """
-    sharding_problem = build(problem, mesh, split_phases=False)
+    sharding_problem, goal = build(problem, mesh, split_phases=False), Goal(PLAN_GAP)
     free = replace(sharding_problem.problem, limit_bytes=None)
-    solution = solve(free, HighsSolver(max_nodes=problem.policy.pricing.most_nodes))
-    return sharding_problem, solve(free) if solution.status is Status.UNKNOWN else solution
+    look = first_look(free, goal)
+    if look is not None and goal.reached(look.objective, look.lower_bound):
+        return sharding_problem, look
+    solution = solve(free, HighsSolver(max_nodes=problem.policy.pricing.most_nodes), known=look, goal=goal)
+    return sharding_problem, solve(free, goal=goal) if solution.status is Status.UNKNOWN else solution
 
 
 @dataclass(frozen=True)

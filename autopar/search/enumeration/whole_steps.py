@@ -1,0 +1,88 @@
+"""Which numbers of stages may beat a plan that is at hand: the whole step is sharded on the devices of one equal stage.
+
+A pipeline of S equal stages runs each operator on D / S devices, and each device a share 1 / S of the operators. So a
+step that takes t of computing and sending where D / S devices run all of it takes, in as many microbatches,
+
+    T = h t / S
+
+without the bubble, what stages send each other and waiting, where h is the part of the plan of one stage that is not
+hidden behind computing. That is an estimate, for stages may be unequal, each has a mesh of its own, and as much need
+not be hidden; no bound is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.cost import CostModel
+from autopar.errors import MicrobatchError
+from autopar.ir import Graph
+from autopar.microbatch import batch_size
+from autopar.search.enumeration.reach import least_by_stages
+from autopar.search.intra import build
+from autopar.search.problem import Problem, not_faster
+from autopar.search.source import StepSource
+from autopar.solver import first_look, solve
+from autopar.solver.goal import Goal
+
+
+def stages_that_may_be_faster(
+    problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float, exposed: float
+) -> tuple[int, ...]:
+    """Numbers of stages with which a pipeline may take less than ``cutoff_s``.
+
+    Args:
+        problem: the step in one microbatch.
+        step: in other forms.
+        counts: numbers of microbatches that may be taken; None for all.
+        cutoff_s: seconds of a plan that is at hand.
+        exposed: part of the seconds of computing and sending that a plan of one stage does not hide.
+
+    Raises:
+        NotFasterError: there are none.
+    """
+    devices, policy = problem.cluster.num_devices, problem.policy.enumeration
+    size = batch_size(problem.graph) or 1
+    possible = list(counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0])
+    faster = []
+    for stages, least_s in sorted(least_by_stages(problem, counts).items()):
+        if least_s >= cutoff_s:
+            continue
+        if devices % stages == 0 and len(problem.cluster.groups) == 1:
+            count = max((n for n in possible if n <= policy.whole_step_microbatches * stages), default=min(possible))
+            try:
+                graph = step.single_stage(count, "none").graph
+            except MicrobatchError:
+                graph = None
+            if (
+                graph is not None
+                and exposed * _equal_stages_s(problem, graph, count, stages, cutoff_s / exposed) >= cutoff_s
+            ):
+                continue
+        faster.append(stages)
+    if not faster:
+        raise not_faster(problem, cutoff_s, "equal stages without a bubble take as long")
+    return tuple(faster)
+
+
+def _equal_stages_s(problem: Problem, graph: Graph, count: int, stages: int, cutoff_s: float) -> float:
+    """t / S as above, of the fastest of some meshes; any number above ``cutoff_s`` where it is more."""
+    problem.checkpoint()
+    part = problem.cluster.part(0, problem.cluster.num_devices // stages)
+    options = replace(problem.options, num_microbatches=count, num_stages=1, offload="none", constraints=())
+    whole = replace(problem, graph=graph, cluster=part, cost_model=CostModel(part), options=options)
+    node = part.groups[0].devices_per_node
+    meshes = sorted(part.logical_meshes(None), key=lambda m: (abs(math.log2(m.shape[-1] / node)), m.shape))
+    policy, fastest_s = problem.policy.enumeration, math.inf
+    for mesh in meshes[: policy.whole_step_meshes]:
+        sharding_problem = build(whole, mesh)
+        free = replace(sharding_problem.problem, limit_bytes=None)
+        goal = Goal(policy.whole_step_gap, stages * min(cutoff_s, fastest_s))
+        look = first_look(free, goal) or solve(free, goal=goal)
+        if look.found:
+            fastest_s = min(fastest_s, look.objective / stages)
+        if fastest_s < cutoff_s:
+            break
+    return fastest_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -68,6 +68,16 @@ def origins(graph: Graph) -> Origins:
     return Origins(dims, frozenset(walk.kept), frozenset(walk.summed), frozenset(walk.products))
 
 
+def _followed(rule: Rule) -> Rule:
+    """A rule without the dims that windows slide over: each of their elements meets its neighbours."""
+    sliding = {n for n, factor in enumerate(rule.factors) if factor.halo is not None}
+
+    def still(places: tuple[tuple[int | None, ...], ...]) -> tuple[tuple[int | None, ...], ...]:
+        return tuple(tuple(None if factor in sliding else factor for factor in dims) for dims in places)
+
+    return replace(rule, operands=still(rule.operands), results=still(rule.results)) if sliding else rule
+
+
 @dataclass
 class _Walk:
     values: dict[str, _Known] = field(default_factory=dict)
@@ -96,7 +106,7 @@ class _Walk:
         if op.primitive in PASSED_ON and len(op.operands) == len(op.results):
             return operands
         types = graph.operand_types(op)
-        rule, _ = rule_for(op, types)
+        rule = _followed(rule_for(op, types)[0])
         by_factor: dict[tuple[int | None, int], frozenset[Label]] = {}
         for known, type, factors in zip(operands, types, rule.operands, strict=True):
             for labels, size, factor in zip(known.dims, type.shape, factors, strict=True):

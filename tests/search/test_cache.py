@@ -70,6 +70,8 @@ DEMANDS = {
     "on_workers": True,
     "separate_programs": True,
     "cutoff_s": 1.0,
+    "tried_stages": (2, 4),
+    "ample_memory": True,
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from autopar.ir import Operator, TensorType, Value
 from autopar.sharding import Factor, Rule, rule_for
+from autopar.sharding.halo import Halo
 
 
 def operator(primitive: str, result: TensorType, count: int, **attrs: Any) -> Operator:
@@ -78,6 +79,11 @@ def test_ragged_product_of_another_version_is_whole(text: str) -> None:
 SPECS = {"lhs_spec": (0, 3, 1, 2), "rhs_spec": (3, 2, 0, 1), "out_spec": (0, 3, 1, 2)}
 
 
+WINDOW = {"window_strides": (1, 1), "padding": ((1, 1), (1, 1)), "lhs_dilation": (1, 1), "rhs_dilation": (1, 1)}
+#: Windows of three elements over five, with one of padding on each side.
+EDGES = Halo(size=5, count=5, step=1, extent=3, pad=1, dilation=1)
+
+
 def convolution(groups: int, batch_groups: int, left: Any, kernel: Any, result: Any) -> Rule:
     op = operator(
         "conv_general_dilated",
@@ -86,28 +92,29 @@ def convolution(groups: int, batch_groups: int, left: Any, kernel: Any, result: 
         feature_group_count=groups,
         batch_group_count=batch_groups,
         **SPECS,
+        **WINDOW,
     )
     return rule_for(op, (floats(*left), floats(*kernel)))[0]
 
 
 def test_plain_convolution() -> None:
     rule = convolution(1, 1, (2, 5, 5, 4), (3, 3, 4, 8), (2, 5, 5, 8))
-    assert rule.factors == (Factor(2), Factor(8), Factor(4, reduce="sum"))
-    assert rule.operands == ((0, None, None, 2), (None, None, 2, 1))
-    assert rule.results == ((0, None, None, 1),)
+    assert rule.factors == (Factor(2), Factor(8), Factor(4, reduce="sum"), *[Factor(5, halo=EDGES)] * 2)
+    assert rule.operands == ((0, 3, 4, 2), (None, None, 2, 1))
+    assert rule.results == ((0, 3, 4, 1),)
 
 
 def test_groups_of_features_are_one_factor_of_their_count() -> None:
     rule = convolution(4, 1, (2, 5, 5, 8), (3, 3, 2, 12), (2, 5, 5, 12))
-    assert rule.factors == (Factor(2), Factor(4))
-    assert rule.operands == ((0, None, None, 1), (None, None, None, 1))
-    assert rule.results == ((0, None, None, 1),)
+    assert rule.factors == (Factor(2), Factor(4), *[Factor(5, halo=EDGES)] * 2)
+    assert rule.operands == ((0, 2, 3, 1), (None, None, None, 1))
+    assert rule.results == ((0, 2, 3, 1),)
 
 
 def test_groups_of_the_batch_are_one_factor_of_their_count() -> None:
     rule = convolution(1, 4, (8, 5, 5, 6), (5, 5, 6, 12), (2, 3, 3, 12))
-    assert rule.factors == (Factor(4), Factor(6, reduce="sum"))
-    assert rule.operands == ((0, None, None, 1), (None, None, 1, 0))
+    assert rule.factors == (Factor(4), Factor(6, reduce="sum"), *[Factor(5, reduce="sum", halo=EDGES)] * 2)
+    assert rule.operands == ((0, 2, 3, 1), (2, 3, 1, 0))
     assert rule.results == ((None, None, None, 0),)
 
 

@@ -151,16 +151,18 @@ def test_equal_stages_have_as_many_devices():
     assert found[False] != found[True]
 
 
-def test_one_stage_is_planned_in_ways_that_may_be_faster_than_several(monkeypatch):
+def test_several_stages_are_planned_where_they_may_be_faster_than_one(monkeypatch):
     cutoffs = []
-    own = Planner.single_stage
+    several = Planner.pipeline
 
-    def single_stage(self, problem, step, counts, cutoff_s=math.inf):
+    def pipeline(self, problem, step, counts, cutoff_s=math.inf, exposed=1.0):
         cutoffs.append(cutoff_s)
-        return own(self, problem, step, counts, cutoff_s)
+        return several(self, problem, step, counts, cutoff_s, exposed)
 
-    monkeypatch.setattr(Planner, "single_stage", single_stage)
-    found = plan(nodes(inter=1e7))
-    assert found.num_stages > 1 and cutoffs == [found.step_time]
+    slow = nodes(inter=1e7)
+    one = plan(slow, num_stages=1)
+    monkeypatch.setattr(Planner, "pipeline", pipeline)
+    free = plan(slow)
+    assert free.num_stages > 1 and cutoffs[0] >= one.step_time > free.step_time
     alone = plan(nodes(inter=1e11, count=1))
-    assert alone.num_stages == 1 and cutoffs[1:] == [math.inf], "on one node pipelines are not tried first"
+    assert alone.num_stages == 1 and cutoffs[1:] == [alone.step_time], "inside a node one stage is planned first"

@@ -6,10 +6,9 @@ overtake each other), so that the table, replayed by one thread, gives the same 
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,15 +21,16 @@ from autopar.lower.pipeline.ampnet import AmpPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.amp_stage import AmpStage, choice, deliver, may_begin
 from autopar.runtime.launches import LAUNCHES
-from autopar.runtime.local_pipeline import PipelineProgram, load_pipeline
-from autopar.schedule import Buffer, Table, Task, Work
+from autopar.runtime.local_pipeline import load_pipeline
+from autopar.runtime.without_flush import UnflushedProgram
+from autopar.schedule import Buffer, Table, Task
 from autopar.schedule.ampnet import AmpFlow
 from autopar.schedule.memory import WorkerMemory
 from autopar.schedule.stale_flow import METRICS, SHARED
 
 
 @dataclass(frozen=True, eq=False)
-class AmpProgram:
+class AmpProgram(UnflushedProgram):
     """AMPNet, loaded; see `autopar.runtime.loaded.LoadedProgram`.
 
     Args:
@@ -39,29 +39,8 @@ class AmpProgram:
         orders: the order of the last call.
     """
 
-    pipeline: PipelineProgram
     flow: AmpFlow
     orders: deque[Table] = field(default_factory=lambda: deque(maxlen=1))
-
-    @property
-    def here(self) -> bool:
-        """Whether its devices are those of this process: yes."""
-        return True
-
-    @property
-    def program(self) -> Any:
-        """Where inputs and outputs lie."""
-        return self.pipeline.program
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """Indices of inputs whose buffers are given up: none."""
-        return ()
-
-    @property
-    def executable(self) -> Any:
-        """Texts and memory of all programs."""
-        return self.pipeline.executable
 
     @property
     def worker_memory(self) -> tuple[WorkerMemory, ...]:
@@ -76,22 +55,6 @@ class AmpProgram:
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
         return self.pipeline.match(leaves)
-
-    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call, each on the stage that has it first."""
-        return self.pipeline.place_all(leaves)
-
-    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call where the program wants them."""
-        return self.pipeline.shard_all(leaves)
-
-    def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
-        """See `autopar.runtime.loaded.LoadedProgram`."""
-        return self.pipeline.make(function, arguments, inputs)
-
-    def timed(self, note: Callable[[Work, float], None]) -> AmpProgram:
-        """This program, with every part waited for."""
-        return dataclasses.replace(self, pipeline=self.pipeline.timed(note))
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
         """Runs a call in threads; see `autopar.runtime.loaded.LoadedProgram`."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,9 +16,10 @@ from autopar.frontend import Traced
 from autopar.lower.pipeline.stale import StalePipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.launches import LAUNCHES
-from autopar.runtime.local_pipeline import PipelineProgram, load_pipeline
+from autopar.runtime.local_pipeline import load_pipeline
 from autopar.runtime.pipeline import LocalPipeline, Store
-from autopar.schedule import NONE, Buffer, Program, Work
+from autopar.runtime.without_flush import UnflushedProgram
+from autopar.schedule import NONE, Buffer, Program
 from autopar.schedule.memory import WorkerMemory
 from autopar.schedule.stale import Window, Windows
 from autopar.schedule.stale_flow import METRICS, SHARED
@@ -29,7 +29,7 @@ _ARGUMENT = "argument/"
 
 
 @dataclass(frozen=True, eq=False)
-class StaleProgram:
+class StaleProgram(UnflushedProgram):
     """A pipeline without a flush, loaded; see `autopar.runtime.loaded.LoadedProgram`.
 
     Args:
@@ -37,28 +37,7 @@ class StaleProgram:
         windows: instruction lists of all calls.
     """
 
-    pipeline: PipelineProgram
     windows: Windows
-
-    @property
-    def here(self) -> bool:
-        """Whether its devices are those of this process: yes."""
-        return True
-
-    @property
-    def program(self) -> Any:
-        """Where inputs and outputs lie."""
-        return self.pipeline.program
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """Indices of inputs whose buffers are given up: none, as versions of them are read later."""
-        return ()
-
-    @property
-    def executable(self) -> Any:
-        """Texts and memory of all programs."""
-        return self.pipeline.executable
 
     @property
     def worker_memory(self) -> tuple[WorkerMemory, ...]:
@@ -89,22 +68,6 @@ class StaleProgram:
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """None: every call says what is under way."""
         return None
-
-    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call, each on the stage that has it first."""
-        return self.pipeline.place_all(leaves)
-
-    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call where the program wants them."""
-        return self.pipeline.shard_all(leaves)
-
-    def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
-        """See `autopar.runtime.loaded.LoadedProgram`."""
-        return self.pipeline.make(function, arguments, inputs)
-
-    def timed(self, note: Callable[[Work, float], None]) -> StaleProgram:
-        """This pipeline, with every program waited for."""
-        return dataclasses.replace(self, pipeline=self.pipeline.timed(note))
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
         """Refuses: what is under way would be lost. See `call`."""

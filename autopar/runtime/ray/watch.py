@@ -1,4 +1,4 @@
-"""`WorkerWatch`: looks after workers while nobody calls them: what is lost then is told at once."""
+"""`WorkerWatch`: looks after workers while nobody calls them: what is lost then is reported at once."""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ MOST_OPERATORS = 20_000
 def details_of(
     problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int], sharding: Sharding
 ) -> Details:
-    """The timeline of a choice; nothing for programs of more than `MOST_OPERATORS` operators.
+    """The timeline of a choice; nothing for programs of more than `MOST_OPERATORS` operators and stages of pipelines.
+
+    The plan of a pipeline is made of its stages' contents alone, and a search plans hundreds of them.
 
     Args:
         problem: what was planned.
@@ -37,7 +39,7 @@ def details_of(
         choice: strategy of each node.
         sharding: from `extract`.
     """
-    if len(sharding_problem.sites) > MOST_OPERATORS:
+    if problem.subproblem.separate_programs or len(sharding_problem.sites) > MOST_OPERATORS:
         return Details()
     layouts = value_layouts(sharding_problem, choice)
     sent = tuple(

@@ -20,6 +20,9 @@ import numpy as np
 
 from autopar.runtime.transport.tiles import Box, Tile, Tiled
 
+#: Pieces that an error lists at most.
+_MOST_LISTED = 16
+
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rectangular piece of an array in a file.
@@ -129,7 +132,8 @@ def leaf_of(path: str, parts: Sequence[Written]) -> Leaf:
     shards = tuple(sorted((p for w in parts for p in w.shards), key=lambda p: p.start))
     count = sum(int(np.prod(p.shape, dtype=np.int64)) for p in shards)
     if count != int(np.prod(first.shape, dtype=np.int64)):
-        raise ValueError(f"{path} has {first.shape}, of which {count} elements were written")
+        listed = "; ".join(f"{p.shape} at {p.start} in {p.file} from byte {p.offset}" for p in shards[:_MOST_LISTED])
+        raise ValueError(f"{path} has {first.shape}, of which {count} elements were written: {listed}")
     return Leaf(path, first.shape, first.dtype, shards, first.key)
 
 

@@ -18,6 +18,7 @@ from autopar.runtime.transport.tiles import (
     SMALL_BYTES,
     Tiled,
     device_boxes,
+    list_shards,
     moved,
     on_host,
     placed,
@@ -94,6 +95,8 @@ class ArrayStore:
     def hold(self, message: bytes) -> None:
         """Keeps the arrays of a `Snapshot` for `write`."""
         snapshot = decode(message, Snapshot)
+        for id in snapshot.names:
+            list_shards(self._arrays[id])  # `write` reads them while steps do
         self._snapshots[snapshot.ticket] = {name: self._arrays[id] for id, name in snapshot.names.items()}
 
     def write(self, ticket: int, path: str) -> bytes:

@@ -25,7 +25,7 @@ from autopar.runtime.transport.frames import read_exactly, read_frame, write_fra
 from autopar.runtime.transport.inbox import Inbox
 from autopar.runtime.transport.queues import check_tag
 from autopar.runtime.transport.shards import cut
-from autopar.runtime.transport.tiles import Box, placed, tiles_of
+from autopar.runtime.transport.tiles import Box, list_shards, placed, tiles_of
 
 _NUMBER = struct.Struct("<i")
 #: Seconds between two looks at whether what was pulled is there.
@@ -96,6 +96,7 @@ class SocketLink(WorkerLink):
             array: the array.
             boxes: shape of the array (of the data of keys) -> parts of it that are wanted; None wants all.
         """
+        list_shards(array)  # the thread that sends it reads them, and so may that of another receiver
         self._sender(to).lines.put((self._step, tag, array, boxes))
 
     def has_room(self, to: int) -> bool:

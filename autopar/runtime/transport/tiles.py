@@ -83,6 +83,9 @@ class Tiled:
 
         Args:
             index: a slice for each dim.
+
+        Raises:
+            ValueError: tiles are missing.
         """
         start = tuple(s.start or 0 for s in index)
         stop = tuple(n if s.stop is None else s.stop for s, n in zip(index, self.shape, strict=True))
@@ -91,6 +94,7 @@ class Tiled:
             if tile.start == start and tile.data.shape == size:
                 return tile.data
         region = np.empty(size, jnp.dtype(self.dtype))
+        filled = 0
         for tile in self.tiles:
             low = [max(a, t) for a, t in zip(start, tile.start, strict=True)]
             high = [min(b, t + n) for b, t, n in zip(stop, tile.start, tile.data.shape, strict=True)]
@@ -98,6 +102,9 @@ class Tiled:
                 into = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))
                 of = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, tile.start, strict=True))
                 region[into] = tile.data[of]
+                filled += region[into].size
+        if filled < region.size:
+            raise ValueError(f"tiles of {self.shape} fill {filled} of {region.size} elements of a part")
         return region
 
 
@@ -117,11 +124,27 @@ def is_key(array: Any) -> bool:
     return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
 
 
+def list_shards(array: Any) -> None:
+    """Has jax list the shards of an array before it is handed to another thread.
+
+    jax lists them when they are first asked for, without a lock: of two threads that ask at the same time one may get
+    some of the shards only, and who asks later gets some of them twice.
+
+    Args:
+        array: a `jax.Array`; nothing is done with others.
+    """
+    if isinstance(array, jax.Array):
+        _ = (jax.random.key_data(array) if is_key(array) else array).addressable_shards
+
+
 def tiles_of(array: Any) -> Tiled:
     """The distinct pieces of an array that this process holds, on the host. Waits until it is computed.
 
     Args:
         array: a `jax.Array`, or what numpy takes.
+
+    Raises:
+        ValueError: jax has listed some of its shards only; see `list_shards`.
     """
     key = ""
     if not isinstance(array, jax.Array):
@@ -130,7 +153,11 @@ def tiles_of(array: Any) -> Tiled:
     if is_key(array):
         key, array = str(jax.random.key_impl(array)), jax.random.key_data(array)
     tiles = []
-    for shard in array.addressable_shards:
+    shards = {s.device: s for s in array.addressable_shards}
+    count = len(array.sharding.addressable_devices)
+    if len(shards) != count:
+        raise ValueError(f"jax lists {len(shards)} of {count} shards of an array of {array.shape}")
+    for shard in shards.values():
         if shard.replica_id == 0:
             start = tuple(s.start or 0 for s in shard.index)
             data = np.asarray(shard.data)

@@ -85,6 +85,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
 @click.option("--targets", default="", metavar="A,B", help="What `verified` compiles for; see benchmarks/verified.py.")
 @click.option("--examples", default="", metavar="A,B", help="What `verified` compiles; all examples unless given.")
 @click.option("--minutes", default=soak.MINUTES, help="How long `soak` kills workers.")
+@click.option("--pause-s", default=0.0, help="Seconds between two steps of `soak`, to run it next to other work.")
 @click.option("--kills", "count", default=kills.KILLS, help="How many processes `kills` kills.")
 def main(
     names: tuple[str, ...],
@@ -97,6 +98,7 @@ def main(
     targets: str,
     examples: str,
     minutes: float,
+    pause_s: float,
     count: int,
 ) -> None:
     """Runs benchmarks (all of them unless NAMES are given); exits with 1 if a target is missed."""
@@ -113,7 +115,7 @@ def main(
         "contest": partial(contest.run, data=data, letters=letters, seed=seed),
         "kills": partial(kills.run, kills=count),
         "drawn": partial(drawn.run, seed=seed, cases=cases),
-        "soak": partial(soak.run, minutes=minutes),
+        "soak": partial(soak.run, minutes=minutes, pause_s=pause_s),
         "stale": partial(stale.run, seed=seed),
         "verified": partial(verified.run, **chosen),
     }

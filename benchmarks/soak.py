@@ -8,7 +8,10 @@ killed or stopped. There are 2 to 4 workers: machines come and go. Afterwards as
 All numbers are small integers in float32, so that sums are exact in any order: the state does not depend on how many
 stages there are, and each step that is lost or run twice changes it.
 
-Memory, descriptors, threads and files of the driver are looked at after a fifth of the time and at the end.
+Memory, descriptors, threads and files of the driver are looked at after a fifth of the time and at the end; memory of
+Ray's own processes and files in its folder are told and not judged.
+
+With a pause between steps the training takes a small part of the machine, and workers are struck while they idle too.
 """
 
 from __future__ import annotations
@@ -42,10 +45,13 @@ MINUTES = 15.0
 EVALUATE, SAVE, RESTORE, COMPILE, BATCHES = 50, 20, 100, 120, (16, 8, 16, 4)
 #: Bytes and counts by which the driver may grow from a fifth of the run to its end.
 MOST_GROWTH_BYTES, MOST_GROWTH = 64 << 20, 8
-#: What is going on when a worker is struck.
+#: What is going on when a worker is struck; with a pause, "idle" too.
 MOMENTS = ("step", "start", "compile", "init", "save", "restore", "recovery")
-#: Those that take long.
-_LONG = ("step", "start", "compile", "recovery")
+#: Most seconds from the begin of a moment to the strike: of those that take long, of a step, of others.
+_DELAYS_S = {"start": 0.3, "compile": 0.3, "recovery": 0.3, "idle": 0.3, "step": 0.03}
+_DELAY_S = 0.004
+#: How often a moment that was over too soon is waited for again.
+_TRIES = 10
 #: Steps between two strikes at least.
 BETWEEN = 10
 #: What brings moments about that do not come by themselves.
@@ -86,10 +92,12 @@ class Strikes:
 
     Args:
         every_s: mean seconds between two.
+        wanted: moments, each of which is to be struck as often as the others.
         seed: of the moments and victims.
     """
 
     every_s: float
+    wanted: tuple[str, ...] = MOMENTS
     seed: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     seen: set[int] = field(default_factory=set)
@@ -103,20 +111,22 @@ class Strikes:
             while moments.steps < steps + BETWEEN and not over.wait(0.01):
                 pass
             steps = moments.steps
-            wanted = min(MOMENTS, key=lambda m: (self.counts[m], draw.random()))
+            wanted = min(self.wanted, key=lambda m: (self.counts[m], draw.random()))
             if wanted in _AFTER:  # workers start again, and are struck on the way
                 self._strike(cluster, moments, draw, _AFTER[wanted])
-            until = time.monotonic() + _PATIENCE_S
-            while moments.now != wanted and time.monotonic() < until and not over.wait(0.0005):
-                pass
-            over.wait(draw.uniform(0, 0.3 if wanted in _LONG else 0.004))
             if draw.random() < 0.5:
                 room[0] = draw.randint(FEWEST, MOST)
                 self.workers.add(room[0])
             kind = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-            self._strike(cluster, moments, draw, kind)
+            for _ in range(_TRIES):
+                until = time.monotonic() + _PATIENCE_S
+                while moments.now != wanted and time.monotonic() < until and not over.wait(0.0005):
+                    pass
+                over.wait(draw.uniform(0, _DELAYS_S.get(wanted, _DELAY_S)))
+                if over.is_set() or self._strike(cluster, moments, draw, kind):
+                    break
 
-    def _strike(self, cluster: Any, moments: Moments, draw: random.Random, kind: signal.Signals) -> None:
+    def _strike(self, cluster: Any, moments: Moments, draw: random.Random, kind: signal.Signals) -> bool:
         moment = moments.now
         processes = list(cluster.processes)
         if moment in _AFTER:
@@ -126,6 +136,8 @@ class Strikes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(draw.choice(processes), kind)
                 self.counts[moment] += 1
+                return True
+        return False
 
 
 def _workers() -> list[int]:
@@ -157,12 +169,20 @@ class Outcome:
     late: Row
 
 
-def run(quick: bool, say: Say, minutes: float = MINUTES) -> Report:
-    """The benchmark; ``quick`` takes half a minute."""
+def run(quick: bool, say: Say, minutes: float = MINUTES, pause_s: float = 0.0) -> Report:
+    """The benchmark.
+
+    Args:
+        quick: half a minute.
+        say: takes a line about what is going on.
+        minutes: of the training with kills.
+        pause_s: seconds between two of its steps.
+    """
     seconds = 30.0 if quick else minutes * 60
-    strikes = Strikes(8.0 if quick else min(120.0, max(12.0, seconds / 40)))
+    wanted = (*MOMENTS, "idle") if pause_s else MOMENTS
+    strikes = Strikes(8.0 if quick else min(120.0, max(12.0, seconds / 40)), wanted)
     say(f"soak: {seconds:.0f} s with a kill every {strikes.every_s:.0f} s")
-    disturbed = _train(seconds, None, strikes, say)
+    disturbed = _train(seconds, None, strikes, say, pause_s)
     left = [p for p in strikes.seen if exists(p)]
     say(f"soak: {disturbed.steps} steps without kills")
     alone = _train(None, disturbed.steps, None, say)
@@ -173,14 +193,14 @@ def run(quick: bool, say: Say, minutes: float = MINUTES) -> Report:
     row: Row = {
         "steps": disturbed.steps,
         "kills": strikes.counts.total(),
-        **{f"kills, {m}": strikes.counts[m] for m in MOMENTS},
+        **{f"kills, {m}": strikes.counts[m] for m in wanted},
         "workers": " ".join(map(str, sorted(strikes.workers))),
         "recoveries": disturbed.recoveries,
         "equal": disturbed.digest == alone.digest,
         "processes left": len(left),
         **{f"{k} growth" if k != "rss_bytes" else "growth_bytes": v for k, v in growth.items()},
     }
-    struck = all(strikes.counts[m] for m in MOMENTS)
+    struck = all(strikes.counts[m] for m in wanted)
     return Report(
         "soak",
         "the same state to the bit as without kills, each moment struck, nothing grows, no process is left",
@@ -189,8 +209,8 @@ def run(quick: bool, say: Say, minutes: float = MINUTES) -> Report:
     )
 
 
-def _train(seconds: float | None, steps: int | None, strikes: Strikes | None, say: Say) -> Outcome:
-    """Trains for some seconds, or some steps."""
+def _train(seconds: float | None, steps: int | None, strikes: Strikes | None, say: Say, pause_s: float = 0) -> Outcome:
+    """Trains for some seconds, or some steps, with a pause behind each."""
     over, moments, room = threading.Event(), Moments(), [MOST]
     logger = logging.getLogger("autopar.ray")
     logger.addHandler(moments)
@@ -202,25 +222,30 @@ def _train(seconds: float | None, steps: int | None, strikes: Strikes | None, sa
             thread.start()
             # Also where no step ends any more: it would never do so under more kills.
             threading.Timer(seconds or 0, over.set).start()
+        ray_folder = Path(cluster.run.cache).parent
         training = _Training(cluster, autopar.Checkpoints(folder, keep=2), moments)
-        began, early = time.monotonic(), _used(folder)
+        began, early = time.monotonic(), _used(folder, ray_folder)
         told_s = 60.0
         try:
             while training.number < steps if steps is not None else time.monotonic() - began < (seconds or 0):
                 training.advance()
+                if pause_s:
+                    with moments.during("idle"):
+                        time.sleep(pause_s)
                 passed_s = time.monotonic() - began
                 if seconds is not None and passed_s < 0.2 * seconds:
-                    early = _used(folder)
+                    early = _used(folder, ray_folder)
                 if passed_s > told_s:
                     struck = dict(strikes.counts) if strikes is not None else {}
-                    say(f"soak: {training.number} steps in {passed_s:.0f} s {struck}")
+                    used = " ".join(f"{k}={v}" for k, v in _used(folder, ray_folder).items())
+                    say(f"soak: {training.number} steps in {passed_s:.0f} s {struck} {used}")
                     told_s += 60
         finally:
             over.set()
             if thread is not None:
                 thread.join()
         digest = training.finished()
-        late = _used(folder)
+        late = _used(folder, ray_folder)
         if strikes is not None:
             strikes.seen.update(cluster.processes)
         recoveries = cluster.workers.recoveries
@@ -325,12 +350,29 @@ def _batch(number: int) -> Any:
     return {"x": draw.integers(0, 4, shape).astype("float32"), "y": draw.integers(-1, 2, shape).astype("float32")}
 
 
-def _used(folder: str) -> Row:
-    """What this process uses."""
+def _used(folder: str, ray_folder: Path) -> Row:
+    """What this process uses.
+
+    Args:
+        folder: of checkpoints.
+        ray_folder: of Ray and its workers.
+    """
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return {
         "rss_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
         "files": sum(len(files) for _, _, files in os.walk(folder)),
+        "ray_rss_bytes": _rss_of_ray(),
+        "ray_files": sum(len(files) for _, _, files in os.walk(ray_folder)),
     }
+
+
+def _rss_of_ray() -> int:
+    """Bytes of Ray's processes that live as long as the cluster: all but those of workers."""
+    count = 0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if GROUP_MARK not in child.environ() and not child.name().startswith("ray::"):
+                count += child.memory_info().rss
+    return count

@@ -74,13 +74,13 @@ class BestRates:
 
 
 def bounded(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
-    """A plan of one stage where more than its sharding was free, with a bound over all of it.
+    """A plan, of one stage or of several, where more than its sharding was free, with a bound over all of it.
 
-    What the integer program proves is over shardings in one number of microbatches, with what one level of
-    recomputation holds: it becomes ``sharding_bound``.
+    What the integer program proves of one stage is over shardings in one number of microbatches, with what one level
+    of recomputation holds: it becomes ``sharding_bound``.
 
     Args:
-        plan: of one stage.
+        plan: its search has the bound of the integer program; None of several stages.
         graph: the step, in one microbatch.
         cluster: all devices.
     """

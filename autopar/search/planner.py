@@ -1,18 +1,19 @@
 """`Planner`: the whole decision, from a step and a cluster to one plan.
 
-    enumerate       one stage, and pipelines where stages are free (`Planner._forms`)
+    enumerate       one stage, and pipelines where stages are free (`enumeration.forms`)
     one stage       microbatches x recomputation, each a problem of the integer program (`one_stage`)
     pipelines       microbatches x stages are ranked, layers profiled, stages cut by the dynamic program and each
                     planned exactly (`pipelines`)
     compose         the fastest, with a bound over all that was free (`bound`)
 
-Each form is given the seconds of the best plan so far: it stops as soon as it cannot be faster.
+Forms are planned in one loop (`Planner._best`), each with what those before it say (`Tried`): it stops as soon as it
+cannot be faster than the best plan so far.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -25,6 +26,7 @@ from autopar.search.anytime import Converted, Incumbent, SearchEndedError
 from autopar.search.bound import bounded
 from autopar.search.cache import PlanCache, cached, cached_with_stages
 from autopar.search.enumeration.candidates import schedule_of
+from autopar.search.enumeration.forms import ONE_STAGE, Form, Tried, forms
 from autopar.search.enumeration.reach import may_be_faster
 from autopar.search.enumeration.search_space import is_large
 from autopar.search.enumeration.whole_steps import stages_that_may_be_faster
@@ -33,9 +35,6 @@ from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.source import StepSource
 from autopar.search.trials import Trials
-
-#: A form of plan: seconds of the best plan so far -> the best plan of the form.
-Form = Callable[[float], Plan]
 
 
 @dataclass(frozen=True)
@@ -83,65 +82,34 @@ class Planner:
     def _best(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
         """`plan`, which an exception ends."""
         least_gain = problem.policy.schedules.least_gain
-        best: Plan | None = None
-        failures: list[InfeasiblePlanError | MicrobatchError] = []
-        for form, is_single in self._forms(problem, step, counts):
-            try:
-                plan = form(math.inf if best is None else best.step_time)
-            except (InfeasiblePlanError, MicrobatchError) as error:
-                failures.insert(0 if is_single else len(failures), error)
+        cuts, one = cuts_stages(self.strategy), names_one_stage(self.strategy)
+        tried = Tried()
+        for form in forms(problem, cuts_stages=cuts, tries_pipelines=self.tries_pipelines and not one):
+            if form == ONE_STAGE and tried.one_stage is not None and _is_best_of_one_stage(problem, tried.one_stage):
                 continue
-            if best is None or plan.step_time < best.step_time * (1 if is_single else 1 - least_gain):
-                best = plan
-            problem.offer(best)
+            try:
+                plan = self._of_form(form, problem, step, counts, tried)
+            except (InfeasiblePlanError, MicrobatchError) as error:
+                tried = tried.failed(form, error)
+                continue
+            tried = tried.planned(form, plan, least_gain)
+            problem.offer(tried.best or plan)
             problem.checkpoint()
-        if best is None:
-            raise failures[0] from None
-        return best
+        if tried.best is None:
+            raise tried.failures[0] from None
+        return tried.best
 
-    def _forms(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Iterator[tuple[Form, bool]]:
-        """Forms of plans in the order in which they are tried, each with whether it is one stage.
-
-        Inside a node one stage is the likelier answer, and pipelines are tried where they may be faster. Between nodes
-        a pipeline is, unless one stage has ample memory: else it takes longer to plan without a plan to beat.
-        """
-        ample: list[Plan] = []
-        exposed = 1.0
-
-        def single(cutoff_s: float) -> Plan:
-            nonlocal exposed
-            plan = self.single_stage(problem, step, counts, cutoff_s)
-            exposed = _exposed(plan)
-            return plan
-
-        def in_ample_memory(cutoff_s: float) -> Plan:
-            roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
-            nonlocal exposed
-            plan = self._attempt(roomy, step)(
-                first_configuration(counts or [1], problem.options.remat), cutoff_s, False
-            )
-            exposed = _exposed(plan)
-            ample.append(self._bounded(problem, counts, plan))
-            return ample[0]
-
-        def several(cutoff_s: float) -> Plan:
-            return self.pipeline(problem, step, counts, cutoff_s, exposed)
-
-        asked, cluster = problem.options.num_stages, problem.cluster
-        if (asked or 1) > 1 or (asked is None and cluster.num_devices > 1 and cuts_stages(self.strategy)):
-            yield several, False
-            return
-        tries = self.tries_pipelines and not names_one_stage(self.strategy)
-        free = asked is None and tries and cluster.num_devices > 1
-        first = free and problem.options.schedule != "none" and (cluster.num_nodes > 1 or _is_asked(problem))
-        if first:
-            if not _is_asked(problem):
-                yield in_ample_memory, True
-            yield several, False
-        if not (ample and self._is_best_of_one_stage(problem, ample[0])):
-            yield single, True
-        if free and not first:
-            yield several, False
+    def _of_form(
+        self, form: Form, problem: Problem, step: StepSource, counts: Sequence[int] | None, tried: Tried
+    ) -> Plan:
+        """The best plan of a form, which must be faster than that of the forms ``tried``."""
+        if form.is_pipeline:
+            return self.pipeline(problem, step, counts, tried.cutoff_s, tried.exposed)
+        if not form.ample_memory:
+            return self.single_stage(problem, step, counts, tried.cutoff_s)
+        roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
+        first = first_configuration(counts or [1], problem.options.remat)
+        return self._bounded(problem, counts, self._attempt(roomy, step)(first, tried.cutoff_s, False))
 
     def single_stage(
         self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf
@@ -227,11 +195,6 @@ class Planner:
             plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)))
         return layered.of_step(plan)
 
-    @staticmethod
-    def _is_best_of_one_stage(problem: Problem, plan: Plan) -> bool:
-        """Whether a plan in the first configuration is that which `one_stage` gives."""
-        return problem.options.offload == "none" and not (_is_tiny(problem) and plan.content.memory_bound)
-
     def _shard(self, problem: Problem) -> Plan:
         problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
@@ -241,15 +204,9 @@ def _is_tiny(problem: Problem) -> bool:
     return len(problem.graph.operators) <= problem.policy.sizes.tiny_operators
 
 
-def _exposed(plan: Plan) -> float:
-    """Part of the seconds of computing and sending that a plan of one stage does not hide."""
-    objective_s = plan.search.objective
-    return min(1.0, plan.step_time / objective_s) if objective_s else 1.0
-
-
-def _is_asked(problem: Problem) -> bool:
-    """Whether a schedule of pipelines is asked for."""
-    return problem.options.schedule not in ("auto", "none")
+def _is_best_of_one_stage(problem: Problem, plan: Plan) -> bool:
+    """Whether a plan in the first configuration is that which `one_stage` gives."""
+    return problem.options.offload == "none" and not (_is_tiny(problem) and plan.content.memory_bound)
 
 
 def _kept_on_devices(problem: Problem, groups: int) -> str:

@@ -18,7 +18,7 @@ from autopar.plan import (
 )
 from autopar.plan.types import MemoryPlace
 from autopar.schedule import Table
-from autopar.search.bound import work_bound_s
+from autopar.search.bound import bounded
 from autopar.search.composition.record import pipeline_of, step_record
 from autopar.search.enumeration.candidates import (
     Candidate,
@@ -49,7 +49,7 @@ def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Seque
         operators=(),
         copies=(),
         choices=tuple(x for c in parts for x in c.choices),
-        search=SearchContent(parts[0].search.strategy, seconds, work_bound_s(graph, problem.cluster)),
+        search=SearchContent(parts[0].search.strategy, seconds, None),
         notes=tuple(dict.fromkeys(n for c in parts for n in c.notes)),
         memory_limit=problem.memory_limit_bytes,
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
@@ -57,7 +57,7 @@ def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Seque
         cuts=tuple(m[-1] for m in candidate.members[:-1]),
         parts=tuple(on_devices(c, 0, (0, len(c.stages[0].devices))) for c in parts),
     )
-    plan = Plan(content)
+    plan = bounded(Plan(content), graph, problem.cluster)
     problem.offer(plan)
     return plan
 

@@ -1,0 +1,95 @@
+"""Forms of a plan, one stage or pipelines, in the order in which they are planned, and what the planned ones say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.plan import Plan
+from autopar.search.problem import Problem
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of a plan.
+
+    Args:
+        is_pipeline: whether it has several stages.
+        ample_memory: whether, of one stage, only the first configuration is planned, and only where memory is ample.
+    """
+
+    is_pipeline: bool
+    ample_memory: bool = False
+
+
+ONE_STAGE = Form(is_pipeline=False)
+AMPLE_STAGE = Form(is_pipeline=False, ample_memory=True)
+PIPELINES = Form(is_pipeline=True)
+
+
+def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tuple[Form, ...]:
+    """The forms that are planned, in order.
+
+    Inside a node one stage is the likelier answer, and pipelines are tried where they may be faster. Between nodes
+    a pipeline is, unless one stage has ample memory: else it takes longer to plan without a plan to beat.
+
+    Args:
+        problem: what is planned.
+        cuts_stages: whether the strategy cuts steps into stages itself.
+        tries_pipelines: whether pipelines are planned next to one stage where the number of stages is free.
+    """
+    asked, devices = problem.options.num_stages, problem.cluster.num_devices
+    if (asked or 1) > 1 or (asked is None and devices > 1 and cuts_stages):
+        return (PIPELINES,)
+    if asked is not None or not tries_pipelines or devices == 1:
+        return (ONE_STAGE,)
+    schedule = problem.options.schedule
+    if schedule not in ("auto", "none"):
+        return (PIPELINES, ONE_STAGE)
+    if schedule == "auto" and problem.cluster.num_nodes > 1:
+        return (AMPLE_STAGE, PIPELINES, ONE_STAGE)
+    return (ONE_STAGE, PIPELINES)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What the forms that were planned so far say.
+
+    Args:
+        best: the fastest plan; None before there is one.
+        one_stage: the last plan of one stage; None before there is one.
+        failures: why forms have no plan, that of one stage first.
+    """
+
+    best: Plan | None = None
+    one_stage: Plan | None = None
+    failures: tuple[InfeasiblePlanError | MicrobatchError, ...] = ()
+
+    @property
+    def cutoff_s(self) -> float:
+        """Seconds that a plan must stay below to be of use."""
+        return math.inf if self.best is None else self.best.step_time
+
+    @property
+    def exposed(self) -> float:
+        """Part of the seconds of computing and sending that the plan of one stage does not hide; 1 without one."""
+        objective_s = None if self.one_stage is None else self.one_stage.search.objective
+        return min(1.0, self.one_stage.step_time / objective_s) if self.one_stage and objective_s else 1.0
+
+    def planned(self, form: Form, plan: Plan, least_gain: float) -> Tried:
+        """With the plan of a form.
+
+        Args:
+            form: of the plan.
+            plan: what was planned.
+            least_gain: share of the best plan's seconds that pipelines must save to be taken.
+        """
+        below_s = self.cutoff_s * (1 - least_gain if form.is_pipeline else 1)
+        best = plan if self.best is None or plan.step_time < below_s else self.best
+        return replace(self, best=best, one_stage=self.one_stage if form.is_pipeline else plan)
+
+    def failed(self, form: Form, error: InfeasiblePlanError | MicrobatchError) -> Tried:
+        """With the failure of a form."""
+        failures = (*self.failures, error) if form.is_pipeline else (error, *self.failures)
+        return replace(self, failures=failures)

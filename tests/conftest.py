@@ -43,9 +43,6 @@ if _compiled:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["AUTOPAR_CACHE_DIR"] = "off"
-# Ray reads it when it is imported, by whatever test comes first. That autopar sets it is seen in a process of its own,
-# see test_ray.py.
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 # "ci" makes the same examples on every run, so that a change of the code is the only reason for a change of the
 # result. "dev" looks for new ones: HYPOTHESIS_PROFILE=dev. Times on shared machines mean nothing: no deadline.

@@ -317,6 +317,5 @@ def test_without_ray_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "ray", None)
     for name in ("connect", "actors", "placing"):
         monkeypatch.delitem(sys.modules, f"autopar.runtime.ray.{name}", raising=False)
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     with pytest.raises(ClusterError, match=r"Ray cannot be imported(.|\n)*not installed(.|\n)*pip install ray"):
         Cluster.ray(workers=2)

@@ -38,6 +38,8 @@ pytest.importorskip("flatbuffers")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
+    import ray  # noqa: F401  (before autopar does, as many programs do: it is on loopback all the same)
+
     with Cluster.ray(workers=2, devices_per_worker=2) as made:
         yield made
 
@@ -106,6 +108,16 @@ def test_nothing_listens_on_other_than_loopback(pipeline: RemotePipeline) -> Non
             addresses.update(c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN)
     assert addresses
     assert {a.removeprefix("::ffff:") for a in addresses} <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.slow
+def test_who_wants_all_addresses_starts_ray_himself() -> None:
+    command = "import autopar; autopar.Cluster.ray(workers=1, devices_per_worker=1)"
+    here = {**os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+    made = subprocess.run([sys.executable, "-c", command], env=here, capture_output=True, text=True)
+    assert made.returncode == 1
+    assert "Ray would listen on all addresses" in made.stderr
+    assert "set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0" in made.stderr
 
 
 def test_another_user_enters_no_folder_and_changes_no_program(cluster: RayCluster, pipeline: RemotePipeline) -> None:

@@ -22,6 +22,8 @@ LOOPBACK = "127.0.0.1"
 _ANSWERS_S = 10.0
 #: Ray's own variables of its token.
 _MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+#: Ray's processes read it when they import it: "0" gives a machine the loopback address, on which all servers listen.
+_ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 #: libtpu's variable of where it logs; Ray shows the files of /tmp/tpu_logs without it, whoever wrote them.
 _TPU_LOGS = "TPU_LOG_DIR"
 
@@ -101,6 +103,7 @@ def initialize(address: str | None, workers: int, object_store_bytes: int, folde
     os.environ.update(for_ray)
     if address is None:
         _require_token(folder)
+        _stay_on_loopback()
     before = signal.getsignal(signal.SIGTERM)
     try:
         with warnings.catch_warnings():
@@ -125,10 +128,15 @@ def initialize(address: str | None, workers: int, object_store_bytes: int, folde
     if address is None and own_address() != LOOPBACK:
         raise ClusterError(
             "Ray would listen on all addresses of this machine",
-            cause="ray was imported before autopar could tell it otherwise",
-            remedy="set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before ray is imported, or start Ray yourself and give "
-            "its address",
+            cause=f"{_ONE_MACHINE} is {os.environ[_ONE_MACHINE]!r}",
+            remedy=f"set {_ONE_MACHINE}=0, or start Ray yourself and give its address",
         )
+
+
+def _stay_on_loopback() -> None:
+    """Ray that is started here listens on the loopback address, also where it was imported before."""
+    constants: Any = ray._private.ray_constants
+    constants.ENABLE_RAY_CLUSTER = os.environ.setdefault(_ONE_MACHINE, "0").lower() in ("1", "true")
 
 
 def _own_logs(folder: str) -> dict[str, str]:

@@ -1,9 +1,8 @@
-"""The way in: decides whether Ray is started here, before it is imported."""
+"""The way in, which imports Ray."""
 
 from __future__ import annotations
 
 import os
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,6 @@ from autopar.errors import ClusterError
 
 if TYPE_CHECKING:
     from autopar.runtime.ray.cluster import RayCluster
-
-#: Ray reads it when it is imported: "0" gives this machine the loopback address, on which all its servers listen.
-_ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def ray_cluster(address: str | None, options: RayOptions) -> RayCluster:
@@ -28,8 +24,6 @@ def ray_cluster(address: str | None, options: RayOptions) -> RayCluster:
         ClusterError: ray is not installed, or see there.
     """
     where = address or os.environ.get("RAY_ADDRESS")
-    if where is None and "ray" not in sys.modules:
-        os.environ.setdefault(_ONE_MACHINE, "0")
     try:
         connect = import_module("autopar.runtime.ray.connect").connect
     except ModuleNotFoundError as error:

@@ -98,7 +98,7 @@ def share(
     clock.seconds["share"] -= searched.seconds.get("search", 0.0)
     if planned:
         plan = planned[0].plan
-        return Planned(planned[0].traced, Plan(plan.content, (*plan.phases, *clock.phases()), plan.input_tree))
+        return Planned(planned[0].traced, dataclasses.replace(plan, phases=(*plan.phases, *clock.phases())))
     plan = Plan.from_json(text)
     return Planned(form(plan), plan)
 

@@ -218,7 +218,9 @@ def _under_limit(problem: Problem, free: MeshSolution, clock: Clock, cutoff_s: f
         least = free.solution.lower_bound
         if answers[0].solution.objective <= least + problem.policy.stages.negligible_cost * abs(least):
             return answers
-    split = _sharding_problem(problem, free.sharding_problem.mesh, clock, split_phases=True)
+    split = free.sharding_problem
+    if not problem.subproblem.separate_programs:
+        split = _sharding_problem(problem, split.mesh, clock, split_phases=True)
     with clock.phase("solve"):
         by_phase = _solve(problem, split.problem, binds=True)
     return [

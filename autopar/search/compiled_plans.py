@@ -96,7 +96,7 @@ def fastest_compiled(
     notes = (*content.notes, *_notes(name, planned.plan, program, len(rows), target))
     search = msgspec.structs.replace(content.search, considered=(*content.search.considered, *rows))
     content = msgspec.structs.replace(content, notes=notes, search=search)
-    return replace(planned, plan=Plan(content, planned.plan.phases, planned.plan.input_tree)), program
+    return replace(planned, plan=replace(planned.plan, content=content)), program
 
 
 def _candidates(kinds: Sequence[Kind[FormT]], limit_bytes: int, policy: CompilationPolicy) -> list[_Candidate[FormT]]:

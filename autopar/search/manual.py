@@ -23,6 +23,7 @@ from autopar.search.restrict import AllowedResults, Restricted, restricted_plan,
 from autopar.search.stage_planning.candidate import plan_candidate
 from autopar.search.tokens import SharedMatrices, SharedTokens, check_tokens, token_dims
 from autopar.stages import cluster
+from autopar.stages.names import FROM, PIECE
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ class _Stage:
         """The plan of a stage, whose inputs are named as values of the step with ``piece/`` or ``from/`` before."""
         tokens = {}
         for i in problem.graph.inputs:
-            dim = self.tokens.get(i.name.removeprefix("piece/").removeprefix("from/"))
+            dim = self.tokens.get(i.name.removeprefix(PIECE).removeprefix(FROM))
             if dim is not None and i.type.shape[dim] % self.manual.cp == 0:
                 tokens[i.name] = dim
         return self.manual.plan(problem, "manual", tokens)

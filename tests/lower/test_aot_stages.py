@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import autopar
 from autopar.api.options import ParallelOptions
@@ -41,8 +44,12 @@ def pipeline(limit_bytes: int | None = None) -> tuple[autopar.Plan, LoweredPipel
         [jax.ShapeDtypeStruct((width, width), jnp.float32)] * 4,
         jax.ShapeDtypeStruct((examples, width), jnp.float32),
     )
-    cluster = parse_target("cpu:4").cluster()
     options = {"num_stages": 2, "num_microbatches": 4, "remat": "none", "memory_limit": limit_bytes, "schedule": "1f1b"}
+    return lowered_for("cpu:4", args, **options)
+
+
+def lowered_for(target: str, args: tuple[Any, ...], **options: Any) -> tuple[autopar.Plan, LoweredPipeline]:
+    cluster = parse_target(target).cluster()
     plan = autopar.parallelize(step, cluster=cluster, donate_argnums=0, **options).plan(*args)
     pure = PureFunction(step, ParallelOptions(plan=plan))
     traced, plan = pure.plan(pure.resolve(args, {})[0])
@@ -83,6 +90,27 @@ def test_where_memory_binds_each_pass_gathers_for_itself() -> None:
     assert any(c.kind == "all-gather" for s in plan.stages for c in s.collectives)
     found = compare_stages(plan, parse_target("cpu:4"), gathered(lowered, as_given(lowered)))
     assert found.lowered_ok, str(found)
+
+
+@pytest.mark.parametrize(
+    ("examples", "widths", "search"),
+    [
+        (16, (64, 128, 64), autopar.search.Manual(dp=4, pp=2)),
+        (16, (8, 16, 8), autopar.search.Manual(dp=4, pp=2)),
+        (32, (64, 128, 64, 32), autopar.search.Manual(dp=2, pp=2, tp=2)),
+        (16, (64, 128, 64, 128, 64), autopar.search.Manual(dp=2, pp=4)),
+        (256, (128, 64, 64, 64, 32, 512, 512), autopar.search.Manual(dp=4, pp=2, zero=3)),
+        (16, (64, 128, 32, 32, 512), "alpa"),
+    ],
+)
+def test_gathers_of_stages_are_those_of_their_programs(examples: int, widths: tuple[int, ...], search: Any) -> None:
+    """What arrives with every microbatch is placed by who sends it; forward and backward each gather for themselves."""
+    shapes = [jax.ShapeDtypeStruct(pair, jnp.float32) for pair in itertools.pairwise(widths)]
+    args = (shapes, jax.ShapeDtypeStruct((examples, widths[0]), jnp.float32))
+    stages = getattr(search, "pp", 2)
+    plan, lowered = lowered_for("cpu:8", args, search=search, num_microbatches=2, num_stages=stages)
+    compared = compare_stages(plan, parse_target("cpu:8"), gathered(lowered, as_given(lowered)))
+    assert compared.lowered_ok, str(compared)
 
 
 def test_a_collective_too_many_is_found_on_its_stage() -> None:

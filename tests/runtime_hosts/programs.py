@@ -159,23 +159,25 @@ def everything(o: dict[str, Any]) -> Any:
 
 def data(o: dict[str, Any]) -> Any:
     """A batch in parts is the batch whole; a ragged one is an error everywhere; parts that disagree are one."""
-    x = np.random.default_rng(0).normal(size=(16, 64))
+    x = np.random.default_rng(o.get("seed", 0)).normal(size=(o.get("batch", 16), 64))
     state = {"a": np.ones((64, 128)), "b": np.ones((128, 64))}
     step = autopar.parallelize(dense_step, mesh_shape=o["mesh"], memory_limit=o.get("limit"))
-    early = step.local_batch({"x": x[8 * o["process"] :][:8]})["x"]
+    each = len(x) // o["processes"]
+    early = step.local_batch({"x": x[each * o["process"] :][:each]})["x"]
     step.compile(state, x)
     rows = list(step.process_examples())
     batch = step.local_batch(x[rows])
     whole = step(state, x)
     parts = step(state, batch)
+    other = o["process"] == o["processes"] - 1
     found = {
         "rows": rows,
         "early": bool(np.array_equal(local(early), x)),
         "batch": bool(np.array_equal(local(batch), x)),
         "equal": digest(whole) == digest(parts),
+        "plan": zlib.crc32(step.compile(state, x).plan.to_json().encode()),
         "lies": batch.sharding == step.shard(state, x)[1].sharding,
     }
-    other = o["process"] == 1
     wrong = {
         "ragged": lambda: step.local_batch(x[rows[: len(rows) - other]]),
         "all ragged": lambda: step.local_batch(x[rows[:-1]]),
@@ -207,6 +209,17 @@ def checkpoints(o: dict[str, Any]) -> Any:
             state, _ = step(state, x)  # what was saved is not what comes behind it
     step.wait_until_saved()
     return {"before": before, "saved": saved, "lies": lies}
+
+
+def flax_checkpoint(o: dict[str, Any]) -> Any:
+    """Goes on from a checkpoint that plain Flax code wrote, and saves: the loss, and how the state is split."""
+    case = import_module("tests.runtime_hosts.flax_case")
+    step = autopar.parallelize(case.step, memory_limit=o["limit"])
+    state = step.restore(o["theirs"], like=jax.eval_shape(case.state))
+    for _ in range(case.STEPS):
+        state, loss = step(state, case.batch(o["batch"]))
+    step.save(o["ours"], state, at=2, wait=True)
+    return {"loss": float(loss), "split": not state.params["w"].is_fully_replicated, "digest": digest(state)}
 
 
 def far(o: dict[str, Any]) -> Any:
@@ -305,7 +318,7 @@ def wrong_use(o: dict[str, Any]) -> Any:
     """The errors of processes that differ, one behind the other."""
     x = np.ones((16, 64))
     state = {"a": np.ones((64, 128)), "b": np.ones((128, 64))}
-    other = o["process"] == 1
+    other = o["process"] == o["processes"] - 1
 
     def different(w: Any, x: Any) -> Any:
         return jax.tree.map(jax.numpy.tanh if other else jax.numpy.sin, w), x.sum()

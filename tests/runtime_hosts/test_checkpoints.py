@@ -16,6 +16,7 @@ import pytest
 from flax.training import train_state
 
 import autopar
+from tests.runtime_hosts import flax_case
 from tests.runtime_hosts.launch import results, run
 
 
@@ -117,3 +118,24 @@ def test_other_numbers_of_processes_and_other_plans(tmp_path: Path) -> None:
         assert found[0]["before"] == written[0]["saved"][1]
         assert found[0]["lies"] and all(f == found[0] for f in found)
         written = found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices", "batch"), [(2, 4, 16), (3, 2, 12)])
+def test_flax_goes_in_and_out_of_several_processes(
+    tmp_path: Path, x64: None, processes: int, devices: int, batch: int
+) -> None:
+    plain = jax.jit(flax_case.step)(flax_case.state(), flax_case.batch(batch))[0]
+    with ocp.StandardCheckpointer() as theirs:
+        theirs.save(tmp_path / "theirs", plain)
+    options = {"theirs": str(tmp_path / "theirs"), "ours": str(tmp_path / "ours"), "batch": batch, "limit": 50_000}
+    worlds = results(run("flax_checkpoint", processes, devices=devices, **options))
+    assert all(world == worlds[0] for world in worlds) and worlds[0]["split"]
+    for _ in range(flax_case.STEPS):
+        plain, loss = jax.jit(flax_case.step)(plain, flax_case.batch(batch))
+    assert abs(worlds[0]["loss"] / float(loss) - 1) < 1e-10
+    with ocp.CheckpointManager(tmp_path / "ours") as manager:
+        back = manager.restore(2, args=ocp.args.StandardRestore(jax.eval_shape(flax_case.state)))
+    assert type(back) is type(plain) and int(back.step) == 1 + flax_case.STEPS
+    for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(plain), strict=True):
+        assert np.allclose(a, b, rtol=1e-10, atol=1e-12)

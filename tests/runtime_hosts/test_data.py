@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -12,16 +16,34 @@ from tests.runtime_hosts.programs import dense_step
 
 
 def test_a_batch_in_parts_is_the_batch_whole() -> None:
-    first, second = results(run("data", mesh=[2, 4], limit=60_000))
-    for found in (first, second):
+    check_parts(results(run("data", mesh=[2, 4], limit=60_000)), 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_batches_in_parts(seed: int) -> None:
+    draw = random.Random(seed)
+    processes, devices, mesh = draw.choice(
+        [(2, 4, [8]), (4, 2, [4, 2]), (4, 2, [2, 4]), (3, 2, [6]), (3, 2, [2, 3]), (8, 1, [2, 4])]
+    )
+    batch = processes * devices * draw.choice([1, 2, 4])
+    limit = draw.choice([None, 100_000])
+    check_parts(results(run("data", processes, devices=devices, mesh=mesh, limit=limit, batch=batch, seed=seed)), batch)
+
+
+def check_parts(worlds: Sequence[Any], batch: int) -> None:
+    for found in worlds:
         assert found["early"] and found["batch"] and found["equal"] and found["lies"]
         assert found["ragged"][0] == found["dtype"][0] == "ProcessMismatchError"
         assert found["all ragged"][0] == "AutoparError" and "drop it, or pad it" in found["all ragged"][1]
-    assert sorted({*first["rows"], *second["rows"]}) == list(range(16))
-    assert first["ragged"] == second["ragged"] and "examples of the batch where its plan wants" in first["ragged"][1]
-    shared = set(first["rows"]) & set(second["rows"])
-    want = "ProcessMismatchError" if shared else ""
-    assert first["values"][0] == second["values"][0] == want
+    first, last = worlds[0], worlds[-1]
+    assert sorted(row for row in {row for found in worlds for row in found["rows"]}) == list(range(batch))
+    assert all(found["plan"] == first["plan"] for found in worlds)  # as they are written, details and all
+    for name in ("ragged", "all ragged", "dtype", "values"):
+        assert all(found[name] == first[name] for found in worlds), name
+    assert "examples of the batch where its plan wants" in first["ragged"][1]
+    shared = {row for found in worlds[:-1] for row in found["rows"]} & set(last["rows"])
+    assert first["values"][0] == ("ProcessMismatchError" if shared else "")
 
 
 def test_one_process_has_all_examples() -> None:

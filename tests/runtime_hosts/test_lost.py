@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from autopar.runtime.hosts.supervise import SupervisedJob, supervise
+from autopar.runtime.hosts.supervise import AGAIN, SupervisedJob, supervise
 from benchmarks.kills import train
-from tests.runtime_hosts.launch import free_port, run
+from tests.runtime_hosts.launch import ROOT, free_port, run
 
 KILLS = int(os.environ.get("AUTOPAR_TEST_KILLS", "2"))
 
@@ -24,7 +27,9 @@ def test_the_others_end_with_a_typed_error(how: str, victim: int) -> None:
     assert lost.code != 0, lost.text
     assert other.code == 82, other.text[-3000:]
     assert f"autopar.errors.base.ProcessLostError: process {victim} of 2" in other.text
-    want = "gave no sign of life for 3 s" if how == "killed" else "failed: ValueError: no more data"
+    want = (
+        "gave no sign of life for 3 s (AUTOPAR_HEARTBEAT_S)" if how == "killed" else "failed: ValueError: no more data"
+    )
     assert want in other.text
 
 
@@ -62,6 +67,32 @@ def test_the_supervisor_gives_up(tmp_path: Path) -> None:
     job = SupervisedJob((sys.executable, "-c", "raise SystemExit(5)"), 1, 1, 2, heartbeat_s=1.0)
     assert supervise(job, said.append) == 5
     assert said[-1] == "ended with 5 after 2 restarts"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_notice_to_end_saves_first(tmp_path: Path, victim: int) -> None:
+    job_options = "--processes 2 --cpu-devices 2 --restarts 0"
+    script = f"{sys.executable} -m examples.train_hosts {tmp_path} --steps 500 --every 1000 --pause 0.1"
+    command = f"{sys.executable} -m autopar.cli run {job_options} -- {script}".split()
+    pids, steps, lines = {}, [], []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOPAR_CACHE_DIR": "off"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            lines.append(line)
+            if found := re.match(r"autopar run: process (\d): pid (\d+)", line):
+                pids[int(found[1])] = int(found[2])
+            elif found := re.match(r"step (\d+):", line):
+                steps.append(int(found[1]))
+                if len(steps) == 3:
+                    os.kill(pids[victim], signal.SIGTERM)
+    assert job.returncode == AGAIN, "".join(lines)
+    # No other checkpoint was due: that of the last step is the one that the notice asked for.
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [str(steps[-1])]
+    assert len(steps) < 500 and "told to end: saved\n" in lines
 
 
 @pytest.mark.slow

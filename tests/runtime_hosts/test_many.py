@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,20 +28,30 @@ def test_all_ways_of_calling_in_two_processes(tmp_path: Path) -> None:
 
 
 def test_processes_that_differ_get_one_typed_error_each() -> None:
-    first, second = results(run("wrong_use", environment={"AUTOPAR_WAIT_S": "4"}))
+    check_errors(results(run("wrong_use", environment={"AUTOPAR_WAIT_S": "4"})))
+
+
+@pytest.mark.slow
+def test_of_three_processes_one_differs() -> None:
+    check_errors(results(run("wrong_use", 3, devices=2, environment={"AUTOPAR_WAIT_S": "6"})))
+
+
+def check_errors(worlds: Sequence[Any]) -> None:
+    first, last = worlds[0], len(worlds) - 1
     for name in ("program", "shape", "option", "version", "values", "init"):
         assert first[name][0] == "ProcessMismatchError", (name, first[name])
-        assert first[name] == second[name]
-        assert "process 1 differs from process 0" in first[name][1]
+        assert all(found[name] == first[name] for found in worlds)
+        assert f"process {last} differs from process 0" in first[name][1]
     assert "sin" in first["program"][1] and "tanh" in first["program"][1] and "programs.py" in first["program"][1]
     assert "f64[8,64]" in first["shape"][1] and "f64[16,64]" in first["shape"][1]
     assert "option num_microbatches is 2 there and 1 on process 0" in first["option"][1]
     assert "version of autopar is 7.7" in first["version"][1]
     assert "argument x" in first["values"][1] and "checksum" in first["values"][1]
-    assert first["infeasible"][0] == second["infeasible"][0] == "InfeasiblePlanError"
-    assert first["infeasible"][1] == second["infeasible"][1]
-    assert first["fine"] == second["fine"] == ["", ""]
-    assert first["missing"][0] == "ProcessLostError" and "process 1 of 2 did not come" in first["missing"][1]
+    assert first["infeasible"][0] == "InfeasiblePlanError" and first["fine"] == ["", ""]
+    assert all(found[name] == first[name] for name in ("infeasible", "fine") for found in worlds)
+    for found in worlds[:-1]:
+        assert found["missing"][0] == "ProcessLostError"
+        assert f"process {last} of {len(worlds)} did not come" in found["missing"][1]
 
 
 @pytest.mark.slow
@@ -58,3 +72,41 @@ def test_examples_equal_one_device(example: str, processes: int) -> None:
     assert all(found == worlds[0] for found in worlds)
     assert [case["mesh"] for case in worlds[0]] == meshes
     assert max(case["worst"] for case in worlds[0]) < 1e-10
+
+
+def drawn(seed: int) -> tuple[int, dict[str, object]]:
+    """An example in three to eight processes, with a mesh, a batch and sizes that no other test has."""
+    draw = random.Random(seed)
+    processes, meshes = draw.choice([(3, [[6], [2, 3], [3, 2]]), (4, [[4], [2, 2]]), (8, [[8], [2, 2, 2]])])
+    batch = 24 * draw.choice([1, 2])
+    sizes = {
+        "mlp": {"layers": draw.choice([3, 5]), "hidden": draw.choice([12, 24]), "batch": batch},
+        "gpt": {"layers": draw.choice([1, 3]), "vocab": 96, "seq": 24, "batch": batch},
+        "llama": {"layers": draw.choice([1, 3]), "vocab": 96, "seq": 24, "batch": batch},
+    }
+    example = draw.choice(sorted(sizes))
+    cases = [{"mesh_shape": mesh, "num_microbatches": draw.choice([1, 2])} for mesh in meshes]
+    return processes, {"example": example, "sizes": sizes[example], "cases": cases}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_examples_equal_one_device(seed: int) -> None:
+    processes, options = drawn(seed)
+    cases: Any = options["cases"]
+    per = math.prod(cases[0]["mesh_shape"]) // processes
+    worlds = results(run("train", processes, devices=per, limit_s=580, **options))
+    assert all(found == worlds[0] for found in worlds)
+    for asked, case in zip(cases, worlds[0], strict=True):
+        assert case["mesh"] == asked["mesh_shape"] and case["worst"] < 1e-10, asked
+
+
+@pytest.mark.slow
+def test_a_plan_from_the_cache_of_process_0_is_every_processs(tmp_path: Path) -> None:
+    options = {"example": "mlp", "cases": [{"mesh_shape": [2, 4]}], "environment": {"AUTOPAR_CACHE_DIR": str(tmp_path)}}
+    first = results(run("train", **options))
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    again = results(run("train", **options))
+    assert first == again and first[0] == first[1] and kept
+    assert kept == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}

@@ -12,7 +12,8 @@ from autopar.ir.loops import Scan
 from autopar.ir.phases import LOOP, phase_of
 from autopar.ir.primitives import is_generator
 from autopar.lower.interpreter import Sharded
-from autopar.lower.pipeline.stage_graph import FROM, StageGraph
+from autopar.lower.pipeline.stage_graph import StageGraph
+from autopar.stages.names import FROM
 
 
 @dataclass(frozen=True)

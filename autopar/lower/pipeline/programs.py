@@ -13,10 +13,11 @@ from autopar.lower.interpreter import Interpreter, Sharded, scalar
 from autopar.lower.localize.base import AxisIndex
 from autopar.lower.pipeline.loop import Leaving, Loop, find_loop, layouts_of, needed_of
 from autopar.lower.pipeline.ports import Port
-from autopar.lower.pipeline.stage_graph import FROM, LATE, PIECE, SEND, StageGraph
+from autopar.lower.pipeline.stage_graph import StageGraph
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import ValueRef, Work
 from autopar.schedule.dataflow import RefKind
+from autopar.stages.names import FROM, LATE, PIECE, SEND, is_of_microbatch
 
 
 def stage_programs(
@@ -111,7 +112,7 @@ class _Cutter:
         for inner, operand, layout in loop.entering:
             if isinstance(operand, Literal):
                 continue
-            of_microbatch = operand.startswith((FROM, PIECE))
+            of_microbatch = is_of_microbatch(operand)
             direct = operand in self.input_layouts and (of_microbatch or self.input_layouts[operand] == layout)
             if direct:
                 port = self._input(operand)

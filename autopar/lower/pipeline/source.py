@@ -10,7 +10,7 @@ from autopar.ir import Graph
 from autopar.ir.phases import LOOP
 from autopar.ir.verify import verify
 from autopar.lower.microbatch.parts import BackwardRecomputation
-from autopar.lower.pipeline.stage_graph import FROM, LATE, PIECE, SEND, StageGraph, stage_graph
+from autopar.lower.pipeline.stage_graph import StageGraph, stage_graph
 from autopar.lower.step import Step
 from autopar.microbatch import Microbatching, analyze
 from autopar.recompute import Phases
@@ -18,6 +18,7 @@ from autopar.search.source import Recomputation, Sliced
 from autopar.stages import StageMap, StageParts, assign, stage_parts
 from autopar.stages.kinds import KindTable, StageKind, first_of_kind
 from autopar.stages.layers import Layers
+from autopar.stages.names import FROM, LATE, PIECE, SEND
 
 Item = TypeVar("Item")
 _Members = tuple[tuple[str, ...], ...]

@@ -35,8 +35,7 @@ from autopar.lower.microbatch.parts import (
 from autopar.lower.step import Step
 from autopar.microbatch import AXIS, Joined, Microbatching
 from autopar.stages import StageParts
-
-PIECE, FROM, LATE, SEND = "piece/", "from/", "late/", "send/"
+from autopar.stages.names import FROM, LATE, PIECE, SEND
 
 
 @dataclass(frozen=True, eq=False)

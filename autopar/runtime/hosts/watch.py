@@ -55,6 +55,7 @@ class ProcessWatch(threading.Thread):
         """Beats and listens until this process ends, or another one did."""
         seen: dict[str, tuple[bytes, float]] = {}
         number, silent = 0, 0
+        limit = f"{self._limit_s:g} s ({HEARTBEAT_VARIABLE})"
         while not self._stopped.wait(min(_LONGEST_S, self._limit_s / _BEATS)):
             number += 1
             try:
@@ -74,7 +75,7 @@ class ProcessWatch(threading.Thread):
                     reason = beat.decode(errors="replace").partition(" ")[2]
                     self._end(self._error(int(process), f"failed: {reason}"))
                 elif beat != _ENDED and now - seen[process][1] > self._limit_s:
-                    self._end(self._error(int(process), f"gave no sign of life for {self._limit_s:g} s"))
+                    self._end(self._error(int(process), f"gave no sign of life for {limit}"))
 
     def stop(self) -> None:
         """Tells the others how this process ends, which is in order unless an exception went unhandled."""

@@ -26,6 +26,7 @@ from autopar.search.enumeration.candidates import (
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced
 from autopar.search.stage_planning.memory import most_bytes, with_in_flight
+from autopar.stages.names import FROM, LATE, PIECE
 
 
 def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> Plan:
@@ -100,8 +101,8 @@ def _records(
     returned: dict[int, tuple[int, str]] = {}
     for p, content in zip(sliced.parts, parts, strict=True):
         for r in content.inputs:
-            name = r.path.removeprefix("piece/")
-            if name in sliced.map.inputs and not r.path.startswith(("from/", "late/")):
+            name = r.path.removeprefix(PIECE)
+            if name in sliced.map.inputs and not r.path.startswith((FROM, LATE)):
                 layouts.setdefault(name, (p.stage, r.layout, r.memory))
         for index, record in zip(p.outputs, content.outputs, strict=False):
             returned[index] = (p.stage, record.layout)

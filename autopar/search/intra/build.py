@@ -28,6 +28,7 @@ from autopar.search.intra.walk import GraphWalk
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Edge, Node
 from autopar.solver import Usage as SolverUsage
+from autopar.stages.names import is_of_microbatch
 
 
 def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) -> ShardingProblem:
@@ -37,17 +38,20 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
         problem: graph, costs, limits.
         mesh: the logical mesh.
         split_phases: whether forward and backward make their own copies of a value that is needed in
-            another layout (less memory, more traffic) instead of one that lives through both.
+            another layout (less memory, more traffic) instead of one that lives through both. Programs of their own
+            always do.
     """
     graph = problem.graph
     constraints = {c.value: c for c in problem.options.constraints}
     offered = offloading(problem)
-    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split_phases, offered.notes)
+    split = split_phases or problem.subproblem.separate_programs
+    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split, offered.notes)
     readers = Counter(o for op in graph.operators for o in set(op.operands) if isinstance(o, str))
     stacks = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
     for i in graph.inputs:
         copied = readers[i.name] > 1 or i.name in stacks
-        add_input(b, i.name, i.type, copied=copied, movable=offered.inputs, constraints=constraints)
+        arriving = problem.subproblem.separate_programs and is_of_microbatch(i.name)
+        add_input(b, i.name, i.type, copied=copied, arriving=arriving, movable=offered.inputs, constraints=constraints)
     GraphWalk(b, has_backward(graph)).graph(graph, "", 1.0)
     b.time += 1
     outputs = add_outputs(b, graph)

@@ -36,6 +36,8 @@ def collectives(
 ) -> Iterator[Collective]:
     """Every collective that a choice needs, value by value and use by use in time.
 
+    What one program made of a value is not there for another.
+
     Args:
         problem: what was planned.
         sharding_problem: from `build`.
@@ -47,9 +49,14 @@ def collectives(
     for v in sharding_problem.values.values():
         if v.key not in layouts:
             continue
-        routes = Routes(tables, v.type, layouts[v.key], dict(copies.get(v.key, {})), sharding_problem.memory_bound)
+        by_program: dict[str, Routes] = {}
         for use in sorted(v.uses, key=lambda u: u.time):
             required = use.required[choice[use.node]]
+            program = use.phase if problem.subproblem.separate_programs else ""
+            if program not in by_program:
+                shared = dict(copies.get(v.key, {}))
+                by_program[program] = Routes(tables, v.type, layouts[v.key], shared, sharding_problem.memory_bound)
+            routes = by_program[program]
             for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):
                 weight = v.weight if n < len(pairs) - 1 else use.weight
                 for sent in tables.communication(v.type, before, after):

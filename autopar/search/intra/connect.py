@@ -27,6 +27,7 @@ def add_input(
     type: TensorType,
     *,
     copied: bool,
+    arriving: bool,
     movable: Collection[str],
     constraints: Mapping[str, Constraint],
 ) -> None:
@@ -40,6 +41,7 @@ def add_input(
         name: of the input.
         type: its shape and dtype.
         copied: whether it has such a copy: several operators read it, or a loop takes slices of it.
+        arriving: whether it comes with every microbatch, placed as the loop over them takes it: then it has no copy.
         movable: names of inputs that may lie in host memory between updates; these have each pair twice.
         constraints: by input, what the user asked for.
     """
@@ -49,7 +51,7 @@ def add_input(
         b.broken.append(name)
         plain = layouts
     pairs = [(k, k) for k in plain]
-    if copied:
+    if copied and not arriving:
         pairs = [(k, c) for k in plain for c in (k, *b.layouts.coarser(k))]
 
     has_copy, n = len(pairs) > len(plain), len(pairs)
@@ -57,7 +59,7 @@ def add_input(
     pairs *= 2 if hosted else 1
 
     node = b.node(name, np.zeros(len(pairs)), functools.partial(input_label, pairs, n))
-    b.value(name, type, node, [k for k, _ in pairs], 1.0, source=name, hosted=hosted)
+    b.value(name, type, node, [k for k, _ in pairs], 1.0, source=name, hosted=hosted, arriving=arriving)
     if has_copy:
         b.copies.append(CopyDraft(name, node, tuple(c for _, c in pairs)))
 

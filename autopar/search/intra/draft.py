@@ -68,6 +68,7 @@ class ValueDraft:
         constant: constants alone decide it, so that it is computed where it is read.
         alias: another name of a value that is accounted for elsewhere.
         phase: part of the step in which it is made.
+        arriving: it comes with every microbatch, placed as the loop over them takes it.
         hosted: of an input that may be kept in host memory, for each strategy whether it is; else empty.
         view: the input of which it is another shape, or "": the same bytes, where both have one layout.
     """
@@ -88,6 +89,7 @@ class ValueDraft:
     alias: bool = False
     phase: str = ""
     view: str = ""
+    arriving: bool = False
     hosted: tuple[bool, ...] = ()
     uses: list[Use] = field(default_factory=list)
 

@@ -75,6 +75,11 @@ class _Region:
             b.use(source.key, node, outer, self.weight, self.id, stacked=stacked)
         return node, outer
 
+    def arriving(self, operand: Operand) -> Port | None:
+        """The node and layouts of an operand that comes placed as the region takes it; None for all others."""
+        source = self.b.values[self.prefix + operand] if isinstance(operand, str) else None
+        return None if source is None or source.node is None or not source.arriving else (source.node, source.layouts)
+
     def leave(self, region: Graph, at: int, prefix: str, port: Port, weight: float) -> None:
         """The region's output number ``at`` ends in the layouts of ``port``; ``prefix`` is that of the region."""
         operand = region.outputs[at].operand
@@ -110,7 +115,8 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
     region = _Region(b, op, prefix, weight, runs_inside(op, weight))
     for i, (operand, entry) in enumerate(zip(op.operands, body.inputs, strict=True)):
         carried = consts <= i < loop.num_whole and is_summable(entry.type)
-        layouts = b.free_layouts(inner + entry.name, entry.type, partial=carried)
+        arriving = region.arriving(operand) if i < consts else None
+        layouts = arriving or b.free_layouts(inner + entry.name, entry.type, partial=carried)
         stacked = i >= loop.num_whole
         region.operands.append(region.enter(operand, inner + entry.name, entry.type, stacked=stacked, layouts=layouts))
     walk(body, inner, region.inner_weight)

@@ -8,5 +8,5 @@ PIECE, FROM, LATE, SEND = "piece/", "from/", "late/", "send/"
 
 
 def is_of_microbatch(name: str) -> bool:
-    """Whether an input of a stage's graph comes anew with every microbatch."""
+    """Whether an input of a stage's graph comes with every microbatch."""
     return name.startswith((PIECE, FROM))

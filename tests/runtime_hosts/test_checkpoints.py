@@ -139,3 +139,20 @@ def test_flax_goes_in_and_out_of_several_processes(
     assert type(back) is type(plain) and int(back.step) == 1 + flax_case.STEPS
     for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(plain), strict=True):
         assert np.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_orbax_makes_no_checkpoint_of_what_several_worlds_have(tmp_path: Path) -> None:
+    """Why workers on Ray write a format of autopar's own: each is a world of its own, and its part is refused."""
+    with ocp.StandardCheckpointer() as first, ocp.StandardCheckpointer() as second:
+        first.save(tmp_path / "one", {"stage 0": jnp.ones(4)})
+        first.wait_until_finished()
+        with pytest.raises(ValueError, match="already exists"):
+            second.save(tmp_path / "one", {"stage 1": jnp.ones(4)})
+
+
+@pytest.mark.slow
+def test_orbax_refuses_state_that_lies_on_one_process(tmp_path: Path) -> None:
+    """Why state of a stage inside one process goes to all of them when it is saved."""
+    first, second = results(run("plain_orbax", devices=2, path=str(tmp_path / "one")))
+    assert first[0] == "ValueError" and "Cannot serialize host local jax.Array" in first[1]
+    assert second[0]

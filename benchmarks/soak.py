@@ -50,16 +50,14 @@ MOMENTS = ("step", "start", "compile", "init", "save", "restore", "recovery")
 #: Most seconds from the begin of a moment to the strike: of those that take long, of a step, of others.
 _DELAYS_S = {"start": 0.3, "compile": 0.3, "recovery": 0.3, "idle": 0.3, "step": 0.03}
 _DELAY_S = 0.004
-#: How often a moment that was over too soon is waited for again.
-_TRIES = 10
 #: Steps between two strikes at least.
 BETWEEN = 10
 #: What brings moments about that do not come by themselves.
 _AFTER = {"recovery": signal.SIGKILL, "start": signal.SIGTERM}
 #: Least and most workers; layers and their width; weights are -2 to 1.
 FEWEST, MOST, LAYERS, WIDTH, WEIGHTS = 2, 4, 4, 8, 4
-#: Seconds that a moment that was drawn is waited for.
-_PATIENCE_S = 10.0
+#: Steps within which each moment comes, by which the one that was drawn is waited for, and most seconds for that.
+_PATIENCE, _PATIENCE_S = COMPILE + SAVE, 300.0
 
 
 class Moments(logging.Handler):
@@ -105,8 +103,11 @@ class Strikes:
 
     def strike(self, cluster: Any, moments: Moments, room: list[int], over: threading.Event) -> None:
         """Kills and stops workers of a cluster, and changes how many there is room for, until it is over."""
-        draw, steps = random.Random(self.seed), 0
-        while not over.wait(draw.uniform(0.2, 1.8) * self.every_s):
+        draw, steps, due = random.Random(self.seed), 0, time.monotonic()
+        while True:
+            due = max(due + draw.uniform(0.2, 1.8) * self.every_s, time.monotonic() + 0.2 * self.every_s)
+            if over.wait(due - time.monotonic()):
+                return
             # However slow the machine is, there are steps between two: else nothing but starting would be struck.
             while moments.steps < steps + BETWEEN and not over.wait(0.01):
                 pass
@@ -118,13 +119,12 @@ class Strikes:
                 room[0] = draw.randint(FEWEST, MOST)
                 self.workers.add(room[0])
             kind = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-            for _ in range(_TRIES):
-                until = time.monotonic() + _PATIENCE_S
-                while moments.now != wanted and time.monotonic() < until and not over.wait(0.0005):
-                    pass
-                over.wait(draw.uniform(0, _DELAYS_S.get(wanted, _DELAY_S)))
-                if over.is_set() or self._strike(cluster, moments, draw, kind):
-                    break
+            until, last = time.monotonic() + _PATIENCE_S, moments.steps + _PATIENCE
+            while not over.wait(0.0005) and time.monotonic() < until and moments.steps < last:
+                if moments.now == wanted:
+                    over.wait(draw.uniform(0, _DELAYS_S.get(wanted, _DELAY_S)))
+                    if self._strike(cluster, moments, draw, kind):
+                        break
 
     def _strike(self, cluster: Any, moments: Moments, draw: random.Random, kind: signal.Signals) -> bool:
         moment = moments.now

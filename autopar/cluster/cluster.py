@@ -123,6 +123,7 @@ class Cluster:
         runtime_env: Mapping[str, Any] | None = None,
         resources: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
+        backoff_s: float = 0.5,
     ) -> Cluster:
         """Workers on Ray, each a process with its own devices: nodes of a cluster to plan for, and to run on.
 
@@ -156,13 +157,15 @@ class Cluster:
             runtime_env: of the workers, as Ray takes it; variables that autopar sets itself win.
             resources: custom resources of Ray that each worker takes, on a running cluster.
             labels: of nodes that workers may be on, as Ray's ``label_selector``.
+            backoff_s: with ``recover``, seconds before the third attempt of a call; doubled with each that follows, up
+                to half a minute.
 
         Raises:
             ClusterError: Ray does not start or answer, or has too few devices.
         """
         options = RayOptions(
             workers, devices_per_worker, hosts_per_stage, devices, like, object_store_bytes, deadline_s, recover,
-            copy_every, cache, transport, start_s, load_s, attempts, repeats, runtime_env, resources, labels,
+            copy_every, cache, transport, start_s, load_s, attempts, repeats, runtime_env, resources, labels, backoff_s,
         )  # fmt: skip
         cluster: Cluster = HOOKS.function("connect to ray")(address, options)
         return cluster

@@ -39,17 +39,21 @@ class RayOptions:
     runtime_env: Mapping[str, Any] | None = None
     resources: Mapping[str, float] | None = None
     labels: Mapping[str, str] | None = None
+    backoff_s: float = 0.5
 
     def __post_init__(self) -> None:
         if self.transport not in get_args(Transport):
             raise ClusterError(
                 f"transport={self.transport!r} is not known", remedy=f"one of: {', '.join(get_args(Transport))}"
             )
-        for name in ("deadline_s", "start_s", "load_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ClusterError(f"{name}={value!r} is no time", remedy="give seconds, more than 0")
-        counts = [(name, getattr(self, name)) for name in ("workers", "hosts_per_stage", "attempts", "repeats")]
+        for name in ("deadline_s", "start_s", "load_s", "backoff_s"):
+            value, may_be_0 = getattr(self, name), name == "backoff_s"
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value < math.inf or not (value or may_be_0):
+                least = "0 or more" if may_be_0 else "more than 0"
+                raise ClusterError(f"{name}={value!r} is no time", remedy=f"give seconds, {least}")
+        names = ("workers", "hosts_per_stage", "attempts", "repeats", "copy_every", "object_store_bytes")
+        counts = [(name, getattr(self, name)) for name in names]
         for name, count in (*counts, *(("devices_per_worker", n) for n in self.sizes)):
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 raise ClusterError(f"{name}={count!r} is no count", remedy="give 1 or more")

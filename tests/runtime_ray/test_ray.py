@@ -318,6 +318,10 @@ def test_arrays_are_pulled_from_device_to_device(cluster: RayCluster, mlp: Examp
         ({"address": "127.0.0.1:1"}, "nothing answers at 127.0.0.1:1"),
         ({"attempts": 0}, "attempts=0 is no count"),
         ({"start_s": -1.0}, "start_s=-1.0 is no time"),
+        ({"start_s": 0}, "start_s=0 is no time"),
+        ({"backoff_s": -0.5}, r"backoff_s=-0.5 is no time(.|\n)*0 or more"),
+        ({"copy_every": 0}, "copy_every=0 is no count"),
+        ({"object_store_bytes": 1.5e9}, "object_store_bytes=1500000000.0 is no count"),
         ({"deadline_s": float("inf")}, "deadline_s=inf is no time"),
     ],
 )

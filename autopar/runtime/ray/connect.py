@@ -96,7 +96,7 @@ def _run_options(options: RayOptions, platform: str, num_machines: int, folder: 
         cache=str(Path(folder, "programs")) if options.cache is None else options.cache,
         own_cache=options.cache is None, encrypted=several, open_collectives=options.hosts_per_stage > 1,
         transport=options.transport, start_s=options.start_s, load_s=options.load_s, attempts=options.attempts,
-        repeats=options.repeats,
+        repeats=options.repeats, backoff_s=options.backoff_s,
     )  # fmt: skip
 
 

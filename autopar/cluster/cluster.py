@@ -128,8 +128,7 @@ class Cluster:
         """Workers on Ray, each a process with its own devices: nodes of a cluster to plan for, and to run on.
 
         Connects to a running Ray cluster if there is an address, in ``RAY_ADDRESS`` too, or if this process is
-        connected already. Else Ray is started on this machine: it listens on loopback only, needs no network, has
-        no dashboard, and ends with this process.
+        connected. Else Ray is started here: on loopback alone, without a dashboard, until this process ends.
 
         Args:
             address: of a running cluster, as ``host:6379``, or "auto" for one that runs on this machine.
@@ -157,8 +156,7 @@ class Cluster:
             runtime_env: of the workers, as Ray takes it; variables that autopar sets itself win.
             resources: custom resources of Ray that each worker takes, on a running cluster.
             labels: of nodes that workers may be on, as Ray's ``label_selector``.
-            backoff_s: with ``recover``, seconds before the third attempt of a call; doubled with each that follows, up
-                to half a minute.
+            backoff_s: with ``recover``, seconds before the third attempt of a call; twice that before the fourth, ...
 
         Raises:
             ClusterError: Ray does not start or answer, or has too few devices.

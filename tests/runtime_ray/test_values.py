@@ -15,6 +15,7 @@ import pytest
 import autopar
 from autopar.errors import AutoparError, ClusterError, ScheduleError
 from autopar.runtime.ray import RemoteArray
+from autopar.runtime.transport import WorkerLink
 from examples.mlp import build
 from tests.runtime_ray.pipelines import FragileWorkerGroup, furthest, numbers, thread_cluster
 
@@ -181,6 +182,43 @@ def test_a_step_that_fails_leaves_nothing_for_the_next() -> None:
         functions[number] = whole
         want, _ = jax.jit(fn)(state, batch)
         assert close_to(compiled(mine, batch), jax.jit(fn)(want, batch))
+
+
+def test_an_array_that_did_not_arrive_is_sent_again() -> None:
+    """A step fails while arrays of another function's workers are on their way: the next one has them sent."""
+    fn, (state, batch) = build("tiny", **SIZES)
+    with thread_cluster(2, 2, deadline_s=20) as cluster:
+        train = autopar.parallelize(fn, cluster=cluster, num_microbatches=2)
+        mine, _ = train(state, batch)
+        group = cluster.worker_groups[-1]
+        assert isinstance(group, FragileWorkerGroup)
+        loaded = [h._functions for h in group._hosts]
+        evaluate = autopar.parallelize(eval_step, cluster=cluster, num_microbatches=1).compile(state, batch)
+        number = max(loaded[0])
+        assert len(loaded[0]) == 2
+        whole = [functions[number] for functions in loaded]
+        for functions, function in zip(loaded, whole, strict=True):
+            functions[number] = dataclasses.replace(function, link=_BrokenLink())
+        with pytest.raises(AutoparError, match="on purpose"):
+            evaluate(mine, batch)
+        for functions, function in zip(loaded, whole, strict=True):
+            functions[number] = function
+        want = jax.jit(eval_step)(jax.jit(fn)(state, batch)[0], batch)
+        assert float(evaluate(mine, batch)) == pytest.approx(float(want), rel=1e-5)
+
+
+class _BrokenLink(WorkerLink):
+    def send(self, to: int, tag: int, array: Any, name: str = "") -> None:
+        raise RuntimeError("on purpose")
+
+    def receive(self, source: int, tag: int, sharding: Any) -> Any:
+        raise RuntimeError("on purpose")
+
+    def has_room(self, to: int) -> bool:
+        return True
+
+    def ready(self, source: int) -> bool:
+        return True
 
 
 def fail(*arguments: Any) -> Any:

@@ -82,6 +82,8 @@ def run_step(
         source,
         call.number,
     )
+    for move in moves:
+        ledger.held_by([move.id], [move.target])
     for id, r in zip(call.results, source.results, strict=True):
         ledger.holders[id] = {r.worker}
     results = [[decode(result, StepResult) for result, _ in of_worker] for of_worker in answers]
@@ -105,9 +107,8 @@ def _parts(ledger: Ledger, source: Pipelined, call: Call) -> tuple[list[_Parts],
             parts[worker].starts.append(Start(p.value, id, p.microbatches, p.dim, count))
             if id in call.given:
                 parts[worker].given[id] = call.given[id]
-            elif worker not in ledger.holders[id]:
+            elif worker not in ledger.holders[id] and all((m.id, m.target) != (id, worker) for m in moves):
                 moves.append(Move(id, min(ledger.holders[id]), worker, p.value))
-                ledger.held_by([id], [worker])
     for id, r in zip(call.results, source.results, strict=True):
         parts[r.worker].results.append((id, r.buffer))
     return parts, moves

@@ -53,12 +53,14 @@ class BoundGraph:
         bounds: by operator id.
         constants: arrays by the id of ``constant`` operators.
         origins: for operators of a function that interprets another graph the id of the operator there.
+        labels: what marks in the name stacks of its regions stand for; None where there are none.
     """
 
     graph: Graph
     bounds: Mapping[str, Bound]
     constants: Mapping[str, Any]
     origins: Mapping[str, str] = field(default_factory=dict)
+    labels: Labels | None = None
 
 
 def tensor_type(aval: Any) -> TensorType:
@@ -376,4 +378,5 @@ def build_graph(
         MappingProxyType({k: b for k, b in builder.bounds.items() if k in alive}),
         MappingProxyType({k: c for k, c in builder.constants.items() if k in alive}),
         MappingProxyType({k: o for k, o in builder.origins.items() if k in alive}),
+        labels,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,7 @@ def trace(
     def built(closed: ClosedJaxpr) -> BoundGraph:
         bound = build_graph(closed, callable_name(fn), [(path, "other") for path, _, _ in paths], call.out_paths)
         graph = order(assign_roles(bound.graph, [(argument, inner) for _, argument, inner in paths], batch_argnums))
-        return BoundGraph(graph, bound.bounds, bound.constants)
+        return replace(bound, graph=graph)
 
     program = built(closed)
     if rewrite is not None:

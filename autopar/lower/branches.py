@@ -4,15 +4,17 @@ jax keeps what the branches of a ``cond`` save in common results, matched by sha
 a parameter one branch saves examples and another the parameter in the same result, which then can be cut into
 microbatches for one of them only. Here the branch that saves examples keeps the result; another returns zeros in it and
 what it saved in a result of its own, or nothing where the branch of the backward pass can take the operand itself.
-A loop stacks what its branches save; the loop of the backward pass gets a stack more, or the operand.
+A loop stacks what its branches save; the loop of the backward pass gets a stack more, or the operand. A branch of
+another cond hands on what branches inside of it save; the cond of the backward pass takes an operand more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -40,6 +42,10 @@ def with_own_buffers(traced: Traced) -> Traced:
     return retraced(traced, run)
 
 
+#: Number of a branch; of a branch inside of another the number of that one first.
+_Branch: TypeAlias = tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class _Saved:
     """What a branch saved apart.
@@ -54,25 +60,44 @@ class _Saved:
     same: tuple[bool, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Leaving:
+    """What a branch hands on of what a branch inside of it saved apart.
+
+    Args:
+        name: of the cond's result.
+        number: of the branch.
+        saved: what it is there.
+        shape: of the array.
+        dtype: likewise.
+    """
+
+    name: str
+    number: int
+    saved: _Saved
+    shape: tuple[int, ...]
+    dtype: Any
+
+
 @dataclass
 class _Frame:
     """Values of one run of a graph.
 
     Args:
         env: by name.
-        apart: by shared result and branch, what that branch saved.
+        apart: by shared result and branch, what that branch saved; a branch inside of another is named by both.
         path: as in `Shared`.
     """
 
     env: dict[str, Any]
-    apart: dict[tuple[str, int], _Saved] = field(default_factory=dict)
+    apart: dict[tuple[str, _Branch], _Saved] = field(default_factory=dict)
     path: str = ""
 
     def read(self, operand: Operand) -> Any:
         """The value of an operand."""
         return scalar(operand) if isinstance(operand, Literal) else self.env[operand]
 
-    def apart_from(self, operand: Operand) -> list[tuple[int, _Saved]]:
+    def apart_from(self, operand: Operand) -> list[tuple[_Branch, _Saved]]:
         """(branch, what it saved apart from the value ``operand``)."""
         return [(b, saved) for (name, b), saved in self.apart.items() if name == operand]
 
@@ -89,49 +114,113 @@ class _Run:
         for op in bound.graph.operators:
             saved = [s for s in self.shared if s.path == frame.path and s.cond.id == op.id]
             takes = any(frame.apart_from(o) for o in op.operands)
-            inside = any(s.path.startswith(f"{frame.path}{op.id}/") for s in self.shared)
+            inside = self._inside(f"{frame.path}{op.id}/")
             if op.primitive == "scan" and (takes or inside):
                 with self.recorder.around(op):
                     self._scan(bound, op, frame)
-            elif op.primitive == "cond" and (takes or saved):
+            elif op.primitive == "cond" and (takes or saved or inside):
                 with self.recorder.around(op):
                     self._cond(bound, op, saved, frame)
             else:
                 part = BoundGraph(Graph(bound.graph.name, (), (op,), ()), bound.bounds, bound.constants)
                 frame.env.update(run_whole(part, frame.env, self.recorder))
 
+    def _inside(self, path: str) -> bool:
+        """Whether a shared result lies in a loop or a branch, or in one inside of it."""
+        return any(s.path.startswith(path) for s in self.shared)
+
     def _cond(self, bound: BoundGraph, op: Operator, saved: Sequence[Shared], frame: _Frame) -> None:
-        """A cond that saves some results apart, takes some that were, or does both."""
+        """A cond that saves some results apart, takes some that were, does both, or has branches inside that do."""
         more: list[tuple[Shared, int]] = []
         for s in saved:
             for branch in s.others:
                 passed = s.operand(branch)
                 if passed is None:
                     more.append((s, branch))
-                frame.apart[s.name, branch] = _Saved(f"{s.name}@{branch}" if passed is None else passed)
+                frame.apart[s.name, (branch,)] = _Saved(f"{s.name}@{branch}" if passed is None else passed)
         given = [frame.read(o) for o in op.operands]
         wanted = [(n, b, o) for n, operand in enumerate(op.operands) for b, o in frame.apart_from(operand) if n]
-        extra = [frame.read(o.operand) for _, _, o in wanted]
+        operands = [*given[1:], *(frame.read(o.operand) for _, _, o in wanted)]
 
-        def branch_of(number: int) -> Any:
+        def branch_of(number: int, leaving: Sequence[_Leaving]) -> Any:
             def run(*operands: Any) -> list[Any]:
-                taken = list(operands[: len(op.operands) - 1])
-                for (n, b, _), value in zip(wanted, operands[len(taken) :], strict=True):
-                    if b == number:
-                        taken[n - 1] = value
-                results = self._region(bound, op, number, taken)
+                inner, results = self._branch(bound, op, number, frame, operands, wanted)
                 kept = [results[s.result] if b == number else _zeros(s) for s, b in more]
                 for s in saved:
                     if number in s.others:
                         results[s.result] = _zeros(s)
-                return [*results, *kept]
+                leave = [
+                    jnp.asarray(inner.read(x.saved.operand)) if x.number == number else jnp.zeros(x.shape, x.dtype)
+                    for x in leaving
+                ]
+                return [*results, *kept, *leave]
 
             return run
 
-        branches = [branch_of(n) for n in range(len(op.regions))]
-        results = lax.switch(given[0], branches, *given[1:], *extra)
-        names = [*(v.name for v in op.results), *(f"{s.name}@{b}" for s, b in more)]
+        leaving = self._leaving_branches(bound, op, frame, operands, wanted)
+        branches = [branch_of(n, leaving) for n in range(len(op.regions))]
+        results = lax.switch(given[0], branches, *operands)
+        names = [*(v.name for v in op.results), *(f"{s.name}@{b}" for s, b in more), *(x.name for x in leaving)]
         frame.env.update(zip(names, results, strict=True))
+
+    def _branch(
+        self, bound: BoundGraph, op: Operator, number: int, frame: _Frame, operands: Sequence[Any],
+        wanted: Sequence[tuple[int, _Branch, _Saved]],
+    ) -> tuple[_Frame, list[Any]]:  # fmt: skip
+        """A branch run with ``operands``: those of the cond, then those ``wanted`` apart. Its frame and its results."""
+        region = bound.bounds[op.id].regions[op.regions[number][0]]
+        inputs = [i.name for i in region.graph.inputs]
+        inner = _Frame(dict(zip(inputs, operands, strict=False)), path=f"{frame.path}{op.id}/{number}/")
+        for (n, branch, saved), value in zip(wanted, operands[len(inputs) :], strict=True):
+            if branch == (number,):
+                inner.env[inputs[n - 1]] = value
+            elif branch[0] == number:
+                name = f"{inputs[n - 1]}@{_text(branch[1:])}"
+                inner.env[name] = value
+                inner.apart[inputs[n - 1], branch[1:]] = _Saved(name, saved.same)
+        self.graph(region, inner)
+        return inner, [jnp.asarray(inner.read(o.operand)) for o in region.graph.outputs]
+
+    def _saved_inside(
+        self, bound: BoundGraph, op: Operator, number: int, frame: _Frame, operands: Sequence[Any],
+        wanted: Sequence[tuple[int, _Branch, _Saved]],
+    ) -> tuple[Mapping[tuple[str, _Branch], _Saved], list[Any]]:  # fmt: skip
+        """What branches inside of a branch save apart, as in `_Frame.apart`, and the shapes of that."""
+        apart: dict[tuple[str, _Branch], _Saved] = {}
+
+        def run(*operands: Any) -> list[Any]:
+            inner, _ = self._branch(bound, op, number, frame, operands, wanted)
+            apart.update(inner.apart)
+            return [jnp.asarray(inner.read(saved.operand)) for saved in inner.apart.values()]
+
+        shapes = jax.eval_shape(run, *operands)
+        return apart, shapes
+
+    def _leaving_branches(
+        self, bound: BoundGraph, op: Operator, frame: _Frame, operands: Sequence[Any],
+        wanted: Sequence[tuple[int, _Branch, _Saved]],
+    ) -> list[_Leaving]:  # fmt: skip
+        """What a cond returns besides its results: what branches inside of its branches saved apart.
+
+        What the cond was given is recorded in ``frame`` as what was saved.
+        """
+        leaving: list[_Leaving] = []
+        for number, (_, region) in enumerate(op.regions):
+            path = f"{frame.path}{op.id}/{number}/"
+            if not self._inside(path) and all(len(b) == 1 or b[0] != number for _, b, _ in wanted):
+                continue
+            apart, shapes = self._saved_inside(bound, op, number, frame, operands, wanted)
+            outside = dict(zip((i.name for i in region.inputs), op.operands[1:], strict=True))
+            for ((name, branch), saved), shape in zip(apart.items(), shapes, strict=True):
+                results = [v.name for v, o in zip(op.results, region.outputs, strict=True) if o.operand == name]
+                passed = outside.get(str(saved.operand))
+                own = f"{op.id}/{number}/{name}@{_text(branch)}"
+                for result in results:
+                    operand = own if passed is None else passed
+                    frame.apart[result, (number, *branch)] = _Saved(operand, saved.same)
+                if results and passed is None:
+                    leaving.append(_Leaving(own, number, saved, shape.shape, shape.dtype))
+        return leaving
 
     def _scan(self, bound: BoundGraph, op: Operator, frame: _Frame) -> None:
         """A loop with such conds in its body."""
@@ -141,7 +230,7 @@ class _Run:
         consts, initial, stacks = scan.split([frame.read(o) for o in op.operands])
         taken = [(n, b, o) for n, operand in enumerate(op.operands) for b, o in frame.apart_from(operand)]
         sliced = [(n, b, o) for n, b, o in taken if n >= scan.num_whole and not o.same[0]]
-        leaving: list[tuple[str, int, _Saved]] = []  # a shared result of the body, its branch, what it saved
+        leaving: list[tuple[str, _Branch, _Saved]] = []  # a shared result of the body, its branch, what it saved
 
         def body(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             stacked, more = slices[: len(stacks)], slices[len(stacks) :]
@@ -149,7 +238,7 @@ class _Run:
             values = {(n, b): frame.read(o.operand) for n, b, o in taken}
             values |= {(n, b): value for (n, b, _), value in zip(sliced, more, strict=True)}
             for n, b, o in taken:
-                name = f"{inputs[n]}@{b}"
+                name = f"{inputs[n]}@{_text(b)}"
                 inner.env[name] = values[n, b]
                 inner.apart[inputs[n], b] = _Saved(name, o.same[1:] if n >= scan.num_whole else o.same)
             self.graph(region, inner)
@@ -166,20 +255,11 @@ class _Run:
         frame.env.update(zip((v.name for v in op.results), [*carry, *ys[:plain]], strict=True))
         for (name, b, saved), stack in zip(leaving, ys[plain:], strict=True):
             for result in _stacks(op, scan, name):
-                frame.env[f"{result}@{b}"] = stack
-                frame.apart[result, b] = _Saved(f"{result}@{b}", (False, *saved.same))
-
-    def _region(self, bound: BoundGraph, op: Operator, number: int, operands: Sequence[Any]) -> list[Any]:
-        region = bound.bounds[op.id].regions[op.regions[number][0]]
-        inputs = (i.name for i in region.graph.inputs)
-        env = run_whole(region, dict(zip(inputs, operands, strict=True)), self.recorder)
-        return [
-            jnp.asarray(scalar(o.operand) if isinstance(o.operand, Literal) else env[o.operand])
-            for o in region.graph.outputs
-        ]
+                frame.env[f"{result}@{_text(b)}"] = stack
+                frame.apart[result, b] = _Saved(f"{result}@{_text(b)}", (False, *saved.same))
 
 
-def _leaving(op: Operator, scan: Scan, inner: _Frame, frame: _Frame) -> list[tuple[str, int, _Saved]]:
+def _leaving(op: Operator, scan: Scan, inner: _Frame, frame: _Frame) -> list[tuple[str, _Branch, _Saved]]:
     """What a loop has to stack of what branches of its body saved apart.
 
     What the loop was given, a constant or a stack, is recorded in ``frame`` as what was saved.
@@ -206,3 +286,7 @@ def _stacks(op: Operator, scan: Scan, name: str) -> list[str]:
 def _zeros(s: Shared) -> Any:
     type = s.cond.results[s.result].type
     return jnp.zeros(type.shape, numpy_dtype(type.dtype))
+
+
+def _text(branch: _Branch) -> str:
+    return ".".join(map(str, branch))

@@ -39,7 +39,7 @@ def recomputed_bound(
     bounds = {**bound.bounds, **{new: bound.bounds[old] for new, old in rewritten.copies.items()}}
     bounds.update((id, _BARRIER) for id in rewritten.barriers)
     firsts = dict(rewritten.barriers)
-    return BoundGraph(rewritten.graph, bounds, bound.constants, bound.origins), {**rewritten.copies, **firsts}
+    return replace(bound, graph=rewritten.graph, bounds=bounds), {**rewritten.copies, **firsts}
 
 
 def recomputed_step(traced: Traced, level: Level, ends: Sequence[str] | None = None) -> tuple[Traced, tuple[str, ...]]:

@@ -156,7 +156,7 @@ def _retraced(whole: Step, split_values: _SplitValues, groups: int, leaves: set[
     new = program.graph
     marked = tuple(replace(o, updates=u) for o, u in zip(new.outputs, updates, strict=True))
     final = Graph(new.name, new.inputs[: len(names)], new.operators, marked)
-    step = Step(BoundGraph(final, program.bounds, program.constants), tuple(avals))
+    step = Step(replace(program, graph=final, origins={}), tuple(avals))
     return SplitStep(step, groups, tuple(inputs), tuple(outputs))
 
 
@@ -184,7 +184,7 @@ class _SplitValues:
     def __init__(self, bound: BoundGraph, groups: int, leaves: set[str]) -> None:
         self.bound, self.groups, self.leaves = bound, groups, leaves
         self.mesh = pseudo_mesh(groups)
-        self.recorder = Recorder()
+        self.recorder = Recorder.behind(bound)
         self.env: dict[str, _Value] = {}
         self.made_of_nothing: dict[str, Operator] = {}
         self.split_outputs: tuple[bool, ...] = ()

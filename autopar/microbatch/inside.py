@@ -285,7 +285,7 @@ def _scan_of_examples(
     carry = []
     for n, state in enumerate(initial):
         given = len(consts) + n
-        kept = body.outputs[n].operand == body.inputs[given].name
+        kept = _before_barriers(body, body.outputs[n].operand) == body.inputs[given].name
         summed = state.is_replicated or (state.partial and not state.axes and state.reduce == "sum")
         if not (kept and state.is_replicated) and not (summed and _is_sum(body, given, n)):
             return None
@@ -306,10 +306,23 @@ def _is_sum(body: Graph, given: int, result: int) -> bool:
     others = [o.operand for n, o in enumerate(body.outputs) if n != result]
     while name != end:
         reading = readers.get(name, [])
-        if len(reading) != 1 or reading[0].primitive not in ("add", "add_any") or name in others:
+        if len(reading) != 1 or reading[0].primitive not in ("add", "add_any", "optimization_barrier"):
             return False
-        name = reading[0].results[0].name
+        if name in others:
+            return False
+        barrier = reading[0].primitive == "optimization_barrier"
+        name = reading[0].results[reading[0].operands.index(name) if barrier else 0].name
     return name not in others and not readers.get(name)
+
+
+def _before_barriers(graph: Graph, operand: Operand) -> Operand:
+    """What barriers passed on as ``operand``: jax puts them before what is recomputed."""
+    while isinstance(operand, str):
+        op = graph.producers.get(operand)
+        if op is None or op.primitive != "optimization_barrier":
+            break
+        operand = op.operands[[v.name for v in op.results].index(operand)]
+    return operand
 
 
 def decide_whole(graph: Graph, prefix: str, out: Decisions) -> None:

@@ -36,9 +36,28 @@ def numbers(x):
     return np.asarray(x)
 
 
-def assert_same_in_microbatches(fn, args, counts, rtol=1e-12):
-    """``fn`` in each number of microbatches returns what it returns at once, to ``rtol`` of each leaf's norm."""
+def step_of(loss):
+    """``(p, x) -> (p less a part of the gradient, loss)``."""
+
+    def step(p, x):
+        value, grads = jax.value_and_grad(loss)(p, x)
+        return jax.tree.map(lambda a, g: a - 0.1 * g, p, grads), value
+
+    return step
+
+
+def assert_same_in_microbatches(fn, args, counts, rtol=1e-12, rewrite=lambda traced: traced):
+    """``fn`` in each number of microbatches returns what it returns at once, to ``rtol`` of each leaf's norm.
+
+    Args:
+        fn: a step.
+        args: its arguments.
+        counts: numbers of microbatches.
+        rtol: relative to each leaf's norm.
+        rewrite: what is done with the traced step before.
+    """
     plain, leaves = traced(fn, args)
+    plain = rewrite(plain)
     wanted = [numbers(x) for x in jax.tree.leaves(jax.jit(fn)(*args))]
     for count in counts:
         got = [numbers(x) for x in run(microbatched(plain, count), leaves)]

@@ -17,18 +17,10 @@ from autopar import MicrobatchError
 from autopar.microbatch import analyze
 from tests.api.steps import CLUSTER
 from tests.end_to_end.compare import assert_trees_same
-from tests.microbatch.running import assert_same_in_microbatches, traced
+from tests.microbatch.running import assert_same_in_microbatches, step_of, traced
 
 W = np.random.default_rng(0).standard_normal((6, 6), np.float32)
 X = np.random.default_rng(1).standard_normal((16, 6), np.float32)
-
-
-def step_of(loss):
-    def step(p, x):
-        value, grads = jax.value_and_grad(loss)(p, x)
-        return jax.tree.map(lambda a, g: a - 0.1 * g, p, grads), value
-
-    return step
 
 
 def mapped(p, x):
@@ -45,6 +37,11 @@ def in_chunks(p, x):
 
     total, made = lax.scan(body, jnp.float32(1), x.reshape(8, 2, 6))
     return total / 8 + jnp.mean(made**2)
+
+
+def in_chunks_recomputed(p, x):
+    body = jax.checkpoint(lambda total, chunk: (total + jnp.mean(jnp.tanh(chunk @ p) ** 2), None))
+    return lax.scan(body, jnp.float32(0), x.reshape(8, 2, 6))[0] / 8
 
 
 def from_the_last(p, x):
@@ -70,7 +67,9 @@ def branches(p, x):
 
 
 @pytest.mark.parametrize(
-    "loss", [mapped, mapped_in_batches, in_chunks, from_the_last, numbered, nested, branches], ids=lambda f: f.__name__
+    "loss",
+    [mapped, mapped_in_batches, in_chunks, in_chunks_recomputed, from_the_last, numbered, nested, branches],
+    ids=lambda f: f.__name__,
 )
 def test_loops_over_examples(loss):
     assert_same_in_microbatches(step_of(loss), (W, X), (2, 4), rtol=1e-5)
@@ -203,92 +202,3 @@ def test_a_callback_is_told_in_the_plan():
     plan = autopar.parallelize(step_of(called_back), cluster=CLUSTER).plan(W, X)
     (note,) = [n for n in plan.notes if "pure_callback" in n]
     assert "runs on one device" in note and "test_independent.py" in note
-
-
-def saves_a_parameter(p, x):
-    h = lax.cond(p["a"][0, 0] > 0, lambda h: jnp.tanh(h @ p["a"]), lambda h: jnp.sin(jnp.cos(h) @ p["b"]) @ p["a"], x)
-    return jnp.mean(h**2)
-
-
-def saves_what_it_makes_of_one(p, x):
-    doubled = p["b"].sum()
-    h = lax.switch(
-        jnp.int32(p["a"][0, 0] > 0),
-        [lambda h: jnp.sin(h @ jnp.tanh(p["a"] * doubled)), lambda h: jnp.exp(jnp.sin(h)) @ p["b"]],
-        x,
-    )
-    return jnp.mean((h @ p["a"]) ** 2)
-
-
-@pytest.mark.parametrize("loss", [saves_a_parameter, saves_what_it_makes_of_one], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("sign", [1, -1])
-def test_branches_of_a_batch_with_the_size_of_a_parameter(loss, sign):
-    p, x = {"a": sign * np.abs(W), "b": W.T.copy()}, X[:6]
-    step = step_of(loss)
-    for count in (2, 3):
-        got = autopar.parallelize(step, cluster=CLUSTER, num_microbatches=count, num_stages=1)(p, x)
-        assert_trees_same(got, step(p, x))
-
-
-def layers_of_branches(p, x):
-    """Each layer takes its own weights from a stack, and the branch by one of them."""
-
-    def body(h, w):
-        a, b = w
-        return lax.cond(a[0, 0] > 0, lambda h: jnp.tanh(h @ a), lambda h: jnp.sin(jnp.cos(h) @ b) @ a, h), None
-
-    return jnp.mean(lax.scan(body, x, (p["a"], p["b"]))[0] ** 2)
-
-
-def branches_in_a_loop(p, x):
-    """Every iteration has the same weights."""
-    a, b = p["a"][0], p["b"][1]
-
-    def body(h, _):
-        return lax.cond(a[0, 0] > 0, lambda h: jnp.tanh(h @ a), lambda h: jnp.sin(jnp.cos(h) @ b) @ a, h), None
-
-    return jnp.mean(lax.scan(body, x, None, length=3)[0] ** 2)
-
-
-def branches_in_nested_loops(p, x):
-    def outer(h, w):
-        a, b = w
-
-        def inner(h, v):
-            own = jnp.tanh(a * v)
-            return lax.switch(
-                jnp.int32(v > 0) + jnp.int32(a[0, 0] > 0),
-                [lambda h: jnp.sin(h @ own), lambda h: jnp.sin(jnp.cos(h) @ b) @ a, lambda h: jnp.exp(-(h**2)) @ own],
-                h,
-            ), None
-
-        return lax.scan(inner, h, p["v"])[0], None
-
-    return jnp.mean(lax.scan(outer, x, (p["a"], p["b"]))[0] ** 2)
-
-
-def recomputed_branches_in_a_loop(p, x):
-    @jax.checkpoint
-    def body(h, w):
-        a, b = w
-        return lax.cond(a[0, 0] > 0, lambda h: jnp.tanh(h @ a), lambda h: jnp.sin(jnp.cos(h) @ b) @ a, h), None
-
-    return jnp.mean(lax.scan(body, x, (p["a"], p["b"]), reverse=True)[0] ** 2)
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [layers_of_branches, branches_in_a_loop, branches_in_nested_loops, recomputed_branches_in_a_loop],
-    ids=lambda f: f.__name__,
-)
-def test_branches_inside_loops_of_a_batch_with_the_size_of_a_parameter(loss):
-    signs = np.asarray([1, -1, 1], np.float32)[:, None, None]  # the layers take different branches
-    p = {
-        "a": signs * np.abs(np.random.default_rng(3).standard_normal((3, 6, 6), np.float32)),
-        "b": np.random.default_rng(4).standard_normal((3, 6, 6), np.float32),
-        "v": np.asarray([0.5, -0.25], np.float32),
-    }
-    step = step_of(loss)
-    for count in (2, 3):
-        got = autopar.parallelize(step, cluster=CLUSTER, num_microbatches=count, num_stages=1)(p, X[:6])
-        assert_trees_same(got, step(p, X[:6]), rtol=1e-4)

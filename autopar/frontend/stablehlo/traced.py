@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from autopar.errors import TraceError
-from autopar.frontend.build import BoundGraph, build_graph
+from autopar.frontend.build import build_graph
 from autopar.frontend.order import order
 from autopar.frontend.roles import assign_roles
 from autopar.frontend.signature import SignatureOptions, flatten_call
@@ -55,7 +56,7 @@ def _traced(module: Module, batch: Sequence[int] | None) -> Traced:
     graph = order(assign_roles(result.graph, arguments, batch))
     signature, _ = flatten_call(interpreter.run, shapes, {}, SignatureOptions(names=()))
     return Traced(
-        BoundGraph(graph, result.bounds, result.constants, result.origins),
+        replace(result, graph=graph),
         signature,
         tuple(closed.consts),
         jax.tree.structure([0] * len(module.results)),

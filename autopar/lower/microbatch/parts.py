@@ -43,6 +43,11 @@ class Recorder:
     labels: Labels = field(default_factory=Labels)
     copies: dict[str, str] = field(default_factory=dict)
 
+    @staticmethod
+    def behind(program: BoundGraph) -> Recorder:
+        """For another trace of ``program``, whose regions may have marks of earlier traces."""
+        return Recorder(Labels.behind(program.labels))
+
     @contextmanager
     def around(self, op: Operator) -> Iterator[None]:
         """While ``op`` is applied; what jax records then is taken for it by `autopar.frontend.build_graph`."""

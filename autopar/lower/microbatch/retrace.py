@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from autopar.frontend import BoundGraph, Traced
+from autopar.frontend import Traced
 from autopar.frontend.build import build_graph
 from autopar.frontend.order import order
 from autopar.ir import Graph, Literal
@@ -26,7 +26,7 @@ def retraced(traced: Traced, run: Callable[[dict[str, Any], Recorder], Mapping[s
             the recorder.
     """
     graph = traced.graph
-    recorder = Recorder()
+    recorder = Recorder.behind(traced.program)
 
     def step(*arrays: Any) -> list[Any]:
         env = run(dict(zip((i.name for i in graph.inputs), arrays, strict=True)), recorder)
@@ -43,4 +43,4 @@ def retraced(traced: Traced, run: Callable[[dict[str, Any], Recorder], Mapping[s
         replace(new, updates=old.updates) for new, old in zip(traced_graph.outputs, graph.outputs, strict=True)
     )
     ordered = order(Graph(graph.name, traced_graph.inputs[: len(graph.inputs)], traced_graph.operators, outputs))
-    return replace(traced, program=BoundGraph(ordered, program.bounds, program.constants))
+    return replace(traced, program=replace(program, graph=ordered, origins={}))

@@ -85,7 +85,7 @@ def stage_graph(
         *((FROM + r.name, microbatch_inputs[r.name], "batch") for r in parts.received),
         *((LATE + r.name, microbatch_inputs[r.name], "other") for r in parts.received_late),
     ]
-    recorder = Recorder()
+    recorder = Recorder.behind(step.program)
     work = _Stage(step.program, microbatching, parts, recorder, recomputation)
     closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
     paths = [
@@ -107,7 +107,7 @@ def stage_graph(
     carried = (*(j.name for j in parts.joined if not _is_stacked(j)), *parts.sent)
     return StageGraph(
         parts,
-        BoundGraph(whole, program.bounds, program.constants, program.origins),
+        replace(program, graph=whole),
         microbatching,
         carried,
         tuple(j.name for j in parts.joined if _is_stacked(j)),

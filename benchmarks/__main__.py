@@ -19,6 +19,7 @@ from rich.console import Console
 from benchmarks import (
     calibrated,
     contest,
+    dispatch,
     drawn,
     growth,
     kills,
@@ -48,6 +49,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
     {
         "calibrated": calibrated.run,
         "contest": contest.run,
+        "dispatch": dispatch.run,
         "drawn": drawn.run,
         "experts": experts.run,
         "growth": growth.run,

@@ -214,12 +214,12 @@ class _Run:
             for ((name, branch), saved), shape in zip(apart.items(), shapes, strict=True):
                 results = [v.name for v, o in zip(op.results, region.outputs, strict=True) if o.operand == name]
                 passed = outside.get(str(saved.operand))
-                own = f"{op.id}/{number}/{name}@{_text(branch)}"
+                apart_name = f"{op.id}/{number}/{name}@{_text(branch)}"
                 for result in results:
-                    operand = own if passed is None else passed
+                    operand = apart_name if passed is None else passed
                     frame.apart[result, (number, *branch)] = _Saved(operand, saved.same)
                 if results and passed is None:
-                    leaving.append(_Leaving(own, number, saved, shape.shape, shape.dtype))
+                    leaving.append(_Leaving(apart_name, number, saved, shape.shape, shape.dtype))
         return leaving
 
     def _scan(self, bound: BoundGraph, op: Operator, frame: _Frame) -> None:

@@ -214,7 +214,7 @@ def _identities(level: Level, operand: Any) -> set[Identity]:
     """
     if not isinstance(operand, str):
         return {("", repr(operand), ())}
-    operand = _first_alike(level.graph, operand)
+    operand = _first_equal(level.graph, operand)
     known: set[Identity] = {(level.path, operand, ())}
     if level.parent is None or level.around is None:
         return known
@@ -232,7 +232,7 @@ def _identities(level: Level, operand: Any) -> set[Identity]:
     return known
 
 
-def _first_alike(graph: Graph, name: str) -> str:
+def _first_equal(graph: Graph, name: str) -> str:
     """The first result of a cond that is what ``name`` is in every branch, or of a loop that stacks the same.
 
     ``name`` itself where neither makes it.
@@ -243,14 +243,14 @@ def _first_alike(graph: Graph, name: str) -> str:
     at, first = [v.name for v in op.results].index(name), 0 if op.primitive == "cond" else Scan.of(op).num_carry
     if at < first:
         return name
-    made = [_made(op, n) for n in range(first, at + 1)]
-    return op.results[first + made.index(made[-1])].name
+    returned = [_returned(op, n) for n in range(first, at + 1)]
+    return op.results[first + returned.index(returned[-1])].name
 
 
-def _made(op: Operator, result: int) -> list[Operand]:
+def _returned(op: Operator, result: int) -> list[Operand]:
     """What the regions of an operator return as a result of it."""
     operands = [(region, region.outputs[result].operand) for _, region in op.regions]
-    return [_first_alike(region, o) if isinstance(o, str) else o for region, o in operands]
+    return [_first_equal(region, o) if isinstance(o, str) else o for region, o in operands]
 
 
 def _same_in_iterations(level: Level) -> set[str]:

@@ -20,7 +20,7 @@ from autopar.lower.program import LoweredProgram
 from autopar.runtime.executable import runnable
 from autopar.runtime.hosts.arrays import is_global, put, spread
 from autopar.runtime.launches import LAUNCHES
-from autopar.runtime.leaves import check_data, check_donated, give_up
+from autopar.runtime.leaves import Lying, check_data, check_donated, give_up
 from autopar.schedule import Work
 from autopar.schedule.memory import WorkerMemory
 
@@ -36,8 +36,7 @@ class LocalProgram:
         names: path of each input, for messages.
         donated: indices of inputs whose buffers are given up.
         constants: arrays that the function closes over, placed.
-        seen: for each input the (type, abstract value, sharding) of the array that was last found to lie as
-            wanted. Arrays of one program share these objects, so that comparing identities mostly suffices.
+        lying: which inputs were last found to lie as wanted.
         unread: indices of inputs that nothing reads; they stay where they lie.
         moved: by input the array that was last moved, and what it became: a batch that is given again is not moved
             again. Both go when the caller lets go of the first.
@@ -49,7 +48,7 @@ class LocalProgram:
     names: tuple[str, ...]
     donated: tuple[int, ...]
     constants: tuple[Any, ...]
-    seen: list[tuple[Any, Any, Any]]
+    lying: Lying
     unread: frozenset[int] = frozenset()
     moved: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
 
@@ -75,14 +74,12 @@ class LocalProgram:
 
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
-        placed = []
-        for i, (leaf, (kind, aval, sharding)) in enumerate(zip(leaves, self.seen, strict=True)):
-            if type(leaf) is kind and leaf.aval is aval and leaf.sharding is sharding and not leaf.is_deleted():
-                placed.append(leaf)
-            elif isinstance(leaf, jax.core.Tracer) or leaf_entry(leaf, False) != self.entries[i]:
+        placed = list(leaves)
+        for i in self.lying.others(leaves):
+            leaf = leaves[i]
+            if isinstance(leaf, jax.core.Tracer) or leaf_entry(leaf, False) != self.entries[i]:
                 return None
-            else:
-                placed.append(self._place(i, leaf))
+            placed[i] = self._place(i, leaf)
         return placed
 
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:
@@ -114,16 +111,21 @@ class LocalProgram:
             leaves: what they were made from; donated ones are deleted.
         """
         with LAUNCHES:
-            check_donated(leaves, self.names, self.donated)
             if self.donated:
+                check_donated(leaves, self.names, self.donated)
                 self._separate(placed)
-            result: Sequence[Any] = self.executable(*placed, *self.constants)
-            give_up(leaves, self.donated)
+            try:
+                result: Sequence[Any] = self.executable(*placed, *self.constants)
+            except Exception:
+                check_donated(leaves, self.names, set(range(len(leaves))) - set(self.donated))
+                raise
+            if self.donated:
+                give_up(leaves, self.donated)
         return result
 
     def _separate(self, placed: list[Any]) -> None:
         """Copies donated arrays that are given twice: a buffer can be given up once."""
-        if len({id(x) for x in placed}) == len(placed):
+        if len(set(map(id, placed))) == len(placed):
             return
         count: dict[int, int] = {}
         for x in placed:
@@ -141,7 +143,7 @@ class LocalProgram:
             if index in self.unread:  # jax leaves it out of the compiled program
                 return leaf
             if leaf.sharding == wanted or leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
-                self.seen[index] = (type(leaf), getattr(leaf, "aval", None), leaf.sharding)
+                self.lying.note(index, leaf)
                 return leaf
             if wanted.is_fully_addressable or is_global(leaf):
                 return self._moved(index, leaf)
@@ -202,6 +204,6 @@ def load_local(traced: Traced, program: LoweredProgram, donated: Sequence[int] =
         tuple(i.name for i in graph.inputs),
         tuple(sorted({*donated, *(i for i in program.donated if i < count)})),
         constants,
-        [(None, None, None)] * count,
+        Lying(count),
         unread_inputs(graph) - set(donated),
     )

@@ -5,7 +5,18 @@ from xml.etree import ElementTree
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import growth, large, memory_limit, overhead, pipelines, planning, predicted, ray_step, schedules
+from benchmarks import (
+    dispatch,
+    growth,
+    large,
+    memory_limit,
+    overhead,
+    pipelines,
+    planning,
+    predicted,
+    ray_step,
+    schedules,
+)
 from benchmarks.experts import cases, llama
 from benchmarks.experts.compare import measure_expert
 from benchmarks.plot import line_plot
@@ -37,6 +48,12 @@ def test_memory_limits_shrink_the_plan() -> None:
 def test_overhead_runs_all_ways() -> None:
     (row,) = overhead.run(True, print).rows
     assert row["decorated/executable"] > 0 and row["decorated/jitted"] > 0
+
+
+def test_dispatch_keeps_and_donates() -> None:
+    rows = dispatch.run(True, print).rows
+    assert [row["donated"] for row in rows] == [False, True]
+    assert all(row["decorated/jitted"] > 0 for row in rows)
 
 
 def test_a_pipeline_runs_with_and_without_its_instructions() -> None:

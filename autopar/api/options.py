@@ -14,7 +14,7 @@ from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.lower.aot import parse_target
 from autopar.plan import Plan
-from autopar.precision import Precision, mixed
+from autopar.precision import Precision, Wire, mixed, with_formats
 from autopar.recompute import LEVELS
 from autopar.schedule import Schedule, get
 from autopar.search import strategy_named
@@ -42,6 +42,7 @@ class ParallelOptions:
     remat: Any = "auto"
     offload: str = "none"
     precision: Precision | None = None
+    wire: Wire | None = None
     donate_argnums: tuple[int, ...] = ()
     donate_argnames: tuple[str, ...] = ()
     static_argnums: tuple[int, ...] = ()
@@ -58,8 +59,11 @@ class ParallelOptions:
     @property
     def tracing(self) -> dict[str, Any]:
         """What tracing is told: which arguments are the batch, and what makes another program of the traced one."""
-        rewrite = None if self.precision is None else partial(mixed, self.precision)
-        return {"batch_argnums": self.batch_argnums, "rewrite": rewrite}
+        rewrites = [
+            *([] if self.precision is None else [partial(mixed, self.precision)]),
+            *([] if self.wire is None else [partial(with_formats, self.wire)]),
+        ]
+        return {"batch_argnums": self.batch_argnums, "rewrites": tuple(rewrites)}
 
     def __post_init__(self) -> None:
         if self.cluster is not None and not isinstance(self.cluster, Cluster):

@@ -13,7 +13,7 @@ from autopar.api.progress import reporter_of
 from autopar.api.replanned import target_cluster
 from autopar.cluster import Cluster
 from autopar.plan import Plan
-from autopar.precision import Precision, precision_of
+from autopar.precision import Precision, precision_of, wire_of
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -32,6 +32,7 @@ class ParallelizeOptions(TypedDict, total=False):
     remat: Any
     offload: str
     precision: str | Precision | None
+    wire: Mapping[str, Any] | None
     donate_argnums: int | Sequence[int]
     donate_argnames: str | Sequence[str]
     static_argnums: int | Sequence[int]
@@ -69,6 +70,7 @@ def parallelize(
     remat: Any = "auto",
     offload: str = "none",
     precision: str | Precision | None = None,
+    wire: Mapping[str, Any] | None = None,
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     static_argnums: int | Sequence[int] = (),
@@ -99,6 +101,9 @@ def parallelize(
         offload: what may lie in host memory while nothing needs it: "none", or "auto": state that only the update
             reads, where the cluster gives ``host_bandwidth`` and no plan within the memory is faster without.
         precision: mixed precision of a plain float32 step: "bf16", "f16", an `autopar.Precision`; None: as it says.
+        wire: formats in which devices send "gradients" and "weights" of two dims or more, as ``{"gradients": "int8"}``:
+            "int8", "int4", "bf16", "f8_e4m3", "f8_e5m2". It changes values, each by at most half a step of its block a
+            term; None sends them as they are.
         donate_argnums, donate_argnames: arguments whose buffers the step may reuse, as in `jax.jit`.
         static_argnums, static_argnames: arguments that are values of the program, as in `jax.jit`.
         mesh_shape: sizes of the only logical mesh to consider, as ``(2, 4)``.
@@ -131,6 +136,7 @@ def parallelize(
         remat=remat,
         offload=offload,
         precision=precision_of(precision),
+        wire=wire_of(wire),
         donate_argnums=as_tuple(donate_argnums),
         donate_argnames=as_tuple(donate_argnames),
         static_argnums=as_tuple(static_argnums),

@@ -138,7 +138,7 @@ def trace(
     *,
     batch_argnums: Sequence[int] | None = None,
     static_numbers: bool = False,
-    rewrite: Callable[[ClosedJaxpr, Sequence[bool]], ClosedJaxpr] | None = None,
+    rewrites: Sequence[Callable[[ClosedJaxpr, Sequence[bool]], ClosedJaxpr]] = (),
 ) -> Traced:
     """Traces ``fn`` for one signature.
 
@@ -147,7 +147,8 @@ def trace(
         signature: from `flatten_call`.
         batch_argnums: positions of the arguments that are the batch; None finds them.
         static_numbers: whether Python numbers are values of the program, those of the result too.
-        rewrite: makes another program with the same arguments and results; it is told which arguments are parameters.
+        rewrites: each makes another program with the same arguments and results; it is told which arguments are
+            parameters.
 
     Raises:
         TraceError: jax cannot trace the function; the message has the user's line.
@@ -162,7 +163,7 @@ def trace(
         return replace(bound, graph=graph)
 
     program = built(closed)
-    if rewrite is not None:
+    for rewrite in rewrites:
         closed = rewrite(closed, [i.role == "parameter" for i in program.graph.inputs[: len(paths)]])
         program, closed_over = built(closed), tuple(closed.consts)
     graph = program.graph

@@ -54,6 +54,7 @@ VIEWS: Final = frozenset(
         "squeeze",
         "stage_boundary",
         "stop_gradient",
+        "wire",
     }
 )
 #: Another shape of the same elements.
@@ -61,7 +62,9 @@ RESHAPES: Final = frozenset({"expand_dims", "reshape", "squeeze"})
 #: The same elements, perhaps in another dtype.
 CASTS: Final = frozenset({"convert_element_type", "copy"})
 #: Each result is the operand of the same number.
-PASSED_ON: Final = frozenset({"device_put", "optimization_barrier", "stage_boundary"})
+PASSED_ON: Final = frozenset({"device_put", "optimization_barrier", "stage_boundary", "wire"})
+#: Whose results lie as the operands do: the same values under other names.
+ALIASES: Final = frozenset({"optimization_barrier", "wire"})
 
 #: Read only what they return, however large the operand is.
 SLICES: Final = frozenset({"dynamic_slice", "gather", "slice"})
@@ -134,3 +137,8 @@ def reads_fused(op: Operator) -> bool:
     The sum or maximum itself is stored.
     """
     return is_fusible(op) or (op.primitive in REDUCTIONS | INDEX_REDUCTIONS and not op.effects)
+
+
+def wire_of(op: Operator) -> str:
+    """Text of the `autopar.ir.formats.WireFormat` in which the result of an operator is sent; "" as it is."""
+    return str(op.attr("format")) if op.primitive == "wire" else ""

@@ -174,6 +174,8 @@ class Interpreter:
             env[result.name] = ComputedValue(result.type, self._maker(bound, op, result.type), self.sharded.index)
         elif op.primitive == "optimization_barrier":
             self._barrier(bound, op, env)
+        elif op.primitive == "wire":
+            self._wire(bound, op, env)
         elif op.regions and op.primitive in ("scan", "while", "cond"):
             run = {"scan": self._scan, "while": self._while, "cond": self._cond}[op.primitive]
             run(bound.bounds[op.id], bound.graph, op, env)
@@ -244,6 +246,15 @@ class Interpreter:
                 env[result.name] = self.held(result.name, result.type, source.layout, after[i], source.age)
             else:
                 env[result.name] = source
+
+    def _wire(self, graph: BoundGraph, op: Operator, env: Env) -> None:
+        (result,), source = op.results, env[str(op.operands[0])]
+        if not isinstance(source, Held):
+            env[result.name] = source
+            return
+        held = self.held(result.name, result.type, source.layout, source.take(source.layout, ""), source.age)
+        held.routes.tables = self.sharded.tables.sending(graph.bounds[op.id].params["format"])
+        env[result.name] = held
 
     # -- regions -------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from jax import lax
 
 from autopar.cluster import LogicalMesh
 from autopar.lower.localize.base import AxisIndex, axis_names
+from autopar.lower.narrow import apply_narrow
 from autopar.sharding.reshard import ReshardStep
 
 
@@ -45,6 +46,8 @@ def apply_steps(steps: Sequence[ReshardStep], array: Any, mesh: LogicalMesh, ind
 
 def _apply(step: ReshardStep, array: Any, sizes: tuple[int, ...], index: AxisIndex) -> Any:
     axes = axis_names(index, step.axes)
+    if step.wire:
+        return apply_narrow(step, array, axes, math.prod(sizes))
     match step.kind:
         case "all-reduce":
             return _all_reduce(array, axes, step.reduce)

@@ -22,7 +22,7 @@ from autopar.errors import MicrobatchError
 from autopar.ir import Graph, Layout, Literal, Operator
 from autopar.ir.analysis import closure, dependents, names_made, names_read
 from autopar.ir.phases import phase_of
-from autopar.ir.primitives import is_generator
+from autopar.ir.primitives import ALIASES, is_generator
 from autopar.microbatch.base import Joined, Microbatching, pseudo_mesh, split
 from autopar.microbatch.inside import (
     Decisions,
@@ -183,11 +183,11 @@ def _made(
     """States of what ``op`` makes in the loop or before it; None where it has to wait."""
     if is_whole(states):
         return tuple(whole(v.type) for v in op.results)
-    if op.primitive == "optimization_barrier":
-        return tuple(k for k in states if k is not None)
     terms_only = all(k is None or not k.axes for k in states)
-    if terms_only and phase_of(op.scope) == "update":
+    if terms_only and phase_of(op.scope) == "update" and op.primitive != "optimization_barrier":
         return None  # what is done to gradients once need not be done to each of their terms
+    if op.primitive in ALIASES:
+        return tuple(k for k in states if k is not None)
     if op.regions:
         matched = region_states(graph, op, states, op.id, axis, Decisions())
     else:
@@ -310,7 +310,7 @@ def _in_loop(
         return tuple(None for _ in op.operands)
     states = [None if isinstance(o, Literal) else s.values[o] for o in op.operands]
     mixed = any(not s.values[v.name].is_replicated for v in op.results)
-    if op.primitive == "optimization_barrier":
+    if op.primitive in ALIASES:
         return tuple(states) if mixed else None
     if mixed or op.id in s.matches:
         matched = s.matches[op.id]

@@ -13,7 +13,7 @@ from autopar.cluster.mesh import LogicalMesh
 from autopar.ir import Graph, Layout, Literal, Operand, Operator
 from autopar.ir.fingerprint import structural_hash
 from autopar.ir.loops import Scan, While
-from autopar.ir.primitives import is_generator, is_zero
+from autopar.ir.primitives import ALIASES, is_generator, is_zero
 from autopar.microbatch.base import AXIS, split
 from autopar.microbatch.match import Match, local_match, match, whole
 
@@ -113,7 +113,7 @@ def _forward(graph: Graph, inputs: Sequence[Layout], prefix: str, axis: Microbat
     states = dict(zip((i.name for i in graph.inputs), inputs, strict=True))
     for op in graph.operators:
         operand_states = states_of(op.operands, states)
-        if op.primitive == "optimization_barrier":
+        if op.primitive in ALIASES:
             results: Sequence[Layout] = [
                 whole(t) if k is None else k for k, t in zip(operand_states, graph.operand_types(op), strict=True)
             ]
@@ -153,7 +153,7 @@ def _decide(
             continue
         operand_states, types = states_of(op.operands, states), graph.operand_types(op)
         used: Sequence[Layout | None]
-        if op.primitive == "optimization_barrier":
+        if op.primitive in ALIASES:
             used = operand_states
         else:
             matched = _choose(graph, op, operand_states, demand, prefix, axis, out)

@@ -1,6 +1,8 @@
-"""Mixed precision of a plain float32 step: narrow products and activations, float32 parameters and updates."""
+"""Mixed precision of a plain float32 step, and the formats in which weights and gradients are sent."""
 
 from autopar.precision.policy import DENIED, FOLLOWING, PRODUCTS, Precision, precision_of
 from autopar.precision.rewrite import mixed
+from autopar.precision.sent import with_formats
+from autopar.precision.wire import Wire, wire_of
 
-__all__ = ["DENIED", "FOLLOWING", "PRODUCTS", "Precision", "mixed", "precision_of"]
+__all__ = ["DENIED", "FOLLOWING", "PRODUCTS", "Precision", "Wire", "mixed", "precision_of", "wire_of", "with_formats"]

@@ -7,18 +7,17 @@ the name stack that differentiation leaves; the update is not touched. The plann
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.loops import plain_params
 from autopar.frontend.bodies import body_of, recomputes
+from autopar.frontend.equations import bind_equation, holds_passes, place_of
 from autopar.ir.phases import phase_of
 from autopar.precision.policy import FOLLOWING, PRODUCTS, Precision
 from autopar.precision.values import Twin, is_constant, is_wide
@@ -82,7 +81,7 @@ class Wanted:
                 exact.update(outer[b] for b in inner.exact if b in outer)
                 wide.update(outer[b] for b in inner.wide if b in outer)
                 continue
-            updates = phase == "update" and not _holds_gradients(eqn)
+            updates = phase == "update" and not holds_passes(eqn)
             if updates or (name in FOLLOWING and any(v in wide for v in eqn.outvars)):
                 wide.update(v for v in eqn.invars if not isinstance(v, JaxLiteral))
             if name not in FOLLOWING and name not in PRODUCTS:
@@ -122,7 +121,7 @@ class PrecisionWalk:
         env.update(zip(jaxpr.invars, operands, strict=True))
         for eqn in jaxpr.eqns:
             where = "/".join(s for s in (scope, str(eqn.source_info.name_stack)) if s)
-            with _context(eqn):
+            with place_of(eqn):
                 results = self.equation(eqn, [_read(env, v) for v in eqn.invars], where)
             env.update(zip(eqn.outvars, results, strict=True))
         return [_read(env, v) for v in jaxpr.outvars]
@@ -134,7 +133,7 @@ class PrecisionWalk:
         if opened is not None:
             return self._opened(eqn, opened, operands, scope)
         phase = phase_of(scope, self.enclosing)
-        if phase == "update" and not _holds_gradients(eqn):
+        if phase == "update" and not holds_passes(eqn):
             return self._plain(eqn, operands)
         if name == "scan":
             return self._scan(eqn, operands, phase)
@@ -160,7 +159,7 @@ class PrecisionWalk:
 
     def _plain(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
         """As the program states it."""
-        return [Twin(r) for r in _bind(eqn, [t.as_wide() for t in operands], {})]
+        return [Twin(r) for r in bind_equation(eqn, [t.as_wide() for t in operands], {})]
 
     def _product(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
         values = [
@@ -169,7 +168,7 @@ class PrecisionWalk:
         ]
         exact = any(v in self.exact for v in eqn.outvars)
         sum_dtype = jnp.dtype(jnp.float32 if exact else self.dtype)
-        results = _bind(eqn, values, {"preferred_element_type": sum_dtype})
+        results = bind_equation(eqn, values, {"preferred_element_type": sum_dtype})
         return [Twin(r, follows=True) if exact else Twin(narrow=r, follows=True) for r in results]
 
     def _following(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
@@ -179,7 +178,7 @@ class PrecisionWalk:
         leads = any(t.follows for t in floats) or (eqn.primitive.name in _READS and any(t.parameter for t in floats))
         if not leads:
             if floats and all(t.parameter for t in floats):
-                return [Twin(r, parameter=True) for r in _bind(eqn, [t.as_wide() for t in operands], {})]
+                return [Twin(r, parameter=True) for r in bind_equation(eqn, [t.as_wide() for t in operands], {})]
             return self._plain(eqn, operands)
         if not all(t.follows or t.parameter for t in floats):
             return self._plain(eqn, operands)  # one is float32 for a reason: so is the result
@@ -189,7 +188,7 @@ class PrecisionWalk:
         ]
         return [
             Twin(narrow=r, follows=True) if is_wide(v.aval) else Twin(r)
-            for v, r in zip(eqn.outvars, _bind(eqn, values, {}), strict=True)
+            for v, r in zip(eqn.outvars, bind_equation(eqn, values, {}), strict=True)
         ]
 
     def _scan(self, eqn: JaxprEqn, operands: list[Twin], phase: str) -> list[Twin]:
@@ -257,20 +256,6 @@ def _twin(variable: Any, value: Any) -> Twin:
     return Twin(narrow=value, follows=True) if narrow else Twin(value)
 
 
-def _bind(eqn: JaxprEqn, values: Sequence[Any], changed: Mapping[str, Any]) -> list[Any]:
-    primitive: Any = eqn.primitive
-    given = {**eqn.params, **{k: v for k, v in changed.items() if k in eqn.params}}
-    results = primitive.bind(*values, **primitive.get_bind_params(given))
-    return list(results) if primitive.multiple_results else [results]
-
-
-def _context(eqn: JaxprEqn) -> AbstractContextManager[Any]:
-    """The name stack and the source line of an equation."""
-    stack: Any = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    context: AbstractContextManager[Any] = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
-    return context
-
-
 def _read(env: Mapping[Any, Twin], atom: Any) -> Twin:
     return Twin(atom.val) if isinstance(atom, JaxLiteral) else env[atom]
 
@@ -280,15 +265,3 @@ def _is_exact(eqn: JaxprEqn) -> bool:
     asked = eqn.params.get("precision")
     each = asked if isinstance(asked, tuple) else (asked,)
     return any(p not in (None, jax.lax.Precision.DEFAULT) for p in each)
-
-
-def _holds_gradients(eqn: JaxprEqn) -> bool:
-    """Whether an unmarked loop or call has marked equations inside."""
-    for value in eqn.params.values():
-        for body in value if isinstance(value, tuple | list) else (value,):
-            jaxpr = body.jaxpr if isinstance(body, ClosedJaxpr) else body
-            if isinstance(jaxpr, Jaxpr) and any(
-                phase_of(str(e.source_info.name_stack)) != "update" or _holds_gradients(e) for e in jaxpr.eqns
-            ):
-                return True
-    return False

@@ -15,7 +15,7 @@ from autopar.ir import Graph
 from autopar.ir.analysis import live
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.ir.primitives import is_fusible, is_generator, reads_fused
+from autopar.ir.primitives import ALIASES, is_fusible, is_generator, reads_fused
 from autopar.plan import Plan
 
 
@@ -146,7 +146,7 @@ def _works(graph: Graph, returned: set[object], runs: float, enclosing: str, fus
                 inside = runs * Scan.of(op).length if op.primitive == "scan" else runs
                 yield from _works(op.region("body"), set(), inside, phase, fused)
             continue
-        if is_generator(op) or op.primitive == "optimization_barrier":
+        if is_generator(op) or op.primitive in ALIASES:
             continue
         types = graph.operand_types(op)
         dtypes = tuple(sorted({t.dtype for t in types} | {v.type.dtype for v in op.results}))

@@ -53,7 +53,7 @@ def solve_restricted(
             if v.node is None or not (v.source or allowed_on_demand):
                 continue
             ok = (
-                allowed(roles[v.key], v.layouts)
+                allowed(roles[v.source], v.layouts)
                 if v.source or allowed_on_demand is None
                 else allowed_on_demand(v.key, v.layouts)
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from autopar.cluster.mesh import LogicalMesh
 from autopar.ir import Layout, TensorType
+from autopar.ir.formats import WireFormat
 
 #: Kinds of steps that no device needs another one for.
 LOCAL_KINDS = ("slice", "mask")
@@ -49,6 +50,8 @@ class ReshardStep:
         dim: the tensor dim it is about, or -1.
         to_dim: where an all-to-all moves the axes to, or -1.
         reduce: kind of the reduction, as in `Layout`.
+        wire: text of the `autopar.ir.formats.WireFormat` in which it is sent, or "": as it is. A sum is an all-to-all
+            of codes, whose terms are decoded and added up, and for an all-reduce a gather of what they make.
     """
 
     kind: str
@@ -56,6 +59,7 @@ class ReshardStep:
     dim: int = -1
     to_dim: int = -1
     reduce: str = "sum"
+    wire: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -66,6 +70,10 @@ class ReshardStep:
     def interleaves(self) -> bool:
         """Whether the pieces of the collective interleave in the tensor: devices have to rearrange it."""
         return self.dim > 0 and self.kind in ("all-gather", "reduce-scatter")
+
+    def sent_as(self, wire: str) -> ReshardStep:
+        """The step in the format ``wire``, where it is one that has a format."""
+        return replace(self, wire=wire) if has_format(self.kind, self.reduce) else self
 
 
 def mesh_axes(mesh: LogicalMesh) -> Axes:
@@ -122,10 +130,31 @@ def full_bytes(kind: str, local_bytes: int, group: int) -> int:
     return local_bytes * group if kind in ("all-gather", "all-to-all") else local_bytes
 
 
+def has_format(kind: str, reduce: str) -> bool:
+    """Whether a step may be sent in a format of its own: gathers and sums."""
+    return kind in ("all-gather", "reduce-scatter") or (kind == "all-reduce" and reduce == "sum")
+
+
+def messages(kind: str, elements: int, group: int, format: WireFormat) -> tuple[tuple[str, int], ...]:
+    """(kind, full bytes as of `full_bytes`) of the collectives that a step in a format is.
+
+    Args:
+        kind: of the step.
+        elements: of one device's operand.
+        group: devices in a group along the step's axes.
+        format: in which it is sent.
+    """
+    if kind == "all-gather":
+        return (("all-gather", group * format.message_bytes(elements)),)
+    chunk_bytes = format.message_bytes(-(-elements // group))
+    scattered = ("all-to-all", group * group * chunk_bytes)
+    return (scattered,) if kind == "reduce-scatter" else (scattered, ("all-gather", group * chunk_bytes))
+
+
 def communication(
     step: ReshardStep, type: TensorType, before: Layout, mesh: LogicalMesh
-) -> tuple[str, int, tuple[str, ...]] | None:
-    """(kind, full bytes as of `full_bytes`, axes in mesh order) of a step; None if it sends nothing.
+) -> tuple[tuple[str, int, tuple[str, ...]], ...]:
+    """(kind, full bytes as of `full_bytes`, axes in mesh order) of the collectives of a step; none if it sends nothing.
 
     Args:
         step: what is done.
@@ -134,10 +163,13 @@ def communication(
         mesh: where.
     """
     if step.is_local or type.size == 0:
-        return None
-    local = before.local_bytes(type, mesh.sizes)
+        return ()
     axes = tuple(a for a in mesh.names if a in step.axes)
-    return step.kind, full_bytes(step.kind, local, mesh.group_size(axes)), axes
+    group = mesh.group_size(axes)
+    if step.wire:
+        elements = type.size // before.shards(mesh.sizes)
+        return tuple((k, full, axes) for k, full in messages(step.kind, elements, group, WireFormat.parse(step.wire)))
+    return ((step.kind, full_bytes(step.kind, before.local_bytes(type, mesh.sizes), group), axes),)
 
 
 def divisors(shape: tuple[int, ...], axes: Axes) -> Divisors:

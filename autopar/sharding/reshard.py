@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from autopar.cluster import LogicalMesh
 from autopar.errors import AutoparError
 from autopar.ir import Layout, TensorType
+from autopar.ir.formats import WireFormat
+from autopar.ir.types import item_bytes
 from autopar.sharding.paths import (
     Divisors,
     Indices,
@@ -27,8 +29,10 @@ from autopar.sharding.paths import (
     communication,
     divisors,
     full_bytes,
+    has_format,
     layout_graph,
     mesh_axes,
+    messages,
 )
 
 __all__ = ["CollectiveCost", "LocalCost", "PathTable", "PathTables", "ReshardStep", "after", "communication"]
@@ -156,6 +160,8 @@ class PathTables:
         cost: seconds of a collective.
         local: seconds of a step that sends nothing.
         rearrange: seconds in which a device rearranges bytes that pieces interleave in.
+        wire: text of the `autopar.ir.formats.WireFormat` in which gathers and sums are sent, or "": as they are.
+        narrow: by such a text the tables of the same mesh for values that are sent so.
         graphs, tables, by_type: graphs of layouts, and tables, by what they depend on.
         bares, places: tuples of layouts without axes of one device, and their numbers in graphs, by identity.
     """
@@ -164,11 +170,23 @@ class PathTables:
     cost: CollectiveCost
     local: LocalCost = _nanosecond
     rearrange: LocalCost = _nothing
+    wire: str = ""
+    narrow: dict[str, PathTables] = field(default_factory=dict)
     graphs: dict[tuple[Divisors, tuple[str, ...]], LayoutGraph] = field(default_factory=dict)
     tables: dict[tuple[Divisors, tuple[str, ...], int], PathTable] = field(default_factory=dict)
     by_type: dict[tuple[TensorType, frozenset[str]], PathTable] = field(default_factory=dict)
     bares: dict[tuple[int, int], tuple[object, tuple[Layout, ...], frozenset[str]]] = field(default_factory=dict)
     places: dict[tuple[int, int], tuple[object, object, Indices]] = field(default_factory=dict)
+
+    def sending(self, wire: str) -> PathTables:
+        """The tables for values that are sent in the format ``wire``; "" is as they are."""
+        if wire == self.wire:
+            return self
+        if wire not in self.narrow:
+            self.narrow[wire] = PathTables(
+                self.mesh, self.cost, self.local, self.rearrange, wire=wire, graphs=self.graphs, bares=self.bares
+            )
+        return self.narrow[wire]
 
     def table(self, type: TensorType, reductions: Iterable[str] = ()) -> PathTable:
         """The table for ``type``.
@@ -199,7 +217,9 @@ class PathTables:
 
     def _priced(self, graph: LayoutGraph, type: TensorType) -> PathTable:
         prices = [
-            self._price(kind, math.ceil(type.nbytes / shard_counts), axes, interleaved)
+            self._narrow_price(kind, type, shard_counts, axes)
+            if self.wire and has_format(kind, "sum")
+            else self._price(kind, math.ceil(type.nbytes / shard_counts), axes, interleaved)
             for kind, axes, shard_counts, interleaved in graph.prices
         ]
         dearest = max((p for p in prices if p < math.inf), default=0.0)
@@ -216,6 +236,22 @@ class PathTables:
         if not seconds >= 0:
             raise ValueError(f"the cost of {kind} over {'+'.join(axes)} is {seconds!r} s; it must be 0 or more")
         return seconds
+
+    def _narrow_price(self, kind: str, type: TensorType, shard_counts: int, axes: tuple[str, ...]) -> float:
+        """Seconds of a step in the format: its collectives, and passes over memory that encode and decode."""
+        elements, group = -(-type.size // shard_counts), self.mesh.group_size(axes)
+        sent = messages(kind, elements, group, WireFormat.parse(self.wire))
+        return sum(self.cost(k, full, axes) for k, full in sent) + self._encoding_s(kind, type, elements, group)
+
+    def _encoding_s(self, kind: str, type: TensorType, elements: int, group: int) -> float:
+        """Seconds in which a device encodes what it sends in a step and decodes what it gets: passes over memory."""
+        item = item_bytes(type.dtype)
+        messages_bytes = sum(
+            full / group * (1 if k == "all-to-all" else 1 + 1 / group)
+            for k, full in messages(kind, elements, group, WireFormat.parse(self.wire))
+        )
+        results = {"all-gather": elements * group, "reduce-scatter": elements / group}.get(kind, elements)
+        return self.rearrange((elements * item + messages_bytes + results * item) / 2)
 
     def seconds(self, type: TensorType, source: Layout, target: Layout) -> float:
         """Seconds of the cheapest path; as one entry of `cost_matrix`."""
@@ -288,18 +324,21 @@ class PathTables:
                 f"{type} cannot go from {source} to {target} on a {self.mesh} mesh",
                 cause="the axes do not divide the dims, or the dtype has no such reduction",
             )
-        return steps
+        return tuple(s.sent_as(self.wire) for s in steps) if self.wire else steps
 
     def communication(self, type: TensorType, source: Layout, target: Layout) -> list[Sent]:
         """Every collective on the path, in order; see `communication` of a step."""
         sent = []
         (at,) = self._bare(type, (source,))
         for step in self.path(type, source, target):
-            record = communication(step, type, at, self.mesh)
-            if record is not None:
-                kind, full, axes = record
-                rearranging_s = self.rearrange(full) if step.interleaves else 0.0
-                sent.append(Sent(kind, full, axes, self.cost(kind, full, axes) + rearranging_s))
+            for n, (kind, full, axes) in enumerate(communication(step, type, at, self.mesh)):
+                local_s = 0.0
+                if step.wire and n == 0:
+                    elements = type.size // at.shards(self.mesh.sizes)
+                    local_s = self._encoding_s(step.kind, type, elements, self.mesh.group_size(axes))
+                elif step.interleaves and not step.wire:
+                    local_s = self.rearrange(full)
+                sent.append(Sent(kind, full, axes, self.cost(kind, full, axes) + local_s))
             at = after(step, at, self.mesh)
         return sent
 

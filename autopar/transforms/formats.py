@@ -17,13 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autopar.errors import AutoparError
+from autopar.ir.formats import CODE_BITS, FORMATS, WireFormat
 
-_INTEGER_BITS = MappingProxyType({"int8": 8, "int4": 4})
+__all__ = ["FORMATS", "Encoded", "Format", "format_of", "mean_over_replicas"]
+
+_INTEGERS = frozenset({"int8", "int4"})
 _FLOATS = MappingProxyType({"f8_e4m3": jnp.float8_e4m3fn, "f8_e5m2": jnp.float8_e5m2})
-
-#: Names of the formats.
-FORMATS = ("bf16", "f8_e4m3", "f8_e5m2", "int8", "int4", "sign")
 
 
 @jax.tree_util.register_dataclass
@@ -41,35 +40,15 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Format:
-    """A way of writing tensors in fewer bits.
+class Format(WireFormat):
+    """A `WireFormat` that encodes and decodes."""
 
-    Args:
-        name: one of `FORMATS`.
-        block: elements of the last dim that share a scale.
-    """
-
-    name: str
-    block: int = 256
-
-    def __post_init__(self) -> None:
-        if self.name not in FORMATS:
-            raise AutoparError(f"{self.name!r} is no format of what is sent", remedy=f"one of {', '.join(FORMATS)}")
-        if self.block < 8 or self.block % 8:
-            raise AutoparError(f"block={self.block} is no size of a block", remedy="give a multiple of 8, as 256")
-
-    def bits(self, elements: int) -> float:
-        """Bits an element that a last dim of ``elements`` takes, scales and filling in them."""
+    @property
+    def code_dtype(self) -> Any:
+        """Of `Encoded.codes`."""
         if self.name == "bf16":
-            return 16.0
-        block, blocks = self.blocks(elements)
-        q = {**_INTEGER_BITS, "sign": 1}.get(self.name, 8)
-        return blocks * (block * q + 32) / elements
-
-    def blocks(self, elements: int) -> tuple[int, int]:
-        """(elements a block, blocks) of a last dim of ``elements``; short ones are one block."""
-        block = min(self.block, -(-elements // 8) * 8)
-        return block, -(-elements // block)
+            return jnp.bfloat16
+        return _FLOATS.get(self.name, jnp.int8 if self.name == "int8" else jnp.uint8)
 
     def bound(self, x: Any) -> Any:
         """The largest error of each element that `decode` may have after `encode` without a key: a tensor like ``x``.
@@ -81,7 +60,7 @@ class Format:
             return jnp.abs(x) * 2.0**-8
         parts = self._parts(x)
         largest = jnp.max(jnp.abs(parts), axis=-1, keepdims=True)
-        if self.name in _INTEGER_BITS:
+        if self.name in _INTEGERS:
             bound = jnp.broadcast_to(largest / (2 * _steps(self.name)), parts.shape)
         elif self.name == "sign":
             bound = largest + jnp.mean(jnp.abs(parts), axis=-1, keepdims=True) + 0 * parts
@@ -107,7 +86,7 @@ class Format:
             scales = jnp.sum(jnp.abs(parts), axis=-1) / jnp.sum(valid, axis=-1)
             return Encoded(_packed_bits(parts >= 0), scales)
         largest = jnp.max(jnp.abs(parts), axis=-1)
-        top = _steps(self.name) if self.name in _INTEGER_BITS else _largest(self.name)
+        top = _steps(self.name) if self.name in _INTEGERS else _largest(self.name)
         scales = largest / top
         ratio = parts / jnp.where(scales > 0, scales, 1.0)[..., None]
         if self.name in _FLOATS:
@@ -171,7 +150,7 @@ def mean_over_replicas(x: Any, format: str | Format | None = None, key: Any = No
 
 
 def _steps(name: str) -> int:
-    return int(2 ** (_INTEGER_BITS[name] - 1) - 1)
+    return int(2 ** (CODE_BITS[name] - 1) - 1)
 
 
 def _largest(name: str) -> float:

@@ -187,9 +187,7 @@ def predicted(cases: list[Case], mesh: LogicalMesh) -> list[tuple[str, str, int,
     for type, source, steps in cases:
         at = source
         for step in steps:
-            record = communication(step, type, at, mesh)
-            if record is not None:
-                kind, full_bytes, axes = record
+            for kind, full_bytes, axes in communication(step, type, at, mesh):
                 # A permutation has pairs, not groups. Bool is reduced as bytes, complex numbers as pairs of real ones.
                 size = 2 if kind == "collective-permute" else mesh.group_size(axes)
                 reduced = {("bool", "all-reduce"): "u8", ("c64", "all-reduce"): "f32", ("c64", "reduce-scatter"): "f32"}

@@ -43,7 +43,7 @@ def sgd(p, d):
 
 def graph_of(step, args, precision=BF16):
     signature, _ = flatten_call(step, args, {}, SignatureOptions())
-    return trace(step, signature, rewrite=lambda c, p: mixed(precision, c, p)).graph
+    return trace(step, signature, rewrites=[lambda c, p: mixed(precision, c, p)]).graph
 
 
 def dtypes(graph, primitive):

@@ -17,5 +17,5 @@ def pass_on(primitive: Primitive, params: Mapping[str, Any], operands: list[Any]
 
 
 LOCALIZERS: Mapping[str, Localizer] = MappingProxyType(
-    dict.fromkeys(("device_put", "mesh_cast", "reshard", "sharding_constraint", "stage_boundary"), pass_on)
+    dict.fromkeys(("device_put", "mesh_cast", "reshard", "sharding_constraint", "stage_boundary", "wire"), pass_on)
 )

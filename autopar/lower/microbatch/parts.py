@@ -14,6 +14,7 @@ from jax import lax
 from autopar.frontend import BoundGraph
 from autopar.frontend.labels import Labels
 from autopar.ir import Graph, Input, Layout, Literal, Operator, Output
+from autopar.ir.primitives import ALIASES
 from autopar.lower.interpreter import Interpreter, Sharded, scalar
 from autopar.lower.localize.base import bind
 from autopar.lower.recompute import for_copies, recomputed_bound
@@ -153,7 +154,7 @@ def value_layouts(graph: Graph, microbatching: Microbatching) -> dict[str, Layou
             layouts[v.name] = Layout.replicated(v.type.rank)
             if op.id in inside and op.id in microbatching.results:
                 layouts[v.name] = microbatching.results[op.id][n]
-            elif op.id in inside and op.primitive == "optimization_barrier":
+            elif op.id in inside and op.primitive in ALIASES:
                 layouts[v.name] = layouts[str(op.operands[n])]
     return layouts
 

@@ -10,7 +10,7 @@ from autopar.ir import Graph, Layout, Operand, Operator
 from autopar.ir.analysis import closure, dependents
 from autopar.ir.loops import Scan
 from autopar.ir.phases import LOOP, phase_of
-from autopar.ir.primitives import is_generator
+from autopar.ir.primitives import ALIASES, is_generator
 from autopar.lower.interpreter import Sharded
 from autopar.lower.pipeline.stage_graph import StageGraph
 from autopar.stages.names import FROM
@@ -116,7 +116,7 @@ def layouts_of(graph: Graph, inputs: dict[str, Layout], decisions: Sharded, pref
     for op in graph.operators:
         if is_generator(op):
             continue
-        if op.primitive == "optimization_barrier":
+        if op.primitive in ALIASES:
             layouts_made = [layouts.get(str(o)) for o in op.operands]
             layouts.update((v.name, k) for v, k in zip(op.results, layouts_made, strict=True) if k is not None)
         else:

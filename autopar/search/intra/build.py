@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 
 from autopar.cluster import LogicalMesh
+from autopar.ir.primitives import wire_of
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.connect import add_input, add_outputs, connect
 from autopar.search.intra.host import add_host_seconds, offloading
@@ -46,12 +47,16 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     offered = offloading(problem)
     split = split_phases or problem.subproblem.separate_programs
     b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split, offered.notes)
-    readers = Counter(o for op in graph.operators for o in set(op.operands) if isinstance(o, str))
+    readers = Counter(o for op in graph.operators for o in set(op.reads))
     stacks = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
+    sent = {op.reads[0]: op.results[0].name for op in reversed(graph.operators) if wire_of(op) and op.reads}
     for i in graph.inputs:
-        copied = readers[i.name] > 1 or i.name in stacks
         arriving = problem.subproblem.separate_programs and is_of_microbatch(i.name)
-        add_input(b, i.name, i.type, copied=copied, arriving=arriving, movable=offered.inputs, constraints=constraints)
+        name = sent.get(i.name, i.name)  # what is sent in a format of its own has the copy, the update none
+        copy_of = name if not arriving and (readers[name] > 1 or name in stacks) else None
+        add_input(
+            b, i.name, i.type, copy_of=copy_of, arriving=arriving, movable=offered.inputs, constraints=constraints
+        )
     GraphWalk(b, has_backward(graph)).graph(graph, "", 1.0)
     b.time += 1
     outputs = add_outputs(b, graph)

@@ -55,11 +55,13 @@ def collectives(
             program = use.phase if problem.subproblem.separate_programs else ""
             if program not in by_program:
                 shared = dict(copies.get(v.key, {}))
-                by_program[program] = Routes(tables, v.type, layouts[v.key], shared, sharding_problem.memory_bound)
+                by_program[program] = Routes(
+                    tables.sending(v.wire), v.type, layouts[v.key], shared, sharding_problem.memory_bound
+                )
             routes = by_program[program]
             for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):
                 weight = v.weight if n < len(pairs) - 1 else use.weight
-                for sent in tables.communication(v.type, before, after):
+                for sent in routes.tables.communication(v.type, before, after):
                     axes = "+".join(sent.axes)
                     yield Collective(sent.kind, v.key, sent.full_bytes, axes, use, weight, weight * sent.seconds)
     yield from _edges(problem, sharding_problem, choice)

@@ -26,7 +26,7 @@ def add_input(
     name: str,
     type: TensorType,
     *,
-    copied: bool,
+    copy_of: str | None,
     arriving: bool,
     movable: Collection[str],
     constraints: Mapping[str, Constraint],
@@ -40,7 +40,8 @@ def add_input(
         b: where it is added.
         name: of the input.
         type: its shape and dtype.
-        copied: whether it has such a copy: several operators read it, or a loop takes slices of it.
+        copy_of: name under which it has such a copy, as several operators read it, or a loop takes slices of it; None
+            without one.
         arriving: whether it comes with every microbatch, placed as the loop over them takes it: then it has no copy.
         movable: names of inputs that may lie in host memory between updates; these have each pair twice.
         constraints: by input, what the user asked for.
@@ -51,7 +52,7 @@ def add_input(
         b.broken.append(name)
         plain = layouts
     pairs = [(k, k) for k in plain]
-    if copied and not arriving:
+    if copy_of is not None:
         pairs = [(k, c) for k in plain for c in (k, *b.layouts.coarser(k))]
 
     has_copy, n = len(pairs) > len(plain), len(pairs)
@@ -60,8 +61,8 @@ def add_input(
 
     node = b.node(name, np.zeros(len(pairs)), functools.partial(input_label, pairs, n))
     b.value(name, type, node, [k for k, _ in pairs], 1.0, source=name, hosted=hosted, arriving=arriving)
-    if has_copy:
-        b.copies.append(CopyDraft(name, node, tuple(c for _, c in pairs)))
+    if has_copy and copy_of is not None:
+        b.copies.append(CopyDraft(copy_of, node, tuple(c for _, c in pairs)))
 
 
 def add_outputs(b: Builder, graph: Graph) -> list[tuple[int, tuple[Layout, ...]] | None]:
@@ -95,7 +96,7 @@ def connect(b: Builder, value: ValueDraft) -> None:
     outside = [(u, new) for u, new in uses if u.node != value.node]
     for u, new in uses:
         if u.node == value.node and u.required != value.layouts:
-            _take(b, value.type, u.node, value.layouts, u, new)
+            _take(b, value, u.node, value.layouts, u, new)
     if value.source:
         _connect_input(b, value, outside)
         return
@@ -116,40 +117,42 @@ def connect(b: Builder, value: ValueDraft) -> None:
         )
         b.nodes[copy].copy_of = value.key
         b.copies.append(CopyDraft(value.key, copy, layouts, (phase,)))
-        b.edge(value.node, copy, b.layouts.resharding(value.type, value.layouts, layouts, value.weight))
+        b.edge(
+            value.node, copy, b.layouts.sending(value.wire).resharding(value.type, value.layouts, layouts, value.weight)
+        )
         for u, new in users:
-            _take(b, value.type, copy, layouts, u, new)
+            _take(b, value, copy, layouts, u, new)
 
 
 def _take_all(b: Builder, value: ValueDraft, readers: Readers) -> None:
     """Adds what uses cost that take a value as it is."""
     assert value.node is not None
     for u, new in readers:
-        _take(b, value.type, value.node, value.layouts, u, new)
+        _take(b, value, value.node, value.layouts, u, new)
 
 
 def _take(
-    b: Builder, type: TensorType, node: int, layouts: tuple[Layout, ...], use: Use, new: NDArray[np.bool_]
+    b: Builder, value: ValueDraft, node: int, layouts: tuple[Layout, ...], use: Use, new: NDArray[np.bool_]
 ) -> None:
-    """Adds what a use costs that takes a value of ``type`` from where ``node`` decides, in one of ``layouts``."""
-    costs = b.layouts.resharding(type, layouts, use.required, use.weight)
+    """Adds what a use costs that takes a value from where ``node`` decides, in one of ``layouts``."""
+    costs = b.layouts.sending(value.wire).resharding(value.type, layouts, use.required, use.weight)
     b.edge(node, use.node, costs if new.all() else np.where(new, costs, 0.0))
 
 
 def _connect_input(b: Builder, value: ValueDraft, readers: Readers) -> None:
     """Adds the cost of an input's copy, once a phase that uses it, and the edges to the readers."""
     assert value.node is not None
-    stored = value.layouts
+    stored, table = value.layouts, b.layouts.sending(value.wire)
     at = next((i for i, c in enumerate(b.copies) if c.key == value.key), None)
     used = stored if at is None else b.copies[at].layouts
     if at is not None:
         phases = {u.phase for u, _ in readers if u.phase != "update"} if b.split_phases else {""}
         b.copies[at] = replace(b.copies[at], phases=tuple(sorted(phases)) or ("",))
-        gather = np.diagonal(b.layouts.resharding(value.type, stored, used))
+        gather = np.diagonal(table.resharding(value.type, stored, used))
         b.nodes[value.node].costs = gather * max(1, len(phases))
     for u, new in readers:
-        direct = b.layouts.resharding(value.type, stored, u.required)
-        costs = np.minimum(direct, b.layouts.resharding(value.type, used, u.required)) * u.weight
+        direct = table.resharding(value.type, stored, u.required)
+        costs = np.minimum(direct, table.resharding(value.type, used, u.required)) * u.weight
         if u.stacked or u.until:  # the loop may take what is there, not a copy that nobody counted
             there = np.array([[k in (a, c) for k in u.required] for a, c in zip(stored, used, strict=True)])
             if not u.stacked:  # or a small one

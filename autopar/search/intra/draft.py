@@ -67,6 +67,7 @@ class ValueDraft:
         stored: if it is transient, keys of the values in memory that a kernel reads to have it.
         constant: constants alone decide it, so that it is computed where it is read.
         alias: another name of a value that is accounted for elsewhere.
+        wire: text of the `autopar.ir.formats.WireFormat` in which it is sent, or "": as it is.
         phase: part of the step in which it is made.
         arriving: it comes with every microbatch, placed as the loop over them takes it.
         hosted: of an input that may be kept in host memory, for each strategy whether it is; else empty.
@@ -87,6 +88,7 @@ class ValueDraft:
     stored: frozenset[str] = frozenset()
     constant: bool = False
     alias: bool = False
+    wire: str = ""
     phase: str = ""
     view: str = ""
     arriving: bool = False

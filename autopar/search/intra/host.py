@@ -21,6 +21,7 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Graph, Operator
 from autopar.ir.phases import phase_of
+from autopar.ir.primitives import ALIASES
 from autopar.search.intra.draft import Array, NodeDraft, UsageDraft, ValueDraft
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem
@@ -79,12 +80,12 @@ def movable(graph: Graph) -> frozenset[str]:
 
 def _makes(op: Operator | None) -> bool:
     """Whether an operator makes a value of its own."""
-    return op is not None and op.primitive != "optimization_barrier"
+    return op is not None and op.primitive not in ALIASES
 
 
 def _updates(op: Operator) -> bool:
     """Whether an operator is of the update, and takes an operand no earlier than it runs."""
-    return phase_of(op.scope) == "update" and not op.regions and op.primitive != "optimization_barrier"
+    return phase_of(op.scope) == "update" and not op.regions and op.primitive not in ALIASES
 
 
 def share_bytes(cluster: Cluster) -> float:

@@ -30,9 +30,19 @@ class LayoutTable:
     by_identity: dict[tuple[TensorType, int, int, float], tuple[object, object, Array]] = field(default_factory=dict)
     unions: dict[tuple[int, ...], tuple[object, tuple[Layout, ...]]] = field(default_factory=dict)
     entries: int = 0
+    wire: str = ""
+    narrow: dict[str, LayoutTable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.paths = path_tables(self.mesh, self.cost)
+        self.paths = path_tables(self.mesh, self.cost).sending(self.wire)
+
+    def sending(self, wire: str) -> LayoutTable:
+        """The table for values that are sent in the format ``wire``; "" is as they are."""
+        if wire == self.wire:
+            return self
+        if wire not in self.narrow:
+            self.narrow[wire] = LayoutTable(self.mesh, self.cost, wire=wire)
+        return self.narrow[wire]
 
     def all(self, type: TensorType, partial: bool = False) -> tuple[Layout, ...]:
         """Every layout of ``type``, replicated first; with ``partial`` also those that are partial sums."""

@@ -52,6 +52,12 @@ def usages(
     for v in values.values():
         if v.node is None or not v.layouts:
             continue
+        if v.wire:
+            if v.source:  # the input is there in any case
+                usages += _copies(v, by_value[v.key], sized, stop)
+            else:
+                usages += _made(v, v.key in returned, by_value[v.key], sized, stop, until)
+            continue
         if v.alias:  # what it is another name of is counted, but not what readers make of it
             usages += _operands(v, [u for u in v.uses if u.node != v.node], sized)
             continue
@@ -111,6 +117,13 @@ def _input(
     if v.hosted and readers:
         first, done = min(u.time for u in readers), max(u.done for u in readers)
         usages.append(UsageDraft(v.node, first, done, bytes - on_device(v, bytes), kind, v.key))
+    return usages + _copies(v, copies, sized, stop)
+
+
+def _copies(v: ValueDraft, copies: Sequence[CopyDraft], sized: Sizes, stop: int) -> list[UsageDraft]:
+    """Shared copies of an input, where they are laid out otherwise."""
+    usages = []
+    readers = [u for u in v.uses if u.time < stop - 1]
     for c in copies:
         same = np.array([a == b for a, b in zip(v.layouts, c.layouts, strict=True)])
         extra = np.where(same, 0.0, sized.of(v.type, c.layouts))

@@ -10,7 +10,7 @@ from autopar.cost import Core, KernelWork
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.attention import attention_cores, on_chip_operators
 from autopar.ir.phases import phase_of
-from autopar.ir.primitives import ADDITIONS, RESHAPES, is_fusible, is_generator, is_zero, reads_fused
+from autopar.ir.primitives import ADDITIONS, ALIASES, RESHAPES, is_fusible, is_generator, is_zero, reads_fused, wire_of
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.constrained import asked
 from autopar.search.intra.draft import Array, SiteDraft, ValueDraft
@@ -121,8 +121,8 @@ class GraphWalk:
             handler = REGIONS.get(op.primitive)
             if handler is not None and op.regions:
                 handler(b, self.graph, graph, op, prefix, weight)
-            elif op.primitive == "optimization_barrier":
-                self._barrier(op, prefix, weight)
+            elif op.primitive in ALIASES:
+                self._alias(op, prefix, weight)
             elif is_generator(op):
                 (result,) = op.results
                 b.value(prefix + result.name, result.type, None, (), weight, zero=is_zero(op))
@@ -154,12 +154,18 @@ class GraphWalk:
             on_chip=on_chip_operators(graph, cores) if cost.stack.fused_attention else (),
         )
 
-    def _barrier(self, op: Operator, prefix: str, weight: float) -> None:
+    def _alias(self, op: Operator, prefix: str, weight: float) -> None:
         b = self.builder
         for operand, result in zip(op.operands, op.results, strict=True):
             source = b.values[prefix + str(operand)]
             key = prefix + result.name
-            b.value(key, result.type, source.node, source.layouts, weight, zero=source.zero, alias=True)
+            wire = wire_of(op)
+            if wire:
+                b.notes[f"gathered or added up as {wire.replace('/', ' in blocks of ')}, as wire= says"] = None
+            b.value(
+                key, result.type, source.node, source.layouts, weight,
+                zero=source.zero, alias=True, wire=wire, source=source.source if wire else "",
+            )  # fmt: skip
             if source.node is not None:
                 b.use(source.key, source.node, source.layouts, weight, prefix + op.id)
 
@@ -288,6 +294,8 @@ class GraphWalk:
         if not computed:
             return None
         i, source = max(computed, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
+        if source.wire:
+            return None  # in its format it is sent, what is made of it is not
         if source.type.dtype.startswith(_CODES) and max(v.type.nbytes for v in op.results) > source.type.nbytes:
             return None  # what is sent is best sent as codes
         several = any(s.node != source.node for _, s in laid_out)

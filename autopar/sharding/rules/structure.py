@@ -35,5 +35,5 @@ def passed_on(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | Non
 
 
 RULES: Mapping[str, RuleFunction] = MappingProxyType(
-    {"device_put": passed_on, "optimization_barrier": passed_on, "stage_boundary": passed_on}
+    {"device_put": passed_on, "optimization_barrier": passed_on, "stage_boundary": passed_on, "wire": passed_on}
 )

@@ -1,0 +1,209 @@
+"""`with_formats`: a traced step whose weights and gradients are marked with the formats in which they are sent.
+
+The jaxpr is interpreted, and what that does is traced again. A weight is marked where an operator of the forward or
+backward pass reads it, behind casts and reshapes: masters, and updates of them, are not. A gradient is marked where the
+update reads it, so that terms of microbatches add up first, and where a loop of the backward pass stacks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import Literal as JaxLiteral
+
+from autopar._compat.loops import plain_params
+from autopar.frontend.bodies import body_of, recomputes
+from autopar.frontend.equations import bind_equation, holds_passes, place_of
+from autopar.frontend.wire import wired
+from autopar.ir.formats import WireFormat
+from autopar.ir.phases import phase_of
+from autopar.ir.primitives import CASTS, RESHAPES
+from autopar.precision.wire import Wire
+
+# What a weight is read through: elements stay what they are.
+_VIEWS = CASTS | RESHAPES | {"transpose", "rev", "stop_gradient"}
+# What a gradient passes from the loop that stacks it to the update.
+_LINEAR = _VIEWS | {"add_any", "neg"}
+
+
+def with_formats(wire: Wire, closed: ClosedJaxpr, parameters: Sequence[bool]) -> ClosedJaxpr:
+    """The step with marks, with the same arguments and results.
+
+    Args:
+        wire: formats by role.
+        closed: the traced step.
+        parameters: of each argument whether it is a parameter.
+    """
+
+    def run(*arguments: Any) -> list[Any]:
+        values = [_Value(a, "weights" if p else "") for a, p in zip(arguments, parameters, strict=True)]
+        constants = [_Value(c) for c in closed.consts]
+        walk = _Walk(wire, _for_update(closed.jaxpr, "update"))
+        return [walk.taken(v, "update") for v in walk.jaxpr(closed.jaxpr, constants, values, "")]
+
+    shapes = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
+        for v in closed.jaxpr.invars
+    ]
+    return jax.make_jaxpr(run)(*shapes)
+
+
+@dataclass
+class _Value:
+    """A value, what it is ("weights", "gradients", or ""), and the marked one where some operator has read it."""
+
+    array: Any
+    role: str = ""
+    marked: Any = None
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Interprets a jaxpr.
+
+    Args:
+        wire: formats by role.
+        for_update: variables of the jaxpr that the update reads.
+        enclosing: phase of what is not marked.
+        in_loop: whether it is the body of a loop, whose sums go on.
+    """
+
+    wire: Wire
+    for_update: Collection[Any]
+    enclosing: str = "update"
+    in_loop: bool = False
+
+    def jaxpr(self, jaxpr: Jaxpr, constants: Sequence[_Value], operands: Sequence[_Value], scope: str) -> list[_Value]:
+        """Results of a jaxpr."""
+        env: dict[Any, _Value] = dict(zip(jaxpr.constvars, constants, strict=True))
+        env.update(zip(jaxpr.invars, operands, strict=True))
+        for eqn in jaxpr.eqns:
+            where = "/".join(s for s in (scope, str(eqn.source_info.name_stack)) if s)
+            with place_of(eqn):
+                results = self._equation(eqn, [_read(env, v) for v in eqn.invars], where)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [_read(env, v) for v in jaxpr.outvars]
+
+    def taken(self, value: _Value, phase: str) -> Any:
+        """What an operator of ``phase`` takes of a value."""
+        if value.role != ("gradients" if phase == "update" else "weights"):
+            return value.array
+        if value.marked is None:
+            value.marked = _marked(value.array, getattr(self.wire, value.role))
+        return value.marked
+
+    def _equation(self, eqn: JaxprEqn, operands: list[_Value], scope: str) -> list[_Value]:
+        name = eqn.primitive.name
+        opened = None if name == "shard_map" else body_of(eqn)
+        if opened is not None:
+            return self._opened(eqn, opened, operands, scope)
+        phase = phase_of(scope, self.enclosing)
+        if name == "optimization_barrier":
+            return _behind_barrier(operands)
+        if name == "scan":
+            results = self._scan(eqn, operands, phase)
+        elif name in _VIEWS and operands[0].role == "weights":
+            return [_Value(r, "weights") for r in bind_equation(eqn, [operands[0].array], {})]
+        else:
+            results = bind_equation(eqn, [self.taken(v, phase) for v in operands], {})
+        adds_up = phase == "backward" or (phase == "update" and holds_passes(eqn))
+        return [_Value(r, "gradients" if adds_up and not self.in_loop else "") for r in results]
+
+    def _opened(
+        self, eqn: JaxprEqn, opened: tuple[Any, Sequence[int]], operands: list[_Value], scope: str
+    ) -> list[_Value]:
+        body, taken = opened
+        closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
+        if recomputes(eqn):
+            operands = _behind_barrier(operands)
+        enclosing = phase_of(scope, self.enclosing)
+        results = _pairs(closed.jaxpr.outvars, eqn.outvars, self.for_update)
+        inside = _Walk(self.wire, _for_update(closed.jaxpr, enclosing, results), enclosing, self.in_loop)
+        return inside.jaxpr(closed.jaxpr, [_Value(c) for c in closed.consts], [operands[i] for i in taken], scope)
+
+    def _scan(self, eqn: JaxprEqn, operands: list[_Value], phase: str) -> list[Any]:
+        """A loop. Weights are marked in front of it and inside, a slice at a time: one of both gathers them.
+
+        Rows of gradients that it stacks are marked inside.
+        """
+        params = plain_params("scan", eqn.params)
+        body: ClosedJaxpr = params["jaxpr"]
+        first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
+        consts, rows = operands[:first], operands[second:]
+        stacked = eqn.outvars[params["num_carry"] :]
+        passes = "forward" if phase == "update" and holds_passes(eqn) else phase
+        fixed, xs = (
+            [self.taken(v, passes) if v.role == "weights" else v.array for v in some] for some in (consts, rows)
+        )
+        walk = _Walk(self.wire, _for_update(body.jaxpr, phase), phase, in_loop=True)
+
+        def run(carry: Any, row: Any) -> tuple[Any, Any]:
+            values = [
+                *(_Value(a, v.role) for a, v in zip(fixed, consts, strict=True)),
+                *map(_Value, carry),
+                *(_Value(a, v.role) for a, v in zip(row, rows, strict=True)),
+            ]
+            results = walk.jaxpr(body.jaxpr, [_Value(c) for c in body.consts], values, "")
+            after, last = results[: params["num_carry"]], results[params["num_carry"] :]
+            ys = [
+                _marked(v.array, self.wire.gradients) if phase == "backward" and y in self.for_update else v.array
+                for v, y in zip(last, stacked, strict=True)
+            ]
+            return [v.array for v in after], ys
+
+        last, ys = jax.lax.scan(
+            run,
+            [v.array for v in operands[first:second]],
+            xs,
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*last, *ys]
+
+
+def _marked(array: Any, format: WireFormat | None) -> Any:
+    """``array`` behind a mark, where it has two dims and the format takes fewer bits than it has."""
+    if format is None or jnp.ndim(array) < 2 or not jnp.issubdtype(jnp.result_type(array), jnp.floating):
+        return array
+    return wired(array, format) if format.message_bytes(array.size) < array.size * array.dtype.itemsize else array
+
+
+def _for_update(jaxpr: Jaxpr, enclosing: str, results: Iterable[Any] = ()) -> frozenset[Any]:
+    """Variables that the update reads, by way of linear operators.
+
+    Args:
+        jaxpr: a program.
+        enclosing: the phase that it is in.
+        results: those of its results that the update reads, if it is in another phase.
+    """
+    given = jaxpr.outvars if enclosing == "update" else results
+    read = {v for v in given if not isinstance(v, JaxLiteral)}
+    for eqn in reversed(jaxpr.eqns):
+        phase = phase_of(str(eqn.source_info.name_stack), enclosing)
+        updates = phase == "update" and not holds_passes(eqn)
+        if updates or (eqn.primitive.name in _LINEAR and any(v in read for v in eqn.outvars)):
+            read.update(v for v in eqn.invars if not isinstance(v, JaxLiteral))
+    return frozenset(read)
+
+
+def _pairs(inner: Sequence[Any], outer: Sequence[Any], wanted: Collection[Any]) -> list[Any]:
+    """Variables inside a call whose counterparts outside are wanted."""
+    return [b for b, v in zip(inner, outer, strict=True) if v in wanted and not isinstance(b, JaxLiteral)]
+
+
+def _behind_barrier(operands: Sequence[_Value]) -> list[_Value]:
+    held = [i for i, v in enumerate(operands) if isinstance(v.array, jax.core.Tracer)]
+    behind = list(operands)
+    for i, array in zip(held, jax.lax.optimization_barrier([operands[i].array for i in held]), strict=True):
+        behind[i] = _Value(array, operands[i].role)
+    return behind
+
+
+def _read(env: Mapping[Any, _Value], atom: Any) -> _Value:
+    return _Value(atom.val) if isinstance(atom, JaxLiteral) else env[atom]

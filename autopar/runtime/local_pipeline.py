@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar.frontend import Traced
+from autopar.ir.analysis import unread_inputs
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.pipeline.donation import given_up
@@ -53,6 +54,7 @@ class PipelineProgram:
         split_step: which inputs and outputs are in pieces.
         leaves: by input, where it is in pieces, how.
         results: likewise by output.
+        unread: indices of inputs that nothing reads; they stay where they lie.
     """
 
     lowered: LoweredPipeline
@@ -65,6 +67,7 @@ class PipelineProgram:
     split_step: SplitStep
     leaves: Mapping[int, StackedLeaf]
     results: Mapping[int, StackedLeaf]
+    unread: frozenset[int] = frozenset()
 
     @property
     def here(self) -> bool:
@@ -85,6 +88,8 @@ class PipelineProgram:
 
     def _place(self, index: int, leaf: Any) -> Any:
         check_data(leaf, self.names[index])
+        if index in self.unread:
+            return leaf
         if isinstance(leaf, jax.Array):
             wanted = self.program.input_shardings[index]
             if leaf.sharding == wanted:
@@ -155,7 +160,11 @@ class PipelineProgram:
         """Arrays of the lowered step's inputs by name, from those of the function and what it closes over."""
         flat: list[Any] = []
         for n, array in enumerate(inputs):
-            flat += self.leaves[n].split(array) if n in self.leaves else [array]
+            if n in self.leaves:
+                count = len(self.split_step.inputs[n])
+                flat += [array] * count if n in self.unread else self.leaves[n].split(array)
+            else:
+                flat.append(array)
         return dict(zip((i.name for i in self.split_step.step.graph.inputs), flat, strict=True))
 
     def _without_aliases(self, inputs: Sequence[Any]) -> list[Any]:
@@ -305,6 +314,7 @@ def load_pipeline(
         split_step,
         leaves,
         results,
+        unread_inputs(traced.graph) - set(donated),
     )
 
 

@@ -84,6 +84,32 @@ def test_an_eval_step_moves_nothing_of_the_state(monkeypatch, like, options):
     assert not shapes & set(seen)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_pipeline_leaves_what_nothing_reads(monkeypatch, stacked):
+    """Moments of an eval step in stages, of a model whose layers are a stack or not."""
+
+    def loss(p, b):
+        if stacked:
+            h = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), b["x"], p["w"])[0]
+        else:
+            h = jnp.tanh(jnp.tanh(b["x"] @ p["w"][0]) @ p["w"][1])
+        return jnp.mean((h - b["x"]) ** 2)
+
+    w = np.random.default_rng(0).standard_normal((4, 16, 16), np.float32)
+    p = {"w": jnp.asarray(w) if stacked else [jnp.asarray(w[0]), jnp.asarray(w[1])]}
+    state = {"params": p, "mu": {"w": jnp.ones((4, 16, 15))}, "nu": np.ones((4, 16, 15), np.float32)}
+
+    def evaluate_step(state, b):
+        return loss(state["params"], b)
+
+    evaluate = autopar.parallelize(evaluate_step, cluster=CLUSTER, num_stages=2, num_microbatches=2)
+    assert evaluate.plan(state, batch()).num_stages == 2
+    np.testing.assert_allclose(evaluate(state, batch()), loss(p, batch()), rtol=1e-5)
+    seen = moved(monkeypatch)
+    evaluate(state, batch())
+    assert seen and (4, 16, 15) not in seen
+
+
 def test_planned_like_the_train_step_before_anything_runs():
     train = autopar.parallelize(train_step, cluster=CLUSTER, search="zero3")
     plan = train.plan(new_state(), batch())

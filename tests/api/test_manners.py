@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +58,27 @@ def test_type_checkers_see_the_function(tmp_path):
     errors = [line for line in lines if "error:" in line or "error" in line.split(":")[0]]
     assert len([n for n in ("[call-arg]", "[arg-type]", "[call-overload]") if n in text]) >= 2, text
     assert len(errors) >= 3, text
+
+
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright, which brings node, is not installed")
+def test_pyright_sees_the_function(tmp_path):
+    (tmp_path / "user.py").write_text(USER_CODE, encoding="utf-8")
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)]}), encoding="utf-8")
+    done = subprocess.run(
+        ["pyright", "--pythonpath", sys.executable, "--outputjson", "user.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    by_line = {}
+    for entry in json.loads(done.stdout)["generalDiagnostics"]:
+        by_line[USER_CODE.splitlines()[entry["range"]["start"]["line"]].strip()] = entry["message"]
+    assert by_line.pop("reveal_type(loss)") == 'Type of "loss" is "float"'
+    assert by_line.pop("reveal_type(other(x, scale=2.0))").endswith('is "Array"')
+    assert 'Argument missing for parameter "x"' in by_line.pop("step(x)")
+    assert 'No parameter named "scal"' in by_line.pop("other(x, scal=1.0)")
+    assert "No overloads" in by_line.pop("autopar.parallelize(num_microbatch=2)")
+    assert not by_line
 
 
 def test_repr_says_name_cluster_and_signatures():

@@ -182,6 +182,51 @@ def test_the_cause_by_primitive(loss, cause, remedy):
     assert "batch norm" not in str(error.value)
 
 
+def cut_by_a_counter(p, x):
+    def body(i, total):
+        return total + jnp.mean(jnp.tanh(lax.dynamic_slice(x, (i * 4, 0), (4, 6)) @ p) ** 2)
+
+    return lax.fori_loop(0, 4, body, jnp.float32(0)) / 4
+
+
+def divided_by_a_sum_of_the_loop(p, x):
+    def body(sums, chunk):
+        return (sums[0] + jnp.sum(jnp.tanh(chunk @ p) ** 2), sums[1] + jnp.sum(chunk > 0)), None
+
+    (total, count), _ = lax.scan(body, (jnp.float32(0), jnp.int32(0)), x.reshape(8, 2, 6))
+    return total / count
+
+
+def a_mesh_inside_of_a_loop(p, x):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    P = PartitionSpec
+
+    def inner(w, h):
+        return lax.ppermute(jnp.tanh(h @ w), "d", [(0, 1), (1, 0)])
+
+    layer = jax.shard_map(inner, mesh=mesh, in_specs=(P(None, "d"), P()), out_specs=P(None, "d"))
+    return jnp.mean(lax.scan(lambda h, w: (layer(w, h), None), x, jnp.stack([p, p]))[0] ** 2)
+
+
+@pytest.mark.parametrize(
+    "loss", [cut_by_a_counter, divided_by_a_sum_of_the_loop, a_mesh_inside_of_a_loop], ids=lambda f: f.__name__
+)
+def test_what_is_not_done(loss):
+    """As docs/pipelines.md says; a test that fails here is a line less there."""
+    plain, _ = traced(step_of(loss), (W, X))
+    with pytest.raises(MicrobatchError, match="num_microbatches=1"):
+        analyze(plain.graph, 4)
+
+
+def test_examples_indexed_with_a_range():
+    labels = np.arange(16) % 6
+
+    def loss(p, x):
+        return -jnp.mean(jax.nn.log_softmax(x["x"] @ p)[jnp.arange(16), x["y"]])
+
+    assert_same_in_microbatches(step_of(loss), (W, {"x": X, "y": labels}), (2, 4), rtol=1e-5)
+
+
 def test_a_line_of_a_library_comes_with_the_users_own():
     linen = pytest.importorskip("flax.linen")
     model = linen.Sequential([linen.Dense(6), linen.BatchNorm(use_running_average=False)])

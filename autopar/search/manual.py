@@ -23,7 +23,7 @@ from autopar.search.restrict import AllowedResults, Restricted, restricted_plan,
 from autopar.search.stage_planning.candidate import plan_candidate
 from autopar.search.tokens import SharedMatrices, SharedTokens, check_tokens, token_dims
 from autopar.stages import cluster
-from autopar.stages.names import FROM, PIECE
+from autopar.stages.values import StageValue, StageValueKind
 
 
 @dataclass(frozen=True)
@@ -261,10 +261,12 @@ class _Stage:
     tokens: Mapping[str, int]
 
     def __call__(self, problem: Problem) -> Plan:
-        """The plan of a stage, whose inputs are named as values of the step with ``piece/`` or ``from/`` before."""
+        """The plan of a stage, whose inputs are named as `StageValue` says."""
+        kinds: tuple[StageValueKind, ...] = ("step", "piece", "from")
+        of_inputs = {str(StageValue(kind, n)): dim for n, dim in self.tokens.items() for kind in kinds}
         tokens = {}
         for i in problem.graph.inputs:
-            dim = self.tokens.get(i.name.removeprefix(PIECE).removeprefix(FROM))
+            dim = of_inputs.get(i.name)
             if dim is not None and i.type.shape[dim] % self.manual.cp == 0:
                 tokens[i.name] = dim
         return self.manual.plan(problem, "manual", tokens)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from autopar.cost import CostModel
-from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
+from autopar.errors import ConstraintError, InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.plan import (
     Considered,
     Plan,
@@ -124,6 +124,10 @@ class _Search:
                 plan = plan_candidate(
                     problem, self.source, candidate, self.intra, self.pool, cache, self.busy, cutoff_s
                 )
+            except ConstraintError as error:
+                if problem.options.num_stages is not None:
+                    raise
+                raise InfeasiblePlanError(error.fact, cause=error.cause, remedy=error.remedy) from error
             except ScheduleError as error:
                 if not trial.is_optional:
                     raise

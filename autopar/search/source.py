@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autopar.ir import Graph
@@ -33,6 +33,24 @@ class Sliced:
     graphs: Sequence[Graph]
     origins: Sequence[Mapping[str, str]]
     isomorphic: tuple[int, ...] = ()
+
+    def arriving(self, stage: int) -> frozenset[str]:
+        """Names of the inputs of a stage's graph, by its place among ``parts``, that come with every microbatch."""
+        return frozenset(str(v) for v in self.parts[stage].graph_inputs if v.of_microbatch)
+
+    def constraints(self, stage: int, asked: Sequence[Constraint]) -> tuple[Constraint, ...]:
+        """Those on inputs of a stage's graph, by their names there.
+
+        Args:
+            stage: its place among ``parts``.
+            asked: by names of the step's inputs.
+        """
+        by_name = {c.value: c for c in asked}
+        return tuple(
+            replace(by_name[v.name], value=str(v))
+            for v in self.parts[stage].graph_inputs
+            if v.kind in ("step", "piece") and v.name in by_name
+        )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from autopar.ir import Graph, Literal, Operator
 from autopar.ir.analysis import closure
 from autopar.microbatch import Joined
 from autopar.stages.assign import StageMap
+from autopar.stages.values import StageValue
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,24 @@ class StageParts:
     late: tuple[str, ...]
     part_of: dict[str, int]
     outputs: tuple[int, ...]
+
+    @property
+    def graph_inputs(self) -> tuple[StageValue, ...]:
+        """What the inputs of the stage's graph are, in order."""
+        return (
+            *(StageValue("step", n) for n in self.inputs),
+            *(StageValue("piece", n) for n in self.microbatch_inputs),
+            *(StageValue("from", r.name) for r in self.received),
+            *(StageValue("late", r.name) for r in self.received_late),
+        )
+
+    @property
+    def graph_sends(self) -> tuple[StageValue, ...]:
+        """What the outputs of the stage's graph are that come after those of the step (``outputs``), in order."""
+        return (
+            *(StageValue("late", n) for n in self.sent_late),
+            *(StageValue("send", n) for n in self.sent),
+        )
 
 
 def stage_parts(graph: Graph, map: StageMap) -> tuple[StageParts, ...]:

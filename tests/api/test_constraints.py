@@ -14,6 +14,7 @@ from autopar import ConstraintError
 from autopar.api.constraints import matches
 from autopar.ir import Layout
 from autopar.search.files import load_problem, save_problem
+from benchmarks.fixed_plans import toy
 from tests.api.steps import CLUSTER
 from tests.end_to_end.compare import assert_trees_same
 
@@ -94,7 +95,38 @@ def test_a_spec_on_a_named_mesh(options):
     ).plan(*args())
     assert shards(plan, UP) == [1, 2]
     assert shards(plan, DOWN)[0] == 2
-    assert "num_stages" in options or shards(plan, "x") == [2, 1]
+    assert shards(plan, "x") == [2, 1]
+
+
+def chain(weights, x):
+    def loss(ws):
+        y = x
+        for w in ws:
+            y = jnp.tanh(y @ w)
+        return (y * y).mean()
+
+    return [w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)]
+
+
+CHAIN = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6, jax.ShapeDtypeStruct((16, 64), jnp.float32)
+
+
+@pytest.mark.parametrize(("layer", "other"), [(2, 3), (3, 2)])
+def test_of_isomorphic_stages_one_alone_is_constrained(layer, other):
+    options = {"cluster": toy(1, 8), "num_stages": 4, "num_microbatches": 2}
+    plan = autopar.parallelize(chain, constraints={f"weights/{layer}": ()}, **options).plan(*CHAIN)
+    assert shards(plan, f"weights[{layer}]") == [1, 1]
+    assert shards(plan, f"weights[{other}]") != [1, 1]
+    assert [r.stage for r in plan.content.inputs][2:4] == [1, 2]
+
+
+def test_a_constraint_that_holds_on_no_stage_leaves_one_stage():
+    """The planner tries pipelines between nodes; a stage of two devices has no four shards."""
+    pinned = {"constraints": {"weights/1": P("all")}, "mesh_axes": {"all": 4}}
+    plan = autopar.parallelize(chain, cluster=toy(2, 2, inter=1e5), **pinned).plan(*CHAIN)
+    assert plan.num_stages == 1 and shards(plan, "weights[1]") == [4, 1]
+    with pytest.raises(ConstraintError, match="cannot hold"):
+        autopar.parallelize(chain, cluster=toy(2, 2), num_stages=2, **pinned).plan(*CHAIN)
 
 
 def test_explain_says_what_a_constraint_costs():

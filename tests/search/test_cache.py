@@ -69,6 +69,7 @@ DEMANDS = {
     "uniform_stages": True,
     "on_workers": True,
     "separate_programs": True,
+    "arriving": frozenset({"x"}),
     "cutoff_s": 1.0,
     "tried_stages": (2, 4),
     "ample_memory": True,

@@ -13,7 +13,7 @@ from autopar.ir.phases import LOOP, phase_of
 from autopar.ir.primitives import ALIASES, is_generator
 from autopar.lower.interpreter import Sharded
 from autopar.lower.pipeline.stage_graph import StageGraph
-from autopar.stages.names import FROM
+from autopar.stages.values import StageValue
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _term(
 
 
 def _backward(stage: StageGraph, graph: Graph, entering: Iterable[tuple[str, Operand, Layout]]) -> frozenset[str]:
-    cotangents = {FROM + r.name for r in stage.parts.received if r.backward}
+    cotangents = {str(StageValue("from", r.name)) for r in stage.parts.received if r.backward}
     late = [name for name, operand, _ in entering if operand in cotangents]
     stored = [op for op in graph.operators if not is_generator(op)]
     return frozenset(op.id for op in dependents(stored, late, also=lambda op: phase_of(op.scope) == "backward"))

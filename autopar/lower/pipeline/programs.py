@@ -17,7 +17,7 @@ from autopar.lower.pipeline.stage_graph import StageGraph
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import ValueRef, Work
 from autopar.schedule.dataflow import RefKind
-from autopar.stages.names import FROM, LATE, PIECE, SEND, is_of_microbatch
+from autopar.stages.values import StageValue
 
 
 def stage_programs(
@@ -74,6 +74,7 @@ class _Cutter:
         self.s = stage.parts.stage
         self.graph = stage.graph
         self.input_layouts = dict(zip((i.name for i in self.graph.inputs), inputs, strict=True))
+        self.input_values = dict(zip((i.name for i in self.graph.inputs), stage.parts.graph_inputs, strict=True))
         self.output_layouts = tuple(outputs)
         self.loop = find_loop(stage, decisions)
         self.layouts = layouts_of(self.graph, self.input_layouts, decisions, "")
@@ -97,11 +98,10 @@ class _Cutter:
     def _input(self, name: str) -> Port:
         """The port of an input of the stage's graph, as it lies between programs."""
         layout, type = self.input_layouts[name], self.types[name]
-        if name.startswith(FROM):
-            return Port(ValueRef("from", name.removeprefix(FROM)), type, layout)
-        if name.startswith(LATE):
-            return Port(ValueRef("late", name.removeprefix(LATE)), type, layout)
-        ref = self._own("in" if not name.startswith(PIECE) else "batch", name.removeprefix(PIECE))
+        value = self.input_values[name]
+        if value.kind == "from" or value.kind == "late":
+            return Port(ValueRef(value.kind, value.name), type, layout)
+        ref = self._own("batch" if value.kind == "piece" else "in", value.name)
         return Port(ref, type, layout, name in self.decisions.hosted)
 
     # -- before the loop -----------------------------------------------------------------------
@@ -112,8 +112,8 @@ class _Cutter:
         for inner, operand, layout in loop.entering:
             if isinstance(operand, Literal):
                 continue
-            of_microbatch = is_of_microbatch(operand)
-            direct = operand in self.input_layouts and (of_microbatch or self.input_layouts[operand] == layout)
+            value = self.input_values.get(operand)
+            direct = value is not None and (value.of_microbatch or self.input_layouts[operand] == layout)
             if direct:
                 port = self._input(operand)
                 entering.append((inner, Port(port.ref, port.type, layout), False))
@@ -155,13 +155,15 @@ class _Cutter:
         for op in self.graph.operators:
             if op.id not in ids and op.id != loop.op.id:
                 read.update(dict.fromkeys(o for o in op.reads if o in early))
-        for o in self._late_outputs():
+        for o, _ in self._late_outputs():
             if isinstance(o.operand, str) and o.operand in early:
                 read[o.operand] = None
         return list(read)
 
-    def _late_outputs(self) -> list[Output]:
-        return [o for o in self.graph.outputs if not o.path.startswith(SEND)]
+    def _late_outputs(self) -> list[tuple[Output, Layout]]:
+        """Outputs of the graph that are made after the loop, each with its layout."""
+        late = len(self.graph.outputs) - len(self.stage.parts.sent)
+        return list(zip(self.graph.outputs, self.output_layouts, strict=True))[:late]
 
     def _top_ports(self, ops: Sequence[Operator], wanted: Sequence[tuple[Operand, Port]]) -> dict[str, Port]:
         """Ports of the graph's inputs that ``ops`` and ``wanted`` read."""
@@ -242,9 +244,7 @@ class _Cutter:
         early = self._early_ids(loop)
         loop_id = "" if loop is None else loop.op.id
         late = [op for op in graph.operators if op.id not in early and op.id != loop_id and not is_generator(op)]
-        outputs = [
-            (o, k) for o, k in zip(graph.outputs, self.output_layouts, strict=True) if not o.path.startswith(SEND)
-        ]
+        outputs = self._late_outputs()
         if not outputs:
             return []
         ports, part = self._late_sources(early)
@@ -262,7 +262,7 @@ class _Cutter:
             for index, (o, layout) in enumerate(outputs):
                 if part.get(str(o.operand), 0) == number:
                     there = o.updates in self.decisions.hosted
-                    wanted.append((o.operand, Port(self._output_ref(index, o), o.type, layout, there)))
+                    wanted.append((o.operand, Port(self._output_ref(index), o.type, layout, there)))
             read_later = self._reads(graph, later)
             read_later |= {str(o.operand) for o, _ in outputs if part.get(str(o.operand), 0) > number}
             for op in late:
@@ -288,23 +288,21 @@ class _Cutter:
         """Part and results of the programs that a part of the update becomes."""
         if not self.separate_state:
             return [(number, wanted)]
-        state = {self._output_ref(n, o) for n, (o, _) in enumerate(outputs) if o.updates is not None}
+        state = {self._output_ref(n) for n, (o, _) in enumerate(outputs) if o.updates is not None}
         groups = [[w for w in wanted if (w[1].ref in state) == replaces_state] for replaces_state in (True, False)]
         return [(n, some) for n, some in enumerate(groups) if some]
 
-    def _output_ref(self, index: int, o: Output) -> ValueRef:
+    def _output_ref(self, index: int) -> ValueRef:
         """Which value an output of the stage's graph is: an output of the step, or sent after the loop."""
-        outputs = self.stage.parts.outputs
-        return (
-            ValueRef("out", str(outputs[index]))
-            if index < len(outputs)
-            else ValueRef("late", o.path.removeprefix(LATE))
-        )
+        outputs, late = self.stage.parts.outputs, self.stage.parts.sent_late
+        if index < len(outputs):
+            return ValueRef("out", str(outputs[index]))
+        return ValueRef("late", late[index - len(outputs)])
 
     def _late_sources(self, early: set[str]) -> tuple[dict[str, Port], dict[str, int]]:
         """Ports of what the update takes from elsewhere, and the part from which on each is there."""
         ports = {i.name: self._input(i.name) for i in self.graph.inputs}
-        part = {LATE + r.name: r.part for r in self.stage.parts.received_late}
+        part = {str(StageValue("late", r.name)): r.part for r in self.stage.parts.received_late}
         for op in self.graph.operators:
             if op.id in early and not is_generator(op):
                 for v in op.results:

@@ -18,7 +18,7 @@ from autopar.search.source import Recomputation, Sliced
 from autopar.stages import StageMap, StageParts, assign, stage_parts
 from autopar.stages.kinds import KindTable, StageKind, first_of_kind
 from autopar.stages.layers import Layers
-from autopar.stages.names import FROM, LATE, PIECE, SEND
+from autopar.stages.values import StageValue
 
 Item = TypeVar("Item")
 _Members = tuple[tuple[str, ...], ...]
@@ -173,15 +173,12 @@ def _renamed(source: StageGraph, old: StageKind, new: StageKind, name: str, whol
     """The graph of a stage that is like the one that was traced."""
     names = dict(zip((*old.values, *old.sent), (*new.values, *new.sent), strict=True))
 
-    def renamed(name: str) -> str:
-        for prefix in (PIECE, FROM, LATE, SEND):
-            if name.startswith(prefix):
-                return prefix + names[name.removeprefix(prefix)]
-        return names[name]
+    def renamed(values: Sequence[StageValue]) -> list[str]:
+        return [str(replace(v, name=names[v.name])) for v in values]
 
     graph = source.graph
-    inputs = {i.name: renamed(i.name) for i in graph.inputs}
-    returned = len(new.outputs)
+    inputs = dict(zip((i.name for i in graph.inputs), renamed(source.parts.graph_inputs), strict=True))
+    paths = [*(whole.outputs[n].path for n in new.outputs), *renamed(source.parts.graph_sends)]
     return Graph(
         name,
         tuple(replace(i, name=inputs[i.name]) for i in graph.inputs),
@@ -195,10 +192,10 @@ def _renamed(source: StageGraph, old: StageKind, new: StageKind, name: str, whol
             replace(
                 o,
                 operand=inputs.get(o.operand, o.operand) if isinstance(o.operand, str) else o.operand,
-                path=whole.outputs[new.outputs[n]].path if n < returned else renamed(o.path),
+                path=path,
                 updates=None if o.updates is None else inputs[o.updates],
             )
-            for n, o in enumerate(graph.outputs)
+            for o, path in zip(graph.outputs, paths, strict=True)
         ),
     )
 

@@ -35,7 +35,6 @@ from autopar.lower.microbatch.parts import (
 from autopar.lower.step import Step
 from autopar.microbatch import AXIS, Joined, Microbatching
 from autopar.stages import StageParts
-from autopar.stages.names import FROM, LATE, PIECE, SEND
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +43,8 @@ class StageGraph:
 
     Args:
         parts: what the stage does.
-        program: its graph. Inputs: the step's inputs by their own names; pieces of the batch (`PIECE`), received values
-            (`FROM`), values received after the loop (`LATE`), each behind its prefix. Outputs: the step's by
-            their paths, then what it sends after the loop (`LATE`), then in the loop (`SEND`).
+        program: its graph. Inputs are those of ``parts.graph_inputs``, each named as its text says. Outputs: the
+            step's by their paths, then those of ``parts.graph_sends``.
         microbatching: the microbatches of the whole step.
         carried: for each value that the loop carries its name: joined terms, then what is sent.
         stacked: joined values that are concatenated.
@@ -80,19 +78,15 @@ def stage_graph(
     roles = {i.name: i.role for i in graph.inputs}
     microbatch_inputs = _piece_shapes(step.program, microbatching, parts, avals)
     shapes = [
-        *((n, avals[n], roles[n]) for n in parts.inputs),
-        *((PIECE + n, microbatch_inputs[n], "batch") for n in parts.microbatch_inputs),
-        *((FROM + r.name, microbatch_inputs[r.name], "batch") for r in parts.received),
-        *((LATE + r.name, microbatch_inputs[r.name], "other") for r in parts.received_late),
+        (str(v), avals[v.name], roles[v.name])
+        if v.kind == "step"
+        else (str(v), microbatch_inputs[v.name], "batch" if v.of_microbatch else "other")
+        for v in parts.graph_inputs
     ]
     recorder = Recorder.behind(step.program)
     work = _Stage(step.program, microbatching, parts, recorder, recomputation)
     closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
-    paths = [
-        *(graph.outputs[i].path for i in parts.outputs),
-        *(LATE + n for n in parts.sent_late),
-        *(SEND + n for n in parts.sent),
-    ]
+    paths = [*(graph.outputs[i].path for i in parts.outputs), *map(str, parts.graph_sends)]
     program = build_graph(
         closed, f"{graph.name}/stage {parts.stage}", [(n, role) for n, _, role in shapes], paths, recorder.labels
     )

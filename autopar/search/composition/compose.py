@@ -26,7 +26,6 @@ from autopar.search.enumeration.candidates import (
 from autopar.search.problem import Problem
 from autopar.search.source import Sliced
 from autopar.search.stage_planning.memory import most_bytes, with_in_flight
-from autopar.stages.names import FROM, LATE, PIECE
 
 
 def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> Plan:
@@ -100,10 +99,11 @@ def _records(
     layouts: dict[str, tuple[int, str, MemoryPlace]] = {}
     returned: dict[int, tuple[int, str]] = {}
     for p, content in zip(sliced.parts, parts, strict=True):
+        values = {str(v): v for v in p.graph_inputs}
         for r in content.inputs:
-            name = r.path.removeprefix(PIECE)
-            if name in sliced.map.inputs and not r.path.startswith((FROM, LATE)):
-                layouts.setdefault(name, (p.stage, r.layout, r.memory))
+            value = values[r.path]
+            if value.kind in ("step", "piece") and value.name in sliced.map.inputs:
+                layouts.setdefault(value.name, (p.stage, r.layout, r.memory))
         for index, record in zip(p.outputs, content.outputs, strict=False):
             returned[index] = (p.stage, record.layout)
     whole = "[{}]"

@@ -29,7 +29,6 @@ from autopar.search.intra.walk import GraphWalk
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem, Edge, Node
 from autopar.solver import Usage as SolverUsage
-from autopar.stages.names import is_of_microbatch
 
 
 def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) -> ShardingProblem:
@@ -51,7 +50,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     stacks = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
     sent = {op.reads[0]: op.results[0].name for op in reversed(graph.operators) if wire_of(op) and op.reads}
     for i in graph.inputs:
-        arriving = problem.subproblem.separate_programs and is_of_microbatch(i.name)
+        arriving = i.name in problem.subproblem.arriving
         name = sent.get(i.name, i.name)  # what is sent in a format of its own has the copy, the update none
         copy_of = name if not arriving and (readers[name] > 1 or name in stacks) else None
         add_input(

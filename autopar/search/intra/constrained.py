@@ -16,13 +16,12 @@ def constrained(
     """Those of an input's ``layouts`` that keep the constraint on it; none where it cannot hold on ``mesh``.
 
     Args:
-        constraints: by the input's name in the step.
-        name: of the input; in the graph of a stage it has the number of the stage.
+        constraints: by the name of the input.
+        name: of the input.
         layouts: that the input may have.
         mesh: where.
     """
-    in_step = name.removeprefix("in/").rpartition("@")[0] if name.startswith("in/") else name
-    constraint = constraints.get(in_step)
+    constraint = constraints.get(name)
     if constraint is None:
         return layouts
     return tuple(k for k in layouts if constraint.holds(k, mesh.sizes))

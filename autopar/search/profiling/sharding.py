@@ -66,7 +66,8 @@ class PendingSharding:
         pool: WorkerPool = SERIAL,
     ) -> PendingSharding:
         """Begins on all logical meshes of ``part``, or on that of ``shape``."""
-        single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=CostModel(part))
+        options = replace(problem.options, constraints=whole.constraints(0, problem.options.constraints))
+        single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=CostModel(part), options=options)
         silent = replace(single, reporting=Reporting(), source=None, anytime=None)
         answers = tuple(pool.submit(_without_limit, silent, mesh) for mesh in part.logical_meshes(shape))
         return PendingSharding(single, whole, count, answers)

@@ -15,14 +15,16 @@ from autopar.plan import PlanContent, Stage
 from autopar.schedule import Table
 from autopar.search.source import Sliced
 from autopar.simulate.memory import added_bytes, memory_of_tasks, passing_bytes
-from autopar.stages.names import FROM
+from autopar.stages.values import StageValue
 
 
 def received_bytes(sliced: Sliced, stage: int, devices: int) -> int:
     """Bytes a device that a stage was sent by earlier ones for one microbatch, split over all its devices."""
     types = sliced.graphs[stage].types
     received = sum(
-        types[FROM + r.name].nbytes for r in sliced.parts[stage].received if not r.backward and r.source < stage
+        types[str(StageValue("from", r.name))].nbytes
+        for r in sliced.parts[stage].received
+        if not r.backward and r.source < stage
     )
     return math.ceil(received / devices)
 

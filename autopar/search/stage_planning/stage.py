@@ -13,11 +13,13 @@ import msgspec
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
+from autopar.ir import Graph
 from autopar.plan import PlanContent
 from autopar.plan.text import bytes_text
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Table
 from autopar.schedule.offload import IN_TRANSFER
+from autopar.search.constraints import Constraint
 from autopar.search.intra.host import share_bytes
 from autopar.search.problem import Problem
 from autopar.search.source import Recomputation, Sliced, StageSource
@@ -320,17 +322,20 @@ def _stage_problem(
         schedule="auto",
         mesh_shape=shape,
         remat="none",
+        constraints=pipeline.sliced.constraints(stage, problem.options.constraints),
     )
     subproblem = replace(
         problem.subproblem,
         extra_in_flight=min(extra, IN_TRANSFER) if moved else extra,
         separate_programs=True,
+        arriving=pipeline.sliced.arriving(stage),
         cutoff_s=cutoff_s,
     )
     # What would do for one stage need not do for the others.
     reporting = replace(problem.reporting, explains_infeasible=False)
     at = {id: n for n, id in enumerate(pipeline.members[stage])}
-    kind = (pipeline.first(stage), level, tuple(tuple(at[id] for id in layer) for layer in recomputation.layers))
+    layers = tuple(tuple(at[id] for id in layer) for layer in recomputation.layers)
+    kind = (pipeline.first(stage), level, layers, _asked_of(graph, options.constraints))
     stage_problem = replace(
         problem,
         graph=graph,
@@ -342,6 +347,12 @@ def _stage_problem(
         reporting=reporting,
     )
     return _StageProblem(stage_problem, kind, tuple(layer[-1] for layer in recomputation.layers[:-1]), extra, whole)
+
+
+def _asked_of(graph: Graph, constraints: Sequence[Constraint]) -> tuple[object, ...]:
+    """Constraints by the numbers of inputs, whatever their names."""
+    number = {i.name: n for n, i in enumerate(graph.inputs)}
+    return tuple((number[c.value], c.shards, c.axes) for c in constraints)
 
 
 def _with_activations_offloaded(content: PlanContent, part: Cluster, extra: int) -> PlanContent:

@@ -233,7 +233,11 @@ class Space:
                 if level != "none":
                     graph = self.source.recomputed(count, members, stage, again)
                 options = replace(self.options, num_microbatches=count)
-                problem = problem_with(Problem(graph, part, CostModel(part), options), separate_programs=True)
+                problem = problem_with(
+                    Problem(graph, part, CostModel(part), options),
+                    separate_programs=True,
+                    arriving=sliced.arriving(stage),
+                )
                 ends = tuple(layer[-1] for layer in again.layers[:-1])
                 fits_free = False
                 for split in (False, True):

@@ -13,7 +13,7 @@ from typing import Any
 import autopar
 from autopar import Plan
 from autopar.cost import wire_bytes
-from autopar.lower.hlo import Collective, collectives
+from autopar.lower.hlo import HloCollective, collectives
 from benchmarks.clusters import bytes_cluster
 from benchmarks.footprint import footprint_bytes
 from benchmarks.report import Report, Row, Say
@@ -35,7 +35,7 @@ def predicted_totals(plan: Plan) -> Totals:
     )
 
 
-def compiled_totals(found: Iterable[Collective]) -> Totals:
+def compiled_totals(found: Iterable[HloCollective]) -> Totals:
     """What the HLO says."""
     return _totals((c.kind, c.times, c.wire_bytes) for c in found)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import autopar
 from autopar.search import Plan, Problem
-from autopar.search.research import Run, Walk, by_method
+from autopar.search.research import MethodRun, Walk, by_method
 
 from . import gpt
 
@@ -26,7 +26,7 @@ from . import gpt
 
 
 # %%
-def descend(run: Run) -> None:
+def descend(run: MethodRun) -> None:
     """Iterated local search: descent to a local optimum, then a few random changes to the best one."""
     here = Walk(run.space, run.start)
     while True:

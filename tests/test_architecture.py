@@ -170,6 +170,16 @@ def test_what_is_allowed_to_be_large_exists() -> None:
     assert {*LARGE_FILES, *LONG_FUNCTIONS, *MANY_PARAMETERS} - known == set()
 
 
+def test_each_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module_name(path))
+    assert len(places) > 500
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 #: Numbers at the top of modules of `search` that decide nothing about a plan, with what they are.
 NUMBERS_OF_SEARCH = {
     "autopar.search.cache.store._EFFORT": "compression of files",

@@ -18,13 +18,13 @@ from autopar.api.pure import PureFunction
 from autopar.cluster import Cluster
 from autopar.errors import ClusterError
 from autopar.frontend import CallSignature, Traced
-from autopar.frontend.stablehlo import Module, read_module, traced_module
+from autopar.frontend.stablehlo import StablehloModule, read_module, traced_module
 from autopar.ir import Graph
 from autopar.lower.annotate import annotate as write
 from autopar.lower.aot import Verification, compare
 from autopar.lower.aot.cpu import CpuTarget
 from autopar.lower.aot.groups import GroupNames
-from autopar.lower.aot.messages import CompiledMemory, CompiledProgram
+from autopar.lower.aot.messages import CompiledMemory, CompiledSummary
 from autopar.lower.aot.spawn import Compilation
 from autopar.lower.aot.worker import summarized
 from autopar.lower.hlo import collectives, work
@@ -102,7 +102,7 @@ def annotate(
     return Annotated(plan, traced.graph, write(module, traced, plan))
 
 
-def planned(traced: Traced, options: ParallelOptions, module: Module) -> Plan:
+def planned(traced: Traced, options: ParallelOptions, module: StablehloModule) -> Plan:
     """The plan of a module's function, with what was not kept of the module among its notes."""
     function = _ModuleFunction(traced, options)
     signature = traced.signature
@@ -133,7 +133,7 @@ def compile_annotated(annotated: Annotated, devices: Sequence[Any] | None = None
     start = time.perf_counter()
     compiled = compile_module(annotated.text, here[:count])
     done, memory = work(compiled.text), compiled.memory
-    program = CompiledProgram(
+    program = CompiledSummary(
         compiled.device_kind,
         summarized(collectives(compiled.text), GroupNames(plan.stages[0].mesh_axes)),
         CompiledMemory(

@@ -20,7 +20,7 @@ from autopar.errors import ClusterError
 from autopar.plan import write_whole
 from autopar.runtime.measuring import Effort, machine_name, measure_devices
 from autopar.runtime.ray.cluster import RayCluster
-from autopar.runtime.ray.measured import Kind, measure_workers
+from autopar.runtime.ray.measured import MeasuredKind, measure_workers
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _calibrated(
     return Calibrated(samples, groups[0].calibration, file_text(name, groups), links, tuple(groups))
 
 
-def _unmeasured(cluster: RayCluster, kind: Kind) -> NodeGroup:
+def _unmeasured(cluster: RayCluster, kind: MeasuredKind) -> NodeGroup:
     """The group of workers of one kind as it would be planned for without measuring."""
     group = cluster.groups[0]
     if kind.facts.device_kind not in group.device.jax_kinds:

@@ -15,7 +15,7 @@ from autopar.frontend import CallSignature, Traced
 from autopar.lower.aot import PipelineVerification, Target, Verification, check_size, compiled_plan, parse_target
 from autopar.plan import Plan
 from autopar.search.compilation import Planned
-from autopar.search.compiled_plans import Kind, fastest_compiled
+from autopar.search.compiled_plans import PlanKind, fastest_compiled
 
 #: Plans a call with options, for bytes a device; None takes the devices' memory.
 Replan: TypeAlias = Callable[[CallSignature, ParallelOptions], Callable[[int | None], Planned[Traced]]]
@@ -49,7 +49,7 @@ def verified_plan(
     target = parse_target(options.verify)
     target.check_installed()
     free = replace(options, verify=None)
-    kinds = [Kind(name, replan(signature, changed)) for name, changed in _kinds(free)]
+    kinds = [PlanKind(name, replan(signature, changed)) for name, changed in _kinds(free)]
     limit = limit_bytes or (options.cluster or Cluster.local()).memory_bytes
 
     def build(planned: Planned[Traced]) -> Verification | PipelineVerification:

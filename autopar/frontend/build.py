@@ -68,7 +68,7 @@ def tensor_type(aval: Any) -> TensorType:
     return TensorType(tuple(int(d) for d in getattr(aval, "shape", ())), dtype_name(getattr(aval, "dtype", "token")))
 
 
-class _Builder:
+class _GraphBuilder:
     """Walks a jaxpr once, collecting operators. Used by `build_graph` alone."""
 
     def __init__(self, labels: Labels | None = None) -> None:
@@ -351,7 +351,7 @@ def build_graph(
         labels: what marks in the name stacks stand for, where the function interprets another graph.
     """
     jaxpr = closed.jaxpr
-    builder = _Builder(labels)
+    builder = _GraphBuilder(labels)
     variables = list(jaxpr.invars)
     if inputs is None:
         named = [(f"in.{i}", "other") for i in range(len(variables))]

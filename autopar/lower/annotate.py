@@ -18,7 +18,7 @@ from jax.extend.mlir.dialects import sdy
 
 from autopar.errors import PlanMismatchError
 from autopar.frontend import BoundGraph, Traced
-from autopar.frontend.stablehlo import Module
+from autopar.frontend.stablehlo import StablehloModule
 from autopar.frontend.stablehlo.module import CONTROL, named_attributes
 from autopar.ir import Layout, Literal, Operator
 from autopar.ir.loops import While
@@ -40,7 +40,7 @@ class _Decided:
     operands: dict[int, tuple[Layout | None, ...]] = field(default_factory=dict)
 
 
-def annotate(module: Module, traced: Traced, plan: Plan) -> str:
+def annotate(module: StablehloModule, traced: Traced, plan: Plan) -> str:
     """Text of ``module`` with the shardings of ``plan``. The module is changed.
 
     Args:
@@ -140,7 +140,7 @@ class _Writer:
         constrained: values of constraints that are there, by block, value and layout.
     """
 
-    module: Module
+    module: StablehloModule
     decided: _Decided
     layouts: dict[Any, Layout] = field(default_factory=dict)
     constrained: dict[tuple[Any, Any, Layout], Any] = field(default_factory=dict)

@@ -36,7 +36,7 @@ def with_own_buffers(traced: Traced) -> Traced:
 
     def run(values: dict[str, Any], recorder: Recorder) -> Mapping[str, Any]:
         frame = _Frame(dict(values))
-        _Run(shared, recorder).graph(traced.program, frame)
+        _BranchRun(shared, recorder).graph(traced.program, frame)
         return frame.env
 
     return retraced(traced, run)
@@ -103,7 +103,7 @@ class _Frame:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _BranchRun:
     """A step run with the results of `Shared` apart."""
 
     shared: Sequence[Shared]

@@ -31,7 +31,7 @@ _CHAIN = re.compile(r'\bchain_id="(\d+)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class HloCollective:
     """One collective instruction, or one operand of an instruction that does several at once.
 
     Args:
@@ -64,7 +64,7 @@ class Collective:
         return self.times * wire_bytes(self.kind, self.full_bytes, self.group_size)
 
 
-def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, ...]:
+def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[HloCollective, ...]:
     """The collectives of a program, in the order of the text.
 
     Args:
@@ -78,7 +78,7 @@ def collectives(text: str, *, unknown_trips: float = 1.0) -> tuple[Collective, .
     """
     module = parse_module(listed_groups(text))
     runs = runs_of(module, unknown_trips)
-    collected: list[Collective] = []
+    collected: list[HloCollective] = []
     chains: set[tuple[str, str, str, float]] = set()
     for name, instructions in module.computations.items():
         if name in runs:
@@ -138,12 +138,12 @@ def operations(text: str) -> dict[str, tuple[str, str]]:
     return {i.name: (i.opcode, i.scope) for body in parse_module(text).computations.values() for i in body}
 
 
-def total_wire_bytes(sent: Iterable[Collective]) -> float:
+def total_wire_bytes(sent: Iterable[HloCollective]) -> float:
     """Bytes that one device sends in all of ``found``."""
     return math.fsum(c.wire_bytes for c in sent)
 
 
-def as_emitted(written: Collective, body: str) -> Collective:
+def as_emitted(written: HloCollective, body: str) -> HloCollective:
     """A collective as the kind that runs: a reduce-scatter is written by the TPU compiler as an all-reduce and a slice.
 
     They are one fusion (``SingleInputAllReduceScatterFusion``), which sends what a reduce-scatter does.
@@ -157,7 +157,7 @@ def as_emitted(written: Collective, body: str) -> Collective:
 
 def read_collectives(
     i: Instruction, shapes: Mapping[str, str], devices: int, times: float = 1.0, exact: bool = True
-) -> Iterator[Collective]:
+) -> Iterator[HloCollective]:
     """The collectives of an instruction, one for each operand; none of other instructions, and of those that end one.
 
     Args:
@@ -190,7 +190,7 @@ def read_collectives(
     for tensors in operands:
         given = math.ceil(sum(n for _, n in tensors))
         dtype = tensors[0][0] if tensors else "token"
-        yield Collective(kind, dtype, given, given * scale, size, groups, times, exact, i.name, i.scope)
+        yield HloCollective(kind, dtype, given, given * scale, size, groups, times, exact, i.name, i.scope)
 
 
 def _numbers(pattern: re.Pattern[str], i: Instruction) -> Groups:

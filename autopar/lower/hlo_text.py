@@ -52,7 +52,7 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
+class HloModule:
     """A program.
 
     Args:
@@ -66,7 +66,7 @@ class Module:
     devices: int
 
 
-def parse_module(text: str) -> Module:
+def parse_module(text: str) -> HloModule:
     """The program of a text.
 
     Args:
@@ -94,7 +94,7 @@ def parse_module(text: str) -> Module:
             current = ""
     if not entry:
         raise ValueError("the text has no ENTRY computation, so it is not the HLO of a compiled program")
-    return Module(entry, {name: tuple(body) for name, body in computations.items()}, devices)
+    return HloModule(entry, {name: tuple(body) for name, body in computations.items()}, devices)
 
 
 def _instruction(line: str, with_metadata: str) -> Instruction | None:
@@ -123,7 +123,7 @@ def _closing(line: str, start: int) -> int:
     return len(line)
 
 
-def runs_of(module: Module, unknown_trips: float) -> dict[str, tuple[float, bool]]:
+def runs_of(module: HloModule, unknown_trips: float) -> dict[str, tuple[float, bool]]:
     """By computation that runs: how often, and whether that is certain."""
     calls = {name: list(called(module, body, unknown_trips)) for name, body in module.computations.items()}
     runs: dict[str, tuple[float, bool]] = {module.entry: (1.0, True)}
@@ -135,7 +135,7 @@ def runs_of(module: Module, unknown_trips: float) -> dict[str, tuple[float, bool
     return runs
 
 
-def called(module: Module, body: tuple[Instruction, ...], unknown_trips: float) -> Iterator[tuple[str, float, bool]]:
+def called(module: HloModule, body: tuple[Instruction, ...], unknown_trips: float) -> Iterator[tuple[str, float, bool]]:
     """Computations that a computation calls: name, runs of it in one run of the caller, whether that is certain."""
     for i in body:
         # Some texts repeat the computation of an asynchronous operation on all its parts. That of a collective

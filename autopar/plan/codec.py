@@ -19,7 +19,7 @@ from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.versions import FORMAT_VERSION, READABLE, upgraded
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _PlanDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     autopar_plan: int
     plan: PlanContent
     details: Details = NO_DETAILS
@@ -27,9 +27,9 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 def encode(content: PlanContent, details: Details = NO_DETAILS) -> str:
     """``content`` as JSON text, two spaces an indent, always the same for the same content and details."""
-    raw = msgspec.json.encode(_Document(FORMAT_VERSION, content, details))
+    raw = msgspec.json.encode(_PlanDocument(FORMAT_VERSION, content, details))
     # Once around: a whole number in a field of floats is written as 1.0, as it will be after it was loaded.
-    document = msgspec.to_builtins(msgspec.json.decode(raw, type=_Document))
+    document = msgspec.to_builtins(msgspec.json.decode(raw, type=_PlanDocument))
     _leave_out_defaults(document["plan"])
     raw = msgspec.json.encode(document)
     return msgspec.json.format(raw, indent=1).decode() + "\n"
@@ -84,7 +84,7 @@ def decode(text: str | bytes, origin: str = "the text") -> tuple[PlanContent, De
             text = msgspec.json.encode(upgraded(msgspec.json.decode(text), older))
         plain = msgspec.json.decode(text)
         _with_cluster_text(plain["plan"])
-        document = msgspec.convert(plain, type=_Document)
+        document = msgspec.convert(plain, type=_PlanDocument)
     except (msgspec.MsgspecError, RecursionError, UnicodeError, LookupError, TypeError) as error:
         raise PlanMismatchError(
             f"{origin} is not a plan: {error}", remedy="write the plan again with Plan.save"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Literal as OneOf
 
-import msgspec
+from autopar.plan.record import Record
 
+#: "before" runs once a stage before the first microbatch, "update" once after the last; the others once a microbatch.
 WorkKind = OneOf["before", "forward", "backward", "weight", "update"]
 Lifetime = OneOf["step", "microbatch", "accumulator"]
 Reduce = OneOf["sum", "max", "min", "concatenate"]
 
 
-class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base: frozen, compared by value, unknown fields refused."""
-
-
-class PipelineWork(_Record, frozen=True):
+class PipelineWork(Record, frozen=True):
     """A program of a stage: what it reads and writes, and how long it takes once.
 
     Args:
@@ -41,7 +38,7 @@ class PipelineWork(_Record, frozen=True):
     temporaries_bytes: int = 0
 
 
-class PipelineValue(_Record, frozen=True):
+class PipelineValue(Record, frozen=True):
     """A value that works pass on.
 
     Args:
@@ -67,7 +64,7 @@ class PipelineValue(_Record, frozen=True):
     host_seconds: float = 0.0
 
 
-class PipelineTransfer(_Record, frozen=True):
+class PipelineTransfer(Record, frozen=True):
     """Predicted seconds of sending one buffer of ``value`` from a worker to another."""
 
     value: str
@@ -76,7 +73,7 @@ class PipelineTransfer(_Record, frozen=True):
     seconds: float
 
 
-class Pipeline(_Record, frozen=True):
+class Pipeline(Record, frozen=True):
     """What the simulator needs of a plan with several stages.
 
     Args:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Literal as OneOf
 
-import msgspec
+from autopar.plan.record import Record
 
 MemoryPlace = OneOf["device", "host"]
 Remat = OneOf["none", "selective", "full"]
 CollectiveKind = OneOf["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send"]
 
 
-class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of all parts: frozen, compared by value, unknown fields refused."""
-
-
-class Communication(_Record, frozen=True):
+class Communication(Record, frozen=True):
     """Collectives of one kind, size and axis in one stage.
 
     Args:
@@ -37,7 +33,7 @@ class Communication(_Record, frozen=True):
     operators: tuple[str, ...] = ()
 
 
-class Memory(_Record, frozen=True):
+class Memory(Record, frozen=True):
     """Predicted bytes a device at the fullest moment of the step, by kind.
 
     Of a stage of a pipeline the other kinds are those while one microbatch runs; ``in_flight`` is what other
@@ -58,7 +54,7 @@ class Memory(_Record, frozen=True):
         return sum(getattr(self, name) for name in self.__struct_fields__)
 
 
-class Stage(_Record, frozen=True):
+class Stage(Record, frozen=True):
     """A part of the program on a part of the cluster.
 
     Args:
@@ -113,7 +109,7 @@ class Stage(_Record, frozen=True):
         return dict(self.mesh_axes)
 
 
-class InputRecord(_Record, frozen=True):
+class InputRecord(Record, frozen=True):
     """How one argument leaf lies: its path, type as text, role, layout as text, stage.
 
     ``memory`` is where it lies between steps, and in the step until the update reads it; what replaces it goes there.
@@ -127,7 +123,7 @@ class InputRecord(_Record, frozen=True):
     memory: MemoryPlace = "device"
 
 
-class OutputRecord(_Record, frozen=True):
+class OutputRecord(Record, frozen=True):
     """How one result leaf lies; ``updates`` is the path of the argument that it replaces."""
 
     path: str
@@ -137,7 +133,7 @@ class OutputRecord(_Record, frozen=True):
     stage: int = 0
 
 
-class OperatorRecord(_Record, frozen=True):
+class OperatorRecord(Record, frozen=True):
     """The sharding of one operator.
 
     Args:
@@ -153,7 +149,7 @@ class OperatorRecord(_Record, frozen=True):
     stage: int = 0
 
 
-class Copy(_Record, frozen=True):
+class Copy(Record, frozen=True):
     """A shared copy of a value in another layout, from which its users take it.
 
     Args:
@@ -167,7 +163,7 @@ class Copy(_Record, frozen=True):
     phase: str = ""
 
 
-class Choice(_Record, frozen=True):
+class Choice(Record, frozen=True):
     """Why one thing was chosen.
 
     Args:
@@ -187,7 +183,7 @@ class Choice(_Record, frozen=True):
     runner_up_cost: float | None
 
 
-class Considered(_Record, frozen=True):
+class Considered(Record, frozen=True):
     """Another option of the search and what it would have cost in seconds (None: not possible)."""
 
     name: str

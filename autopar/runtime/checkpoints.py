@@ -57,7 +57,7 @@ class _Saving:
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts:
+class _ShardSources:
     """Where the numbers of a checkpoint come from.
 
     Args:
@@ -207,7 +207,7 @@ class Checkpoints:
             raise _damaged(folder / error.file, error) from error
         return jax.tree.unflatten(treedef, leaves)
 
-    def _write(self, step: int, parts: _Parts) -> None:
+    def _write(self, step: int, parts: _ShardSources) -> None:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             remove_remains(self.folder)
@@ -234,7 +234,7 @@ def _is_on_driver(leaf: Any) -> bool:
     return isinstance(leaf, RemoteArray) and leaf.is_on_driver
 
 
-def _parts(leaves: Sequence[tuple[str, Any]]) -> _Parts:
+def _parts(leaves: Sequence[tuple[str, Any]]) -> _ShardSources:
     """What is to be written; from now on it is kept as it is."""
     names: dict[str, tuple[str, ...]] = {}
     local: dict[str, Any] = {}
@@ -253,10 +253,10 @@ def _parts(leaves: Sequence[tuple[str, Any]]) -> _Parts:
             if piece.id in owner:  # the same array twice in a tree
                 local[name] = piece.host
             owner.setdefault(piece.id, name)
-    return _Parts(names, local, tuple(owner.hold(ids) for owner, ids in owners))
+    return _ShardSources(names, local, tuple(owner.hold(ids) for owner, ids in owners))
 
 
-def _written(folder: Path, parts: _Parts) -> Iterable[Leaf]:
+def _written(folder: Path, parts: _ShardSources) -> Iterable[Leaf]:
     """Writes everything; the leaves."""
     by_leaf: dict[str, list[Written]] = {}
     for number, writing in enumerate(parts.remote):

@@ -224,13 +224,13 @@ class PipelineProgram:
         return max((m.total for m in self.worker_memory), default=0)
 
     @property
-    def executable(self) -> _Executables:
+    def executable(self) -> _LocalExecutables:
         """Texts and memory of all programs."""
-        return _Executables(self)
+        return _LocalExecutables(self)
 
 
 @dataclass(frozen=True, eq=False)
-class _Executables:
+class _LocalExecutables:
     """What `Compiled` asks of jax's compiled object, for all programs of a pipeline together."""
 
     pipeline: PipelineProgram

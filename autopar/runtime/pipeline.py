@@ -25,7 +25,7 @@ from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.runtime.executable import runnable
 from autopar.runtime.interpreter import Ready, Worker
-from autopar.runtime.transport import Queues
+from autopar.runtime.transport import WorkerQueues
 from autopar.schedule import Buffer, Program, Work
 
 
@@ -135,7 +135,7 @@ class LocalPipeline:
 
     def workers(self, start: Mapping[tuple[int, Buffer], Any]) -> list[Worker]:
         """All workers, with what lies on each of them when a step begins."""
-        queues, workers = Queues(), []
+        queues, workers = WorkerQueues(), []
         for number, (programs, placements) in enumerate(zip(self._programs, self._placements, strict=True)):
             buffers = {b: array for (w, b), array in start.items() if w == number}
             workers.append(Worker(programs, placements, queues.link(number), buffers))

@@ -8,12 +8,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from autopar.plan.pipeline import Lifetime, Reduce, WorkKind
 from autopar.schedule.table import Task
-
-#: "before" runs once a stage before the first microbatch, "update" once after the last; the others once a microbatch.
-WorkKind: TypeAlias = Literal["before", "forward", "backward", "weight", "update"]
-Lifetime: TypeAlias = Literal["step", "microbatch", "accumulator"]
-Reduce: TypeAlias = Literal["sum", "max", "min", "concatenate"]
 
 
 @dataclass(frozen=True, order=True)

@@ -15,7 +15,7 @@ _HEAD = re.compile(r"schedule (?P<name>\S.*?), (?P<stages>\d+) stages, (?P<micro
 _IDLE = ("", ".", "-")
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _TableDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schedule: str
     num_stages: int
     num_microbatches: int
@@ -40,7 +40,7 @@ def to_csv(table: Table) -> str:
 def to_json(table: Table) -> str:
     """The table as JSON: ``{"schedule", "num_stages", "num_microbatches", "rows": [["F0.0", ...], ...]}``."""
     rows = tuple(tuple(map(str, row)) for row in table.rows)
-    raw = msgspec.json.encode(_Document(table.name, table.num_stages, table.num_microbatches, rows))
+    raw = msgspec.json.encode(_TableDocument(table.name, table.num_stages, table.num_microbatches, rows))
     return raw.decode() + "\n"
 
 
@@ -62,7 +62,7 @@ def parse_table(text: str) -> Table:
 
 def _from_json(text: str) -> Table:
     try:
-        document = msgspec.json.decode(text, type=_Document)
+        document = msgspec.json.decode(text, type=_TableDocument)
     except msgspec.DecodeError as error:
         raise ScheduleError(
             f"the JSON is no schedule table: {error}",

@@ -12,7 +12,8 @@ from typing import TypeAlias
 import msgspec
 
 from autopar.errors import ScheduleError
-from autopar.schedule.dataflow import Dataflow, Reduce, Work
+from autopar.plan.pipeline import Reduce
+from autopar.schedule.dataflow import Dataflow, Work
 from autopar.schedule.table import Table
 
 #: Microbatch of a buffer that belongs to the whole step, and worker of one that is not a copy from elsewhere.

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from autopar.errors import ScheduleError
-from autopar.schedule.dataflow import Dataflow, ValueSpec, WorkKind, work_of
+from autopar.plan.pipeline import WorkKind
+from autopar.schedule.dataflow import Dataflow, ValueSpec, work_of
 from autopar.schedule.instructions import (
     NONE,
     Accumulate,
@@ -42,14 +43,14 @@ def place(table: Table, dataflow: Dataflow) -> tuple[WorkerProgram, ...]:
     Raises:
         ScheduleError: a task reads what is made only later; the cell is marked.
     """
-    walk = _Walk(table, dataflow)
+    walk = _PlacedLists(table, dataflow)
     walk.before()
     walk.tasks()
     walk.update()
     return tuple(WorkerProgram(w, tuple(lines)) for w, lines in enumerate(walk.lists))
 
 
-class _Walk:
+class _PlacedLists:
     """The lists so far, and where every buffer is."""
 
     def __init__(self, table: Table, dataflow: Dataflow) -> None:

@@ -80,12 +80,12 @@ def windows(flow: StaleFlow) -> Windows:
     calls: list[Window] = []
     drains: list[Window] = []
     for call in range(flow.steady + 1):
-        calls.append(_Walk(flow, call, calls[-1].ends if calls else first).call_window())
-        drains.append(_Walk(flow, call + 1, calls[-1].ends).drain_window())
+        calls.append(_CallLists(flow, call, calls[-1].ends if calls else first).call_window())
+        drains.append(_CallLists(flow, call + 1, calls[-1].ends).drain_window())
     return Windows(flow, tuple(calls), tuple(drains))
 
 
-class _Walk:
+class _CallLists:
     """The lists of one call so far, and what lies where."""
 
     def __init__(self, flow: StaleFlow, call: int, starts: tuple[frozenset[Buffer], ...]) -> None:

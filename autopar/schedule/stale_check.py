@@ -27,7 +27,7 @@ from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
 
 
 @dataclass(frozen=True)
-class Content:
+class VersionedContent:
     """What a buffer holds.
 
     Args:
@@ -70,7 +70,7 @@ def audit_lists(windows: Windows, calls: int | None = None, depth: int = 1) -> S
         ScheduleError: a pass reads what is not there, of another microbatch or another version than its map says; an
             update lacks a microbatch; a worker waits for ever; something is left after the drain.
     """
-    machine = _Machine(windows.flow, depth)
+    machine = _StaleMachine(windows.flow, depth)
     count = windows.flow.steady + 3 if calls is None else calls
     for call in range(count):
         machine.run(windows.call(call), call)
@@ -79,13 +79,13 @@ def audit_lists(windows: Windows, calls: int | None = None, depth: int = 1) -> S
     return StaleAudit(machine.reads, tuple(machine.most), tuple(machine.flying_most), tuple(machine.updates))
 
 
-class _Machine:
+class _StaleMachine:
     """Workers with contents in place of numbers."""
 
     def __init__(self, flow: StaleFlow, depth: int) -> None:
         self.flow, self.depth = flow, depth
         count = flow.stages
-        self.held: list[dict[Buffer, Content]] = [{} for _ in range(count)]
+        self.held: list[dict[Buffer, VersionedContent]] = [{} for _ in range(count)]
         self.updates, self.most, self.flying, self.flying_most = ([n] * count for n in (0, 1, 0, 0))
         self.reads: dict[tuple[str, int, int], int] = {}
         self.call = 0
@@ -94,7 +94,7 @@ class _Machine:
         for value in flow.dataflow.values:
             if value.is_input and value.lifetime == "step":
                 for s in value.stages:
-                    self.held[s][Buffer(value.name)] = Content(value.name, 0)
+                    self.held[s][Buffer(value.name)] = VersionedContent(value.name, 0)
 
     def fail(self, worker: int, fact: str) -> ScheduleError:
         """The error for the instruction that a worker is at."""
@@ -112,8 +112,8 @@ class _Machine:
             if carried != window.starts[s]:
                 raise self.fail(s, f"begins with {_names(window.starts[s] ^ carried)} more or less than is there")
             for b in window.batch[s]:
-                held[b] = Content(b.value, None, frozenset({b.microbatch - self.flow.lag + call * self._m}))
-        self.queues: Queues[Content] = Queues(self.depth)
+                held[b] = VersionedContent(b.value, None, frozenset({b.microbatch - self.flow.lag + call * self._m}))
+        self.queues: Queues[VersionedContent] = Queues(self.depth)
         stuck = run_round_robin(self.lists, self.at, self._step)
         if stuck:
             raise self.fail(stuck[0], f"waits for ever: {blocked_text(self.lists, self.at, stuck)}")
@@ -132,7 +132,7 @@ class _Machine:
         match i:
             case Run() if i.work.kind == "before":
                 for b in i.writes:
-                    held[b] = Content(b.value, self.updates[worker])
+                    held[b] = VersionedContent(b.value, self.updates[worker])
             case Run():
                 self._pass(worker, i)
             case Apply():
@@ -142,9 +142,9 @@ class _Machine:
                 before = frozenset[int]() if i.first else self._get(worker, i.into).microbatches
                 if before & term.microbatches:
                     raise self.fail(worker, f"adds microbatch {sorted(term.microbatches)} a second time")
-                held[i.into] = Content(term.value, None, before | term.microbatches)
+                held[i.into] = VersionedContent(term.value, None, before | term.microbatches)
             case Stash():
-                held[i.target] = Content(i.target.value, self._get(worker, i.source).version)
+                held[i.target] = VersionedContent(i.target.value, self._get(worker, i.source).version)
             case Send():
                 if not self.queues.has_room(worker, i.to):
                     return False
@@ -175,7 +175,7 @@ class _Machine:
         self.held[worker][i.value] = content
         return True
 
-    def _get(self, worker: int, b: Buffer) -> Content:
+    def _get(self, worker: int, b: Buffer) -> VersionedContent:
         if b not in self.held[worker]:
             raise self.fail(worker, f"{b} is not there")
         return self.held[worker][b]
@@ -204,7 +204,7 @@ class _Machine:
             elif self.flow.dataflow.by_name[b.value].lifetime != "step" and content.microbatches != {k}:
                 raise self.fail(worker, f"{b} is of microbatch {sorted(content.microbatches)}, not {k}")
         for name, b in zip((*spec.writes, *spec.accumulates), i.writes, strict=True):
-            self.held[worker][b] = Content(name, None, frozenset({k}))
+            self.held[worker][b] = VersionedContent(name, None, frozenset({k}))
         self.flying[worker] += 1 if i.work.kind == "forward" else -1
         self.flying_most[worker] = max(self.flying_most[worker], self.flying[worker])
 
@@ -233,7 +233,7 @@ class _Machine:
         for name, b in zip(spec.writes, i.writes, strict=True):
             if i.work.part == STATE and b != Buffer(self.flow.replaces[name]):
                 raise self.fail(worker, f"{name} is written to {b}")
-            self.held[worker][b] = Content(b.value, new)
+            self.held[worker][b] = VersionedContent(b.value, new)
         if i.work.part == METRICS:
             for b in i.writes:
                 del self.held[worker][b]  # the caller's

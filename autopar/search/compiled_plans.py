@@ -31,7 +31,7 @@ TimedT = TypeVar("TimedT", bound=TimedProgram)
 
 
 @dataclass(frozen=True)
-class Kind(Generic[FormT]):
+class PlanKind(Generic[FormT]):
     """A way to plan.
 
     Args:
@@ -45,12 +45,12 @@ class Kind(Generic[FormT]):
 
 @dataclass(frozen=True)
 class _Candidate(Generic[FormT]):
-    kind: Kind[FormT]
+    kind: PlanKind[FormT]
     planned: Planned[FormT]
 
 
 def fastest_compiled(
-    kinds: Sequence[Kind[FormT]],
+    kinds: Sequence[PlanKind[FormT]],
     limit_bytes: int,
     build: Callable[[Planned[FormT]], TimedT],
     policy: CompilationPolicy,
@@ -99,7 +99,9 @@ def fastest_compiled(
     return replace(planned, plan=replace(planned.plan, content=content)), program
 
 
-def _candidates(kinds: Sequence[Kind[FormT]], limit_bytes: int, policy: CompilationPolicy) -> list[_Candidate[FormT]]:
+def _candidates(
+    kinds: Sequence[PlanKind[FormT]], limit_bytes: int, policy: CompilationPolicy
+) -> list[_Candidate[FormT]]:
     """The first kind, and the fastest of the others whose plans differ and are not predicted much slower.
 
     Raises:

@@ -133,7 +133,7 @@ class Manual:
         table, per = schedule_of(staged).table(stages, count), devices // self.pp
         placements = tuple((table.worker_of(Task("forward", s, 0)) * per, per) for s in range(stages))
         candidate = Candidate(count, even_stages(layers, stages), placements, 0.0, layers.members)
-        inside = _Stage(replace(self, pp=1, chunks=1, recompute="none"), self._tokens(problem.graph))
+        inside = _ManualStages(replace(self, pp=1, chunks=1, recompute="none"), self._tokens(problem.graph))
         return renamed(plan_candidate(staged, problem.source, candidate, inside), "manual")
 
     def plan(self, problem: Problem, name: str, tokens: Mapping[str, int] | None = None) -> Plan:
@@ -249,7 +249,7 @@ class Manual:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _ManualStages:
     """Plans the stages of a pipeline.
 
     Args:

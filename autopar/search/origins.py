@@ -56,7 +56,7 @@ def origins(graph: Graph) -> Origins:
     Args:
         graph: a train step, or a stage of one; loops and branches are looked into.
     """
-    walk = _Walk()
+    walk = _OriginWalk()
     start = []
     for i in graph.inputs:
         if i.role == "batch":
@@ -79,7 +79,7 @@ def _followed(rule: Rule) -> Rule:
 
 
 @dataclass
-class _Walk:
+class _OriginWalk:
     values: dict[str, _Known] = field(default_factory=dict)
     kept: set[Label] = field(default_factory=set)
     summed: set[Label] = field(default_factory=set)
@@ -171,5 +171,7 @@ class _Walk:
         return first
 
 
-_Region: TypeAlias = Callable[[_Walk, Operator, Sequence[_Known], str], list[_Known]]
-_REGIONS: Mapping[str, _Region] = MappingProxyType({"scan": _Walk.scan, "while": _Walk.while_loop, "cond": _Walk.cond})
+_Region: TypeAlias = Callable[[_OriginWalk, Operator, Sequence[_Known], str], list[_Known]]
+_REGIONS: Mapping[str, _Region] = MappingProxyType(
+    {"scan": _OriginWalk.scan, "while": _OriginWalk.while_loop, "cond": _OriginWalk.cond}
+)

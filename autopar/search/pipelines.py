@@ -94,7 +94,7 @@ class _Trial:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _PipelineSearch:
     """The search of the pipelines of one problem.
 
     Args:
@@ -142,7 +142,7 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
     clock, o = Clock(), problem.options
     with clock.phase("slice"):
         slicings = all_slicings(problem, source)
-    search = _Search(problem, source, intra if slicings is None else CachedPlanner(intra), pool, clock)
+    search = _PipelineSearch(problem, source, intra if slicings is None else CachedPlanner(intra), pool, clock)
     trials: Trials[_Trial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
     if slicings is not None:

@@ -17,9 +17,9 @@ from autopar.search.problem import Problem
 from autopar.search.research.beam import beam
 from autopar.search.research.evolutionary import evolutionary
 from autopar.search.research.exhaustive import exhaustive
-from autopar.search.research.gpipe import GPipe
+from autopar.search.research.gpipe import GPipeStrategy
 from autopar.search.research.mcmc import mcmc
-from autopar.search.research.pipedream import PipeDream
+from autopar.search.research.pipedream import PipeDreamStrategy
 from autopar.search.research.random import random
 from autopar.search.research.reinforce import reinforce
 
@@ -36,12 +36,12 @@ _BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
         "data-parallel": data_parallel,
         "evolutionary": evolutionary,
         "exhaustive": exhaustive,
-        "gpipe": GPipe(),
+        "gpipe": GPipeStrategy(),
         "manual": manual,
         "mcmc": mcmc,
         "fsdp-tp": fsdp_tp,
         "megatron": megatron,
-        "pipedream": PipeDream(),
+        "pipedream": PipeDreamStrategy(),
         "random": random,
         "reinforce": reinforce,
         "replicated": replicated,

@@ -108,7 +108,7 @@ def _reach(halo: Halo, shards: int) -> Reach | None:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Exchange:
+class HaloExchange:
     """Edges of shards of one operand that travel to neighbours before (or back, after) an operator runs.
 
     Args:
@@ -129,7 +129,7 @@ class Exchange:
 
 
 def messages(
-    exchanges: tuple[Exchange, ...], operand: int, shape: tuple[int, ...]
+    exchanges: tuple[HaloExchange, ...], operand: int, shape: tuple[int, ...]
 ) -> list[tuple[int, tuple[str, ...]]]:
     """(elements that one device sends, mesh axes) of every collective-permute of exchanges of one operand.
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from autopar.cluster.mesh import LogicalMesh
 from autopar.ir import Layout, TensorType
 from autopar.sharding.factors import Dims, Factor, Rule
-from autopar.sharding.halo import Exchange
+from autopar.sharding.halo import HaloExchange
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,7 +53,7 @@ class Strategy:
     operand_layouts: tuple[Layout, ...]
     result_layouts: tuple[Layout, ...]
     split: int
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[HaloExchange, ...] = ()
 
 
 Axes: TypeAlias = tuple[tuple[str, int], ...]
@@ -112,7 +112,7 @@ def _strategies(rule: Rule, operand_types: Types, result_types: Types, axes: Axe
 @lru_cache(maxsize=4096)
 def _unsized(rule: Rule, divided: Divided, names: tuple[str, ...]) -> tuple[_Unsized, ...]:
     """Strategies of meshes whose axes have such names and divide factors so; sizes of ``rule`` do not matter."""
-    build = _Builder(rule)
+    build = _StrategyBuilder(rule)
     built = (
         build.strategy(assigned) for assigned in _assignments(divided, len(rule.linear), names, ((),) * len(divided))
     )
@@ -124,7 +124,7 @@ def _reaches(factor: Factor, shards: int, halos: bool) -> bool:
     return factor.halo is None or (halos and factor.halo.reach(shards) is not None)
 
 
-def _exchanges(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str, int]) -> tuple[Exchange, ...]:
+def _exchanges(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str, int]) -> tuple[HaloExchange, ...]:
     """The edges that shards need in an assignment, by operand and dim."""
     exchanges = []
     for number, factor in enumerate(rule.factors):
@@ -134,7 +134,7 @@ def _exchanges(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str,
         reach = factor.halo.reach(math.prod(sizes[axis] for axis in axes))
         if reach is not None and reach.sends:
             dim = rule.operands[factor.halo_operand].index(number)
-            exchanges.append(Exchange(factor.halo_operand, dim, axes, reach.left, reach.right, factor.halo.returns))
+            exchanges.append(HaloExchange(factor.halo_operand, dim, axes, reach.left, reach.right, factor.halo.returns))
     return tuple(sorted(exchanges))
 
 
@@ -169,7 +169,7 @@ def _assignments(
             yield (Assignment(axis, group=group), *tail)
 
 
-class _Builder:
+class _StrategyBuilder:
     """Makes the strategies of one rule; they share equal layouts, since an operator may have many of both."""
 
     def __init__(self, rule: Rule) -> None:

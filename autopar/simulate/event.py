@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from autopar.plan.pipeline import WorkKind
 from autopar.schedule import NONE
-from autopar.schedule.dataflow import WorkKind
 
 #: For one worker the bytes a device from each time on, in order of time; the first counts from the beginning.
 Memory: TypeAlias = tuple[tuple[float, int], ...]

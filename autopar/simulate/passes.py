@@ -69,7 +69,7 @@ def step_of(table: Table, dataflow: Dataflow, durations: Durations) -> StepModel
     Raises:
         ScheduleError: a pass reads what is made only after it, or a work has no duration.
     """
-    walk = _Walk(table, dataflow, durations)
+    walk = _TimedWalk(table, dataflow, durations)
     stuck = run_round_robin(table.rows, walk.at, walk.carry_out)
     if stuck:
         task = table.rows[stuck[0]][walk.at[stuck[0]]]
@@ -82,7 +82,7 @@ def step_of(table: Table, dataflow: Dataflow, durations: Durations) -> StepModel
     return StepModel(walk.last - (0 if walk.first is None else walk.first), tuple(sorted(walk.routes)))
 
 
-class _Walk:
+class _TimedWalk:
     """Times so far: of workers, of links, of values that arrived."""
 
     def __init__(self, table: Table, dataflow: Dataflow, durations: Durations) -> None:

@@ -87,7 +87,7 @@ def _problem(problem: _Problem) -> ChoiceProblem:
         )
     if len(edges.nodes) != len(edges.costs):
         raise ProblemError(f"{len(edges.nodes)} edges have {len(edges.costs)} tables")
-    rows = _Rows()
+    rows = _NumberLists()
     costs = [rows.costs(raw) for raw in nodes.costs]
     tables: dict[tuple[Any, ...], Array] = {}
     joined = []
@@ -114,7 +114,7 @@ def _problem(problem: _Problem) -> ChoiceProblem:
     return ChoiceProblem(listed, tuple(joined), usages, problem.usage_limit)
 
 
-class _Rows:
+class _NumberLists:
     """Lists of numbers, each text parsed once."""
 
     def __init__(self) -> None:

@@ -118,7 +118,7 @@ class IntegerProgram:
 
 
 @dataclass(eq=False)
-class _Builder:
+class _ProgramBuilder:
     costs: list[Array] = field(default_factory=list)
     upper: list[Array] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
@@ -175,12 +175,12 @@ def least_peak_program(problem: ChoiceProblem) -> IntegerProgram:
     return replace(program, costs=program.costs / program.scale, scale=1.0 / unit)
 
 
-def _start(problem: ChoiceProblem) -> tuple[_Builder, int, Workspace]:
+def _start(problem: ChoiceProblem) -> tuple[_ProgramBuilder, int, Workspace]:
     """Nodes and edges; the number of binaries and the merged problem, whose row i is the i-th maximal time."""
     times = maximal_times(problem.usages)
     space = Workspace.of(problem, times)
     residues = [(u, v, _residue(space, u, v)) for u in range(len(space.costs)) for v in sorted(space.edges[u]) if u < v]
-    builder = _Builder()
+    builder = _ProgramBuilder()
     _add_nodes(builder, space)
     binaries = builder.columns
     for u, v, rest in residues:
@@ -205,7 +205,7 @@ def _residue(space: Workspace, u: int, v: int) -> Array | None:
     return rest - columns
 
 
-def _add_nodes(builder: _Builder, space: Workspace) -> None:
+def _add_nodes(builder: _ProgramBuilder, space: Workspace) -> None:
     """s[v,k], their costs above the node's least, and sum_k s[v,k] = 1."""
     for costs in space.costs:
         least = float(costs.min())
@@ -225,7 +225,7 @@ def classes(rows: Array) -> tuple[Indices, Indices]:
     return of, np.unique(of, return_index=True)[1]
 
 
-def _add_edge(builder: _Builder, u: int, v: int, costs: Array) -> None:
+def _add_edge(builder: _ProgramBuilder, u: int, v: int, costs: Array) -> None:
     """e[u,v,A,B] and the two families of sums that tie them to s."""
     of_u, first_u = classes(costs)
     of_v, first_v = classes(costs.T)
@@ -242,7 +242,7 @@ def _add_edge(builder: _Builder, u: int, v: int, costs: Array) -> None:
             builder.rows.append(Row(np.concatenate([here, node_columns]), values, 0.0, 0.0))
 
 
-def _usage_rows(builder: _Builder, space: Workspace) -> list[tuple[Indices, Array]]:
+def _usage_rows(builder: _ProgramBuilder, space: Workspace) -> list[tuple[Indices, Array]]:
     """Columns and bytes of each memory row."""
     parts: dict[int, list[tuple[Indices, Array]]] = {}
     for v, held in enumerate(space.usages):
@@ -256,7 +256,7 @@ def _usage_rows(builder: _Builder, space: Workspace) -> list[tuple[Indices, Arra
     ]
 
 
-def _add_memory(builder: _Builder, space: Workspace, limit_bytes: float) -> None:
+def _add_memory(builder: _ProgramBuilder, space: Workspace, limit_bytes: float) -> None:
     """Memory rows, each less the least that its nodes must use, in units of what is then left of the limit."""
     count = max((last for held in space.usages for _, last, _ in held), default=0)
     least, most = np.zeros(count), np.zeros(count)

@@ -46,7 +46,7 @@ class Prices:
 
 
 @dataclass(eq=False)
-class _Search:
+class _MultiplierSearch:
     problem: ChoiceProblem
     elimination: Elimination
     limit: float
@@ -130,7 +130,7 @@ def price_memory(
     usages = {(row, use.node): use.bytes for use in problem.usages for row in range(use.start, use.stop)}
     rows = tuple(sorted({row for row, _ in usages}))
     limit = math.inf if problem.limit_bytes is None else problem.limit_bytes
-    search = _Search(problem, elimination, limit if rows else 0.0, deadline, usages, rows)
+    search = _MultiplierSearch(problem, elimination, limit if rows else 0.0, deadline, usages, rows)
     search.multipliers = dict.fromkeys(rows, 0.0)
     search.value(search.multipliers)
     if math.isinf(search.bound):

@@ -43,7 +43,7 @@ _ROUNDING = 1e-12
 
 
 @dataclass(eq=False)
-class _Search:
+class _WideSearch:
     problem: ChoiceProblem
     bare: ChoiceProblem
     limit: float
@@ -131,7 +131,7 @@ def price_wide(
     bare = replace(problem, usages=(), limit_bytes=None)
     rows = max(use.stop for use in problem.usages)
     planes = Planes(max(limit, 1.0), 1.0, _BOX)
-    search = _Search(problem, bare, limit, rows, most_entries, planes)
+    search = _WideSearch(problem, bare, limit, rows, most_entries, planes)
     if not within(float(_profile([(u, float(u.bytes.min())) for u in problem.usages], rows).max()), limit):
         return Prices(math.inf, None, math.inf, ())  # even every node's least at once is too much
     best_y = np.zeros(rows)
@@ -169,7 +169,7 @@ def price_wide(
     return Prices(bound, search.choice, search.cost, tuple(np.asarray(m - slack) for m in messages.marginals))
 
 
-def _messages(search: _Search, y: Array, deadline: float) -> Messages:
+def _messages(search: _WideSearch, y: Array, deadline: float) -> Messages:
     """Messages at ``y``, for the min-marginals of L(y)."""
     messages = Messages.of(search.bare)
     messages.reprice(search.priced(y))
@@ -181,7 +181,7 @@ def _messages(search: _Search, y: Array, deadline: float) -> Messages:
 
 
 def _mix(
-    search: _Search, excess: Sequence[Array], more: int, engine: Solver, deadline: float, seed: int
+    search: _WideSearch, excess: Sequence[Array], more: int, engine: Solver, deadline: float, seed: int
 ) -> None:  # fmt: skip
     """Note the cheapest choice of strategies that some choice seen took, or of the ``more`` of least ``excess``."""
     keep = lowest(excess, more)

@@ -3,7 +3,7 @@
 Each is asked for by name; "auto" chooses none. docs/transforms.md has the equations, memory and oracle of each.
 """
 
-from autopar.transforms.bounded import Clocks, Corrected, Event, drawn_events, replay
+from autopar.transforms.bounded import Clocks, Corrected, WorkerEvent, drawn_events, replay
 from autopar.transforms.corrections import Extrapolated, dc_asgd, pipemare_rate, staleness_aware_rate
 from autopar.transforms.delayed import Correction, Delayed, DelayedState, Prediction, delayed
 from autopar.transforms.diloco import Diloco, DilocoState, Streaming, diloco, local_sgd
@@ -31,7 +31,6 @@ __all__ = [
     "Diloco",
     "DilocoState",
     "Encoded",
-    "Event",
     "Extrapolated",
     "Format",
     "LossScaled",
@@ -45,6 +44,7 @@ __all__ = [
     "Split",
     "Streaming",
     "Transformation",
+    "WorkerEvent",
     "asynchronous",
     "dc_asgd",
     "delayed",

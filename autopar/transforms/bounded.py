@@ -66,7 +66,7 @@ class Clocks:
 
 
 @dataclass(frozen=True)
-class Event:
+class WorkerEvent:
     """Something that a worker did.
 
     Args:
@@ -82,7 +82,7 @@ def replay(
     gradients: Callable[[Any, int, int], Any],
     update: Callable[[Any, Any], Any],
     state: Any,
-    events: Sequence[Event],
+    events: Sequence[WorkerEvent],
     workers: int,
     bound: int | None = None,
     corrected: Corrected | None = None,
@@ -121,7 +121,9 @@ def replay(
     return state
 
 
-def drawn_events(seconds: Callable[[int], float], workers: int, updates: int, bound: int | None) -> tuple[Event, ...]:
+def drawn_events(
+    seconds: Callable[[int], float], workers: int, updates: int, bound: int | None
+) -> tuple[WorkerEvent, ...]:
     """The order of events of workers that take so long for an update; who waits begins as soon as it may.
 
     Args:
@@ -131,16 +133,16 @@ def drawn_events(seconds: Callable[[int], float], workers: int, updates: int, bo
         bound: see `Clocks`.
     """
     clocks = Clocks.of(workers, bound)
-    events: list[Event] = []
+    events: list[WorkerEvent] = []
     ends: dict[int, float] = {}
     now = 0.0
     while len(events) < 2 * updates:
         for worker in range(workers):
             if worker not in ends and clocks.may_begin(worker):
                 ends[worker] = now + seconds(worker)
-                events.append(Event(worker, "read"))
+                events.append(WorkerEvent(worker, "read"))
         worker = min(ends, key=lambda w: (ends[w], w))
         now = ends.pop(worker)
         clocks = clocks.done(worker)
-        events.append(Event(worker, "update"))
+        events.append(WorkerEvent(worker, "update"))
     return tuple(events)

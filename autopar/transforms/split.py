@@ -25,7 +25,7 @@ _CALLS = ("jit", "pjit")
 
 
 @dataclass(frozen=True, eq=False)
-class _Line:
+class _Equation:
     """An equation whose operands (numbers of values, or literals) and results are numbered over the whole step.
 
     ``program`` applies it, with its own name stack and source line, to those operands that it does not state itself.
@@ -53,7 +53,7 @@ class Split:
         result_tree: structure of the results.
     """
 
-    lines: tuple[_Line, ...]
+    lines: tuple[_Equation, ...]
     constants: Mapping[int, Any]
     outputs: tuple[Any, ...]
     crossing: tuple[int, ...]
@@ -123,7 +123,7 @@ def split(step: Any, args: Sequence[Any]) -> Split:
     )  # fmt: skip
 
 
-def _before(lines: Sequence[_Line]) -> frozenset[int]:
+def _before(lines: Sequence[_Equation]) -> frozenset[int]:
     """Results of unmarked equations that marked ones need; see `split` for what is refused."""
     needed: set[int] = set()
     before: set[int] = set()
@@ -152,7 +152,7 @@ def _before(lines: Sequence[_Line]) -> frozenset[int]:
     return frozenset(before)
 
 
-def _seeds(lines: Sequence[_Line]) -> tuple[Mapping[int, tuple[int, ...]], set[int]]:
+def _seeds(lines: Sequence[_Equation]) -> tuple[Mapping[int, tuple[int, ...]], set[int]]:
     """Operands that are the cotangent 1 with which a backward pass begins, by line, and all that depends on them."""
     seeds: dict[int, tuple[int, ...]] = {}
     reached: set[int] = set()
@@ -175,7 +175,7 @@ def _is_one(v: Any) -> bool:
     return bool(jnp.issubdtype(aval.dtype, jnp.floating)) and float(v.val) == 1.0
 
 
-def _run_scaled(line: _Line, env: dict[int, Any], seeds: Sequence[int], scale: Any) -> None:
+def _run_scaled(line: _Equation, env: dict[int, Any], seeds: Sequence[int], scale: Any) -> None:
     """Runs a line with some of its literals multiplied."""
     eqn, primitive = line.eqn, line.eqn.primitive
     given = dict(zip(line.program.jaxpr.invars, (_read(env, o) for o in line.operands), strict=True))
@@ -194,7 +194,7 @@ class _Flattening:
     """Numbers the values of a jaxpr, with calls that hold both gradient and update opened."""
 
     def __init__(self) -> None:
-        self.lines: list[_Line] = []
+        self.lines: list[_Equation] = []
         self.constants: dict[int, Any] = {}
         self.count = 0
 
@@ -220,7 +220,7 @@ class _Flattening:
                 constvars=[], invars=variables, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects
             )
             operands = tuple(env[v] for v in variables)
-            self.lines.append(_Line(eqn, ClosedJaxpr(alone, ()), operands, results, marked or inside))
+            self.lines.append(_Equation(eqn, ClosedJaxpr(alone, ()), operands, results, marked or inside))
             env.update(zip(eqn.outvars, results, strict=True))
         return [_atom(env, v) for v in closed.jaxpr.outvars]
 
@@ -229,7 +229,7 @@ def _numbers(operands: Sequence[Any]) -> set[int]:
     return {o for o in operands if isinstance(o, int)}
 
 
-def _run(line: _Line, env: dict[int, Any]) -> None:
+def _run(line: _Equation, env: dict[int, Any]) -> None:
     env.update(zip(line.results, jaxpr_as_fun(line.program)(*(_read(env, o) for o in line.operands)), strict=True))
 
 

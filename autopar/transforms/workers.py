@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopar.errors import AutoparError
-from autopar.transforms.bounded import Clocks, Corrected, Event
+from autopar.transforms.bounded import Clocks, Corrected, WorkerEvent
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class AsynchronousRun:
     """
 
     state: Any
-    events: tuple[Event, ...]
+    events: tuple[WorkerEvent, ...]
     ages: tuple[int, ...]
 
 
@@ -63,12 +63,12 @@ def asynchronous(
     clocks, begun = Clocks.of(workers, bound), 0
     running: dict[int, Future[Any]] = {}
     read: dict[int, tuple[Any, int]] = {}
-    events: list[Event] = []
+    events: list[WorkerEvent] = []
     ages: list[int] = []
     while True:
         for worker in range(workers):
             if worker not in running and begun < updates and clocks.may_begin(worker):
-                events.append(Event(worker, "read"))
+                events.append(WorkerEvent(worker, "read"))
                 read[worker] = state, len(ages)
                 running[worker] = submit(worker, state, clocks.counts[worker])
                 begun += 1
@@ -80,5 +80,5 @@ def asynchronous(
             age = len(ages) - version
             state = update(state, gradients if corrected is None else corrected(gradients, state, before, age))
             clocks = clocks.done(worker)
-            events.append(Event(worker, "update"))
+            events.append(WorkerEvent(worker, "update"))
             ages.append(age)

@@ -11,7 +11,7 @@ import jax
 
 import autopar
 from autopar import Cluster
-from autopar.lower.hlo import Collective, collectives, total_wire_bytes
+from autopar.lower.hlo import HloCollective, collectives, total_wire_bytes
 from benchmarks.clusters import bytes_cluster
 from benchmarks.experts.base import Expert, compile_expert
 from benchmarks.footprint import footprint_bytes
@@ -41,7 +41,7 @@ class Case:
     memory_limit: int | None = None
 
 
-def kinds(found: Sequence[Collective]) -> str:
+def kinds(found: Sequence[HloCollective]) -> str:
     """Wire bytes by kind, in MB, as text."""
     total: dict[str, float] = {}
     for c in found:
@@ -49,7 +49,7 @@ def kinds(found: Sequence[Collective]) -> str:
     return ", ".join(f"{kind} {value / 1e6:.3f}" for kind, value in sorted(total.items()) if value)
 
 
-def corrected_bytes(found: Sequence[Collective], gradients: Set[int]) -> float:
+def corrected_bytes(found: Sequence[HloCollective], gradients: Set[int]) -> float:
     """Wire bytes if all-reduces of gradients that are then split were reduce-scatters: half of their bytes.
 
     XLA's partitioner on CPU forms no reduce-scatter; on GPU and TPU it does.

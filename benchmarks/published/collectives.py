@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autopar.cluster import Cluster
 from autopar.cost.transformer import Constants
-from autopar.cost.transformer.network import Network
+from autopar.cost.transformer.network import TransformerNetwork
 from benchmarks.published.dataset import DATA
 from benchmarks.report import Row
 
@@ -38,7 +38,7 @@ class Reduction:
 
     def error(self, constants: Constants) -> float:
         """Predicted over measured, less one."""
-        network = Network.of(self.cluster, constants.network)
+        network = TransformerNetwork.of(self.cluster, constants.network)
         return network.collective_s("all-reduce", self.bytes, self.ranks, 1) / self.measured_s - 1
 
 

@@ -16,7 +16,7 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.cost.constants import Constants, Stack
 from autopar.cost.transformer import TrainingPlan, TransformerMemory, TransformerSpec, peak_memory
-from autopar.cost.transformer.network import Network
+from autopar.cost.transformer.network import TransformerNetwork
 from autopar.cost.transformer.pipeline import StageTime, pipeline_s
 from autopar.cost.transformer.stages import StageShape, stage_shapes
 from autopar.search.intra import BilledMessage
@@ -83,7 +83,7 @@ class PlanStep:
     plan: TrainingPlan
     cluster: Cluster
     cost: CostModel
-    network: Network
+    network: TransformerNetwork
     whole: RunBill
 
     @property
@@ -259,7 +259,7 @@ def plan_step(
     shape = shape_of(spec, plan)
     cost = CostModel(dataclasses.replace(cluster, stack=stack), constants=constants)
     whole = bill(shape, stage_cluster(cluster, shape.tp * shape.cp))
-    return PlanStep(spec, plan, cluster, cost, Network.of(cluster, constants.network), whole)
+    return PlanStep(spec, plan, cluster, cost, TransformerNetwork.of(cluster, constants.network), whole)
 
 
 def predict_plan(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autopar.cost import CostModel
 from autopar.cost.transformer import TrainingPlan, TransformerSpec
-from autopar.cost.transformer.network import Network
+from autopar.cost.transformer.network import TransformerNetwork
 from autopar.cost.transformer.pipeline import StageTime
 from autopar.cost.transformer.stages import StageShape, dense_parameters, expert_parameters, stage_shapes
 from benchmarks.published.plans import RunBill
@@ -29,7 +29,7 @@ class SharedState:
     spec: TransformerSpec
     plan: TrainingPlan
     cost: CostModel
-    network: Network
+    network: TransformerNetwork
     whole: RunBill
 
     def elements(self, stage: StageShape) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from autopar.schedule.versions import VersionMap
-from autopar.transforms.bounded import Event, drawn_events
+from autopar.transforms.bounded import WorkerEvent, drawn_events
 
 #: Microbatches between two updates of pipelines that update once a batch.
 MICROBATCHES = 16
@@ -98,7 +98,7 @@ def _workers(delay: int, updates: int, layers: int, seed: int, bound: int | None
     return Course(np.tile(np.array(ages[:updates])[:, None], (1, layers)), np.array(ends_s[:updates]))
 
 
-def followed(events: tuple[Event, ...], seconds: Any) -> tuple[list[int], list[float]]:
+def followed(events: tuple[WorkerEvent, ...], seconds: Any) -> tuple[list[int], list[float]]:
     """By update its age and its end.
 
     Args:

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from autopar.transforms import delayed
-from autopar.transforms.bounded import Event
+from autopar.transforms.bounded import WorkerEvent
 from benchmarks.stale import bench
 from benchmarks.stale.delays import TECHNIQUES, followed
 from benchmarks.stale.learning import begun, learner
@@ -47,7 +47,7 @@ def test_a_constant_age_is_the_transform(delay: int) -> None:
 
 def test_ages_and_ends_follow_from_the_order() -> None:
     order = ["r0", "r1", "u0", "r0", "u0", "r0", "u1", "r1", "u0"]
-    events = tuple(Event(int(e[1]), "read" if e[0] == "r" else "update") for e in order)
+    events = tuple(WorkerEvent(int(e[1]), "read" if e[0] == "r" else "update") for e in order)
     ages, ends_s = followed(events, [[1.0, 1.0, 2.0], [2.5, 9.0]])
     assert ages == [0, 0, 2, 1]
     assert ends_s == [1.0, 2.0, 2.5, 4.0]

@@ -16,7 +16,7 @@ from autopar.api.pure import PureFunction
 from autopar.cost import wire_bytes
 from autopar.lower.aot import compare_stages, parse_target
 from autopar.lower.aot.lowered import lowered_collectives
-from autopar.lower.aot.messages import CompiledCollective, CompiledMemory, CompiledProgram
+from autopar.lower.aot.messages import CompiledCollective, CompiledMemory, CompiledSummary
 from autopar.lower.aot.stages import gathered
 from autopar.lower.pipeline.build import LoweredPipeline, lower_pipeline
 from autopar.lower.pipeline.exported import prepared
@@ -56,7 +56,7 @@ def lowered_for(target: str, args: tuple[Any, ...], **options: Any) -> tuple[aut
     return plan, lower_pipeline(split_layers(traced, plan.content.stack_groups).step, plan)
 
 
-def as_given(lowered: LoweredPipeline, temporaries: int = 0) -> dict[Work, CompiledProgram]:
+def as_given(lowered: LoweredPipeline, temporaries: int = 0) -> dict[Work, CompiledSummary]:
     """What a compiler would say that changes nothing."""
     found = {}
     for p in lowered.programs:
@@ -67,7 +67,7 @@ def as_given(lowered: LoweredPipeline, temporaries: int = 0) -> dict[Work, Compi
             for (kind, axis, size), n in counts.items()
         )
         memory = CompiledMemory(0, 0, temporaries, 0)
-        found[p.work] = CompiledProgram("cpu", collectives, memory, 1, 10.0, 0.5)
+        found[p.work] = CompiledSummary("cpu", collectives, memory, 1, 10.0, 0.5)
     return found
 
 
@@ -119,7 +119,7 @@ def test_a_collective_too_many_is_found_on_its_stage() -> None:
     more = CompiledCollective("all-to-all", "x", 4096, 1024.0, 1.0, 1, True, ("f32",), ())
     first = Work("forward", 0)
     was = compiled[first]
-    compiled[first] = CompiledProgram("cpu", (*was.collectives, more), was.memory, 1, 10.0, 0.5)
+    compiled[first] = CompiledSummary("cpu", (*was.collectives, more), was.memory, 1, 10.0, 0.5)
     found = compare_stages(plan, parse_target("cpu:4"), gathered(lowered, compiled))
     assert [s.collectives_ok for s in found.stages] == [False, True]
     (row,) = (r for r in found.stages[0].rows if r.bytes == 4096 and r.kind == "all-to-all")

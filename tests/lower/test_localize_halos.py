@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from autopar.sharding.halo import Exchange, Halo, messages
+from autopar.sharding.halo import Halo, HaloExchange, messages
 from tests.lower.harness import MESHES, check_localized
 
 X = MESHES[1:2]
@@ -58,7 +58,7 @@ def test_what_a_piece_gets_is_what_its_windows_cover(halo: Halo, pieces: int) ->
 
 def test_edges_that_are_sent() -> None:
     """A piece of 4 x 6 with 3 features: 2 rows of 6, then columns of 4 + 2 rows: corners come with them."""
-    exchanges = (Exchange(0, 0, ("x",), 1, 1), Exchange(0, 1, ("y",), 2, 0))
+    exchanges = (HaloExchange(0, 0, ("x",), 1, 1), HaloExchange(0, 1, ("y",), 2, 0))
     assert messages(exchanges, 0, (4, 6, 3)) == [(18, ("x",)), (18, ("x",)), (36, ("y",))]
     assert messages(exchanges, 1, (4, 6, 3)) == []
 

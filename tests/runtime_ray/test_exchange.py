@@ -23,11 +23,11 @@ from autopar.errors import AutoparError, ClusterError, WorkerLostError
 from autopar.runtime.measuring import QUICK, Effort
 from autopar.runtime.ray import measurer
 from autopar.runtime.ray.cluster import RayCluster
-from autopar.runtime.ray.measured import Kind, MeasuredWorkers, cases_of, kinds_of
+from autopar.runtime.ray.measured import MeasuredKind, MeasuredWorkers, cases_of, kinds_of
 from autopar.runtime.ray.messages import DeviceFacts
 from autopar.runtime.transport import SocketLink, WorkerLink
 from autopar.runtime.transport.direct import Transfers
-from autopar.runtime.transport.exchange import Exchange, payload
+from autopar.runtime.transport.exchange import TimedExchange, payload
 from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
 from tests.runtime_ray.pipelines import FragileWorkerGroup, thread_cluster
 
@@ -91,7 +91,7 @@ def exchanged(
     def part(me: int) -> tuple[tuple[float, ...], bool]:
         clock = itertools.count(0.0, 2.0).__next__
         devices = jax.devices()[2 * me : 2 * me + 2]
-        return Exchange(me, links[me], devices, clock).run(how, workers, sizes, lanes, count)  # type: ignore[arg-type]
+        return TimedExchange(me, links[me], devices, clock).run(how, workers, sizes, lanes, count)  # type: ignore[arg-type]
 
     with ThreadPoolExecutor(len(links)) as pool:
         return list(pool.map(part, range(len(links))))
@@ -179,8 +179,8 @@ def test_a_kind_has_the_links_that_end_at_its_workers() -> None:
     links = tuple(LinkSample("bounce", pair, 1 << 10, 1, 1, (1.0,)) for pair in ((0, 1), (0, 2), (1, 2)))
     chain = LinkSample("chain", (0, 1, 2, 3), 1 << 10, 1, 1, (1.0,))
     found = MeasuredWorkers((), (*links, chain), 4, 1e-3, "sockets")
-    assert found.links_of(Kind(facts, (2,), ())) == (*links[1:], chain)
-    assert found.links_of(Kind(facts, (3,), ())) == found.links  # no pair with it was measured
+    assert found.links_of(MeasuredKind(facts, (2,), ())) == (*links[1:], chain)
+    assert found.links_of(MeasuredKind(facts, (3,), ())) == found.links  # no pair with it was measured
 
 
 # -- all of it ---------------------------------------------------------------------------------
@@ -284,31 +284,31 @@ def test_a_worker_that_is_lost_is_named(phase: str, where: str) -> None:
 
 
 def test_a_worker_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Exchange.run
+    run = TimedExchange.run
 
-    def silent(self: Exchange, *arguments: Any) -> Any:
+    def silent(self: TimedExchange, *arguments: Any) -> Any:
         return ((), True) if self._me == 1 else run(self, *arguments)
 
-    monkeypatch.setattr(Exchange, "run", silent)
+    monkeypatch.setattr(TimedExchange, "run", silent)
     with pytest.raises(WorkerLostError, match=r"worker 1 was lost while transfers(.|\n)*others waited for it"):
         autopar.calibrate(cluster=thread_cluster(2, 1, deadline_s=0.5), effort=LEAST)
 
 
 def test_arrays_that_arrive_changed_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Damaging(Exchange):
+    class Damaging(TimedExchange):
         def run(self, *arguments: Any) -> Any:
             return super().run(*arguments)[0], self._me != 1
 
-    monkeypatch.setattr(measurer, "Exchange", Damaging)
+    monkeypatch.setattr(measurer, "TimedExchange", Damaging)
     with pytest.raises(AutoparError, match=r"between workers 0, 1 did not arrive as they were sent\n.*network card"):
         autopar.calibrate(cluster=thread_cluster(2, 1, deadline_s=20), effort=LEAST)
 
 
 def test_a_failure_of_its_own_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Exchange, *arguments: Any) -> Any:
+    def full(self: TimedExchange, *arguments: Any) -> Any:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(Exchange, "run", full)
+    monkeypatch.setattr(TimedExchange, "run", full)
     with pytest.raises(AutoparError, match=r"MemoryError: no room\n.*more memory(.|\n)*smaller sizes in Effort"):
         autopar.calibrate(cluster=thread_cluster(2, 1, deadline_s=20), effort=LEAST)
 

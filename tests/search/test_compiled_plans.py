@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.search.compilation import Planned
-from autopar.search.compiled_plans import Kind, fastest_compiled
+from autopar.search.compiled_plans import PlanKind, fastest_compiled
 from autopar.search.policy import CompilationPolicy
 from tests.plan.plans import small_plan
 
@@ -23,7 +23,7 @@ Truth = dict[str, tuple[float, float, float]]
 def outcome(truth: Truth, least: int = 0) -> tuple[Plan, list[tuple[str, int]]]:
     built: list[tuple[str, int]] = []
 
-    def kind(number: int, name: str) -> Kind[Any]:
+    def kind(number: int, name: str) -> PlanKind[Any]:
         def search(limit: int) -> Planned[Any]:
             if limit < least:
                 raise InfeasiblePlanError(f"nothing fits {limit} bytes", least_bytes=least)
@@ -32,7 +32,7 @@ def outcome(truth: Truth, least: int = 0) -> tuple[Plan, list[tuple[str, int]]]:
             )
             return Planned(name, Plan(content))
 
-        return Kind(name, search)
+        return PlanKind(name, search)
 
     def build(planned: Planned[Any]) -> SimpleNamespace:
         _, seconds, factor = truth[planned.traced]

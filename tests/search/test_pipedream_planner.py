@@ -10,7 +10,7 @@ import pytest
 
 import autopar
 from autopar.search.enumeration.candidates import schedule_of
-from autopar.search.research.pipedream import Profile, microbatches_an_update, slowest_least
+from autopar.search.research.pipedream import LayerProfile, microbatches_an_update, slowest_least
 from examples import mlp
 from tests.search.problems import problem_of, toy
 
@@ -24,7 +24,7 @@ def profile_of(model, bandwidth):
     with PROFILES.open(encoding="utf-8") as file:
         rows = [r for r in csv.DictReader(file) if r["model"] == model]
     columns = [np.array([float(r[c]) for r in rows]) for c in ("passes_ms", "sent_bytes", "parameter_bytes")]
-    return Profile(columns[0] / 1e3, columns[1], columns[2], bandwidth)
+    return LayerProfile(columns[0] / 1e3, columns[1], columns[2], bandwidth)
 
 
 def planned(model, bandwidth, devices):

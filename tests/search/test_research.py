@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import autopar
 from autopar.errors import InfeasiblePlanError
 from autopar.search import strategy_named
-from autopar.search.research import Run, Space, Walk
+from autopar.search.research import MethodRun, Space, Walk
 from autopar.search.research.beam import operator_order
 from autopar.search.research.beam import search as beam_search
 from autopar.search.research.evolutionary import evolve
 from autopar.search.research.mcmc import walk
-from autopar.search.research.pipedream import Profile, slowest_least
+from autopar.search.research.pipedream import LayerProfile, slowest_least
 from autopar.search.research.random import draw
 from autopar.search.research.reinforce import climb
 from autopar.solver import (
@@ -64,7 +64,7 @@ def random_problem(seed, nodes=6, limited=True):
 def new_run(problem, seed=0, steps=2000):
     told = []
     start = least_memory(problem)[1]
-    run = Run(Space(problem), steps, start, np.random.default_rng(seed), lambda *a: told.append(a))
+    run = MethodRun(Space(problem), steps, start, np.random.default_rng(seed), lambda *a: told.append(a))
     return run, told
 
 
@@ -183,7 +183,7 @@ def test_exhaustive_refuses_with_the_size():
 def test_the_recurrence_of_pipedream(seed):
     rng = np.random.default_rng(seed)
     n, devices, sizes = 5, 4, (1, 2, 4)
-    profile = Profile(rng.random(n), np.append(rng.random(n - 1), 0.0), rng.random(n), 2.0)
+    profile = LayerProfile(rng.random(n), np.append(rng.random(n - 1), 0.0), rng.random(n), 2.0)
 
     def stage_s(i, j, k):
         send = 2 * profile.sent_bytes[i - 1] / profile.bandwidth if i else 0.0

@@ -17,7 +17,7 @@ from autopar.api.annotate import compile_annotated
 from autopar.cli import main
 from autopar.errors import TraceError
 from autopar.frontend.stablehlo import read_module, traced_module
-from autopar.frontend.stablehlo.interpret import Interpreter
+from autopar.frontend.stablehlo.interpret import ModuleInterpreter
 from autopar.ir import Layout
 
 HERE = Path(__file__).parent
@@ -70,7 +70,7 @@ def arrays_of(shapes):
 
 
 def run(module, leaves):
-    return jax.jit(Interpreter(module).run)(*leaves)
+    return jax.jit(ModuleInterpreter(module).run)(*leaves)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.errors import AutoparError
-from autopar.transforms.bounded import Clocks, Event, drawn_events, replay
+from autopar.transforms.bounded import Clocks, WorkerEvent, drawn_events, replay
 from tests.transforms.oracles import stability_limit
 
 
@@ -53,7 +53,9 @@ def test_bound_of_zero_is_synchronous_to_the_bit():
         return 0.1 * (w - targets[worker, clock])
 
     order = [
-        e for _ in range(6) for e in (*(Event(w, "read") for w in range(4)), *(Event(w, "update") for w in range(4)))
+        e
+        for _ in range(6)
+        for e in (*(WorkerEvent(w, "read") for w in range(4)), *(WorkerEvent(w, "update") for w in range(4)))
     ]
     got = replay(gradients, lambda w, g: w - g, np.zeros(3), order, 4, 0)
     wanted = np.zeros(3)
@@ -83,9 +85,9 @@ def test_an_order_is_replayed_as_it_was():
 def test_workers_in_turn_are_a_delay_of_one_less_than_their_number(factor):
     workers = 4
     rate = factor * stability_limit(workers - 1)
-    order = [Event(w, "read") for w in range(workers)]
+    order = [WorkerEvent(w, "read") for w in range(workers)]
     for n in range(4000):
-        order += [Event(n % workers, "update"), Event(n % workers, "read")]
+        order += [WorkerEvent(n % workers, "update"), WorkerEvent(n % workers, "read")]
     sizes = []
     replay(lambda w, *_: w, lambda w, g: sizes.append(abs(w)) or w - rate * g, 1.0, order, workers)
     assert (max(sizes[2000:]) < max(sizes[:2000])) is (factor < 1)
@@ -99,10 +101,10 @@ def test_a_lost_worker_holds_nobody_back():
 
 
 def test_what_breaks_the_bound_is_refused():
-    late = [Event(0, "read"), Event(0, "update"), Event(0, "read")]
+    late = [WorkerEvent(0, "read"), WorkerEvent(0, "update"), WorkerEvent(0, "read")]
     with pytest.raises(AutoparError, match=r"event 2: worker 0 reads at clocks \(1, 0\), bound 0"):
         replay(lambda *_: 0.0, lambda w, g: w, 0.0, late, 2, 0)
     with pytest.raises(AutoparError, match="without having read"):
-        replay(lambda *_: 0.0, lambda w, g: w, 0.0, [Event(1, "update")], 2)
+        replay(lambda *_: 0.0, lambda w, g: w, 0.0, [WorkerEvent(1, "update")], 2)
     with pytest.raises(AutoparError, match="0 workers"):
         Clocks.of(0, 1)

@@ -12,7 +12,7 @@ from autopar.cost.sends import lane_s
 
 
 @dataclass(frozen=True)
-class Network:
+class TransformerNetwork:
     """Seconds of collectives and sends on equal nodes.
 
     Args:
@@ -28,12 +28,12 @@ class Network:
     constants: NetworkConstants
 
     @staticmethod
-    def of(cluster: Cluster, constants: NetworkConstants) -> Network:
+    def of(cluster: Cluster, constants: NetworkConstants) -> TransformerNetwork:
         """The network of a cluster's first group."""
         group = cluster.groups[0]
         if isinstance(group.inter, LinkSpec):
-            return Network(group.devices_per_node, group.intra, group.inter, constants)
-        return Network(group.size, group.intra, group.intra, constants)
+            return TransformerNetwork(group.devices_per_node, group.intra, group.inter, constants)
+        return TransformerNetwork(group.size, group.intra, group.intra, constants)
 
     def ranks_in_node(self, ranks: int, stride: int) -> int:
         """How many of ``ranks`` devices, ``stride`` apart, are in one node."""

@@ -1,4 +1,4 @@
-"""`collective`: applies a `Collective` inside a `jax.vmap` for each of its axes.
+"""`collective`: applies a `ManualCollective` inside a `jax.vmap` for each of its axes.
 
 Under a ``vmap`` with an axis's name an operand of the primitive gets a leading dim for that axis. When it has one for
 each axis of the collective, the pieces of all devices are there, and what is left are ordinary operators.
@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 from autopar._compat.batching import def_named_batching
-from autopar.frontend.manual.kinds import Broadcast, Collective
+from autopar.frontend.manual.kinds import Broadcast, ManualCollective
 
 
-def collective(x: Any, what: Collective) -> Any:
+def collective(x: Any, what: ManualCollective) -> Any:
     """The result of ``what`` on this device's piece ``x``.
 
     Args:
@@ -28,7 +28,7 @@ def collective(x: Any, what: Collective) -> Any:
     return apply(x, what=what, leading=()) if what.axes else x
 
 
-def _evaluated(x: Any, what: Collective, leading: Sequence[str]) -> Any:
+def _evaluated(x: Any, what: ManualCollective, leading: Sequence[str]) -> Any:
     """The result where ``x`` has a leading dim for each name in ``leading``: axes of ``what``, all of them, and others.
 
     The result has those dims in the same order, without the axes if it does not vary.
@@ -46,7 +46,7 @@ def _evaluated(x: Any, what: Collective, leading: Sequence[str]) -> Any:
     return jnp.moveaxis(output, [have.index(n) for n in kept], range(len(kept)))
 
 
-def _type(x: Any, *, what: Collective, leading: tuple[str, ...]) -> Any:
+def _type(x: Any, *, what: ManualCollective, leading: tuple[str, ...]) -> Any:
     missing = [(a, n) for a, n in zip(what.axes, what.sizes, strict=True) if a not in leading]
     full = jax.ShapeDtypeStruct((*(n for _, n in missing), *x.shape), x.dtype)
     output = jax.eval_shape(lambda v: _evaluated(v, what, (*(a for a, _ in missing), *leading)), full)

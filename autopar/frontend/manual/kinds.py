@@ -20,7 +20,7 @@ _REDUCE: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({"max": jn
 
 
 @dataclass(frozen=True)
-class Collective(ABC):
+class ManualCollective(ABC):
     """A collective over some axes of a mesh.
 
     Args:
@@ -75,7 +75,7 @@ class Collective(ABC):
 
 @final
 @dataclass(frozen=True)
-class Reduce(Collective):
+class Reduce(ManualCollective):
     """``psum``, ``pmax``, ``pmin``; ``op`` is the last part of the name."""
 
     op: str = "sum"
@@ -92,7 +92,7 @@ class Reduce(Collective):
 
 @final
 @dataclass(frozen=True)
-class Gather(Collective):
+class Gather(ManualCollective):
     """``all_gather``: pieces side by side along ``dim``, or ``stacked`` along a new one."""
 
     dim: int = 0
@@ -109,7 +109,7 @@ class Gather(Collective):
 
 @final
 @dataclass(frozen=True)
-class ReduceScatter(Collective):
+class ReduceScatter(ManualCollective):
     """``psum_scatter``: each device gets a piece of the sum along ``dim``; with ``stacked`` that dim goes away."""
 
     dim: int = 0
@@ -127,7 +127,7 @@ class ReduceScatter(Collective):
 
 @final
 @dataclass(frozen=True)
-class AllToAll(Collective):
+class AllToAll(ManualCollective):
     """``all_to_all``: the piece of ``split`` with a device's number goes to it; what comes lies along ``concat``."""
 
     split: int = 0
@@ -145,7 +145,7 @@ class AllToAll(Collective):
 
 @final
 @dataclass(frozen=True)
-class Permute(Collective):
+class ManualPermute(ManualCollective):
     """``ppermute``; ``pairs`` are (from, to). Devices to which nothing is sent get zeros."""
 
     pairs: tuple[tuple[int, int], ...] = ()
@@ -167,7 +167,7 @@ class Permute(Collective):
 
 @final
 @dataclass(frozen=True)
-class Broadcast(Collective):
+class Broadcast(ManualCollective):
     """``pbroadcast``: all devices get the piece of ``source``."""
 
     source: int = 0
@@ -182,7 +182,7 @@ class Broadcast(Collective):
 
 @final
 @dataclass(frozen=True)
-class Index(Collective):
+class Index(ManualCollective):
     """``axis_index``: each device's number; the operand is any number."""
 
     @property

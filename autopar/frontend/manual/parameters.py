@@ -1,4 +1,4 @@
-"""Which `Collective` an equation of jax is."""
+"""Which `ManualCollective` an equation of jax is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from autopar.frontend.manual.kinds import (
     AllToAll,
     Broadcast,
-    Collective,
     Gather,
     Index,
-    Permute,
+    ManualCollective,
+    ManualPermute,
     Reduce,
     ReduceScatter,
 )
@@ -21,35 +21,35 @@ Params = Mapping[str, Any]
 Common = tuple[tuple[str, ...], tuple[int, ...], "tuple[tuple[int, ...], ...] | None"]
 
 
-def _reduce(op: str) -> Callable[[Params, Common], Collective]:
+def _reduce(op: str) -> Callable[[Params, Common], ManualCollective]:
     return lambda params, common: Reduce(*common, op)
 
 
-def _gather(params: Params, common: Common) -> Collective:
+def _gather(params: Params, common: Common) -> ManualCollective:
     return Gather(*common, params["all_gather_dimension"], not params["tiled"])
 
 
-def _scatter(params: Params, common: Common) -> Collective:
+def _scatter(params: Params, common: Common) -> ManualCollective:
     return ReduceScatter(*common, params["scatter_dimension"], not params["tiled"])
 
 
-def _all_to_all(params: Params, common: Common) -> Collective:
+def _all_to_all(params: Params, common: Common) -> ManualCollective:
     return AllToAll(*common, params["split_axis"], params["concat_axis"])
 
 
-def _permute(params: Params, common: Common) -> Collective:
-    return Permute(*common, tuple((int(a), int(b)) for a, b in params["perm"]))
+def _permute(params: Params, common: Common) -> ManualCollective:
+    return ManualPermute(*common, tuple((int(a), int(b)) for a, b in params["perm"]))
 
 
-def _broadcast(params: Params, common: Common) -> Collective:
+def _broadcast(params: Params, common: Common) -> ManualCollective:
     return Broadcast(*common, int(params["source"]))
 
 
-def _index(params: Params, common: Common) -> Collective:
+def _index(params: Params, common: Common) -> ManualCollective:
     return Index(*common)
 
 
-COLLECTIVES: Mapping[str, Callable[[Params, Common], Collective]] = MappingProxyType(
+COLLECTIVES: Mapping[str, Callable[[Params, Common], ManualCollective]] = MappingProxyType(
     {
         "all_gather": _gather,
         "all_gather_invariant": _gather,
@@ -66,7 +66,7 @@ COLLECTIVES: Mapping[str, Callable[[Params, Common], Collective]] = MappingProxy
 )
 
 
-def collective_of(primitive: str, params: Params, sizes: Mapping[str, int]) -> tuple[Collective, tuple[int, ...]]:
+def collective_of(primitive: str, params: Params, sizes: Mapping[str, int]) -> tuple[ManualCollective, tuple[int, ...]]:
     """The collective that an equation is, and the dims of its operands that it goes over too.
 
     Args:

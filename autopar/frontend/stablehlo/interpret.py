@@ -16,7 +16,7 @@ from jax.extend.mlir import ir
 from autopar.frontend.labels import Labels
 from autopar.frontend.stablehlo.contractions import CONTRACTIONS
 from autopar.frontend.stablehlo.elementwise import ELEMENTWISE
-from autopar.frontend.stablehlo.module import Module, type_of
+from autopar.frontend.stablehlo.module import StablehloModule, type_of
 from autopar.frontend.stablehlo.reader import Operation, dtype_of, scope_text, word_of
 from autopar.frontend.stablehlo.shapes import SHAPES
 
@@ -24,7 +24,7 @@ _RETURNS = frozenset({"func.return", "stablehlo.return"})
 
 
 @dataclass
-class Interpreter:
+class ModuleInterpreter:
     """Interprets a module under marks that say which operation is at work.
 
     Args:
@@ -33,7 +33,7 @@ class Interpreter:
         numbers: number of each operation.
     """
 
-    module: Module
+    module: StablehloModule
     labels: Labels = field(default_factory=Labels)
     numbers: dict[Any, int] = field(default_factory=dict)
 
@@ -111,9 +111,9 @@ class Interpreter:
 
 _CONTROL: Mapping[str, Callable[..., list[Any]]] = MappingProxyType(
     {
-        "stablehlo.case": Interpreter.case,
-        "stablehlo.if": Interpreter.if_else,
-        "stablehlo.while": Interpreter.while_loop,
+        "stablehlo.case": ModuleInterpreter.case,
+        "stablehlo.if": ModuleInterpreter.if_else,
+        "stablehlo.while": ModuleInterpreter.while_loop,
     }
 )
 

@@ -38,7 +38,7 @@ class Argument:
 
 
 @dataclass(frozen=True, eq=False)
-class Module:
+class StablehloModule:
     """A module in memory.
 
     Args:
@@ -81,7 +81,7 @@ def walk(block: Any) -> Iterator[Any]:
 CONTROL = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
 
 
-def read_module(source: str | bytes | Path) -> Module:
+def read_module(source: str | bytes | Path) -> StablehloModule:
     """Reads a module.
 
     Args:
@@ -140,7 +140,7 @@ def _parse(context: Any, data: str | bytes) -> Any:
     return ir.Module.parse(data)
 
 
-def _module(module: Any, entry: Any, place: str) -> Module:
+def _module(module: Any, entry: Any, place: str) -> StablehloModule:
     kind = ir.FunctionType(entry.attributes["function_type"].value)
     given = [_NAMED.match(str(a.location)) for a in entry.regions[0].blocks[0].arguments]
     inputs = _unique([g[1] if g and ".mlir" not in g[1] and g[1] != "-" else "" for g in given], "arg{}")
@@ -149,7 +149,7 @@ def _module(module: Any, entry: Any, place: str) -> Module:
     outputs = _unique([c.removeprefix("result") for c in called] or [""] * len(kind.results), "[{}]")
     had = _without_shardings(module, entry)
     notes = ("shardings that the module had are replaced by the plan's",) if had else ()
-    return Module(
+    return StablehloModule(
         _text(module.operation.attributes["sym_name"]) if "sym_name" in module.operation.attributes else "module",
         module,
         entry,

@@ -14,8 +14,8 @@ from autopar.frontend.build import build_graph
 from autopar.frontend.order import order
 from autopar.frontend.roles import assign_roles
 from autopar.frontend.signature import SignatureOptions, flatten_call
-from autopar.frontend.stablehlo.interpret import Interpreter
-from autopar.frontend.stablehlo.module import Module
+from autopar.frontend.stablehlo.interpret import ModuleInterpreter
+from autopar.frontend.stablehlo.module import StablehloModule
 from autopar.frontend.stablehlo.reader import dtype_of
 from autopar.frontend.trace import Traced
 
@@ -23,7 +23,7 @@ _ROOT = re.compile(r"\w+")
 _WIDE = ("i64", "ui64", "f64", "complex<f64>")
 
 
-def traced_module(module: Module, batch: Sequence[int] | None = None) -> Traced:
+def traced_module(module: StablehloModule, batch: Sequence[int] | None = None) -> Traced:
     """The module's entry function, traced; operators have the numbers of operations as their origins.
 
     Args:
@@ -44,9 +44,9 @@ def traced_module(module: Module, batch: Sequence[int] | None = None) -> Traced:
         return _traced(module, batch)
 
 
-def _traced(module: Module, batch: Sequence[int] | None) -> Traced:
+def _traced(module: StablehloModule, batch: Sequence[int] | None) -> Traced:
     shapes = [jax.ShapeDtypeStruct(a.shape, dtype_of(a.dtype, a.name)) for a in module.arguments]
-    interpreter = Interpreter(module)
+    interpreter = ModuleInterpreter(module)
     closed = jax.make_jaxpr(interpreter.run)(*shapes)
     paths = [a.name for a in module.arguments]
     result = build_graph(

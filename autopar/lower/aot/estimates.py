@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from autopar.lower.hlo import Collective, as_emitted, read_collectives
+from autopar.lower.hlo import HloCollective, as_emitted, read_collectives
 from autopar.lower.hlo_text import (
     COLLECTIVES,
+    HloModule,
     Instruction,
-    Module,
     called,
     parse_module,
     split_operands,
@@ -109,7 +109,7 @@ class Rates:
 
     clock_hz: float | None
     roofline_s: Callable[[float, float, str], float]
-    collective_s: Callable[[Collective, float], float]
+    collective_s: Callable[[HloCollective, float], float]
 
 
 def estimated(text: str, rates: Rates) -> StepSeconds:
@@ -123,11 +123,11 @@ def estimated(text: str, rates: Rates) -> StepSeconds:
         ValueError: the text is not the HLO of a compiled program.
     """
     module = parse_module(listed_groups(text))
-    return _Walk(module, rates).run(module.entry)
+    return _ComputationWalk(module, rates).run(module.entry)
 
 
 @dataclass
-class _Clock:
+class _ComputationClock:
     """What has run of a computation: seconds by group, and collectives on their way."""
 
     now: float = 0.0
@@ -185,21 +185,21 @@ class _Clock:
         )  # fmt: skip
 
 
-class _Walk:
+class _ComputationWalk:
     """Runs computations of a module in the order of the text."""
 
-    def __init__(self, module: Module, rates: Rates) -> None:
+    def __init__(self, module: HloModule, rates: Rates) -> None:
         self.module = module
         self.rates = rates
         self.shapes = {name: {i.name: i.shape for i in body} for name, body in module.computations.items()}
 
     def run(self, name: str) -> StepSeconds:
-        clock = _Clock()
+        clock = _ComputationClock()
         for i in self.module.computations[name]:
             self.step(i, name, clock)
         return clock.seconds()
 
-    def step(self, i: Instruction, name: str, clock: _Clock) -> None:
+    def step(self, i: Instruction, name: str, clock: _ComputationClock) -> None:
         """One instruction of the computation ``name``."""
         if i.opcode in _INNER:
             inner = [self.run(callee).times(count) for callee, count, _ in called(self.module, (i,), 1.0)]
@@ -224,7 +224,7 @@ class _Walk:
         if i.opcode not in _FREE:
             self.kernel(i, name, clock)
 
-    def kernel(self, i: Instruction, name: str, clock: _Clock) -> None:
+    def kernel(self, i: Instruction, name: str, clock: _ComputationClock) -> None:
         """A kernel; parts of a collective that are fused into it begin with it, and end with the last of them."""
         chains = self.chains(i)
         whole = [] if chains else self.inside(i)
@@ -254,7 +254,7 @@ class _Walk:
                 queue += [callee for callee, _, _ in called(self.module, self.module.computations[body], 1.0)]
         return names
 
-    def inside(self, i: Instruction) -> list[Collective]:
+    def inside(self, i: Instruction) -> list[HloCollective]:
         """Collectives of the computations that an instruction calls."""
         return [
             as_emitted(c, body)
@@ -263,9 +263,9 @@ class _Walk:
             for c in read_collectives(inner, self.shapes[body], self.module.devices)
         ]
 
-    def chains(self, i: Instruction) -> dict[str, list[Collective]]:
+    def chains(self, i: Instruction) -> dict[str, list[HloCollective]]:
         """By chain the collectives that are fused into an instruction bit by bit."""
-        by_chain: dict[str, list[Collective]] = {}
+        by_chain: dict[str, list[HloCollective]] = {}
         for body in self.bodies(i):
             for inner in self.module.computations[body]:
                 chain = _CHAIN.search(inner.attributes)
@@ -287,7 +287,7 @@ class _Walk:
             for j in (i, *inner)
         )
 
-    def sent_s(self, collectives: Iterator[Collective]) -> float:
+    def sent_s(self, collectives: Iterator[HloCollective]) -> float:
         """Seconds of the collectives of one instruction, which are sent together."""
         parts = [c for c in collectives if c.group_size > 1]
         return self.rates.collective_s(parts[0], sum(c.full_bytes for c in parts)) if parts else 0.0

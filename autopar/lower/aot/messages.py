@@ -96,7 +96,7 @@ class CompiledMemory(_Message, frozen=True):
         return self.arguments + self.outputs + self.temporaries - self.alias - self.host
 
 
-class CompiledProgram(_Message, frozen=True):
+class CompiledSummary(_Message, frozen=True):
     """What is read of a compiled program.
 
     Args:

@@ -11,7 +11,7 @@ from autopar.ir.loops import runs_inside
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.estimates import Rates, StepSeconds
 from autopar.lower.aot.groups import GroupNames
-from autopar.lower.hlo import Collective
+from autopar.lower.hlo import HloCollective
 from autopar.plan import Plan
 
 
@@ -67,7 +67,7 @@ def rates_of(target: Target, plan: Plan) -> Rates:
     (mesh,) = cluster.logical_meshes(tuple(n for _, n in axes))
     names = GroupNames(axes)
 
-    def collective_s(sent: Collective, full_bytes: float) -> float:
+    def collective_s(sent: HloCollective, full_bytes: float) -> float:
         return cost.collective_s(sent.kind, full_bytes, _along(names.of(sent.kind, sent.groups), mesh), mesh)
 
     return Rates(target.clock_hz, lambda flops, bytes, dtype: cost.operator_s(flops, bytes, dtype), collective_s)

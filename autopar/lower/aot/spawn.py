@@ -20,7 +20,7 @@ from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.lowered import counted_collectives
-from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledProgram, CompileRequest, ProgramRequest
+from autopar.lower.aot.messages import ANSWER, PROGRAM, REQUEST, TEXT, CompiledSummary, CompileRequest, ProgramRequest
 from autopar.lower.aot.rewrites import Key
 from autopar.lower.hosted import hosted_of
 from autopar.lower.program import LoweredProgram, abstract_mesh, lower_on
@@ -43,7 +43,7 @@ class Compilation:
 
     lowered: Mapping[Key, float] | None
     equal: Mapping[Key, float]
-    compiled: CompiledProgram
+    compiled: CompiledSummary
     hlo: str
 
 
@@ -79,7 +79,7 @@ def compile_for(target: Target, traced: Traced, plan: Plan, timeout_s: float = 1
 
 def compile_jobs(
     target: Target, plan: Plan, jobs: Sequence[CompileJob], timeout_s: float
-) -> list[tuple[CompiledProgram, str]]:
+) -> list[tuple[CompiledSummary, str]]:
     """Compiles programs, one after the other in one process of its own.
 
     Args:
@@ -99,7 +99,7 @@ def compile_jobs(
             (folder / PROGRAM.format(number)).write_bytes(job.code)
         (folder / REQUEST).write_bytes(msgspec.json.encode(CompileRequest(target.text, tuple(j.request for j in jobs))))
         _run(target, plan, folder, timeout_s)
-        answers = msgspec.json.decode((folder / ANSWER).read_bytes(), type=list[CompiledProgram])
+        answers = msgspec.json.decode((folder / ANSWER).read_bytes(), type=list[CompiledSummary])
         texts = [(folder / TEXT.format(number)).read_text(encoding="utf-8") for number in range(len(jobs))]
         return list(zip(answers, texts, strict=True))
 

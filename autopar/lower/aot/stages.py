@@ -12,7 +12,7 @@ from jax import export
 
 from autopar.lower.aot.base import Target
 from autopar.lower.aot.lowered import counted_collectives
-from autopar.lower.aot.messages import CompiledCollective, CompiledProgram, ProgramRequest
+from autopar.lower.aot.messages import CompiledCollective, CompiledSummary, ProgramRequest
 from autopar.lower.aot.rewrites import Key
 from autopar.lower.aot.spawn import CompileJob, compile_jobs
 from autopar.lower.pipeline.build import LoweredPipeline
@@ -45,7 +45,7 @@ class StageCompilation:
     collectives: tuple[CompiledCollective, ...]
     fusions: int
     cycles: float | None
-    programs: Mapping[Work, CompiledProgram]
+    programs: Mapping[Work, CompiledSummary]
     texts: tuple[tuple[int, str], ...] = ()
 
 
@@ -87,7 +87,7 @@ def compile_stages(target: Target, lowered: LoweredPipeline, timeout_s: float = 
 
 
 def gathered(
-    lowered: LoweredPipeline, compiled: Mapping[Work, CompiledProgram], texts: Mapping[Work, str] = MappingProxyType({})
+    lowered: LoweredPipeline, compiled: Mapping[Work, CompiledSummary], texts: Mapping[Work, str] = MappingProxyType({})
 ) -> PipelineCompilation:
     """What the programs of a pipeline come to in a step.
 
@@ -131,7 +131,7 @@ def _runs(lowered: LoweredPipeline) -> Counter[Work]:
 
 
 def _stage(
-    lowered: LoweredPipeline, stage: int, compiled: Mapping[Work, CompiledProgram], texts: Mapping[Work, str]
+    lowered: LoweredPipeline, stage: int, compiled: Mapping[Work, CompiledSummary], texts: Mapping[Work, str]
 ) -> StageCompilation:
     axes, runs = lowered.mesh_axes(stage), _runs(lowered)
     stage_programs = [p for p in lowered.programs if p.work.stage == stage and p.work in compiled]

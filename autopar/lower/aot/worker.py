@@ -27,18 +27,18 @@ from autopar.lower.aot.messages import (
     TEXT,
     CompiledCollective,
     CompiledMemory,
-    CompiledProgram,
+    CompiledSummary,
     CompileRequest,
     ProgramRequest,
 )
 from autopar.lower.aot.registry import parse_target
-from autopar.lower.hlo import Collective, collectives, work
+from autopar.lower.hlo import HloCollective, collectives, work
 from autopar.lower.hosted import placed
 
 _SCOPES = 4
 
 
-def compile_program(target: Target, request: ProgramRequest, program: bytes) -> tuple[CompiledProgram, str]:
+def compile_program(target: Target, request: ProgramRequest, program: bytes) -> tuple[CompiledSummary, str]:
     """Compiles; returns what is read of the result and its optimized HLO.
 
     Args:
@@ -71,7 +71,7 @@ def compile_program(target: Target, request: ProgramRequest, program: bytes) -> 
     text = str(compiled.as_text())
     memory: Any = compiled.memory_analysis()
     done = work(text)
-    return CompiledProgram(
+    return CompiledSummary(
         str(grid.flat[0].device_kind),
         summarized(collectives(text), GroupNames(request.mesh_axes)),
         CompiledMemory(
@@ -87,9 +87,9 @@ def compile_program(target: Target, request: ProgramRequest, program: bytes) -> 
     ), text
 
 
-def summarized(collectives: tuple[Collective, ...], names: GroupNames) -> tuple[CompiledCollective, ...]:
+def summarized(collectives: tuple[HloCollective, ...], names: GroupNames) -> tuple[CompiledCollective, ...]:
     """Collectives that are the same taken together; those of one device a group, which send nothing, left out."""
-    by_collective: dict[tuple[str, str, int], list[Collective]] = defaultdict(list)
+    by_collective: dict[tuple[str, str, int], list[HloCollective]] = defaultdict(list)
     for c in collectives:
         if c.group_size > 1:
             by_collective[c.kind, names.of(c.kind, c.groups), c.full_bytes].append(c)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from autopar.lower.pipeline.stage_program import StageProgram
+from autopar.plan.pipeline import Lifetime, Reduce
 from autopar.schedule import Dataflow, ValueRef, ValueSpec, Work, WorkSpec
-from autopar.schedule.dataflow import Lifetime, Reduce
 
 _REDUCES: Mapping[str, Reduce] = {
     "sum": "sum", "max": "max", "min": "min", "concatenate": "concatenate", "and": "min", "or": "max",

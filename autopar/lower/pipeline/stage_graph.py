@@ -84,7 +84,7 @@ def stage_graph(
         for v in parts.graph_inputs
     ]
     recorder = Recorder.behind(step.program)
-    work = _Stage(step.program, microbatching, parts, recorder, recomputation)
+    work = _StageFunction(step.program, microbatching, parts, recorder, recomputation)
     closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
     paths = [*(graph.outputs[i].path for i in parts.outputs), *map(str, parts.graph_sends)]
     program = build_graph(
@@ -131,7 +131,7 @@ def _piece_shapes(
     return shapes
 
 
-class _Stage:
+class _StageFunction:
     """The stage as a function of flat arrays."""
 
     def __init__(

@@ -38,7 +38,7 @@ class StepLines:
     def __init__(self, credentials: Credentials, host: str) -> None:
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, _ProcessLine] = {}
         self._number = 0
         self._listener = Listener(credentials, self._keep, host)
         self.address = self._listener.address
@@ -95,11 +95,11 @@ class StepLines:
             connection.settimeout(_MESSAGE_S)
             (process,) = NUMBER.unpack(read_exactly(connection, NUMBER.size))
             with self._lock:
-                self._lines[process] = _Line(connection)
+                self._lines[process] = _ProcessLine(connection)
             self._over.wait()
 
 
-class _Line:
+class _ProcessLine:
     """The connection to one process."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -146,7 +146,7 @@ class _Line:
         return Answer(error="its process ended", lost=True) if self._is_lost else None
 
 
-def _receive(lines: Sequence[_Line], timeout_s: float) -> None:
+def _receive(lines: Sequence[_ProcessLine], timeout_s: float) -> None:
     """Reads what comes on connections, after waiting until something does."""
     watched = select.poll()
     by_handle = {}

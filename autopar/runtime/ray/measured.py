@@ -52,7 +52,7 @@ class LinkCase:
 
 
 @dataclass(frozen=True)
-class Kind:
+class MeasuredKind:
     """Workers with equal devices, of which the first was measured.
 
     Args:
@@ -78,13 +78,13 @@ class MeasuredWorkers:
         transport: how arrays went, for people.
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[MeasuredKind, ...]
     links: tuple[LinkSample, ...]
     machines: int
     call_s: float
     transport: str
 
-    def links_of(self, kind: Kind) -> tuple[LinkSample, ...]:
+    def links_of(self, kind: MeasuredKind) -> tuple[LinkSample, ...]:
         """Transfers that workers of a kind took part in; all transfers where no pair with one of them was measured."""
         links_of_kind = tuple(s for s in self.links if not set(kind.workers).isdisjoint(s.workers))
         return links_of_kind if any(s.how == "bounce" for s in links_of_kind) else self.links
@@ -135,7 +135,9 @@ def measure_workers(cluster: RayCluster, effort: Effort, say: Callable[[str], No
         answers = session.call("measure", [(measure,)] * count, options.load_s)
     finally:
         session.close()
-    kinds = tuple(Kind(f, members, decode(answers[members[0]], MeasureResult).samples) for f, members in by_kind)
+    kinds = tuple(
+        MeasuredKind(f, members, decode(answers[members[0]], MeasureResult).samples) for f, members in by_kind
+    )
     transport = "direct" if options.direct else "sockets"
     return MeasuredWorkers(kinds, links, len(set(session.machines)), call_s, transport)
 

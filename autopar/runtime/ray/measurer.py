@@ -21,7 +21,7 @@ from autopar.runtime.ray.messages import (
 )
 from autopar.runtime.transport import SocketLink
 from autopar.runtime.transport.direct import Transfers
-from autopar.runtime.transport.exchange import Exchange
+from autopar.runtime.transport.exchange import TimedExchange
 from autopar.runtime.transport.process_groups import GroupLink, ProcessGroups
 
 
@@ -77,7 +77,7 @@ class Measurer:
         """Takes part in a `TransferRequest`. Returns a `StepResult` and a `TransferResult`."""
         request = decode(message, TransferRequest)
         self._link.begin(request.deadline_s)
-        part = Exchange(self._process, self._group_link or self._link, self._devices())
+        part = TimedExchange(self._process, self._group_link or self._link, self._devices())
         try:
             seconds, equal = part.run(request.how, request.workers, request.sizes, request.lanes, request.count)
         except Exception as error:

@@ -209,13 +209,13 @@ class RemoteProgram:
         return max(sizes, default=0)
 
     @property
-    def executable(self) -> _Executables:
+    def executable(self) -> _RemoteExecutables:
         """Texts and memory of all programs."""
-        return _Executables(self.runtime)
+        return _RemoteExecutables(self.runtime)
 
 
 @dataclass(frozen=True, eq=False)
-class _Executables:
+class _RemoteExecutables:
     """What `Compiled` asks of jax's compiled object, for the programs of all workers together."""
 
     runtime: RemotePipeline

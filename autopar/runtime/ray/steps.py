@@ -33,7 +33,7 @@ class StepOutcome:
 
 
 @dataclass
-class _Parts:
+class _WorkerInputs:
     """What one worker is sent."""
 
     starts: list[Start] = field(default_factory=list)
@@ -96,10 +96,10 @@ def run_step(
     )
 
 
-def _parts(ledger: Ledger, source: Pipelined, call: Call) -> tuple[list[_Parts], list[Move]]:
+def _parts(ledger: Ledger, source: Pipelined, call: Call) -> tuple[list[_WorkerInputs], list[Move]]:
     """What each worker starts with and gives, and arrays that go from worker to worker before."""
     moves: list[Move] = []
-    parts = [_Parts() for _ in source.places]
+    parts = [_WorkerInputs() for _ in source.places]
     count = source.program.table.num_microbatches
     for worker, places in enumerate(source.places):
         for p in places:

@@ -1,7 +1,7 @@
 """How arrays get from one worker to another: in one process, or over sockets."""
 
 from autopar.runtime.transport.base import PeerLostError, SilentPeerError, WorkerLink
-from autopar.runtime.transport.queues import Queues
+from autopar.runtime.transport.queues import WorkerQueues
 from autopar.runtime.transport.sockets import SocketLink
 
-__all__ = ["PeerLostError", "Queues", "SilentPeerError", "SocketLink", "WorkerLink"]
+__all__ = ["PeerLostError", "SilentPeerError", "SocketLink", "WorkerLink", "WorkerQueues"]

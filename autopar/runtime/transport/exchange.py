@@ -1,7 +1,7 @@
 """Timed transfers over the links of a pipeline, as `autopar.cost.links` wants them.
 
-All who take part call `Exchange.run` with the same arguments. One side's clock is enough: the first worker stops it
-when an array is back, or when all answers are there. Every array that is timed is new on its devices, as one that a
+All who take part call `TimedExchange.run` with the same arguments. One side's clock is enough: the first worker stops
+it when an array is back, or when all answers are there. Every array that is timed is new on its devices, as one that a
 program has just made: jax keeps the copy on the host of one that was sent before.
 """
 
@@ -26,7 +26,7 @@ _BOUNCED_BYTES, _MOST_RUNS = 1 << 20, 16
 _READY, _ANSWER = 1 << 20, 1 << 21
 
 
-class Exchange:
+class TimedExchange:
     """One worker's part in timed transfers.
 
     Args:

@@ -12,7 +12,7 @@ from autopar.errors import ScheduleError
 from autopar.runtime.transport.base import WorkerLink
 
 
-class Queues:
+class WorkerQueues:
     """The queues between all workers of a process."""
 
     def __init__(self) -> None:

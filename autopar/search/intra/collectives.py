@@ -15,7 +15,7 @@ from autopar.sharding.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class PricedCollective:
     """One collective of a choice: what it is, of which value, for which use, how often a step, and seconds a step."""
 
     kind: str
@@ -33,7 +33,7 @@ def collectives(
     choice: Sequence[int],
     layouts: Mapping[str, Layout],
     copies: Mapping[str, Mapping[str, Layout]],
-) -> Iterator[Collective]:
+) -> Iterator[PricedCollective]:
     """Every collective that a choice needs, value by value and use by use in time.
 
     What one program made of a value is not there for another.
@@ -63,11 +63,11 @@ def collectives(
                 weight = v.weight if n < len(pairs) - 1 else use.weight
                 for sent in routes.tables.communication(v.type, before, after):
                     axes = "+".join(sent.axes)
-                    yield Collective(sent.kind, v.key, sent.full_bytes, axes, use, weight, weight * sent.seconds)
+                    yield PricedCollective(sent.kind, v.key, sent.full_bytes, axes, use, weight, weight * sent.seconds)
     yield from _edges(problem, sharding_problem, choice)
 
 
-def _edges(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Iterator[Collective]:
+def _edges(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Iterator[PricedCollective]:
     """Edges that operators send to neighbours while they run."""
     for s in sharding_problem.sites:
         strategy = s.strategies[choice[s.node]]
@@ -78,4 +78,4 @@ def _edges(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence
             value = f"{prefix}{s.op.operands[e.operand]}"
             use = Use(s.node, (), s.weight, s.time, s.id, s.phase, heavy=True)
             axes = "+".join(e.axes)
-            yield Collective("collective-permute", value, e.bytes, axes, use, s.weight, s.weight * e.seconds)
+            yield PricedCollective("collective-permute", value, e.bytes, axes, use, s.weight, s.weight * e.seconds)

@@ -16,7 +16,7 @@ from autopar.sharding.halo import messages
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class HaloMessage:
     """One message to a neighbour.
 
     Args:
@@ -32,7 +32,7 @@ class Edge:
     seconds: float
 
 
-def edges(cost: CostModel, mesh: LogicalMesh, strategy: Strategy, types: Sequence[TensorType]) -> Iterator[Edge]:
+def edges(cost: CostModel, mesh: LogicalMesh, strategy: Strategy, types: Sequence[TensorType]) -> Iterator[HaloMessage]:
     """The messages of one run of an operator.
 
     Args:
@@ -46,7 +46,7 @@ def edges(cost: CostModel, mesh: LogicalMesh, strategy: Strategy, types: Sequenc
         shape = strategy.operand_layouts[operand].local_shape(type.shape, mesh.sizes)
         for elements, axes in messages(strategy.exchanges, operand, shape):
             bytes = elements * type.nbytes // type.size
-            yield Edge(operand, bytes, axes, cost.collective_s("collective-permute", bytes, axes, mesh))
+            yield HaloMessage(operand, bytes, axes, cost.collective_s("collective-permute", bytes, axes, mesh))
 
 
 def edges_s(

@@ -13,7 +13,7 @@ import numpy as np
 from autopar.ir import Graph, Layout, Literal
 from autopar.ir.loops import Scan
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
-from autopar.search.intra.collectives import Collective, collectives
+from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.draft import UsageDraft
 from autopar.search.intra.host import HOST, hosted
 from autopar.search.intra.memory import IN_FLIGHT, is_in_flight
@@ -127,7 +127,7 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
 
 
 def _exposed_s(
-    problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]
+    problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
 ) -> tuple[float, ...]:
     """For each collective the seconds of it that nothing hides under the stack of the cluster."""
     cost = problem.cost_model
@@ -231,7 +231,9 @@ def _operators(sharding_problem: ShardingProblem, choice: Sequence[int]) -> tupl
     return tuple(record for _, record in sorted(records, key=lambda e: (e[0], e[1].id)))
 
 
-def _communication(sent: Sequence[Collective], exposed: Sequence[float], by_work: Works) -> tuple[Communication, ...]:
+def _communication(
+    sent: Sequence[PricedCollective], exposed: Sequence[float], by_work: Works
+) -> tuple[Communication, ...]:
     total: dict[tuple[str, int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     users: dict[tuple[str, int, str], dict[str, None]] = defaultdict(dict)
     for c, seconds in zip(sent, exposed, strict=True):

@@ -10,7 +10,7 @@ from autopar.ir import Layout, Operator, TensorType
 from autopar.ir.primitives import CONTRACTIONS
 from autopar.search.policy import SpacePolicy
 from autopar.sharding import Strategy, rule_for, strategies
-from autopar.sharding.halo import Exchange
+from autopar.sharding.halo import HaloExchange
 
 # Where partial operands would only repeat the most expensive work on every device.
 _NEVER_PARTIAL = CONTRACTIONS | {"gather"}
@@ -112,7 +112,7 @@ class OperatorTable:
         flops, moved = operator_flops(op, operand_types), operator_bytes(op, operand_types)
         return OperatorOptions(kept, empty * len(operand_types), empty * len(types), known, flops, moved).only(kept)
 
-    def _pays(self, s: Strategy, e: Exchange, operand_types: tuple[TensorType, ...]) -> bool:
+    def _pays(self, s: Strategy, e: HaloExchange, operand_types: tuple[TensorType, ...]) -> bool:
         """Whether the shards of a strategy are large next to the edges that they send."""
         layout, type = s.operand_layouts[e.operand], operand_types[e.operand]
         rows = layout.local_shape(type.shape, self.mesh.sizes)[e.dim]

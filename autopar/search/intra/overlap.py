@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from autopar.cluster import LogicalMesh
 from autopar.ir import Operator
-from autopar.search.intra.collectives import Collective
+from autopar.search.intra.collectives import PricedCollective
 from autopar.search.intra.sharding_problem import ShardingProblem
 
 
@@ -182,7 +182,7 @@ class RegionSchedule:
 
 
 def schedules(
-    sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]
+    sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
 ) -> dict[str, RegionSchedule]:
     """The schedule of each region, innermost first; "" is the step.
 
@@ -223,7 +223,7 @@ def schedules(
 
 
 def exposed_s(
-    sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective]
+    sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
 ) -> tuple[float, ...]:
     """For each collective the seconds of it that no operator hides; arguments are those of `schedules`."""
     shares = [0.0] * len(sent)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autopar.plan.details import Details, MemoryPoint, TimelineSlice
-from autopar.search.intra.collectives import Collective, collectives
+from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.extract import Sharding, copy_layouts, value_layouts, views_of
 from autopar.search.intra.host import HOST
 from autopar.search.intra.memory import IN_FLIGHT
@@ -60,7 +60,7 @@ def details_of(
 
 
 def _overlapped(
-    of_regions: Mapping[str, RegionSchedule], sharding_problem: ShardingProblem, sent: Sequence[Collective]
+    of_regions: Mapping[str, RegionSchedule], sharding_problem: ShardingProblem, sent: Sequence[PricedCollective]
 ) -> list[TimelineSlice]:
     """Slices of all regions: those of a loop lie where the loop is, all its iterations drawn as one."""
     slices: list[TimelineSlice] = []
@@ -84,11 +84,11 @@ def _overlapped(
 
 
 def _in_turn(
-    sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[Collective], share: float
+    sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective], share: float
 ) -> list[TimelineSlice]:
     """Slices one after the other, collectives before the operator that takes the value."""
     regions = {r.id for r in sharding_problem.region_sites}
-    before: dict[str, list[Collective]] = defaultdict(list)
+    before: dict[str, list[PricedCollective]] = defaultdict(list)
     ids = {s.id for s in sharding_problem.sites}
     for c in sent:
         before[c.use.consumer if c.use.consumer in ids else ""].append(c)
@@ -118,7 +118,7 @@ def _in_turn(
     return sorted(slices, key=lambda s: (s.start_s, s.resource, -s.end_s, s.name))
 
 
-def _called(c: Collective) -> str:
+def _called(c: PricedCollective) -> str:
     return f"{c.kind} over {c.axis}: {c.value}"
 
 

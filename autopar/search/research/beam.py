@@ -6,7 +6,7 @@ import numpy as np
 
 from autopar.plan import Plan
 from autopar.search.problem import Problem
-from autopar.search.research.run import Run, by_method
+from autopar.search.research.run import MethodRun, by_method
 from autopar.search.research.space import Choices, Space
 from autopar.solver.problem import Array
 
@@ -28,7 +28,7 @@ def beam(problem: Problem) -> Plan:
     return by_method(problem, "beam", search)
 
 
-def search(run: Run) -> None:
+def search(run: MethodRun) -> None:
     """Spends the steps of ``run``."""
     space = run.space
     width = max(1, run.steps // max(1, int(space.sizes.sum())))

@@ -6,7 +6,7 @@ import numpy as np
 
 from autopar.plan import Plan
 from autopar.search.problem import Problem
-from autopar.search.research.run import Run, by_method
+from autopar.search.research.run import MethodRun, by_method
 
 
 def evolutionary(problem: Problem) -> Plan:
@@ -25,7 +25,7 @@ def evolutionary(problem: Problem) -> Plan:
     return by_method(problem, "evolutionary", evolve)
 
 
-def evolve(run: Run) -> None:
+def evolve(run: MethodRun) -> None:
     """Spends the steps of ``run``."""
     space, rng, policy = run.space, run.rng, run.policy
     nodes = space.sizes.size

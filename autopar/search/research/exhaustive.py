@@ -7,7 +7,7 @@ import time
 
 from autopar.plan import Plan
 from autopar.search.problem import Problem
-from autopar.search.research.run import Run, by_method
+from autopar.search.research.run import MethodRun, by_method
 from autopar.solver import ChoiceProblem, ExhaustiveSolver, Solution, SolverError, objective, reduce_problem
 
 
@@ -27,7 +27,7 @@ def exhaustive(problem: Problem) -> Plan:
     return by_method(problem, "exhaustive", enumerate_all, problem.policy.research.exhaustive_steps)
 
 
-def enumerate_all(run: Run) -> None:
+def enumerate_all(run: MethodRun) -> None:
     """Spends the steps of ``run``."""
     problem, most = run.space.problem, run.steps
     solver = ExhaustiveSolver(most)

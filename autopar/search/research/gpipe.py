@@ -15,7 +15,7 @@ from autopar.stages import cluster
 
 
 @dataclass(frozen=True)
-class GPipe:
+class GPipeStrategy:
     """Balanced slices on equal submeshes (GPipe, Huang et al., NeurIPS'19).
 
     The layers are cut into as many runs of about equal FLOPs as there are stages (GPipe, section 2.2: the variance of

@@ -8,7 +8,7 @@ import numpy as np
 
 from autopar.plan import Plan
 from autopar.search.problem import Problem
-from autopar.search.research.run import Run, by_method
+from autopar.search.research.run import MethodRun, by_method
 from autopar.search.research.space import Walk
 
 
@@ -28,7 +28,7 @@ def mcmc(problem: Problem) -> Plan:
     return by_method(problem, "mcmc", walk)
 
 
-def walk(run: Run) -> None:
+def walk(run: MethodRun) -> None:
     """Spends the steps of ``run``."""
     space, hot, cold = run.space, run.policy.hot, run.policy.cold
     free = np.flatnonzero(space.sizes > 1)

@@ -24,7 +24,7 @@ from autopar.stages import Layers, assign, cluster
 
 
 @dataclass(frozen=True)
-class PipeDream:
+class PipeDreamStrategy:
     """PipeDream's dynamic program over stages (Narayanan et al., SOSP'19).
 
     With A(j, k) the time of the slowest stage when layers 0..j are on k devices:
@@ -54,7 +54,7 @@ class PipeDream:
 
 
 @dataclass(frozen=True)
-class Profile:
+class LayerProfile:
     """What the dynamic program knows of the layers: seconds, bytes sent on (but for the last), bytes of parameters."""
 
     seconds: Array
@@ -85,7 +85,7 @@ def _cuts(cut: Cut) -> Iterable[Candidate]:
         yield Candidate(count, members, placements, slowest * (count + len(stages) - 1), layers.members)
 
 
-def profile(cut: Cut, count: int, layers: Layers) -> Profile:
+def profile(cut: Cut, count: int, layers: Layers) -> LayerProfile:
     """The layers' profile, from the cost model and one device's plan."""
     problem = cut.problem
     n = len(layers.members)
@@ -98,7 +98,7 @@ def profile(cut: Cut, count: int, layers: Layers) -> Profile:
             parameters[by_layer.inputs[i.name][0]] += i.type.nbytes / microbatches_an_update(problem, count)
     group = problem.cluster.groups[0]
     link = group.intra if isinstance(group.inter, str) or problem.cluster.num_nodes == 1 else group.inter
-    return Profile(costs.loop_s, np.array([*layers.cut_bytes, 0.0]), parameters, link.bandwidth)
+    return LayerProfile(costs.loop_s, np.array([*layers.cut_bytes, 0.0]), parameters, link.bandwidth)
 
 
 def microbatches_an_update(problem: Problem, count: int) -> int:
@@ -113,7 +113,7 @@ def microbatches_an_update(problem: Problem, count: int) -> int:
 
 
 def slowest_least(
-    profile: Profile, sizes: Sequence[int], devices: int, num_stages: int | None
+    profile: LayerProfile, sizes: Sequence[int], devices: int, num_stages: int | None
 ) -> tuple[float, tuple[Slice, ...]] | None:
     """The slicing whose slowest stage is fastest, and that stage's seconds; None where there is none.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autopar.plan import Plan
 from autopar.search.problem import Problem
-from autopar.search.research.run import Run, by_method
+from autopar.search.research.run import MethodRun, by_method
 
 
 def random(problem: Problem) -> Plan:
@@ -22,7 +22,7 @@ def random(problem: Problem) -> Plan:
     return by_method(problem, "random", draw)
 
 
-def draw(run: Run) -> None:
+def draw(run: MethodRun) -> None:
     """Spends the steps of ``run``."""
     block = min(run.policy.draws, run.steps)
     while run.more(block):

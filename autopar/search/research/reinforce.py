@@ -6,7 +6,7 @@ import numpy as np
 
 from autopar.plan import Plan
 from autopar.search.problem import Problem
-from autopar.search.research.run import Run, by_method
+from autopar.search.research.run import MethodRun, by_method
 
 
 def reinforce(problem: Problem) -> Plan:
@@ -25,7 +25,7 @@ def reinforce(problem: Problem) -> Plan:
     return by_method(problem, "reinforce", climb)
 
 
-def climb(run: Run) -> None:
+def climb(run: MethodRun) -> None:
     """Spends the steps of ``run``."""
     space, rng = run.space, run.rng
     decay, scale_decay, least_scale = 0.9, 0.999, 1e-8  # Adam's (Kingma and Ba, 2015)

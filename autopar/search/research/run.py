@@ -1,4 +1,4 @@
-"""`Run`: one search of one mesh, with its budget; `by_method` makes a strategy of what spends it."""
+"""`MethodRun`: one search of one mesh, with its budget; `by_method` makes a strategy of what spends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autopar.solver import ChoiceProblem, Solution, Status, is_feasible, least_m
 
 
 @dataclass
-class Run:
+class MethodRun:
     """What a method is given: the space, steps to spend, random numbers, and where to put what it finds.
 
     The same steps and seed find the same choice. The wall clock is a cap only: where it strikes first, `capped` is
@@ -74,7 +74,7 @@ class Run:
 
 
 #: Spends the steps of a run.
-Method: TypeAlias = Callable[[Run], None]
+Method: TypeAlias = Callable[[MethodRun], None]
 
 
 def by_method(problem: Problem, name: str, method: Method, steps: int | None = None) -> Plan:
@@ -93,14 +93,14 @@ def by_method(problem: Problem, name: str, method: Method, steps: int | None = N
     Raises:
         InfeasiblePlanError: no sharding fits the memory limit.
     """
-    search = _Search(problem, name, method, problem.options.steps or steps or problem.policy.research.steps)
+    search = _MeshSearches(problem, name, method, problem.options.steps or steps or problem.policy.research.steps)
     for mesh in problem.cluster.logical_meshes(problem.options.mesh_shape):
         search.on_mesh(mesh)
     return best_plan(problem, search.answers, name, search.clock)
 
 
 @dataclass
-class _Search:
+class _MeshSearches:
     """The searches of all meshes, one behind the other."""
 
     problem: Problem
@@ -142,7 +142,7 @@ class _Search:
                     sharding_problem, Solution(Status.INFEASIBLE, (), math.inf, math.inf, 0.0, self.name)
                 )
             limit = options.time_limit_s
-            run = Run(
+            run = MethodRun(
                 space,
                 self.steps,
                 start,

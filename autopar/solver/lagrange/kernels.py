@@ -1,16 +1,16 @@
-"""Inner loops over a `Graph`: messages, decoding, cost; and over its `Memory`: prices and bytes by row."""
+"""Inner loops over a `PackedGraph`: messages, decoding, cost; and over its `PackedMemory`: prices and bytes by row."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from autopar.solver.compiled import compiled, least_sums
-from autopar.solver.lagrange.packed import Graph, Ints, Memory
+from autopar.solver.lagrange.packed import Ints, PackedGraph, PackedMemory
 from autopar.solver.problem import Array
 
 
 @compiled
-def sweep(graph: Graph, costs: Array, messages: Array, forward: bool) -> float:
+def sweep(graph: PackedGraph, costs: Array, messages: Array, forward: bool) -> float:
     """One sweep of TRW-S over all nodes (see `autopar.solver.messages`); a lower bound of the least cost."""
     count = graph.first.size - 1
     bound = 0.0
@@ -38,7 +38,7 @@ def sweep(graph: Graph, costs: Array, messages: Array, forward: bool) -> float:
 
 
 @compiled
-def decode(graph: Graph, costs: Array, messages: Array, forward: bool) -> Ints:
+def decode(graph: PackedGraph, costs: Array, messages: Array, forward: bool) -> Ints:
     """In order, each node's cheapest strategy given those before it and the messages from those behind."""
     count = graph.first.size - 1
     choice = np.zeros(count, dtype=np.int64)
@@ -58,7 +58,7 @@ def decode(graph: Graph, costs: Array, messages: Array, forward: bool) -> Ints:
 
 
 @compiled
-def descend(graph: Graph, costs: Array, choice: Ints, rounds: int) -> None:
+def descend(graph: PackedGraph, costs: Array, choice: Ints, rounds: int) -> None:
     """Each node in order to its cheapest strategy given all others, while anything changes (ICM: Besag, 1986)."""
     for _ in range(rounds):
         changed = False
@@ -77,7 +77,7 @@ def descend(graph: Graph, costs: Array, choice: Ints, rounds: int) -> None:
 
 
 @compiled
-def cost_of(graph: Graph, costs: Array, choice: Ints) -> float:
+def cost_of(graph: PackedGraph, costs: Array, choice: Ints) -> float:
     """Cost of a choice."""
     total = 0.0
     for v in range(graph.first.size - 1):
@@ -90,7 +90,7 @@ def cost_of(graph: Graph, costs: Array, choice: Ints) -> float:
 
 
 @compiled
-def priced(memory: Memory, first: Ints, costs: Array, prices: Array) -> Array:
+def priced(memory: PackedMemory, first: Ints, costs: Array, prices: Array) -> Array:
     """Costs with each row's bytes at its price; ``first`` is the graph's."""
     sums = np.zeros(prices.size + 1)
     sums[1:] = np.cumsum(prices)
@@ -105,7 +105,7 @@ def priced(memory: Memory, first: Ints, costs: Array, prices: Array) -> Array:
 
 
 @compiled
-def held_by(memory: Memory, choice: Ints) -> Array:
+def held_by(memory: PackedMemory, choice: Ints) -> Array:
     """Bytes by row."""
     change = np.zeros(memory.base.size + 1)
     for run in range(memory.node.size):

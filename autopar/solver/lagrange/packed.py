@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 _SMALL = 2000  # strategies in all
 
 
-class Graph(NamedTuple):
+class PackedGraph(NamedTuple):
     """Nodes in order, each with its half-edges in the order of its neighbours.
 
     Args:
@@ -47,7 +47,7 @@ class Graph(NamedTuple):
     widest: int
 
 
-class Memory(NamedTuple):
+class PackedMemory(NamedTuple):
     """What choices hold beyond what every choice does, in rows of time.
 
     Args:
@@ -84,9 +84,9 @@ class Packed:
         nodes: original number of each node.
     """
 
-    graph: Graph
+    graph: PackedGraph
     costs: Array
-    memory: Memory
+    memory: PackedMemory
     constant: float
     forbidden: float
     nodes: tuple[int, ...]
@@ -113,7 +113,9 @@ def starts(sizes: Ints) -> Ints:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
-def _graph(nodes: tuple[int, ...], sizes: Ints, costs: list[Array], contracted: Contracted) -> tuple[Graph, float]:
+def _graph(
+    nodes: tuple[int, ...], sizes: Ints, costs: list[Array], contracted: Contracted
+) -> tuple[PackedGraph, float]:
     pool = Pool()
     position = {v: i for i, v in enumerate(nodes)}
     ends = sorted((position[u], position[v], pool.table(table)) for (u, v), table in contracted.edges.items())
@@ -135,7 +137,7 @@ def _graph(nodes: tuple[int, ...], sizes: Ints, costs: list[Array], contracted: 
     other, sends, gets, own_rows, own_columns = (np.ascontiguousarray(column) for column in halves.T)
     later = [sum(half[0] > v for half in node_halves) for v, node_halves in enumerate(around)]
     share = [1.0 / max(after, len(node_halves) - after, 1) for node_halves, after in zip(around, later, strict=True)]
-    graph = Graph(
+    graph = PackedGraph(
         starts(sizes),
         starts(np.array([len(node_halves) for node_halves in around], dtype=np.int64)),
         other,
@@ -150,7 +152,7 @@ def _graph(nodes: tuple[int, ...], sizes: Ints, costs: list[Array], contracted: 
     return graph, forbidden
 
 
-def _memory(problem: ChoiceProblem, nodes: tuple[int, ...], sizes: Ints, contracted: Contracted) -> Memory:
+def _memory(problem: ChoiceProblem, nodes: tuple[int, ...], sizes: Ints, contracted: Contracted) -> PackedMemory:
     limit = np.inf if problem.limit_bytes is None else problem.limit_bytes
     times = np.array(maximal_times(problem.usages) if np.isfinite(limit) else (), dtype=np.int64)
     position = {v: i for i, v in enumerate(nodes)}
@@ -175,7 +177,7 @@ def _memory(problem: ChoiceProblem, nodes: tuple[int, ...], sizes: Ints, contrac
         merged[key] = merged[key] + values if key in merged else values
     runs = np.array(sorted(merged), dtype=np.int64).reshape(-1, 3)
     node, start_rows, stop_rows = (np.ascontiguousarray(column) for column in runs.T)
-    return Memory(
+    return PackedMemory(
         np.searchsorted(runs[:, 0], np.arange(sizes.size + 1)).astype(np.int64),
         node,
         start_rows,
@@ -188,12 +190,12 @@ def _memory(problem: ChoiceProblem, nodes: tuple[int, ...], sizes: Ints, contrac
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class _TimeRows:
     number: Ints  # new number of each row, and of the one after the last
     base: Array
 
 
-def _merge_rows(base: Array, runs: list[tuple[int, int, int]]) -> _Rows:
+def _merge_rows(base: Array, runs: list[tuple[int, int, int]]) -> _TimeRows:
     """Rows between which no run starts or stops made one, with the most that any of them holds for certain."""
     changes = np.zeros(base.size + 1, dtype=np.bool_)
     changes[[row for _, start, stop in runs for row in (start, stop)]] = True
@@ -202,8 +204,8 @@ def _merge_rows(base: Array, runs: list[tuple[int, int, int]]) -> _Rows:
     changes[-1] = True
     number = np.cumsum(changes) - 1
     if not base.size:
-        return _Rows(np.zeros(1, dtype=np.int64), base)
-    return _Rows(number, np.maximum.reduceat(base, np.flatnonzero(changes[:-1])))
+        return _TimeRows(np.zeros(1, dtype=np.int64), base)
+    return _TimeRows(number, np.maximum.reduceat(base, np.flatnonzero(changes[:-1])))
 
 
 def lifted(contracted: Contracted, packed: Packed, choice: Ints) -> tuple[int, ...]:

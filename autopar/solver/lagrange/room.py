@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.solver.compiled import compiled
-from autopar.solver.lagrange.packed import Ints, Memory
+from autopar.solver.lagrange.packed import Ints, PackedMemory
 
 _SLACK = 1e-9  # of the limit: more than sums may be off by
 
 
 @compiled
-def keep_what_fits(memory: Memory, first: Ints, allowed: NDArray[np.bool_]) -> bool:
+def keep_what_fits(memory: PackedMemory, first: Ints, allowed: NDArray[np.bool_]) -> bool:
     """Takes the marks of strategies that fit in no choice; returns whether a choice may be left.
 
     Args:

@@ -65,7 +65,7 @@ class LagrangeSolver:
         seed: int = 0,
     ) -> Solution:
         """See `Solver.solve`. Without a time limit the numbers of steps are fixed, and so is the answer."""
-        clock = _Clock()
+        clock = _PhaseClock()
         contracted = contract(problem)
         clock.lap("contract")
         infeasible = Solution(Status.INFEASIBLE, (), math.inf, math.inf, clock.seconds, self.name, clock.laps)
@@ -90,7 +90,7 @@ class LagrangeSolver:
             packed = replace(packed, costs=np.where(allowed, packed.costs, packed.forbidden))
             given = projected(contracted, packed, start) if start is not None else None
             gain = _GAIN if _is_whole(problem) else 0.0
-            choice, bound = _Run(self, packed, allowed, clock, deadline, seed).best(given, gain)
+            choice, bound = _PackedRun(self, packed, allowed, clock, deadline, seed).best(given, gain)
         whole = lifted(contracted, packed, choice)
         best = whole if is_feasible(problem, whole) else ()
         if start is not None and is_feasible(problem, start):
@@ -103,7 +103,7 @@ class LagrangeSolver:
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _PackedRun:
     """One search of a packed problem.
 
     Args:
@@ -118,7 +118,7 @@ class _Run:
     solver: LagrangeSolver
     packed: Packed
     allowed: NDArray[np.bool_]
-    clock: _Clock
+    clock: _PhaseClock
     deadline: float
     seed: int
 
@@ -168,7 +168,7 @@ def _load_loops(solver: LagrangeSolver) -> None:
     replace(solver, steps=2, rounds=4).solve(problem)
 
 
-class _Clock:
+class _PhaseClock:
     """Seconds by phase."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.solver.compiled import compiled, least_of_rows
-from autopar.solver.lagrange.packed import Graph, Ints, Memory
+from autopar.solver.lagrange.packed import Ints, PackedGraph, PackedMemory
 from autopar.solver.lagrange.peaks import add_range
 from autopar.solver.problem import Array
 
@@ -61,7 +61,7 @@ def draw(draws: Draws, below: int) -> int:
 
 
 @compiled
-def switch(memory: Memory, state: State, v: int, old: int, new: int) -> None:
+def switch(memory: PackedMemory, state: State, v: int, old: int, new: int) -> None:
     """Memory of node ``v`` from strategy ``old`` to ``new``."""
     for run in range(memory.runs[v], memory.runs[v + 1]):
         first = memory.first[run]
@@ -72,7 +72,15 @@ def switch(memory: Memory, state: State, v: int, old: int, new: int) -> None:
 
 @compiled
 def grow(
-    graph: Graph, draws: Draws, seed: int, size: int, inside: Ints, touched: Ints, nodes: Ints, parents: Ints, by: Ints
+    graph: PackedGraph,
+    draws: Draws,
+    seed: int,
+    size: int,
+    inside: Ints,
+    touched: Ints,
+    nodes: Ints,
+    parents: Ints,
+    by: Ints,
 ) -> int:
     """A random tree from node ``seed`` on, of at most ``size`` nodes; returns how many.
 
@@ -115,7 +123,7 @@ def grow(
 
 @compiled
 def best_on_tree(
-    graph: Graph, costs: Array, choice: Ints, noise: float, draws: Draws, inside: Ints,
+    graph: PackedGraph, costs: Array, choice: Ints, noise: float, draws: Draws, inside: Ints,
     nodes: Ints, parents: Ints, by: Ints, totals: Array, back: Ints, new: Ints,
 ) -> None:  # fmt: skip
     """Writes to ``new`` the cheapest strategies of a tree's ``nodes`` at ``costs``, given the choice elsewhere."""
@@ -144,7 +152,7 @@ def best_on_tree(
 
 
 @compiled
-def change_of(graph: Graph, costs: Array, choice: Ints, inside: Ints, nodes: Ints, new: Ints) -> float:
+def change_of(graph: PackedGraph, costs: Array, choice: Ints, inside: Ints, nodes: Ints, new: Ints) -> float:
     """How much more the choice costs with the ``new`` strategies of ``nodes``."""
     change = 0.0
     for k in range(nodes.size):
@@ -164,7 +172,7 @@ def change_of(graph: Graph, costs: Array, choice: Ints, inside: Ints, nodes: Int
 
 @compiled
 def walk(
-    graph: Graph, memory: Memory, costs: Array, at_prices: Array, state: State, draws: Draws,
+    graph: PackedGraph, memory: PackedMemory, costs: Array, at_prices: Array, state: State, draws: Draws,
     moves: int, most: int, noise: float,
 ) -> None:  # fmt: skip
     """So many moves.

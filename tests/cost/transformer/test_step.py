@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
 from autopar.cost.transformer import TrainingPlan, TransformerSpec, load_constants, peak_memory
-from autopar.cost.transformer.network import Network
+from autopar.cost.transformer.network import TransformerNetwork
 from autopar.cost.transformer.pipeline import StageTime, pipeline_s
 from autopar.cost.transformer.stages import stage_shapes
 from autopar.errors import AutoparError, InfeasiblePlanError
@@ -103,7 +103,7 @@ def test_pipelines_of_equal_stages_have_the_bubbles_of_the_papers():
 
 
 def test_a_collective_across_nodes_shares_their_cards():
-    network = Network.of(DGX, CONSTANTS.network)
+    network = TransformerNetwork.of(DGX, CONSTANTS.network)
     one_a_node = network.collective_s("all-reduce", 1e9, 8, 8)
     whole_nodes = network.collective_s("all-reduce", 1e9, 64, 1)
     assert network.collective_s("all-reduce", 1e9, 1, 1) == 0

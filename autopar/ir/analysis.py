@@ -43,6 +43,18 @@ def closure(
     return kept[::-1]
 
 
+def taken_by(operators: Sequence[Operator], wanted: Iterable[Operand]) -> tuple[list[Operator], list[str]]:
+    """What makes values: operators, in running order, and the names that these take of what none of them makes.
+
+    Args:
+        operators: those that may be taken, in running order.
+        wanted: the values; literals are made by nothing.
+    """
+    makers = closure(operators, wanted)
+    made_here = set(names_made(makers))
+    return makers, list(dict.fromkeys(n for op in makers for n in op.reads if n not in made_here))
+
+
 def live(operators: Sequence[Operator], returned: Iterable[Operand]) -> list[Operator]:
     """Operators that something returned or a side effect depends on, in running order.
 

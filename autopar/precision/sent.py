@@ -41,8 +41,8 @@ def with_formats(wire: Wire, closed: ClosedJaxpr, parameters: Sequence[bool]) ->
     """
 
     def run(*arguments: Any) -> list[Any]:
-        values = [_Value(a, "weights" if p else "") for a, p in zip(arguments, parameters, strict=True)]
-        constants = [_Value(c) for c in closed.consts]
+        values = [_SentValue(a, "weights" if p else "") for a, p in zip(arguments, parameters, strict=True)]
+        constants = [_SentValue(c) for c in closed.consts]
         walk = _Walk(wire, _for_update(closed.jaxpr, "update"))
         return [walk.taken(v, "update") for v in walk.jaxpr(closed.jaxpr, constants, values, "")]
 
@@ -54,7 +54,7 @@ def with_formats(wire: Wire, closed: ClosedJaxpr, parameters: Sequence[bool]) ->
 
 
 @dataclass
-class _Value:
+class _SentValue:
     """A value, what it is ("weights", "gradients", or ""), and the marked one where some operator has read it."""
 
     array: Any
@@ -78,9 +78,11 @@ class _Walk:
     enclosing: str = "update"
     in_loop: bool = False
 
-    def jaxpr(self, jaxpr: Jaxpr, constants: Sequence[_Value], operands: Sequence[_Value], scope: str) -> list[_Value]:
+    def jaxpr(
+        self, jaxpr: Jaxpr, constants: Sequence[_SentValue], operands: Sequence[_SentValue], scope: str
+    ) -> list[_SentValue]:
         """Results of a jaxpr."""
-        env: dict[Any, _Value] = dict(zip(jaxpr.constvars, constants, strict=True))
+        env: dict[Any, _SentValue] = dict(zip(jaxpr.constvars, constants, strict=True))
         env.update(zip(jaxpr.invars, operands, strict=True))
         for eqn in jaxpr.eqns:
             where = "/".join(s for s in (scope, str(eqn.source_info.name_stack)) if s)
@@ -89,7 +91,7 @@ class _Walk:
             env.update(zip(eqn.outvars, results, strict=True))
         return [_read(env, v) for v in jaxpr.outvars]
 
-    def taken(self, value: _Value, phase: str) -> Any:
+    def taken(self, value: _SentValue, phase: str) -> Any:
         """What an operator of ``phase`` takes of a value."""
         if value.role != ("gradients" if phase == "update" else "weights"):
             return value.array
@@ -97,7 +99,7 @@ class _Walk:
             value.marked = _marked(value.array, getattr(self.wire, value.role))
         return value.marked
 
-    def _equation(self, eqn: JaxprEqn, operands: list[_Value], scope: str) -> list[_Value]:
+    def _equation(self, eqn: JaxprEqn, operands: list[_SentValue], scope: str) -> list[_SentValue]:
         name = eqn.primitive.name
         opened = None if name == "shard_map" else body_of(eqn)
         if opened is not None:
@@ -108,15 +110,15 @@ class _Walk:
         if name == "scan":
             results = self._scan(eqn, operands, phase)
         elif name in _VIEWS and operands[0].role == "weights":
-            return [_Value(r, "weights") for r in bind_equation(eqn, [operands[0].array], {})]
+            return [_SentValue(r, "weights") for r in bind_equation(eqn, [operands[0].array], {})]
         else:
             results = bind_equation(eqn, [self.taken(v, phase) for v in operands], {})
         adds_up = phase == "backward" or (phase == "update" and holds_passes(eqn))
-        return [_Value(r, "gradients" if adds_up and not self.in_loop else "") for r in results]
+        return [_SentValue(r, "gradients" if adds_up and not self.in_loop else "") for r in results]
 
     def _opened(
-        self, eqn: JaxprEqn, opened: tuple[Any, Sequence[int]], operands: list[_Value], scope: str
-    ) -> list[_Value]:
+        self, eqn: JaxprEqn, opened: tuple[Any, Sequence[int]], operands: list[_SentValue], scope: str
+    ) -> list[_SentValue]:
         body, taken = opened
         closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
         if recomputes(eqn):
@@ -124,9 +126,9 @@ class _Walk:
         enclosing = phase_of(scope, self.enclosing)
         results = _pairs(closed.jaxpr.outvars, eqn.outvars, self.for_update)
         inside = _Walk(self.wire, _for_update(closed.jaxpr, enclosing, results), enclosing, self.in_loop)
-        return inside.jaxpr(closed.jaxpr, [_Value(c) for c in closed.consts], [operands[i] for i in taken], scope)
+        return inside.jaxpr(closed.jaxpr, [_SentValue(c) for c in closed.consts], [operands[i] for i in taken], scope)
 
-    def _scan(self, eqn: JaxprEqn, operands: list[_Value], phase: str) -> list[Any]:
+    def _scan(self, eqn: JaxprEqn, operands: list[_SentValue], phase: str) -> list[Any]:
         """A loop. Weights are marked in front of it and inside, a slice at a time: one of both gathers them.
 
         Rows of gradients that it stacks are marked inside.
@@ -144,11 +146,11 @@ class _Walk:
 
         def run(carry: Any, row: Any) -> tuple[Any, Any]:
             values = [
-                *(_Value(a, v.role) for a, v in zip(fixed, consts, strict=True)),
-                *map(_Value, carry),
-                *(_Value(a, v.role) for a, v in zip(row, rows, strict=True)),
+                *(_SentValue(a, v.role) for a, v in zip(fixed, consts, strict=True)),
+                *map(_SentValue, carry),
+                *(_SentValue(a, v.role) for a, v in zip(row, rows, strict=True)),
             ]
-            results = walk.jaxpr(body.jaxpr, [_Value(c) for c in body.consts], values, "")
+            results = walk.jaxpr(body.jaxpr, [_SentValue(c) for c in body.consts], values, "")
             after, last = results[: params["num_carry"]], results[params["num_carry"] :]
             ys = [
                 _marked(v.array, self.wire.gradients) if phase == "backward" and y in self.for_update else v.array
@@ -197,13 +199,13 @@ def _pairs(inner: Sequence[Any], outer: Sequence[Any], wanted: Collection[Any]) 
     return [b for b, v in zip(inner, outer, strict=True) if v in wanted and not isinstance(b, JaxLiteral)]
 
 
-def _behind_barrier(operands: Sequence[_Value]) -> list[_Value]:
+def _behind_barrier(operands: Sequence[_SentValue]) -> list[_SentValue]:
     held = [i for i, v in enumerate(operands) if isinstance(v.array, jax.core.Tracer)]
     behind = list(operands)
     for i, array in zip(held, jax.lax.optimization_barrier([operands[i].array for i in held]), strict=True):
-        behind[i] = _Value(array, operands[i].role)
+        behind[i] = _SentValue(array, operands[i].role)
     return behind
 
 
-def _read(env: Mapping[Any, _Value], atom: Any) -> _Value:
-    return _Value(atom.val) if isinstance(atom, JaxLiteral) else env[atom]
+def _read(env: Mapping[Any, _SentValue], atom: Any) -> _SentValue:
+    return _SentValue(atom.val) if isinstance(atom, JaxLiteral) else env[atom]

@@ -22,11 +22,10 @@ from autopar.lower.split_layers import SplitStep
 from autopar.runtime.amp_stage import AmpStage, choice, deliver, may_begin
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.local_pipeline import load_pipeline
-from autopar.runtime.without_flush import UnflushedProgram
+from autopar.runtime.without_flush import UnflushedProgram, outputs_of_updates
 from autopar.schedule import Buffer, Table, Task
 from autopar.schedule.ampnet import AmpFlow
 from autopar.schedule.memory import WorkerMemory
-from autopar.schedule.stale_flow import METRICS, SHARED
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,16 +103,10 @@ class AmpProgram(UnflushedProgram):
         return [AmpStage(s, flow, worker) for s, worker in enumerate(workers)]
 
     def _results(self, stages: Sequence[AmpStage]) -> list[Any]:
-        outputs: dict[int, Any] = {}
         for stage in stages:
             stage.finish()
-        for spec in self.flow.dataflow.works:
-            if spec.work.kind == "update" and spec.work.part != SHARED:
-                for name in spec.writes:
-                    ref = self.flow.dataflow.by_name[name].ref
-                    assert ref is not None, f"{name} is of no value of the step"
-                    buffer = Buffer(self.flow.replaces.get(name, name) if spec.work.part != METRICS else name)
-                    outputs[ref.number] = stages[spec.work.stage].worker.arrays[buffer]
+        flow = self.flow
+        outputs = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: stages[s].worker.arrays[b])
         return self.pipeline.joined(outputs)
 
 

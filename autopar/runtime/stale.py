@@ -18,11 +18,10 @@ from autopar.lower.split_layers import SplitStep
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.local_pipeline import load_pipeline
 from autopar.runtime.pipeline import LocalPipeline, Store
-from autopar.runtime.without_flush import UnflushedProgram
+from autopar.runtime.without_flush import UnflushedProgram, outputs_of_updates
 from autopar.schedule import NONE, Buffer, Program
 from autopar.schedule.memory import WorkerMemory
 from autopar.schedule.stale import Window, Windows
-from autopar.schedule.stale_flow import METRICS, SHARED
 
 #: In front of the names of arguments that updates read, among what is carried.
 _ARGUMENT = "argument/"
@@ -189,15 +188,8 @@ class StaleProgram(UnflushedProgram):
 
     def _outputs(self, store: Store, *, metrics: bool) -> dict[int, Any]:
         """Outputs of the lowered step by number: the newest state, and what else a call returns."""
-        flow, arrays, outputs = self.windows.flow, store.arrays, {}
-        for spec in flow.dataflow.works:
-            if spec.work.kind != "update" or spec.work.part == SHARED or (spec.work.part == METRICS and not metrics):
-                continue
-            for name in spec.writes:
-                ref = flow.dataflow.by_name[name].ref
-                assert ref is not None, f"{name} is of no value of the step"
-                outputs[ref.number] = arrays[spec.work.stage, Buffer(flow.replaces.get(name, name))]
-        return outputs
+        flow = self.windows.flow
+        return outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: store.arrays[s, b], metrics=metrics)
 
 
 def _key(worker: int, b: Buffer) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from autopar.runtime.local_pipeline import PipelineProgram
-from autopar.schedule import Work
+from autopar.schedule import Buffer, Dataflow, Work
+from autopar.schedule.stale_flow import METRICS, SHARED
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,3 +57,25 @@ class UnflushedProgram:
     def timed(self, note: Callable[[Work, float], None]) -> Self:
         """This program, with every part waited for."""
         return dataclasses.replace(self, pipeline=self.pipeline.timed(note))
+
+
+def outputs_of_updates(
+    dataflow: Dataflow, replaces: Mapping[str, str], array: Callable[[int, Buffer], Any], *, metrics: bool = True
+) -> dict[int, Any]:
+    """Outputs of the step by number: the newest state, and what else its updates return.
+
+    Args:
+        dataflow: works; the update has the parts of `autopar.schedule.stale_flow`.
+        replaces: by value that the update writes the input that it is the next of.
+        array: what a stage has in a buffer.
+        metrics: whether that is wanted which is no state.
+    """
+    outputs: dict[int, Any] = {}
+    for spec in dataflow.works:
+        if spec.work.kind != "update" or spec.work.part == SHARED or (spec.work.part == METRICS and not metrics):
+            continue
+        for name in spec.writes:
+            ref = dataflow.by_name[name].ref
+            assert ref is not None, f"{name} is of no value of the step"
+            outputs[ref.number] = array(spec.work.stage, Buffer(replaces.get(name, name)))
+    return outputs

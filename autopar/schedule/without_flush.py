@@ -70,6 +70,11 @@ def flushes(schedule: object) -> bool:
     return not (isinstance(name, str) and name.lower().replace("_", "-") in VERSION_MAPS)
 
 
+def without_a_moment(schedule: str) -> str:
+    """What a schedule without a flush lacks where an update takes something of several stages."""
+    return f"schedule {schedule} has no moment at which all stages are through"
+
+
 def updates_apart(schedule: object) -> bool:
     """Whether stages update each for itself in a schedule, or one of that name: those without a flush, and AMPNet."""
     name = schedule.name if isinstance(schedule, Schedule) else schedule

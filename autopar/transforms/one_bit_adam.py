@@ -116,58 +116,75 @@ def one_bit_adam(
         AutoparError: an option is wrong; when called, gradients have no dim of replicas.
     """
     check_replicas(replicas)
-    c = compression or Signs()
     if not isinstance(warmup_steps, int) or isinstance(warmup_steps, bool) or warmup_steps < 1:
         raise AutoparError(f"warmup_steps={warmup_steps!r} is no number of steps", remedy="the variance needs some")
 
     if phase not in ("both", "warm-up", "frozen"):
         raise AutoparError(f"phase={phase!r} is no phase of 1-bit Adam", remedy='"both", "warm-up" or "frozen"')
 
-    def init(params: Any) -> OneBitAdamState:
-        leaves = jax.tree.leaves(params)
-        zeros = tuple(jnp.zeros_like(leaf) for leaf in leaves)
-        chunks = [_chunk(leaf.size, replicas) for leaf in leaves]
-        errors = tuple(jnp.zeros((replicas, replicas, c), p.dtype) for p, c in zip(leaves, chunks, strict=True))
+    adam = _OneBitAdam(rate, replicas, warmup_steps, (b1, b2), eps, bias_correction, phase, compression or Signs())
+    return Transformation(adam.init, adam.update)
+
+
+@dataclass(frozen=True)
+class _OneBitAdam:
+    """Adam whose momentum is exchanged as signs; arguments as of `one_bit_adam`, ``betas`` are both decays."""
+
+    rate: float
+    replicas: int
+    warmup_steps: int
+    betas: tuple[float, float]
+    eps: float
+    bias_correction: bool
+    phase: str
+    compression: Compression
+
+    def init(self, params: Any) -> OneBitAdamState:
+        """Moments and errors of 0."""
+        leaves, k = jax.tree.leaves(params), self.replicas
+        errors = tuple(jnp.zeros((k, k, _chunk(p.size, k)), p.dtype) for p in leaves)
         return OneBitAdamState(
-            zeros,
-            tuple(jnp.zeros_like(z) for z in zeros),
+            tuple(jnp.zeros_like(p) for p in leaves),
+            tuple(jnp.zeros_like(p) for p in leaves),
             errors,
             tuple(e[0] for e in errors),
             jnp.zeros((), jnp.int32),
         )
 
-    def warm(gradients: tuple[Any, ...], state: OneBitAdamState) -> OneBitAdamState:
+    def update(self, gradients: Any, state: OneBitAdamState, params: Any = None) -> tuple[Any, OneBitAdamState]:
+        """Updates from the gradients of all replicas, and the new state."""
+        check_stacked(gradients, self.replicas)
+        leaves, treedef = jax.tree.flatten(gradients)
+        if self.phase == "both":
+            warming = state.count < self.warmup_steps
+            state = jax.lax.cond(warming, self._warm, self._frozen, tuple(leaves), state)
+        else:
+            state = (self._warm if self.phase == "warm-up" else self._frozen)(tuple(leaves), state)
+        state = replace(state, count=state.count + 1)
+        first: Any = 1.0
+        second: Any = 1.0
+        if self.bias_correction:
+            first = 1 - self.betas[0] ** state.count
+            second = 1 - self.betas[1] ** jnp.minimum(state.count, self.warmup_steps)
+        moments = zip(state.momentum, state.variance, strict=True)
+        updates = [-self.rate * (m / first) / (jnp.sqrt(v / second) + self.eps) for m, v in moments]
+        return jax.tree.unflatten(treedef, updates), state
+
+    def _warm(self, gradients: tuple[Any, ...], state: OneBitAdamState) -> OneBitAdamState:
+        """Adam with the mean gradient."""
+        b1, b2 = self.betas
         means = [jnp.mean(g, axis=0) for g in gradients]
         momentum = tuple(b1 * m + (1 - b1) * g for m, g in zip(state.momentum, means, strict=True))
         variance = tuple(b2 * v + (1 - b2) * g * g for v, g in zip(state.variance, means, strict=True))
         return replace(state, momentum=momentum, variance=variance)
 
-    def frozen(gradients: tuple[Any, ...], state: OneBitAdamState) -> OneBitAdamState:
+    def _frozen(self, gradients: tuple[Any, ...], state: OneBitAdamState) -> OneBitAdamState:
+        """The momentum exchanged as signs."""
+        b1 = self.betas[0]
         rows = zip(gradients, state.momentum, state.errors, state.server_errors, strict=True)
-        exchanged = [_exchanged(b1 * m + (1 - b1) * g, e, d, c) for g, m, e, d in rows]
+        exchanged = [_exchanged(b1 * m + (1 - b1) * g, e, d, self.compression) for g, m, e, d in rows]
         momentum, errors, server = (tuple(row[n] for row in exchanged) for n in range(3))
         return replace(state, momentum=momentum, errors=errors, server_errors=server)
-
-    def update(gradients: Any, state: OneBitAdamState, params: Any = None) -> tuple[Any, OneBitAdamState]:
-        check_stacked(gradients, replicas)
-        leaves, treedef = jax.tree.flatten(gradients)
-        if phase == "both":
-            state = jax.lax.cond(state.count < warmup_steps, warm, frozen, tuple(leaves), state)
-        else:
-            state = (warm if phase == "warm-up" else frozen)(tuple(leaves), state)
-        state = replace(state, count=state.count + 1)
-        first: Any = 1.0
-        second: Any = 1.0
-        if bias_correction:
-            first = 1 - b1**state.count
-            second = 1 - b2 ** jnp.minimum(state.count, warmup_steps)
-        updates = [
-            -rate * (m / first) / (jnp.sqrt(v / second) + eps)
-            for m, v in zip(state.momentum, state.variance, strict=True)
-        ]
-        return jax.tree.unflatten(treedef, updates), state
-
-    return Transformation(init, update)
 
 
 def _chunk(size: int, replicas: int) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from autopar.ir.phases import phase_of
 from autopar.lower.microbatch import microbatched
 from autopar.lower.recompute import recomputed_step
 from autopar.microbatch import analyze
@@ -243,6 +244,20 @@ def test_loops_that_are_alike_but_for_what_they_are_given():
 
     args = (jax.random.normal(jax.random.key(0), (2,)), jax.random.normal(jax.random.key(1), (12, 12)))
     assert_same_in_microbatches(step, args, [1, 2, 6])
+
+
+def test_what_is_linear_in_gradients_runs_once():
+    """Each microbatch's term could be scaled: it would be the same, as often as there are microbatches."""
+
+    def step(params, batch):
+        grads = jax.grad(lambda p: jnp.mean((predict(p, batch["x"]) - batch["y"]) ** 2))(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * jnp.transpose(jnp.transpose(g)), params, grads)
+
+    plain, _ = traced(step, (weights(), data()))
+    body = set(analyze(plain.graph, 4).body)
+    update = [op for op in plain.graph.operators if phase_of(op.scope) == "update"]
+    assert {op.primitive for op in update} >= {"mul", "transpose", "sub"}
+    assert [op.id for op in update if op.id in body] == []
 
 
 def test_the_update_runs_once():

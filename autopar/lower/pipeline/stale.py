@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from autopar.errors import ScheduleError
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Literal, Operator
-from autopar.ir.analysis import closure, dependents
+from autopar.ir.analysis import dependents, taken_by
 from autopar.ir.phases import phase_of
 from autopar.lower.interpreter import scalar
 from autopar.lower.localize.base import AxisIndex, bind
@@ -25,6 +25,7 @@ from autopar.schedule.stale import Windows, windows
 from autopar.schedule.stale_check import audit_lists
 from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
 from autopar.schedule.versions import VersionMap
+from autopar.schedule.without_flush import without_a_moment
 from autopar.stages import StageMap, stage_parts
 
 _REMEDY = 'schedule="1f1b", which flushes'
@@ -170,9 +171,7 @@ def _shared_program(
 ) -> StageProgram:
     graph = bound.graph
     operands = [graph.outputs[n].operand for n in wanted]
-    ops = closure(outside, [o for o in operands if isinstance(o, str)])
-    computed = {v.name for op in ops for v in op.results}
-    taken = list(dict.fromkeys(n for op in ops for n in op.reads if n not in computed))
+    ops, taken = taken_by(outside, operands)
     names = {i.name for i in graph.inputs}
     writes = []
     for n in wanted:
@@ -183,7 +182,7 @@ def _shared_program(
         op = graph.producers.get(lacking[0])
         raise ScheduleError(
             f"{graph.outputs[wanted[0]].path} is read by stage {stage}, and its update takes {lacking[0]}, which other "
-            f"stages have: schedule {schedule} has no moment at which all stages are through",
+            f"stages have: {without_a_moment(schedule)}",
             cause="state that all stages read depends on a loss or on gradients",
             remedy=_REMEDY,
             source=(op.source or None) if op is not None else None,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.ir import Graph
-from autopar.ir.analysis import closure
+from autopar.ir.analysis import names_made, taken_by
 from autopar.plan import Plan, PlanContent
 from autopar.schedule import Table, get
-from autopar.schedule.without_flush import updates_apart
+from autopar.schedule.without_flush import updates_apart, without_a_moment
 from autopar.search.composition.record import pipeline_of
 from autopar.search.policy import SchedulePolicy
 from autopar.search.problem import Problem
@@ -69,13 +69,13 @@ def _check_readers(graph: Graph, sliced: Sliced, table: Table) -> None:
     for o in graph.outputs:
         if o.updates is None or len(map.inputs.get(o.updates, ())) < 2 or not isinstance(o.operand, str):
             continue
-        ops = closure(outside, [o.operand])
-        computed = {v.name for op in ops for v in op.results} | inputs
-        taken = next((n for n in (o.operand, *(n for op in ops for n in op.reads)) if n not in computed), None)
+        ops, reads = taken_by(outside, [o.operand])
+        computed = names_made(ops)
+        taken = next((n for n in (o.operand, *reads) if n not in inputs and n not in computed), None)
         if taken is not None:
             raise InfeasiblePlanError(
                 f"stages {', '.join(str(s) for s in map.inputs[o.updates])} read {o.updates}, "
-                f"whose update takes {taken}; schedule {table.name} has no moment at which all stages are through",
+                f"whose update takes {taken}; {without_a_moment(table.name)}",
                 cause="two stages have one parameter (tied embeddings)",
                 remedy='untie them, or schedule="1f1b", which flushes',
                 source=graph.producers[taken].source or None if taken in graph.producers else None,
@@ -95,8 +95,7 @@ def check_ends(graph: Graph, sliced: Sliced, table: Table) -> None:
         for r in part.received_late:
             reader = next((op for op in graph.operators if op.id in part.late and r.name in op.reads), None)
             raise InfeasiblePlanError(
-                f"the update of stage {part.stage} takes {r.name} of stage {r.source}; schedule {table.name} has no "
-                "moment at which all stages are through",
+                f"the update of stage {part.stage} takes {r.name} of stage {r.source}; {without_a_moment(table.name)}",
                 cause="gradients are clipped by their global norm, or two stages have one parameter (tied embeddings)",
                 remedy='clip by parameter (optax.clip, clip_by_block_rms), untie, or schedule="1f1b", which flushes',
                 source=(reader.source or None) if reader is not None else None,

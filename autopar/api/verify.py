@@ -53,6 +53,7 @@ def verify(
         plan=plan,
         batch_argnums=options.batch_argnums,
         precision=options.precision,
+        wire=options.wire,
         static_argnums=options.static_argnums,
         static_argnames=options.static_argnames,
     )

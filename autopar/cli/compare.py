@@ -27,6 +27,7 @@ from autopar.search.files import load_problem
 @options.target_options
 @options.cluster_options
 @options.pipeline_options
+@options.precision_options
 @options.limit_options
 @options.batch_option
 @options.format_option("text", "json")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from autopar.cli.values import count_or_auto, mesh_sizes, overrides, positions
+from autopar.cli.values import count_or_auto, formats, mesh_sizes, overrides, positions
 
 Option = Callable[[Any], Any]
 
@@ -78,6 +78,18 @@ pipeline_options: Option = options(
         "--offload",
         type=click.Choice(["none", "auto"]),
         help="Whether state that only the update reads may lie in host memory.  [default: none]",
+    ),
+)
+
+#: What changes values, and so is asked for: ``precision``, ``wire``.
+precision_options: Option = options(
+    click.option("--precision", metavar="DTYPE", help="Mixed precision of a float32 step: bf16 or f16."),
+    click.option(
+        "--wire",
+        metavar="ROLE=FORMAT",
+        callback=formats,
+        multiple=True,
+        help="Format in which gradients or weights are sent, as gradients=int8. May be given twice.",
     ),
 )
 

@@ -25,6 +25,7 @@ from autopar.plan import Plan
 @options.cluster_options
 @options.search_option
 @options.pipeline_options
+@options.precision_options
 @options.limit_options
 @options.time_option
 @options.batch_option

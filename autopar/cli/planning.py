@@ -20,6 +20,7 @@ from autopar.cli.target import StepTarget, find
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import Plan
+from autopar.precision import precision_of, wire_of
 from autopar.search import strategies
 from autopar.search.compare import Budget
 
@@ -39,6 +40,8 @@ class PlanRequest:
         schedule: name of a pipeline schedule.
         remat: what may be recomputed.
         offload: what may lie in host memory.
+        precision: dtype of mixed precision.
+        wire: formats of what is sent, by role.
         memory_limit: bytes a device, as text.
         mesh: sizes of the only logical mesh.
         donate: positions of donated arguments.
@@ -57,6 +60,8 @@ class PlanRequest:
     schedule: str | None = None
     remat: str | None = None
     offload: str | None = None
+    precision: str | None = None
+    wire: Mapping[str, str] | None = None
     memory_limit: str | None = None
     mesh: tuple[int, ...] | None = None
     donate: tuple[int, ...] | None = None
@@ -67,10 +72,8 @@ class PlanRequest:
 
 def limit_bytes(text: str | None) -> int | None:
     """Bytes from text as "40GB"; click.BadParameter for anything else."""
-    try:
-        return parse_bytes(text)
-    except AutoparError as error:
-        raise click.BadParameter(f"{error.fact}; {error.remedy}", param_hint="--memory-limit") from error
+    limit: int | None = _parsed(parse_bytes, text, "--memory-limit")
+    return limit
 
 
 def function_and_arguments(module: ModuleType, target: StepTarget, request: PlanRequest) -> tuple[Any, tuple[Any, ...]]:
@@ -132,8 +135,13 @@ def make_plan(function: Any, arguments: tuple[Any, ...], request: PlanRequest, s
     """
     if request.search is not None:
         check_strategy(request.search)
-    function, options = options_of(function, request)
-    return parallelize_with(function, dataclasses.replace(options, progress=say)).plan(*arguments)
+    step = decorated(function, request)
+    return parallelize_with(step.function, dataclasses.replace(step.options, progress=say)).plan(*arguments)
+
+
+def decorated(function: Any, request: PlanRequest) -> ParallelFunction[..., Any]:
+    """The function with the options that were given."""
+    return parallelize_with(*options_of(function, request))
 
 
 def against_alternatives(
@@ -155,6 +163,14 @@ def check_strategy(name: str) -> None:
         )
 
 
+def _parsed(read: Callable[[Any], Any], given: Any, option: str) -> Any:
+    """What an option stands for; click.BadParameter where it stands for nothing."""
+    try:
+        return read(given)
+    except AutoparError as error:
+        raise click.BadParameter(f"{error.fact}; {error.remedy}", param_hint=option) from error
+
+
 def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any], ParallelOptions]:
     """The plain function, and the options of its decorator with those that were given."""
     given = {
@@ -165,6 +181,8 @@ def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any],
         "schedule": request.schedule,
         "remat": request.remat,
         "offload": request.offload,
+        "precision": _parsed(precision_of, request.precision, "--precision"),
+        "wire": _parsed(wire_of, request.wire, "--wire"),
         "memory_limit_bytes": limit_bytes(request.memory_limit),
         "mesh_shape": request.mesh,
         "donate_argnums": request.donate,

@@ -36,6 +36,14 @@ def count_or_auto(ctx: click.Context, param: click.Parameter, value: str | None)
     return int(value)
 
 
+def formats(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    """Formats by role of ``ROLE=FORMAT``; None where none is given."""
+    wrong = [text for text in values if not re.fullmatch(r"\w+=\w+", text)]
+    if wrong:
+        raise click.BadParameter(f"{wrong[0]!r} is not ROLE=FORMAT, as gradients=int8", ctx, param)
+    return dict(text.split("=") for text in values) or None
+
+
 def overrides(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
     """Names and values of ``NAME=VALUE``: the value as Python writes it, else a word."""
     overrides_given: dict[str, Any] = {}

@@ -28,6 +28,7 @@ from autopar.plan import Plan
 @options.target_options
 @options.search_option
 @options.pipeline_options
+@options.precision_options
 @options.limit_options
 @options.format_option("text", "json", "html")
 @click.option("--strict", is_flag=True, help="Exit with 1 where compiled and predicted differ.")
@@ -67,7 +68,9 @@ def command(
         if plan is None:
             plan = planning.make_plan(fn, values, request, say)
         say(f"compiling for {target.text}")
-        verification = import_module("autopar.api.verify").verify(plan, fn, *values, target=target.text)
+        verification = import_module("autopar.api.verify").verify(
+            plan, planning.decorated(fn, request), *values, target=target.text
+        )
     if form == "json":
         print_json(verification.to_dict())
     else:

@@ -77,6 +77,31 @@ def test_options_reach_the_plan(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_precision_and_formats_reach_the_plan(run: Run) -> None:
+    asked = ("--search", "zero3", "--wire", "gradients=int8", "--wire", "weights=int4", "--precision", "bf16")
+    plan = planned(run, TARGET, *CLUSTER, *asked)
+    assert any("int4 in blocks of 256" in note for note in plan.content.notes)
+    assert any("bf16" in r.type for r in plan.content.inputs) is False  # masters stay
+    assert plan.content.fingerprint != planned(run, TARGET, *CLUSTER, "--search", "zero3").content.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--wire", "gradients", "is not ROLE=FORMAT"),
+        ("--wire", "activations=int8", "no role"),
+        ("--wire", "weights=int3", "no format"),
+        ("--precision", "f64", "no precision"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_formats_that_are_none_are_wrong_usage(run: Run, option: str, value: str, says: str) -> None:
+    result = run("plan", TARGET, *CLUSTER, option, value)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+@pytest.mark.usefixtures("folder")
 def test_options_of_a_pipeline_reach_the_plan(run: Run) -> None:
     sizes = ("--preset", "tiny", "--set", "layers=4", "--set", "hidden=32", "--set", "batch=32")
     cut = ("--stages", "2", "--microbatches", "4", "--schedule", "gpipe", "--remat", "full")

@@ -123,6 +123,15 @@ def test_masters_and_their_updates_are_not_rounded():
     jax.tree.map(np.testing.assert_array_equal, got, args[0])
 
 
+def test_the_compiled_messages_are_those_that_verify_expects():
+    args = (weights(), data())
+    step = planned(unrolled)
+    rows = autopar.verify(step.plan(*args), step, *args, target="cpu:8").rows
+    narrow = [r for r in rows if "all-to-all" in str(r) or "all-gather" in str(r)]
+    assert narrow
+    assert all(r.ok for r in narrow), rows
+
+
 def test_weights_that_lie_whole_are_not_rounded():
     """Nothing is gathered for the passes of a data-parallel plan."""
     args = (weights(), data())

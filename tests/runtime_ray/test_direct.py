@@ -138,6 +138,14 @@ def test_a_pull_has_a_deadline_and_names_the_sender() -> None:
     assert done.stdout.split() == ["SilentPeerError", "0"]
 
 
+def test_a_step_ends_when_its_typed_keys_are_computed(links) -> None:
+    keys = jax.random.split(jax.random.key(3), 4)
+    links[0].send(1, 3, keys)
+    came = links[1].receive(0, 3, NamedSharding(mesh(4, (4, 1)), PartitionSpec("x")))
+    links[1].finish([came, jnp.zeros(3)])
+    assert np.array_equal(np.asarray(jax.random.key_data(came)), np.asarray(jax.random.key_data(keys)))
+
+
 def test_what_was_pulled_in_time_is_finished_late(ends, links) -> None:
     links[0].send(1, 3, jnp.arange(8.0))
     array = links[1].receive(0, 3, NamedSharding(mesh(4, (2, 2)), PartitionSpec()))

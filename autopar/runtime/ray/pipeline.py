@@ -118,9 +118,10 @@ class RemotePipeline:
             values: arrays by index of the input; inputs that are cut into microbatches stay with the driver.
         """
         self._check_open()
-        host = {index: to_host(value) for index, value in sorted(values.items())}
         dtypes = {index: value.dtype for index, value in values.items()}
-        return self.driver.perform(self.function, lambda: self._put(host, dtypes))
+        with self.driver.lock:  # other threads may give the same arrays; see `list_shards`
+            host = {index: to_host(value) for index, value in sorted(values.items())}
+            return self.driver.perform(self.function, lambda: self._put(host, dtypes))
 
     def _put(self, values: Mapping[int, Any], dtypes: Mapping[int, Any]) -> dict[int, RemoteArray]:
         driver, source = self.driver, self.source

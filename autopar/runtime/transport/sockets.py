@@ -25,7 +25,7 @@ from autopar.runtime.transport.frames import read_exactly, read_frame, write_fra
 from autopar.runtime.transport.inbox import Inbox
 from autopar.runtime.transport.queues import check_tag
 from autopar.runtime.transport.shards import cut
-from autopar.runtime.transport.tiles import Box, list_shards, placed, tiles_of
+from autopar.runtime.transport.tiles import Box, is_key, list_shards, placed, tiles_of
 
 _NUMBER = struct.Struct("<i")
 #: Seconds between two looks at whether what was pulled is there.
@@ -151,7 +151,11 @@ class SocketLink(WorkerLink):
         Raises:
             SilentPeerError: a piece did not come until the deadline.
         """
-        while self.transfers is not None and not all(a.is_ready() for a in arrays):
+        # jax does not say of typed keys whether they are computed, but of their data.
+        data: list[Any] = []
+        if self.transfers is not None:
+            data = [jax.random.key_data(a) if is_key(a) else a for a in arrays]
+        while self.transfers is not None and not all(a.is_ready() for a in data):
             if time.monotonic() > self._deadline:
                 server = self.transfers.late()
                 if server is None:  # what computes is slow

@@ -15,6 +15,7 @@ from autopar.errors import AutoparError
 
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
@@ -57,12 +58,15 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fused_attention: attention never writes its s x s values.
         traffic: what its memory-bound operators read and write over what XLA's would: more where less is fused.
         core_traffic: the same for softmax and dropout of the attention core.
+        softmax_batches: the fused softmax takes so many heads at once: where those of a device, of all examples of a
+            microbatch, are no multiple of it, its operators run one by one; 1 where it takes any number.
         start_s: host seconds to start a kernel of the forward pass or the update; 0 for programs that are compiled.
         start_backward_s: the same of the backward pass.
-        collective_s: host seconds to start one collective.
+        collective_s: host seconds to start one collective of a layer.
         wait_s: seconds that devices of a tensor-parallel group wait for the slowest of them, each time that they
             meet: twice a layer and pass.
-        link_share: fraction of a link's rate that collectives between kernels of a layer reach.
+        link_share: fraction of a link's rate that parameters reach which are gathered where they are used (ZeRO-3), and
+            their gradients.
         microbatch_s: seconds of each microbatch on each stage outside of layers.
         step_s: seconds of each step outside of microbatches.
         gradient_bytes: bytes of an element of the gradients that replicas reduce.
@@ -88,6 +92,7 @@ class Stack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fused_attention: bool
     traffic: _Positive
     core_traffic: _Positive
+    softmax_batches: _Count
     start_s: _NotNegative
     start_backward_s: _NotNegative
     collective_s: _NotNegative

@@ -13,10 +13,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import click
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
@@ -26,36 +25,12 @@ from autopar.cost.constants import constants_file
 from autopar.cost.transformer import Constants, load_constants
 from benchmarks.published.collectives import reductions
 from benchmarks.published.dataset import POINTS, Run, load
-from benchmarks.published.score import ranking, score
+from benchmarks.published.free import FREE, NETWORK, Free, value_of, with_values
+from benchmarks.published.score import make_bills, ranking, score
 from benchmarks.report import Row, table
 
 #: Weighted errors as a function of the logarithms of constants.
 Residuals: TypeAlias = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-
-
-@dataclass(frozen=True)
-class Free:
-    """A constant that is fitted.
-
-    Args:
-        table: its table in the file.
-        key: its key there.
-        prior: its value where no run says anything of it: what physics or the program's source would make it.
-        low, high: what it can be.
-        also: other tables whose key has the same value.
-    """
-
-    table: str
-    key: str
-    prior: float
-    low: float
-    high: float
-    also: tuple[str, ...] = ()
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """All tables that hold it."""
-        return (self.table, *self.also)
 
 
 #: Weight of the prior: a constant that is off by a factor of e counts as a run that is off by this.
@@ -63,26 +38,6 @@ _PRIOR = 0.03
 #: Times that derivatives are computed, from the priors and from a fit to nearly the same runs; evaluations in between;
 #: the change of a logarithm below which a fit has settled; the change that derivatives are taken over.
 _REFRESHES, _FEWER_REFRESHES, _STEPS, _SETTLED, _DIFFERENCE = 8, 3, 10, 1e-2, 1e-3
-_EAGER = ("stacks.megatron", "stacks.eager")
-_CORE = "stacks.megatron-core"
-_SPEED = "stacks.megatron-deepspeed"
-FREE = (
-    Free("kernels", "half_waves", 0.1, 0.01, 3.0),
-    Free("kernels", "half_depth", 128.0, 8.0, 1024.0),
-    Free("kernels", "misaligned_share", 0.5, 0.1, 1.0),
-    Free(_SPEED, "start_s", 4e-5, 4e-6, 4e-4, _EAGER),
-    Free(_SPEED, "start_backward_s", 3e-5, 3e-6, 3e-4, _EAGER),
-    Free(_SPEED, "collective_s", 3e-5, 1e-6, 1e-3, _EAGER),
-    Free(_SPEED, "step_s", 1e-3, 1e-5, 1e-1, _EAGER),
-    Free(_SPEED, "wait_s", 1e-4, 1e-6, 2e-3),
-    Free(_SPEED, "link_share", 0.7, 0.1, 1.0),
-    Free(_SPEED, "core_traffic", 1.5, 0.2, 8.0, ("stacks.eager",)),
-    # Fused kernels read and write less than what XLA keeps: half the passes of a norm, all of an activation.
-    Free(_SPEED, "traffic", 0.7, 0.1, 3.0, (*_EAGER, _CORE)),
-    Free(_SPEED, "partition_bytes", 10.0, 1.0, 200.0),
-    Free("stacks.megatron", "wait_s", 5e-5, 1e-6, 2e-3),
-    Free("stacks.megatron", "core_traffic", 0.8, 0.2, 8.0),
-)
 
 
 def fitted_runs(runs: Sequence[Run], most: int) -> tuple[Run, ...]:
@@ -99,29 +54,6 @@ def fitted_runs(runs: Sequence[Run], most: int) -> tuple[Run, ...]:
 def weight(run: Run, sizes: dict[str, int]) -> float:
     """The square root of a dataset's share: those of more runs count more, though not in proportion."""
     return math.sqrt(sizes[run.dataset] ** 0.5 / sizes[run.dataset])
-
-
-def with_values(constants: Constants, free: Sequence[Free], values: Sequence[float]) -> Constants:
-    """``constants`` with other values."""
-    plain: dict[str, Any] = msgspec.to_builtins(constants)
-    for f, value in zip(free, values, strict=True):
-        for name in f.tables:
-            table = plain
-            for part in name.split("."):
-                table = table[part]
-            table[f.key] = float(value)
-    return msgspec.convert(plain, Constants)
-
-
-def value_of(constants: Constants, free: Free) -> float:
-    """The present value of a constant."""
-    found: Any = msgspec.to_builtins(constants)
-    for part in (*free.table.split("."), free.key):
-        found = found[part]
-    return float(found)
-
-
-NETWORK = (Free("network", "level_s", 2e-5, 1e-6, 2e-4), Free("network", "ramp", 1.0, 0.01, 3.0))
 
 
 def fit_network(constants: Constants, free: Sequence[Free]) -> Fitted:
@@ -291,16 +223,22 @@ def write(fitted: Fitted, free: Sequence[Free]) -> None:
 @click.command()
 @click.option("--dry", is_flag=True, help="Print the constants, do not write them.")
 @click.option("--leave-one-out", "each", is_flag=True, help="Fit to all datasets but one, in turn; score that one.")
-@click.option("--most", default=12, show_default=True, help="Runs of a dataset that are fitted.")
+@click.option("--most", default=30, show_default=True, help="Runs of a dataset that are fitted.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=POINTS)
 def main(dry: bool, each: bool, most: int, file: Path) -> None:
     """Fits and writes the constants."""
-    network = fit_network(load_constants(), NETWORK)
     runs = load(file)
+    click.echo(f"{make_bills(runs)} bills were missing and are made", err=True)
+    network = fit_network(load_constants(), NETWORK)
+    chosen = fitted_runs([replace(r, fitted=True) for r in runs] if each else runs, most)
+    timed = sum(r.measured_s is not None for r in runs)
+    click.echo(
+        f"fitted to {len(chosen)} of {timed} timed runs, at most {most} of a dataset, evenly out of all", err=True
+    )
     if each:
         Console(width=160).print(table("leave one dataset out", leave_one_out(network.constants, runs, most)))
         return
-    fitted = fit(network.constants, fitted_runs(runs, most), FREE)
+    fitted = fit(network.constants, chosen, FREE)
     for of, free in ((network, NETWORK), (fitted, FREE)):
         for f, factor in zip(free, of.factors, strict=True):
             click.echo(f"{f.table}.{f.key} = {value_of(of.constants, f):.4g}, within a factor of {factor:.3g}")

@@ -6,13 +6,14 @@ each device. That holds for any number of layers, stages and microbatches, so th
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, replace
 
 from autopar.api.options import ParallelOptions
 from autopar.api.pure import PureFunction
 from autopar.cluster import Cluster
+from autopar.cost import CostModel
+from autopar.cost.constants import Constants
 from autopar.cost.transformer import TrainingPlan, TransformerSpec
 from autopar.errors import InfeasiblePlanError
 from autopar.lower.microbatch import microbatched
@@ -24,8 +25,8 @@ from examples import gpt, llama
 
 #: Layers of the traced model: arrays of all layers are told from others by a first dim that nothing else has.
 LAYERS = 13
-#: Microbatches of the traced step: gradients of two are added up.
-MICROBATCHES = 2
+#: Microbatches of the traced step: so many that what is sent once a step is cheap next to what each microbatch sends.
+MICROBATCHES = 32
 _UNLIMITED = 10**15
 _DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f8_e4m3fn": "bfloat16"}
 
@@ -67,8 +68,7 @@ def shape_of(spec: TransformerSpec, plan: TrainingPlan) -> Shape:
     return Shape(replace(spec, layers=LAYERS, vocab=vocab, dropout=False), plan.microbatch, plan.tp, plan.cp)
 
 
-@functools.cache
-def bill(shape: Shape, cluster: Cluster) -> RunBill:
+def make_bill(shape: Shape, cluster: Cluster, constants: Constants) -> RunBill:
     """The bill of one step of `MICROBATCHES` microbatches, whose backward pass recomputes every layer.
 
     What is recomputed has lines of its own, so that plans which recompute less leave some of them out.
@@ -76,6 +76,7 @@ def bill(shape: Shape, cluster: Cluster) -> RunBill:
     Args:
         shape: what it depends on.
         cluster: as many devices as the shape has.
+        constants: that what `Manual` leaves open is decided with.
 
     Raises:
         InfeasiblePlanError: the plan does not suit the model.
@@ -94,6 +95,7 @@ def bill(shape: Shape, cluster: Cluster) -> RunBill:
     signature, _ = function.resolve(args, {})
     step = microbatched(function._traced[signature], MICROBATCHES)
     problem = function.problem(step, _UNLIMITED, MICROBATCHES)
+    problem = replace(problem, cost_model=CostModel(cluster, constants=constants))
     named = Manual(tp=shape.tp, cp=shape.cp)
     answer = named.solve(problem, Clock())
     if not answer.solution.found:
@@ -111,10 +113,6 @@ def bill(shape: Shape, cluster: Cluster) -> RunBill:
 
 
 def stage_cluster(cluster: Cluster, devices: int) -> Cluster:
-    """So many devices of a cluster of one group, from the first on."""
+    """So many devices of a cluster of one group, as one node: what a stage sends is named, wherever its devices are."""
     (group,) = cluster.groups
-    if devices <= group.devices_per_node:
-        group = replace(group, count=1, devices_per_node=devices)
-    else:
-        group = replace(group, count=math.ceil(devices / group.devices_per_node))
-    return Cluster(cluster.name, (group,), stack=cluster.stack)
+    return Cluster(cluster.name, (replace(group, count=1, devices_per_node=devices),), stack=cluster.stack)

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
@@ -20,11 +21,15 @@ from autopar.cost.transformer.network import TransformerNetwork
 from autopar.cost.transformer.pipeline import StageTime, pipeline_s
 from autopar.cost.transformer.stages import StageShape, stage_shapes
 from autopar.search.intra import BilledMessage
+from benchmarks.published.kept import bill
 from benchmarks.published.lines import RECOMPUTED, Phase, Section, lines
-from benchmarks.published.plans import LAYERS, MICROBATCHES, RunBill, bill, shape_of, stage_cluster
+from benchmarks.published.plans import LAYERS, MICROBATCHES, RunBill, shape_of, stage_cluster
 from benchmarks.published.shared import SharedState
 
 _ELEMENT = 2  # bytes of an activation
+#: Kernels of a softmax with scale and causal mask between two conversions, less one: Megatron-LM's
+#: ``forward_torch_softmax`` (megatron/model/fused_softmax.py).
+_UNFUSED_SOFTMAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,12 @@ class PlanStep:
             if found.core or not core_only
         )
 
+    @property
+    def softmax_kernels(self) -> int:
+        """Kernels that a pass of one layer starts beyond those of a softmax in one kernel, where that does not do."""
+        heads = self.plan.microbatch * self.spec.heads // self.plan.tp
+        return _UNFUSED_SOFTMAX if heads % self.stack.softmax_batches else 0
+
     def host_s(self, phase: Phase) -> float:
         """Seconds of the host to start the kernels of one layer."""
         started = sum(found.kernels for found in lines(self.whole.bill).get(("layer", phase), ()))
@@ -119,16 +130,18 @@ class PlanStep:
             return self.network.send_s(m.bytes, stride, self.network.devices_per_node)
         return self.network.collective_s(m.kind, m.bytes, ranks, stride)
 
-    def moved_s(self, phase: str) -> float:
-        """Seconds of one layer's collectives of activations of one pass that nothing hides."""
-        full = self.plan.recompute == "full"
+    def moved_s(self, phase: Literal["forward", "backward", "recompute"]) -> float:
+        """Seconds of one layer's collectives of activations of one pass, or of recomputing, that nothing hides."""
+        again = phase == "recompute"
         found = [
             m
             for m in self.whole.bill.messages
-            if m.consumer.count("/body/") >= 2 and m.phase == phase and (full or RECOMPUTED not in m.consumer)
+            if m.consumer.count("/body/") >= 2
+            and m.phase == ("backward" if again else phase)
+            and (RECOMPUTED in m.consumer) == again
         ]
         total_s = sum(m.count * self.message_s(m) for m in found) / (MICROBATCHES * LAYERS)
-        return total_s * self.cost.exposed_share(of_state=False) / self.stack.link_share
+        return total_s * self.cost.exposed_share(of_state=False)
 
     def layer(self) -> LayerTime:
         """One layer of one microbatch: what kernels and collectives take, or the host to start them if that is more."""
@@ -138,12 +151,16 @@ class PlanStep:
         if plan.recompute == "selective" and not stack.fused_attention:
             back_s += self.kernels_s("layer", "recompute", core_only=True)
         elif again:
-            # Compilers leave out what nothing reads; other programs run the whole layer again.
-            back_s += self.kernels_s("layer", "recompute") if stack.asynchronous else forward_s
+            # Compilers leave out what nothing reads; other programs run the whole layer again, collectives too.
+            if stack.asynchronous:
+                back_s += self.kernels_s("layer", "recompute") + self.moved_s("recompute")
+            else:
+                back_s += forward_s + self.moved_s("forward")
         wait_s = 2 * stack.wait_s if plan.tp > 1 else 0.0
         collectives = (2 if plan.tp > 1 else 0) * (2 if plan.sequence_parallel else 1)
-        straggle_s = collectives * math.log2(plan.tp) * stack.collective_s
-        host_s, host_back_s = (self.host_s(p) + straggle_s for p in ("forward", "backward"))
+        straggle_s = collectives * stack.collective_s
+        host_s = self.host_s("forward") + straggle_s + self.softmax_kernels * stack.start_s
+        host_back_s = self.host_s("backward") + straggle_s + self.softmax_kernels * stack.start_backward_s
         back_s += self.moved_s("backward") + wait_s + (wait_s if again else 0.0)
         return LayerTime(
             self.cost.together_s(forward_s + self.moved_s("forward") + wait_s, host_s),

@@ -12,6 +12,8 @@ from scipy.stats import spearmanr
 from autopar.cluster import Cluster
 from autopar.cost.transformer import Constants, TrainingPlan, TransformerSpec
 from benchmarks.published.dataset import Run
+from benchmarks.published.kept import make_missing
+from benchmarks.published.plans import shape_of, stage_cluster
 from benchmarks.published.priced import StepPrediction, predict_plan
 
 #: (model, plan, cluster, constants, name of the stack) -> seconds and bytes of a step.
@@ -41,6 +43,12 @@ def score(runs: Iterable[Run], constants: Constants, model: Model = predict_plan
         model: prices a plan.
     """
     return tuple(Scored(run, _best(run, constants, model)) for run in runs)
+
+
+def make_bills(runs: Iterable[Run]) -> int:
+    """Makes the bills of all plans of runs that are not on disk, on all processors; returns how many."""
+    shapes = ((shape_of(run.spec, plan), run.cluster) for run in runs for plan in run.plans)
+    return make_missing((shape, stage_cluster(cluster, shape.tp * shape.cp)) for shape, cluster in shapes)
 
 
 def _best(run: Run, constants: Constants, model: Model) -> StepPrediction:

@@ -16,7 +16,7 @@ from autopar.errors import AutoparError
 from benchmarks.published.collectives import collective_rows
 from benchmarks.published.dataset import HELD_OUT, POINTS, Run, read
 from benchmarks.published.layers import layer_rows
-from benchmarks.published.score import Scored, ranking, score
+from benchmarks.published.score import Scored, make_bills, ranking, score
 from benchmarks.published.zero3 import zero3_rows
 from benchmarks.report import Report, Row, Say, table
 
@@ -36,13 +36,16 @@ def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
     for reason, count in points.skipped.items():
         say(f"published: {count} rows left out: {reason}")
     constants = load_constants()
-    scored = tuple(_scored(runs[::10] if quick else runs, constants, say))
+    chosen = runs[::10] if quick else runs
+    if not quick:
+        say(f"published: {make_bills(chosen)} bills were missing and are made")
+    scored = tuple(_scored(chosen, constants, say))
     rows = []
     for dataset in dict.fromkeys(s.run.dataset for s in scored):
         of_it = [s for s in scored if s.run.dataset == dataset]
         for part, fitted in (("fitted", True), ("held out", False)):
-            if chosen := [s for s in of_it if s.run.fitted == fitted]:
-                rows.append(_row(dataset, part, chosen))
+            if part_of_it := [s for s in of_it if s.run.fitted == fitted]:
+                rows.append(_row(dataset, part, part_of_it))
     whole = _row("all", "held out", [s for s in scored if not s.run.fitted])
     return Report(
         name="published",

@@ -40,6 +40,7 @@ class _Surroundings:
         read_fused: values whose readers all compute it as they read it.
         cores: by id, operators of attention cores and whether their mask is causal.
         on_chip: ids of operators whose results stay on the chip.
+        inner: values that only operators of the forward or backward pass read: no gradients of parameters.
     """
 
     prefix: str
@@ -50,6 +51,7 @@ class _Surroundings:
     read_fused: frozenset[str]
     cores: Mapping[str, bool]
     on_chip: Collection[str]
+    inner: frozenset[str]
 
     def fuses(self, op: Operator) -> bool:
         """Whether an operator is elementwise, and its results go to one elementwise reader each."""
@@ -134,13 +136,16 @@ class GraphWalk:
         fusible: dict[str, list[bool]] = {}
         read_fused: dict[str, bool] = {}
         readers: dict[str, set[str]] = {}
+        returned = frozenset(o.operand for o in graph.outputs if isinstance(o.operand, str))
+        kept = set(returned)
         for op in graph.operators:
+            if phase_of(op.scope, self.builder.phase) == "update":
+                kept.update(op.reads)
             for operand in op.operands:
                 if isinstance(operand, str):
                     fusible.setdefault(operand, []).append(is_fusible(op))
                     read_fused[operand] = read_fused.get(operand, True) and reads_fused(op)
                     readers.setdefault(operand, set()).add(op.id)
-        returned = frozenset(o.operand for o in graph.outputs if isinstance(o.operand, str))
         cost = self.builder.cost
         cores = attention_cores(graph) if cost.knows_kernels else {}
         return _Surroundings(
@@ -152,6 +157,7 @@ class GraphWalk:
             read_fused=frozenset(name for name, all_fused in read_fused.items() if all_fused),
             cores=cores,
             on_chip=on_chip_operators(graph, cores) if cost.stack.fused_attention else (),
+            inner=frozenset(readers.keys() - kept),
         )
 
     def _alias(self, op: Operator, prefix: str, weight: float) -> None:
@@ -179,7 +185,7 @@ class GraphWalk:
         options, constraint = asked(op, self._with_scalar_sums(op, sources, options), b.mesh)
         if constraint:
             b.notes[constraint] = None
-        followed = None if constraint else self._followed(op, sources, options, around.shared)
+        followed = None if constraint else self._followed(op, sources, options, around)
         if followed is not None:
             options = followed[1]
         strategies = options.strategies
@@ -279,13 +285,14 @@ class GraphWalk:
         return self.busy[key][1]
 
     def _followed(
-        self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions, shared: frozenset[str]
+        self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions, around: _Surroundings
     ) -> tuple[int, OperatorOptions] | None:
         """The node that ``op`` follows and its strategy for each of that node's choices; None if it has its own.
 
         Only the latest operand that is no input is followed, only if each of its layouts leaves one
         strategy. One that may be a partial sum is followed only by an operator that takes nothing else, if
-        nothing else takes it: otherwise it may be better to finish the sum before, once for all who take it.
+        nothing else takes it: otherwise it may be better to finish the sum before, once for all who take it. Nor by
+        one that makes it wider, unless that is a gradient of a parameter, which is summed as wide as it is kept.
         """
         if op.effects:
             return None
@@ -299,7 +306,8 @@ class GraphWalk:
         if source.type.dtype.startswith(_CODES) and max(v.type.nbytes for v in op.results) > source.type.nbytes:
             return None  # what is sent is best sent as codes
         several = any(s.node != source.node for _, s in laid_out)
-        if (several or op.operands[i] in shared) and any(k.partial for k in source.layouts):
+        widens = all(v.name in around.inner and v.type.nbytes > source.type.nbytes for v in op.results)
+        if (several or op.operands[i] in around.shared or widens) and any(k.partial for k in source.layouts):
             return None
         same = tuple(j for j, s in laid_out if s is source)
         matched = self.operators.followed(options, i, same, source.layouts)

@@ -135,16 +135,16 @@ def test_unknown_stacks_are_refused():
 
 
 def test_layer_times_are_those_of_the_recomputation_paper():
-    """Whole runs are what the constants are fitted to; layers by themselves come out up to a fifth too slow."""
+    """Whole runs are what the constants are fitted to; layers by themselves come out up to an eighth too slow."""
     rows = layer_rows(CONSTANTS)
     assert len(rows) == 5
     for row in rows:
-        assert row.forward_s == pytest.approx(row.measured_forward_s, rel=0.21), row
-        assert row.backward_s == pytest.approx(row.measured_backward_s, rel=0.21), row
+        assert row.forward_s == pytest.approx(row.measured_forward_s, rel=0.15), row
+        assert row.backward_s == pytest.approx(row.measured_backward_s, rel=0.15), row
 
 
 # Predicted seconds, kept so that a change of the model or of its constants shows in review.
-GOLDEN = {1: 3.163, 9: 51.18, 16: 40.07, 148: 0.4796, 1702: 122.2, 1744: 15.33, 1886: 0.4927, 2010: 18.88}
+GOLDEN = {1: 3.026, 9: 48.86, 16: 37.75, 148: 0.4783, 1702: 118.7, 1744: 13.75, 1886: 0.4782, 2010: 19.13}
 
 
 def test_golden_predictions():
@@ -164,7 +164,7 @@ def test_zero3_and_model_parallelism_of_175b_are_within_a_fifth():
     assert [r.devices for r in rows] == [384, 768, 1536] * 2
     assert all(abs(r.error) < 0.2 for r in rows)
     slower = [z.step_s / m.step_s for z, m in zip(rows[:3], rows[3:], strict=True)]
-    assert slower[0] > 0.97 and slower[1] > 1.4 and slower[2] > 2.5  # measured: 1.06, 1.69, 3.20
+    assert slower[0] > 1.03 and slower[1] > 1.4 and slower[2] > 2.5  # measured: 1.06, 1.69, 3.20
     assert slower == sorted(slower)
 
 
@@ -221,3 +221,28 @@ def test_stages_of_one_node_share_its_cards():
     apart = model(dataclasses.replace(plan, stages_together=False))
     ends, middle = apart.shared.data_parallel_s(shapes[0], time), apart.shared.data_parallel_s(shapes[1], time)
     assert ends > middle
+
+
+def test_programs_of_kernels_send_again_what_a_recomputed_layer_sends():
+    """Compilers leave out what nothing reads: a backward pass needs no sum at the end of a layer."""
+    kept, again = (
+        dataclasses.replace(PLANS[4], recompute=r, sequence_parallel=True, chunks=1, schedule="1f1b")
+        for r in ("none", "full")
+    )
+    for stack, phase in (("megatron-core", "forward"), ("xla", "recompute")):
+        m = plan_step(SPEC, again, DGX, CONSTANTS, stack)
+        more_s = m.layer().backward_s - plan_step(SPEC, kept, DGX, CONSTANTS, stack).layer().backward_s
+        assert more_s == pytest.approx(m.kernels_s("layer", phase) + m.moved_s(phase), rel=1e-9)
+        assert m.moved_s(phase) > 0
+    assert m.moved_s("recompute") < 0.8 * m.moved_s("forward")
+
+
+@pytest.mark.parametrize(
+    ("stack", "microbatch", "tp", "fused"),
+    [("megatron", 1, 8, False), ("megatron", 2, 8, True), ("megatron", 1, 4, True), ("fsdp", 1, 8, True)],
+)
+def test_the_fused_softmax_takes_heads_by_fours(stack, microbatch, tp, fused):
+    m = dataclasses.replace(
+        plan_step(SPEC, TrainingPlan(64), DGX, CONSTANTS, stack), plan=TrainingPlan(64, microbatch, tp)
+    )
+    assert (m.softmax_kernels == 0) == fused

@@ -13,7 +13,7 @@ STEPS = 2
 
 
 def state() -> Any:
-    params = {"w": jax.numpy.linspace(-1.0, 1.0, 64 * 64).reshape(64, 64), "b": jax.numpy.zeros(64)}
+    params = {"w": jax.numpy.linspace(-1.0, 1.0, 48 * 48).reshape(48, 48), "b": jax.numpy.zeros(48)}
     return train_state.TrainState.create(apply_fn=None, params=params, tx=optax.adam(0.1))
 
 
@@ -26,4 +26,4 @@ def step(state: Any, x: Any) -> Any:
 
 
 def batch(rows: int) -> Any:
-    return np.random.default_rng(1).normal(size=(rows, 64))
+    return np.random.default_rng(1).normal(size=(rows, 48))

@@ -214,7 +214,7 @@ def checkpoints(o: dict[str, Any]) -> Any:
 def flax_checkpoint(o: dict[str, Any]) -> Any:
     """Goes on from a checkpoint that plain Flax code wrote, and saves: the loss, and how the state is split."""
     case = import_module("tests.runtime_hosts.flax_case")
-    step = autopar.parallelize(case.step, memory_limit=o["limit"])
+    step = autopar.parallelize(case.step, search="zero3")
     state = step.restore(o["theirs"], like=jax.eval_shape(case.state))
     for _ in range(case.STEPS):
         state, loss = step(state, case.batch(o["batch"]))

@@ -104,6 +104,17 @@ def test_stages_with_two_workers(x64: None) -> None:
     assert len(one.meshes) == 2
 
 
+def test_a_schedule_that_is_written_as_a_table(x64: None) -> None:
+    table = """
+    0 | F0.0 F0.1 F0.2 .    .    B0.1 B0.0 B0.2
+    1 | .    F1.1 B1.1 F1.0 B1.0 F1.2 B1.2 .
+    """
+    schedule = autopar.schedule.get("table", text=table)
+    got, want, one = both(train, (state(), batch(24)), **by_hand(num_microbatches=3, schedule=schedule))
+    same(got, want)
+    assert len(one.meshes) == 2
+
+
 def test_random_keys_go_between_stages(x64: None) -> None:
     args = ({**state(), "key": jax.random.key(3)}, batch())
     got, want, _ = both(with_keys, args, **by_hand())

@@ -45,9 +45,12 @@ def test_one_program_equals_the_pipeline_of_one_process(x64: None, schedule: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "stages"), [("gpipe", 2), ("interleaved", 2), ("1f1b", 4), ("zb_h2", 4)])
-def test_more_schedules(x64: None, schedule: str, stages: int) -> None:
-    got, want, _ = both(mlp.build, schedule, stages, 8 // stages)
+@pytest.mark.parametrize(
+    ("schedule", "stages", "workers"),
+    [("gpipe", 2, 2), ("interleaved", 2, 2), ("1f1b", 4, 4), ("zb_h2", 4, 4), ("zb-v", 4, 2), ("eager-1f1b", 4, 4)],
+)
+def test_more_schedules(x64: None, schedule: str, stages: int, workers: int) -> None:
+    got, want, _ = both(mlp.build, schedule, stages, 8 // workers)
     for a, b in zip(got, want, strict=True):
         assert np.array_equal(np.asarray(a), np.asarray(b))
 

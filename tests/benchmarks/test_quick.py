@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks import (
     dispatch,
+    first_calls,
     growth,
     large,
     memory_limit,
@@ -54,6 +55,11 @@ def test_dispatch_keeps_and_donates() -> None:
     rows = dispatch.run(True, print).rows
     assert [row["donated"] for row in rows] == [False, True]
     assert all(row["decorated/jitted"] > 0 for row in rows)
+
+
+def test_first_calls_are_timed() -> None:
+    (row,) = first_calls.run(True, print).rows
+    assert row["equations"] > 0 and row["plan/xla"] == pytest.approx(row["plan_s"] / row["xla_s"])
 
 
 def test_a_pipeline_runs_with_and_without_its_instructions() -> None:

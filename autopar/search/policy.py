@@ -1,7 +1,8 @@
 """`SearchPolicy`: every threshold of the search, as values that a problem carries.
 
-A threshold says where effort stops paying. Each field has the reason for its value; tests and benchmarks give other
-values with `dataclasses.replace`. What is about speed alone (`WorkerPolicy`) never changes a plan.
+A threshold says where effort stops paying. Each field has the reason for its value, and says so where that is a choice
+that no measurement stands behind; tests and benchmarks give other values with `dataclasses.replace`. What is about
+speed alone (`WorkerPolicy`) never changes a plan.
 """
 
 from __future__ import annotations
@@ -38,23 +39,27 @@ class EnumerationPolicy:
     """Which numbers of stages and microbatches are enumerated.
 
     Args:
-        most_stages: stages on a large cluster.
-        most_stack_groups: groups into which a stack of layers is split where the number of stages is free.
+        most_stages: stages on a large cluster: a choice. Published runs of 1,000 and more devices have 64 and fewer.
+        most_stack_groups: groups into which a stack of layers is split where the number of stages is free: a choice, as
+            many as ``most_layers``.
         most_slicings: slicings of a tiny step up to which all of them are planned; more go to the dynamic program.
+            It is a choice.
         large_microbatches_per_stage: microbatches a stage on a large cluster: the bubble of 1F1B is then an eighth.
-        least_microbatches_per_stage: fewest that are tried where only the number of stages is given.
+        least_microbatches_per_stage: fewest that are tried where only the number of stages is given: a choice. With
+            one a stage the bubble is nearly half of the step.
         most_microbatches_per_stage: most that are tried there: the bubble is an eighth.
-        most_ranked_per_stage: most that are ranked by interpolated costs where both numbers are free.
+        most_ranked_per_stage: most that are ranked by interpolated costs where both numbers are free: a choice. The
+            bubble is a thirty-third there.
         layers_per_stage: layers that a step is clustered into for each stage: the dynamic program moves a cut by a
             quarter of a stage.
         most_layers: layers in all: the dynamic program takes time by their cube.
         most_mesh_axes: axes of a mesh of named degrees: strategies of an operator grow as its loops to their power, and
             the integer program of four axes does not fit in memory.
         small_state_share: share of all parameters below which state may stay whole under tensor parallelism: biases and
-            scales.
+            scales are below it, matrices are not.
         whole_step_gap: relative gap of the sharding of a whole step on the devices of one stage, which says which
             numbers of stages may be faster: it errs by more.
-        whole_step_meshes: meshes that such a step is sharded on, the most like the machine first.
+        whole_step_meshes: meshes that such a step is sharded on, the most like the machine first: a choice.
         whole_step_microbatches: most microbatches a stage there: more of them send as much in more messages.
     """
 
@@ -79,9 +84,9 @@ class PricingPolicy:
     """How layers are priced.
 
     Args:
-        most_nodes: nodes of the branch-and-bound tree of one layer's integer program. Layers are sharded without a
-            memory limit, where bounds prove most of them optimal before a tree begins. The number of nodes, and no
-            clock, ends the others, so that costs are the same on a loaded machine.
+        most_nodes: nodes of the branch-and-bound tree of one layer's integer program. A guard that has decided
+            nothing: of 48 calls of HiGHS in 21 of the fixed plans each ended with 0 nodes or 1. It is a number of
+            nodes, and no clock, so that costs would be the same on a loaded machine.
     """
 
     most_nodes: int = 500
@@ -92,9 +97,9 @@ class MeshPolicy:
     """How the sharding on one logical mesh is solved.
 
     Args:
-        most_nodes: nodes of HiGHS's tree of the integer program of a mesh. Bounds and elimination decide most problems
-            before a tree begins; wide problems short of memory end by steps of their own (`autopar.solver.bounded`).
-            The number of nodes, and no clock, ends the others: the same input has the same plan on a loaded machine.
+        most_nodes: nodes of HiGHS's tree of the integer program of a mesh. A guard, as that of `PricingPolicy`, in the
+            same 48 calls: bounds and elimination decide most problems before a tree begins, and wide problems short of
+            memory end by steps of their own (`autopar.solver.bounded`).
     """
 
     most_nodes: int = 10_000
@@ -107,7 +112,7 @@ class SpacePolicy:
     Args:
         least_bytes: bytes of one device's shard from which its edges may travel: below, two messages take longer than
             the convolution, and each such choice makes the integer program larger.
-        most_share: share of a shard that its edges may be: a larger one is nearly gathered.
+        most_share: share of a shard that its edges may be: a choice. A larger one is nearly gathered.
     """
 
     least_bytes: int = 1 << 18
@@ -124,7 +129,8 @@ class OverlapPolicy:
 
     Args:
         rounds: answers beyond the first: schedules repeat after one or two.
-        stall_share: share of a step that waits for collectives, up to which the answer stays: no more can be won.
+        stall_share: share of a step that waits for collectives, up to which the answer stays: no more than it can be
+            won.
     """
 
     rounds: int = 3
@@ -137,7 +143,7 @@ class PartitionPolicy:
 
     Args:
         excesses: times the memory that layers as they are priced may take, until some slicing does: priced without
-            a limit, they take more than they do once they are planned within one.
+            a limit, they take more than they do once they are planned within one. Steps of a tenth and wider: a choice.
         shortages: likewise times less, where none of these slicings fits once it is planned.
         ranked_excesses: times the memory that a ranked pair may take; of what exceeds it the least is likely to fit.
         ranked_pairs: pairs of stages and microbatches with the least interpolated costs that are sliced, besides the
@@ -145,8 +151,8 @@ class PartitionPolicy:
         near_best: factor of the least estimate within which candidates are planned exactly.
         far: likewise of the best candidate with each number of stages of a small step: estimates leave out that sends
             overlap, and that weight gradients fill the bubble.
-        most_near: candidates within ``near_best`` that are planned.
-        most_other: candidates planned where none of the least estimates fits.
+        most_near: candidates within ``near_best`` that are planned: a choice between seconds and errors of estimates.
+        most_other: candidates planned where none of the least estimates fits: likewise.
     """
 
     excesses: tuple[float, ...] = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0, math.inf)
@@ -167,8 +173,8 @@ class StagePolicy:
         negligible_cost: relative cost of a memory limit below which no other recomputation, and no other placement of
             copies, is tried: all of them do more work than the plan without a limit.
         limit_attempts: memory limits that a stage is planned within before it is given up: what is known only from its
-            plan (gradients that are added) comes off the next limit.
-        shared_worker_attempts: likewise of stages that share a worker.
+            plan (gradients that are added) comes off the next limit. Their number is a choice.
+        shared_worker_attempts: likewise of stages that share a worker, which move each other's: a choice.
     """
 
     negligible_cost: float = 1e-3
@@ -184,8 +190,10 @@ class SchedulePolicy:
         one_stage_per_worker: schedules that are timed with the stages planned for 1F1B. GPipe is never faster than 1F1B
             and holds more.
         two_stages_per_worker: schedules that are planned where workers are idle for long.
-        long_idle_share: share of a step from which idle time is long.
-        least_gain: share of a step that another schedule, or form of plan, must save to be taken.
+        long_idle_share: share of a step from which idle time is long: a choice. Two stages a worker have about half the
+            bubble, and send twice.
+        least_gain: share of a step that another schedule, or form of plan, must save to be taken: a choice, below what
+            predictions err by.
         start_s: seconds that a runtime needs to start one more program (`benchmarks pipelines`: 0.1 to 0.4 ms an
             instruction on CPU).
         most_activation_growth: times the activations of one schedule that another may hold: ZB-H2 holds twice those
@@ -208,12 +216,13 @@ class CompilationPolicy:
     """How often a program that needs more memory than its plan says is planned again.
 
     Args:
-        most_programs: programs compiled for one signature.
-        margin: share of the limit that a new plan aims at, after scaling by what was measured.
+        most_programs: programs compiled for one signature: a choice.
+        margin: share of the limit that a new plan aims at, after scaling by what was measured, which is not quite the
+            same of another plan.
         tolerance: times the limit that a program may need, with a note; compilers needed 0.95 to 1.5 times the bytes of
             the model.
-        most_kinds: plans of different kinds that are compiled where a compiler decides.
-        most_slower: times the fastest predicted step that a plan may take to be compiled.
+        most_kinds: plans of different kinds that are compiled where a compiler decides: a choice, as ``most_programs``.
+        most_slower: times the fastest predicted step that a plan may take to be compiled: a choice.
     """
 
     most_programs: int = 4
@@ -225,7 +234,7 @@ class CompilationPolicy:
 
 @dataclass(frozen=True)
 class ResearchPolicy:
-    """Numbers of the strategies that search by trying (`autopar.search.research`).
+    """Numbers of the strategies that search by trying (`autopar.search.research`), as the papers have them or chosen.
 
     Args:
         steps: choices evaluated on one mesh, unless `Options.steps` says otherwise.

@@ -18,7 +18,7 @@ TEXT = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 8, "batch": 8
 MODELS = {
     "mlp": (mlp.build, {}),
     "uneven mlp": (mlp.build, {"layers": 5}),
-    "gpt": (gpt.build, {**TEXT, "dropout": 0.1, "clip": 1.0, "masked": True}),
+    "gpt": (gpt.build, {**TEXT, "heads": 2, "vocab": 16, "dropout": 0.1, "clip": 1.0, "masked": True}),
     "deep gpt": (gpt.build, {**TEXT, "layers": 4}),
     "llama": (llama.build, {**TEXT, "kv_heads": 2, "layers": 4}),
     "short llama": (llama.build, {**TEXT, "heads": 2, "kv_heads": 2, "vocab": 16}),

@@ -11,7 +11,8 @@ from examples import gpt, mlp
 
 CASES = [
     (mlp.build, {"layers": 4, "hidden": 512, "batch": 512}, "1f1b", 2),
-    (gpt.build, {"layers": 4, "hidden": 128, "batch": 32}, "1f1b", 2),
+    (gpt.build, {"layers": 2, "hidden": 64, "batch": 16}, "1f1b", 2),
+    pytest.param(gpt.build, {"layers": 4, "hidden": 128, "batch": 32}, "1f1b", 2, marks=pytest.mark.slow),
     (mlp.build, {"layers": 8, "hidden": 512, "batch": 512}, "interleaved", 4),
     pytest.param(gpt.build, {"layers": 4, "hidden": 64, "batch": 16}, "interleaved", 4, marks=pytest.mark.slow),
     (mlp.build, {"layers": 4, "hidden": 512, "batch": 512}, "zb-h1", 2),

@@ -33,6 +33,11 @@ class Jitted:
         """Optimized HLO."""
         return str(self.compiled.as_text())
 
+    @property
+    def out_info(self) -> Any:
+        """Shapes and dtypes of the results."""
+        return self.compiled.out_info
+
     def memory_analysis(self) -> Any:
         """jax's memory statistics."""
         return self.compiled.memory_analysis()

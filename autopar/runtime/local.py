@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -51,6 +52,16 @@ class LocalProgram:
     lying: Lying
     unread: frozenset[int] = frozenset()
     moved: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
+
+    @cached_property
+    def smallest(self) -> int | None:
+        """The smallest result, where programs are launched when the one before is done; see `Launches`."""
+        shardings = self.program.output_shardings
+        devices: set[Any] = set(shardings[0].device_set) if shardings else set()
+        if len(devices) < 2 or any(d.platform != "cpu" for d in devices):
+            return None
+        sizes = [math.prod(info.shape) for info in self.executable.out_info]
+        return sizes.index(min(sizes))
 
     @property
     def here(self) -> bool:
@@ -110,7 +121,7 @@ class LocalProgram:
             placed: inputs as `match` or `place_all` made them.
             leaves: what they were made from; donated ones are deleted.
         """
-        with LAUNCHES:
+        with LAUNCHES.of(self):
             if self.donated:
                 check_donated(leaves, self.names, self.donated)
                 self._separate(placed)
@@ -121,6 +132,8 @@ class LocalProgram:
                 raise
             if self.donated:
                 give_up(leaves, self.donated)
+            if self.smallest is not None:
+                LAUNCHES.launched([result[self.smallest]])
         return result
 
     def _separate(self, placed: list[Any]) -> None:

@@ -116,7 +116,7 @@ class PipelineProgram:
             placed: inputs as `match` or `place_all` made them.
             leaves: what they were made from; donated ones are deleted.
         """
-        with LAUNCHES:
+        with LAUNCHES.of(self):
             check_donated(leaves, self.names, self.donated)
             store = self.runtime.run(self._start([*placed, *self.constants]))
             results: dict[int, Any] = {}
@@ -126,7 +126,9 @@ class PipelineProgram:
                 if ref is not None and ref.kind == "out":
                     results.setdefault(ref.number, array)
             give_up(leaves, self.donated)
-            return self.joined(results)
+            joined = self.joined(results)
+            LAUNCHES.launched(joined)
+            return joined
 
     def joined(self, outputs: Mapping[int, Any]) -> list[Any]:
         """Results of the function from outputs of the lowered step by number."""

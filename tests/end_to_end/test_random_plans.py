@@ -15,7 +15,8 @@ from tests.end_to_end.random_plans import random_plan
 @pytest.mark.parametrize("name", CASES)
 def test_the_best_plan(name):
     fn, args = CASES[name]
-    assert_same(fn, args, cluster=MIDDLE, rtol=2e-5)
+    # Where a product gives bfloat16, so do its terms on several devices, and they are added up in it.
+    assert_same(fn, args, cluster=MIDDLE, rtol=1e-3 if name == "mixed precision" else 2e-5)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -116,6 +116,31 @@ def test_workers_that_are_to_end_are_replaced_without_losing_a_step(caplog: pyte
     assert "drain" in [getattr(r, "event", "") for r in caplog.records]
 
 
+def test_a_start_that_fails_after_workers_were_to_end_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are there: a machine that is slow for a while ends no training that is to recover."""
+    fn, (state, batch) = build("tiny", **SIZES)
+    with thread_cluster(2, 2, deadline_s=60, recover=True, copy_every=100) as cluster:
+        function = autopar.parallelize(fn, cluster=cluster, num_microbatches=2)
+        mine, _ = function(state, batch)
+        driver, group = cluster.workers, cluster.worker_groups[-1]
+        assert isinstance(group, FragileWorkerGroup)
+        group._hosts[0]._beacon.report_ending()
+        wait_for(driver.session.monitor.ending)
+        launch, refused = driver._launch, list[int]()
+
+        def refuses_once(*arguments: Any) -> Any:
+            if not refused:
+                refused.append(1)
+                raise ClusterError("2 of 2 workers did not start: no answer")
+            return launch(*arguments)
+
+        monkeypatch.setattr(driver, "_launch", refuses_once)
+        mine, _ = function(mine, batch)
+        want = jax.jit(fn)(jax.jit(fn)(state, batch)[0], batch)[0]
+        assert furthest(jax.tree.leaves(mine), [numbers(x) for x in jax.tree.leaves(want)]) < 1e-5
+        assert (refused, driver.recoveries) == ([1], 1)
+
+
 def test_a_training_asks_whether_it_or_a_worker_is_to_end(tmp_path: Path) -> None:
     fn, (state, batch) = build("tiny", **SIZES)
     checkpoints = Checkpoints(tmp_path)

@@ -54,7 +54,7 @@ def connect(address: str | None, options: RayOptions) -> RayCluster:
     try:
         if starts_ray:
             nodes = len(options.sizes) if len(options.sizes) > 1 else options.workers or 2
-            initialize(address, nodes, options.object_store_bytes, folder, mark, kind)
+            initialize(address, nodes, options.object_store_bytes, folder, mark, kind, options.start_s)
         machines_there = machines(_nodes())
         wanted = _placement(machines_there, kind, options)
         planner = planned(wanted)

@@ -79,6 +79,7 @@ class Driver(ArrayOwner):
         self._looked_at_s = 0.0
         self._closed = False
         self._was_asked_to_end = False
+        self._has_run = False
         self._watch = WorkerWatch(self, lambda driver: driver._session, self.metrics)
 
     # -- life ----------------------------------------------------------------------------------
@@ -273,8 +274,9 @@ class Driver(ArrayOwner):
         wanted.progress(text)
         try:
             self._session = Session(layout, self._launch, self.options, self._programs)
+            self._has_run = True
         except ClusterError as error:
-            if not restarts:
+            if not restarts and not (self._has_run and self.options.recover):
                 raise
             # A machine that is gone may be counted for a while. It is a loss of the workers that were to be there.
             raise WorkerLostError(error.fact, cause=error.cause, remedy=error.remedy) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import signal
@@ -75,7 +76,9 @@ def own_address() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def initialize(address: str | None, workers: int, object_store_bytes: int, folder: str, mark: str, kind: str) -> None:
+def initialize(
+    address: str | None, workers: int, object_store_bytes: int, folder: str, mark: str, kind: str, start_s: float
+) -> None:
     """Connects this process to Ray, or starts it on this machine.
 
     Args:
@@ -85,6 +88,7 @@ def initialize(address: str | None, workers: int, object_store_bytes: int, folde
         folder: in which it writes.
         mark: variable of its processes, as ``NAME=value``.
         kind: of the devices that are wanted.
+        start_s: seconds that a worker may take to start.
 
     Raises:
         ClusterError: Ray does not answer or start, or would listen on all addresses.
@@ -96,7 +100,11 @@ def initialize(address: str | None, workers: int, object_store_bytes: int, folde
         "_node_ip_address": LOOPBACK, "object_store_memory": object_store_bytes, "_temp_dir": below,
         # Workers have environments of their own: a process that Ray starts ahead of time is never one of them. And they
         # are what the machine is there for: as Ray has it they would yield to everything else that runs.
-        "_system_config": {"prestart_worker_first_driver": False, "worker_niceness": 0},
+        "_system_config": {
+            "prestart_worker_first_driver": False, "worker_niceness": 0,
+            # Ray ends a process that is slower, and starts the next.
+            "worker_register_timeout_seconds": max(60, math.ceil(start_s)),
+        },
     }  # fmt: skip
     name, _, value = mark.partition("=")
     for_ray = {name: value, **({} if address else _own_logs(folder))}

@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ class Strikes:
     wanted: tuple[str, ...] = MOMENTS
     seed: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    seen: set[int] = field(default_factory=set)
+    seen: set[psutil.Process] = field(default_factory=set)
     workers: set[int] = field(default_factory=set)
 
     def strike(self, cluster: Any, moments: Moments, room: list[int], over: threading.Event) -> None:
@@ -119,7 +119,7 @@ class Strikes:
                 room[0] = draw.randint(FEWEST, MOST)
                 self.workers.add(room[0])
             kind = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-            until, last = time.monotonic() + _PATIENCE_S, moments.steps + _PATIENCE
+            until, last = time.monotonic() + min(_PATIENCE_S, 2.5 * self.every_s), moments.steps + _PATIENCE
             while not over.wait(0.0005) and time.monotonic() < until and moments.steps < last:
                 if moments.now == wanted:
                     over.wait(draw.uniform(0, _DELAYS_S.get(wanted, _DELAY_S)))
@@ -131,13 +131,23 @@ class Strikes:
         processes = list(cluster.processes)
         if moment in _AFTER:
             processes = [p for p in _workers() if p not in processes] or processes
-        self.seen.update(processes)
+        self.note(processes)
         if processes and moment:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(draw.choice(processes), kind)
                 self.counts[moment] += 1
                 return True
         return False
+
+    def note(self, processes: Sequence[int]) -> None:
+        """Takes note of workers by id and start: hours later another process may have the id."""
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.seen.add(psutil.Process(process))
+
+    def left(self) -> int:
+        """Number of those workers that have not ended."""
+        return sum(p.is_running() and exists(p.pid) for p in self.seen)
 
 
 def _workers() -> list[int]:
@@ -183,7 +193,7 @@ def run(quick: bool, say: Say, minutes: float = MINUTES, pause_s: float = 0.0) -
     strikes = Strikes(8.0 if quick else min(120.0, max(12.0, seconds / 40)), wanted)
     say(f"soak: {seconds:.0f} s with a kill every {strikes.every_s:.0f} s")
     disturbed = _train(seconds, None, strikes, say, pause_s)
-    left = [p for p in strikes.seen if exists(p)]
+    left = strikes.left()
     say(f"soak: {disturbed.steps} steps without kills")
     alone = _train(None, disturbed.steps, None, say)
     growth = {k: disturbed.late[k] - disturbed.early[k] for k in disturbed.early}
@@ -197,7 +207,7 @@ def run(quick: bool, say: Say, minutes: float = MINUTES, pause_s: float = 0.0) -
         "workers": " ".join(map(str, sorted(strikes.workers))),
         "recoveries": disturbed.recoveries,
         "equal": disturbed.digest == alone.digest,
-        "processes left": len(left),
+        "processes left": left,
         **{f"{k} growth" if k != "rss_bytes" else "growth_bytes": v for k, v in growth.items()},
     }
     struck = all(strikes.counts[m] for m in wanted)
@@ -247,7 +257,7 @@ def _train(seconds: float | None, steps: int | None, strikes: Strikes | None, sa
         digest = training.finished()
         late = _used(folder, ray_folder)
         if strikes is not None:
-            strikes.seen.update(cluster.processes)
+            strikes.note(cluster.processes)
         recoveries = cluster.workers.recoveries
     logger.removeHandler(moments)
     return Outcome(training.number, digest, recoveries, early, late)

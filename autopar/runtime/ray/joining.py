@@ -76,6 +76,18 @@ def own_address() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
+def _settings(start_s: float) -> dict[str, Any]:
+    """What Ray that is started here does in another way than by itself; ``start_s`` as of `initialize`."""
+    return {
+        # Workers have environments of their own: a process that Ray starts ahead of time is never one of them.
+        "prestart_worker_first_driver": False,
+        # They are what the machine is there for: as Ray has it they would yield to everything else that runs.
+        "worker_niceness": 0,
+        # Ray ends a process that is slower, and starts the next.
+        "worker_register_timeout_seconds": max(60, math.ceil(start_s)),
+    }
+
+
 def initialize(
     address: str | None, workers: int, object_store_bytes: int, folder: str, mark: str, kind: str, start_s: float
 ) -> None:
@@ -98,13 +110,7 @@ def initialize(
     here: dict[str, Any] = {
         "address": "local", "num_cpus": workers, "num_gpus": None if kind == "gpu" else 0, "include_dashboard": False,
         "_node_ip_address": LOOPBACK, "object_store_memory": object_store_bytes, "_temp_dir": below,
-        # Workers have environments of their own: a process that Ray starts ahead of time is never one of them. And they
-        # are what the machine is there for: as Ray has it they would yield to everything else that runs.
-        "_system_config": {
-            "prestart_worker_first_driver": False, "worker_niceness": 0,
-            # Ray ends a process that is slower, and starts the next.
-            "worker_register_timeout_seconds": max(60, math.ceil(start_s)),
-        },
+        "_system_config": _settings(start_s),
     }  # fmt: skip
     name, _, value = mark.partition("=")
     for_ray = {name: value, **({} if address else _own_logs(folder))}

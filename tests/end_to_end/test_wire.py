@@ -7,7 +7,6 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import autopar
@@ -194,13 +193,21 @@ def test_messages_have_the_scales_of_their_blocks(block):
 @pytest.mark.slow
 def test_a_toy_gpt_learns_as_in_full_precision():
     """ZeRO++ (Wang et al., 2023, section 4): the loss of training is within 0.5%."""
-    step, (state, batch) = gpt.build("tiny", learning_rate=3e-3)
+    step, (state, batch) = gpt.build("tiny")
     plain, sent = jax.jit(step), planned(step)
-    states = [jax.tree.map(jnp.array, state) for _ in range(2)]
+    states, losses = [jax.tree.map(jnp.array, state) for _ in range(2)], []
+    rng = np.random.default_rng(0)
     for _ in range(60):
-        results = [run(s, batch) for run, s in zip((plain, sent), states, strict=True)]
+        # Sequences that count upwards from a drawn number: they can be learned, not only known by heart.
+        tokens = (rng.integers(0, 128, (8, 1)) + np.arange(17)) % 128
+        drawn = {
+            **batch,
+            "tokens": jnp.asarray(tokens[:, :-1], jnp.int32),
+            "labels": jnp.asarray(tokens[:, 1:], jnp.int32),
+        }
+        results = [run(s, drawn) for run, s in zip((plain, sent), states, strict=True)]
         states = [s for s, _ in results]
-    losses = [float(metrics["loss"]) for _, metrics in results]
-    assert losses[0] < 4.0
-    assert abs(losses[1] - losses[0]) < 0.005 * losses[0]
-    assert optax.global_norm(states[1]["params"]) > 0
+        losses.append([float(metrics["loss"]) for _, metrics in results])
+    first, last = np.array(losses[:5]).mean(axis=0), np.array(losses[-10:]).mean(axis=0)
+    assert last[0] < 0.7 * first[0]
+    assert abs(last[1] - last[0]) < 0.005 * last[0]

@@ -9,7 +9,7 @@ All numbers are small integers in float32, so that sums are exact in any order: 
 stages there are, and each step that is lost or run twice changes it.
 
 Memory, descriptors, threads and files of the driver are looked at after a fifth of the time and at the end; memory of
-Ray's own processes and files in its folder are told and not judged.
+Ray's own processes and files in its folder are reported and not judged.
 
 With a pause between steps the training takes a small part of the machine, and workers are struck while they idle too.
 """

@@ -13,6 +13,8 @@ from typing import Any
 import jax
 from jax.extend.core import JaxprEqn
 
+from autopar.frontend.equations import shapes_of
+
 # Primitives that are opened, with the parameter that holds their body.
 _PARAMETER = MappingProxyType(
     {
@@ -89,12 +91,8 @@ def _implementation(eqn: JaxprEqn) -> Any:
     def run(*operands: Any) -> Any:
         return implementation(*operands, **eqn.params)
 
-    shapes = [
-        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))  # type: ignore[attr-defined]
-        for v in eqn.invars
-    ]
     try:
-        traced = jax.make_jaxpr(run)(*shapes)
+        traced = jax.make_jaxpr(run)(*shapes_of(eqn.invars))
     except (jax.errors.JAXTypeError, TypeError):
         return None
     wanted = [(v.aval.shape, v.aval.dtype) for v in eqn.outvars]  # type: ignore[attr-defined]

@@ -1,15 +1,56 @@
-"""What passes that interpret a jaxpr share: to bind an equation as it stands, in its place."""
+"""What passes that interpret a jaxpr share: to walk it, and to bind an equation as it stands, in its place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import Literal as JaxLiteral
 
 from autopar.ir.phases import phase_of
+
+_V = TypeVar("_V")
+
+
+def interpreted(
+    jaxpr: Jaxpr,
+    values: Sequence[_V],
+    scope: str,
+    equation: Callable[[JaxprEqn, list[_V], str], Sequence[_V]],
+    literal: Callable[[Any], _V],
+) -> list[_V]:
+    """Results of a jaxpr whose values are a pass's own.
+
+    Args:
+        jaxpr: the program.
+        values: its constants, then its arguments.
+        scope: name stack around it.
+        equation: results of an equation from its operands and its name stack.
+        literal: the value of a number that is written into the program.
+    """
+    env: dict[Any, _V] = dict(zip((*jaxpr.constvars, *jaxpr.invars), values, strict=True))
+
+    def read(atom: Any) -> _V:
+        return literal(atom.val) if isinstance(atom, JaxLiteral) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        where = "/".join(s for s in (scope, str(eqn.source_info.name_stack)) if s)
+        with place_of(eqn):
+            results = equation(eqn, [read(v) for v in eqn.invars], where)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def shapes_of(variables: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """What a program of these arguments is traced for."""
+    return [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
+        for v in variables
+    ]
 
 
 def bind_equation(eqn: JaxprEqn, values: Sequence[Any], changed: Mapping[str, Any]) -> list[Any]:

@@ -147,8 +147,8 @@ def trace(
         signature: from `flatten_call`.
         batch_argnums: positions of the arguments that are the batch; None finds them.
         static_numbers: whether Python numbers are values of the program, those of the result too.
-        rewrites: each makes another program with the same arguments and results; it is told which arguments are
-            parameters.
+        rewrites: each makes another program with the same arguments and results; it takes of each argument
+            whether it is a parameter.
 
     Raises:
         TraceError: jax cannot trace the function; the message has the user's line.

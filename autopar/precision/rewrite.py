@@ -17,7 +17,7 @@ from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.loops import plain_params
 from autopar.frontend.bodies import body_of, recomputes
-from autopar.frontend.equations import bind_equation, holds_passes, place_of
+from autopar.frontend.equations import bind_equation, holds_passes, interpreted, shapes_of
 from autopar.ir.phases import phase_of
 from autopar.precision.policy import FOLLOWING, PRODUCTS, Precision
 from autopar.precision.values import Twin, is_constant, is_wide
@@ -42,11 +42,7 @@ def mixed(precision: Precision, closed: ClosedJaxpr, parameters: Sequence[bool])
         walk = PrecisionWalk(precision, Wanted.of(closed.jaxpr, "update"))
         return [t.as_wide() for t in walk.jaxpr(closed.jaxpr, constants, twins, "")]
 
-    shapes = [
-        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
-        for v in closed.jaxpr.invars
-    ]
-    return jax.make_jaxpr(run)(*shapes)
+    return jax.make_jaxpr(run)(*shapes_of(closed.jaxpr.invars))
 
 
 @dataclass(frozen=True)
@@ -117,14 +113,7 @@ class PrecisionWalk:
 
     def jaxpr(self, jaxpr: Jaxpr, constants: Sequence[Twin], operands: Sequence[Twin], scope: str) -> list[Twin]:
         """Results of a jaxpr."""
-        env: dict[Any, Twin] = dict(zip(jaxpr.constvars, constants, strict=True))
-        env.update(zip(jaxpr.invars, operands, strict=True))
-        for eqn in jaxpr.eqns:
-            where = "/".join(s for s in (scope, str(eqn.source_info.name_stack)) if s)
-            with place_of(eqn):
-                results = self.equation(eqn, [_read(env, v) for v in eqn.invars], where)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [_read(env, v) for v in jaxpr.outvars]
+        return interpreted(jaxpr, [*constants, *operands], scope, self.equation, Twin)
 
     def equation(self, eqn: JaxprEqn, operands: list[Twin], scope: str) -> list[Twin]:
         """Results of one equation."""
@@ -254,10 +243,6 @@ def _row(twin: Twin, wide: bool, dtype: Any) -> Any:
 def _twin(variable: Any, value: Any) -> Twin:
     narrow = is_wide(variable.aval) and value.dtype != jnp.float32
     return Twin(narrow=value, follows=True) if narrow else Twin(value)
-
-
-def _read(env: Mapping[Any, Twin], atom: Any) -> Twin:
-    return Twin(atom.val) if isinstance(atom, JaxLiteral) else env[atom]
 
 
 def _is_exact(eqn: JaxprEqn) -> bool:

@@ -7,7 +7,7 @@ update reads it, so that terms of microbatches add up first, and where a loop of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.loops import plain_params
 from autopar.frontend.bodies import body_of, recomputes
-from autopar.frontend.equations import bind_equation, holds_passes, place_of
+from autopar.frontend.equations import bind_equation, holds_passes, interpreted, shapes_of
 from autopar.frontend.wire import wired
 from autopar.ir.formats import WireFormat
 from autopar.ir.phases import phase_of
@@ -46,11 +46,7 @@ def with_formats(wire: Wire, closed: ClosedJaxpr, parameters: Sequence[bool]) ->
         walk = _Walk(wire, _for_update(closed.jaxpr, "update"))
         return [walk.taken(v, "update") for v in walk.jaxpr(closed.jaxpr, constants, values, "")]
 
-    shapes = [
-        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False))
-        for v in closed.jaxpr.invars
-    ]
-    return jax.make_jaxpr(run)(*shapes)
+    return jax.make_jaxpr(run)(*shapes_of(closed.jaxpr.invars))
 
 
 @dataclass
@@ -82,14 +78,7 @@ class _Walk:
         self, jaxpr: Jaxpr, constants: Sequence[_SentValue], operands: Sequence[_SentValue], scope: str
     ) -> list[_SentValue]:
         """Results of a jaxpr."""
-        env: dict[Any, _SentValue] = dict(zip(jaxpr.constvars, constants, strict=True))
-        env.update(zip(jaxpr.invars, operands, strict=True))
-        for eqn in jaxpr.eqns:
-            where = "/".join(s for s in (scope, str(eqn.source_info.name_stack)) if s)
-            with place_of(eqn):
-                results = self._equation(eqn, [_read(env, v) for v in eqn.invars], where)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [_read(env, v) for v in jaxpr.outvars]
+        return interpreted(jaxpr, [*constants, *operands], scope, self._equation, _SentValue)
 
     def taken(self, value: _SentValue, phase: str) -> Any:
         """What an operator of ``phase`` takes of a value."""
@@ -205,7 +194,3 @@ def _behind_barrier(operands: Sequence[_SentValue]) -> list[_SentValue]:
     for i, array in zip(held, jax.lax.optimization_barrier([operands[i].array for i in held]), strict=True):
         behind[i] = _SentValue(array, operands[i].role)
     return behind
-
-
-def _read(env: Mapping[Any, _SentValue], atom: Any) -> _SentValue:
-    return _SentValue(atom.val) if isinstance(atom, JaxLiteral) else env[atom]

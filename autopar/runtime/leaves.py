@@ -44,7 +44,7 @@ class _Together:
         )
 
 
-class Lying:
+class PlacedLeaves:
     """Which leaves of the last calls lay as wanted: those of the next call are compared with them all at once.
 
     Arrays of one program share their types, abstract values and shardings, so that lists of these are compared by

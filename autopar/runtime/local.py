@@ -21,7 +21,7 @@ from autopar.lower.program import LoweredProgram
 from autopar.runtime.executable import runnable
 from autopar.runtime.hosts.arrays import is_global, put, spread
 from autopar.runtime.launches import LAUNCHES
-from autopar.runtime.leaves import Lying, check_data, check_donated, give_up
+from autopar.runtime.leaves import PlacedLeaves, check_data, check_donated, give_up
 from autopar.schedule import Work
 from autopar.schedule.memory import WorkerMemory
 
@@ -37,7 +37,7 @@ class LocalProgram:
         names: path of each input, for messages.
         donated: indices of inputs whose buffers are given up.
         constants: arrays that the function closes over, placed.
-        lying: which inputs were last found to lie as wanted.
+        placed_leaves: which inputs were last found to lie as wanted.
         unread: indices of inputs that nothing reads; they stay where they lie.
         moved: by input the array that was last moved, and what it became: a batch that is given again is not moved
             again. Both go when the caller lets go of the first.
@@ -49,7 +49,7 @@ class LocalProgram:
     names: tuple[str, ...]
     donated: tuple[int, ...]
     constants: tuple[Any, ...]
-    lying: Lying
+    placed_leaves: PlacedLeaves
     unread: frozenset[int] = frozenset()
     moved: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
 
@@ -86,7 +86,7 @@ class LocalProgram:
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """``leaves`` placed, if their shapes and dtypes are those of the program; else None."""
         placed = list(leaves)
-        for i in self.lying.others(leaves):
+        for i in self.placed_leaves.others(leaves):
             leaf = leaves[i]
             if isinstance(leaf, jax.core.Tracer) or leaf_entry(leaf, False) != self.entries[i]:
                 return None
@@ -156,7 +156,7 @@ class LocalProgram:
             if index in self.unread:  # jax leaves it out of the compiled program
                 return leaf
             if leaf.sharding == wanted or leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
-                self.lying.note(index, leaf)
+                self.placed_leaves.note(index, leaf)
                 return leaf
             if wanted.is_fully_addressable or is_global(leaf):
                 return self._moved(index, leaf)
@@ -217,6 +217,6 @@ def load_local(traced: Traced, program: LoweredProgram, donated: Sequence[int] =
         tuple(i.name for i in graph.inputs),
         tuple(sorted({*donated, *(i for i in program.donated if i < count)})),
         constants,
-        Lying(count),
+        PlacedLeaves(count),
         unread_inputs(graph) - set(donated),
     )

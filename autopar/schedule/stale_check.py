@@ -7,38 +7,18 @@ from dataclasses import dataclass
 
 from autopar.errors import ScheduleError
 from autopar.schedule.dataflow import WorkSpec
+from autopar.schedule.follow import Content, Follower
 from autopar.schedule.instructions import (
-    Accumulate,
     Apply,
     Buffer,
-    Free,
+    Fetch,
     Instruction,
-    Recv,
+    Offload,
     Run,
-    Send,
-    Stash,
-    blocked_text,
     instruction_text,
 )
-from autopar.schedule.queues import Queues
-from autopar.schedule.round_robin import run_round_robin
 from autopar.schedule.stale import Window, Windows
 from autopar.schedule.stale_flow import METRICS, SHARED, STATE, StaleFlow
-
-
-@dataclass(frozen=True)
-class VersionedContent:
-    """What a buffer holds.
-
-    Args:
-        value: its value.
-        version: of the stage's state that it is or was computed from; None where it is of microbatches.
-        microbatches: counted over all calls, which it is of.
-    """
-
-    value: str
-    version: int | None = None
-    microbatches: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -79,106 +59,89 @@ def audit_lists(windows: Windows, calls: int | None = None, depth: int = 1) -> S
     return StaleAudit(machine.reads, tuple(machine.most), tuple(machine.flying_most), tuple(machine.updates))
 
 
-class _StaleMachine:
-    """Workers with contents in place of numbers."""
+class _StaleMachine(Follower):
+    """Workers that carry out one call after the other."""
 
     def __init__(self, flow: StaleFlow, depth: int) -> None:
-        self.flow, self.depth = flow, depth
         count = flow.stages
-        self.held: list[dict[Buffer, VersionedContent]] = [{} for _ in range(count)]
+        super().__init__(flow.dataflow, count, depth)
+        self.flow = flow
         self.updates, self.most, self.flying, self.flying_most = ([n] * count for n in (0, 1, 0, 0))
         self.reads: dict[tuple[str, int, int], int] = {}
         self.call = 0
-        self.lists: tuple[tuple[Instruction, ...], ...] = ()
-        self.at: list[int] = []
         for value in flow.dataflow.values:
             if value.is_input and value.lifetime == "step":
                 for s in value.stages:
-                    self.held[s][Buffer(value.name)] = VersionedContent(value.name, 0)
+                    self.on_device[s][Buffer(value.name)] = Content(value.name, version=0)
 
-    def fail(self, worker: int, fact: str) -> ScheduleError:
-        """The error for the instruction that a worker is at."""
-        lines, at = self.lists[worker], self.at[worker]
+    def fail(self, worker: int, fact: str, cause: str | None = None, number: int | None = None) -> ScheduleError:
+        """The error, with the call that it happened in."""
+        lines, at = self.lists[worker], self.at[worker] if number is None else number
         text = instruction_text(lines[at]) if at < len(lines) else "its end"
         name = self.flow.versions.name
-        return ScheduleError(f"schedule {name}, call {self.call}, worker {worker}, instruction {at} ({text}): {fact}")
+        return ScheduleError(
+            f"schedule {name}, call {self.call}, worker {worker}, instruction {at} ({text}): {fact}", cause=cause
+        )
+
+    def belongs_to_caller(self, worker: int, buffer: Buffer) -> bool:
+        """Nothing does between two calls: versions are freed by the lists."""
+        return False
+
+    def microbatches_named(self, buffer: Buffer) -> frozenset[int]:
+        """Counted over all calls."""
+        return frozenset({self._global(buffer.microbatch)})
 
     def run(self, window: Window, call: int) -> None:
         """Carries a call out."""
-        self.call, self.lists = call, tuple(w.instructions for w in window.workers)
-        self.at = [0] * len(self.lists)
-        for s, held in enumerate(self.held):
-            carried = {b for b in held if self.flow.is_carried(b)}
+        self.call = call
+        for s, buffers in enumerate(self.on_device):
+            carried = {b for b in buffers if self.flow.is_carried(b)}
             if carried != window.starts[s]:
                 raise self.fail(s, f"begins with {_names(window.starts[s] ^ carried)} more or less than is there")
             for b in window.batch[s]:
-                held[b] = VersionedContent(b.value, None, frozenset({b.microbatch - self.flow.lag + call * self._m}))
-        self.queues: Queues[VersionedContent] = Queues(self.depth)
-        stuck = run_round_robin(self.lists, self.at, self._step)
-        if stuck:
-            raise self.fail(stuck[0], f"waits for ever: {blocked_text(self.lists, self.at, stuck)}")
+                buffers[b] = Content(b.value, self.microbatches_named(b))
+        self.follow([w.instructions for w in window.workers])
         left = self.queues.pending()
         if left:
             raise self.fail(left[0][1], f"what worker {left[0][0]} sent is not received")
-        for s, held in enumerate(self.held):
-            self.held[s] = {(self.flow.shifted(b) if self.flow.is_carried(b) else b): c for b, c in held.items()}
+        for s, buffers in enumerate(self.on_device):
+            shifted = {(self.flow.shifted(b) if self.flow.is_carried(b) else b): c for b, c in buffers.items()}
+            self.on_device[s] = shifted
+            self.gone[s] = {}
 
     @property
     def _m(self) -> int:
         return self.flow.microbatches
 
-    def _step(self, worker: int, i: Instruction) -> bool:
-        held = self.held[worker]
-        match i:
-            case Run() if i.work.kind == "before":
-                for b in i.writes:
-                    held[b] = VersionedContent(b.value, self.updates[worker])
-            case Run():
-                self._pass(worker, i)
-            case Apply():
-                self._apply(worker, i)
-            case Accumulate():
-                term = self._get(worker, i.value)
-                before = frozenset[int]() if i.first else self._get(worker, i.into).microbatches
-                if before & term.microbatches:
-                    raise self.fail(worker, f"adds microbatch {sorted(term.microbatches)} a second time")
-                held[i.into] = VersionedContent(term.value, None, before | term.microbatches)
-            case Stash():
-                held[i.target] = VersionedContent(i.target.value, self._get(worker, i.source).version)
-            case Send():
-                if not self.queues.has_room(worker, i.to):
-                    return False
-                self.queues.send(worker, i.to, i.tag, self._get(worker, i.value))
-            case Recv():
-                return self._receive(worker, i)
-            case Free():
-                for b in i.values:
-                    self._get(worker, b)
-                    del held[b]
-            case _:
-                raise self.fail(worker, "is no instruction of such a list")
-        live = {c.version for b, c in held.items() if c.version is not None and b.value in self._versions(worker)}
+    def carry_out(self, worker: int, i: Instruction) -> bool:
+        """Carries an instruction out and counts the versions that are there after it."""
+        if isinstance(i, Offload | Fetch):
+            raise self.fail(worker, "is no instruction of such a list")
+        if not super().carry_out(worker, i):
+            return False
+        buffers = self.on_device[worker].items()
+        live = {c.version for b, c in buffers if c.version is not None and b.value in self._versions(worker)}
         self.most[worker] = max(self.most[worker], len(live | {self.updates[worker]}))
         return True
 
+    def put(self, worker: int, buffer: Buffer, content: Content) -> None:
+        """Makes a buffer; the newest state takes the place of the one before."""
+        if buffer.value in self.flow.state and buffer == Buffer(buffer.value):
+            self.on_device[worker].pop(buffer, None)
+        super().put(worker, buffer, content)
+
+    def run_program(self, worker: int, i: Run | Apply) -> None:
+        """Reads the versions of the map, and runs for the microbatch whose turn it is."""
+        if isinstance(i, Apply):
+            self._apply(worker, i)
+        elif i.work.kind == "before":
+            for b in i.writes:
+                self.on_device[worker][b] = Content(b.value, version=self.updates[worker])
+        else:
+            self._pass(worker, i)
+
     def _versions(self, worker: int) -> tuple[str, ...]:
         return self.flow.versioned[worker]
-
-    def _receive(self, worker: int, i: Recv) -> bool:
-        arriving = self.queues.first(i.source, worker)
-        if arriving is None:
-            return False
-        tag, content = arriving
-        self.queues.receive(i.source, worker)
-        if tag != i.tag or content.value != i.value.value:
-            raise self.fail(worker, f"{content.value} arrives there with tag {tag}")
-        self.held[worker][i.value] = content
-        return True
-
-    def _get(self, worker: int, b: Buffer) -> VersionedContent:
-        if b not in self.held[worker]:
-            raise self.fail(worker, f"{b} is not there")
-        return self.held[worker][b]
 
     def _global(self, number: int) -> int:
         return number - self.flow.lag + self.call * self._m
@@ -195,7 +158,7 @@ class _StaleMachine:
         if k % self._m != i.microbatch:
             raise self.fail(worker, f"microbatch {k} is number {k % self._m} of its call")
         for b in i.reads:
-            content = self._get(worker, b)
+            content = self.get(worker, b)
             if b.value in self.flow.versioned[worker]:
                 wanted = self.flow.versions.reads(worker, k)
                 if content.version != wanted:
@@ -204,7 +167,7 @@ class _StaleMachine:
             elif self.flow.dataflow.by_name[b.value].lifetime != "step" and content.microbatches != {k}:
                 raise self.fail(worker, f"{b} is of microbatch {sorted(content.microbatches)}, not {k}")
         for name, b in zip((*spec.writes, *spec.accumulates), i.writes, strict=True):
-            self.held[worker][b] = VersionedContent(name, None, frozenset({k}))
+            self.put(worker, b, Content(name, frozenset({k})))
         self.flying[worker] += 1 if i.work.kind == "forward" else -1
         self.flying_most[worker] = max(self.flying_most[worker], self.flying[worker])
 
@@ -223,7 +186,7 @@ class _StaleMachine:
         if i.work.part == METRICS:
             due = frozenset(range(self.call * self._m, (self.call + 1) * self._m))
         for b in i.reads:
-            content = self._get(worker, b)
+            content = self.get(worker, b)
             if self.flow.dataflow.by_name[b.value].lifetime == "accumulator":
                 if content.microbatches != due:
                     raise self.fail(worker, f"{b.value} is of microbatches {sorted(content.microbatches)}, not {due}")
@@ -233,10 +196,10 @@ class _StaleMachine:
         for name, b in zip(spec.writes, i.writes, strict=True):
             if i.work.part == STATE and b != Buffer(self.flow.replaces[name]):
                 raise self.fail(worker, f"{name} is written to {b}")
-            self.held[worker][b] = VersionedContent(b.value, new)
+            self.put(worker, b, Content(b.value, version=new))
         if i.work.part == METRICS:
             for b in i.writes:
-                del self.held[worker][b]  # the caller's
+                del self.on_device[worker][b]  # the caller's
         # Where a stage has both, the shared part runs first and the other completes the update.
         if i.work.part == STATE or (i.work.part == SHARED and self.flow.spec("update", worker, STATE) is None):
             self.updates[worker] = new
@@ -244,11 +207,11 @@ class _StaleMachine:
     def check_end(self, calls: int) -> None:
         """Everything ran, and nothing is left but the newest state and the versions that a next call would read."""
         wanted = calls * self.flow.step
-        for s, held in enumerate(self.held):
+        for s, buffers in enumerate(self.on_device):
             has = any(self.flow.spec("update", s, part) for part in (STATE, SHARED))
             if has and self.updates[s] != wanted:
                 raise self.fail(s, f"made {self.updates[s]} updates of {wanted}")
-            left = [b for b, c in held.items() if c.microbatches]
+            left = [b for b, c in buffers.items() if c.microbatches]
             if left:
                 raise self.fail(s, f"{_names(left)} is left after the drain")
 

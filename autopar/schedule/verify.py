@@ -1,8 +1,6 @@
-"""What instructions mean, and whether a program keeps to it: the one checker of all instruction lists.
+"""Whether a program of instructions carries out its table: the checker of all schedules with a flush.
 
-The lists are run with contents in place of numbers: a content says which value a buffer holds, and of which
-microbatches. Sends go through a queue for each ordered pair of workers; a worker that sends into a full queue, or
-receives from an empty one, waits. As no instruction chooses, the order in which workers are taken does not matter.
+`autopar/schedule/follow.py` says what instructions mean; here is what programs may read and what must come out.
 """
 
 from __future__ import annotations
@@ -13,37 +11,20 @@ from autopar.errors import ScheduleError
 from autopar.schedule.check import check_table
 from autopar.schedule.dataflow import Work, WorkSpec
 from autopar.schedule.flow_check import check_dataflow
+from autopar.schedule.follow import Content, Follower
 from autopar.schedule.instructions import (
     NONE,
-    Accumulate,
     Apply,
     Buffer,
-    Fetch,
-    Free,
-    Instruction,
-    Offload,
     Program,
     Recv,
     Run,
     Send,
-    Stash,
-    blocked_text,
     instruction_text,
-    made_by,
 )
 from autopar.schedule.liveness import stays
 from autopar.schedule.memory import starting_buffers, transit_bytes, usage
-from autopar.schedule.queues import Queues
-from autopar.schedule.round_robin import run_round_robin
 from autopar.schedule.table import KINDS, Task, marked_text
-
-
-@dataclass(frozen=True)
-class Content:
-    """What a buffer holds: a value, and the microbatches that are in it (none: it is of the whole step)."""
-
-    value: str
-    microbatches: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -89,37 +70,28 @@ def verify(program: Program, depth: int = 1) -> Verified:
         )
     machine = _Machine(program, depth)
     machine.check_tags()
-    machine.run()
+    machine.follow(machine.lists)
     machine.check_end()
     peaks = tuple(max(u.during_bytes for u in line) for line in usage(program))
     return Verified(peaks, transit_bytes(program, depth), machine.transfers)
 
 
-class _Machine:
-    """Workers with their contents and the queues between them."""
+class _Machine(Follower):
+    """Workers that carry out a program."""
 
     def __init__(self, program: Program, depth: int) -> None:
-        self.program = program
+        super().__init__(program.dataflow, len(program.workers), depth)
         self.table = program.table
-        self.dataflow = program.dataflow
-        self.depth = depth
         self.whole = frozenset(range(self.table.num_microbatches))
         self.lists = tuple(w.instructions for w in program.workers)
-        self.at = [0] * len(self.lists)
-        self.held: list[dict[Buffer, Content]] = [{} for _ in self.lists]
-        self.gone: list[dict[Buffer, str]] = [{} for _ in self.lists]
-        self.hosted: list[dict[Buffer, Content]] = [{} for _ in self.lists]
-        self.queues: Queues[Content] = Queues(depth)
         self.ran: dict[tuple[int, Work, int], int] = {}
         self.transfers = 0
         for worker, buffers in enumerate(starting_buffers(program)):
             for b in buffers:
-                self.held[worker][b] = Content(
-                    b.value, frozenset() if b.microbatch == NONE else frozenset({b.microbatch})
-                )
+                self.on_device[worker][b] = Content(b.value, self.microbatches_named(b))
 
     def fail(self, worker: int, fact: str, cause: str | None = None, number: int | None = None) -> ScheduleError:
-        """The error for an instruction (the one that ``worker`` is at), with its cell marked."""
+        """The error, with the cell of its instruction marked."""
         number = self.at[worker] if number is None else number
         lines = self.lists[worker]
         text = instruction_text(lines[number]) if number < len(lines) else "its end"
@@ -168,93 +140,12 @@ class _Machine:
                 raise self.fail(worker, f"worker {receive.source} has no SEND with tag {tag}", number=number)
         self.transfers = len(sends)
 
-    def run(self) -> None:
-        """Runs all lists to their end, in turn as far as each one comes."""
-        stuck = run_round_robin(self.lists, self.at, self._step)
-        if stuck:
-            raise self.fail(
-                stuck[0],
-                f"deadlock with queues of {self.depth}: {blocked_text(self.lists, self.at, stuck)}",
-                cause="a send waits for room in a queue or a receive for a value that comes only after it",
-            )
+    def belongs_to_caller(self, worker: int, buffer: Buffer) -> bool:
+        """As `stays` says."""
+        return stays(self.table, self.dataflow, worker, buffer)
 
-    def _step(self, worker: int, i: Instruction) -> bool:
-        """Carries an instruction out; False where it must wait."""
-        match i:
-            case Run() | Apply():
-                self._program(worker, i)
-            case Accumulate():
-                self._accumulate(worker, i)
-            case Send():
-                if not self.queues.has_room(worker, i.to):
-                    return False
-                self.queues.send(worker, i.to, i.tag, self._get(worker, i.value))
-            case Recv():
-                return self._receive(worker, i)
-            case Stash():
-                self._make(worker, i.target, self._get(worker, i.source))
-            case Offload():
-                self.hosted[worker][i.value] = self._get(worker, i.value)
-                del self.held[worker][i.value]
-            case Fetch():
-                if i.value not in self.hosted[worker]:
-                    raise self.fail(worker, f"{i.value} is not on the host")
-                self.held[worker][i.value] = self.hosted[worker].pop(i.value)
-            case Free():
-                for buffer in i.values:
-                    self._give_up(worker, buffer, "freed")
-        return True
-
-    def _get(self, worker: int, buffer: Buffer) -> Content:
-        content = self.held[worker].get(buffer)
-        if content is not None:
-            return content
-        if buffer in self.hosted[worker]:
-            raise self.fail(worker, f"{buffer} is on the host", cause="there is no FETCH before it")
-        how = self.gone[worker].get(buffer)
-        if how is not None:
-            raise self.fail(worker, f"{buffer} is used after it was {how}")
-        later = any(buffer in made_by(i) for i in self.lists[worker][self.at[worker] :])
-        raise self.fail(worker, f"{buffer} is used before it is there" if later else f"{buffer} is never there")
-
-    def _make(self, worker: int, buffer: Buffer, content: Content) -> None:
-        if buffer in self.held[worker] or buffer in self.hosted[worker]:
-            raise self.fail(worker, f"{buffer} is made a second time")
-        self.gone[worker].pop(buffer, None)
-        self.held[worker][buffer] = content
-
-    def _give_up(self, worker: int, buffer: Buffer, how: str) -> None:
-        if buffer not in self.hosted[worker]:
-            self._get(worker, buffer)
-        if stays(self.table, self.dataflow, worker, buffer):
-            raise self.fail(worker, f"{buffer} is {how}, but belongs to the caller")
-        self.held[worker].pop(buffer, None)
-        self.hosted[worker].pop(buffer, None)
-        self.gone[worker][buffer] = f"{how} by instruction {self.at[worker]}"
-
-    def _receive(self, worker: int, i: Recv) -> bool:
-        arriving = self.queues.first(i.source, worker)
-        if arriving is None:
-            return False
-        tag, content = arriving
-        if tag != i.tag:
-            raise self.fail(
-                worker, f"the next value from worker {i.source} has tag {tag}, not {i.tag}",
-                cause="values are received in another order than they were sent",
-            )  # fmt: skip
-        self.queues.receive(i.source, worker)
-        if content.value != i.value.value or not self._is_named(i.value, content):
-            raise self.fail(worker, f"{content.value} of microbatch {sorted(content.microbatches)} arrives there")
-        self._make(worker, i.value, content)
-        return True
-
-    def _is_named(self, buffer: Buffer, content: Content) -> bool:
-        """Whether the microbatch in the buffer's name is the one in it; an accumulator under way has none."""
-        if buffer.microbatch != NONE:
-            return content.microbatches == {buffer.microbatch}
-        return not content.microbatches or self.dataflow.by_name[content.value].lifetime == "accumulator"
-
-    def _program(self, worker: int, i: Run | Apply) -> None:
+    def run_program(self, worker: int, i: Run | Apply) -> None:
+        """Reads values of its microbatch alone, and runs once where the table has it."""
         spec = self.dataflow.by_work.get(i.work)
         microbatch = i.microbatch if isinstance(i, Run) else NONE
         if spec is None or isinstance(i, Apply) != (i.work.kind == "update"):
@@ -265,18 +156,18 @@ class _Machine:
                 worker, f"{i.work} reads {len(spec.reads)} values and writes {len(spec.writes) + len(spec.accumulates)}"
             )
         for name, buffer in zip(spec.reads, i.reads, strict=True):
-            self._check_read(worker, spec, name, microbatch, self._get(worker, buffer))
+            self._check_read(worker, spec, name, microbatch, self.get(worker, buffer))
         if set(i.donate) - set(i.reads) or len(set(i.donate)) != len(i.donate):
             raise self.fail(worker, "donates what it does not read, or twice")
         if any(i.reads.count(b) > 1 for b in i.donate):
             raise self.fail(worker, "donates a buffer that is two of its arguments")
         for buffer in i.donate:
-            self._give_up(worker, buffer, "donated")
+            self.give_up(worker, buffer, "donated")
         microbatches = frozenset() if microbatch == NONE else frozenset({microbatch})
         for name, buffer in zip((*spec.writes, *spec.accumulates), i.writes, strict=True):
             if buffer != Buffer(name, microbatch):
                 raise self.fail(worker, f"{buffer} is written where {Buffer(name, microbatch)} is due")
-            self._make(worker, buffer, Content(name, microbatches))
+            self.put(worker, buffer, Content(name, microbatches))
 
     def _check_place(self, worker: int, work: Work, microbatch: int) -> None:
         if work.kind in KINDS:
@@ -305,30 +196,6 @@ class _Machine:
             return f"{name} lacks the contribution of microbatch {', '.join(map(str, missing))}"
         return f"{name} is of microbatch {sorted(present)}, not {sorted(wanted)}"
 
-    def _accumulate(self, worker: int, i: Accumulate) -> None:
-        joined = self._get(worker, i.value)
-        value = self.dataflow.by_name.get(joined.value)
-        if value is None or value.reduce != i.reduce:
-            raise self.fail(worker, f"{joined.value} is not accumulated by {i.reduce}")
-        if i.reduce == "concatenate" and joined.microbatches != {i.value.microbatch}:
-            raise self.fail(
-                worker, f"{i.value} holds microbatch {sorted(joined.microbatches)}, so its place is not known"
-            )
-        if i.into == i.value:
-            raise self.fail(worker, f"{i.into} is accumulated into itself")
-        if i.first:
-            self._make(worker, i.into, joined)
-        else:
-            there = self._get(worker, i.into)
-            if there.value != joined.value:
-                raise self.fail(worker, f"{i.into} holds {there.value}, not {joined.value}")
-            twice = sorted(there.microbatches & joined.microbatches)
-            if twice:
-                raise self.fail(worker, f"microbatch {', '.join(map(str, twice))} is accumulated twice")
-            self.held[worker][i.into] = Content(there.value, there.microbatches | joined.microbatches)
-        if i.donate:
-            self._give_up(worker, i.value, "donated")
-
     def check_end(self) -> None:
         """All works ran, all results are there and whole."""
         for worker, row in enumerate(self.table.rows):
@@ -349,7 +216,7 @@ class _Machine:
     def _check_result(self, name: str) -> None:
         wanted = self.whole if self.dataflow.by_name[name].lifetime == "accumulator" else frozenset[int]()
         for worker in self.table.workers_of_stage(self.dataflow.writers[name].stage):
-            content = self.held[worker].get(Buffer(name))
+            content = self.on_device[worker].get(Buffer(name))
             end = len(self.lists[worker])
             if content is None or content.value != name:
                 raise self.fail(worker, f"the result {name} is not there", number=end)

@@ -357,7 +357,7 @@ def wrong_use(o: dict[str, Any]) -> Any:
         "option": lambda: autopar.parallelize(dense_step, num_microbatches=2 if other else 1)(state, x),
         "version": one_version,
         "values": lambda: bad_values(2.0 if other else 1.0),
-        "init": lambda: autopar.parallelize(dense_step).init(dense_state, jax.random.key(o["process"])),
+        "init": lambda: autopar.parallelize(dense_step).init(dense_state, jax.random.key(int(other))),
         "infeasible": lambda: autopar.parallelize(dense_step, memory_limit=100)(state, x),
         "fine": lambda: autopar.parallelize(dense_step)(state, x),
         "missing": lambda: None if other else autopar.parallelize(dense_step)(state, x),

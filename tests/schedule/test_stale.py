@@ -109,6 +109,14 @@ def without_first(kind, of=""):
     return change
 
 
+def twice(kind, of=""):
+    def change(lines):
+        at = next(n for n, i in enumerate(lines) if isinstance(i, kind) and of in str(i))
+        return [*lines[: at + 1], lines[at], *lines[at + 1 :]]
+
+    return change
+
+
 def newest(lines):
     """Forward passes read what the update writes in place of their version."""
     return [
@@ -124,8 +132,10 @@ def newest(lines):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (without_first(Stash, "w@0"), "is not there"),
-        (without_first(Free), "begins with|is not there"),
+        (without_first(Stash, "w@0"), "is never there"),
+        (without_first(Free), "begins with|is never there"),
+        (twice(Stash, "w@0"), "is made a second time"),
+        (twice(Free), "is used after it was freed"),
         (newest, r"reads version \d+ of w@0\.\d+, not \d+"),
     ],
 )  # fmt: skip

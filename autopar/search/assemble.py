@@ -112,7 +112,8 @@ def _inputs(graph: Graph, sharding: Sharding) -> tuple[InputRecord, ...]:
 def _bound(problem: Problem, sharding_problem: ShardingProblem, lower_bound: float | None) -> float | None:
     """Seconds below which no step can be, from the least sum of computation and collectives.
 
-    Where they run in parallel with each other the longest of the resources takes its share of the sum or more.
+    Where they run in parallel with each other the longest of the resources takes its share of the sum or more, but for
+    what joining collectives saves; and no step is shorter than what the fastest choices of all operators compute.
     """
     cost = problem.cost_model
     if lower_bound is None or not cost.knows_kernels:
@@ -120,7 +121,10 @@ def _bound(problem: Problem, sharding_problem: ShardingProblem, lower_bound: flo
     if not cost.overlaps:
         return lower_bound * min(cost.exposed_share(of_state=s) for s in (False, True))
     links = {link_class(sharding_problem.mesh, axis) for axis, n in sharding_problem.mesh.axes if n > 1}
-    return lower_bound / (1 + len(links))
+    least_s = float(sum(s.seconds.min() for s in sharding_problem.sites))
+    if cost.stack.combine_bytes or cost.stack.gather_bytes:
+        return least_s
+    return max(least_s, lower_bound / (1 + len(links)))
 
 
 def _overlap_notes(sharding: Sharding) -> list[str]:

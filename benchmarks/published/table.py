@@ -14,17 +14,17 @@ from rich.console import Console
 from autopar.cost.transformer import Constants, load_constants
 from autopar.errors import AutoparError
 from benchmarks.published.collectives import collective_rows
-from benchmarks.published.dataset import HELD_OUT, POINTS, Run, read
+from benchmarks.published.dataset import HELD_OUT, POINTS, SEED, Run, read
 from benchmarks.published.layers import layer_rows
 from benchmarks.published.score import Scored, make_bills, ranking, score
 from benchmarks.published.zero3 import zero3_rows
 from benchmarks.report import Report, Row, Say, table
 
-#: Hardware of the datasets whose error must be at most 8%; 12% holds for the others.
-_A100 = 0.08
-_OTHERS = 0.12
-_RANK = 0.95
-_REGRET = 0.03
+#: What is wanted of what is held out: mean error of all runs, and of each dataset; rank on one node, and elsewhere;
+#: regret of each dataset, and on average; runs of which it is told right whether they fit.
+_ALL, _DATASET = 0.06, 0.10
+_RANK_OF_ONE_NODE, _RANK = 0.95, 0.85
+_REGRET, _MEAN_REGRET = 0.10, 0.03
 _MEMORY = 0.95
 
 
@@ -46,21 +46,24 @@ def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
         for part, fitted in (("fitted", True), ("held out", False)):
             if part_of_it := [s for s in of_it if s.run.fitted == fitted]:
                 rows.append(_row(dataset, part, part_of_it))
-    whole = _row("all", "held out", [s for s in scored if not s.run.fitted])
+    held_out = [r for r in rows if r["part"] == "held out"]
+    whole = _row("all", "held out", [s for s in scored if not s.run.fitted], _ALL)
+    mean = _mean_row(held_out)
     return Report(
         name="published",
-        target="held out: mean error at most 8% on A100 datasets and 12% on others, rank correlation 0.95, regret 3%, "
-        "memory told right 95%",
-        rows=(*rows, whole),
+        target="held out: mean error at most 6%, of each dataset 10%; rank correlation 0.95 on one node and 0.85 "
+        "elsewhere; regret 10%, 3% on average; memory told right 95%",
+        rows=(*rows, whole, mean),
         details=(
             ("published, all-reduces", collective_rows(constants)),
             ("published, layer times of the 22B model", _layers(constants)),
             ("published, ZeRO-3 against tensor, pipeline and data parallelism, 175B", zero3_rows(constants)),
         ),
-        passed=all(r["met"] for r in (*rows, whole) if r["part"] == "held out"),
+        passed=all(r["met"] for r in (*held_out, whole, mean)),
         notes=(
             f"held out: all of {', '.join(sorted(HELD_OUT))};",
-            "of vTrain and BLOOM each group of runs, of the others each run, whose name has an odd CRC-32.",
+            "of vTrain and BLOOM each group of runs, of the others each run, whose name has an odd CRC-32;",
+            f"it begins at seed {SEED};",
             "errors are of predicted over measured step time; rank: Spearman among runs of one model, batch and",
             "cluster, weighted by runs, in groups of 4 or more; regret: how much slower the run predicted fastest was",
             "measured than the fastest of its group; memory: runs of which it is told right whether they fit.",
@@ -94,12 +97,11 @@ def _layers(constants: Constants) -> tuple[Row, ...]:
     )
 
 
-def _row(dataset: str, part: str, scored: Sequence[Scored]) -> Row:
+def _row(dataset: str, part: str, scored: Sequence[Scored], limit: float = _DATASET) -> Row:
     errors = [abs(s.error) for s in scored if s.run.measured_s is not None]
     found = ranking(scored)
     memory = statistics.mean(s.prediction.fits != s.run.out_of_memory for s in scored)
     row: dict[str, Any] = {"dataset": dataset, "part": part, "runs": len(scored)}
-    limit = _A100 if _is_a100(scored) else _OTHERS
     met = memory >= _MEMORY
     if errors:
         row |= {"mean": statistics.mean(errors), "median": statistics.median(errors), "worst": max(errors)}
@@ -107,12 +109,18 @@ def _row(dataset: str, part: str, scored: Sequence[Scored]) -> Row:
     row |= {"rank": None, "regret": None}
     if found is not None:
         row |= {"rank": found.correlation, "regret": found.regret}
-        met &= found.correlation >= _RANK and found.regret <= _REGRET
+        wanted = _RANK_OF_ONE_NODE if dataset == "vTrain single-node" else _RANK
+        met &= found.correlation >= wanted and found.regret <= _REGRET
     return row | {"memory": memory, "met": bool(met)}
 
 
-def _is_a100(scored: Sequence[Scored]) -> bool:
-    return all("a100" in s.run.cluster.name for s in scored)
+def _mean_row(rows: Sequence[Row]) -> Row:
+    """Means over datasets."""
+    row: dict[str, Any] = {"dataset": "mean over datasets", "part": "held out", "runs": sum(r["runs"] for r in rows)}
+    for key in ("mean", "median", "worst", "rank", "regret", "memory"):
+        given = [r[key] for r in rows if r.get(key) is not None]
+        row[key] = statistics.mean(given) if given else None
+    return row | {"met": row["regret"] is None or row["regret"] <= _MEAN_REGRET}
 
 
 @click.command()
@@ -123,6 +131,7 @@ def main(file: Path) -> None:
     console = Console(width=160)
     for title, rows in (*report.details, (report.name, report.rows)):
         console.print(table(title, rows))
+    console.print(f"wanted: {report.target}", *report.notes, sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autopar import Cluster
 from autopar.search import strategy_named
 from autopar.search.bound import work_bound_s
 from autopar.search.clock import Clock
+from autopar.search.intra.combine import Ends, combined
 from autopar.search.intra.overlap import RegionSchedule, TimedTask, Transfer, list_schedule
 from autopar.search.intra.slack import SlackWindow
 from autopar.search.policy import OverlapPolicy, SearchPolicy
@@ -73,6 +78,67 @@ def test_critical_paths(tasks, transfers, seconds):
     assert list_schedule(steps(tasks), sends(transfers)).seconds == pytest.approx(seconds, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("tasks", "transfers", "groups", "seconds"),
+    [
+        ("a3 b3 c3", "a>:4 b>:4 c>:4", [(0, 1, 2)], 21),  # after the last: 9 and three times 4
+        ("a3 b3 c3", "a>:4 b>:4 c>:4", [(0, 1)], 18),  # 6 to 14, then the last
+        ("a3 b3 c3", "a>:4 b>!4 c>:4", [(0, 2)], 17),  # the other link at 6
+        ("a1 b1 c1", ">a:2 >b:2 >c:2", [(0, 1, 2)], 9),  # the first waits for all
+        ("a1 b1 c1", ">a:2 >b:2 >c:2", [(1, 2)], 8),  # 2 to 6
+        ("a2 b2 c2 d2", "a>c:3 b>d:3", [(0, 1)], 14),  # both from 4 to 10
+    ],
+)  # fmt: skip
+def test_what_is_sent_as_one_starts_when_all_its_values_are_there(tasks, transfers, groups, seconds):
+    assert list_schedule(steps(tasks), sends(transfers), groups).seconds == pytest.approx(seconds, abs=1e-12)
+
+
+CHAIN = tuple(() if n == 0 else (n - 1,) for n in range(9))
+
+
+def sums(*ends, limit=100.0, kinds="all-reduce", needs=CHAIN):
+    """Groups of sums of 10 bytes with these places of who makes and who takes them, each task of the one before it."""
+    kinds = [kinds] * len(ends) if isinstance(kinds, str) else kinds
+    sent = [SimpleNamespace(kind=kind, axis="x", weight=1.0, bytes=10) for kind in kinds]
+    stack = SimpleNamespace(combine_bytes=limit, gather_bytes=0.0)
+    return combined(stack, sent, {n: Ends(*pair) for n, pair in enumerate(ends)}, needs)
+
+
+def test_collectives_are_joined_up_to_a_threshold_and_never_with_what_they_are_made_of():
+    assert sums((0, 9), (1, 9), (2, 9)) == ((0, 1, 2),)
+    assert sums((0, 9), (1, 9), (2, 9), limit=25.0) == ((0, 1),)
+    assert sums((0, 1), (1, 9), (2, 9)) == ((1, 2),)  # the second is made of the first
+    assert sums((0, 1), (2, 3), needs=((), (0,), (), (2,))) == ((0, 1),)  # of two chains
+    assert sums((0, 9), (0, 9), (1, 9), (2, 9)) == ((2, 3),)  # one is made of the other
+    assert sums((0, 9), (1, 9), kinds="all-to-all") == sums((0, 9), (1, 9), kinds="all-gather") == ()
+    assert sums((0, 9), (1, 9), (2, 9), kinds=["all-reduce", "reduce-scatter", "all-reduce"]) == ((0, 2),)
+    # Joined crosswise, each of two pairs would need what the other brings.
+    kinds = ["all-reduce", "reduce-scatter", "all-reduce", "reduce-scatter"]
+    crossed = sums((0, 1), (4, 5), (6, 7), (2, 3), kinds=kinds, needs=((), (), (1,), (), (), (), (5,), ()))
+    assert len(crossed) == 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 6), st.integers(1, 8), st.sampled_from("xy")), max_size=12),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=10),
+)
+def test_joined_collectives_never_block_each_other(drawn, edges):
+    """Whatever is joined, every task runs, and no step is longer than all that it does in turn."""
+    names = "abcdefg"
+    pairs = [(p, p + by, axis) for p, by, axis in drawn if p + by <= len(names)]
+    ends = {n: Ends(p, c) for n, (p, c, _) in enumerate(pairs)}
+    needs = [{p for p, c in (*edges, *((p, c) for p, c, _ in pairs)) if c == n and 0 <= p < n} for n in range(7)]
+    sent = [SimpleNamespace(kind="all-reduce", axis=axis, weight=1.0, bytes=10) for *_, axis in pairs]
+    groups = combined(SimpleNamespace(combine_bytes=35.0, gather_bytes=0.0), sent, ends, [sorted(n) for n in needs])
+    called = ("", *names, "")
+    transfers = [Transfer(called[p + 1], called[c + 1], axis, 2.0) for p, c, axis in pairs]
+    tasks = [TimedTask(name, 1.0, tuple(names[p] for p in sorted(of))) for name, of in zip(names, needs, strict=True)]
+    timing = list_schedule(tasks, transfers, groups)
+    assert timing.ends_s.keys() == {"", *names}
+    assert 7 <= timing.seconds <= 7 + 2 * len(pairs)
+    assert timing.seconds == pytest.approx(7 + sum(timing.stall_s.values()))
+
+
 @pytest.mark.parametrize("transfers", ["a>b:4", "a>c:1", ">b:4 a>c:2", "b>:4 a>b!1"])
 def test_waits_and_work_are_the_step(transfers):
     timing = list_schedule(steps("a3 b2 c2"), sends(transfers))
@@ -108,6 +174,27 @@ def test_a_gradient_is_reduced_while_the_next_is_computed():
     assert plan.step_time >= max(sum(c.seconds for c in plan.communication), plan.stages[0].compute_time)
     assert plan.search.lower_bound <= plan.step_time
     assert any("overlap with computation" in note for note in plan.content.notes)
+
+
+def test_small_gradients_are_sent_as_one():
+    """Eight biases' gradients over 64 devices: the plan tells the seconds of one collective, not of eight."""
+    cluster = Cluster.load("dgx-a100", nodes=8)
+
+    def step(biases, x):
+        g = jax.grad(lambda bs: sum((jnp.tanh(x + b) ** 2).sum() for b in bs))(biases)
+        return [b - 0.1 * d for b, d in zip(biases, g, strict=True)]
+
+    problem = problem_of(step, ([f32(1024)] * 8, f32(65536, 1024)), cluster)
+    plan = strategy_named("data-parallel")(problem)
+    (record,) = plan.communication
+    cost = problem.cost_model
+    (mesh,) = cluster.logical_meshes((64,))
+    assert (record.kind, record.count) == ("all-reduce", 8)
+    together_s = cost.collective_s("all-reduce", 8 * 4096, ("x",), mesh)
+    apart_s = 8 * cost.collective_s("all-reduce", 4096, ("x",), mesh)
+    assert record.seconds == pytest.approx(together_s, rel=1e-6)
+    assert together_s < 0.5 * apart_s
+    assert plan.search.lower_bound <= plan.step_time <= plan.search.objective
 
 
 @pytest.mark.parametrize("cluster", [Cluster.load("dgx-a100", stack="eager").part(0, 2), toy(2)])

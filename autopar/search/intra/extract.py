@@ -17,7 +17,7 @@ from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.draft import UsageDraft
 from autopar.search.intra.host import HOST, hosted
 from autopar.search.intra.memory import IN_FLIGHT, is_in_flight
-from autopar.search.intra.overlap import exposed_s
+from autopar.search.intra.overlap import timed
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.works import Works, loops, outermost
 from autopar.search.problem import Problem
@@ -84,7 +84,7 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     copies = copy_layouts(sharding_problem, choice, layouts)
     by_work = Works(sharding_problem, problem.graph, problem.cost_model)
     sent = tuple(collectives(problem, sharding_problem, choice, layouts, copies))
-    exposed = _exposed_s(problem, sharding_problem, choice, sent)
+    sent, exposed = _timed(problem, sharding_problem, choice, sent)
     communication = _communication(sent, exposed, by_work)
     for s in sharding_problem.sites:
         by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]))
@@ -126,18 +126,18 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     )
 
 
-def _exposed_s(
-    problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
-) -> tuple[float, ...]:
-    """For each collective the seconds of it that nothing hides under the stack of the cluster."""
+def _timed(
+    problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int], sent: tuple[PricedCollective, ...]
+) -> tuple[tuple[PricedCollective, ...], tuple[float, ...]]:
+    """The collectives as the stack of the cluster sends them, and for each the seconds of it that nothing hides."""
     cost = problem.cost_model
     if cost.overlaps:
-        return exposed_s(sharding_problem, choice, sent)
+        return timed(cost, sharding_problem, choice, sent)
     if not cost.knows_kernels:
-        return tuple(c.seconds for c in sent)
+        return sent, tuple(c.seconds for c in sent)
     state = {i.name for i in problem.graph.inputs if i.role in ("parameter", "optimizer")}
     of_state = (c.use.phase == "update" or sharding_problem.values[c.value].source in state for c in sent)
-    return tuple(
+    return sent, tuple(
         c.seconds * cost.exposed_share(of_state=is_of_state) for c, is_of_state in zip(sent, of_state, strict=True)
     )
 

@@ -3,7 +3,8 @@
 Resources are the cores, which run one operator at a time, and each class of links (inside a node, between nodes), which
 carry one collective at a time. Each takes what is ready first in the order of the program: an operator is ready when
 its operands and their collectives are there, a collective when its value is. What runs inside of a loop is scheduled
-by itself: an iteration begins when the one before it has ended.
+by itself: an iteration begins when the one before it has ended. What the compiler joins (`combine`) starts when the
+values of all are there, and takes what one collective of all their bytes takes.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.cluster import LogicalMesh
+from autopar.cost import CostModel
 from autopar.ir import Operator
 from autopar.search.intra.collectives import PricedCollective
+from autopar.search.intra.combine import Ends, combined
 from autopar.search.intra.sharding_problem import ShardingProblem
 
 
@@ -73,10 +76,14 @@ class Timing:
 class _Schedule:
     """What is done, running and ready, as time goes on."""
 
-    def __init__(self, tasks: Sequence[TimedTask], transfers: Sequence[Transfer]) -> None:
+    def __init__(
+        self, tasks: Sequence[TimedTask], transfers: Sequence[Transfer], groups: Sequence[Sequence[int]]
+    ) -> None:
         self.tasks = (*tasks, TimedTask("", 0.0, tuple(t.id for t in tasks)))
         self.index = {t.id: n for n, t in enumerate(self.tasks)}
         self.transfers = transfers
+        self.group_of = {m: tuple(group) for group in groups for m in group}
+        self.missing = {tuple(group): len(group) for group in groups}
         self.open = [len({n for n in t.needs if n in self.index}) for t in self.tasks]
         self.readers: dict[str, list[int]] = defaultdict(list)
         for n, t in enumerate(self.tasks):
@@ -105,8 +112,14 @@ class _Schedule:
             self.queue(self.chains[task, consumer][0], consumer)
 
     def queue(self, transfer: int, consumer: str) -> None:
-        """Puts a transfer before its link."""
-        heapq.heappush(self.queues[self.transfers[transfer].link], (self.index[consumer], transfer))
+        """Puts a transfer before its link; of a group the first stands for all, once the values of all are there."""
+        first, place = transfer, self.index[consumer]
+        if group := self.group_of.get(transfer):
+            self.missing[group] -= 1
+            if self.missing[group]:
+                return
+            first, place = group[0], min(self.index[self.transfers[m].consumer] for m in group)
+        heapq.heappush(self.queues[self.transfers[first].link], (place, first))
 
     def needed_less(self, task: int) -> None:
         """One thing less is missing for a task."""
@@ -115,9 +128,14 @@ class _Schedule:
             heapq.heappush(self.ready, task)
 
     def transferred(self, transfer: int) -> None:
-        """A transfer is done: the next of its chain may start, and its reader needs one thing less."""
+        """A transfer is done, with its group: the next of its chain may start, its readers need one thing less."""
+        self.busy.discard(self.transfers[transfer].link)
+        for member in self.group_of.get(transfer, (transfer,)):
+            self.arrived(member)
+
+    def arrived(self, transfer: int) -> None:
+        """What a transfer brings is there."""
         done = self.transfers[transfer]
-        self.busy.discard(done.link)
         chain = self.chains[done.producer, done.consumer]
         after = chain.index(transfer) + 1
         if after < len(chain):
@@ -130,18 +148,24 @@ class _Schedule:
             if queue and link not in self.busy:
                 _, transfer = heapq.heappop(queue)
                 self.busy.add(link)
-                self.carried[transfer] = now
-                heapq.heappush(self.running, (now + self.transfers[transfer].seconds, 1, transfer))
+                end = now
+                for member in self.group_of.get(transfer, (transfer,)):
+                    self.carried[member] = end
+                    end += self.transfers[member].seconds
+                heapq.heappush(self.running, (end, 1, transfer))
 
 
-def list_schedule(tasks: Sequence[TimedTask], transfers: Sequence[Transfer]) -> Timing:
+def list_schedule(
+    tasks: Sequence[TimedTask], transfers: Sequence[Transfer], groups: Sequence[Sequence[int]] = ()
+) -> Timing:
     """The schedule of tasks with transfers next to them.
 
     Args:
         tasks: in program order.
         transfers: those of one value and consumer in the order in which they are made of each other.
+        groups: numbers of transfers that are sent as one, of one link and none made of another; see `combined`.
     """
-    state, is_in_flight, now, idle_since, computing = _Schedule(tasks, transfers), {}, 0.0, 0.0, False
+    state, is_in_flight, now, idle_since, computing = _Schedule(tasks, transfers, groups), {}, 0.0, 0.0, False
     while True:
         state.start_links(now)
         if state.ready and not computing:
@@ -171,22 +195,31 @@ class RegionSchedule:
     """The schedule of the operators of one region, inner loops as tasks of it.
 
     Args:
-        transfers: collectives.
+        transfers: collectives; what is joined takes its part of the seconds of the whole.
         sent: their numbers among all of the choice.
         timing: when they run, seconds of a whole step.
+        groups: places in ``transfers`` of those that are sent as one.
     """
 
     transfers: tuple[Transfer, ...]
     sent: tuple[int, ...]
     timing: Timing
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    def expected_by(self, consumer: str) -> tuple[int, ...]:
+        """Numbers, among all, of the collectives that an operator needs: its own, and what is sent with them."""
+        direct = {m for m, t in enumerate(self.transfers) if t.consumer == consumer}
+        together = {m for group in self.groups if direct & set(group) for m in group}
+        return tuple(self.sent[m] for m in sorted(direct | together))
 
 
 def schedules(
-    sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
+    cost: CostModel, sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
 ) -> dict[str, RegionSchedule]:
     """The schedule of each region, innermost first; "" is the step.
 
     Args:
+        cost: says what is sent as one, and what that takes.
         sharding_problem: from `build`.
         choice: strategy of each node.
         sent: all collectives of the choice, value by value.
@@ -218,22 +251,66 @@ def schedules(
             )
             for c in (sent[n] for n in of_region[region])
         )
-        by_region[region] = RegionSchedule(transfers, tuple(of_region[region]), list_schedule(tasks, transfers))
+        numbers = tuple(of_region[region])
+        groups = _groups(cost, tasks, transfers, sent, numbers)
+        transfers = _joined(cost, sharding_problem.mesh, transfers, [sent[n] for n in numbers], groups)
+        by_region[region] = RegionSchedule(transfers, numbers, list_schedule(tasks, transfers, groups), groups)
     return by_region
 
 
-def exposed_s(
-    sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
-) -> tuple[float, ...]:
-    """For each collective the seconds of it that no operator hides; arguments are those of `schedules`."""
-    shares = [0.0] * len(sent)
-    for of in schedules(sharding_problem, choice, sent).values():
+def _groups(
+    cost: CostModel,
+    tasks: Sequence[TimedTask],
+    transfers: Sequence[Transfer],
+    sent: Sequence[PricedCollective],
+    numbers: Sequence[int],
+) -> tuple[tuple[int, ...], ...]:
+    """Which transfers of a region, whose numbers among all are given, are sent as one."""
+    place = {t.id: n for n, t in enumerate(tasks)}
+    ends = {
+        n: Ends(place.get(t.producer, -1), place.get(t.consumer, len(tasks)))
+        for n, t in zip(numbers, transfers, strict=True)
+    }
+    needs = [[p for need in t.needs if (p := place.get(need, n)) < n] for n, t in enumerate(tasks)]
+    index = {n: m for m, n in enumerate(numbers)}
+    return tuple(tuple(index[n] for n in group) for group in combined(cost.stack, sent, ends, needs))
+
+
+def _joined(
+    cost: CostModel,
+    mesh: LogicalMesh,
+    transfers: tuple[Transfer, ...],
+    sent: Sequence[PricedCollective],
+    groups: Sequence[Sequence[int]],
+) -> tuple[Transfer, ...]:
+    """The transfers, of ``sent``, with the seconds of what is sent as one shared out over those of a group."""
+    joined = list(transfers)
+    for group in groups:
+        first, apart_s = sent[group[0]], sum(joined[m].seconds for m in group)
+        whole_bytes, axes = sum(sent[m].bytes for m in group), tuple(first.axis.split("+"))
+        joined_s = min(apart_s, first.weight * cost.collective_s(first.kind, whole_bytes, axes, mesh))
+        for m in group:
+            joined[m] = replace(joined[m], seconds=joined[m].seconds * (joined_s / apart_s if apart_s else 1.0))
+    return tuple(joined)
+
+
+def timed(
+    cost: CostModel, sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
+) -> tuple[tuple[PricedCollective, ...], tuple[float, ...]]:
+    """The collectives as they are sent, and for each the seconds of it that no operator hides.
+
+    The latter add up to what the cores wait for. Arguments are those of `schedules`.
+    """
+    as_sent, shares = list(sent), [0.0] * len(sent)
+    for of in schedules(cost, sharding_problem, choice, sent).values():
+        for n, transfer in zip(of.sent, of.transfers, strict=True):
+            as_sent[n] = replace(as_sent[n], seconds=transfer.seconds)
         for consumer, wait_s in of.timing.stall_s.items():
-            waited = [n for n, t in zip(of.sent, of.transfers, strict=True) if t.consumer == consumer]
-            total = sum(sent[n].seconds for n in waited)
-            for n in waited:
-                shares[n] = min(1.0, wait_s / total) * sent[n].seconds if total else 0.0
-    return tuple(shares)
+            needed = of.expected_by(consumer)
+            total = sum(as_sent[n].seconds for n in needed)
+            for n in needed:
+                shares[n] += wait_s * (as_sent[n].seconds / total if total else 1 / len(needed))
+    return tuple(as_sent), tuple(shares)
 
 
 def producers_of(sharding_problem: ShardingProblem) -> dict[str, str]:

@@ -103,7 +103,7 @@ def slack_s(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     sent = tuple(
         collectives(problem, sharding_problem, choice, layouts, copy_layouts(sharding_problem, choice, layouts))
     )
-    schedules_of = schedules(sharding_problem, choice, sent)
+    schedules_of = schedules(problem.cost_model, sharding_problem, choice, sent)
     windows = {region: SlackWindow(of) for region, of in schedules_of.items()}
     regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
     hubs: dict[str, list[int]] = defaultdict(list)

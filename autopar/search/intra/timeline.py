@@ -46,7 +46,7 @@ def details_of(
         collectives(problem, sharding_problem, choice, layouts, copy_layouts(sharding_problem, choice, layouts))
     )
     if problem.cost_model.overlaps:
-        slices = _overlapped(schedules(sharding_problem, choice, sent), sharding_problem, sent)
+        slices = _overlapped(schedules(problem.cost_model, sharding_problem, choice, sent), sharding_problem, sent)
     else:
         share = sharding.exposed_s / sharding.communication_s if sharding.communication_s else 0.0
         slices = _in_turn(sharding_problem, choice, sent, share)

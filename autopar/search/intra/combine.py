@@ -1,0 +1,133 @@
+"""Which collectives a compiler sends as one: those of a kind and of the same groups of devices, up to a threshold.
+
+XLA joins all-gathers, all-reduces and reduce-scatters of a computation that do not depend on each other, in the order
+of the program, until their bytes reach ``combine_bytes`` of the stack (``gather_bytes`` for all-gathers). What is
+joined begins when the last of its values is there, and ends for all who take them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autopar.cost.constants import Stack
+from autopar.search.intra.collectives import PricedCollective
+
+_JOINED = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Who makes and who takes the value of a collective, as places in the order of the program.
+
+    Args:
+        producer: place of the task that makes it; -1 for what is there at the start.
+        consumer: place of the task that takes it.
+    """
+
+    producer: int
+    consumer: int
+
+
+@dataclass
+class _Group:
+    """Collectives that are sent as one.
+
+    Args:
+        members: their numbers.
+        bytes: of all of them.
+        before: tasks that one of their values is made by or of, as bits by place.
+        takers: tasks that take one, as bits by place.
+    """
+
+    members: list[int] = field(default_factory=list)
+    bytes: float = 0.0
+    before: int = 0
+    takers: int = 0
+
+    def takes(self, c: PricedCollective, before: int, taker: int, limit: float) -> bool:
+        """Whether ``c`` may be one of them: nothing that takes one of the values is needed to make another."""
+        return self.bytes + c.bytes <= limit and not (self.before | before) & (self.takers | taker)
+
+    def add(self, number: int, c: PricedCollective, before: int, taker: int) -> None:
+        """Adds a collective."""
+        self.before |= before
+        self.takers |= taker
+        self.members.append(number)
+        self.bytes += c.bytes
+
+
+def combined(
+    stack: Stack, sent: Sequence[PricedCollective], ends: Mapping[int, Ends], needs: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Groups of two or more collectives of one region that are sent as one, by their numbers.
+
+    Args:
+        stack: says up to how many bytes.
+        sent: all collectives.
+        ends: by number of those of the region where their values are made and taken. Those from one task to another
+            are made of each other, or sent in turn: each of these is sent by itself.
+        needs: by place of a task those of the tasks before it whose results it takes.
+    """
+    count = Counter(ends.values())
+    single = [n for n in ends if sent[n].kind in _JOINED and count[ends[n]] == 1]
+    if len({_key(sent[n]) for n in single}) == len(single):
+        return ()
+    before = _before(needs)
+    open_groups: dict[tuple[str, str, float], _Group] = {}
+    groups: list[_Group] = []
+    for n in sorted(single, key=lambda n: (ends[n].producer, n)):
+        c, taker = sent[n], 1 << ends[n].consumer
+        made_of = before[ends[n].producer] if ends[n].producer >= 0 else 0
+        limit = stack.gather_bytes if c.kind == "all-gather" else stack.combine_bytes
+        group = open_groups.get(_key(c))
+        if group is None or not group.takes(c, made_of, taker, limit):
+            group = open_groups[_key(c)] = _Group()
+            groups.append(group)
+        group.add(n, c, made_of, taker)
+    several = [tuple(g.members) for g in groups if len(g.members) > 1]
+    while several and (blocked := _blocked(several, ends, needs)):
+        several.remove(blocked)
+    return tuple(several)
+
+
+def _key(c: PricedCollective) -> tuple[str, str, float]:
+    return c.kind, c.axis, c.weight
+
+
+def _before(needs: Sequence[Sequence[int]]) -> list[int]:
+    """By place of a task the tasks that it needs, directly or not, and itself, as bits."""
+    before: list[int] = []
+    for place, direct in enumerate(needs):
+        bits = 1 << place
+        for need in direct:
+            bits |= before[need]
+        before.append(bits)
+    return before
+
+
+def _blocked(
+    groups: Sequence[tuple[int, ...]], ends: Mapping[int, Ends], needs: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """The last of the groups that can never start, since each needs what another brings; () if all can."""
+    arriving: dict[int, list[int]] = defaultdict(list)
+    for g, group in enumerate(groups):
+        for n in group:
+            arriving[ends[n].consumer].append(g)
+    makers = [{ends[n].producer for n in group} - {-1} for group in groups]
+    done: set[int] = set()
+    sent: set[int] = set()
+    pending = list(range(len(needs)))
+    while True:
+        rest = []
+        for place in pending:
+            if sent.issuperset(arriving[place]) and done.issuperset(needs[place]):
+                done.add(place)
+            else:
+                rest.append(place)
+        started = {g for g in range(len(groups)) if g not in sent and done.issuperset(makers[g])}
+        if len(rest) == len(pending) and not started:
+            return next((groups[g] for g in reversed(range(len(groups))) if g not in sent), ())
+        pending = rest
+        sent |= started

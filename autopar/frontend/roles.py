@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.ir import Graph, Input, Output, TensorType, is_float
+from autopar.frontend.models import may_be_batch, model_arguments, predicted
+from autopar.ir import Graph, Input, Output, is_float
 from autopar.ir.analysis import names_read, reached_outputs
 
-_MODEL_WORDS = ("model", "p", "params", "parameters", "state", "train_state", "variables", "weights")
 _OPTIMIZER_WORDS = ("opt_state", "optimizer", "opt", "mu", "nu", "trace", "momentum", "velocity")
 
 
@@ -32,51 +32,33 @@ def assign_roles(
     """
     leaves = graph.inputs[: len(arguments)]
     reach = reached_outputs(graph)
-    updates = _updates(leaves, arguments, graph.outputs, set(batch_argnums or ()), reach)
+    updates: dict[int, str] = {}
+    if not predicted(graph, arguments, batch_argnums):
+        updates = _updates(leaves, arguments, graph.outputs, set(batch_argnums or ()), reach)
     outputs = tuple(replace(o, updates=updates.get(i)) for i, o in enumerate(graph.outputs))
     carried = set(updates.values())
     returned = _Returned.of(outputs, reach)
     read = names_read(graph.operators) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
-    model = set() if carried else _model_arguments(leaves, arguments)
+    model = set() if carried else model_arguments(graph, arguments)
     roles: dict[str, str] = {}
     for leaf, (argument, _) in zip(leaves, arguments, strict=True):
         if leaf.name in carried:
             roles[leaf.name] = _state_role(leaf, returned)
         elif batch_argnums is not None:
-            roles[leaf.name] = "batch" if argument in batch_argnums else "other"
+            kept = "parameter" if not carried and leaf.name in read and may_be_batch(leaf.type) else "other"
+            roles[leaf.name] = "batch" if argument in batch_argnums else kept
         elif leaf.name not in read and not carried:
             roles[leaf.name] = "other"
         elif argument in model:
-            roles[leaf.name] = "parameter" if _may_be_batch(leaf.type) else "other"
+            roles[leaf.name] = "parameter" if may_be_batch(leaf.type) else "other"
         else:
-            roles[leaf.name] = "batch" if _may_be_batch(leaf.type) else "other"
+            roles[leaf.name] = "batch" if may_be_batch(leaf.type) else "other"
     return Graph(
         graph.name,
         tuple(replace(i, role=roles.get(i.name, i.role)) for i in graph.inputs),
         graph.operators,
         outputs,
     )
-
-
-def _model_arguments(leaves: Sequence[Input], arguments: Sequence[tuple[int | str, str]]) -> set[int | str]:
-    """Arguments that are a model, of a function that returns none of them: an eval step.
-
-    Examples lie in the first dim of every array of a batch. An argument whose arrays have first dims of several sizes,
-    or that is called as models are, is none, if there is another that may be the batch.
-    """
-    firsts: dict[int | str, set[int]] = defaultdict(set)
-    called: dict[int | str, str] = {}
-    for leaf, (argument, inner) in zip(leaves, arguments, strict=True):
-        if _may_be_batch(leaf.type):
-            firsts[argument].add(leaf.type.shape[0])
-            called[argument] = leaf.name.removesuffix(inner)
-    model = {a for a, sizes in firsts.items() if len(sizes) > 1 or called[a] in _MODEL_WORDS}
-    return model if len(model) < len(firsts) else set()
-
-
-def _may_be_batch(type: TensorType) -> bool:
-    """Arrays with dims, except random keys: typed, or raw (two uint32)."""
-    return type.rank > 0 and not type.dtype.startswith("key<") and not (type.dtype == "u32" and type.shape == (2,))
 
 
 def _updates(

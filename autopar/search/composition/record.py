@@ -53,9 +53,10 @@ def pipeline_of(
         temporaries = passing_bytes(stage)
         # What is added to accumulated gradients is a result, which comes into being while the rest is given up.
         besides = max(0, temporaries - stage.accumulation_bytes)
-        works.append(
-            WorkSpec(Work("forward", s), (state, *forward), (activations, *sent_on), temporaries_bytes=temporaries)
-        )
+        trains = any(t.kind == "backward" for row in table.rows for t in row)
+        joined = () if trains else (gradients,)  # without a backward pass what is joined are results
+        writes = (activations, *sent_on)
+        works.append(WorkSpec(Work("forward", s), (state, *forward), writes, joined, temporaries))
         backward_s = times.get("backward", 0.0) / count
         backward = Work("backward", s)
         reads = (state, activations, *forward, *cotangents)
@@ -65,7 +66,7 @@ def pipeline_of(
             works.append(WorkSpec(weight, (activations, stash), (), (gradients,), temporaries_bytes=besides))
             weight_s = times.get("weight", 0.0) / count
             seconds[backward], seconds[weight] = max(0.0, backward_s - weight_s), weight_s
-        elif backward_s or any(t.kind == "backward" for row in table.rows for t in row):
+        elif trains:
             works.append(WorkSpec(backward, reads, tuple(sent_back), (gradients,), besides))
             seconds[backward] = backward_s
         update = Work("update", s)

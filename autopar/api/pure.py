@@ -26,6 +26,7 @@ from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one
 from autopar.api.options import ParallelOptions
 from autopar.api.progress import shown
 from autopar.api.replanned import verified_plan, with_prices
+from autopar.api.shared_state import SharedState
 from autopar.api.steps import TracedStep, as_one_stage
 from autopar.api.user_mesh import outside
 from autopar.cluster import Cluster
@@ -217,7 +218,14 @@ class PureFunction:
 
     def _step(self, traced: Traced, cluster: Cluster, split_step: SplitStep | None = None) -> TracedStep:
         donated, o = self.donated(traced), self.options
-        return TracedStep(traced, donated, o.constraints, cluster.num_devices, split_step, updates_apart(o.schedule))
+        apart, shared = updates_apart(o.schedule), self._shared
+        return TracedStep(traced, donated, o.constraints, cluster.num_devices, split_step, apart, shared)
+
+    @property
+    def _shared(self) -> SharedState | None:
+        """The plan of several stages whose state is taken as it lies; None where there is none."""
+        other = None if self.options.like is None else SharedState.of(self.options.like)
+        return other if other is not None and other.is_pipeline else None
 
     @cached_property
     def _planner(self) -> Planner:
@@ -229,6 +237,9 @@ class PureFunction:
         o = self.options
         on_workers = isinstance(o.cluster, RayCluster)
         asked = None if o.num_stages == "auto" else int(o.num_stages)
+        if self._shared is not None:
+            self._shared.check(o.cluster, o.num_stages)
+            asked = self._shared.plan.num_stages
         if isinstance(o.cluster, RayCluster) and asked is None:
             asked = o.cluster.num_stages
         problem = self.problem(traced, limit_bytes)

@@ -21,6 +21,7 @@ def restacked(plan: Plan, graph: Graph, split_step: SplitStep) -> Plan:
     A leaf in pieces has the stage and the layout of its first one.
     """
     content = plan.content
+    layers = _layers_by_stage(plan, graph, split_step)
     donated = set(content.donated)
     inputs = tuple(
         InputRecord(i.name, str(i.type), i.role, first.layout, first.stage, first.memory)
@@ -37,6 +38,7 @@ def restacked(plan: Plan, graph: Graph, split_step: SplitStep) -> Plan:
         outputs=outputs,
         fingerprint=fingerprint(graph),
         stack_groups=split_step.groups,
+        stages=tuple(msgspec.structs.replace(s, layers=layers.get(n)) for n, s in enumerate(content.stages)),
         donated=tuple(
             i.name
             for n, i in enumerate(graph.inputs)
@@ -44,3 +46,21 @@ def restacked(plan: Plan, graph: Graph, split_step: SplitStep) -> Plan:
         ),
     )
     return Plan(warned, plan.phases)
+
+
+def _layers_by_stage(plan: Plan, graph: Graph, split_step: SplitStep) -> dict[int, tuple[int, int, int]]:
+    """By stage the first of its stacked layers, the number behind its last one, and the number of all.
+
+    They are those of the first parameter that is in pieces: all such parameters are read by the same loops.
+    """
+    stacked = (n for n, i in enumerate(graph.inputs) if i.role == "parameter" and len(split_step.inputs[n]) > 1)
+    leaf = next(stacked, None)
+    if leaf is None:
+        return {}
+    total = graph.inputs[leaf].type.shape[0]
+    each = total // split_step.groups
+    found: dict[int, tuple[int, int, int]] = {}
+    for g, at in enumerate(split_step.inputs[leaf]):
+        stage = plan.content.inputs[at].stage
+        found[stage] = (found.get(stage, (g * each,))[0], (g + 1) * each, total)
+    return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from autopar.api.constraints import Pin, constraints_of
+from autopar.api.constraints import Pin, constraints_of, merged
 from autopar.api.restacked import restacked
+from autopar.api.shared_state import SharedState
 from autopar.frontend import Traced
 from autopar.ir.verify import verify
 from autopar.lower.dealt import dealt
@@ -16,6 +17,7 @@ from autopar.lower.recompute import recomputed_step
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
 from autopar.plan import Plan
 from autopar.recompute import Level
+from autopar.search.constraints import Constraint
 from autopar.search.source import LayeredStep, SingleStage
 
 
@@ -30,6 +32,7 @@ class TracedStep:
         num_devices: of the cluster.
         split_step: the function with stacks taken apart, where that is done already.
         without_flush: whether pipelines are cut for a schedule without a flush.
+        shared: another plan of several stages with whose state the function is planned; None where it is not.
         forms: by number of microbatches and what is recomputed the function as one stage, with the ends of its layers.
     """
 
@@ -39,6 +42,7 @@ class TracedStep:
     num_devices: int
     split_step: SplitStep | None = None
     without_flush: bool = False
+    shared: SharedState | None = None
     forms: dict[tuple[int, Level], tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
 
     def single_stage(self, num_microbatches: int, remat: Level) -> SingleStage:
@@ -51,15 +55,22 @@ class TracedStep:
     def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
         """The step with stacks taken apart."""
         groups = group_count(layer_count(self.traced.graph), num_stages, most_groups)
-        layers_split = self.split_step or split_layers(self.traced, groups)
+        stages, placed = None, tuple[Constraint, ...]()
+        if self.shared is not None:
+            layers_split = self.shared.split(self.traced)
+            stages, placed = self.shared.stages(self.traced, layers_split)
+        else:
+            layers_split = self.split_step or split_layers(self.traced, groups)
         donated = frozenset(n for i in self.donated for n in layers_split.names(i))
+        pinned = constraints_of(self.pins, self.traced.graph, self.num_devices, layers_split.names)
         return LayeredStep(
             layers_split.step.graph,
             TracedStages(layers_split.step, self.without_flush),
             donated,
-            constraints_of(self.pins, self.traced.graph, self.num_devices, layers_split.names),
+            merged(placed, pinned),
             layers_split.groups,
             self._of_step(layers_split),
+            stages,
         )
 
     def form_of(self, plan: Plan) -> Traced:

@@ -82,6 +82,8 @@ class Stage(Record, frozen=True):
         host_time: predicted seconds a step of moving them to the device and back; part of ``step_time``.
         activations_offloaded: whether the ``activation_bytes`` of microbatches in flight, but for the one that runs
             and one more, are in host memory.
+        layers: of a model that loops over a stack of layers the first of this stage, the number behind its last one,
+            and the number of all; None where the stack is not cut into stages, or there is none.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -102,6 +104,7 @@ class Stage(Record, frozen=True):
     accumulation_bytes: int = 0
     state_bytes: int = 0
     received_bytes: int = 0
+    layers: tuple[int, int, int] | None = None
 
     @property
     def mesh_shape(self) -> dict[str, int]:

@@ -30,16 +30,35 @@ class Constraint:
         shards: for each dim the number of shards; `FREE`, or `SPLIT`.
         text: the constraint as the user said it.
         axes: mesh axes by dim, where these too are fixed.
+        stage: the only stage of a pipeline that it holds on; None where it holds wherever the input is.
     """
 
     value: str
     shards: tuple[int, ...]
     text: str
     axes: tuple[tuple[str, ...], ...] | None = None
+    stage: int | None = None
 
     def holds(self, layout: Layout, sizes: Mapping[str, int]) -> bool:
         """Whether a value in ``layout`` keeps the constraint on a mesh with axes of ``sizes``."""
         return keeps(self.shards, layout, sizes) and self.axes in (None, layout.dims)
+
+
+@dataclass(frozen=True)
+class SharedStages:
+    """Stages of another plan, on which the state lies that a step shares with it.
+
+    Args:
+        devices: by stage its first device and the number of devices.
+        meshes: by stage the sizes of its logical mesh.
+        inputs: (name of an input of the step, stage of the other plan on which it lies).
+        num_microbatches: of the other plan.
+    """
+
+    devices: tuple[tuple[int, int], ...]
+    meshes: tuple[tuple[int, ...], ...]
+    inputs: tuple[tuple[str, int], ...]
+    num_microbatches: int
 
 
 def keeps(shards: Sequence[int], layout: Layout, sizes: Mapping[str, int]) -> bool:

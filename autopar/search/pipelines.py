@@ -30,6 +30,7 @@ from autopar.search.enumeration.candidates import (
     uniform_candidate,
 )
 from autopar.search.enumeration.search_space import is_small
+from autopar.search.enumeration.shared_stages import shared_candidates
 from autopar.search.enumeration.tiny_steps import all_slicings
 from autopar.search.parallel import WorkerPool, start_worker
 from autopar.search.plain_data import is_importable
@@ -141,11 +142,13 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
     """`pipeline`, with a pool of workers."""
     clock, o = Clock(), problem.options
     with clock.phase("slice"):
-        slicings = all_slicings(problem, source)
+        slicings = all_slicings(problem, source) if o.shared_stages is None else None
     search = _PipelineSearch(problem, source, intra if slicings is None else CachedPlanner(intra), pool, clock)
     trials: Trials[_Trial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
-    if slicings is not None:
+    if o.shared_stages is not None:
+        plans = trials.run(map(_Trial, shared_candidates(problem, source, o.shared_stages)), ends=lambda _: True)
+    elif slicings is not None:
         cutoff_s = problem.subproblem.cutoff_s
         for slicing in slicings:
             planned = trials.run([_Trial(slicing)], cutoff_s=min(map(_seconds, plans), default=cutoff_s))

@@ -177,6 +177,7 @@ class Planner:
             o,
             donated=layered.donated,
             constraints=layered.constraints,
+            shared_stages=layered.shared_stages,
             num_microbatches=None if counts is None else counts[0],
             offload="none" if kept else o.offload,
         )

@@ -13,7 +13,7 @@ from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.plan import Plan
 from autopar.search.anytime import Anytime
-from autopar.search.constraints import Constraint
+from autopar.search.constraints import Constraint, SharedStages
 from autopar.search.memo import Memo
 from autopar.search.policy import SearchPolicy
 from autopar.search.progress import Progress
@@ -42,6 +42,7 @@ class Options:
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
         offload: what may be kept in host memory while nothing needs it: "none", or "auto" for state of the update.
         constraints: where inputs lie.
+        shared_stages: stages of another plan that this one has too; None where they are free.
     """
 
     mesh_shape: tuple[int, ...] | None = None
@@ -56,6 +57,7 @@ class Options:
     remat: str = "auto"
     offload: str = "none"
     constraints: tuple[Constraint, ...] = ()
+    shared_stages: SharedStages | None = None
 
 
 @dataclass(frozen=True)

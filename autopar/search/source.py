@@ -10,7 +10,7 @@ from autopar.ir import Graph
 from autopar.microbatch import Microbatching
 from autopar.plan import Plan
 from autopar.recompute import Level
-from autopar.search.constraints import Constraint
+from autopar.search.constraints import Constraint, SharedStages
 from autopar.stages import StageMap, StageParts
 
 
@@ -45,7 +45,7 @@ class Sliced:
             stage: its place among ``parts``.
             asked: by names of the step's inputs.
         """
-        by_name = {c.value: c for c in asked}
+        by_name = {c.value: c for c in asked if c.stage in (None, stage)}
         return tuple(
             replace(by_name[v.name], value=str(v))
             for v in self.parts[stage].graph_inputs
@@ -90,6 +90,7 @@ class LayeredStep:
         constraints: where inputs are wanted.
         groups: of stacked layers; 1 where nothing is stacked.
         of_step: a plan of ``graph`` as one of the step itself.
+        shared_stages: stages of another plan with whose state it is planned; None where it is not.
     """
 
     graph: Graph
@@ -98,6 +99,7 @@ class LayeredStep:
     constraints: tuple[Constraint, ...]
     groups: int
     of_step: Callable[[Plan], Plan]
+    shared_stages: SharedStages | None = None
 
 
 class StepSource(Protocol):

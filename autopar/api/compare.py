@@ -6,29 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from autopar.api.options import ParallelOptions
 from autopar.api.parallel_function import ParallelFunction
 from autopar.api.parallelize import parallelize, parallelize_with
 from autopar.cluster import Cluster
-from autopar.plan import Considered, Plan
+from autopar.plan import Plan
 from autopar.search.compare import STANDARD, Budget, Budgeted, Comparison, compare_problem, run_trials
 from autopar.search.problem import Problem
-
-#: Plans that people write by hand, against which a plan is shown.
-ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp")
-
-
-def with_alternatives(plan: Plan, comparison: Comparison) -> Plan:
-    """``plan``, among whose considered options are the best plans of other strategies, or why they have none."""
-    rows = tuple(
-        Considered(s.strategy, s.step_times[0] if s.step_times else None, s.peak_memory, s.note or "alternative")
-        for s in comparison.ranking()
-    )
-    known = plan.content.search
-    search = msgspec.structs.replace(known, considered=(*known.considered, *rows))
-    return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
 
 
 def compare(

@@ -50,6 +50,7 @@ from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
 from autopar.schedule.without_flush import check_flush, updates_apart
 from autopar.search import Options, Problem, Reporting, Strategy, Subproblem, strategy_named
+from autopar.search.again import SearchedAgain
 from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
@@ -174,7 +175,9 @@ class PureFunction:
                 traced, plan = search(signature, self.options.memory_limit_bytes)
                 plan = with_prices(self.options, self._like, signature, plan)
         phases = (*traced.phases, *clock.phases(), *plan.phases)
-        plan = Plan(plan.content, phases, input_tree(traced), with_operators(plan.details, traced.graph))
+        searched = partial(self.searched, self._traced[signature], self.options.memory_limit_bytes)
+        again = None if self.options.plan is not None else SearchedAgain(searched, plan.content)
+        plan = Plan(plan.content, phases, input_tree(traced), with_operators(plan.details, traced.graph), again)
         self.planned[signature] = traced, plan
         return traced, plan
 
@@ -209,23 +212,20 @@ class PureFunction:
     def _planned(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
         """The function in the form that was chosen, and its plan within ``limit_bytes`` a device."""
         traced = self._traced[signature]
-        step = self._step(traced, self.options.cluster or Cluster.local())
-        problem = self._whole_problem(traced, limit_bytes)
+        problem, step = self.searched(traced, limit_bytes)
         staged = problem.subproblem.on_workers or updates_apart(problem.options.schedule)
         search = self._planner.pipeline if staged else self._planner.plan
         plan = search(problem, step, self._counts(traced.graph))
         return step.form_of(plan), plan
 
+    def searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Problem, TracedStep]:
+        """What is planned within ``limit_bytes`` a device, and the function in other forms."""
+        return self._whole_problem(traced, limit_bytes), self._step(traced, self.options.cluster or Cluster.local())
+
     def _step(self, traced: Traced, cluster: Cluster, split_step: SplitStep | None = None) -> TracedStep:
         donated, o = self.donated(traced), self.options
-        apart, shared = updates_apart(o.schedule), self._shared
+        apart, shared = updates_apart(o.schedule), SharedState.of_stages(o.like)
         return TracedStep(traced, donated, o.constraints, cluster.num_devices, split_step, apart, shared)
-
-    @property
-    def _shared(self) -> SharedState | None:
-        """The plan of several stages whose state is taken as it lies; None where there is none."""
-        other = None if self.options.like is None else SharedState.of(self.options.like)
-        return other if other is not None and other.is_pipeline else None
 
     @cached_property
     def _planner(self) -> Planner:
@@ -237,9 +237,8 @@ class PureFunction:
         o = self.options
         on_workers = isinstance(o.cluster, RayCluster)
         asked = None if o.num_stages == "auto" else int(o.num_stages)
-        if self._shared is not None:
-            self._shared.check(o.cluster, o.num_stages)
-            asked = self._shared.plan.num_stages
+        if (shared := SharedState.of_stages(o.like)) is not None:
+            asked = shared.checked_stages(o.cluster, o.num_stages)
         if isinstance(o.cluster, RayCluster) and asked is None:
             asked = o.cluster.num_stages
         problem = self.problem(traced, limit_bytes)

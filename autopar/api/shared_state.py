@@ -51,6 +51,12 @@ class SharedState:
             )
         return SharedState(plans_of_other[-1], name)
 
+    @staticmethod
+    def of_stages(other: Any) -> SharedState | None:
+        """`of` where the plan has several stages; None where it has not, or there is no ``other``."""
+        found = None if other is None else SharedState.of(other)
+        return found if found is not None and found.is_pipeline else None
+
     @property
     def is_pipeline(self) -> bool:
         """Whether the state lies on several stages."""
@@ -110,12 +116,15 @@ class SharedState:
         )
         return shared, tuple(constraints)
 
-    def check(self, cluster: Cluster | None, num_stages: int | str) -> None:
-        """Raises AutoparError where a step cannot have the stages of the other.
+    def checked_stages(self, cluster: Cluster | None, num_stages: int | str) -> int:
+        """The number of stages of the other.
 
         Args:
-            cluster: where it runs; None for the devices of this process.
+            cluster: where the step runs; None for the devices of this process.
             num_stages: that were asked for.
+
+        Raises:
+            AutoparError: the step cannot have them.
         """
         count = self.plan.num_stages
         if isinstance(cluster, RayCluster):
@@ -129,6 +138,7 @@ class SharedState:
                 f"like={self.name}: its plan has {count} stages, and num_stages={num_stages} was asked for",
                 remedy=f'num_stages="auto", or {count}',
             )
+        return count
 
     def _stage_of(self, piece: int, pieces: int) -> int:
         """The stage that has a piece of a stack."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from autopar.cluster.catalog import find as find_cluster
 from autopar.errors import ClusterError
 from autopar.plan import Plan
 
+#: Ends of names of files that are pages.
+PAGES = (".html", ".htm")
+
 
 @click.command(cls=Command, name="plan")
 @click.argument("target", metavar="FILE.py:FUNC")
@@ -30,7 +34,9 @@ from autopar.plan import Plan
 @options.time_option
 @options.batch_option
 @click.option(
-    "--alternatives", is_flag=True, help="Plan what people write by hand too, for the table of what was considered."
+    "--alternatives/--no-alternatives",
+    default=None,
+    help="Plan what people write by hand too, for a table.  [default: for text and pages, not for JSON]",
 )
 @click.option(
     "--verify", metavar="T", help="Let the compiler of T choose among plans: cpu, tpu:v5p:4x4x4, cuda:h100:8x8, ..."
@@ -72,9 +78,11 @@ def command(
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)
         plan = planning.make_plan(function, values, request, say)
-        if alternatives:
-            plan = planning.against_alternatives(plan, function, values, request, say)
-    show(plan, form, output)
+        kept = plan.with_alternatives() if alternatives else replace(plan, again=None)
+        page = form == "html" or (output or "").endswith(PAGES)
+        wanted_later = alternatives is None and (form == "text" or page)
+        shown = plan.with_alternatives() if wanted_later else kept
+    show(shown, kept, form, output)
 
 
 def chosen_cluster(name: str | None, nodes: int | None) -> Cluster | None:
@@ -95,17 +103,23 @@ def chosen_cluster(name: str | None, nodes: int | None) -> Cluster | None:
     return Cluster.load(name, nodes)
 
 
-def show(plan: Plan, form: str, output: str | None) -> None:
+def show(plan: Plan, kept: Plan, form: str, output: str | None) -> None:
     """Writes the plan to ``output`` and prints it in the form that was asked for.
 
     A page that goes to a file is not printed as well.
+
+    Args:
+        plan: for text and pages.
+        kept: for JSON.
+        form: "text", "json" or "html".
+        output: a file, or None.
     """
-    page_file = output is not None and output.endswith((".html", ".htm"))
+    page_file = output is not None and output.endswith(PAGES)
     page = import_module("autopar.report.page").plan_page(plan) if page_file or form == "html" else ""
     if output is not None:
-        write_file(output, page if page_file else plan.to_json())
+        write_file(output, page if page_file else kept.to_json())
     if form == "json":
-        click.echo(plan.to_json(), nl=False)
+        click.echo(kept.to_json(), nl=False)
     elif form == "html":
         if not page_file:
             click.echo(page, nl=False)

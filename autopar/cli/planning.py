@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from autopar.api import ParallelFunction
-from autopar.api.compare import ALTERNATIVES, compare_with, with_alternatives
 from autopar.api.options import ParallelOptions, parse_bytes
 from autopar.api.parallelize import parallelize_with
 from autopar.api.replanned import target_cluster
@@ -22,7 +21,6 @@ from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.precision import precision_of, wire_of
 from autopar.search import strategies
-from autopar.search.compare import Budget
 
 
 @dataclass(frozen=True)
@@ -142,15 +140,6 @@ def make_plan(function: Any, arguments: tuple[Any, ...], request: PlanRequest, s
 def decorated(function: Any, request: PlanRequest) -> ParallelFunction[..., Any]:
     """The function with the options that were given."""
     return parallelize_with(*options_of(function, request))
-
-
-def against_alternatives(
-    plan: Plan, function: Any, arguments: tuple[Any, ...], request: PlanRequest, say: Callable[[str], None]
-) -> Plan:
-    """``plan`` with what people would write by hand among its considered options; arguments as of `make_plan`."""
-    plain, options = options_of(function, request)
-    comparison = compare_with(plain, arguments, options, ALTERNATIVES, Budget(), say)
-    return with_alternatives(plan, comparison)
 
 
 def check_strategy(name: str) -> None:

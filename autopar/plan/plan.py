@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from autopar._compat.trees import device_mesh, local_devices, partition_spec
 from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
+from autopar.plan.again import ALTERNATIVE, SearchAgain
 from autopar.plan.codec import decode, encode, write_whole
 from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
@@ -61,12 +64,14 @@ class Plan:
         phases: (phase, seconds) of planning.
         input_tree: structure of the arguments; None in a plan that was loaded.
         details: what is shown of operators besides their sharding.
+        again: the search, for what is asked later; None in a plan that was loaded.
     """
 
     content: PlanContent
     phases: tuple[tuple[str, float], ...] = field(default=(), compare=False)
     input_tree: Any = field(default=None, compare=False)
     details: Details = field(default=NO_DETAILS, compare=False)
+    again: SearchAgain | None = field(default=None, compare=False)
 
     @property
     def step_time(self) -> float:
@@ -184,10 +189,27 @@ class Plan:
             what: id of an operator or path of an argument (a part of one is enough); None for the most
                 expensive choices.
 
+        A runner-up's cost is with everything else as it is. Where the plan comes from a search in this process, has
+        one stage, and ``what`` is one choice, the step is planned once more without that choice as well: what it
+        takes with everything else chosen again, within the memory limit.
+
         Raises:
             PlanMismatchError: nothing is called so; the message lists near names.
         """
-        return explain_text(self.content, what, self.details)
+        return explain_text(self.content, what, self.details, None if self.again is None else self.again.without)
+
+    def with_alternatives(self) -> Plan:
+        """The plan, with what people write by hand among what was considered: data parallelism, ZeRO, Megatron.
+
+        They are planned when they are first asked for, in as many microbatches and with as much recomputed as this
+        plan. ``print(plan)`` and pages ask for them; ``to_json`` and ``save`` do not.
+        """
+        known = self.content.search
+        if self.again is None or any(o.note.startswith(ALTERNATIVE) for o in known.considered):
+            return self
+        considered = (*known.considered, *self.again.alternatives())
+        search = msgspec.structs.replace(known, considered=considered)
+        return replace(self, content=msgspec.structs.replace(self.content, search=search))
 
     def to_json(self) -> str:
         """The plan as JSON with a format version; the same plan gives the same text."""
@@ -236,7 +258,7 @@ class Plan:
         return all(r in known or r.startswith(loops) for r in records)
 
     def __str__(self) -> str:
-        return plan_text(self.content, self.phases)
+        return plan_text(self.with_alternatives().content, self.phases)
 
     def __repr__(self) -> str:
         c = self.content

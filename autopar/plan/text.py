@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import difflib
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autopar.errors import PlanMismatchError
+from autopar.plan.again import ALTERNATIVE
 from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.groups import input_groups
-from autopar.plan.types import Choice, InputRecord
+from autopar.plan.types import Choice, Considered, InputRecord, Stage
 from autopar.plan.words import plan_words
 
 #: Part of a step that an optimum may be below the answer: less is rounding, and more says nothing.
 PROVEN, USELESS = 1e-6, 0.6
+
+#: Title and columns of the table of plans that people write by hand.
+AGAINST = "against alternatives"
+ALTERNATIVE_HEADER = ("plan", "step time", "times this plan's", "peak memory", "note")
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -126,9 +131,20 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
         rows.insert(
             -2, ("waiting", f"in host memory on stage {', '.join(away)} (microbatches before their backward pass)")
         )
+    if any(s.layers for s in c.stages):
+        named = "; ".join(f"stage {i}: {layers_text(s)}" for i, s in enumerate(c.stages) if s.layers)
+        rows.insert(4, ("layers", named))
     if phases:
         rows.append(("planned in", ", ".join(f"{name} {seconds_text(s)}" for name, s in phases)))
     return rows
+
+
+def layers_text(stage: Stage) -> str:
+    """``layers 0-11 of 24`` of a stack; "" where the stage has none of its own."""
+    if stage.layers is None:
+        return ""
+    first, behind, total = stage.layers
+    return f"layer {first} of {total}" if behind == first + 1 else f"layers {first}-{behind - 1} of {total}"
 
 
 def _operators(c: PlanContent) -> int:
@@ -173,12 +189,27 @@ def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
     considered = [
         (o.name, seconds_text(o.step_time), "-" if o.peak_memory is None else bytes_text(o.peak_memory), o.note)
         for o in c.search.considered
+        if not o.note.startswith(ALTERNATIVE)
     ]
+    if alternatives := alternative_rows(c):
+        parts.append(f"{AGAINST}\n" + table(ALTERNATIVE_HEADER, alternatives))
     if considered:
         parts.append("considered\n" + table(("option", "step time", "peak memory", "note"), considered))
     if c.notes:
         parts.append("notes\n" + "\n".join(f"  - {n}" for n in c.notes))
     return "\n\n".join(parts)
+
+
+def alternative_rows(c: PlanContent) -> list[tuple[str, ...]]:
+    """Plans that people write by hand, next to this one; none where they were not planned."""
+    rows: list[tuple[str, ...]] = []
+    for o in c.search.considered:
+        if o.note.startswith(ALTERNATIVE):
+            ratio = "-" if o.step_time is None or not c.step_time else f"{o.step_time / c.step_time:.3g}"
+            seconds = "not possible" if o.step_time is None else seconds_text(o.step_time)
+            memory = "-" if o.peak_memory is None else bytes_text(o.peak_memory)
+            rows.append((o.name, seconds, ratio, memory, o.note.removeprefix(ALTERNATIVE).lstrip(": ")))
+    return rows
 
 
 def _input_rows(c: PlanContent, limit: int = 40) -> list[tuple[str, str, str]]:
@@ -205,7 +236,12 @@ def typed(type_text: str, layout_text: str) -> str:
     return f"{dtype}[{','.join(parts)}]{tail}"
 
 
-def explain_text(c: PlanContent, what: str | None, details: Details = NO_DETAILS) -> str:
+def explain_text(
+    c: PlanContent,
+    what: str | None,
+    details: Details = NO_DETAILS,
+    without: Callable[[str], Considered | None] | None = None,
+) -> str:
     """See `Plan.explain`."""
     if what is None:
         choices = sorted(c.choices, key=lambda k: (-k.cost, k.name))[:10]
@@ -223,8 +259,23 @@ def explain_text(c: PlanContent, what: str | None, details: Details = NO_DETAILS
             remedy="one of: " + ", ".join(near or names[:5]),
         )
     shown = matching[:10]
+    if without is not None and len(matching) == 1:
+        return _choice_text(matching[0], details) + _without_text(c, without(matching[0].name))
     tail = f"\n\n... {len(matching) - 10} more match" if len(matching) > 10 else ""
     return "\n\n".join(_choice_text(k, details) for k in shown) + tail
+
+
+def _without_text(c: PlanContent, other: Considered | None) -> str:
+    """What a step takes without a choice, as the last line of what is said of it."""
+    if other is None:
+        return ""
+    if other.step_time is None:
+        return f"\n  without it: {other.note}"
+    more = f" ({other.step_time / c.step_time - 1:+.2%})" if c.step_time else ""
+    return (
+        f"\n  without it: a step of {seconds_text(other.step_time)}{more} with everything else chosen again, "
+        f"within the memory limit: {other.name}"
+    )
 
 
 def _choice_text(k: Choice, details: Details) -> str:

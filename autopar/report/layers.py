@@ -7,6 +7,7 @@ import re
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan import PlanContent, Stage
+from autopar.plan.again import ALTERNATIVE
 from autopar.plan.text import bound_text, bytes_text, seconds_text
 from autopar.report.diff import with_sizes
 from autopar.report.sections import Section, ranges
@@ -95,8 +96,9 @@ def link_of(c: PlanContent, stage: Stage, axis: str) -> str:
 
 def why(c: PlanContent) -> str:
     """Why this plan and not another, in a sentence or two."""
-    others = [o for o in c.search.considered if o.note != "chosen" and o.step_time is not None]
-    failed = sum(o.step_time is None for o in c.search.considered)
+    options = [o for o in c.search.considered if not o.note.startswith(ALTERNATIVE)]
+    others = [o for o in options if o.note != "chosen" and o.step_time is not None]
+    failed = sum(o.step_time is None for o in options)
     said = []
     if others:
         second = min(others, key=lambda o: o.step_time or 0.0)
@@ -105,7 +107,7 @@ def why(c: PlanContent) -> str:
         said.append(
             f"Of {len(others) + 1 + failed} options this is the fastest; the next, {second.name}, is {more:.1%} slower."
         )
-    elif c.search.considered:
+    elif options:
         said.append("No other option was possible." if failed else "There was one option.")
     if failed and others:
         said.append(f"{failed} had no plan that fits or {'was' if failed == 1 else 'were'} left out.")

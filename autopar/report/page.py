@@ -18,6 +18,7 @@ from autopar.report.diff import diff
 from autopar.report.layers import layers, links, why
 from autopar.report.pictures import cluster_svg, memory_svg, time_svg, timeline_svg
 from autopar.report.sections import considered, head, ranges, sections
+from autopar.report.source_lines import with_source_lines
 from autopar.simulate import simulate
 
 #: Rows of a table at most: a page of a program with thousands of inputs stays under 1 MB.
@@ -42,6 +43,7 @@ def plan_page(plan: Plan) -> str:
     all stages; those with one stage have bars. The same plan gives the same page, but for the seconds of
     planning where the plan still has them.
     """
+    plan = plan.with_alternatives()
     c = plan.content
     several = len(c.stages) > 1
     return _template("plan.html.j2").render(
@@ -50,7 +52,11 @@ def plan_page(plan: Plan) -> str:
         head=_head(plan),
         why=why(c),
         bars=() if several else (*memory_bars(c), *time_bars(c)),
-        sections=(layers(c, MAX_ROWS), links(c), *sections(plan, rows=MAX_ROWS, choices=MAX_CHOICES)),
+        sections=(
+            layers(c, MAX_ROWS),
+            links(c),
+            *with_source_lines(sections(plan, rows=MAX_ROWS, choices=MAX_CHOICES), plan.details),
+        ),
         notes=c.notes[:MAX_ROWS],
         pictures=pictures(plan),
     )

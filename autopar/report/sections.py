@@ -6,9 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autopar.plan import Plan, PlanContent
+from autopar.plan.again import ALTERNATIVE
 from autopar.plan.details import NO_DETAILS, Details, OperatorDetail
 from autopar.plan.groups import input_groups
-from autopar.plan.text import bytes_text, placed_text, seconds_text, summary_rows, table
+from autopar.plan.text import (
+    AGAINST,
+    ALTERNATIVE_HEADER,
+    alternative_rows,
+    bytes_text,
+    layers_text,
+    placed_text,
+    seconds_text,
+    summary_rows,
+    table,
+)
 
 #: Kinds of memory, in the order in which they are shown.
 MEMORY_KINDS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "batch", "in_flight")
@@ -25,6 +36,10 @@ class Section:
         right: columns whose texts are figures, by index.
         left_out: number of rows that a limit cut off.
         note: a sentence below it, or "".
+        hover: by row what is shown where a pointer is over its first column; empty where nothing is.
+        link_column: column whose cells are links, where there are ``targets``.
+        targets: by row the id of the row on the page that its cell links to; "" for none.
+        ids: by row its id on the page; empty where rows have none.
     """
 
     title: str
@@ -33,6 +48,10 @@ class Section:
     right: tuple[int, ...] = ()
     left_out: int = 0
     note: str = ""
+    hover: tuple[str, ...] = ()
+    link_column: int = 0
+    targets: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The section as aligned plain text; "title: none" without rows."""
@@ -60,7 +79,8 @@ def sections(plan: Plan, *, rows: int = 40, choices: int = 0) -> tuple[Section, 
         choices: number of most expensive choices to show; 0 leaves their table out.
     """
     c = plan.content
-    shown = [memory(c), inputs(c, rows), communication(c, rows), considered(c, rows)]
+    shown = [memory(c), inputs(c, rows), communication(c, rows), alternatives(c), considered(c, rows)]
+    shown = [s for s in shown if s.rows or s.title != AGAINST]
     if choices:
         shown.append(expensive_choices(c, choices, plan.details))
     return tuple(shown)
@@ -73,7 +93,11 @@ def _cut(rows: Sequence[tuple[str, ...]], limit: int) -> tuple[tuple[tuple[str, 
 def memory(c: PlanContent) -> Section:
     """Bytes a device by kind, a stage each row."""
     rows = tuple(
-        (str(i), *(bytes_text(getattr(s.memory, kind)) for kind in MEMORY_KINDS), bytes_text(s.memory.total))
+        (
+            f"{i} ({layers_text(s)})" if s.layers else str(i),
+            *(bytes_text(getattr(s.memory, kind)) for kind in MEMORY_KINDS),
+            bytes_text(s.memory.total),
+        )
         for i, s in enumerate(c.stages)
     )
     header = ("stage", *(kind.replace("_", " ") for kind in MEMORY_KINDS), "total")
@@ -116,6 +140,12 @@ def communication(c: PlanContent, limit: int) -> Section:
     return Section("communication a step", header, rows, (1, 3, 4, *((5,) if several else ())), left_out)
 
 
+def alternatives(c: PlanContent) -> Section:
+    """Plans that people write by hand, in as many microbatches and with as much recomputed as this one."""
+    note = "In one stage, with as many microbatches and as much recomputed as this plan."
+    return Section(AGAINST, ALTERNATIVE_HEADER, tuple(alternative_rows(c)), (1, 2, 3), 0, note)
+
+
 def considered(c: PlanContent, limit: int) -> Section:
     """Options that the search looked at, the chosen one too."""
     all_rows = [
@@ -126,6 +156,7 @@ def considered(c: PlanContent, limit: int) -> Section:
             o.note,
         )
         for o in c.search.considered
+        if not o.note.startswith(ALTERNATIVE)
     ]
     rows, left_out = _cut(all_rows, limit)
     return Section("considered", ("option", "step time", "peak memory", "note"), rows, (1, 2), left_out)

@@ -81,7 +81,7 @@ def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Shardi
         mesh_axes=tuple(sharding_problem.mesh.axes),
         devices=tuple(range(problem.cluster.num_devices)),
         operators=tuple(r.id for r in sharding.operators),
-        step_time=sharding.compute_s + sharding.exposed_s + sharding.host_s + sharding.starts_s,
+        step_time=sharding.step_s,
         compute_time=sharding.compute_s,
         memory=sharding.memory,
         collectives=sharding.communication,

@@ -43,6 +43,16 @@ def test_alternatives_are_among_what_was_considered(run: Run) -> None:
     assert rows["zero3"].peak_memory == planned(run, TARGET, *CLUSTER, "--search", "zero3").peak_memory
 
 
+@pytest.mark.usefixtures("folder")
+def test_text_and_pages_are_against_alternatives_unless_asked_not_to(run: Run) -> None:
+    step = (TARGET, *CLUSTER, "--microbatches", "1")
+    assert "against alternatives" in run("plan", *step, "-o", "plan.json").stdout
+    assert "megatron" not in Path("plan.json").read_text(encoding="utf-8")
+    assert "against alternatives" not in run("plan", *step, "--no-alternatives").stdout
+    page = run("plan", *step, "--format", "json", "-o", "page.html")
+    assert "megatron" in Path("page.html").read_text(encoding="utf-8") and "megatron" not in page.stdout
+
+
 def test_json_is_one_document_and_the_file_is_the_same(run: Run, folder: Path) -> None:
     result = run("plan", TARGET, *CLUSTER, "--format", "json", "-o", "plan.json")
     assert result.exit_code == 0, result.output

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import msgspec
 import pytest
 
 from autopar.plan import Plan
+from autopar.plan.details import Details, OperatorDetail
 from autopar.report.bars import memory_bars, time_bars
 from autopar.report.page import MAX_ROWS, plan_page
+from autopar.report.source_lines import text_of
 from autopar.schedule import chain, get
 from autopar.simulate import equal_stages, pipeline_record
 from tests.report.plans import make_plan
@@ -68,7 +72,7 @@ def test_page_needs_nothing_else() -> None:
     page = Page(source)
     assert {"link", "img", "iframe", "object"}.isdisjoint(t for t, _ in page.tags)
     assert all("src" not in attributes for tag, attributes in page.tags if tag == "script")
-    assert all(not {"src", "href"} & attrs.keys() for _, attrs in page.tags)
+    assert all("src" not in attrs and (attrs.get("href") or "#").startswith("#") for _, attrs in page.tags)
     assert "http" not in source and "@import" not in source and "url(" not in source
 
 
@@ -137,3 +141,37 @@ def test_a_pipeline_is_drawn() -> None:
     assert "forward 0, microbatch 2: 2 ms to 3 ms" not in page.words  # it waits for the first backward
     assert "forward 0, microbatch 0: 0 s to 1 ms" in page.words
     assert "Timeline" not in Page(plan_page(make_plan())).words
+
+
+def test_choices_link_to_their_lines_and_show_shapes() -> None:
+    plan = make_plan()
+    chosen = sorted(plan.content.choices, key=lambda k: (-k.cost, k.name))
+    line = text_of.__code__.co_firstlineno
+    operators = tuple(
+        OperatorDetail(k.name, f"einsum.py:9:2 (einsum), from source_lines.py:{line} (text_of)", f"ab,bc->ac  {n}")
+        for n, k in enumerate(chosen)
+    )
+    page = Page(plan_page(replace(plan, details=Details(operators))))
+    ids = [attrs["id"] for tag, attrs in page.tags if tag == "tr" and "id" in attrs]
+    links = [str(attrs["href"]) for tag, attrs in page.tags if tag == "a"]
+    assert len(ids) == len(set(ids)) == 1 and links == [f"#{ids[0]}"] * len(chosen)
+    assert "def text_of(place: str) -> str:" in page.text
+    hover = [attrs["title"] for tag, attrs in page.tags if tag == "td" and "title" in attrs]
+    assert hover == [d.form for d in operators]
+    # A plan without details, or on a machine without the file, has no listing or no text.
+    assert "source lines" not in plan_page(plan)
+    gone = tuple(OperatorDetail(d.id, "of_nobody.py:3 (loss)", d.form) for d in operators)
+    elsewhere = Page(plan_page(replace(plan, details=Details(gone))))
+    assert "of_nobody.py:3 (loss)" in elsewhere.text and elsewhere.count("a") == len(chosen)
+
+
+def test_stages_name_the_layers_of_a_stack() -> None:
+    plan = make_plan(num_stages=2)
+    stages = tuple(
+        msgspec.structs.replace(s, layers=(12 * n, 12 * n + 12, 24)) for n, s in enumerate(plan.content.stages)
+    )
+    stacked = replace(plan, content=msgspec.structs.replace(plan.content, stages=stages))
+    for text in (str(stacked), Page(plan_page(stacked)).text):
+        assert "layers 0-11 of 24" in text and "layers 12-23 of 24" in text
+    assert json.loads(stacked.to_json())["plan"]["stages"][1]["layers"] == [12, 24, 24]
+    assert "of 24" not in str(plan) and '"layers"' not in plan.to_json()

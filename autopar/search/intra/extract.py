@@ -71,6 +71,11 @@ class Sharding:
     state_bytes: int = 0
     starts_s: float = 0.0
 
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.compute_s + self.exposed_s + self.host_s + self.starts_s
+
 
 def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Sharding:
     """What ``choice`` means.

@@ -1,0 +1,25 @@
+"""`SearchAgain`: what the search answers about a plan when it is asked later, for it takes planning to find."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from autopar.plan.types import Considered
+
+#: How the notes of plans that people write by hand begin, among what was considered.
+ALTERNATIVE = "alternative"
+
+
+class SearchAgain(Protocol):
+    """Answers of the search that made a plan."""
+
+    def alternatives(self) -> tuple[Considered, ...]:
+        """What people write by hand, in as many microbatches and with as much recomputed as the plan."""
+        ...
+
+    def without(self, name: str) -> Considered | None:
+        """The best plan without what was chosen for an operator or argument, everything else chosen again.
+
+        None where that is not known: the plan has several stages, or the choice is none of its own.
+        """
+        ...

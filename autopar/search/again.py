@@ -1,0 +1,91 @@
+"""`SearchedAgain`: what a search answers later about a plan that it made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from autopar.errors import AutoparError
+from autopar.plan import Choice, Considered, PlanContent
+from autopar.plan.again import ALTERNATIVE
+from autopar.plan.text import bytes_text
+from autopar.search.intra import build, extract
+from autopar.search.problem import Problem
+from autopar.search.registry import strategy_named
+from autopar.search.source import StepSource
+from autopar.solver import HighsSolver, Node, solve
+
+#: Plans that people write by hand, against which a plan is shown.
+ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp")
+
+
+@dataclass(frozen=True, eq=False)
+class SearchedAgain:
+    """See `autopar.plan.again.SearchAgain`. Each question is planned once, for one stage: no microbatches are tried.
+
+    Args:
+        searched: the step in one microbatch with what was asked for, and in other forms.
+        content: of the plan.
+    """
+
+    searched: Callable[[], tuple[Problem, StepSource]]
+    content: PlanContent
+
+    @cached_property
+    def _stage(self) -> Problem:
+        """The step as one stage in as many microbatches, and with as much recomputed, as the plan."""
+        (problem, step), c = self.searched(), self.content
+        graph = step.single_stage(c.num_microbatches, c.stages[0].remat).graph
+        options = replace(problem.options, num_microbatches=c.num_microbatches, num_stages=1, schedule="auto")
+        reporting = replace(problem.reporting, explains_infeasible=False)
+        return replace(problem, graph=graph, options=options, reporting=reporting)
+
+    @cached_property
+    def _alternatives(self) -> tuple[Considered, ...]:
+        return tuple(self._alternative(name) for name in ALTERNATIVES)
+
+    def _alternative(self, name: str) -> Considered:
+        try:
+            self._stage.log(f"planning {name}")
+            plan = strategy_named(name)(self._stage)
+        except AutoparError as error:
+            return Considered(name, None, None, f"{ALTERNATIVE}: {error.fact}")
+        return Considered(name, plan.step_time, plan.peak_memory, ALTERNATIVE)
+
+    def alternatives(self) -> tuple[Considered, ...]:
+        """What people write by hand, in as many microbatches and with as much recomputed as the plan."""
+        return self._alternatives
+
+    def without(self, name: str) -> Considered | None:
+        """The best plan on the same mesh without what was chosen for ``name``, everything else chosen again.
+
+        The solver ends after a number of steps, and keeps the memory limit.
+        """
+        choice = next((k for k in self.content.choices if k.name == name), None)
+        if choice is None or len(self.content.stages) > 1:
+            return None
+        return self._without(choice)
+
+    def _without(self, choice: Choice) -> Considered | None:
+        problem = self._stage
+        sizes = tuple(n for _, n in self.content.stages[0].mesh_axes)
+        (mesh,) = problem.cluster.logical_meshes(sizes)
+        program = build(problem, mesh)
+        at = next((n for n, node in enumerate(program.nodes) if node.name == choice.name), None)
+        if at is None:
+            return None
+        nodes = list(program.problem.nodes)
+        ruled_out = [program.nodes[at].label(k) == choice.choice for k in range(nodes[at].costs.size)]
+        nodes[at] = Node(nodes[at].name, np.where(ruled_out, np.inf, nodes[at].costs))
+        if not np.isfinite(nodes[at].costs).any():
+            return Considered("", None, None, "nothing else is possible here")
+        restricted = replace(program.problem, nodes=tuple(nodes))
+        solution = solve(restricted, HighsSolver(max_nodes=problem.policy.meshes.most_nodes), seed=problem.options.seed)
+        if not solution.found:
+            limit = bytes_text(problem.memory_limit_bytes)
+            return Considered("", None, None, f"nothing else was found within {limit} a device")
+        sharding = extract(problem, program, solution.choice)
+        return Considered(program.nodes[at].label(solution.choice[at]), sharding.step_s, sharding.memory.total)

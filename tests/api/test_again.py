@@ -1,0 +1,66 @@
+"""What a plan answers later: plans that people write by hand, and what a step takes without a choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import autopar
+from autopar.plan import Plan
+from autopar.report.page import plan_page
+from autopar.search.again import ALTERNATIVES
+from tests.api.steps import CLUSTER
+from tests.api.test_eval import batch, new_state, train_step
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return autopar.parallelize(train_step, cluster=CLUSTER, num_stages=1, num_microbatches=1).plan(new_state(), batch())
+
+
+def test_alternatives_are_on_every_page_and_in_no_file(plan: Plan) -> None:
+    saved = plan.to_json()
+    text, page = str(plan), plan_page(plan)
+    assert "against alternatives" in text and "against alternatives" in page
+    assert not any(name in saved for name in ALTERNATIVES) and plan.to_json() == saved
+    rows = {o.name: o for o in plan.with_alternatives().search.considered if o.name in ALTERNATIVES}
+    assert set(rows) == set(ALTERNATIVES)
+    for name in ("zero1", "zero3"):
+        by_hand = autopar.parallelize(train_step, cluster=CLUSTER, num_microbatches=1, search=name)
+        expected = by_hand.plan(new_state(), batch())
+        assert (rows[name].step_time, rows[name].peak_memory) == (expected.step_time, expected.peak_memory)
+    assert all(o.step_time is None or o.step_time >= plan.step_time * (1 - 1e-9) for o in rows.values())
+    for shown in (replace(plan, again=None), Plan.from_json(saved)):
+        assert "against alternatives" not in str(shown) and "against alternatives" not in plan_page(shown)
+
+
+def test_without_a_choice_everything_else_is_chosen_again(plan: Plan) -> None:
+    assert plan.again is not None
+    told = 0
+    for choice in sorted(plan.content.choices, key=lambda k: -k.cost)[:6]:
+        other = plan.again.without(choice.name)
+        assert other is not None
+        text = plan.explain(choice.name)
+        assert "its cost" not in text or "(everything else as it is)" in text
+        if other.step_time is None:
+            continue
+        told += 1
+        assert other.name != choice.choice and "with everything else chosen again" in text
+        # The plan is optimal: without a choice nothing is faster, and no worse than the next best with the rest fixed.
+        assert other.step_time >= plan.step_time * (1 - 1e-3)
+        if choice.runner_up_cost is not None:
+            fixed_s = plan.search.objective - choice.cost + choice.runner_up_cost
+            assert other.step_time <= fixed_s * (1 + 1e-3)
+    assert told
+
+
+def test_what_is_chosen_again_keeps_the_memory_limit(plan: Plan) -> None:
+    limit = plan.peak_memory
+    tight = autopar.parallelize(
+        train_step, cluster=CLUSTER, num_stages=1, num_microbatches=1, memory_limit=limit, remat="none"
+    ).plan(new_state(), batch())
+    assert tight.again is not None
+    for choice in sorted(tight.content.choices, key=lambda k: -k.cost)[:4]:
+        other = tight.again.without(choice.name)
+        assert other is not None and (other.peak_memory is None or other.peak_memory <= limit)

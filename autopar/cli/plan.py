@@ -81,7 +81,7 @@ def command(
         kept = plan.with_alternatives() if alternatives else replace(plan, again=None)
         page = form == "html" or (output or "").endswith(PAGES)
         wanted_later = alternatives is None and (form == "text" or page)
-        shown = plan.with_alternatives() if wanted_later else kept
+        shown = plan.shown if wanted_later else kept
     show(shown, kept, form, output)
 
 

@@ -13,6 +13,11 @@ ALTERNATIVE = "alternative"
 class SearchAgain(Protocol):
     """Answers of the search that made a plan."""
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether alternatives are planned in seconds, so that pages may ask for them."""
+        ...
+
     def alternatives(self) -> tuple[Considered, ...]:
         """What people write by hand, in as many microbatches and with as much recomputed as the plan."""
         ...

@@ -202,7 +202,7 @@ class Plan:
         """The plan, with what people write by hand among what was considered: data parallelism, ZeRO, Megatron.
 
         They are planned when they are first asked for, in as many microbatches and with as much recomputed as this
-        plan. ``print(plan)`` and pages ask for them; ``to_json`` and ``save`` do not.
+        plan. ``print(plan)`` and pages of programs of moderate size ask for them; ``to_json`` and ``save`` do not.
         """
         known = self.content.search
         if self.again is None or any(o.note.startswith(ALTERNATIVE) for o in known.considered):
@@ -210,6 +210,11 @@ class Plan:
         considered = (*known.considered, *self.again.alternatives())
         search = msgspec.structs.replace(known, considered=considered)
         return replace(self, content=msgspec.structs.replace(self.content, search=search))
+
+    @property
+    def shown(self) -> Plan:
+        """The plan as text and pages show it: with alternatives where they take seconds to plan."""
+        return self.with_alternatives() if self.again is not None and self.again.is_quick else self
 
     def to_json(self) -> str:
         """The plan as JSON with a format version; the same plan gives the same text."""
@@ -258,7 +263,7 @@ class Plan:
         return all(r in known or r.startswith(loops) for r in records)
 
     def __str__(self) -> str:
-        return plan_text(self.with_alternatives().content, self.phases)
+        return plan_text(self.shown.content, self.phases)
 
     def __repr__(self) -> str:
         c = self.content

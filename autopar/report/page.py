@@ -43,7 +43,7 @@ def plan_page(plan: Plan) -> str:
     all stages; those with one stage have bars. The same plan gives the same page, but for the seconds of
     planning where the plan still has them.
     """
-    plan = plan.with_alternatives()
+    plan = plan.shown
     c = plan.content
     several = len(c.stages) > 1
     return _template("plan.html.j2").render(

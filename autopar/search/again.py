@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, MicrobatchError
 from autopar.plan import Choice, Considered, PlanContent
 from autopar.plan.again import ALTERNATIVE
 from autopar.plan.text import bytes_text
@@ -20,6 +20,10 @@ from autopar.solver import HighsSolver, Node, solve
 
 #: Plans that people write by hand, against which a plan is shown.
 ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp")
+
+#: Most operators of programs whose alternatives pages ask for: a choice; six plans of 1,400 operators take as long
+#: as the search.
+QUICK = 4000
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,17 +47,18 @@ class SearchedAgain:
         reporting = replace(problem.reporting, explains_infeasible=False)
         return replace(problem, graph=graph, options=options, reporting=reporting)
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether the program has few operators."""
+        return sum(len(s.operators) for s in self.content.stages) <= QUICK
+
     @cached_property
     def _alternatives(self) -> tuple[Considered, ...]:
-        return tuple(self._alternative(name) for name in ALTERNATIVES)
-
-    def _alternative(self, name: str) -> Considered:
         try:
-            self._stage.log(f"planning {name}")
-            plan = strategy_named(name)(self._stage)
-        except AutoparError as error:
-            return Considered(name, None, None, f"{ALTERNATIVE}: {error.fact}")
-        return Considered(name, plan.step_time, plan.peak_memory, ALTERNATIVE)
+            problem = self._stage
+        except MicrobatchError:  # of a pipeline whose schedule alone has such microbatches
+            return ()
+        return tuple(_alternative(problem, name) for name in ALTERNATIVES)
 
     def alternatives(self) -> tuple[Considered, ...]:
         """What people write by hand, in as many microbatches and with as much recomputed as the plan."""
@@ -89,3 +94,13 @@ class SearchedAgain:
             return Considered("", None, None, f"nothing else was found within {limit} a device")
         sharding = extract(problem, program, solution.choice)
         return Considered(program.nodes[at].label(solution.choice[at]), sharding.step_s, sharding.memory.total)
+
+
+def _alternative(problem: Problem, name: str) -> Considered:
+    """The plan of a strategy, or why it has none."""
+    try:
+        problem.log(f"planning {name}")
+        plan = strategy_named(name)(problem)
+    except AutoparError as error:
+        return Considered(name, None, None, f"{ALTERNATIVE}: {error.fact}")
+    return Considered(name, plan.step_time, plan.peak_memory, ALTERNATIVE)

@@ -59,8 +59,8 @@ def _layers_by_stage(plan: Plan, graph: Graph, split_step: SplitStep) -> dict[in
         return {}
     total = graph.inputs[leaf].type.shape[0]
     each = total // split_step.groups
-    found: dict[int, tuple[int, int, int]] = {}
+    by_stage: dict[int, tuple[int, int, int]] = {}
     for g, at in enumerate(split_step.inputs[leaf]):
         stage = plan.content.inputs[at].stage
-        found[stage] = (found.get(stage, (g * each,))[0], (g + 1) * each, total)
-    return found
+        by_stage[stage] = (by_stage.get(stage, (g * each,))[0], (g + 1) * each, total)
+    return by_stage

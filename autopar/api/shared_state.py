@@ -54,8 +54,8 @@ class SharedState:
     @staticmethod
     def of_stages(other: Any) -> SharedState | None:
         """`of` where the plan has several stages; None where it has not, or there is no ``other``."""
-        found = None if other is None else SharedState.of(other)
-        return found if found is not None and found.is_pipeline else None
+        shared = None if other is None else SharedState.of(other)
+        return shared if shared is not None and shared.is_pipeline else None
 
     @property
     def is_pipeline(self) -> bool:
@@ -103,8 +103,8 @@ class SharedState:
         constraints: list[Constraint] = []
         for i, record in self._pairs(traced):
             names = split_step.names(index[i.name])
-            for piece, name in enumerate(names):
-                stage = record.stage if len(names) == 1 else self._stage_of(piece, len(names))
+            for group, name in enumerate(names):
+                stage = record.stage if len(names) == 1 else self._stage_of(group, len(names))
                 inputs.append((name, stage))
                 placed = placed_as(name, record.layout, stages[record.stage].mesh_shape, f"like {self.name}")
                 constraints.append(replace(placed, stage=stage))
@@ -140,12 +140,12 @@ class SharedState:
             )
         return count
 
-    def _stage_of(self, piece: int, pieces: int) -> int:
+    def _stage_of(self, group: int, groups: int) -> int:
         """The stage that has a piece of a stack."""
         for number, stage in enumerate(self.plan.stages):
             if stage.layers is not None:
                 first, behind, total = stage.layers
-                if first <= piece * total // pieces < behind:
+                if first <= group * total // groups < behind:
                     return number
         raise AutoparError(
             f"like={self.name}: its plan does not say on which stage each layer lies",

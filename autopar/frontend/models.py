@@ -61,24 +61,24 @@ def predicted(graph: Graph, arguments: Sequence[tuple[int | str, str]], batch_ar
     model = model_arguments(graph, arguments)
     pairs = list(zip(graph.inputs, arguments, strict=False))
     returned = graph.outputs[0].type
-    alike = [i for i, (argument, path) in pairs if not path and argument not in model and i.type == returned]
+    equal = [i for i, (argument, path) in pairs if not path and argument not in model and i.type == returned]
     others = [i for i, (argument, _) in pairs if argument not in model and may_be_batch(i.type)]
     weights = [i for i, (argument, _) in pairs if argument in model]
-    return bool(weights) and alike == others and all(i.type != returned for i in weights)
+    return bool(weights) and equal == others and all(i.type != returned for i in weights)
 
 
 def _without_examples(graph: Graph) -> set[str]:
     """Inputs whose first dim holds no examples, by what reads them."""
     firsts: dict[str, tuple[str, int]] = {i.name: (i.name, 0) for i in graph.inputs}  # input, where its first dim is
-    found: set[str] = set()
+    inputs: set[str] = set()
     for op in graph.operators:
         if op.primitive in (*CASTS, "transpose") and op.operands[0] in firsts:
             name, dim = firsts[str(op.operands[0])]
             order: Any = op.attr("permutation") if op.primitive == "transpose" else None
             firsts[op.results[0].name] = name, dim if order is None else list(order).index(dim)
         taken = _not_by_example(op)
-        found.update(firsts[o][0] for o, dims in taken if o in firsts and firsts[o][1] in dims)
-    return found
+        inputs.update(firsts[o][0] for o, dims in taken if o in firsts and firsts[o][1] in dims)
+    return inputs
 
 
 def _not_by_example(op: Operator) -> list[tuple[Operand, Sequence[int]]]:

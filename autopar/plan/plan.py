@@ -13,7 +13,7 @@ import msgspec
 from autopar._compat.trees import device_mesh, local_devices, partition_spec
 from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
-from autopar.plan.again import ALTERNATIVE, SearchAgain
+from autopar.plan.again import ALTERNATIVE, MOST_OPERATORS, SearchAgain
 from autopar.plan.codec import decode, encode, write_whole
 from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
@@ -214,7 +214,8 @@ class Plan:
     @property
     def shown(self) -> Plan:
         """The plan as text and pages show it: with alternatives where they take seconds to plan."""
-        return self.with_alternatives() if self.again is not None and self.again.is_quick else self
+        operators = sum(len(s.operators) for s in self.stages)
+        return self.with_alternatives() if operators <= MOST_OPERATORS else self
 
     def to_json(self) -> str:
         """The plan as JSON with a format version; the same plan gives the same text."""

@@ -55,9 +55,9 @@ def text_of(place: str) -> str:
 
     Plans name files without their folders; a module of this process says where one lies.
     """
-    found = _PLACE.match(place.rpartition(", from ")[2])
-    if not found:
+    place_match = _PLACE.match(place.rpartition(", from ")[2])
+    if not place_match:
         return ""
     files = {getattr(m, "__file__", None) or "" for m in tuple(sys.modules.values())}
-    here = [file for file in files if Path(file).name == found["file"]]
-    return linecache.getline(here[0], int(found["line"])).strip() if len(here) == 1 else ""
+    here = [file for file in files if Path(file).name == place_match["file"]]
+    return linecache.getline(here[0], int(place_match["line"])).strip() if len(here) == 1 else ""

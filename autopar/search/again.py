@@ -21,10 +21,6 @@ from autopar.solver import HighsSolver, Node, solve
 #: Plans that people write by hand, against which a plan is shown.
 ALTERNATIVES = ("data-parallel", "zero1", "zero2", "zero3", "megatron", "fsdp-tp")
 
-#: Most operators of programs whose alternatives pages ask for: a choice; six plans of 1,400 operators take as long
-#: as the search.
-QUICK = 4000
-
 
 @dataclass(frozen=True, eq=False)
 class SearchedAgain:
@@ -46,11 +42,6 @@ class SearchedAgain:
         options = replace(problem.options, num_microbatches=c.num_microbatches, num_stages=1, schedule="auto")
         reporting = replace(problem.reporting, explains_infeasible=False)
         return replace(problem, graph=graph, options=options, reporting=reporting)
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether the program has few operators."""
-        return sum(len(s.operators) for s in self.content.stages) <= QUICK
 
     @cached_property
     def _alternatives(self) -> tuple[Considered, ...]:

@@ -16,8 +16,7 @@ from autopar.api.numbers import Difference, difference, tolerance_of
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Graph, Layout, Literal, Operator, Output
 from autopar.ir.primitives import SUMS
-from autopar.lower.interpreter import scalar
-from autopar.lower.localize.base import bind
+from autopar.lower.localize.base import bind, scalar
 from autopar.lower.program import lower
 from autopar.plan import OutputRecord, Plan
 from autopar.runtime.hosts.arrays import put, whole

@@ -41,6 +41,7 @@ class ParallelOptions:
     memory_limit_bytes: int | None = None
     remat: Any = "auto"
     offload: str = "none"
+    attention: str = "auto"
     precision: Precision | None = None
     wire: Wire | None = None
     donate_argnums: tuple[int, ...] = ()
@@ -101,6 +102,10 @@ class ParallelOptions:
             )
         if self.verify is not None:
             parse_target(self.verify)
+        if self.attention not in ("auto", "plain", "blocks"):
+            raise AutoparError(
+                f"attention={self.attention!r} is no form of attention", remedy='attention="auto", "plain" or "blocks"'
+            )
         if self.offload not in ("none", "auto"):
             raise AutoparError(
                 f"offload={self.offload!r} is no way of using host memory", remedy='offload="none" or "auto"'

@@ -31,6 +31,7 @@ class ParallelizeOptions(TypedDict, total=False):
     memory_limit: int | str | None
     remat: Any
     offload: str
+    attention: str
     precision: str | Precision | None
     wire: Mapping[str, Any] | None
     donate_argnums: int | Sequence[int]
@@ -69,6 +70,7 @@ def parallelize(
     memory_limit: int | str | None = None,
     remat: Any = "auto",
     offload: str = "none",
+    attention: str = "auto",
     precision: str | Precision | None = None,
     wire: Mapping[str, Any] | None = None,
     donate_argnums: int | Sequence[int] = (),
@@ -100,6 +102,8 @@ def parallelize(
             matrix products), "full" (all but what enters a layer), or "auto": as little as the memory allows.
         offload: what may lie in host memory while nothing needs it: "none", or "auto": state that only the update
             reads, where the cluster gives ``host_bandwidth`` and no plan within the memory is faster without.
+        attention: form of softmax attention: "plain" as it is written, "blocks", which keeps no scores and may split
+            tokens along a ring of devices, or "auto": for more than 8192 tokens whichever is faster.
         precision: mixed precision of a plain float32 step: "bf16", "f16", an `autopar.Precision`; None: as it says.
         wire: formats in which devices send "gradients" and "weights" of two dims or more, as ``{"gradients": "int8"}``:
             "int8", "int4", "bf16", "f8_e4m3", "f8_e5m2". It changes values, each by at most half a step of its block a
@@ -135,6 +139,7 @@ def parallelize(
         memory_limit_bytes=parse_bytes(memory_limit),
         remat=remat,
         offload=offload,
+        attention=attention,
         precision=precision_of(precision),
         wire=wire_of(wire),
         donate_argnums=as_tuple(donate_argnums),

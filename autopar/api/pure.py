@@ -186,9 +186,11 @@ class PureFunction:
         traced = self._traced[signature]
         if plan.num_stages == 1:
             first_stage = plan.stages[0]
-            traced = as_one_stage(
-                traced, len(first_stage.devices), plan.num_microbatches, first_stage.remat, first_stage.layer_ends
-            )[0]
+            devices, ends = len(first_stage.devices), first_stage.layer_ends
+            form = as_one_stage(
+                traced, devices, plan.num_microbatches, first_stage.remat, ends, block_scores=first_stage.block_scores
+            )
+            traced = form[0]
         names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
         plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         return traced
@@ -245,6 +247,7 @@ class PureFunction:
         if asked is None and takes_one_stage(o, problem.cluster):
             asked = 1
         options = replace(problem.options, num_stages=asked, schedule=o.schedule, remat=o.remat or "none")
+        options = replace(options, attention=o.attention)
         subproblem = Subproblem(uniform_stages=on_workers and o.num_stages == "auto", on_workers=on_workers)
         return replace(problem, options=options, subproblem=subproblem)
 

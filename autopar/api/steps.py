@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.api.constraints import Pin, constraints_of, merged
 from autopar.api.restacked import restacked
 from autopar.api.shared_state import SharedState
 from autopar.frontend import Traced
 from autopar.ir.verify import verify
+from autopar.lower.blockwise import blockwise_bound
 from autopar.lower.dealt import dealt
 from autopar.lower.microbatch import microbatched
 from autopar.lower.pipeline.source import TracedStages
@@ -33,7 +34,8 @@ class TracedStep:
         split_step: the function with stacks taken apart, where that is done already.
         without_flush: whether pipelines are cut for a schedule without a flush.
         shared: another plan of several stages with whose state the function is planned; None where it is not.
-        forms: by number of microbatches and what is recomputed the function as one stage, with the ends of its layers.
+        forms: by number of microbatches, what is recomputed and what runs in blocks the function as one stage, with the
+            ends of its layers.
     """
 
     traced: Traced
@@ -43,13 +45,16 @@ class TracedStep:
     split_step: SplitStep | None = None
     without_flush: bool = False
     shared: SharedState | None = None
-    forms: dict[tuple[int, Level], tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
+    forms: dict[tuple[int, Level, int], tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
 
-    def single_stage(self, num_microbatches: int, remat: Level) -> SingleStage:
+    def single_stage(self, num_microbatches: int, remat: Level, block_scores: int = 0) -> SingleStage:
         """The step as one stage. Raises MicrobatchError where there cannot be as many microbatches."""
-        if (num_microbatches, remat) not in self.forms:
-            self.forms[num_microbatches, remat] = as_one_stage(self.traced, self.num_devices, num_microbatches, remat)
-        form, ends = self.forms[num_microbatches, remat]
+        key = num_microbatches, remat, block_scores
+        if key not in self.forms:
+            self.forms[key] = as_one_stage(
+                self.traced, self.num_devices, num_microbatches, remat, block_scores=block_scores
+            )
+        form, ends = self.forms[key]
         return SingleStage(form.graph, ends)
 
     def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
@@ -77,15 +82,22 @@ class TracedStep:
         """The function in the form that a plan is of."""
         if plan.content.pipeline is not None:
             return self.traced
-        self.single_stage(plan.num_microbatches, plan.stages[0].remat)
-        return self.forms[plan.num_microbatches, plan.stages[0].remat][0]
+        key = plan.num_microbatches, plan.stages[0].remat, plan.stages[0].block_scores
+        self.single_stage(*key)
+        return self.forms[key][0]
 
     def _of_step(self, layers_split: SplitStep) -> Callable[[Plan], Plan]:
         return lambda plan: restacked(plan, self.traced.graph, layers_split)
 
 
 def as_one_stage(
-    traced: Traced, num_devices: int, num_microbatches: int, remat: Level, ends: Sequence[str] | None = None
+    traced: Traced,
+    num_devices: int,
+    num_microbatches: int,
+    remat: Level,
+    ends: Sequence[str] | None = None,
+    *,
+    block_scores: int = 0,
 ) -> tuple[Traced, tuple[str, ...]]:
     """A function in microbatches, with what ``remat`` does not hold recomputed.
 
@@ -95,6 +107,7 @@ def as_one_stage(
         num_microbatches: their number.
         remat: what is held of the forward pass.
         ends: of its layers, as a plan records them; None finds them.
+        block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
 
     Returns it, and the ends of its layers.
 
@@ -103,6 +116,7 @@ def as_one_stage(
     """
     held, form_ends = recomputed_step(dealt(traced, num_devices), remat, ends)
     form = microbatched(held, num_microbatches)
+    form = replace(form, program=blockwise_bound(form.program, block_scores)) if block_scores else form
     if form is not traced:
         verify(form.graph)
     return form, form_ends

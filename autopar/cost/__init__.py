@@ -1,5 +1,6 @@
 """What operators and collectives cost: seconds, FLOPs and bytes."""
 
+from autopar.cost.attention import ATTENTIONS
 from autopar.cost.collectives import (
     KINDS,
     all_reduce_tree_s,
@@ -17,6 +18,7 @@ from autopar.cost.sends import lane_bandwidth, lane_s, send_s
 from autopar.cost.work import PRODUCTS, Core, KernelWork, kind_of, matrices_of
 
 __all__ = [
+    "ATTENTIONS",
     "KINDS",
     "PRODUCTS",
     "Core",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from autopar.cluster import Curve, Device
+from autopar.cost.attention import ATTENTIONS, attention_flops, score_traffic_bytes, score_width
 from autopar.cost.factorizations import factorization_flops
 from autopar.ir import Attr, Graph, Operator, TensorType
 from autopar.ir.loops import runs_inside
@@ -57,7 +58,8 @@ def operator_flops(op: Operator, operand_types: Sequence[TensorType]) -> float:
     size x in-features a group; elementwise operators one an element of the result; reductions and cumulative
     ones an element of the operand (windowed ones the window's size an element of the result); scatters that
     combine one an element of the update; a polynomial a product and a sum for each coefficient but the last;
-    factorizations as in `autopar.cost.factorizations`; the rest none.
+    factorizations and attention in blocks as in `autopar.cost.factorizations` and `autopar.cost.attention`; the rest
+    none.
 
     Args:
         op: the operator; ``dot_general`` has the attribute ``dimension_numbers``, ``conv_general_dilated``
@@ -65,6 +67,8 @@ def operator_flops(op: Operator, operand_types: Sequence[TensorType]) -> float:
         operand_types: type of each operand.
     """
     name = op.primitive
+    if name in ATTENTIONS:
+        return attention_flops(op, [t.shape for t in operand_types])
     if name == "dot_general":
         return _dot_flops(op, operand_types[0], operand_types[1])
     if name in ("ragged_dot", "ragged_dot_general"):  # every row of the left meets one group of the right
@@ -91,7 +95,7 @@ def total_flops(graph: Graph, op: Operator) -> float:
         graph: the graph that ``op`` is in.
         op: the operator.
     """
-    if not op.regions:
+    if not op.regions or op.primitive in ATTENTIONS:
         return operator_flops(op, graph.operand_types(op))
     runs = runs_inside(op)
     return sum(runs * sum(total_flops(region, inner) for inner in region.operators) for _, region in op.regions)
@@ -109,9 +113,12 @@ def operator_bytes(op: Operator, operand_types: Sequence[TensorType]) -> float:
         operand_types: type of each operand.
     """
     name = op.primitive
+    results = sum(v.type.nbytes for v in op.results)
+    if name in ATTENTIONS:
+        scores = score_traffic_bytes(op, [t.shape for t in operand_types], score_width(op))
+        return float(results + sum(t.nbytes for t in operand_types) + scores)
     if op.regions or name in VIEWS:
         return 0.0
-    results = sum(v.type.nbytes for v in op.results)
     if name in SLICES:
         return float(2 * results + sum(t.nbytes for t in operand_types[1:]))
     if name == "dynamic_update_slice" or name in SCATTERS:

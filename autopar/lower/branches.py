@@ -22,7 +22,7 @@ from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Graph, Literal, Operand, Operator
 from autopar.ir.loops import Scan
-from autopar.lower.interpreter import scalar
+from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.parts import Recorder, run_whole
 from autopar.lower.microbatch.retrace import retraced
 from autopar.lower.shared_results import Shared, shared_results

@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend import Bound, BoundGraph
 from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.loops import Scan, While
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
 from autopar.lower.collective_barriers import CollectiveBarriers
-from autopar.lower.localize.base import AxisIndex, LocalContext, bind
+from autopar.lower.localize.base import AxisIndex, LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
-from autopar.lower.values import ComputedValue, Held, not_before
+from autopar.lower.not_before import not_before
+from autopar.lower.values import ComputedValue, Held
 from autopar.recompute.rewrite import SCOPE
 from autopar.sharding.reshard import PathTables
 from autopar.sharding.routes import Routes
@@ -61,21 +61,6 @@ class Sharded:
     def sizes(self) -> dict[str, int]:
         """Size of each mesh axis."""
         return self.tables.mesh.sizes
-
-
-def scalar(literal: Literal) -> Any:
-    """The numpy scalar of a literal."""
-    value = complex(literal.text) if literal.type.dtype.startswith("c") else _number(literal.text)
-    return np.asarray(value, numpy_dtype(literal.type.dtype))
-
-
-def _number(text: str) -> Any:
-    if text in ("True", "False"):
-        return text == "True"
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
 
 
 @dataclass

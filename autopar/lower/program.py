@@ -187,7 +187,8 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     program = whole if any(traced.weak) else body
     function = jax.jit(program, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
     # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
-    short = platform == "cpu" and (plan.content.memory_bound or plan.stages[0].remat != "none")
+    stage = plan.stages[0]
+    short = platform == "cpu" and (plan.content.memory_bound or stage.remat != "none" or stage.block_scores > 0)
     xla_options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if short else {}
     sizes = plan.stages[0].mesh_shape
     host_bytes = sum(

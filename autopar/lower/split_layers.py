@@ -22,8 +22,7 @@ from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Layout, Literal, Operator
 from autopar.ir.loops import Scan
 from autopar.ir.primitives import CASTS, is_generator
-from autopar.lower.interpreter import scalar
-from autopar.lower.localize.base import LocalContext, bind
+from autopar.lower.localize.base import LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.microbatch.parts import Recorder
 from autopar.lower.step import Step, step_of

@@ -13,6 +13,7 @@ from autopar.ir import Layout, TensorType
 from autopar.lower.collective_barriers import CollectiveBarriers
 from autopar.lower.hosted import to_device
 from autopar.lower.localize.base import AxisIndex
+from autopar.lower.not_before import not_before
 from autopar.lower.reshard import apply_steps
 from autopar.sharding.routes import Routes
 
@@ -94,20 +95,3 @@ class ComputedValue:
                 whole = jnp.where(self.index(required.partial) == 0, whole, jnp.zeros_like(whole))
             self.arrays[required] = whole
         return self.arrays[required]
-
-
-def not_before(piece: Any, now: Any) -> Any:
-    """``piece``, in a form that a compiler cannot compute before ``now`` is there.
-
-    Forward and backward each gather a parameter for themselves where memory is short. A compiler would see two
-    equal gathers, do one of them, early, and keep it. An ``optimization_barrier`` does not stop XLA's CPU compiler,
-    which drops barriers first. So the piece is made to depend on an element of ``now``, in a way that changes no value:
-    only if that element is NaN, which spoils the step anyway, the piece becomes NaN as well.
-    """
-    floats = (jnp.floating, jnp.complexfloating)
-    if now is None or not now.size or not any(jnp.issubdtype(now.dtype, f) for f in floats):
-        return piece
-    if not jnp.issubdtype(piece.dtype, jnp.floating):
-        return piece
-    element = lax.squeeze(lax.slice(now, (0,) * now.ndim, (1,) * now.ndim), range(now.ndim))
-    return jnp.where(element != element, jnp.full_like(piece, jnp.nan), piece)

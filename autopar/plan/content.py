@@ -100,3 +100,11 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return self
         (stage,) = self.stages
         return replace(self, stages=(replace(stage, remat=level, layer_ends=layer_ends),))
+
+    def in_blocks(self, block_scores: int) -> PlanContent:
+        """The same, saying from which size of scores on attention runs in blocks; see `Stage`."""
+        if not block_scores:
+            return self
+        (stage,) = self.stages
+        note = "attention runs in blocks: scores are made again in the backward pass, and never kept"
+        return replace(self, stages=(replace(stage, block_scores=block_scores),), notes=(*self.notes, note))

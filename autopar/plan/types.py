@@ -84,6 +84,7 @@ class Stage(Record, frozen=True):
             and one more, are in host memory.
         layers: of a model that loops over a stack of layers the first of this stage, the number behind its last one,
             and the number of all; None where the stack is not cut into stages, or there is none.
+        block_scores: scores of one head from which attention runs in blocks; 0 where it runs as the program says.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -105,6 +106,7 @@ class Stage(Record, frozen=True):
     state_bytes: int = 0
     received_bytes: int = 0
     layers: tuple[int, int, int] | None = None
+    block_scores: int = 0
 
     @property
     def mesh_shape(self) -> dict[str, int]:

@@ -19,15 +19,18 @@ class OneStage:
     Args:
         count: number of microbatches.
         level: of recomputation.
+        block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
     """
 
     count: int
     level: Level
+    block_scores: int = 0
 
     def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
         """``error``, which says in how many microbatches, and with what recomputation."""
         parts = [f"in {self.count} microbatches"] * (self.count > 1)
         parts += [f"with remat={self.level!r}"] * (self.level != "none")
+        parts += ["with attention in blocks"] * (self.block_scores > 0)
         if not parts:
             return error
         return InfeasiblePlanError(
@@ -89,6 +92,32 @@ def one_stage(
     if plan is None:
         raise trials.error()
     return plan
+
+
+def in_blocks(
+    trials: Trials[OneStage, Plan], counts: Sequence[int], remat: str, block_scores: int, plain: Plan | None
+) -> Plan | None:
+    """The plan of one stage with attention in blocks; None where none fits, or is as fast as ``plain``.
+
+    Blocks need less memory than scores: what the plain form recomputes, or cuts into microbatches, is tried as it is
+    first. Where the plain form does not fit, the first configuration is taken that does.
+
+    Args:
+        trials: plans of one stage.
+        counts: numbers of microbatches, rising.
+        remat: "auto", or what is recomputed.
+        block_scores: see `OneStage`.
+        plain: the plan of the plain form; None where none fits.
+    """
+    first = first_configuration(counts, remat).level
+    if plain is None:
+        levels = (first, *(LEVELS[1:] if remat == "auto" else ()))
+        every = (OneStage(count, level, block_scores) for level in dict.fromkeys(levels) for count in counts)
+        return trials.first(every)
+    same = OneStage(plain.num_microbatches, plain.stages[0].remat, block_scores)
+    configurations = dict.fromkeys([OneStage(counts[0], first, block_scores), same])
+    plans = trials.run(configurations, seconds=_seconds, cutoff_s=plain.step_time)
+    return min((p for p in plans if p.step_time < plain.step_time), key=_seconds, default=None)
 
 
 def _recomputed(

@@ -20,6 +20,8 @@ import msgspec
 
 from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.ir import Graph
+from autopar.ir.blockwise import find
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.anytime import Converted, Incumbent, SearchEndedError
@@ -30,8 +32,8 @@ from autopar.search.enumeration.forms import ONE_STAGE, Form, Tried, forms
 from autopar.search.enumeration.reach import may_be_faster
 from autopar.search.enumeration.search_space import is_large
 from autopar.search.enumeration.whole_steps import stages_that_may_be_faster
-from autopar.search.one_stage import OneStage, first_configuration, one_stage
-from autopar.search.problem import Problem
+from autopar.search.one_stage import OneStage, first_configuration, in_blocks, one_stage
+from autopar.search.problem import NotFasterError, Problem
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.source import StepSource
 from autopar.search.trials import Trials
@@ -116,14 +118,28 @@ class Planner:
     ) -> Plan:
         """The best plan of one stage; arguments as of `plan`, and seconds that it must stay below."""
         o, size = problem.options, batch_size(problem.graph) or 1
-        plan = one_stage(
-            Trials(self._attempt(problem, step)),
-            [2**k for k in range(size.bit_length())] if counts is None else counts,
-            o.remat,
-            offload=o.offload != "none",
-            tiny=_is_tiny(problem),
-            cutoff_s=cutoff_s,
-        )
+        possible = [2**k for k in range(size.bit_length())] if counts is None else counts
+        blocks = block_scores(problem)
+        attempt = self._attempt(problem, step)
+        plain: Plan | None = None
+        failure: InfeasiblePlanError | MicrobatchError | None = None
+        if not blocks or o.attention != "blocks":
+            offload = o.offload != "none"
+            try:
+                plain = one_stage(
+                    Trials(attempt), possible, o.remat, offload=offload, tiny=_is_tiny(problem), cutoff_s=cutoff_s
+                )
+            except InfeasiblePlanError as error:
+                failure = error
+        if not blocks or isinstance(failure, MicrobatchError | NotFasterError):
+            plan = plain
+        else:
+            trials = Trials(attempt)
+            plan = in_blocks(trials, possible, o.remat, blocks, plain) or plain
+            failure = failure or (None if plan is not None else trials.error())
+        if plan is None:
+            assert failure is not None
+            raise failure
         return self._bounded(problem, counts, plan)
 
     def _attempt(self, problem: Problem, step: StepSource) -> Callable[[OneStage, float, bool], Plan]:
@@ -131,13 +147,14 @@ class Planner:
 
         def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
             count, level = configuration.count, configuration.level
-            single = step.single_stage(count, level)
+            single = step.single_stage(count, level, configuration.block_scores)
             options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
             subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
             reporting = replace(problem.reporting, explains_infeasible=explain)
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
             plan = self._shard(replace(stage, graph=single.graph))
-            plan = replace(plan, content=plan.content.recomputing(level, single.layer_ends))
+            content = plan.content.recomputing(level, single.layer_ends).in_blocks(configuration.block_scores)
+            plan = replace(plan, content=content)
             problem.offer(bounded(plan, problem.graph, problem.cluster))
             return plan
 
@@ -199,6 +216,19 @@ class Planner:
     def _shard(self, problem: Problem) -> Plan:
         problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
+
+
+def block_scores(problem: Problem) -> int:
+    """Scores of one head from which attention runs in blocks, where some of the step does; else 0."""
+    if problem.options.attention == "plain":
+        return 0
+    least = 1 if problem.options.attention == "blocks" else problem.policy.attention.least_scores
+    return least if _has_cores(problem.graph, least) else 0
+
+
+def _has_cores(graph: Graph, least: int) -> bool:
+    bodies = (region for op in graph.operators for _, region in op.regions)
+    return bool(find(graph, least)) or any(_has_cores(body, least) for body in bodies)
 
 
 def _is_tiny(problem: Problem) -> bool:

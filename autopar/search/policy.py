@@ -124,6 +124,18 @@ class SpacePolicy:
 
 
 @dataclass(frozen=True)
+class AttentionPolicy:
+    """Which attention is planned in blocks next to the plain form.
+
+    Args:
+        least_scores: scores of one head from which it is: above 8192 tokens that ask 8192, where scores of a head are
+            larger than all else of it; each such step is planned twice.
+    """
+
+    least_scores: int = (1 << 26) + 1
+
+
+@dataclass(frozen=True)
 class OverlapPolicy:
     """How often a sharding is solved again with what computation hides, on devices that send next to computing.
 
@@ -286,6 +298,7 @@ class SearchPolicy:
     meshes: MeshPolicy = MeshPolicy()
     overlap: OverlapPolicy = OverlapPolicy()
     space: SpacePolicy = SpacePolicy()
+    attention: AttentionPolicy = AttentionPolicy()
     partition: PartitionPolicy = PartitionPolicy()
     stages: StagePolicy = StagePolicy()
     schedules: SchedulePolicy = SchedulePolicy()

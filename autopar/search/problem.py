@@ -40,6 +40,7 @@ class Options:
         seed: for strategies that draw numbers.
         steps: choices that strategies which search by trying may evaluate on one mesh; None for their own number.
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
+        attention: "plain" as the program says, "blocks", or "auto": whichever is faster.
         offload: what may be kept in host memory while nothing needs it: "none", or "auto" for state of the update.
         constraints: where inputs lie.
         shared_stages: stages of another plan that this one has too; None where they are free.
@@ -55,6 +56,7 @@ class Options:
     seed: int = 0
     steps: int | None = None
     remat: str = "auto"
+    attention: str = "auto"
     offload: str = "none"
     constraints: tuple[Constraint, ...] = ()
     shared_stages: SharedStages | None = None

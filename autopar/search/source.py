@@ -105,12 +105,13 @@ class LayeredStep:
 class StepSource(Protocol):
     """A traced step in each of the forms that are planned."""
 
-    def single_stage(self, num_microbatches: int, remat: Level) -> SingleStage:
+    def single_stage(self, num_microbatches: int, remat: Level, block_scores: int = 0) -> SingleStage:
         """The step as one stage.
 
         Args:
             num_microbatches: parts of the batch that run one after another.
             remat: what is held of the forward pass.
+            block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
 
         Raises:
             MicrobatchError: there cannot be as many microbatches.

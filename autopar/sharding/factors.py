@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from autopar.ir import Operator, TensorType
 from autopar.sharding.halo import Halo
+from autopar.sharding.ring import Travel
 
 Dims: TypeAlias = tuple[int | None, ...]
 
@@ -29,6 +30,7 @@ class Factor:
             (the array that a scatter-add adds to, when its updates are split).
         halo: of a loop over windows: what a piece needs of its neighbours. Its localizer exchanges the edges.
         halo_operand: the operand whose edges they are.
+        travels: operands whose pieces go around the devices that split it.
     """
 
     size: int
@@ -36,6 +38,7 @@ class Factor:
     partial_operands: tuple[int, ...] = ()
     halo: Halo | None = None
     halo_operand: int = 0
+    travels: tuple[Travel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,9 @@ class RuleRegistry:
                 cause="a rule has one label (a factor or None) for each dim of each operand and result",
                 source=op.source or None,
             )
-        if rule is not None and any(f.halo is not None for f in rule.factors):
+        if rule is not None and any(f.halo is not None or f.travels for f in rule.factors):
             raise AutoparError(
-                f"the rule of {op.primitive} has a factor with a halo",
+                f"the rule of {op.primitive} has a factor with a halo or travels",
                 cause="an operator with a registered rule runs on pieces as they lie, without edges of neighbours",
                 remedy="leave the dims whole over which its windows slide",
                 source=op.source or None,

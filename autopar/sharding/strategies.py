@@ -18,6 +18,7 @@ from autopar.cluster.mesh import LogicalMesh
 from autopar.ir import Layout, TensorType
 from autopar.sharding.factors import Dims, Factor, Rule
 from autopar.sharding.halo import HaloExchange
+from autopar.sharding.ring import RingExchange
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,6 +48,7 @@ class Strategy:
             work divided by it. Axes on linear groups do not count: there each device does the work of
             its own term.
         exchanges: edges of operands that neighbours send each other, in this order.
+        rings: pieces of operands that go around.
     """
 
     assignments: tuple[Assignment, ...]
@@ -54,6 +56,7 @@ class Strategy:
     result_layouts: tuple[Layout, ...]
     split: int
     exchanges: tuple[HaloExchange, ...] = ()
+    rings: tuple[RingExchange, ...] = ()
 
 
 Axes: TypeAlias = tuple[tuple[str, int], ...]
@@ -75,7 +78,7 @@ def strategies(
         operand_types: types of the operands (global shapes).
         result_types: types of the results (global shapes).
         mesh: only names and sizes of its axes are used.
-        halos: whether dims may be split over which windows slide, whose pieces need edges of their neighbours.
+        halos: whether dims may be split whose pieces need edges of their neighbours, or go around.
 
     A strategy is left out where the pieces of some dim would be uneven, or where a tensor would be
     partial in two kinds of reduction at once. Answers are cached: operators of one signature share them.
@@ -100,10 +103,15 @@ def _strategies(rule: Rule, operand_types: Types, result_types: Types, axes: Axe
         )
         for factor, limit in zip(rule.factors, limits, strict=True)
     )
-    bare = replace(rule, factors=tuple(replace(f, size=1, halo=None) for f in rule.factors))
+    bare = replace(rule, factors=tuple(replace(f, size=1, halo=None, travels=()) for f in rule.factors))
     return tuple(
         Strategy(
-            assigned, operands, results, math.prod(sizes[axis] for axis in split), _exchanges(rule, assigned, sizes)
+            assigned,
+            operands,
+            results,
+            math.prod(sizes[axis] for axis in split),
+            _exchanges(rule, assigned, sizes),
+            _rings(rule, assigned, sizes),
         )
         for assigned, operands, results, split in _unsized(bare, divided, names)
     )
@@ -121,6 +129,8 @@ def _unsized(rule: Rule, divided: Divided, names: tuple[str, ...]) -> tuple[_Uns
 
 def _reaches(factor: Factor, shards: int, halos: bool) -> bool:
     """Whether ``shards`` of a factor find what they need with their neighbours, if it is a loop over windows."""
+    if factor.travels:
+        return halos
     return factor.halo is None or (halos and factor.halo.reach(shards) is not None)
 
 
@@ -136,6 +146,15 @@ def _exchanges(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str,
             dim = rule.operands[factor.halo_operand].index(number)
             exchanges.append(HaloExchange(factor.halo_operand, dim, axes, reach.left, reach.right, factor.halo.returns))
     return tuple(sorted(exchanges))
+
+
+def _rings(rule: Rule, assigned: tuple[Assignment, ...], sizes: Mapping[str, int]) -> tuple[RingExchange, ...]:
+    """The pieces that go around in an assignment."""
+    rings = []
+    for number, factor in enumerate(rule.factors):
+        axes = tuple(a.axis for a in assigned if a.factor == number)
+        rings += [RingExchange.of(t, axes, sizes) for t in factor.travels if axes]
+    return tuple(rings)
 
 
 def _limits(rule: Rule, operand_types: Types, result_types: Types) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.ir import Literal
 from autopar.ir.verify import verify
-from autopar.lower.interpreter import scalar
+from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch import microbatched
 from autopar.lower.microbatch.parts import Recorder, run_whole
 

@@ -13,10 +13,12 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
-from autopar.ir import Layout, TensorType
+from autopar._compat.dtypes import numpy_dtype
+from autopar.ir import Layout, Literal, TensorType
 
 #: Mesh axes, major first -> number of this piece among those that the axes make together: an int32 scalar.
 AxisIndex: TypeAlias = Callable[[tuple[str, ...]], Any]
@@ -125,3 +127,18 @@ def run_unchanged(
 ) -> list[Any]:
     """The localizer of primitives whose parameters hold for pieces as they hold for the whole."""
     return bind(primitive, params, operands)
+
+
+def scalar(literal: Literal) -> Any:
+    """The numpy scalar of a literal."""
+    value = complex(literal.text) if literal.type.dtype.startswith("c") else _number(literal.text)
+    return np.asarray(value, numpy_dtype(literal.type.dtype))
+
+
+def _number(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

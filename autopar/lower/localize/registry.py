@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 
 from autopar.lower.localize.base import LocalContext, Localizer, run_unchanged
 
-_NOT_TABLES = ("base", "halo", "registry")
+_NOT_TABLES = ("base", "blocks", "halo", "registry")
 
 
 def _assembled() -> Mapping[str, Localizer]:

@@ -13,7 +13,7 @@ from autopar.frontend import Traced
 from autopar.frontend.build import build_graph
 from autopar.frontend.order import order
 from autopar.ir import Graph, Literal
-from autopar.lower.interpreter import scalar
+from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.parts import Recorder
 
 

@@ -21,7 +21,7 @@ from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Literal
 from autopar.ir.phases import FORWARD_LOOP, LOOP
-from autopar.lower.interpreter import scalar
+from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import (
     BackwardRecomputation,

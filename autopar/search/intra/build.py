@@ -62,7 +62,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     for value in list(b.values.values()):
         connect(b, value)
     add_host_seconds(problem.cost_model, b.nodes, b.values, mesh.sizes)
-    usage = usages(problem, b.values, b.copies, mesh.sizes, b.time + 1)
+    usage = [*usages(problem, b.values, b.copies, mesh.sizes, b.time + 1), *b.workspaces]
     matrices = {id(m): m for m in b.edges.values()}  # many edges share one
     costly = {identity: bool(m.any()) for identity, m in matrices.items()}
     choice = ChoiceProblem(

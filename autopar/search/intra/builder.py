@@ -10,7 +10,7 @@ import numpy as np
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Layout, TensorType
-from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, Use, ValueDraft
+from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.labels import layout_label
 from autopar.search.intra.tables import MeshTables
 
@@ -43,6 +43,7 @@ class Builder:
         self.sites: list[SiteDraft] = []
         self.region_sites: list[RegionSite] = []
         self.copies: list[CopyDraft] = []
+        self.workspaces: list[UsageDraft] = []
         self.notes: dict[str, None] = dict.fromkeys(notes)
         self.broken: list[str] = []
         self.time = 0

@@ -68,10 +68,10 @@ def collectives(
 
 
 def _edges(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Iterator[PricedCollective]:
-    """Edges that operators send to neighbours while they run."""
+    """What operators send to neighbours while they run."""
     for s in sharding_problem.sites:
         strategy = s.strategies[choice[s.node]]
-        if not strategy.exchanges:
+        if not strategy.exchanges and not strategy.rings:
             continue
         prefix = s.id.removesuffix(s.op.id)
         for e in edges(problem.cost_model, sharding_problem.mesh, strategy, s.types):

@@ -1,4 +1,4 @@
-"""Edges of shards that operators send to neighbours while they run: how many bytes, and the seconds of them."""
+"""What operators send to neighbours while they run, edges of shards and whole pieces: bytes, and seconds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autopar.sharding.halo import messages
 
 
 @dataclass(frozen=True, slots=True)
-class HaloMessage:
+class NeighbourMessage:
     """One message to a neighbour.
 
     Args:
-        operand: index of the operand whose edge it is.
+        operand: index of the operand whose edge or piece it is.
         bytes: that one device sends.
         axes: mesh axes along which the neighbours lie.
         seconds: of the message.
@@ -32,7 +32,9 @@ class HaloMessage:
     seconds: float
 
 
-def edges(cost: CostModel, mesh: LogicalMesh, strategy: Strategy, types: Sequence[TensorType]) -> Iterator[HaloMessage]:
+def edges(
+    cost: CostModel, mesh: LogicalMesh, strategy: Strategy, types: Sequence[TensorType]
+) -> Iterator[NeighbourMessage]:
     """The messages of one run of an operator.
 
     Args:
@@ -46,13 +48,19 @@ def edges(cost: CostModel, mesh: LogicalMesh, strategy: Strategy, types: Sequenc
         shape = strategy.operand_layouts[operand].local_shape(type.shape, mesh.sizes)
         for elements, axes in messages(strategy.exchanges, operand, shape):
             bytes = elements * type.nbytes // type.size
-            yield HaloMessage(operand, bytes, axes, cost.collective_s("collective-permute", bytes, axes, mesh))
+            yield NeighbourMessage(operand, bytes, axes, cost.collective_s("collective-permute", bytes, axes, mesh))
+    for ring in strategy.rings:
+        type, layout = types[ring.operand], strategy.operand_layouts[ring.operand]
+        bytes = layout.local_bytes(type, mesh.sizes)
+        bytes = bytes if not ring.width else bytes * type.size // type.nbytes * ring.width
+        seconds = cost.collective_s("collective-permute", bytes, ring.axes, mesh)
+        yield from (NeighbourMessage(ring.operand, bytes, ring.axes, seconds) for _ in range(ring.count))
 
 
 def edges_s(
     cost: CostModel, mesh: LogicalMesh, strategies: Sequence[Strategy], types: Sequence[TensorType]
 ) -> Array | float:
     """Seconds of the messages of one run of an operator, by strategy; 0.0 where none sends anything."""
-    if not any(s.exchanges for s in strategies):
+    if not any(s.exchanges or s.rings for s in strategies):
         return 0.0
     return np.array([sum(e.seconds for e in edges(cost, mesh, s, types)) for s in strategies], float)

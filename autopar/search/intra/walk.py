@@ -6,21 +6,21 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cost import Core, KernelWork
+from autopar.cost import ATTENTIONS, Core, KernelWork
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.attention import attention_cores, on_chip_operators
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ADDITIONS, ALIASES, RESHAPES, is_fusible, is_generator, is_zero, reads_fused, wire_of
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.constrained import asked
-from autopar.search.intra.draft import Array, SiteDraft, ValueDraft
+from autopar.search.intra.draft import Array, SiteDraft, UsageDraft, ValueDraft
 from autopar.search.intra.edges import edges_s
 from autopar.search.intra.fusion import growth_of, is_constant, is_recomputed
 from autopar.search.intra.labels import strategy_label
 from autopar.search.intra.operators import OperatorOptions
 from autopar.search.intra.regions import REGIONS
 from autopar.search.intra.update import UpdateStreams
-from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of
+from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of, workspaces
 from autopar.sharding import Strategy
 
 # Beginnings of dtypes of a byte and less that numbers are encoded in: what widens them can be laid out again.
@@ -208,6 +208,9 @@ class GraphWalk:
                 view=of.source if of is not None else "",
                 stored=kernel.stored if kernel.transient else frozenset(), constant=kernel.constant,
             )  # fmt: skip
+        if op.primitive in ATTENTIONS:
+            needed = workspaces(op, strategies, types, b.mesh.sizes)
+            b.workspaces.append(UsageDraft(node, b.time, b.time + 1, needed, "temporaries", f"{id}: blocks"))
         b.sites.append(SiteDraft(id, op, types, kernel.work, node, strategies, busy, weight, b.time, b.phase))
 
     def _options(

@@ -67,11 +67,14 @@ def section_of(id: str, shapes: Sequence[Sequence[int]], primitive: str = "") ->
     return "first" if primitive in ("gather", "scatter-add", "scatter_add", "scatter") else "last"
 
 
-def phase_of(kernel: Kernel) -> Phase | None:
-    """The phase of a line; None of what programs do otherwise: stacks say what adding gradients up moves."""
-    if _accumulates(kernel):
+def phase_of(kernel: Kernel, *, traced: bool = False) -> Phase | None:
+    """The phase of a line; None of what programs do otherwise: stacks say what adding gradients up moves.
+
+    With ``traced`` nothing is done otherwise: every microbatch converts parameters and adds gradients up.
+    """
+    if not traced and _accumulates(kernel):
         return None
-    if _is_master_copy(kernel):  # once a step, with the update
+    if not traced and _is_master_copy(kernel):  # once a step, with the update
         return "update" if kernel.phase == "forward" else None
     if "/body/" not in kernel.id:
         return "update"
@@ -93,11 +96,11 @@ def _is_master_copy(kernel: Kernel) -> bool:
 
 
 @functools.cache
-def lines(whole: Bill) -> dict[tuple[Section, Phase], tuple[Lines, ...]]:
-    """The lines of a bill by section and phase."""
+def lines(whole: Bill, traced: bool = False) -> dict[tuple[Section, Phase], tuple[Lines, ...]]:
+    """The lines of a bill by section and phase; ``traced`` as in `phase_of`."""
     found: dict[tuple[Section, Phase], dict[Core, list[Kernel]]] = {}
     for kernel in whole.kernels:
-        phase = phase_of(kernel)
+        phase = phase_of(kernel, traced=traced)
         if phase is not None:
             section = section_of(kernel.id, kernel.shapes, kernel.primitive)
             found.setdefault((section, phase), {}).setdefault(kernel.core, []).append(kernel)

@@ -28,7 +28,8 @@ LAYERS = 13
 #: Microbatches of the traced step: so many that what is sent once a step is cheap next to what each microbatch sends.
 MICROBATCHES = 32
 _UNLIMITED = 10**15
-_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f8_e4m3fn": "bfloat16"}
+#: Names that examples have of dtypes.
+DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f8_e4m3fn": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,15 @@ class Shape:
         spec: the model, with `LAYERS` layers.
         microbatch: examples of a replica at once.
         tp, cp: degrees of parallelism of a stage.
+        recomputed: the traced step recomputes layers: what the backward pass reads is never written in the forward
+            pass, and has lines of its own.
     """
 
     spec: TransformerSpec
     microbatch: int
     tp: int
     cp: int
+    recomputed: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +66,18 @@ class RunBill:
     ends: tuple[float, ...]
 
 
-def shape_of(spec: TransformerSpec, plan: TrainingPlan) -> Shape:
-    """The shape of a run. Replicas and ZeRO decide no size of a kernel: one replica stands for all of them."""
+def shape_of(spec: TransformerSpec, plan: TrainingPlan, *, traced: bool = False) -> Shape:
+    """The shape of a run. Replicas and ZeRO decide no size of a kernel: one replica stands for all of them.
+
+    With ``traced`` the step recomputes what the plan does; else all layers, for others to leave lines of them out.
+    """
     vocab = spec.vocab if plan.tp == 1 else -(-spec.vocab // (128 * plan.tp)) * 128 * plan.tp
-    return Shape(replace(spec, layers=LAYERS, vocab=vocab, dropout=False), plan.microbatch, plan.tp, plan.cp)
+    sized = replace(spec, layers=LAYERS, vocab=vocab, dropout=False)
+    return Shape(sized, plan.microbatch, plan.tp, plan.cp, not traced or plan.recompute == "full")
 
 
 def make_bill(shape: Shape, cluster: Cluster, constants: Constants) -> RunBill:
-    """The bill of one step of `MICROBATCHES` microbatches, whose backward pass recomputes every layer.
+    """The bill of one step of `MICROBATCHES` microbatches.
 
     What is recomputed has lines of its own, so that plans which recompute less leave some of them out.
 
@@ -85,7 +93,7 @@ def make_bill(shape: Shape, cluster: Cluster, constants: Constants) -> RunBill:
     sizes = {
         "layers": spec.layers, "hidden": spec.hidden, "ffn": spec.ffn, "heads": spec.heads, "kv_heads": spec.kv_heads,
         "vocab": spec.vocab, "seq": spec.seq, "batch": shape.microbatch * MICROBATCHES,
-        "dtype": _DTYPES[spec.dtype], "remat": True,
+        "dtype": DTYPES[spec.dtype], "remat": shape.recomputed,
     }  # fmt: skip
     if spec.gated:
         fn, args = llama.build(abstract=True, **sizes)

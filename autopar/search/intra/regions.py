@@ -69,7 +69,8 @@ class _Region:
         source = b.values[self.prefix + operand] if isinstance(operand, str) else None
         if inner not in b.values:
             value = b.value(inner, type, node, kinds, self.inner_weight, alias=not stacked)
-            if source is not None and source.constant and not stacked:
+            # What is made on demand is as much a constant as what is computed from it.
+            if source is not None and not stacked and (source.constant or (b.cost.fuses and source.node is None)):
                 value.transient = value.constant = True
         if source is not None and source.node is not None:
             b.use(source.key, node, outer, self.weight, self.id, stacked=stacked)

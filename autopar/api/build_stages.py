@@ -1,4 +1,4 @@
-"""The program of a plan with several stages, in this process."""
+"""The program of a plan with several stages: in this process, and without a flush on workers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from autopar.plan import Plan
 from autopar.runtime.ampnet import load_ampnet
 from autopar.runtime.hosts.world_load import load_stages
 from autopar.runtime.loaded import LoadedProgram
+from autopar.runtime.ray.cluster import RayCluster
+from autopar.runtime.ray.stale import load_remote_stale
 from autopar.runtime.stale import load_stale
 from autopar.schedule.without_flush import flushes, updates_apart
 from autopar.search.clock import Clock
@@ -47,3 +49,23 @@ def build_stages(
     say("compiling")
     with clock.phase("compile"):
         return load_stages(traced, split_step, lowered, world_devices(), donated)
+
+
+def build_stale_on_workers(
+    traced: Traced, plan: Plan, cluster: RayCluster, clock: Clock, progress: Callable[[str], None] | None
+) -> LoadedProgram:
+    """Lowers a pipeline without a flush and compiles it on workers.
+
+    Args:
+        traced: the function.
+        plan: its plan, of several stages.
+        cluster: where the workers are.
+        clock: takes the time of the phases.
+        progress: called with what is being done.
+    """
+    with clock.phase("lower"):
+        split_step = split_layers(traced, plan.content.stack_groups)
+        arguments = {n for i in range(len(traced.arguments)) for n in split_step.names(i)}
+        stale = lower_stale(split_step.step, plan, arguments, cluster.run.platform)
+    with clock.phase("compile"):
+        return load_remote_stale(traced, split_step, stale, cluster, progress)

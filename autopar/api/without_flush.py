@@ -16,7 +16,7 @@ from autopar.api.user_mesh import outside
 from autopar.errors import AutoparError
 from autopar.runtime.ampnet import AmpProgram
 from autopar.runtime.leaves import fits
-from autopar.runtime.stale import StaleProgram
+from autopar.runtime.without_flush import CarriedCalls
 from autopar.schedule import Table
 
 
@@ -56,7 +56,7 @@ def call(pure: PureFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     with outside():
         compiled = pure.compile(signature)
     program = _program(compiled)
-    arrays, under_way = program.call(program.place_all(leaves), under_way, calls)
+    arrays, under_way = program.call(compiled.local.place_all(leaves), under_way, calls)
     result = compiled.traced.results(arrays, leaves)
     state, rest = _parts(first, result)
     new = PipelineState(state, under_way, np.int64(calls + 1))
@@ -78,9 +78,8 @@ def drain(pure: PureFunction, state: Any) -> Any:
     leaves, treedef = jax.tree.flatten(state.state)
     for compiled in reversed(pure.compiled.values()):
         program = _program(compiled)
-        if fits(leaves, program.pipeline.entries[: len(leaves)]):
-            placed = [jax.device_put(x, s) for x, s in zip(leaves, program.program.input_shardings, strict=False)]
-            outputs = program.drain(placed, state.under_way, int(np.asarray(state.calls)))
+        if fits(leaves, program.entries[: len(leaves)]):
+            outputs = program.drain(leaves, state.under_way, int(np.asarray(state.calls)))
             names = [i.name for i in compiled.traced.graph.inputs[: len(leaves)]]
             new = {
                 o.updates: outputs[n] for n, o in enumerate(compiled.traced.graph.outputs) if n in outputs and o.updates
@@ -126,9 +125,9 @@ def replay(pure: PureFunction, order: Table, args: Sequence[Any], kwargs: Mappin
     return compiled.traced.results(program.replay(program.place_all(leaves), order), leaves)
 
 
-def _program(compiled: Compiled) -> StaleProgram:
+def _program(compiled: Compiled) -> CarriedCalls:
     program = compiled.local
-    if not isinstance(program, StaleProgram):
+    if not isinstance(program, CarriedCalls):
         raise AutoparError(
             f"the plan has {compiled.plan.num_stages} stage and schedule {compiled.plan.schedule}",
             cause="a schedule without a flush needs stages",

@@ -11,24 +11,28 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from autopar.errors import AutoparError
 from autopar.frontend import Traced
 from autopar.lower.pipeline.stale import StalePipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.local_pipeline import load_pipeline
 from autopar.runtime.pipeline import LocalPipeline, Store
-from autopar.runtime.without_flush import UnflushedProgram, outputs_of_updates
+from autopar.runtime.without_flush import (
+    ARGUMENT,
+    CarriedCalls,
+    UnflushedProgram,
+    arguments_of_updates,
+    carry_key,
+    lacking,
+    outputs_of_updates,
+)
 from autopar.schedule import NONE, Buffer, Program
 from autopar.schedule.memory import WorkerMemory
 from autopar.schedule.stale import Window, Windows
 
-#: In front of the names of arguments that updates read, among what is carried.
-_ARGUMENT = "argument/"
-
 
 @dataclass(frozen=True, eq=False)
-class StaleProgram(UnflushedProgram):
+class StaleProgram(UnflushedProgram, CarriedCalls):
     """A pipeline without a flush, loaded; see `autopar.runtime.loaded.LoadedProgram`.
 
     Args:
@@ -70,40 +74,20 @@ class StaleProgram(UnflushedProgram):
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
         """Refuses: what is under way would be lost. See `call`."""
-        raise AutoparError(
-            f"a step with schedule {self.windows.flow.versions.name} is called by the decorated function",
-            remedy="step(state, batch), and step.drain(state) at the end",
-        )
+        raise self.refused(self.windows.flow.versions.name)
 
     def call(self, placed: Sequence[Any], carry: Mapping[str, Any], calls: int) -> tuple[list[Any], dict[str, Any]]:
-        """Runs a call.
-
-        Args:
-            placed: inputs as `place_all` made them.
-            carry: what the calls before left under way; empty before the first.
-            calls: their number.
-
-        Returns:
-            The results of the function, and what is under way now.
-        """
+        """See `CarriedCalls.call`."""
         inputs = self.pipeline.by_name([*placed, *self.pipeline.constants])
         window = self.windows.call(calls)
         store = self._run(window, inputs, carry if calls else {})
         left = self._carry(window, store)
-        left |= {_ARGUMENT + n: inputs[n] for n in self._arguments}
+        left |= {ARGUMENT + n: inputs[n] for n in self._arguments}
         return self.pipeline.joined(self._outputs(store, metrics=True)), left
 
-    def drain(self, placed: Sequence[Any], carry: Mapping[str, Any], calls: int) -> dict[int, Any]:
-        """Runs what is under way to its end.
-
-        Args:
-            placed: the state's leaves, the first inputs of the function.
-            carry: what is under way.
-            calls: number of calls so far, at least one.
-
-        Returns:
-            New leaves by number of the function's output.
-        """
+    def drain(self, leaves: Sequence[Any], carry: Mapping[str, Any], calls: int) -> dict[int, Any]:
+        """See `CarriedCalls.drain`."""
+        placed = [jax.device_put(x, s) for x, s in zip(leaves, self.program.input_shardings, strict=False)]
         pipeline = self.pipeline
         flat: dict[str, Any] = {}
         names = [i.name for i in pipeline.split_step.step.graph.inputs]
@@ -113,7 +97,7 @@ class StaleProgram(UnflushedProgram):
         closed = len(pipeline.split_step.inputs) - len(pipeline.constants)
         for n, array in enumerate(pipeline.constants):
             flat |= {names[at]: array for at in pipeline.split_step.inputs[closed + n]}
-        flat |= {k.removeprefix(_ARGUMENT): a for k, a in carry.items() if k.startswith(_ARGUMENT)}
+        flat |= {k.removeprefix(ARGUMENT): a for k, a in carry.items() if k.startswith(ARGUMENT)}
         outputs = self._outputs(self._run(self.windows.drain(calls), flat, carry), metrics=False)
         joined = {}
         for n, at in enumerate(pipeline.split_step.outputs):
@@ -123,18 +107,14 @@ class StaleProgram(UnflushedProgram):
 
     # -- one list ------------------------------------------------------------------------------
 
+    @property
+    def entries(self) -> Sequence[Any]:
+        """(shape, dtype, weak type) of each input."""
+        return self.pipeline.entries
+
     @cached_property
     def _arguments(self) -> tuple[str, ...]:
-        """Inputs that updates read and that are neither state nor constants."""
-        flow, pipeline = self.windows.flow, self.pipeline
-        names = [i.name for i in pipeline.split_step.step.graph.inputs]
-        closed = len(pipeline.split_step.inputs) - len(pipeline.constants)
-        constant = {names[at] for group in pipeline.split_step.inputs[closed:] for at in group}
-        state = {str(o.updates) for o in pipeline.split_step.step.graph.outputs}
-        read = {n for spec in flow.dataflow.works if spec.work.kind == "update" for n in spec.reads}
-        refs = [flow.dataflow.by_name[n].ref for n in sorted(read)]
-        named = [r.name for r in refs if r is not None and r.kind == "in"]
-        return tuple(dict.fromkeys(n for n in named if n not in state and n not in constant))
+        return arguments_of_updates(self.windows.flow, self.pipeline.split_step, len(self.pipeline.constants))
 
     def _run(self, window: Window, inputs: Mapping[str, Any], carry: Mapping[str, Any]) -> Store:
         pipeline, flow = self.pipeline, self.windows.flow
@@ -161,13 +141,9 @@ class StaleProgram(UnflushedProgram):
             return runtime.run(start)
 
     def _carried(self, carry: Mapping[str, Any], worker: int, b: Buffer) -> Any:
-        key = _key(worker, b)
+        key = carry_key(worker, b)
         if key not in carry:
-            raise AutoparError(
-                f"the state lacks {key}, which is under way between two calls",
-                cause="the state is of a step with another plan, or of another number of calls",
-                remedy="drain it with the step that made it: step.drain(state)",
-            )
+            raise lacking(key)
         # Totals are written over, and a state may be used twice.
         array = carry[key] if b.origin == NONE else jnp.copy(carry[key])
         place = self._places.get((worker, b.value))
@@ -183,17 +159,13 @@ class StaleProgram(UnflushedProgram):
         carried = {}
         for (worker, b), array in sorted(store.arrays.items(), key=lambda e: e[0]):
             if flow.is_carried(b) and (after := flow.shifted(b)) in window.ends[worker]:
-                carried[_key(worker, after)] = array
+                carried[carry_key(worker, after)] = array
         return carried
 
     def _outputs(self, store: Store, *, metrics: bool) -> dict[int, Any]:
         """Outputs of the lowered step by number: the newest state, and what else a call returns."""
         flow = self.windows.flow
         return outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: store.arrays[s, b], metrics=metrics)
-
-
-def _key(worker: int, b: Buffer) -> str:
-    return f"stage {worker}/{b}"
 
 
 def load_stale(traced: Traced, split_step: SplitStep, stale: StalePipeline, devices: Sequence[Any]) -> StaleProgram:

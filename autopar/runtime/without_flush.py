@@ -2,14 +2,97 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from autopar.errors import AutoparError
+from autopar.lower.split_layers import SplitStep
 from autopar.runtime.local_pipeline import PipelineProgram
 from autopar.schedule import Buffer, Dataflow, Work
-from autopar.schedule.stale_flow import METRICS, SHARED
+from autopar.schedule.stale_flow import METRICS, SHARED, StaleFlow
+
+#: What is under way is under keys of stages, but for arguments of calls that later updates read.
+ARGUMENT = "argument/"
+
+T = TypeVar("T")
+
+
+class CarriedCalls(abc.ABC):
+    """A loaded program whose calls hand on what is under way, in this process or on workers."""
+
+    @property
+    @abc.abstractmethod
+    def entries(self) -> Sequence[Any]:
+        """(shape, dtype, weak type) of each input."""
+
+    @abc.abstractmethod
+    def call(self, placed: Sequence[Any], carry: Mapping[str, Any], calls: int) -> tuple[list[Any], dict[str, Any]]:
+        """Runs a call.
+
+        Args:
+            placed: inputs as `place_all` made them.
+            carry: what the calls before left under way; empty before the first.
+            calls: their number.
+
+        Returns:
+            The results of the function, and what is under way now.
+        """
+
+    @abc.abstractmethod
+    def drain(self, leaves: Sequence[Any], carry: Mapping[str, Any], calls: int) -> dict[int, Any]:
+        """Runs what is under way to its end.
+
+        Args:
+            leaves: of the state, the first inputs of the function.
+            carry: what is under way.
+            calls: number of calls so far, at least one.
+
+        Returns:
+            New leaves by number of the function's output.
+        """
+
+    @staticmethod
+    def refused(schedule: str) -> AutoparError:
+        """The error of a call that hands nothing on."""
+        return AutoparError(
+            f"a step with schedule {schedule} is called by the decorated function",
+            remedy="step(state, batch), and step.drain(state) at the end",
+        )
+
+
+def carry_key(worker: int, b: Buffer) -> str:
+    """Key of a buffer that is under way between two calls."""
+    return f"stage {worker}/{b}"
+
+
+def lacking(key: str) -> AutoparError:
+    """The error of a state that lacks something that is under way."""
+    return AutoparError(
+        f"the state lacks {key}, which is under way between two calls",
+        cause="the state is of a step with another plan, or of another number of calls",
+        remedy="drain it with the step that made it: step.drain(state)",
+    )
+
+
+def arguments_of_updates(flow: StaleFlow, split_step: SplitStep, constants: int) -> tuple[str, ...]:
+    """Inputs of the lowered step that updates read and that are neither state nor constants.
+
+    Args:
+        flow: what the calls carry out.
+        split_step: the step.
+        constants: number of arrays that the function closes over, its last inputs.
+    """
+    names = [i.name for i in split_step.step.graph.inputs]
+    closed = len(split_step.inputs) - constants
+    constant = {names[at] for group in split_step.inputs[closed:] for at in group}
+    state = {str(o.updates) for o in split_step.step.graph.outputs}
+    read = {n for spec in flow.dataflow.works if spec.work.kind == "update" for n in spec.reads}
+    refs = [flow.dataflow.by_name[n].ref for n in sorted(read)]
+    named = [r.name for r in refs if r is not None and r.kind == "in"]
+    return tuple(dict.fromkeys(n for n in named if n not in state and n not in constant))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +143,8 @@ class UnflushedProgram:
 
 
 def outputs_of_updates(
-    dataflow: Dataflow, replaces: Mapping[str, str], array: Callable[[int, Buffer], Any], *, metrics: bool = True
-) -> dict[int, Any]:
+    dataflow: Dataflow, replaces: Mapping[str, str], array: Callable[[int, Buffer], T], *, metrics: bool = True
+) -> dict[int, T]:
     """Outputs of the step by number: the newest state, and what else its updates return.
 
     Args:
@@ -70,7 +153,7 @@ def outputs_of_updates(
         array: what a stage has in a buffer.
         metrics: whether that is wanted which is no state.
     """
-    outputs: dict[int, Any] = {}
+    outputs: dict[int, T] = {}
     for spec in dataflow.works:
         if spec.work.kind != "update" or spec.work.part == SHARED or (spec.work.part == METRICS and not metrics):
             continue

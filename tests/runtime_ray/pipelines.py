@@ -28,6 +28,7 @@ from autopar.microbatch import analyze
 from autopar.runtime.ray import Deployment, Driver, Pipelined, RemoteArray, RemotePipeline, RunOptions
 from autopar.runtime.ray.cluster import RayCluster, Slot
 from autopar.runtime.ray.messages import Handshake
+from autopar.runtime.ray.source import pipelined
 from autopar.runtime.ray.worker_group import Answer, ThreadWorkerGroup, WorkerGroup
 from autopar.search import Options, Problem
 from autopar.search.alpa import alpa
@@ -89,7 +90,7 @@ def example_of(
         for task in row:
             kinds.setdefault(task.stage, set()).add(task.kind)
     flow = dataflow_of(programs, [dict(a) for a in axes], {k: sorted(v) for k, v in kinds.items()})
-    source = Pipelined(
+    source = pipelined(
         schedule.build(rows, flow),
         tuple(programs),
         tuple(axes),

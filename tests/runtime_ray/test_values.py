@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.errors import AutoparError, ClusterError, ScheduleError
+from autopar.errors import AutoparError, ClusterError
 from autopar.runtime.ray import RemoteArray
 from autopar.runtime.transport import WorkerLink
 from examples.mlp import build
@@ -223,14 +223,3 @@ class _BrokenLink(WorkerLink):
 
 def fail(*arguments: Any) -> Any:
     raise RuntimeError("on purpose")
-
-
-@pytest.mark.parametrize("schedule", ["pipedream", "2bw"])
-def test_schedules_without_a_flush_are_refused(schedule: str) -> None:
-    """Before a worker is started for them: their updates are carried out in one process alone."""
-    fn, (state, batch) = build("tiny", **SIZES)
-    with thread_cluster(2, 2, deadline_s=60) as cluster:
-        function = autopar.parallelize(fn, cluster=cluster, num_stages=2, num_microbatches=4, schedule=schedule)
-        with pytest.raises(ScheduleError, match="on Ray"):
-            function(state, batch)
-        assert not cluster.worker_groups

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -26,7 +27,7 @@ from autopar.runtime.transport.tiles import (
     tiled_part,
     tiles_of,
 )
-from autopar.schedule import Buffer
+from autopar.schedule import NONE, Buffer
 
 
 class ArrayStore:
@@ -144,7 +145,9 @@ class ArrayStore:
             wanted = loaded.placements.get(s.value)
             array = tiled_host(given[s.id]) if s.id in given else self._arrays[s.id]
             if not s.microbatches:
-                buffers[Buffer(s.value)] = laid_out(wanted, array)
+                buffer, laid = s.buffer or Buffer(s.value), laid_out(wanted, array)
+                # Totals are written over, and a step may be run again.
+                buffers[buffer] = laid if buffer.origin == NONE else jnp.copy(laid)
                 continue
             size = array.shape[s.dim] // s.count
             is_small = isinstance(array, Tiled) and not array.key and array.bytes <= SMALL_BYTES * s.count
@@ -153,12 +156,12 @@ class ArrayStore:
                 whole = array.whole().copy()
                 for k in s.microbatches:
                     part = whole[(slice(None),) * s.dim + (slice(k * size, (k + 1) * size),)]
-                    buffers[Buffer(s.value, k)] = np.ascontiguousarray(part)
+                    buffers[Buffer(s.value, s.first + k)] = np.ascontiguousarray(part)
                 continue
             for k in s.microbatches:
                 index = (slice(None),) * s.dim + (slice(k * size, (k + 1) * size),)
                 part = tiled_part(array, index) if isinstance(array, Tiled) else array[index]
-                buffers[Buffer(s.value, k)] = laid_out(wanted, part)
+                buffers[Buffer(s.value, s.first + k)] = laid_out(wanted, part)
         return buffers
 
 

@@ -100,6 +100,8 @@ class Start(msgspec.Struct, frozen=True):
         microbatches: of a batch the microbatches that this worker takes; empty for whole values.
         dim: the dim of a batch that is cut.
         count: number of pieces that it is cut into.
+        buffer: as what a whole value lies there; the buffer of its name where it is None.
+        first: number of the buffer of microbatch 0.
     """
 
     value: str
@@ -107,6 +109,8 @@ class Start(msgspec.Struct, frozen=True):
     microbatches: tuple[int, ...] = ()
     dim: int = 0
     count: int = 1
+    buffer: Buffer | None = None
+    first: int = 0
 
 
 class Move(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from autopar.runtime.leaves import check_data, fits, give_up
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.deployment import Deployment, Nodes, Replanner
 from autopar.runtime.ray.pipeline import RemotePipeline
-from autopar.runtime.ray.source import Pipelined
+from autopar.runtime.ray.source import Pipelined, pipelined
 from autopar.runtime.ray.values import RemoteArray, RemoteStack
 from autopar.schedule import Work
 from autopar.schedule.memory import WorkerMemory
@@ -133,7 +133,7 @@ class RemoteProgram:
         for n in inputs:
             parts = [arrays.get(i) for i in self.split_step.inputs[n]]
             laid = [p for p in parts if p is not None]
-            results.append(_joined(laid) if len(laid) == len(parts) else None)
+            results.append(joined_parts(laid) if len(laid) == len(parts) else None)
         missing = [position for position, r in enumerate(results) if r is None]
         if missing:  # a batch, or what no stage reads
             here = jax.jit(lambda *a: [function(*a)[p] for p in missing])(*arguments)
@@ -151,15 +151,31 @@ class RemoteProgram:
 
         Returns handles to the results.
         """
-        flat: list[Any] = [None] * len(self.split_step.step.graph.inputs)
-        for n, leaf in enumerate([*placed, *self.constants]):
-            for i, piece in zip(self.split_step.inputs[n], self._groups_of_leaf(n, leaf), strict=True):
-                flat[i] = piece
-        results = self.runtime.step(flat, timed=timed)
+        results = self.runtime.step(self.inputs(placed), timed=timed)
         give_up(leaves, self.donated)
-        return [
-            results[at[0]] if len(at) == 1 else RemoteStack([results[i] for i in at]) for at in self.split_step.outputs
-        ]
+        return self.joined(results)
+
+    def inputs(self, placed: Sequence[Any]) -> list[Any]:
+        """Inputs of the lowered step: those that `place_all` made, and constants."""
+        flat = self.inputs_of(dict(enumerate([*placed, *self.constants])))
+        return [flat[i] for i in range(len(flat))]
+
+    def inputs_of(self, leaves: Mapping[int, Any]) -> dict[int, Any]:
+        """Inputs of the lowered step by index, of some leaves by index."""
+        return {
+            i: piece
+            for n, leaf in leaves.items()
+            for i, piece in zip(self.split_step.inputs[n], self._groups_of_leaf(n, leaf), strict=True)
+        }
+
+    @property
+    def constants_by_index(self) -> dict[int, Any]:
+        """What the function closes over, by the index of its leaf."""
+        return dict(enumerate(self.constants, len(self.split_step.inputs) - len(self.constants)))
+
+    def joined(self, outputs: Sequence[Any]) -> list[Any]:
+        """Results of the function from handles to outputs of the lowered step."""
+        return [joined_parts([outputs[i] for i in at]) for at in self.split_step.outputs]
 
     def timed(self, note: Callable[[Work, float], None]) -> RemoteProgram:
         """This program: workers keep the seconds of their instructions themselves (`timeline`)."""
@@ -237,11 +253,21 @@ class _RemoteExecutables:
 
 
 def deployed(split_step: SplitStep, lowered: LoweredPipeline, cluster: RayCluster) -> Deployment:
-    """A pipeline and the processes for it.
+    """A pipeline and the processes for it, of a step as it was lowered; see `deployment_of`."""
+    graph = split_step.step.graph
+    axes = tuple(lowered.mesh_axes(s) for s in range(lowered.plan.num_stages))
+    source = pipelined(
+        lowered.instructions, lowered.programs, axes, graph.inputs, len(graph.outputs), lowered.map.microbatching.batch
+    )
+    return deployment_of(source, lowered, cluster)
+
+
+def deployment_of(source: Pipelined, lowered: LoweredPipeline, cluster: RayCluster) -> Deployment:
+    """A step and the processes for it.
 
     Args:
-        split_step: the step as it was lowered.
-        lowered: its pipeline.
+        source: the step.
+        lowered: the pipeline that it is of.
         cluster: where the workers are.
 
     Raises:
@@ -255,12 +281,7 @@ def deployed(split_step: SplitStep, lowered: LoweredPipeline, cluster: RayCluste
             cause="the plan was made for another cluster",
             remedy="plan for this cluster, or ask Cluster.ray for as many workers and devices",
         )
-    graph = split_step.step.graph
     stages = range(plan.num_stages)
-    axes = tuple(lowered.mesh_axes(s) for s in stages)
-    source = Pipelined(
-        lowered.instructions, lowered.programs, axes, graph.inputs, len(graph.outputs), lowered.map.microbatching.batch
-    )
     homes = {lowered.worker_of_stage(s): s for s in reversed(stages)}
     devices = [lowered.devices(w, homes[w]) for w in range(lowered.table.num_workers)]
     hosts = tuple(cluster.hosts(d) for d in devices)
@@ -303,6 +324,20 @@ def load_remote(
         replanner = Replanner(fewer)
     runtime = RemotePipeline(cluster.workers, deployed(split_step, lowered, cluster), progress, replanner)
     runtime.load()
+    return load_program(traced, split_step, runtime, donated)
+
+
+def load_program(
+    traced: Traced, split_step: SplitStep, runtime: RemotePipeline, donated: Sequence[int]
+) -> RemoteProgram:
+    """The program of a pipeline that is loaded; what the function closes over is put on the workers.
+
+    Args:
+        traced: the function.
+        split_step: its step as it was lowered.
+        runtime: the pipeline.
+        donated: indices of the inputs that the caller gives up.
+    """
     count = len(traced.signature.traced)
     program = RemoteProgram(
         runtime,
@@ -319,7 +354,7 @@ def load_remote(
     }
     put = runtime.put(flat)
     constants = tuple(
-        constant if split_step.inputs[n][0] not in put else _joined([put[i] for i in split_step.inputs[n]])
+        constant if split_step.inputs[n][0] not in put else joined_parts([put[i] for i in split_step.inputs[n]])
         for n, constant in enumerate(traced.closed_over, count)
     )
     return RemoteProgram(runtime, program.entries, program.names, program.donated, constants, split_step)
@@ -338,5 +373,6 @@ def _piece(position: int, k: int, count: int, results: Sequence[Any]) -> Any:
     return whole[k * size : (k + 1) * size] if count > 1 else whole
 
 
-def _joined(parts: Sequence[RemoteArray]) -> RemoteArray:
+def joined_parts(parts: Sequence[RemoteArray]) -> RemoteArray:
+    """One handle for an output that is in parts."""
     return parts[0] if len(parts) == 1 else RemoteStack(parts)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from autopar._compat.dtypes import jax_dtype
 from autopar.ir import Input, TensorType
 from autopar.lower.pipeline.donation import given_up_by_all
 from autopar.lower.pipeline.exported import Axes, ExportedProgram, export_program, placed_port
+from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import NONE, Buffer, Program, Task, instruction_text, made_by
 from autopar.schedule.instructions import Instruction
@@ -25,12 +25,16 @@ class ArrayPlace:
         index: index of the input.
         microbatches: those that the worker takes; empty for whole values.
         dim: dim of a batch that is cut.
+        buffer: as what a whole value lies there; the buffer of its name where it is None.
+        first: number of the buffer of microbatch 0.
     """
 
     value: str
     index: int
     microbatches: tuple[int, ...] = ()
     dim: int = 0
+    buffer: Buffer | None = None
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,16 +68,18 @@ class Pipelined:
         programs: of all stages.
         axes: mesh axes of each stage.
         inputs: inputs of the step.
-        num_outputs: number of its outputs.
         batch: for each input that is cut into microbatches its dim, by name.
+        places: for each worker what lies there when a step begins.
+        results: where each output of the step is when it ends.
     """
 
     program: Program
     programs: tuple[StageProgram, ...]
     axes: tuple[Axes, ...]
     inputs: tuple[Input, ...]
-    num_outputs: int
     batch: Mapping[str, int]
+    places: tuple[tuple[ArrayPlace, ...], ...]
+    results: tuple[Result, ...]
 
     def exported(self, platform: str) -> tuple[ExportedProgram, ...]:
         """All programs as bytes; they write into what nobody uses again.
@@ -93,46 +99,6 @@ class Pipelined:
         """Number of workers."""
         return self.program.table.num_workers
 
-    @cached_property
-    def places(self) -> tuple[tuple[ArrayPlace, ...], ...]:
-        """For each worker what lies there when a step begins."""
-        table = self.program.table
-        index = {i.name: n for n, i in enumerate(self.inputs)}
-        places: list[list[ArrayPlace]] = [[] for _ in range(self.num_workers)]
-        for v in self.program.dataflow.values:
-            if not v.is_input:
-                continue
-            assert v.ref is not None, f"{v.name} is of no value of the step"
-            name = v.ref.name
-            for stage in v.stages:
-                for worker in table.workers_of_stage(stage):
-                    if v.ref.kind == "in":
-                        places[worker].append(ArrayPlace(v.name, index[name]))
-                        continue
-                    results_of_worker = [
-                        k for k in range(table.num_microbatches)
-                        if table.worker_of(Task("forward", stage, k)) == worker
-                    ]  # fmt: skip
-                    places[worker].append(ArrayPlace(v.name, index[name], tuple(results_of_worker), self.batch[name]))
-        return tuple(map(tuple, places))
-
-    @cached_property
-    def results(self) -> tuple[Result, ...]:
-        """Where each output of the step is when it ends."""
-        ports = {p.name: (p, program.work.stage) for program in self.programs for p in program.results}
-        values = self.program.dataflow.by_name
-        results: dict[int, Result] = {}
-        for w in self.program.workers:
-            for i in w.instructions:
-                for b in made_by(i):
-                    ref = values[b.value].ref
-                    if ref is not None and ref.kind == "out" and b.microbatch == NONE and ref.number not in results:
-                        port, stage = ports[b.value]
-                        dims = placed_port(port).dims
-                        text = f"worker {w.worker}, {_mesh_text(self.axes[stage])}, {_spec_text(dims)}"
-                        results[ref.number] = Result(w.worker, b, port.type, text)
-        return tuple(results[n] for n in range(self.num_outputs))
-
     def stages(self, worker: int) -> tuple[int, ...]:
         """Stages of a worker."""
         return self.program.table.stages_of_worker(worker)
@@ -141,6 +107,74 @@ class Pipelined:
         """An instruction of a worker; None before the first and behind the last."""
         line = self.program.workers[worker].instructions
         return line[index] if 0 <= index < len(line) else None
+
+
+def pipelined(
+    program: Program,
+    programs: tuple[StageProgram, ...],
+    axes: tuple[Axes, ...],
+    inputs: tuple[Input, ...],
+    num_outputs: int,
+    batch: Mapping[str, int],
+) -> Pipelined:
+    """A pipeline with a flush, whose step begins with its inputs and ends with its outputs.
+
+    Args:
+        program, programs, axes, inputs, batch: see `Pipelined`.
+        num_outputs: number of the step's outputs.
+    """
+    places = _places(program, inputs, batch)
+    return Pipelined(program, programs, axes, inputs, batch, places, _results(program, programs, axes, num_outputs))
+
+
+def _places(
+    program: Program, inputs: tuple[Input, ...], batch: Mapping[str, int]
+) -> tuple[tuple[ArrayPlace, ...], ...]:
+    table = program.table
+    index = {i.name: n for n, i in enumerate(inputs)}
+    places: list[list[ArrayPlace]] = [[] for _ in range(table.num_workers)]
+    for v in program.dataflow.values:
+        if not v.is_input:
+            continue
+        assert v.ref is not None, f"{v.name} is of no value of the step"
+        name = v.ref.name
+        for stage in v.stages:
+            for worker in table.workers_of_stage(stage):
+                if v.ref.kind == "in":
+                    places[worker].append(ArrayPlace(v.name, index[name]))
+                    continue
+                microbatches = tuple(
+                    k for k in range(table.num_microbatches) if table.worker_of(Task("forward", stage, k)) == worker
+                )
+                places[worker].append(ArrayPlace(v.name, index[name], microbatches, batch[name]))
+    return tuple(map(tuple, places))
+
+
+def _results(
+    program: Program, programs: tuple[StageProgram, ...], axes: tuple[Axes, ...], num_outputs: int
+) -> tuple[Result, ...]:
+    ports = {p.name: (p, stage_program.work.stage) for stage_program in programs for p in stage_program.results}
+    values = program.dataflow.by_name
+    results: dict[int, Result] = {}
+    for w in program.workers:
+        for i in w.instructions:
+            for b in made_by(i):
+                ref = values[b.value].ref
+                if ref is not None and ref.kind == "out" and b.microbatch == NONE and ref.number not in results:
+                    port, stage = ports[b.value]
+                    results[ref.number] = Result(w.worker, b, port.type, placement_text(w.worker, axes[stage], port))
+    return tuple(results[n] for n in range(num_outputs))
+
+
+def placement_text(worker: int, axes: Axes, port: Port) -> str:
+    """How a value lies on a worker, for people.
+
+    Args:
+        worker: who has it.
+        axes: of the mesh.
+        port: the value there.
+    """
+    return f"worker {worker}, {_mesh_text(axes)}, {_spec_text(placed_port(port).dims)}"
 
 
 def _mesh_text(axes: Axes) -> str:

@@ -104,7 +104,7 @@ def _parts(ledger: Ledger, source: Pipelined, call: Call) -> tuple[list[_WorkerI
     for worker, places in enumerate(source.places):
         for p in places:
             id = call.inputs[p.index]
-            parts[worker].starts.append(Start(p.value, id, p.microbatches, p.dim, count))
+            parts[worker].starts.append(Start(p.value, id, p.microbatches, p.dim, count, p.buffer, p.first))
             if id in call.given:
                 parts[worker].given[id] = call.given[id]
             elif worker not in ledger.holders[id] and all((m.id, m.target) != (id, worker) for m in moves):

@@ -110,7 +110,7 @@ def parallelize(
             term; None sends them as they are.
         donate_argnums, donate_argnames: arguments whose buffers the step may reuse, as in `jax.jit`.
         static_argnums, static_argnames: arguments that are values of the program, as in `jax.jit`.
-        mesh_shape: sizes of the only logical mesh to consider, as ``(2, 4)``.
+        mesh_shape: sizes of the only logical mesh to consider, as ``(2, 4)``; one of all devices is that of one stage.
         constraints: where arguments lie, by path (as in ``plan.explain``; ``*`` is any part, ``**`` any number): a
             tuple of the dims that must be split, all others whole, or a `PartitionSpec`. The last match counts.
         mesh_axes: sizes of the axes that such specs name, as ``{"data": 4, "model": 2}``.

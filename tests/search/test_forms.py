@@ -33,6 +33,11 @@ ARGS = (f32(4, 4), f32(8, 4))
         (1, 1, {}, (ONE_STAGE,)),
         (2, 2, {"num_stages": 1}, (ONE_STAGE,)),
         (1, 4, {"num_stages": 2}, (PIPELINES,)),
+        (1, 4, {"mesh_shape": (2, 2)}, (ONE_STAGE,)),
+        (2, 4, {"mesh_shape": (2, 2)}, (ONE_STAGE,)),
+        (2, 4, {"mesh_shape": (2,)}, (AMPLE_STAGE, PIPELINES, ONE_STAGE)),
+        (1, 4, {"mesh_shape": (2, 2), "schedule": "1f1b"}, (PIPELINES, ONE_STAGE)),
+        (1, 4, {"mesh_shape": (2, 2), "num_stages": 2}, (PIPELINES,)),
     ],
 )
 def test_order(nodes, devices, options, expected):

@@ -84,20 +84,20 @@ class WindowSources:
                 places[worker].append(ArrayPlace(b.value, len(inputs), buffer=b))
                 carried.append(carry_key(worker, b))
                 inputs.append(Input(carried[-1], self._type(worker, b.value)))
-        made = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: (s, b), metrics=metrics)
+        updated = outputs_of_updates(flow.dataflow, flow.replaces, lambda s, b: (s, b), metrics=metrics)
         ends = [
             (worker, b, carry_key(worker, flow.shifted(b)))
             for worker, buffers in enumerate(self._buffers(window))
             for b in sorted(buffers)
             if flow.is_carried(b) and flow.shifted(b) in window.ends[worker]
         ]
-        results = [self._result(*made[n]) for n in sorted(made)] + [self._result(w, b) for w, b, _ in ends]
+        results = [self._result(*updated[n]) for n in sorted(updated)] + [self._result(w, b) for w, b, _ in ends]
         program = Program(pipeline.table, flow.dataflow, window.workers)
         batch = pipeline.map.microbatching.batch
         source = Pipelined(
             program, pipeline.programs, self.axes, tuple(inputs), batch, tuple(map(tuple, places)), tuple(results)
         )
-        return WindowSource(source, reads, tuple(carried), tuple(sorted(made)), tuple(key for _, _, key in ends))
+        return WindowSource(source, reads, tuple(carried), tuple(sorted(updated)), tuple(key for _, _, key in ends))
 
     def _given(self, window: Window, begins: bool) -> Iterator[tuple[int, ArrayPlace]]:
         """(worker, place) of what the caller's arguments are."""

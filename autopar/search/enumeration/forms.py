@@ -33,6 +33,7 @@ def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tupl
 
     Inside a node one stage is the likelier answer, and pipelines are tried where they may be faster. Between nodes
     a pipeline is, unless one stage has ample memory: else it takes longer to plan without a plan to beat.
+    A mesh that is asked for and has all devices is the mesh of one stage.
 
     Args:
         problem: what is planned.
@@ -47,6 +48,8 @@ def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tupl
     schedule = problem.options.schedule
     if schedule not in ("auto", "none"):
         return (PIPELINES, ONE_STAGE)
+    if problem.options.mesh_shape is not None and math.prod(problem.options.mesh_shape) == devices:
+        return (ONE_STAGE,)
     if schedule == "auto" and problem.cluster.num_nodes > 1:
         return (AMPLE_STAGE, PIPELINES, ONE_STAGE)
     return (ONE_STAGE, PIPELINES)

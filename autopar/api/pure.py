@@ -315,7 +315,7 @@ class PureFunction:
 
         def build(planned: Planned[Traced]) -> LoadedProgram:
             if planned.plan.num_stages > 1:
-                return self._build_stages(planned, clock)
+                return build_stages(planned.traced, planned.plan, self.donated(planned.traced), clock, self._say)
             with clock.phase("lower"):
                 program = lower(planned.traced, planned.plan, world_devices())
             self._say("compiling")
@@ -346,11 +346,6 @@ class PureFunction:
         single._traced[signature] = self._traced[signature]
         self.compiled[signature], self.planned[signature] = single.compile(signature), single.planned[signature]
         return self.compiled[signature]
-
-    def _build_stages(self, planned: Planned[Traced], clock: Clock) -> LoadedProgram:
-        """The program of a plan with several stages, in this process."""
-        traced, plan = planned.traced, planned.plan
-        return build_stages(traced, plan, self.donated(traced), clock, self._say)
 
     def _compile_remote(self, signature: CallSignature, traced: Traced, plan: Plan, cluster: RayCluster) -> Compiled:
         """The program for a signature on workers in other processes."""

@@ -202,7 +202,8 @@ class Plan:
         """The plan, with what people write by hand among what was considered: data parallelism, ZeRO, Megatron.
 
         They are planned when they are first asked for, in as many microbatches and with as much recomputed as this
-        plan. ``print(plan)`` and pages of programs of moderate size ask for them; ``to_json`` and ``save`` do not.
+        plan. Pages and the command line ask for them for programs of moderate size; ``print(plan)``, ``to_json`` and
+        ``save`` do not.
         """
         known = self.content.search
         if self.again is None or any(o.note.startswith(ALTERNATIVE) for o in known.considered):
@@ -264,7 +265,7 @@ class Plan:
         return all(r in known or r.startswith(loops) for r in records)
 
     def __str__(self) -> str:
-        return plan_text(self.shown.content, self.phases)
+        return plan_text(self.content, self.phases)
 
     def __repr__(self) -> str:
         c = self.content

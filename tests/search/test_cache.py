@@ -37,7 +37,7 @@ from autopar.search import Manual, Options, Problem, Subproblem, alpa, strategy_
 from autopar.search.cache import Cached, PlanCache, cached, cached_with_stages, key_of, plan_cache
 from autopar.search.cache.key import without_lines
 from autopar.search.compare import Budget, Budgeted
-from autopar.search.constraints import Constraint
+from autopar.search.constraints import Constraint, SharedStages
 from autopar.search.plain_data import NotPlainError, environment_hash, plain_data
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from autopar.sharding import register_rule, unregister_rule
@@ -60,7 +60,9 @@ OTHERS = {
     "steps": 5,
     "remat": "none",
     "offload": "auto",
+    "attention": "blocks",
     "constraints": (Constraint("x", (1,), "x is whole"),),
+    "shared_stages": SharedStages(((0, 2), (2, 2)), ((2,), (2,)), (("x", 0),), 2),
 }
 
 #: Likewise of what the planner demands.

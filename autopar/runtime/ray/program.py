@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -287,7 +287,8 @@ def deployment_of(source: Pipelined, lowered: LoweredPipeline, cluster: RayClust
     hosts = tuple(cluster.hosts(d) for d in devices)
     sizes = tuple(len(d) // n for d, n in zip(devices, hosts, strict=True) for _ in range(n))
     kinds = tuple(cluster.kind(d[0]) for d, n in zip(devices, hosts, strict=True) for _ in range(n))
-    return Deployment(source, sizes, hosts, cluster.nodes, plan, kinds)
+    # What plans again knows the whole function: the driver must not keep it alive.
+    return Deployment(source, sizes, hosts, cluster.nodes, replace(plan, again=None), kinds)
 
 
 def load_remote(

@@ -21,7 +21,7 @@ from benchmarks.published.zero3 import zero3_rows
 from benchmarks.report import Report, Row, Say, table
 
 #: What is wanted of what is held out: mean error of all runs, and of each dataset; rank on one node, and elsewhere;
-#: regret of each dataset, and on average; runs of which it is told right whether they fit.
+#: regret of each dataset, and on average; runs of which memory is predicted right.
 _ALL, _DATASET = 0.06, 0.10
 _RANK_OF_ONE_NODE, _RANK = 0.95, 0.85
 _REGRET, _MEAN_REGRET = 0.10, 0.03
@@ -66,7 +66,7 @@ def run(quick: bool, say: Say, file: Path = POINTS) -> Report:
             f"it begins at seed {SEED};",
             "errors are of predicted over measured step time; rank: Spearman among runs of one model, batch and",
             "cluster, weighted by runs, in groups of 4 or more; regret: how much slower the run predicted fastest was",
-            "measured than the fastest of its group; memory: runs of which it is told right whether they fit.",
+            "measured than the fastest of its group; memory: runs of which memory is predicted right.",
         ),
     )
 

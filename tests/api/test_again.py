@@ -38,7 +38,7 @@ def test_alternatives_are_on_every_page_and_in_no_file(plan: Plan) -> None:
 
 def test_without_a_choice_everything_else_is_chosen_again(plan: Plan) -> None:
     assert plan.again is not None
-    told = 0
+    planned = 0
     for choice in sorted(plan.content.choices, key=lambda k: -k.cost)[:6]:
         other = plan.again.without(choice.name)
         assert other is not None
@@ -46,14 +46,14 @@ def test_without_a_choice_everything_else_is_chosen_again(plan: Plan) -> None:
         assert "its cost" not in text or "(everything else as it is)" in text
         if other.step_time is None:
             continue
-        told += 1
+        planned += 1
         assert other.name != choice.choice and "with everything else chosen again" in text
         # The plan is optimal: without a choice nothing is faster, and no worse than the next best with the rest fixed.
         assert other.step_time >= plan.step_time * (1 - 1e-3)
         if choice.runner_up_cost is not None:
             fixed_s = plan.search.objective - choice.cost + choice.runner_up_cost
             assert other.step_time <= fixed_s * (1 + 1e-3)
-    assert told
+    assert planned
 
 
 def test_what_is_chosen_again_keeps_the_memory_limit(plan: Plan) -> None:

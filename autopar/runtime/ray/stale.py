@@ -154,7 +154,7 @@ def load_remote_stale(
         split_step: its step as it was lowered.
         stale: its pipeline.
         cluster: where the workers are.
-        progress: told what is being done.
+        progress: called with what is being done.
 
     Raises:
         ClusterError: the cluster has not as many devices as the plan wants, or workers do not start.

@@ -106,9 +106,9 @@ class ParallelOptions:
             raise AutoparError(
                 f"attention={self.attention!r} is no form of attention", remedy='attention="auto", "plain" or "blocks"'
             )
-        if self.offload not in ("none", "auto"):
+        if self.offload not in ("none", "auto", "layers"):
             raise AutoparError(
-                f"offload={self.offload!r} is no way of using host memory", remedy='offload="none" or "auto"'
+                f"offload={self.offload!r} is no way of using host memory", remedy='offload="none", "auto" or "layers"'
             )
 
 

@@ -100,8 +100,8 @@ def parallelize(
         memory_limit: bytes a device, or text as "40GB"; None takes the device's memory.
         remat: what the backward pass may recompute beyond what the function states: "none", "selective" (not
             matrix products), "full" (all but what enters a layer), or "auto": as little as the memory allows.
-        offload: what may lie in host memory while nothing needs it: "none", or "auto": state that only the update
-            reads, where the cluster gives ``host_bandwidth`` and no plan within the memory is faster without.
+        offload: what lies in host memory while nothing needs it: "none"; "auto": state that only the update reads, and
+            stacks that loops over layers take in slices, where no faster plan fits; "layers": all such stacks.
         attention: form of softmax attention: "plain" as it is written, "blocks", which keeps no scores and may split
             tokens along a ring of devices, or "auto": for more than 8192 tokens whichever is faster.
         precision: mixed precision of a plain float32 step: "bf16", "f16", an `autopar.Precision`; None: as it says.

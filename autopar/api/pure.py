@@ -27,7 +27,7 @@ from autopar.api.options import ParallelOptions
 from autopar.api.progress import shown
 from autopar.api.replanned import verified_plan, with_prices
 from autopar.api.shared_state import SharedState
-from autopar.api.steps import TracedStep, as_one_stage
+from autopar.api.steps import TracedStep, as_planned
 from autopar.api.user_mesh import outside
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
@@ -185,12 +185,7 @@ class PureFunction:
         """The function in the form that ``plan`` was made for. PlanMismatchError where it is another's."""
         traced = self._traced[signature]
         if plan.num_stages == 1:
-            first_stage = plan.stages[0]
-            devices, ends = len(first_stage.devices), first_stage.layer_ends
-            form = as_one_stage(
-                traced, devices, plan.num_microbatches, first_stage.remat, ends, block_scores=first_stage.block_scores
-            )
-            traced = form[0]
+            traced = as_planned(traced, plan)
         names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
         plan.check_program(fingerprint(traced.graph), traced.graph.name, names)
         return traced

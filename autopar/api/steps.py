@@ -12,6 +12,7 @@ from autopar.frontend import Traced
 from autopar.ir.verify import verify
 from autopar.lower.blockwise import blockwise_bound
 from autopar.lower.dealt import dealt
+from autopar.lower.layer_update import updated_by_layer, updates_by_layer
 from autopar.lower.microbatch import microbatched
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.recompute import recomputed_step
@@ -34,8 +35,8 @@ class TracedStep:
         split_step: the function with stacks taken apart, where that is done already.
         without_flush: whether pipelines are cut for a schedule without a flush.
         shared: another plan of several stages with whose state the function is planned; None where it is not.
-        forms: by number of microbatches, what is recomputed and what runs in blocks the function as one stage, with the
-            ends of its layers.
+        forms: by number of microbatches, what is recomputed, what runs in blocks and whether layers are updated one at
+            a time, the function as one stage, with the ends of its layers.
     """
 
     traced: Traced
@@ -45,17 +46,28 @@ class TracedStep:
     split_step: SplitStep | None = None
     without_flush: bool = False
     shared: SharedState | None = None
-    forms: dict[tuple[int, Level, int], tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
+    forms: dict[tuple[int, Level, int, bool], tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
 
-    def single_stage(self, num_microbatches: int, remat: Level, block_scores: int = 0) -> SingleStage:
+    def single_stage(
+        self, num_microbatches: int, remat: Level, block_scores: int = 0, layered_update: bool = False
+    ) -> SingleStage:
         """The step as one stage. Raises MicrobatchError where there cannot be as many microbatches."""
-        key = num_microbatches, remat, block_scores
+        key = num_microbatches, remat, block_scores, layered_update
         if key not in self.forms:
             self.forms[key] = as_one_stage(
-                self.traced, self.num_devices, num_microbatches, remat, block_scores=block_scores
+                self.traced,
+                self.num_devices,
+                num_microbatches,
+                remat,
+                block_scores=block_scores,
+                layered_update=layered_update,
             )
         form, ends = self.forms[key]
         return SingleStage(form.graph, ends)
+
+    def may_update_by_layer(self) -> bool:
+        """Whether the function has stacks of layers whose update may run a layer at a time."""
+        return updates_by_layer(self.traced.graph)
 
     def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
         """The step with stacks taken apart."""
@@ -82,12 +94,27 @@ class TracedStep:
         """The function in the form that a plan is of."""
         if plan.content.pipeline is not None:
             return self.traced
-        key = plan.num_microbatches, plan.stages[0].remat, plan.stages[0].block_scores
+        stage = plan.stages[0]
+        key = plan.num_microbatches, stage.remat, stage.block_scores, stage.layered_update
         self.single_stage(*key)
         return self.forms[key][0]
 
     def _of_step(self, layers_split: SplitStep) -> Callable[[Plan], Plan]:
         return lambda plan: restacked(plan, self.traced.graph, layers_split)
+
+
+def as_planned(traced: Traced, plan: Plan) -> Traced:
+    """A function in the form that a plan of one stage was made for."""
+    (stage,) = plan.stages
+    return as_one_stage(
+        traced,
+        len(stage.devices),
+        plan.num_microbatches,
+        stage.remat,
+        stage.layer_ends,
+        block_scores=stage.block_scores,
+        layered_update=stage.layered_update,
+    )[0]
 
 
 def as_one_stage(
@@ -98,6 +125,7 @@ def as_one_stage(
     ends: Sequence[str] | None = None,
     *,
     block_scores: int = 0,
+    layered_update: bool = False,
 ) -> tuple[Traced, tuple[str, ...]]:
     """A function in microbatches, with what ``remat`` does not hold recomputed.
 
@@ -108,6 +136,7 @@ def as_one_stage(
         remat: what is held of the forward pass.
         ends: of its layers, as a plan records them; None finds them.
         block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
+        layered_update: whether the update of stacks of layers runs a layer at a time.
 
     Returns it, and the ends of its layers.
 
@@ -115,7 +144,7 @@ def as_one_stage(
         MicrobatchError: there cannot be as many microbatches.
     """
     held, form_ends = recomputed_step(dealt(traced, num_devices), remat, ends)
-    form = microbatched(held, num_microbatches)
+    form = microbatched(updated_by_layer(held) if layered_update else held, num_microbatches)
     form = replace(form, program=blockwise_bound(form.program, block_scores)) if block_scores else form
     if form is not traced:
         verify(form.graph)

@@ -76,8 +76,8 @@ pipeline_options: Option = options(
     ),
     click.option(
         "--offload",
-        type=click.Choice(["none", "auto"]),
-        help="Whether state that only the update reads may lie in host memory.  [default: none]",
+        type=click.Choice(["none", "auto", "layers"]),
+        help="Whether state and stacks of layers may lie in host memory, or these stacks must.  [default: none]",
     ),
 )
 

@@ -8,13 +8,15 @@ overlap is made to depend on each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from autopar.ir import Layout, Operator
 
 _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
@@ -66,6 +68,28 @@ class CollectiveBarriers:
         elements = [e for r in results if (e := _element(r)) is not None]
         if elements:
             self.regions, self.last, self.since = self.regions + 1, elements[0], []
+
+
+def splits_inside(
+    operands: Mapping[str, Sequence[Layout | None]], results: Mapping[str, Sequence[Layout]], prefix: str, op: Operator
+) -> bool:
+    """Whether anything inside the regions of an operator is split.
+
+    Args:
+        operands: layouts of operands by operator.
+        results: likewise of results.
+        prefix: ids of the operator and of what is around it, each followed by ``/``.
+        op: the operator.
+    """
+    for name, region in op.regions:
+        for inner in region.operators:
+            id = f"{prefix}{name}/{inner.id}"
+            layouts = (*operands.get(id, ()), *results.get(id, ()))
+            if any(k is not None and not k.is_replicated for k in layouts):
+                return True
+            if inner.regions and splits_inside(operands, results, f"{id}/", inner):
+                return True
+    return False
 
 
 def behind(piece: Any, others: Sequence[Any]) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -21,11 +22,12 @@ from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.loops import Scan, While
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
-from autopar.lower.collective_barriers import CollectiveBarriers
+from autopar.lower.collective_barriers import CollectiveBarriers, splits_inside
+from autopar.lower.hosted import to_device, to_host
 from autopar.lower.localize.base import AxisIndex, LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.not_before import not_before
-from autopar.lower.values import ComputedValue, Held
+from autopar.lower.values import ComputedValue, Held, taken_in_slices
 from autopar.recompute.rewrite import SCOPE
 from autopar.sharding.reshard import PathTables
 from autopar.sharding.routes import Routes
@@ -42,7 +44,7 @@ class Sharded:
     program, which a compiler must not merge with the first time; ``orders_collectives`` that collectives must not
     overlap with regions that have some inside (`autopar.lower.collective_barriers`); ``widened`` that products with a
     float32 result take float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that
-    are in host memory until they are read.
+    are in host memory until they are read; ``host_results`` are, by loop, the numbers of results that are there.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -56,6 +58,7 @@ class Sharded:
     orders_collectives: bool = False
     widened: bool = False
     hosted: frozenset[str] = frozenset()
+    host_results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -119,10 +122,14 @@ class Interpreter:
             with self.sharded.around(op):
                 self._operator(bound, op, env)
         self.phase = phase
-        return [
-            self.read(env, o.operand, o.type, layout, "update" if not self.prefix else phase)
-            for o, layout in zip(graph.outputs, wanted, strict=True)
-        ]
+        results = []
+        for o, layout in zip(graph.outputs, wanted, strict=True):
+            source = env.get(o.operand) if isinstance(o.operand, str) else None
+            if isinstance(source, Held) and source.stays_away(layout):
+                results.append(source.as_it_lies())
+            else:
+                results.append(self.read(env, o.operand, o.type, layout, "update" if not self.prefix else phase))
+        return results
 
     def read(
         self, env: Env, operand: Operand, type: TensorType, layout: Layout | None, phase: str, now: Any = None
@@ -253,38 +260,39 @@ class Interpreter:
             k or Layout.replicated(t.rank)
             for k, t in zip(self.sharded.operands[self.prefix + op.id], types, strict=True)
         ]
-        arrays = [self.read(env, o, t, k, self.phase) for o, t, k in zip(op.operands, types, layouts, strict=True)]
+        away = taken_in_slices(env, op, layouts)
+        arrays = [
+            away[n].as_it_lies() if n in away else self.read(env, o, t, k, self.phase)
+            for n, (o, t, k) in enumerate(zip(op.operands, types, layouts, strict=True))
+        ]
         arrays = [jnp.asarray(a) if isinstance(a, np.ndarray | np.generic) else a for a in arrays]
         if self.barriers is not None and self._splits(op):
-            arrays = self.barriers.enter(arrays, _age(env, op))
+            here = [n for n in range(len(arrays)) if n not in away]
+            for n, array in zip(here, self.barriers.enter([arrays[n] for n in here], _age(env, op)), strict=True):
+                arrays[n] = array
         return arrays, layouts
 
     def _leave(self, op: Operator, env: Env, arrays: Sequence[Any]) -> None:
         age = _age(env, op)
+        there = self.sharded.host_results.get(self.prefix + op.id, ())
         if self.barriers is not None and self._splits(op):
-            self.barriers.leave(arrays)
+            self.barriers.leave([array for n, array in enumerate(arrays) if n not in there])
             age = self.barriers.regions
-        for v, layout, array in zip(op.results, self.sharded.results[self.prefix + op.id], arrays, strict=True):
-            env[v.name] = self.held(v.name, v.type, layout, array, age)
+        layouts = self.sharded.results[self.prefix + op.id]
+        for n, (v, layout, array) in enumerate(zip(op.results, layouts, arrays, strict=True)):
+            held = self.held(v.name, v.type, layout, array, age)
+            held.away = n in there
+            env[v.name] = held
 
     def _splits(self, op: Operator) -> bool:
         """Whether anything inside the regions of ``op`` is split, so that there may be collectives."""
-        return self._splits_inside(f"{self.prefix}{op.id}/", op)
-
-    def _splits_inside(self, prefix: str, op: Operator) -> bool:
-        for name, region in op.regions:
-            for inner in region.operators:
-                id = f"{prefix}{name}/{inner.id}"
-                layouts = (*self.sharded.operands.get(id, ()), *self.sharded.results.get(id, ()))
-                if any(k is not None and not k.is_replicated for k in layouts):
-                    return True
-                if inner.regions and self._splits_inside(f"{id}/", inner):
-                    return True
-        return False
+        return splits_inside(self.sharded.operands, self.sharded.results, f"{self.prefix}{op.id}/", op)
 
     def _scan(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:
         arrays, layouts = self._enter(graph, op, env)
         scan = Scan.of(op)
+        away = taken_in_slices(env, op, layouts)
+        there = self.sharded.host_results.get(self.prefix + op.id, ())
         consts, initial, stacks = scan.split(arrays)
         constant, carried, stacked = scan.split(layouts)
         inner = [*constant, *carried, *(k.slice() for k in stacked)]
@@ -298,9 +306,10 @@ class Interpreter:
         region = bound.regions["body"]
 
         def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            out = self.inside(op, "body").run(region, [*consts, *carry, *xs], inner, wanted)
-            types = [o.type for o in region.graph.outputs]
-            return scan.split_results([_typed(a, t) for a, t in zip(out, types, strict=True)])
+            here = [to_device(x) if n in away else x for n, x in enumerate(xs, scan.num_whole)]
+            out = self.inside(op, "body").run(region, [*consts, *carry, *here], inner, wanted)
+            typed = [_typed(a, o.type) for a, o in zip(out, region.graph.outputs, strict=True)]
+            return scan.split_results([to_host(a) if n in there else a for n, a in enumerate(typed)])
 
         carry, ys = lax.scan(
             body,

@@ -83,6 +83,7 @@ def sharded(plan: Plan, platform: str) -> Sharded:
         orders_collectives=platform == "cpu",
         widened=platform == "cpu",
         hosted=frozenset(r.path for r in content.inputs if r.memory == "host"),
+        host_results={r.id: r.host_results for r in content.operators if r.host_results},
     )
 
 

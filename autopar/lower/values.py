@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.ir import Layout, TensorType
+from autopar.ir import Layout, Operator, TensorType
+from autopar.ir.loops import Scan
 from autopar.lower.collective_barriers import CollectiveBarriers
 from autopar.lower.hosted import to_device
 from autopar.lower.localize.base import AxisIndex
@@ -50,6 +51,14 @@ class Held:
     def layout(self) -> Layout:
         """The layout that it was made in."""
         return self.routes.layout
+
+    def stays_away(self, required: Layout) -> bool:
+        """Whether a reader of the layout ``required`` can take the value from host memory."""
+        return self.away and required == self.layout
+
+    def as_it_lies(self) -> Any:
+        """The value as it was made, in host memory where it is there."""
+        return self.arrays["", self.layout]
 
     def take(self, required: Layout, phase: str, now: Any = None) -> Any:
         """The local piece in ``required``, resharded if need be.
@@ -95,3 +104,22 @@ class ComputedValue:
                 whole = jnp.where(self.index(required.partial) == 0, whole, jnp.zeros_like(whole))
             self.arrays[required] = whole
         return self.arrays[required]
+
+
+def taken_in_slices(
+    env: Mapping[str, Held | ComputedValue], op: Operator, layouts: Sequence[Layout]
+) -> dict[int, Held]:
+    """Stacks in host memory that a loop takes in slices, by the number of the operand.
+
+    Args:
+        env: values by name.
+        op: an operator with regions.
+        layouts: those in which it takes its operands.
+    """
+    away: dict[int, Held] = {}
+    first = Scan.of(op).num_whole if op.primitive == "scan" else len(op.operands)
+    for n, (operand, layout) in enumerate(zip(op.operands, layouts, strict=True)):
+        source = env.get(operand) if isinstance(operand, str) else None
+        if n >= first and isinstance(source, Held) and source.stays_away(layout):
+            away[n] = source
+    return away

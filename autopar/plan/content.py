@@ -94,12 +94,13 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: tuple[PlanContent, ...] = ()
     stack_groups: int = 1
 
-    def recomputing(self, level: Remat, layer_ends: tuple[str, ...]) -> PlanContent:
-        """The same, saying that its one stage recomputes what ``level`` does not hold; see `Stage`."""
-        if level == "none":
+    def in_form(self, level: Remat, layer_ends: tuple[str, ...], layered_update: bool = False) -> PlanContent:
+        """The same, saying what its one stage recomputes and how it updates; arguments are fields of `Stage`."""
+        if level == "none" and not layered_update:
             return self
         (stage,) = self.stages
-        return replace(self, stages=(replace(stage, remat=level, layer_ends=layer_ends),))
+        ends = () if level == "none" else layer_ends
+        return replace(self, stages=(replace(stage, remat=level, layer_ends=ends, layered_update=layered_update),))
 
     def in_blocks(self, block_scores: int) -> PlanContent:
         """The same, saying from which size of scores on attention runs in blocks; see `Stage`."""

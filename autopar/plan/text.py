@@ -125,7 +125,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
             for i, s in enumerate(c.stages)
             if s.host_bytes
         )
-        rows.insert(-2, ("host memory", f"{moves} (state that only the update reads)"))
+        rows.insert(-2, ("host memory", f"{moves} (what nothing on the device needs at the time)"))
     away = [str(i) for i, s in enumerate(c.stages) if s.activations_offloaded]
     if away:
         rows.insert(

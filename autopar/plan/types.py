@@ -73,12 +73,13 @@ class Stage(Record, frozen=True):
         accumulation_bytes: bytes a device of what microbatches add up, as gradients; what one of them adds is as
             large.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
+        layered_update: whether the update of stacks of layers runs a layer at a time.
         received_bytes: bytes a device that earlier stages send for each microbatch in flight.
         remat: what is held of the forward pass for the backward pass, which recomputes the rest: "none" (nothing is
             recomputed), "selective" or "full".
         layer_ends: ids of the last forward operator of each of its layers but the last, where something is
             recomputed.
-        host_bytes: bytes a device of inputs that lie in host memory between updates.
+        host_bytes: bytes a device of inputs that lie in host memory between updates, and of stacks between loops.
         host_time: predicted seconds a step of moving them to the device and back; part of ``step_time``.
         activations_offloaded: whether the ``activation_bytes`` of microbatches in flight, but for the one that runs
             and one more, are in host memory.
@@ -107,6 +108,7 @@ class Stage(Record, frozen=True):
     received_bytes: int = 0
     layers: tuple[int, int, int] | None = None
     block_scores: int = 0
+    layered_update: bool = False
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -146,12 +148,14 @@ class OperatorRecord(Record, frozen=True):
         operands: layout in which each operand is used; "" for literals.
         results: layout in which each result is made.
         stage: where it runs.
+        host_results: of a loop, numbers of the results whose slices go to host memory as they are made.
     """
 
     id: str
     operands: tuple[str, ...]
     results: tuple[str, ...]
     stage: int = 0
+    host_results: tuple[int, ...] = ()
 
 
 class Copy(Record, frozen=True):

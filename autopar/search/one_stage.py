@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ class OneStage:
         count: number of microbatches.
         level: of recomputation.
         block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
+        layered_update: whether the update of stacks of layers runs a layer at a time.
     """
 
     count: int
     level: Level
     block_scores: int = 0
+    layered_update: bool = False
 
     def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
         """``error``, which says in how many microbatches, and with what recomputation."""
@@ -54,6 +57,7 @@ def one_stage(
     *,
     offload: bool,
     tiny: bool,
+    layered_updates: Sequence[bool] = (False,),
     cutoff_s: float = math.inf,
 ) -> Plan:
     """The plan of one stage.
@@ -66,8 +70,9 @@ def one_stage(
         trials: plans in a number of microbatches at a level of recomputation.
         counts: numbers of microbatches, rising.
         remat: "auto", or what is recomputed.
-        offload: whether state may lie in host memory.
+        offload: whether something may lie in host memory.
         tiny: whether all configurations may be tried.
+        layered_updates: where something may lie there, whether layers are updated one at a time, in order of trial.
         cutoff_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
             time, so the first configuration that fits and does not stay below is the last.
 
@@ -80,7 +85,10 @@ def one_stage(
     plain = [OneStage(count, first) for count in counts]
     plan: Plan | None
     if offload:
-        configurations = [*plain, *(OneStage(count, level) for level in more for count in counts)]
+        levels = [first, *more]
+        configurations = [
+            OneStage(count, level, layered_update=by) for by in layered_updates for level in levels for count in counts
+        ]
         plans = trials.run(configurations, seconds=_seconds, ends=_nothing_on_host, cutoff_s=cutoff_s)
         plan = min(plans, key=_seconds, default=None)
     elif tiny:
@@ -95,7 +103,12 @@ def one_stage(
 
 
 def in_blocks(
-    trials: Trials[OneStage, Plan], counts: Sequence[int], remat: str, block_scores: int, plain: Plan | None
+    trials: Trials[OneStage, Plan],
+    counts: Sequence[int],
+    remat: str,
+    block_scores: int,
+    plain: Plan | None,
+    layered_updates: Sequence[bool] = (False,),
 ) -> Plan | None:
     """The plan of one stage with attention in blocks; None where none fits, or is as fast as ``plain``.
 
@@ -108,14 +121,16 @@ def in_blocks(
         remat: "auto", or what is recomputed.
         block_scores: see `OneStage`.
         plain: the plan of the plain form; None where none fits.
+        layered_updates: as of `one_stage`.
     """
     first = first_configuration(counts, remat).level
     if plain is None:
         levels = (first, *(LEVELS[1:] if remat == "auto" else ()))
-        every = (OneStage(count, level, block_scores) for level in dict.fromkeys(levels) for count in counts)
-        return trials.first(every)
-    same = OneStage(plain.num_microbatches, plain.stages[0].remat, block_scores)
-    configurations = dict.fromkeys([OneStage(counts[0], first, block_scores), same])
+        each = itertools.product(layered_updates, dict.fromkeys(levels), counts)
+        return trials.first(OneStage(count, level, block_scores, by_layer) for by_layer, level, count in each)
+    stage = plain.stages[0]
+    same = OneStage(plain.num_microbatches, stage.remat, block_scores, stage.layered_update)
+    configurations = dict.fromkeys([OneStage(counts[0], first, block_scores, layered_updates[0]), same])
     plans = trials.run(configurations, seconds=_seconds, cutoff_s=plain.step_time)
     return min((p for p in plans if p.step_time < plain.step_time), key=_seconds, default=None)
 

@@ -120,14 +120,20 @@ class Planner:
         o, size = problem.options, batch_size(problem.graph) or 1
         possible = [2**k for k in range(size.bit_length())] if counts is None else counts
         blocks = block_scores(problem)
+        layered = _layered_updates(o.offload, step)
         attempt = self._attempt(problem, step)
         plain: Plan | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
         if not blocks or o.attention != "blocks":
-            offload = o.offload != "none"
             try:
                 plain = one_stage(
-                    Trials(attempt), possible, o.remat, offload=offload, tiny=_is_tiny(problem), cutoff_s=cutoff_s
+                    Trials(attempt),
+                    possible,
+                    o.remat,
+                    offload=o.offload != "none",
+                    layered_updates=layered,
+                    tiny=_is_tiny(problem),
+                    cutoff_s=cutoff_s,
                 )
             except InfeasiblePlanError as error:
                 failure = error
@@ -135,7 +141,7 @@ class Planner:
             plan = plain
         else:
             trials = Trials(attempt)
-            plan = in_blocks(trials, possible, o.remat, blocks, plain) or plain
+            plan = in_blocks(trials, possible, o.remat, blocks, plain, layered) or plain
             failure = failure or (None if plan is not None else trials.error())
         if plan is None:
             assert failure is not None
@@ -147,13 +153,14 @@ class Planner:
 
         def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
             count, level = configuration.count, configuration.level
-            single = step.single_stage(count, level, configuration.block_scores)
+            c = configuration
+            single = step.single_stage(count, level, c.block_scores, c.layered_update)
             options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
             subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
             reporting = replace(problem.reporting, explains_infeasible=explain)
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
             plan = self._shard(replace(stage, graph=single.graph))
-            content = plan.content.recomputing(level, single.layer_ends).in_blocks(configuration.block_scores)
+            content = plan.content.in_form(level, single.layer_ends, c.layered_update).in_blocks(c.block_scores)
             plan = replace(plan, content=content)
             problem.offer(bounded(plan, problem.graph, problem.cluster))
             return plan
@@ -229,6 +236,13 @@ def block_scores(problem: Problem) -> int:
 def _has_cores(graph: Graph, least: int) -> bool:
     bodies = (region for op in graph.operators for _, region in op.regions)
     return bool(find(graph, least)) or any(_has_cores(body, least) for body in bodies)
+
+
+def _layered_updates(offload: str, step: StepSource) -> tuple[bool, ...]:
+    """Whether layers are updated one at a time, in the order in which that is tried."""
+    if offload == "none" or not step.may_update_by_layer():
+        return (False,)
+    return (True,) if offload == "layers" else (False, True)
 
 
 def _is_tiny(problem: Problem) -> bool:

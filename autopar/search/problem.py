@@ -41,7 +41,8 @@ class Options:
         steps: choices that strategies which search by trying may evaluate on one mesh; None for their own number.
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
         attention: "plain" as the program says, "blocks", or "auto": whichever is faster.
-        offload: what may be kept in host memory while nothing needs it: "none", or "auto" for state of the update.
+        offload: what may be kept in host memory while nothing needs it: "none", "auto" for state of the update and
+            stacks of layers, or "layers" where these stacks must.
         constraints: where inputs lie.
         shared_stages: stages of another plan that this one has too; None where they are free.
     """

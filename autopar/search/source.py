@@ -105,17 +105,24 @@ class LayeredStep:
 class StepSource(Protocol):
     """A traced step in each of the forms that are planned."""
 
-    def single_stage(self, num_microbatches: int, remat: Level, block_scores: int = 0) -> SingleStage:
+    def single_stage(
+        self, num_microbatches: int, remat: Level, block_scores: int = 0, layered_update: bool = False
+    ) -> SingleStage:
         """The step as one stage.
 
         Args:
             num_microbatches: parts of the batch that run one after another.
             remat: what is held of the forward pass.
             block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
+            layered_update: whether the update of stacks of layers runs a layer at a time.
 
         Raises:
             MicrobatchError: there cannot be as many microbatches.
         """
+        ...
+
+    def may_update_by_layer(self) -> bool:
+        """Whether the step has stacks of layers whose update may run a layer at a time."""
         ...
 
     def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:

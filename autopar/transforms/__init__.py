@@ -13,6 +13,7 @@ from autopar.transforms.narrow_mean import narrow_mean
 from autopar.transforms.narrow_parameters import narrow_parameters
 from autopar.transforms.one_bit_adam import Compression, OneBitAdamState, Signs, one_bit_adam
 from autopar.transforms.optimizers import Transformation
+from autopar.transforms.packed_masks import packed_masks
 from autopar.transforms.parameters import Parameters
 from autopar.transforms.powersgd import PowerSgdState, powersgd
 from autopar.transforms.replicas import PerReplica, per_replica, per_replica_value_and_grad
@@ -56,6 +57,7 @@ __all__ = [
     "narrow_mean",
     "narrow_parameters",
     "one_bit_adam",
+    "packed_masks",
     "per_replica",
     "per_replica_value_and_grad",
     "pipemare_rate",

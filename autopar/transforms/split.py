@@ -7,9 +7,10 @@ the update need two: G computes what differentiation leaves, U the rest. The cut
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,10 @@ from autopar.errors import TraceError
 from autopar.ir.phases import phase_of
 
 _CALLS = ("jit", "pjit")
+_LOOPS = ("scan", "while", "cond")
+
+#: A value -> its code and what decodes that; None for a value that stays as it is.
+Encode: TypeAlias = Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +82,32 @@ class Split:
                 else:
                     _run(line, env)
         return tuple(env[n] for n in self.crossing)
+
+    def holding(self, leaves: Sequence[Any], encode: Encode) -> Any:
+        """The step's results, with values of the forward pass encoded until the backward pass reads them.
+
+        Args:
+            leaves: of the arguments.
+            encode: of a value that the forward pass made its code and what decodes that; None leaves it as it is.
+        """
+        env = {**self.constants, **dict(enumerate(leaves))}
+        backward = [line.differentiated and _is_backward(line.eqn) for line in self.lines]
+        opened = [b and line.eqn.primitive.name not in _LOOPS for b, line in zip(backward, self.lines, strict=True)]
+        read = {n for line, may in zip(self.lines, opened, strict=True) if may for n in _numbers(line.operands)}
+        codes: dict[int, tuple[Any, Callable[[Any], Any]]] = {}
+        decoded: dict[int, Any] = {}
+        for line, is_backward, may in zip(self.lines, backward, opened, strict=True):
+            for n in sorted(_numbers(line.operands) & codes.keys() - decoded.keys()) if may else ():
+                code, decode = codes[n]
+                with _place_of(line.eqn):
+                    decoded[n] = decode(code)
+            _run(line, {**env, **decoded} if may else env, env)
+            for n in read.intersection(line.results) if line.differentiated and not is_backward else ():
+                with _place_of(line.eqn):
+                    code_of = encode(env[n])
+                if code_of is not None:
+                    codes[n] = code_of
+        return jax.tree.unflatten(self.result_tree, [_read(env, o) for o in self.outputs])
 
     def update(self, leaves: Sequence[Any], crossing: Sequence[Any]) -> Any:
         """U: the step's results, from the leaves of the arguments and from what crosses."""
@@ -183,8 +214,7 @@ def _run_scaled(line: _Equation, env: dict[int, Any], seeds: Sequence[int], scal
     for n in seeds:
         aval: Any = eqn.invars[n].aval
         values[n] = jnp.asarray(scale, aval.dtype)
-    stack: Any = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack):
+    with _place_of(eqn):
         adapt: Any = primitive.get_bind_params
         results: Any = primitive.bind(*values, **adapt(dict(eqn.params)))
     env.update(zip(line.results, results if primitive.multiple_results else [results], strict=True))
@@ -229,8 +259,16 @@ def _numbers(operands: Sequence[Any]) -> set[int]:
     return {o for o in operands if isinstance(o, int)}
 
 
-def _run(line: _Equation, env: dict[int, Any]) -> None:
-    env.update(zip(line.results, jaxpr_as_fun(line.program)(*(_read(env, o) for o in line.operands)), strict=True))
+def _run(line: _Equation, env: dict[int, Any], into: dict[int, Any] | None = None) -> None:
+    results = jaxpr_as_fun(line.program)(*(_read(env, o) for o in line.operands))
+    (env if into is None else into).update(zip(line.results, results, strict=True))
+
+
+def _place_of(eqn: JaxprEqn) -> AbstractContextManager[Any]:
+    """The name stack and the source line of an equation, for what is applied inside."""
+    stack: Any = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    context: AbstractContextManager[Any] = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+    return context
 
 
 def _atom(env: Mapping[Any, Any], atom: Any) -> Any:

@@ -45,16 +45,17 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     constraints = {c.value: c for c in problem.options.constraints}
     offered = offloading(problem)
     split = split_phases or problem.subproblem.separate_programs
-    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split, offered.notes)
+    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split, offered)
     readers = Counter(o for op in graph.operators for o in set(op.reads))
-    stacks = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
+    sliced = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
+    replaced = {o.updates for o in graph.outputs}
     sent = {op.reads[0]: op.results[0].name for op in reversed(graph.operators) if wire_of(op) and op.reads}
     for i in graph.inputs:
         arriving = i.name in problem.subproblem.arriving
         name = sent.get(i.name, i.name)  # what is sent in a format of its own has the copy, the update none
-        copy_of = name if not arriving and (readers[name] > 1 or name in stacks) else None
+        copy_of = name if not arriving and (readers[name] > 1 or name in sliced) else None
         add_input(
-            b, i.name, i.type, copy_of=copy_of, arriving=arriving, movable=offered.inputs, constraints=constraints
+            b, i.name, i.type, copy_of=copy_of, arriving=arriving, replaced=i.name in replaced, constraints=constraints
         )
     GraphWalk(b, has_backward(graph)).graph(graph, "", 1.0)
     b.time += 1

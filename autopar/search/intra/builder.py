@@ -11,7 +11,8 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Layout, TensorType
 from autopar.search.intra.draft import Array, CopyDraft, NodeDraft, RegionSite, SiteDraft, UsageDraft, Use, ValueDraft
-from autopar.search.intra.labels import layout_label
+from autopar.search.intra.host import NOTHING, Offloading
+from autopar.search.intra.labels import layout_label, stack_label
 from autopar.search.intra.tables import MeshTables
 
 
@@ -23,14 +24,14 @@ class Builder:
         cost: prices.
         tables: of the mesh under these prices.
         split_phases: whether forward and backward make their own copies of a value.
-        notes: first lines for the user.
+        offered: what may lie in host memory.
 
     ``time`` is that of the operator at hand, each operator being a step of time; ``phase`` is its part of the train
     step.
     """
 
     def __init__(
-        self, mesh: LogicalMesh, cost: CostModel, tables: MeshTables, split_phases: bool, notes: Sequence[str] = ()
+        self, mesh: LogicalMesh, cost: CostModel, tables: MeshTables, split_phases: bool, offered: Offloading = NOTHING
     ) -> None:
         self.mesh = mesh
         self.cost = cost
@@ -44,7 +45,8 @@ class Builder:
         self.region_sites: list[RegionSite] = []
         self.copies: list[CopyDraft] = []
         self.workspaces: list[UsageDraft] = []
-        self.notes: dict[str, None] = dict.fromkeys(notes)
+        self.notes: dict[str, None] = dict.fromkeys(offered.notes)
+        self.offered = offered
         self.broken: list[str] = []
         self.time = 0
         self.phase = "update"
@@ -76,6 +78,19 @@ class Builder:
         """A node that may have any layout of ``type`` at no cost: (node, its layouts)."""
         layouts = self.layouts.all(type, partial)
         return self.node(name, np.zeros(len(layouts)), functools.partial(layout_label, layouts)), layouts
+
+    def free_places(self, name: str, type: TensorType) -> tuple[int, tuple[Layout, ...], tuple[bool, ...]]:
+        """A node of a stack that loops alone take: (node, layouts of its slices, whether it lies in host memory).
+
+        Args:
+            name: of the stack.
+            type: of a slice.
+        """
+        there = self.layouts.all(type)
+        here = () if self.offered.forced else self.layouts.all(type, is_summable(type))
+        layouts = (*here, *there)
+        node = self.node(name, np.zeros(len(layouts)), functools.partial(stack_label, layouts, len(here)))
+        return node, layouts, (False,) * len(here) + (True,) * len(there)
 
     def use(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,13 +28,14 @@ def add_input(
     *,
     copy_of: str | None,
     arriving: bool,
-    movable: Collection[str],
+    replaced: bool,
     constraints: Mapping[str, Constraint],
 ) -> None:
     """Adds the node of a top-level input.
 
     A choice is a pair (a, b): the input lies in layout a, and forward and backward operators may also take it from a
-    copy in the coarser layout b.
+    copy in the coarser layout b. What may lie in host memory has each pair twice; a stack that loops take in slices has
+    no copy there.
 
     Args:
         b: where it is added.
@@ -43,7 +44,7 @@ def add_input(
         copy_of: name under which it has such a copy, as several operators read it, or a loop takes slices of it; None
             without one.
         arriving: whether it comes with every microbatch, placed as the loop over them takes it: then it has no copy.
-        movable: names of inputs that may lie in host memory between updates; these have each pair twice.
+        replaced: whether a result of the step replaces it.
         constraints: by input, what the user asked for.
     """
     layouts = b.layouts.all(type)
@@ -55,12 +56,18 @@ def add_input(
     if copy_of is not None:
         pairs = [(k, c) for k in plain for c in (k, *b.layouts.coarser(k))]
 
-    has_copy, n = len(pairs) > len(plain), len(pairs)
-    hosted = (False,) * n + (True,) * n if name in movable else ()
-    pairs *= 2 if hosted else 1
+    has_copy, sliced = len(pairs) > len(plain), name in b.offered.stacks
+    here = [] if sliced and b.offered.forced else pairs
+    there = [(k, k) for k in plain if not k.dims[0]] if sliced else pairs if name in b.offered.inputs else []
+    n, pairs = len(here), [*here, *there]
+    hosted = (False,) * n + (True,) * len(there) if there else ()
 
     node = b.node(name, np.zeros(len(pairs)), functools.partial(input_label, pairs, n))
-    b.value(name, type, node, [k for k, _ in pairs], 1.0, source=name, hosted=hosted, arriving=arriving)
+    trips = type.shape[0] if sliced else 1
+    stored = [k for k, _ in pairs]
+    b.value(
+        name, type, node, stored, 1.0, source=name, hosted=hosted, arriving=arriving, trips=trips, replaced=replaced
+    )
     if has_copy and copy_of is not None:
         b.copies.append(CopyDraft(copy_of, node, tuple(c for _, c in pairs)))
 
@@ -79,12 +86,15 @@ def add_outputs(b: Builder, graph: Graph) -> list[tuple[int, tuple[Layout, ...]]
             target = b.values[output.updates]
             assert target.node is not None
             node, layouts = target.node, target.layouts
+            as_made = target.hosted if target.trips > 1 else ()
         else:
             node, layouts = b.free_layouts(f"result{output.path}", output.type)
+            as_made = ()
         outputs.append((node, layouts))
         value = b.values[output.operand]
         if value.node is not None:
-            value.uses.append(Use(node, layouts, 1.0, b.time, f"result{output.path}", "update"))
+            name = f"result{output.path}"
+            value.uses.append(Use(node, layouts, 1.0, b.time, name, "update", as_made=as_made))
     return outputs
 
 
@@ -136,7 +146,12 @@ def _take(
 ) -> None:
     """Adds what a use costs that takes a value from where ``node`` decides, in one of ``layouts``."""
     costs = b.layouts.sending(value.wire).resharding(value.type, layouts, use.required, use.weight)
-    b.edge(node, use.node, costs if new.all() else np.where(new, costs, 0.0))
+    costs = costs if new.all() else np.where(new, costs, 0.0)
+    if value.trips > 1 or any(use.as_made):  # slices alone are on the device: nothing can be laid out otherwise
+        other = np.array([[k != required for required in use.required] for k in layouts])
+        hosted = np.array(value.hosted or (False,) * len(layouts))[:, None]
+        costs = np.where(other & (hosted | np.array(use.as_made or (False,) * len(use.required))), np.inf, costs)
+    b.edge(node, use.node, costs)
 
 
 def _connect_input(b: Builder, value: ValueDraft, readers: Readers) -> None:

@@ -29,6 +29,8 @@ class Use:
         heavy: whether the consumer needs the value in memory as it takes it (it is no elementwise operator).
         stacked: whether the consumer is a loop that takes slices of it; a loop never gathers a whole stack
             of parameters unless the copy is accounted for.
+        as_made: for each strategy of the consumer whether the value must be made in the layout that it takes; empty
+            where none demands that.
         until: when the consumer has no more need of it, where that is a loop and later than ``time``.
     """
 
@@ -41,6 +43,7 @@ class Use:
     stacked: bool = False
     heavy: bool = False
     until: int = 0
+    as_made: tuple[bool, ...] = ()
 
     @property
     def done(self) -> int:
@@ -70,7 +73,10 @@ class ValueDraft:
         wire: text of the `autopar.ir.formats.WireFormat` in which it is sent, or "": as it is.
         phase: part of the step in which it is made.
         arriving: it comes with every microbatch, placed as the loop over them takes it.
-        hosted: of an input that may be kept in host memory, for each strategy whether it is; else empty.
+        hosted: of what may be kept in host memory, for each strategy whether it is; else empty.
+        replaced: of such a stack whether a loop makes it, or what replaces it.
+        trips: of a stack that loops alone take and make, whose slices move one at a time, the number of slices; of
+            what moves whole 1.
         view: the input of which it is another shape, or "": the same bytes, where both have one layout.
     """
 
@@ -93,6 +99,8 @@ class ValueDraft:
     view: str = ""
     arriving: bool = False
     hosted: tuple[bool, ...] = ()
+    replaced: bool = False
+    trips: int = 1
     uses: list[Use] = field(default_factory=list)
 
 

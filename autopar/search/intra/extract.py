@@ -15,7 +15,7 @@ from autopar.ir.loops import Scan
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.draft import UsageDraft
-from autopar.search.intra.host import HOST, hosted
+from autopar.search.intra.host import HOST, hosted, moves_s
 from autopar.search.intra.memory import IN_FLIGHT, is_in_flight
 from autopar.search.intra.overlap import timed
 from autopar.search.intra.sharding_problem import ShardingProblem
@@ -43,8 +43,8 @@ class Sharding:
         work_times: seconds a step by kind of work, where there is a loop over microbatches.
         activation_bytes: bytes a device that the forward pass of one microbatch leaves for the backward pass.
         hosted: inputs that lie in host memory between updates.
-        host_s: seconds a step of moving them to the device and back.
-        host_bytes: bytes a device of them.
+        host_s: seconds a step of moving to the device and back these and stacks between loops that lie there.
+        host_bytes: bytes a device of all of them.
         weight_stash_bytes: bytes a device that one microbatch keeps between its input and its weight gradients.
         accumulation_bytes: bytes a device of what microbatches add up.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
@@ -95,10 +95,10 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
         by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]))
         by_work.start(s)
     there = hosted(sharding_problem.values, choice)
-    moved = [
-        layouts[k].local_bytes(sharding_problem.values[k].type, sharding_problem.mesh.sizes) for k in sorted(there)
-    ]
-    host_s = float(sum(2 * problem.cost_model.host_s(n) for n in moved))
+    moved = {
+        k: layouts[k].local_bytes(sharding_problem.values[k].type, sharding_problem.mesh.sizes) for k in sorted(there)
+    }
+    host_s = float(sum(moves_s(problem.cost_model, sharding_problem.values[k], n) for k, n in moved.items()))
     by_work.add("", "update", host_s)
     touches = any(d.first_touch_bandwidth is not None for d in problem.cluster.device_types)
     made_bytes = _computed_bytes(sharding_problem, problem.graph, choice) if touches else 0.0
@@ -111,7 +111,7 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     return Sharding(
         inputs={i.name: layouts[i.name] for i in problem.graph.inputs},
         outputs=outputs,
-        operators=_operators(sharding_problem, choice),
+        operators=_operators(sharding_problem, choice, there | _replacing(problem.graph, there)),
         copies=tuple(Copy(k, str(layout), phase) for k, by in copies.items() for phase, layout in by.items()),
         communication=communication,
         compute_s=float(sum(s.seconds[choice[s.node]] for s in sharding_problem.sites)) + first_touch_s,
@@ -124,9 +124,9 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
         weight_stash_bytes=_weight_stash_bytes(sharding_problem, problem.graph, layouts, by_work.sent),
         accumulation_bytes=_accumulation_bytes(sharding_problem, problem.graph, layouts),
         state_bytes=_state_bytes(sharding_problem, problem.graph, layouts, there),
-        hosted=there,
+        hosted=frozenset(i.name for i in problem.graph.inputs if i.name in there),
         host_s=host_s,
-        host_bytes=sum(moved),
+        host_bytes=sum(moved.values()),
         starts_s=by_work.stall_s,
     )
 
@@ -214,7 +214,14 @@ def copy_layouts(
     return dict(copies)
 
 
-def _operators(sharding_problem: ShardingProblem, choice: Sequence[int]) -> tuple[OperatorRecord, ...]:
+def _replacing(graph: Graph, there: frozenset[str]) -> frozenset[str]:
+    """Results of loops that replace inputs ``there``."""
+    return frozenset(str(o.operand) for o in graph.outputs if o.updates in there)
+
+
+def _operators(
+    sharding_problem: ShardingProblem, choice: Sequence[int], there: frozenset[str]
+) -> tuple[OperatorRecord, ...]:
     records = []
     text = lru_cache(maxsize=None)(str)
     for s in sharding_problem.sites:
@@ -232,7 +239,10 @@ def _operators(sharding_problem: ShardingProblem, choice: Sequence[int]) -> tupl
             for o, (node, kinds) in zip(r.op.operands, r.operands, strict=True)
         )
         results = tuple(str(kinds[choice[node]]) for node, kinds in r.results)
-        records.append((r.time, OperatorRecord(r.id, operands, results)))
+        scan = Scan.of(r.op) if r.op.primitive == "scan" and r.id == r.op.id else None
+        first = len(results) if scan is None else scan.num_carry
+        host = tuple(n for n, v in enumerate(r.op.results) if n >= first and v.name in there)
+        records.append((r.time, OperatorRecord(r.id, operands, results, host_results=host)))
     return tuple(record for _, record in sorted(records, key=lambda e: (e[0], e[1].id)))
 
 

@@ -1,10 +1,15 @@
-"""State that a plan may keep in host memory while only the update of the step needs it.
+"""What a plan may keep in host memory: state that only the update needs, and stacks that loops take in slices.
 
 Each layout of such an input is offered twice: on the device, and in the memory of the device's host between updates.
 There it costs two moves a step (to the device and back), which overlap with nothing, and holds memory of the device
 from its first reader to its last, as does its new value from where it is made to its last reader.
 
-Host memory is a limit of its own, on the sum over all inputs. It is stated as one more time at which all that is kept
+A stack that loops alone read, as parameters of layers that a model scans over, gradients of them, or what the forward
+pass leaves for the backward pass, moves a slice at a time inside the loop that takes it, and out of the loop that makes
+it: on the device there are slices alone (L2L, Pudipeddi et al., 2020). Each pass of a loop over it is a move of all of
+it.
+
+Host memory is a limit of its own, on the sum over all of this. It is stated as one more time at which all that is kept
 on hosts is live, with bytes scaled so that the two limits are one number; see `host_usage`.
 """
 
@@ -20,6 +25,7 @@ import numpy as np
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Graph, Operator
+from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ALIASES
 from autopar.search.intra.draft import Array, NodeDraft, UsageDraft, ValueDraft
@@ -29,6 +35,8 @@ from autopar.solver.memory import least_memory
 
 #: Kind of what is kept in host memory; its bytes are scaled, see `host_usage`.
 HOST = "host"
+
+_STATE = ("parameter", "optimizer")
 
 #: What is said of a strategy that keeps its input there.
 IN_HOST_MEMORY = ", in host memory"
@@ -40,21 +48,29 @@ class Offloading:
 
     Args:
         inputs: their names.
+        stacks: names of inputs and of results of loops that loops take in slices.
+        forced: whether these stacks must lie there.
         notes: why there are none, where the user asked for it and cannot have it.
     """
 
     inputs: frozenset[str] = frozenset()
+    stacks: frozenset[str] = frozenset()
+    forced: bool = False
     notes: tuple[str, ...] = ()
+
+
+#: Nothing may lie there.
+NOTHING = Offloading()
 
 
 def offloading(problem: Problem) -> Offloading:
     """What may be kept in host memory, as the options and the cluster allow."""
     if problem.options.offload == "none":
-        return Offloading()
+        return NOTHING
     if any(g.host_bandwidth is None for g in problem.cluster.groups):
         text = f"offload={problem.options.offload!r} moves nothing to host memory: {problem.cluster.name} has no"
         return Offloading(notes=(f"{text} host_bandwidth for some of its nodes",))
-    return Offloading(movable(problem.graph))
+    return Offloading(movable(problem.graph), stacks(problem.graph), problem.options.offload == "layers")
 
 
 def movable(graph: Graph) -> frozenset[str]:
@@ -76,6 +92,35 @@ def movable(graph: Graph) -> frozenset[str]:
         and i.type.nbytes
         and not i.type.dtype.startswith("key<")
     )
+
+
+def stacks(graph: Graph) -> frozenset[str]:
+    """Values that loops alone take, in slices, and that come into the step or are the stacked result of a loop.
+
+    An input that the step replaces is one of them only where what replaces it is, and nothing else reads that.
+    """
+    sliced, otherwise = set[str](), set[str]()
+    results = set[str]()
+    for op in graph.operators:
+        if op.primitive != "scan":
+            otherwise.update(op.reads)
+            continue
+        loop = Scan.of(op)
+        otherwise.update(o for o in op.operands[: loop.num_whole] if isinstance(o, str))
+        sliced.update(o for o in op.operands[loop.num_whole :] if isinstance(o, str))
+        results.update(v.name for v in op.results[loop.num_carry :])
+    returned = Counter(o.operand for o in graph.outputs if isinstance(o.operand, str))
+    replaced = {o.updates: str(o.operand) for o in graph.outputs if o.updates is not None}
+    unread = {name for name in results - sliced - otherwise if returned[name] == 1}
+    state = {i.name for i in graph.inputs if i.role in _STATE and replaced.get(i.name, "") in unread | {""}}
+    candidates = {name for name in (state | results) & sliced - otherwise if not returned[name]}
+    return frozenset(name for name in candidates if _has_slices(graph, name))
+
+
+def _has_slices(graph: Graph, name: str) -> bool:
+    """Whether slices of a stack are arrays of numbers."""
+    type = graph.types[name]
+    return type.rank > 1 and bool(type.nbytes) and not type.dtype.startswith("key<")
 
 
 def _makes(op: Operator | None) -> bool:
@@ -105,12 +150,13 @@ def host_usage(problem: Problem, v: ValueDraft, bytes: Array, stop: int) -> Usag
 
     Args:
         problem: its limit is what bytes of host memory are measured by.
-        v: the input; of one that is not donated the old and the new value are kept.
+        v: the value; of an input that is not donated the old and the new one are kept.
         bytes: bytes a device in each of its layouts.
         stop: end of the step.
     """
     assert v.node is not None
-    kept = (bytes - on_device(v, bytes)) * (1 if v.key in problem.options.donated else 2)
+    once = not v.source or v.key in problem.options.donated
+    kept = (bytes - on_device(v, bytes)) * (1 if once else 2)
     scale = problem.memory_limit_bytes / share_bytes(problem.cluster)
     return UsageDraft(v.node, stop, stop + 1, kept * scale, HOST, v.key)
 
@@ -129,12 +175,26 @@ def add_host_seconds(
     for v in values.values():
         if v.hosted and v.node is not None:
             layout_bytes = (k.local_bytes(v.type, sizes) for k in v.layouts)
-            moves = [2 * cost.host_s(n) if there else 0.0 for there, n in zip(v.hosted, layout_bytes, strict=True)]
+            moves = [moves_s(cost, v, n) if there else 0.0 for there, n in zip(v.hosted, layout_bytes, strict=True)]
             nodes[v.node].costs = nodes[v.node].costs + np.array(moves)
 
 
+def moves_s(cost: CostModel, v: ValueDraft, bytes: float) -> float:
+    """Seconds a step of moving what lies in host memory to the device and back.
+
+    Args:
+        cost: what a move costs.
+        v: the value. A stack goes to the device for each loop that takes it, and comes back once where a loop makes it.
+        bytes: of one device's piece of it.
+    """
+    if v.trips == 1:
+        return 2 * cost.host_s(bytes)
+    taken = sum(u.stacked for u in v.uses)
+    return (taken + v.replaced) * v.trips * cost.host_s(bytes / v.trips)
+
+
 def hosted(values: Mapping[str, ValueDraft], choice: Sequence[int]) -> frozenset[str]:
-    """Inputs that a choice keeps in host memory."""
+    """Values that a choice keeps in host memory."""
     return frozenset(v.key for v in values.values() if v.hosted and v.node is not None and v.hosted[choice[v.node]])
 
 

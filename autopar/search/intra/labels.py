@@ -14,6 +14,11 @@ def layout_label(layouts: Sequence[Layout], k: int) -> str:
     return str(layouts[k])
 
 
+def stack_label(layouts: Sequence[Layout], on_devices: int, k: int) -> str:
+    """The k-th of ``layouts``; those from ``on_devices`` on are of a stack in host memory."""
+    return f"{layouts[k]}{IN_HOST_MEMORY if k >= on_devices else ''}"
+
+
 def strategy_label(strategies: Sequence[Strategy], k: int) -> str:
     """Layouts of the k-th of ``strategies``: ``[x,.],[.,.] -> [x,.]``."""
     strategy = strategies[k]

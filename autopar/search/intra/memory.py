@@ -72,6 +72,8 @@ def usages(
             usages += _replacing(v, replaced[v.key], by_value[v.key], sized, stop, until)
         else:
             usages += _made(v, v.key in returned, by_value[v.key], sized, stop, until)
+            if v.hosted:
+                usages.append(host_usage(problem, v, sized.of(v.type, v.layouts), stop))
     return [u for u in usages if u.stop > u.start and np.any(u.bytes)]
 
 
@@ -114,7 +116,7 @@ def _input(
     last = max((u.time for u in readers), default=0) + 1
     bytes = sized.of(v.type, v.layouts)
     usages = [UsageDraft(v.node, 0, last if donated else stop, on_device(v, bytes), kind, v.key)]
-    if v.hosted and readers:
+    if v.hosted and readers and v.trips == 1:
         first, done = min(u.time for u in readers), max(u.done for u in readers)
         usages.append(UsageDraft(v.node, first, done, bytes - on_device(v, bytes), kind, v.key))
     return usages + _copies(v, copies, sized, stop)
@@ -156,8 +158,8 @@ def _made(
     direct = [*inside, *(u for u in outside if not copied.intersection(("", u.phase)))]
     end = max([end, *(_end(u, until) for u in direct)])
     last = stop if returned and (not copies or any(u.time >= stop - 1 for u in direct)) else end
-    usages.append(UsageDraft(v.node, v.time, last, sized.of(v.type, v.layouts), kind, v.key))
-    return usages + _operands(v, outside, sized)
+    usages.append(UsageDraft(v.node, v.time, last, on_device(v, sized.of(v.type, v.layouts)), kind, v.key))
+    return usages + ([] if v.trips > 1 else _operands(v, outside, sized))
 
 
 def _replacing(
@@ -170,6 +172,9 @@ def _replacing(
 ) -> list[UsageDraft]:
     """Usages of the value that replaces ``target``, which may lie in host memory: after its last reader it is there."""
     assert target.node is not None
+    if target.trips > 1:  # a loop makes it where it stays
+        bytes = on_device(target, sized.of(target.type, target.layouts))
+        return [UsageDraft(target.node, v.time, stop, bytes, _kind(v), v.key)]
     usages = _made(replace(v, uses=[u for u in v.uses if u.time < stop - 1]), False, copies, sized, stop, until)
     end = max(u.stop for u in usages)
     rest = on_device(target, sized.of(target.type, target.layouts))

@@ -125,15 +125,23 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
     region.extend({*range(consts), *range(loop.num_whole, len(op.operands))})
     passes = {phase_of(o.scope, b.phase) for o in body.operators}
     for j, result in enumerate(op.results):
+        hosted: tuple[bool, ...] = ()
+        trips = 1
         if j < carries:
             node, kinds = region.operands[consts + j]
             outer = kinds
         else:
-            type = body.outputs[j].type
-            node, kinds = b.free_layouts(prefix + result.name, type, partial=is_summable(type))
+            type, name = body.outputs[j].type, prefix + result.name
+            if name in b.offered.stacks:
+                node, kinds, hosted = b.free_places(name, type)
+                trips = loop.length
+            else:
+                node, kinds = b.free_layouts(name, type, partial=is_summable(type))
             outer = tuple(k.stack() for k in kinds)
         region.leave(body, j, inner, (node, kinds), region.inner_weight)
-        value = b.value(prefix + result.name, result.type, node, outer, weight)
+        value = b.value(
+            prefix + result.name, result.type, node, outer, weight, hosted=hosted, trips=trips, replaced=trips > 1
+        )
         value.time = begin
         if "backward" in passes and j < carries:
             value.phase = "backward"  # sums of gradients

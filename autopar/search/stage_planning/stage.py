@@ -255,7 +255,7 @@ def _at_level(
         """The plan within a limit, and the bytes that the stage needs by it in all."""
         within = replace(stage_problem.problem, options=replace(options, memory_limit_bytes=limit_bytes))
         content = shared.plan(within, stage_problem.kind, f"stage {stage + 1} of {len(pipeline.members)}")
-        content = content.recomputing(level, stage_problem.ends)
+        content = content.in_form(level, stage_problem.ends)
         content = (
             _with_activations_offloaded(content, stage_problem.problem.cluster, stage_problem.extra_in_flight)
             if moved

@@ -165,7 +165,7 @@ class Space:
                     content = sharding_problem.limited(self.limit_bytes)
                     if content is not None:
                         fits_free |= content is sharding_problem.free
-                        yield Way(content.step_time, count, "none", (content.recomputing(level, ends),))
+                        yield Way(content.step_time, count, "none", (content.in_form(level, ends),))
                 if fits_free:
                     break  # computing again only adds work
 
@@ -251,7 +251,7 @@ class Space:
                         waited = problem_with(problem, extra_in_flight=unauthenticated)
                         content = self._stated(waited, mesh, split).fitting(self.limit_bytes - received, over)
                     if content is not None:
-                        yield content.recomputing(level, ends)
+                        yield content.in_form(level, ends)
                 if fits_free:
                     break  # computing again only adds work
 

@@ -1,0 +1,130 @@
+"""Stacks of layers in host memory: fetched a layer at a time, the same values, memory that does not grow with depth."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autopar import Cluster, Plan, parallelize
+from autopar.errors import InfeasiblePlanError
+from autopar.ir.phases import phase_of
+from autopar.lower.hosted import PINNED_HOST
+from autopar.lower.layer_update import updated_by_layer
+from tests.end_to_end.stacked import build
+from tests.microbatch.running import run, traced
+
+OPTIONS = {"num_stages": 1, "num_microbatches": 1, "remat": "none", "donate_argnums": 0}
+
+
+def with_hosts(cluster, bandwidth=25e9):
+    """The cluster with links to its hosts, as a cluster file would give them."""
+    (group,) = cluster.groups
+    return dataclasses.replace(cluster, groups=(dataclasses.replace(group, host_bandwidth=bandwidth),))
+
+
+def on_host(plan: Plan) -> set[str]:
+    return {i.path for i in plan.content.inputs if i.memory == "host"}
+
+
+def trained(fn, args, count=3):
+    state, batch = jax.tree.map(np.array, args)
+    for _ in range(count):
+        state, out = fn(state, batch)
+    return state, out
+
+
+@pytest.mark.parametrize(("mesh", "norm"), [((8,), None), ((2, 4), 0.5)])
+def test_values_are_those_of_the_plain_step(x64, mesh, norm):
+    step, args = build(4, dtype=jnp.float64, norm=norm)
+    fn = parallelize(step, cluster=with_hosts(Cluster.local()), mesh_shape=mesh, offload="layers", **OPTIONS)
+    found, wanted = trained(fn, args), trained(jax.jit(step), args)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+    (params, first, second, _), _ = found
+    for tree in (params, first, second):
+        assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree["layers"])} == {PINNED_HOST}
+        assert tree["in"].sharding.memory_kind == "device"
+
+
+def test_memory_of_the_device_does_not_depend_on_depth():
+    cluster = with_hosts(Cluster.load("dgx-a100"))
+    plans = {}
+    for layers in (12, 24, 96):
+        step, args = build(layers)
+        plans[layers] = parallelize(step, cluster=cluster, offload="layers", **OPTIONS).plan(*args)
+    shallow, deep = plans[12], plans[96]
+    assert shallow.peak_memory == plans[24].peak_memory == deep.peak_memory
+    assert deep.stages[0].host_bytes == 8 * shallow.stages[0].host_bytes
+    assert len(on_host(deep)) == 6
+    plain = {n: parallelize(build(n)[0], cluster=cluster, **OPTIONS).plan(*build(n)[1]) for n in (12, 96)}
+    assert plain[96].peak_memory > 4 * plain[12].peak_memory
+
+
+def one_device(bandwidth, **device):
+    """A cluster of one device whose host's link has ``bandwidth`` bytes/s."""
+    cluster = with_hosts(Cluster.load("dgx-a100"), bandwidth)
+    (group,) = cluster.groups
+    changed = dataclasses.replace(group.device, **device)
+    return dataclasses.replace(cluster, groups=(dataclasses.replace(group, devices_per_node=1, device=changed),))
+
+
+def test_auto_takes_it_where_nothing_else_fits():
+    cluster = one_device(25e9)
+    step, args = build(32)
+    wide = parallelize(step, cluster=cluster, offload="auto", **OPTIONS).plan(*args)
+    assert not on_host(wide) and not wide.stages[0].layered_update
+    limit = wide.peak_memory // 4
+    with pytest.raises(InfeasiblePlanError):
+        parallelize(step, cluster=cluster, memory_limit=limit, **OPTIONS).plan(*args)
+    plan = parallelize(step, cluster=cluster, memory_limit=limit, offload="auto", **OPTIONS).plan(*args)
+    assert plan.peak_memory <= limit
+    assert {"state[0]['layers']['up']", "state[0]['layers']['down']"} <= on_host(plan)
+    assert plan.stages[0].layered_update
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_each_pass_of_a_loop_is_a_move():
+    layers, bandwidth = 6, 1e6
+    step, args = build(layers)
+    plan = parallelize(step, cluster=one_device(bandwidth, launch_s=0.0), offload="layers", **OPTIONS).plan(*args)
+    stack = 2 * layers * 16 * 64 * 4  # bytes of "up" and "down"
+    checkpoints = layers * 8 * 16 * 4
+    moves = stack * (3 + 1) + 2 * stack * (1 + 1) + stack * (1 + 1) + checkpoints * (1 + 1)
+    assert plan.stages[0].host_time == pytest.approx(moves / bandwidth)
+    assert plan.stages[0].host_bytes == stack * 4 + checkpoints
+    assert plan.step_time == pytest.approx(plan.search.objective)
+
+
+def test_a_saved_plan_runs_as_it_was_made(x64):
+    step, args = build(4, dtype=jnp.float64)
+    fn = parallelize(step, cluster=with_hosts(Cluster.local()), mesh_shape=(8,), offload="layers", **OPTIONS)
+    plan = Plan.from_json(fn.plan(*args).to_json())
+    loops = [r for r in plan.content.operators if r.host_results]
+    assert len(loops) == 3  # forward pass, backward pass, update
+    found = trained(parallelize(step, plan=plan, donate_argnums=0), args, count=1)
+    wanted = trained(jax.jit(step), args, count=1)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
+def test_what_mixes_layers_or_is_returned_as_well_is_computed_whole():
+    step, args = build(4, norm=0.5)
+
+    def reporting(state, x):
+        state, out = step(state, x)
+        return state, {**out, "doubled": 2 * state[0]["layers"]["up"]}
+
+    plain, leaves = traced(reporting, args)
+    layered = updated_by_layer(plain)
+    loops = [op for op in layered.graph.operators if op.primitive == "scan" and phase_of(op.scope) != "backward"]
+    assert len(loops) == 2  # forward pass, update
+    for a, b in zip(run(layered, leaves), jax.tree.leaves(jax.jit(reporting)(*args)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+    whole = {o for op in layered.graph.operators if op.primitive != "scan" for o in op.reads}
+    assert "state[0]['layers']['up']" in whole and "state[0]['layers']['down']" not in whole
+    flat, _ = traced(jnp.tanh, (jnp.zeros((4, 3)),))
+    assert updated_by_layer(flat) is flat

@@ -18,7 +18,7 @@ from autopar.precision import Precision, Wire, mixed, with_formats
 from autopar.recompute import LEVELS
 from autopar.schedule import Schedule, get
 from autopar.search import strategy_named
-from autopar.search.policy import SearchPolicy
+from autopar.search.policy import SearchPolicy, without_estimates
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
@@ -54,8 +54,14 @@ class ParallelOptions:
     plan: Plan | None = None
     progress: Callable[[str], None] | None = None
     time_limit_s: float | None = None
+    exhaustive: bool = False
     verify: str | None = None
     policy: SearchPolicy = field(default_factory=SearchPolicy)
+
+    @property
+    def thresholds(self) -> SearchPolicy:
+        """The thresholds of the search; those of ``policy`` unless it is exhaustive."""
+        return without_estimates(self.policy) if self.exhaustive else self.policy
 
     @property
     def tracing(self) -> dict[str, Any]:
@@ -100,6 +106,8 @@ class ParallelOptions:
             raise AutoparError(
                 f"time_limit_s={self.time_limit_s!r} is no number of seconds", remedy="time_limit_s=10, or None"
             )
+        if not isinstance(self.exhaustive, bool):
+            raise AutoparError(f"exhaustive={self.exhaustive!r} is neither True nor False", remedy="exhaustive=True")
         if self.verify is not None:
             parse_target(self.verify)
         if self.attention not in ("auto", "plain", "blocks"):

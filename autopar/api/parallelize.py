@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
@@ -95,8 +96,7 @@ def parallelize(
         batch_argnums: positions of the arguments that are the batch, where it cannot be told.
         num_microbatches: parts of the batch that run one after another.
         num_stages: pipeline stages.
-        schedule: name of the pipeline schedule, or one of your own; "auto" takes the fastest that fits, "none"
-            makes no pipeline.
+        schedule: name of the pipeline schedule, or one of your own; "auto": the fastest that fits, "none": no pipeline.
         memory_limit: bytes a device, or text as "40GB"; None takes the device's memory.
         remat: what the backward pass may recompute beyond what the function states: "none", "selective" (not
             matrix products), "full" (all but what enters a layer), or "auto": as little as the memory allows.
@@ -119,7 +119,8 @@ def parallelize(
         progress: called with a line when a phase begins, as the logger ``autopar`` is. None shows what takes over two
             seconds on terminals and in notebooks, False nothing.
         time_limit_s: seconds of searching after which, as after Ctrl-C, the best plan known is taken, with a note; the
-            search goes on until there is one. None searches to the end.
+            search goes on until there is one. None searches while estimates promise a gain, ``math.inf`` all that may
+            be planned of a small model, which takes minutes.
         verify: devices whose compiler decides, as "tpu:v5p:4x4x4" (see `autopar.verify`): of the best few plans of
             different kinds the one whose program keeps the limit and is fastest; ``cluster`` follows from it.
 
@@ -152,11 +153,10 @@ def parallelize(
         plan=Plan.load(plan) if isinstance(plan, str | os.PathLike) else plan,
         progress=reporter_of(progress),
         time_limit_s=time_limit_s,
+        exhaustive=time_limit_s == math.inf,
         verify=verify,
     )
-    if fn is None:
-        return lambda function: parallelize_with(function, options)
-    return parallelize_with(fn, options)
+    return (lambda function: parallelize_with(function, options)) if fn is None else parallelize_with(fn, options)
 
 
 def parallelize_with(fn: Callable[_P, _R], options: ParallelOptions) -> ParallelFunction[_P, _R]:

@@ -280,7 +280,7 @@ class PureFunction:
                     placed.constraints, constraints_of(o.constraints, traced.graph, cluster.num_devices)
                 ),
             ),
-            policy=o.policy,
+            policy=o.thresholds,
             reporting=Reporting(log=o.progress),
         )
 

@@ -93,9 +93,17 @@ precision_options: Option = options(
     ),
 )
 
-#: When the search ends: ``time_limit``.
-time_option: Option = click.option(
-    "--time-limit", type=click.FloatRange(min=0), metavar="S", help="Seconds of searching; then the best plan known."
+#: When the search ends: ``time_limit``, ``exhaustive``.
+time_option: Option = options(
+    click.option(
+        "--time-limit",
+        type=click.FloatRange(min=0),
+        metavar="S",
+        help="Seconds of searching; then the best plan known.",
+    ),
+    click.option(
+        "--exhaustive", is_flag=True, default=None, help="Plan all that may be planned; minutes for a small model."
+    ),
 )
 
 #: Limits on the answer and facts of the call: ``memory_limit``, ``mesh``, ``donate``.

@@ -45,6 +45,7 @@ class PlanRequest:
         donate: positions of donated arguments.
         batch: positions of the arguments that are the batch.
         time_limit: seconds of searching.
+        exhaustive: whether no estimate leaves anything out.
         verify: target whose compiler chooses among plans.
     """
 
@@ -65,6 +66,7 @@ class PlanRequest:
     donate: tuple[int, ...] | None = None
     batch: tuple[int, ...] | None = None
     time_limit: float | None = None
+    exhaustive: bool | None = None
     verify: str | None = None
 
 
@@ -177,6 +179,7 @@ def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any],
         "donate_argnums": request.donate,
         "batch_argnums": request.batch,
         "time_limit_s": request.time_limit,
+        "exhaustive": request.exhaustive,
         "verify": request.verify,
     }
     known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

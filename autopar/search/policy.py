@@ -8,7 +8,7 @@ speed alone (`WorkerPolicy`) never changes a plan.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -305,3 +305,25 @@ class SearchPolicy:
     compilation: CompilationPolicy = CompilationPolicy()
     research: ResearchPolicy = ResearchPolicy()
     workers: WorkerPolicy = WorkerPolicy()
+
+
+def without_estimates(policy: SearchPolicy) -> SearchPolicy:
+    """Thresholds with which no estimate leaves out what may be planned, for models of a dozen layers on a node or two.
+
+    Of one stage every number of microbatches with every level of recomputation is planned, and of pipelines every
+    slicing where there are at most 2,000, else the best slicing of each pair of stages and microbatches. It is what the
+    default is tested against, and takes minutes where that takes seconds.
+
+    Args:
+        policy: thresholds of which others stay as they are.
+    """
+    every = 10**9
+    return replace(
+        policy,
+        sizes=replace(policy.sizes, tiny_operators=every, few_operators=every, small_operators=every),
+        enumeration=replace(policy.enumeration, most_slicings=2_000),
+        overlap=replace(policy.overlap, rounds=10, stall_share=0.0),
+        partition=replace(policy.partition, near_best=4.0, far=8.0, most_near=every, most_other=64, ranked_pairs=every),
+        stages=replace(policy.stages, negligible_cost=0.0, limit_attempts=8),
+        schedules=replace(policy.schedules, long_idle_share=0.0, least_gain=0.0),
+    )

@@ -80,6 +80,54 @@ def _least_of_rows_numpy(vector: Array, table: Array, add_to: Array, row: NDArra
     add_to += total.min(axis=1)
 
 
+def _add(out: Array, row: Array) -> None:
+    for i in range(out.size):
+        out[i] += row[i]
+
+
+def _add_numpy(out: Array, row: Array) -> None:
+    out += row
+
+
+def _add_scaled(out: Array, row: Array, factor: float) -> None:
+    for i in range(row.size):
+        out[i] += factor * row[i]
+
+
+def _add_scaled_numpy(out: Array, row: Array, factor: float) -> None:
+    out[: row.size] += factor * row
+
+
+def _put(out: Array, row: Array) -> None:
+    for i in range(row.size):
+        out[i] = row[i]
+
+
+def _put_numpy(out: Array, row: Array) -> None:
+    out[: row.size] = row
+
+
+def _raise_to(out: Array, row: Array, more: float) -> None:
+    for i in range(out.size):
+        out[i] = max(out[i], row[i] + more)
+
+
+def _raise_to_numpy(out: Array, row: Array, more: float) -> None:
+    np.maximum(out, row + more, out=out)
+
+
+def _first_least(row: Array) -> int:
+    at = 0
+    for i in range(1, row.size):
+        if row[i] < row[at]:
+            at = i
+    return at
+
+
+def _first_least_numpy(row: Array) -> int:
+    return int(row.argmin())
+
+
 def _least_differences(costs: Array, add_to: Array) -> None:
     count, size = costs.shape
     for k in range(count):
@@ -116,6 +164,24 @@ least_sums: Callable[[Array, Array, Array], None] = compiled(_least_sums) if COM
 least_of_rows: Callable[[Array, Array, Array, NDArray[np.int64]], None] = (
     compiled(_least_of_rows) if COMPILED else _least_of_rows_numpy
 )
+
+# Whole arrays are added and copied by these loops: numba takes seconds to compile what it does for slices, for the text
+# of the error where their lengths differ. Each is compiled once for all who call it.
+
+#: ``out += row``, of equal lengths.
+add: Callable[[Array, Array], None] = compiled(_add) if COMPILED else _add_numpy
+
+#: ``out += factor * row``, of the first elements of ``out``.
+add_scaled: Callable[[Array, Array, float], None] = compiled(_add_scaled) if COMPILED else _add_scaled_numpy
+
+#: ``out = row``, of the first elements of ``out``.
+put: Callable[[Array, Array], None] = compiled(_put) if COMPILED else _put_numpy
+
+#: ``out = maximum(out, row + more)``, of equal lengths.
+raise_to: Callable[[Array, Array, float], None] = compiled(_raise_to) if COMPILED else _raise_to_numpy
+
+#: Where the least element is; the first of several.
+first_least: Callable[[Array], int] = compiled(_first_least) if COMPILED else _first_least_numpy
 
 #: ``add_to[k, i] += min_j (costs[k, j] - costs[i, j])``, over all j at which one of the two is finite.
 least_differences: Callable[[Array, Array], None] = (

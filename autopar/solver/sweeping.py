@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solver.compiled import compiled, least_sums
+from autopar.solver.compiled import add, compiled, first_least, least_sums, put, raise_to
 from autopar.solver.problem import Array
 
 Ints = NDArray[np.int64]
@@ -60,15 +60,15 @@ def sweep(flat: Flat, forward: bool, valid: bool, known: float, slack: float) ->
         known -= flat.gains[v]
         for e in range(flat.edges[v], flat.edges[v + 1]):
             at = flat.slot[flat.inbound[e]]
-            total += flat.messages[at : at + size]
+            add(total, flat.messages[at : at + size])
             if (flat.other[e] < v) == forward:
                 known += flat.taken[flat.inbound[e]] - flat.taken[flat.outbound[e]]
         if valid:
-            flat.marginals[begin:end] = np.maximum(flat.marginals[begin:end], total + (known - slack))
-        least = total.min()
+            raise_to(flat.marginals[begin:end], total, known - slack)
+        least = total[first_least(total)]
         magnitude += abs(least)
         total -= least
-        flat.excess[begin:end] = total
+        put(flat.excess[begin:end], total)
         total *= flat.ahead[v]
         for e in range(flat.edges[v], flat.edges[v + 1]):
             u = flat.other[e]
@@ -78,7 +78,7 @@ def sweep(flat: Flat, forward: bool, valid: bool, known: float, slack: float) ->
                 message = flat.messages[out : out + wide]
                 table = flat.tables[flat.table[e] : flat.table[e] + size * wide]
                 least_sums(total - flat.messages[back : back + size], table, message)
-                part = message.min()
+                part = message[first_least(message)]
                 message -= part
                 flat.taken[flat.outbound[e]] = part
                 magnitude += abs(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.solver.compiled import compiled, least_sums
+from autopar.solver.compiled import add, add_scaled, compiled, first_least, least_sums
 from autopar.solver.lagrange.packed import Ints, PackedGraph, PackedMemory
 from autopar.solver.problem import Array
 
@@ -19,8 +19,8 @@ def sweep(graph: PackedGraph, costs: Array, messages: Array, forward: bool) -> f
         total = costs[graph.first[v] : graph.first[v + 1]].copy()
         size = total.size
         for e in range(graph.edges[v], graph.edges[v + 1]):
-            total += messages[graph.gets[e] : graph.gets[e] + size]
-        least = total.min()
+            add(total, messages[graph.gets[e] : graph.gets[e] + size])
+        least = total[first_least(total)]
         bound += least
         total -= least
         total *= graph.share[v]
@@ -31,7 +31,7 @@ def sweep(graph: PackedGraph, costs: Array, messages: Array, forward: bool) -> f
                 message = messages[graph.sends[e] : graph.sends[e] + wide]
                 table = graph.tables[graph.own_rows[e] : graph.own_rows[e] + size * wide]
                 least_sums(total - messages[graph.gets[e] : graph.gets[e] + size], table, message)
-                low = message.min()
+                low = message[first_least(message)]
                 message -= low
                 bound += low
     return bound
@@ -50,10 +50,10 @@ def decode(graph: PackedGraph, costs: Array, messages: Array, forward: bool) -> 
             u = graph.other[e]
             if (u < v) == forward:
                 at = graph.own_columns[e] + choice[u] * size
-                total += graph.tables[at : at + size]
+                add(total, graph.tables[at : at + size])
             else:
-                total += messages[graph.gets[e] : graph.gets[e] + size]
-        choice[v] = total.argmin()
+                add(total, messages[graph.gets[e] : graph.gets[e] + size])
+        choice[v] = first_least(total)
     return choice
 
 
@@ -67,8 +67,8 @@ def descend(graph: PackedGraph, costs: Array, choice: Ints, rounds: int) -> None
             size = total.size
             for e in range(graph.edges[v], graph.edges[v + 1]):
                 at = graph.own_columns[e] + choice[graph.other[e]] * size
-                total += graph.tables[at : at + size]
-            best = total.argmin()
+                add(total, graph.tables[at : at + size])
+            best = first_least(total)
             if total[best] < total[choice[v]]:
                 choice[v] = best
                 changed = True
@@ -93,14 +93,15 @@ def cost_of(graph: PackedGraph, costs: Array, choice: Ints) -> float:
 def priced(memory: PackedMemory, first: Ints, costs: Array, prices: Array) -> Array:
     """Costs with each row's bytes at its price; ``first`` is the graph's."""
     sums = np.zeros(prices.size + 1)
-    sums[1:] = np.cumsum(prices)
+    for row in range(prices.size):
+        sums[row + 1] = sums[row] + prices[row]
     with_prices = costs.copy()
     for run in range(memory.node.size):
         price = sums[memory.stop[run]] - sums[memory.start[run]]
         if price > 0.0:
             at = first[memory.node[run]]
             held = memory.bytes[memory.first[run] : memory.first[run + 1]]
-            with_prices[at : at + held.size] += price * held
+            add_scaled(with_prices[at:], held, price)
     return with_prices
 
 
@@ -112,4 +113,8 @@ def held_by(memory: PackedMemory, choice: Ints) -> Array:
         held = memory.bytes[memory.first[run] + choice[memory.node[run]]]
         change[memory.start[run]] += held
         change[memory.stop[run]] -= held
-    return memory.base + np.cumsum(change)[: memory.base.size]
+    held_bytes, total = memory.base.copy(), 0.0
+    for row in range(held_bytes.size):
+        total += change[row]
+        held_bytes[row] += total
+    return held_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.solver.compiled import compiled
+from autopar.solver.compiled import compiled, put
 from autopar.solver.problem import Array
 
 
@@ -15,7 +15,7 @@ def make_peaks(values: Array) -> tuple[Array, Array]:
     while leaves < values.size:
         leaves *= 2
     largest, added = np.full(2 * leaves, -np.inf), np.zeros(2 * leaves)
-    largest[leaves : leaves + values.size] = values
+    put(largest[leaves:], values)
     for i in range(leaves - 1, 0, -1):
         largest[i] = max(largest[2 * i], largest[2 * i + 1])
     return largest, added

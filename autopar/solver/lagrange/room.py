@@ -27,7 +27,7 @@ def keep_what_fits(memory: PackedMemory, first: Ints, allowed: NDArray[np.bool_]
     """
     rows, runs = memory.base.size, memory.node.size
     slack = _SLACK * abs(memory.limit)
-    least = np.zeros(runs)
+    least, room = np.zeros(runs), np.zeros(rows)
     changed = True
     while changed:
         changed = False
@@ -42,8 +42,10 @@ def keep_what_fits(memory: PackedMemory, first: Ints, allowed: NDArray[np.bool_]
             least[run] = low
             change[memory.start[run]] += low
             change[memory.stop[run]] -= low
-        room = memory.limit - memory.base - np.cumsum(change)[:rows]
+        held = 0.0
         for row in range(rows):
+            held += change[row]
+            room[row] = memory.limit - memory.base[row] - held
             if room[row] < -slack:
                 return False
         for run in range(runs):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.solver.compiled import compiled, least_of_rows
+from autopar.solver.compiled import add, add_scaled, compiled, first_least, least_of_rows, put
 from autopar.solver.lagrange.packed import Ints, PackedGraph, PackedMemory
 from autopar.solver.lagrange.peaks import add_range
 from autopar.solver.problem import Array
@@ -132,21 +132,21 @@ def best_on_tree(
         v = nodes[k]
         size = graph.first[v + 1] - graph.first[v]
         total = totals[k, :size]
-        total[:] = costs[graph.first[v] : graph.first[v + 1]]
+        put(total, costs[graph.first[v] : graph.first[v + 1]])
         if noise > 0.0:
             at = draw(draws, draws.exponential.size - size)
-            total += noise * draws.exponential[at : at + size]
+            add_scaled(total, draws.exponential[at : at + size], noise)
         for e in range(graph.edges[v], graph.edges[v + 1]):
             u = graph.other[e]
             if inside[u] < 0:
                 at = graph.own_columns[e] + choice[u] * size
-                total += graph.tables[at : at + size]
+                add(total, graph.tables[at : at + size])
     for k in range(count - 1, 0, -1):
         v, up = nodes[k], nodes[parents[k]]
         size, wide = graph.first[v + 1] - graph.first[v], graph.first[up + 1] - graph.first[up]
         at = graph.own_rows[by[k]]
         least_of_rows(totals[k, :size], graph.tables[at : at + size * wide], totals[parents[k], :wide], back[k, :wide])
-    new[0] = totals[0, : graph.first[nodes[0] + 1] - graph.first[nodes[0]]].argmin()
+    new[0] = first_least(totals[0, : graph.first[nodes[0] + 1] - graph.first[nodes[0]]])
     for k in range(1, count):
         new[k] = back[k, new[parents[k]]]
 
@@ -216,7 +216,8 @@ def walk(
                     choice[tree[k]] = new[k]
                 if figures[0] < figures[1] and state.largest[1] <= memory.limit:
                     figures[1] = figures[0]
-                    state.best[:] = choice
+                    for v in range(count):
+                        state.best[v] = choice[v]
             else:
                 figures[3] += 1
                 for k in range(reached):

@@ -6,7 +6,6 @@ import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -14,6 +13,7 @@ from jax.sharding import PartitionSpec
 from autopar.cluster.arrange import prime_factors
 from autopar.errors import ConstraintError
 from autopar.ir import Graph, TensorType
+from autopar.plan.paths import matches, parts
 from autopar.plan.text import seconds_text
 from autopar.search.constraints import FREE, SPLIT, Constraint, can_hold
 
@@ -164,23 +164,3 @@ def price_note(pins: Sequence[Pin], step_s: float, free_s: float) -> str:
     more = step_s - free_s
     cost = "costs nothing" if more <= 1e-9 * free_s else f"costs {seconds_text(more)} a step ({more / free_s:.1%})"
     return f"{name}: {cost} against leaving it free"
-
-
-def parts(path: str) -> list[str]:
-    """Parts of a path: ``state.params['w'][0]`` is state, params, w, 0; so is ``state/params/w/0``."""
-    for mark in "[]'\".":
-        path = path.replace(mark, "/")
-    return [p for p in path.split("/") if p]
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Whether ``pattern``, where ``*`` is any part and ``**`` any number of parts, is the path of an input."""
-    return _match(parts(pattern), parts(path))
-
-
-def _match(wanted: Sequence[str], given: Sequence[str]) -> bool:
-    if not wanted:
-        return not given
-    if wanted[0] == "**":
-        return any(_match(wanted[1:], given[n:]) for n in range(len(given) + 1))
-    return bool(given) and fnmatchcase(given[0], wanted[0]) and _match(wanted[1:], given[1:])

@@ -186,8 +186,8 @@ class Plan:
         """Why something is sharded as it is, as text.
 
         Args:
-            what: id of an operator or path of an argument (a part of one is enough); None for the most
-                expensive choices.
+            what: id of an operator or path of an argument (a part of one is enough, and ``state/layers/*/w`` is one
+                too); None for the most expensive choices.
 
         A runner-up's cost is with everything else as it is. Where the plan comes from a search in this process, has
         one stage, and ``what`` is one choice, the step is planned once more without that choice as well: what it

@@ -11,6 +11,7 @@ from autopar.plan.again import ALTERNATIVE
 from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.groups import input_groups
+from autopar.plan.paths import matches
 from autopar.plan.types import Choice, Considered, InputRecord, Stage
 from autopar.plan.words import plan_words
 
@@ -250,7 +251,8 @@ def explain_text(
         return heading + "the ten most expensive choices\n\n" + "\n\n".join(_choice_text(k, details) for k in choices)
     exact = [k for k in c.choices if what == k.name or what in k.members]
     partly = [k for k in c.choices if what in k.name or any(what in m for m in k.members)]
-    matching = exact or partly
+    by_path = [k for k in c.choices if any(matches(what, name) for name in (k.name, *k.members))]
+    matching = exact or partly or by_path
     if not matching:
         names = sorted({n for k in c.choices for n in (k.name, *k.members)})
         near = difflib.get_close_matches(what, names, 5, 0.3)

@@ -11,8 +11,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import autopar
 from autopar import ConstraintError
-from autopar.api.constraints import matches
 from autopar.ir import Layout
+from autopar.plan.paths import matches
 from autopar.search.files import load_problem, save_problem
 from benchmarks.fixed_plans import toy
 from tests.api.steps import CLUSTER
@@ -129,6 +129,14 @@ def test_a_constraint_that_holds_on_no_stage_leaves_one_stage():
         autopar.parallelize(chain, cluster=toy(2, 2), num_stages=2, **pinned).plan(*CHAIN)
 
 
+def test_explain_takes_paths_as_constraints_do():
+    plan = autopar.parallelize(step, cluster=CLUSTER).plan(*args())
+    assert plan.explain("state/up/w") == plan.explain(UP)
+    both = plan.explain("state/*/w")
+    assert UP in both
+    assert DOWN in both
+
+
 def test_explain_says_what_a_constraint_costs():
     asked = {"cluster": CLUSTER, "num_stages": 1, "num_microbatches": 1, "remat": "none"}
     free = autopar.parallelize(step, **asked).plan(*args(512))
@@ -215,6 +223,28 @@ def test_a_constraint_in_the_code_that_no_mesh_says_is_told():
     plan = decorated.plan(*args())
     assert any("not kept: the mesh" in n and "test_constraints.py" in n for n in plan.notes)
     assert_trees_same(decorated(*args()), jax.jit(stated(P("data", "model"), "constraint"))(*args()))
+
+
+@pytest.mark.parametrize("options", [{"num_microbatches": 2}, {"num_microbatches": 2, "num_stages": 2}])
+def test_constraints_in_the_code_of_a_microbatch_are_kept_or_told(options):
+    # Four shards of eight rows of a microbatch can be kept, and so can two on the four devices of a stage.
+    spec = P("data", None)
+    decorated = autopar.parallelize(stated(spec, "constraint"), cluster=CLUSTER, **options)
+    plan = decorated.plan(*args())
+    kept = [n for n in plan.notes if n.startswith("sharding_constraint to 2, 1 shards") and n.endswith("kept")]
+    assert len(kept) == 1, plan.notes
+    assert "test_constraints.py" in kept[0]
+    records = [r for r in plan.content.operators if "sharding_constraint" in r.id]
+    assert bool(records) == (plan.num_stages == 1)  # operators of stages are not in the record
+    assert all(Layout.parse(r.results[0]).dims[0] and not Layout.parse(r.results[0]).dims[1] for r in records)
+    assert_trees_same(decorated(*args()), jax.jit(stated(spec, "constraint"))(*args()))
+
+
+def test_constraints_in_the_code_that_no_microbatch_can_keep_are_told():
+    plan = autopar.parallelize(
+        stated(P(("data", "model"), None), "constraint"), cluster=CLUSTER, num_microbatches=4
+    ).plan(*args(16))
+    assert any("to 8, 1 shards" in n and "not kept" in n for n in plan.notes)
 
 
 def test_constraints_are_part_of_a_problem(tmp_path):

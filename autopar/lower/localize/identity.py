@@ -8,7 +8,8 @@ from typing import Any
 
 from jax.extend.core import Primitive
 
-from autopar.lower.localize.base import LocalContext, Localizer
+from autopar.lower.localize.base import LocalContext, Localizer, bind
+from autopar.microbatch import AXIS
 
 
 def pass_on(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
@@ -16,6 +17,16 @@ def pass_on(primitive: Primitive, params: Mapping[str, Any], operands: list[Any]
     return list(operands)
 
 
+def kept_in_microbatches(
+    primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext
+) -> list[Any]:
+    """`pass_on`; in a microbatch, which is still to be planned, the constraint itself."""
+    return bind(primitive, params, operands) if AXIS in context.sizes else pass_on(primitive, params, operands, context)
+
+
 LOCALIZERS: Mapping[str, Localizer] = MappingProxyType(
-    dict.fromkeys(("device_put", "mesh_cast", "reshard", "sharding_constraint", "stage_boundary", "wire"), pass_on)
+    {
+        **dict.fromkeys(("device_put", "mesh_cast", "reshard", "stage_boundary", "wire"), pass_on),
+        "sharding_constraint": kept_in_microbatches,
+    }
 )

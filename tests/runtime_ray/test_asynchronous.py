@@ -10,6 +10,8 @@ import pytest
 from autopar.transforms import asynchronous, replay
 
 
+# Ray forks to start its daemons; where a test before this one has started jax, jax warns of that.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("bound", [None, 1, 0])
 def test_actors_are_replayed_to_the_bit(bound):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,10 +18,12 @@ from autopar.search.bound import work_bound_s
 from autopar.search.clock import Clock
 from autopar.search.intra.combine import Ends, combined
 from autopar.search.intra.overlap import RegionSchedule, TimedTask, Transfer, list_schedule
-from autopar.search.intra.slack import SlackWindow
+from autopar.search.intra.slack import SlackWindow, with_slack
 from autopar.search.policy import OverlapPolicy, SearchPolicy
 from autopar.search.restrict import restricted_plan, solve_restricted
+from autopar.solver import ChoiceProblem, Edge, Node
 from benchmarks.fixed_plans import perceptron
+from examples import gpt
 from tests.search.problems import f32, problem_of, toy
 
 CARD = Cluster.load("dgx-a100").part(0, 1)
@@ -214,12 +217,35 @@ def test_what_is_hidden_counts_in_the_choice(widths, batch, nodes):
     """With slack in the objective the step is never slower, and faster where gathers hide behind products."""
     step, args = perceptron(*widths, batch=batch)
     problem = problem_of(step, args, Cluster.load("dgx-a100", nodes=nodes))
-    without = replace(problem, policy=SearchPolicy(overlap=OverlapPolicy(rounds=0)))
+    without = replace(problem, policy=SearchPolicy(overlap=OverlapPolicy(link_shares=())))
     plan, summed = (strategy_named("alpa")(p) for p in (problem, without))
     assert summed.search.lower_bound <= plan.step_time <= summed.step_time
     if nodes == 1 and batch == 4096:
         assert plan.step_time < 0.985 * summed.step_time
         assert plan.search.objective > summed.search.objective
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mesh", "most"), [("dgx-a100", (2, 4), 0.88), ("dgx-h100", (8,), 0.96)])
+def test_conversions_that_compete_for_links_pay_for_them(name, mesh, most):
+    """Half of a GPT's conversions could hide alone, not all at once: a share of their seconds keeps them few."""
+    step, args = gpt.build("125M", abstract=True, layers=2)
+    problem = problem_of(step, args, Cluster.load(name, nodes=1))
+    problem = replace(problem, options=replace(problem.options, mesh_shape=mesh))
+    free, priced = (
+        strategy_named("alpa")(replace(problem, policy=SearchPolicy(overlap=OverlapPolicy(link_shares=shares))))
+        for shares in ((0.0,), (0.1, 0.5))
+    )
+    assert priced.step_time <= most * free.step_time
+
+
+@given(st.lists(st.floats(0, 10), min_size=4, max_size=4), st.floats(0, 10), st.floats(0, 1))
+def test_what_is_hidden_costs_its_share(costs, slack_s, share):
+    table = np.array(costs).reshape(2, 2)
+    nodes = (Node("a", np.zeros(2)), Node("b", np.zeros(2)))
+    left = with_slack(ChoiceProblem(nodes, (Edge(0, 1, table),)), {(0, 1): slack_s}, share).edges
+    expected = np.maximum(table - slack_s, 0.0) + share * np.minimum(table, slack_s)
+    np.testing.assert_allclose(left[0].costs if left else np.zeros((2, 2)), expected, atol=1e-12)
 
 
 def test_slack_is_what_links_are_idle_for():

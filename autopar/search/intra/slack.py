@@ -1,9 +1,9 @@
-"""Overlap in the objective: seconds of a conversion that computation may hide cost nothing.
+"""Overlap in the objective: a conversion that computation may hide costs a share of its seconds.
 
 Of an answer's schedule, a conversion between two choices may hide as long as links are idle between the operator that
-makes the value and the one that takes it. With that much taken from the costs of every edge the problem is linear as
-before. Its answer is scheduled again; it is taken if its step is shorter, and its schedule gives the next slack, until
-a choice comes back or none is better.
+makes the value and the one that takes it. Conversions compete for that time, so each pays a share of what it hides:
+the price of a second of the links. With so much taken from the costs of every edge the problem is linear as before.
+Its answer is scheduled, and is taken if its step is shorter; the schedule of the best gives the next slack.
 """
 
 from __future__ import annotations
@@ -60,33 +60,40 @@ def hide(
         first: the answer.
         solve: solves a problem of the same nodes, from a choice that fits.
     """
-    best, tried, last = first, {first.solution.choice}, first
     policy = problem.policy.overlap
     if not problem.cost_model.overlaps:
         return first
-    for _ in range(policy.rounds):
-        if last.sharding.exposed_s <= policy.stall_share * last.step_s:
+    best, tried, slack = first, {first.solution.choice}, None
+    for share in policy.link_shares:
+        if best.sharding.exposed_s <= policy.stall_share * best.step_s:
             break
-        slack = slack_s(problem, sharding_problem, last.solution.choice)
-        solution = solve(with_slack(sharding_problem.problem, slack), last.solution.choice)
+        slack = slack or slack_s(problem, sharding_problem, best.solution.choice)
+        solution = solve(with_slack(sharding_problem.problem, slack, share), best.solution.choice)
         if not solution.found or solution.choice in tried:
-            break
+            continue
         tried.add(solution.choice)
         summed = replace(
             solution,
             objective=objective(sharding_problem.problem, solution.choice),
             lower_bound=first.solution.lower_bound,
         )
-        last = Hidden(summed, extract(problem, sharding_problem, solution.choice))
-        if last.step_s < best.step_s * (1 - 1e-9):
-            best = last
+        hidden = Hidden(summed, extract(problem, sharding_problem, solution.choice))
+        if hidden.step_s < best.step_s * (1 - 1e-9):
+            best, slack = hidden, None
     return best
 
 
-def with_slack(problem: ChoiceProblem, slack: dict[tuple[int, int], float]) -> ChoiceProblem:
-    """The problem with so many seconds less on its edges, by their nodes."""
+def with_slack(problem: ChoiceProblem, slack: dict[tuple[int, int], float], share: float = 0.0) -> ChoiceProblem:
+    """The problem with less on its edges.
+
+    Args:
+        problem: as it is.
+        slack: by the nodes of an edge the seconds that may be hidden of any conversion between them.
+        share: of what is hidden that is paid still.
+    """
     edges = [
-        Edge(e.source, e.target, np.maximum(e.costs - slack.get((e.source, e.target), 0.0), 0.0)) for e in problem.edges
+        Edge(e.source, e.target, e.costs - (1.0 - share) * np.minimum(e.costs, slack.get((e.source, e.target), 0.0)))
+        for e in problem.edges
     ]
     return replace(problem, edges=tuple(e for e in edges if e.costs.any()))
 

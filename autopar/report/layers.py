@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
@@ -18,20 +19,23 @@ _INDEX = re.compile(r"(?<=\[)\d+(?=\])|(?<=_)\d+(?=['_\].])|(?<=_)\d+$")
 def layers(c: PlanContent, limit: int) -> Section:
     """The sharding of the arguments, those of all layers that have one layout in one row.
 
-    The first number in a path (``state['layers'][3]['w']``, ``block_3``) is taken to be that of a layer.
+    The number in a path (``state[0]['layers'][3]['w']``, ``block_3``) that takes most values where the rest of the path
+    stays is that of a layer: not 0, which is the place in a tuple.
 
     Args:
         c: the plan.
         limit: rows at most.
     """
     by_layout: dict[tuple[str, str, str], tuple[list[int], set[int]]] = {}
+    times = Counter(pattern for i in c.inputs for pattern, _ in _patterns(i.path))
     for i in c.inputs:
-        match = _INDEX.search(i.path)
-        pattern = i.path if match is None else f"{i.path[: match.start()]}*{i.path[match.end() :]}"
+        pattern, number = max(_patterns(i.path), key=lambda p: times[p[0]], default=(i.path, 0))
+        if times[pattern] < 2:
+            pattern = i.path
         sizes = c.stages[i.stage].mesh_shape if i.stage < len(c.stages) else {}
         numbers, stages = by_layout.setdefault((pattern, i.role, with_sizes(i.type, i.layout, sizes)), ([], set()))
-        if match is not None:
-            numbers.append(int(match.group()))
+        if pattern != i.path:
+            numbers.append(number)
         stages.add(i.stage)
     rows = [
         (pattern, role, ranges(numbers) or "-", ranges(stages), sharding)
@@ -39,6 +43,11 @@ def layers(c: PlanContent, limit: int) -> Section:
     ]
     header = ("argument", "role", "layers", "stages", "sharding")
     return Section("sharding of each layer", header, tuple(rows[:limit]), (), max(0, len(rows) - limit))
+
+
+def _patterns(path: str) -> list[tuple[str, int]]:
+    """A path with ``*`` for one of its numbers, and that number, for each of them."""
+    return [(f"{path[: m.start()]}*{path[m.end() :]}", int(m.group())) for m in _INDEX.finditer(path)]
 
 
 def links(c: PlanContent) -> Section:
@@ -108,8 +117,8 @@ def why(c: PlanContent) -> str:
             f"Of {len(others) + 1 + failed} options this is the fastest; the next, {second.name}, is {more:.1%} slower."
         )
     elif options:
-        said.append("No other option was possible." if failed else "There was one option.")
-    if failed and others:
+        said.append("No other was planned to its end." if failed else "There was one option.")
+    if failed:
         said.append(f"{failed} had no plan that fits or {'was' if failed == 1 else 'were'} left out.")
     if c.search.lower_bound is not None:
         text = bound_text(c)

@@ -234,6 +234,20 @@ def test_cells_are_not_cut(width: int, tmp_path: Path) -> None:
 
 
 @needs_chromium
+@pytest.mark.parametrize("width", [768, 1280])
+def test_figures_stay_on_a_line_and_tables_in_the_window(width: int, tmp_path: Path) -> None:
+    source = plan_page(large_plan(2, 4, microbatches=8))
+    script = (
+        "(() => { const figures = [...page.querySelectorAll('details.table td.n')];"
+        "const tables = [...page.querySelectorAll('details.table .scroll')];"
+        "const wide = tables.filter(s => s.scrollWidth > s.clientWidth + 1);"
+        "return [figures.length, figures.filter(c => c.getBoundingClientRect().height > 32).length, wide.length]; })()"
+    )
+    figures, broken, wide = in_chromium(source, tmp_path, script, width)
+    assert figures > 10 and broken == 0 and wide == 0
+
+
+@needs_chromium
 def test_search_and_folding(tmp_path: Path) -> None:
     source = plan_page(make_plan(num_inputs=12, num_operators=5))
     script = (

@@ -83,7 +83,7 @@ def test_what_users_write_is_text() -> None:
 
 
 def test_page_of_a_large_program_is_small() -> None:
-    path = "state['opt_state'][1][0].mu['blocks'][{}]['attention']['query']['kernel']"
+    path = "state['opt_state'][1][0].mu['block{}']['attention']['query']['kernel']"
     plan = make_plan(num_operators=5000, num_inputs=5000, path=path, notes=("n" * 1000,) * 5000)
     source = plan_page(plan)
     assert len(source.encode()) < 10**6

@@ -85,6 +85,11 @@ def test_layers_that_lie_alike_share_a_row(large: Plan) -> None:
     assert ranges([5, 1, 2, 3, 9]) == "1-3, 5, 9"
 
 
+def test_the_number_of_a_layer_is_not_that_of_a_place_in_a_tuple() -> None:
+    plan = make_plan(num_inputs=4, path="state[0]['layers'][{}]['w']")
+    assert [(row[0], row[2]) for row in layers(plan.content, 100).rows] == [("state[0]['layers'][*]['w']", "0-3")]
+
+
 def test_links(large: Plan) -> None:
     rows = {(link, kind): (count, share) for link, kind, count, _, _, share in links(large.content).rows}
     assert rows == {

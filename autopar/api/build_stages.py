@@ -16,6 +16,7 @@ from autopar.plan import Plan
 from autopar.runtime.ampnet import load_ampnet
 from autopar.runtime.hosts.world_load import load_stages
 from autopar.runtime.loaded import LoadedProgram
+from autopar.runtime.ray.ampnet import load_remote_ampnet
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.stale import load_remote_stale
 from autopar.runtime.stale import load_stale
@@ -51,10 +52,10 @@ def build_stages(
         return load_stages(traced, split_step, lowered, world_devices(), donated)
 
 
-def build_stale_on_workers(
+def build_apart_on_workers(
     traced: Traced, plan: Plan, cluster: RayCluster, clock: Clock, progress: Callable[[str], None] | None
 ) -> LoadedProgram:
-    """Lowers a pipeline without a flush and compiles it on workers.
+    """Lowers a pipeline whose stages update each for itself and compiles it on workers.
 
     Args:
         traced: the function.
@@ -63,9 +64,15 @@ def build_stale_on_workers(
         clock: takes the time of the phases.
         progress: called with what is being done.
     """
+    platform = cluster.run.platform
     with clock.phase("lower"):
         split_step = split_layers(traced, plan.content.stack_groups)
+        step = split_step.step
         arguments = {n for i in range(len(traced.arguments)) for n in split_step.names(i)}
-        stale = lower_stale(split_step.step, plan, arguments, cluster.run.platform)
+        stale = None if flushes(plan.schedule) else lower_stale(step, plan, arguments, platform)
+        amp = lower_ampnet(step, plan, platform) if stale is None else None
     with clock.phase("compile"):
-        return load_remote_stale(traced, split_step, stale, cluster, progress)
+        if stale is not None:
+            return load_remote_stale(traced, split_step, stale, cluster, progress)
+        assert amp is not None
+        return load_remote_ampnet(traced, split_step, amp, cluster, progress)

@@ -12,7 +12,7 @@ import jax
 
 from autopar._compat.devices import world_devices
 from autopar._compat.world import World
-from autopar.api.build_stages import build_stages, build_stale_on_workers
+from autopar.api.build_stages import build_apart_on_workers, build_stages
 from autopar.api.compiled import Compiled
 from autopar.api.constraints import constraints_of, merged
 from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked
@@ -48,7 +48,7 @@ from autopar.runtime import load_local
 from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.program import load_remote
-from autopar.schedule.without_flush import check_flush, flushes, updates_apart
+from autopar.schedule.without_flush import check_flush, updates_apart
 from autopar.search import Options, Problem, Reporting, Strategy, Subproblem, strategy_named
 from autopar.search.again import SearchedAgain
 from autopar.search.cache import PlanCache, plan_cache
@@ -347,10 +347,9 @@ class PureFunction:
         check_for_workers(plan, cluster)
         check_effects(traced.graph)
         clock = Clock()
-        if not flushes(plan.schedule):
-            stale = build_stale_on_workers(traced, plan, cluster, clock, self.options.progress)
-            return self._keep(signature, traced, plan, clock, stale)
-        check_flush(plan.schedule, "on Ray")
+        if updates_apart(plan.schedule):
+            apart = build_apart_on_workers(traced, plan, cluster, clock, self.options.progress)
+            return self._keep(signature, traced, plan, clock, apart)
         with clock.phase("lower"):
             split_step = split_layers(traced, plan.content.stack_groups)
             lowered = lower_pipeline(split_step.step, plan, platform=cluster.run.platform)

@@ -14,8 +14,8 @@ from autopar.api.compiled import Compiled
 from autopar.api.pure import PureFunction
 from autopar.api.user_mesh import outside
 from autopar.errors import AutoparError
-from autopar.runtime.ampnet import AmpProgram
 from autopar.runtime.leaves import fits
+from autopar.runtime.ordered import OrderedCalls
 from autopar.runtime.without_flush import CarriedCalls
 from autopar.schedule import Table
 
@@ -98,7 +98,7 @@ def order(pure: PureFunction) -> Table:
         AutoparError: there was none.
     """
     for compiled in reversed(pure.compiled.values()):
-        if isinstance(compiled.local, AmpProgram) and compiled.local.orders:
+        if isinstance(compiled.local, OrderedCalls) and compiled.local.orders:
             return compiled.local.orders[-1]
     raise AutoparError("there is no order", cause='the step was not called with schedule="ampnet"')
 
@@ -120,7 +120,7 @@ def replay(pure: PureFunction, order: Table, args: Sequence[Any], kwargs: Mappin
     with outside():
         compiled = pure.compile(signature)
     program = compiled.local
-    if not isinstance(program, AmpProgram):
+    if not isinstance(program, OrderedCalls):
         raise AutoparError(f"schedule {compiled.plan.schedule} records no order", remedy='schedule="ampnet"')
     return compiled.traced.results(program.replay(program.place_all(leaves), order), leaves)
 

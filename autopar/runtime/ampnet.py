@@ -22,6 +22,7 @@ from autopar.lower.split_layers import SplitStep
 from autopar.runtime.amp_stage import AmpStage, choice, deliver, may_begin
 from autopar.runtime.launches import LAUNCHES
 from autopar.runtime.local_pipeline import load_pipeline
+from autopar.runtime.ordered import OrderedCalls, check_order
 from autopar.runtime.without_flush import UnflushedProgram, outputs_of_updates
 from autopar.schedule import Buffer, Table, Task
 from autopar.schedule.ampnet import AmpFlow
@@ -29,17 +30,22 @@ from autopar.schedule.memory import WorkerMemory
 
 
 @dataclass(frozen=True, eq=False)
-class AmpProgram(UnflushedProgram):
+class AmpProgram(UnflushedProgram, OrderedCalls):
     """AMPNet, loaded; see `autopar.runtime.loaded.LoadedProgram`.
 
     Args:
         pipeline: its programs, and where inputs and outputs lie.
         flow: what it carries out.
-        orders: the order of the last call.
+        last: the order of the last call.
     """
 
     flow: AmpFlow
-    orders: deque[Table] = field(default_factory=lambda: deque(maxlen=1))
+    last: deque[Table] = field(default_factory=lambda: deque(maxlen=1))
+
+    @property
+    def orders(self) -> Sequence[Table]:
+        """See `OrderedCalls.orders`."""
+        return tuple(self.last)
 
     @property
     def worker_memory(self) -> tuple[WorkerMemory, ...]:
@@ -60,25 +66,13 @@ class AmpProgram(UnflushedProgram):
         with LAUNCHES:
             stages = self._stages(placed)
             _Threads(self.flow, stages).run()
-            self.orders.append(self._order(stages))
+            self.last.append(self._order(stages))
             return self._results(stages)
 
     def replay(self, placed: Sequence[Any], order: Table) -> Sequence[Any]:
-        """Runs a call in an order that happened, in one thread.
-
-        Args:
-            placed: inputs as `place_all` made them.
-            order: of an earlier call.
-
-        Raises:
-            ScheduleError: the order is of other numbers, or cannot be.
-        """
+        """See `OrderedCalls.replay`; one thread runs it."""
         flow = self.flow
-        if (order.num_stages, order.num_microbatches) != (flow.stages, flow.microbatches):
-            raise ScheduleError(
-                f"the order is of {order.num_stages} stages and {order.num_microbatches} microbatches; the step has "
-                f"{flow.stages} and {flow.microbatches}"
-            )
+        check_order(order, flow.stages, flow.microbatches)
         with LAUNCHES:
             stages = self._stages(placed)
             _follow(flow, stages, order)

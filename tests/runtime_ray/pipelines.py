@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from autopar import schedule
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, NodeGroup
 from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.ir import Layout
@@ -208,15 +208,18 @@ def thread_cluster(
     room: Callable[[], int | tuple[int, ...]] | None = None,
     *,
     group: type[FragileWorkerGroup] = FragileWorkerGroup,
+    like: NodeGroup | None = None,
     **run: Any,
 ) -> RayCluster:
     """A cluster whose workers are threads of this process; ``worker_groups`` has all that were started.
+
+    With ``like`` their devices are priced as those, so that a small model is worth stages.
 
     With several numbers it is mixed: so many workers of so many devices each, and so on.
     """
     counts = [workers] if isinstance(workers, int) else workers
     sizes = [devices] if isinstance(devices, int) else devices
-    like = Cluster.load("local-cpu").groups[0]
+    like = like or Cluster.load("local-cpu").groups[0]
     groups = [dataclasses.replace(like, count=n, devices_per_node=d) for n, d in zip(counts, sizes, strict=True)]
     worker_groups: list[WorkerGroup] = []
 

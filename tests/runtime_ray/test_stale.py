@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.errors import ScheduleError
 from autopar.schedule.versions import VersionMap
 from tests.runtime.stale_models import MODELS, replay, step_of
-from tests.runtime_ray.pipelines import FragileWorkerGroup, thread_cluster
+from tests.runtime.test_stale import slow
+from tests.runtime_ray.pipelines import thread_cluster
 
 pytest.importorskip("flatbuffers")
+
+SLOW = slow().groups[0]
 
 
 def numbers(tree):
@@ -56,7 +58,7 @@ def test_models_and_stages_are_their_replay(x64, schedule, model, stages, m):
 
 
 def check(schedule, model, stages, m):
-    with thread_cluster(stages, 1, deadline_s=60) as cluster:
+    with thread_cluster(stages, 1, deadline_s=60, like=SLOW) as cluster:
         training = Training(cluster, model, schedule, stages, m)
         state = training.state
         after_one = None
@@ -71,7 +73,7 @@ def check(schedule, model, stages, m):
 
 def test_workers_that_are_lost_change_no_bit(x64):
     def last(strike):
-        with thread_cluster(2, 1, recover=True, copy_every=2, deadline_s=60, group=FragileWorkerGroup) as cluster:
+        with thread_cluster(2, 1, recover=True, copy_every=2, deadline_s=60, like=SLOW) as cluster:
             training = Training(cluster, "residual", "pipedream", 2, 2, calls=5)
             state = training.state
             for n, batch in enumerate(training.batches):
@@ -88,7 +90,7 @@ def test_workers_that_are_lost_change_no_bit(x64):
 
 
 def test_a_checkpoint_holds_what_is_under_way(x64, tmp_path):
-    with thread_cluster(2, 1, deadline_s=60) as cluster:
+    with thread_cluster(2, 1, deadline_s=60, like=SLOW) as cluster:
         training = Training(cluster, "perceptron", "pipedream", 2, 2)
         state = training.state
         for batch in training.batches[:2]:
@@ -99,15 +101,3 @@ def test_a_checkpoint_holds_what_is_under_way(x64, tmp_path):
         for batch in training.batches[2:]:
             again, _ = training.step(again, batch)
         assert_close(training.step.drain(again), training.want[-1])
-
-
-def test_queues_that_update_on_arrival_are_refused(x64):
-    params, loss, tx, make = MODELS["perceptron"]()
-    state = {"params": params, "opt": tx.init(params)}
-    with thread_cluster(2, 1, deadline_s=60) as cluster:
-        step = autopar.parallelize(
-            step_of(loss, tx), cluster=cluster, num_stages=2, num_microbatches=2, schedule="ampnet"
-        )
-        with pytest.raises(ScheduleError, match="on Ray"):
-            step(state, make(jax.random.key(0), 8))
-        assert not cluster.worker_groups

@@ -14,7 +14,6 @@ import jax
 
 from autopar._compat.collectives import use_gloo
 from autopar._compat.private import file_hashes, private_folder
-from autopar.runtime.interpreter import Worker
 from autopar.runtime.ray.arrays import ArrayStore
 from autopar.runtime.ray.beacon import Beacon
 from autopar.runtime.ray.ending import EXIT_STATUS, GRACE_S
@@ -125,7 +124,12 @@ class WorkerHost:
             self._link.transfers = Transfers(self._link.address[0])
         link = GroupLink(self._link, groups, request.layouts)
         self._functions[request.function] = LoadedFunction(
-            programs, placements, request.instructions, link, request.x64
+            programs,
+            placements,
+            request.instructions,
+            link,
+            request.x64,
+            None if request.amp is None else (request.amp, self._worker),
         )
         targets = sorted({p for i in request.instructions if hasattr(i, "to") for p in groups.members(i.to)})
         self._link.connect(request.addresses, tuple(targets))
@@ -180,8 +184,7 @@ class WorkerHost:
             self._beacon.report(request.number, -1)
             self._move(request, loaded)
             start = self._arrays.start(loaded, request.starts, given)
-            worker = Worker(loaded.programs, loaded.placements, loaded.link, start)
-            worker.run(loaded.instructions, before, after if request.timed else None)
+            worker, order = loaded.run(start, before, after if request.timed else None, request.order)
             kept = {id: worker.read(buffer) for id, buffer in request.results}
             self._link.finish([a for a in kept.values() if isinstance(a, jax.Array)])
         except Exception as error:
@@ -190,7 +193,7 @@ class WorkerHost:
         self._beacon.report(request.number, len(loaded.instructions))
         small = {id: host_copy(a) for id, a in kept.items() if a.size <= request.tell_size and _whole(a)}
         sent_bytes = self._link.sent_bytes - sent_bytes
-        return encode(StepResult(None, tuple(times), sent_bytes, queued[0])), small
+        return encode(StepResult(None, tuple(times), sent_bytes, queued[0], order)), small
 
     def _move(self, request: StepRequest, loaded: LoadedFunction) -> None:
         """Before the first instruction: arrays go to workers that need them too."""

@@ -18,6 +18,7 @@ class Call:
         inputs: number of the array of each input.
         given: arrays among them that the driver sends along.
         results: number of the array of each output.
+        orders: by worker that of AMPNet's passes, once it is known: repeated, the call computes the same.
     """
 
     number: int
@@ -25,6 +26,7 @@ class Call:
     inputs: tuple[int, ...]
     given: Mapping[int, Any]
     results: tuple[int, ...]
+    orders: tuple[str, ...] = ()
 
 
 class Ledger:

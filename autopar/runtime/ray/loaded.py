@@ -9,9 +9,12 @@ from typing import Any
 from jax.sharding import Mesh, NamedSharding
 
 from autopar.lower.pipeline.exported import ExportedProgram, compile_program, mesh_of
-from autopar.runtime.interpreter import Ready
+from autopar.runtime.amp_stage import AmpStage
+from autopar.runtime.amp_worker import run_stage
+from autopar.runtime.interpreter import After, Before, Ready, Worker
 from autopar.runtime.transport import WorkerLink
-from autopar.schedule import Apply, Instruction, Recv, Run, Work
+from autopar.schedule import Apply, Buffer, Instruction, Recv, Run, Work
+from autopar.schedule.ampnet import AmpFlow
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +27,7 @@ class LoadedFunction:
         instructions: of one step.
         link: connections to the other workers.
         x64: whether 64-bit types are enabled.
+        amp: AMPNet and the number of its stage; None where the instructions are followed.
     """
 
     programs: Mapping[Work, Ready]
@@ -31,10 +35,28 @@ class LoadedFunction:
     instructions: tuple[Instruction, ...]
     link: WorkerLink
     x64: bool
+    amp: tuple[AmpFlow, int] | None = None
+
+    def run(self, start: Mapping[Buffer, Any], before: Before, after: After | None, order: str) -> tuple[Worker, str]:
+        """Runs a step.
+
+        Args:
+            start: what lies here.
+            before, after: see `Worker.run`; of AMPNet passes are counted, and nothing is called after them.
+            order: see `run_stage`.
+
+        Returns the worker as it is then, and the order of AMPNet's passes.
+        """
+        worker = Worker(self.programs, self.placements, self.link, start)
+        if self.amp is None:
+            worker.run(self.instructions, before, after)
+            return worker, ""
+        flow, stage = self.amp
+        return worker, run_stage(AmpStage(stage, flow, worker), self.link, self.placements, before, order)
 
     def is_slow(self, index: int) -> bool:
         """Whether an instruction may take time."""
-        return isinstance(self.instructions[index], Run | Apply | Recv)
+        return self.amp is not None or isinstance(self.instructions[index], Run | Apply | Recv)
 
     def described(self) -> dict[str, tuple[str, dict[str, int]]]:
         """Optimized HLO and memory (bytes a device) of each program."""

@@ -15,6 +15,7 @@ from autopar.runtime.measuring import Effort
 from autopar.runtime.shards import Leaf, Written
 from autopar.runtime.transport.shards import ShardLayout
 from autopar.schedule import Buffer, Instruction
+from autopar.schedule.ampnet import AmpFlow
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 
@@ -79,6 +80,7 @@ class Load(msgspec.Struct, frozen=True):
         layouts: how values lie on workers that have several processes, by name.
         direct: whether arrays are pulled from device to device.
         x64: whether 64-bit types are enabled.
+        amp: AMPNet, whose passes come in an order of their own; None where the instructions are followed.
     """
 
     function: int
@@ -89,6 +91,7 @@ class Load(msgspec.Struct, frozen=True):
     layouts: dict[int, dict[str, ShardLayout]] = {}
     direct: bool = False
     x64: bool = False
+    amp: AmpFlow | None = None
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -142,6 +145,7 @@ class StepRequest(msgspec.Struct, frozen=True):
         deadline_s: seconds that it may take.
         timed: whether times of instructions are measured, for which the worker waits for every program.
         tell_size: results of up to this many elements are told with the answer.
+        order: of AMPNet's passes, see `autopar.runtime.amp_worker`; empty leaves it to what arrives.
     """
 
     function: int
@@ -153,6 +157,7 @@ class StepRequest(msgspec.Struct, frozen=True):
     deadline_s: float
     timed: bool = False
     tell_size: int = 8
+    order: str = ""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -227,12 +232,14 @@ class StepResult(msgspec.Struct, frozen=True):
         times: of its instructions, where they were timed.
         sent_bytes: that the process sent to others meanwhile.
         queued: arrays that waited to be sent, at most.
+        order: that AMPNet's passes had.
     """
 
     failure: Failure | None
     times: tuple[Timed, ...] = ()
     sent_bytes: int = 0
     queued: int = 0
+    order: str = ""
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -48,6 +49,7 @@ class RemotePipeline:
         # What plans again knows the whole function, and with it this object: the driver must not keep it alive.
         self.function = driver.add(deployment, None if replanner is None else weakref.ref(replanner), progress)
         self._times: tuple[tuple[Timed, ...], ...] = ()
+        self._orders: tuple[str, ...] = ()
         self._end = weakref.finalize(self, driver.drop, self.function.number)
         self._end.atexit = False
 
@@ -75,6 +77,11 @@ class RemotePipeline:
     def times(self) -> tuple[tuple[Timed, ...], ...]:
         """For each worker when its instructions ran, of the last step that was timed."""
         return self._times
+
+    @property
+    def orders(self) -> tuple[str, ...]:
+        """By worker the order of AMPNet's passes in the last step."""
+        return self._orders
 
     def load(self) -> None:
         """Compiles the programs on the workers, which are started where there are none; returns when all are ready."""
@@ -212,12 +219,13 @@ class RemotePipeline:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def step(self, values: Sequence[Any], *, timed: bool = False) -> list[RemoteArray]:
+    def step(self, values: Sequence[Any], *, timed: bool = False, orders: tuple[str, ...] = ()) -> list[RemoteArray]:
         """Runs a step.
 
         Args:
             values: the inputs: handles of this cluster, of whichever function, or arrays.
             timed: whether instructions are timed, for which workers wait for each program.
+            orders: by worker that of AMPNet's passes; empty leaves it to what arrives.
 
         Returns a handle for each output.
 
@@ -229,15 +237,16 @@ class RemotePipeline:
         with driver.lock:
             self._check_open()
             driver.copy_if_due()
-            call = self._call(values)
+            call = replace(self._call(values), orders=orders)
             forget = ledger.drop_stale()
             began_s = time.perf_counter()
             outcome = driver.perform(self.function, lambda: self._run(call, forget, timed), call.number)
             driver.metrics.step_s.observe(time.perf_counter() - began_s)
             driver.metrics.sent_bytes.inc(outcome.sent_bytes)
             driver.metrics.queue_depth.set(outcome.queued)
+            self._orders = outcome.orders
             if driver.options.recover:
-                ledger.log.append(call)
+                ledger.log.append(replace(call, orders=outcome.orders if self.source.amp else ()))
                 ledger.position += 1
             if timed:
                 self._times = outcome.times

@@ -109,7 +109,7 @@ class Session:
             encode(
                 Load(
                     function.number, source.program.workers[w].instructions, loads[w], self.addresses, groups.sizes,
-                    layouts, self._options.direct, function.x64,
+                    layouts, self._options.direct, function.x64, source.amp,
                 )
             )
             for w in range(groups.num_workers)

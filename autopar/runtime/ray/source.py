@@ -13,6 +13,7 @@ from autopar.lower.pipeline.exported import Axes, ExportedProgram, export_progra
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.schedule import NONE, Buffer, Program, Task, instruction_text, made_by
+from autopar.schedule.ampnet import AmpFlow
 from autopar.schedule.instructions import Instruction
 
 
@@ -71,6 +72,7 @@ class Pipelined:
         batch: for each input that is cut into microbatches its dim, by name.
         places: for each worker what lies there when a step begins.
         results: where each output of the step is when it ends.
+        amp: AMPNet, whose passes come in an order of their own; None where the lists are followed.
     """
 
     program: Program
@@ -80,6 +82,7 @@ class Pipelined:
     batch: Mapping[str, int]
     places: tuple[tuple[ArrayPlace, ...], ...]
     results: tuple[Result, ...]
+    amp: AmpFlow | None = None
 
     def exported(self, platform: str) -> tuple[ExportedProgram, ...]:
         """All programs as bytes; they write into what nobody uses again.
@@ -123,13 +126,20 @@ def pipelined(
         program, programs, axes, inputs, batch: see `Pipelined`.
         num_outputs: number of the step's outputs.
     """
-    places = _places(program, inputs, batch)
+    places = places_of_inputs(program, inputs, batch)
     return Pipelined(program, programs, axes, inputs, batch, places, _results(program, programs, axes, num_outputs))
 
 
-def _places(
+def places_of_inputs(
     program: Program, inputs: tuple[Input, ...], batch: Mapping[str, int]
 ) -> tuple[tuple[ArrayPlace, ...], ...]:
+    """What lies on each worker when a step begins, of a program whose workers begin with inputs alone.
+
+    Args:
+        program: its instruction lists.
+        inputs: of the step.
+        batch: for each input that is cut into microbatches its dim, by name.
+    """
     table = program.table
     index = {i.name: n for n, i in enumerate(inputs)}
     places: list[list[ArrayPlace]] = [[] for _ in range(table.num_workers)]

@@ -24,12 +24,14 @@ class StepOutcome:
         times: for each worker when its instructions ran; empty where they were not timed.
         sent_bytes: that workers sent each other.
         queued: arrays that waited to be sent on one worker, at most.
+        orders: by worker that of AMPNet's passes.
     """
 
     small: dict[int, Any]
     times: tuple[tuple[Timed, ...], ...]
     sent_bytes: int = 0
     queued: int = 0
+    orders: tuple[str, ...] = ()
 
 
 @dataclass
@@ -71,9 +73,9 @@ def run_step(
     messages = [
         StepRequest(
             function.number, call.number, tuple(of_worker.starts), tuple(moves), tuple(of_worker.results), forget,
-            options.deadline_s, timed,
+            options.deadline_s, timed, order=order,
         )
-        for of_worker in parts
+        for of_worker, order in zip(parts, call.orders or [""] * len(parts), strict=True)
     ]  # fmt: skip
     answers = session.of_workers(
         "step",
@@ -93,6 +95,7 @@ def run_step(
         times,
         sum(t.sent_bytes for of_worker in results for t in of_worker),
         max(t.queued for of_worker in results for t in of_worker),
+        tuple(of_worker[0].order for of_worker in results),
     )
 
 

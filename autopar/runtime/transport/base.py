@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding
+
+#: Seconds between two looks at what came.
+POLL_S = 0.0002
 
 
 class PeerLostError(Exception):
@@ -51,7 +56,15 @@ class WorkerLink(ABC):
 
     @abstractmethod
     def ready(self, source: int) -> bool:
-        """Whether `receive` would return at once."""
+        """Whether `receive` would return, or fail, at once."""
+
+    def wait_any(self, sources: Sequence[int]) -> int:
+        """Waits until `receive` of one of the sources would return, or fail; returns the source."""
+        while True:
+            for source in sources:
+                if self.ready(source):
+                    return source
+            time.sleep(POLL_S)
 
     @abstractmethod
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:

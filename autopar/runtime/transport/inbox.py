@@ -29,11 +29,11 @@ class Inbox:
         self._closed = False
         self._aborted = -1
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing came."""
+    def would_block(self, step: int) -> bool:
+        """Whether `take` of a step would wait: nothing came for it, and nothing failed; older frames are dropped."""
         with self._changed:
-            return not self._frames
+            self._drop_older(step)
+            return not self._frames and self._error is None and self._aborted < step
 
     def put(self, frame: Frame) -> None:
         """Adds a frame; waits while there are too many. EOFError where the inbox was closed."""
@@ -79,9 +79,7 @@ class Inbox:
         """
         with self._changed:
             while True:
-                while self._frames and self._frames[0].step < step:
-                    self._frames.popleft()
-                    self._changed.notify_all()
+                self._drop_older(step)
                 if self._frames:
                     if self._frames[0].step > step:
                         raise ScheduleError(f"worker {self._source} sent step {self._frames[0].step} in step {step}")
@@ -95,3 +93,8 @@ class Inbox:
                 if left <= 0:
                     raise SilentPeerError(self._source, time.monotonic() - from_s)
                 self._changed.wait(left)
+
+    def _drop_older(self, step: int) -> None:
+        while self._frames and self._frames[0].step < step:
+            self._frames.popleft()
+            self._changed.notify_all()

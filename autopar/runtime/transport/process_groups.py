@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -86,6 +86,11 @@ class GroupLink(WorkerLink):
     def ready(self, source: int) -> bool:
         """See `WorkerLink.ready`."""
         return all(self._link.ready(p) for p in self._groups.members(source))
+
+    def wait_any(self, sources: Sequence[int]) -> int:
+        """See `WorkerLink.wait_any`, by the first process of each."""
+        first = {self._groups.members(source).start: source for source in sources}
+        return first[self._link.wait_any(list(first))]
 
     def receive(self, source: int, tag: int, sharding: NamedSharding | None) -> Any:
         """See `WorkerLink.receive`."""

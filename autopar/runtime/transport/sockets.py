@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.sharding import NamedSharding
 
-from autopar.runtime.transport.base import PeerLostError, SilentPeerError, WorkerLink
+from autopar.runtime.transport.base import POLL_S, PeerLostError, SilentPeerError, WorkerLink
 from autopar.runtime.transport.channels import Credentials, Listener, dial, shut
 from autopar.runtime.transport.direct import Offered, Received, Transfers, merged
 from autopar.runtime.transport.frames import read_exactly, read_frame, write_frame, write_offer
@@ -105,7 +105,16 @@ class SocketLink(WorkerLink):
 
     def ready(self, source: int) -> bool:
         """See `WorkerLink.ready`."""
-        return not self._inbox(source).empty
+        return not self._inbox(source).would_block(self._step)
+
+    def wait_any(self, sources: Sequence[int]) -> int:
+        """See `WorkerLink.wait_any`; at the deadline it is the first of the sources."""
+        while time.monotonic() < self._deadline:
+            for source in sources:
+                if self.ready(source):
+                    return source
+            time.sleep(POLL_S)
+        return sources[0]
 
     @property
     def queued(self) -> int:

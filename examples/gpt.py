@@ -53,6 +53,7 @@ class Config:
         dropout: Probability that an activation is dropped. Above 0 the state carries a key, ``"rng"``.
         scan: Stack the parameters of all blocks and loop over them with ``jax.lax.scan``.
         remat: Recompute each block in the backward pass (``jax.checkpoint``).
+        remat_attention: Recompute attention between its projections ("selective" of Korthikanti et al., 2022).
         masked: Add a ``"mask"`` of token weights to the batch and take the mean over those tokens.
         clip: Largest global norm of the gradients; None does not clip.
         learning_rate: Of AdamW.
@@ -73,6 +74,7 @@ class Config:
     dropout: float = 0.0
     scan: bool = False
     remat: bool = False
+    remat_attention: bool = False
     masked: bool = False
     clip: float | None = 1.0
     learning_rate: float = 1e-3
@@ -126,6 +128,7 @@ class Block(nnx.Module):
         self.kv_heads = config.kv_heads or config.heads
         self.head_dim = config.hidden // config.heads
         self.rate = config.dropout
+        self.attention = jax.checkpoint(causal_attention) if config.remat_attention else causal_attention
         ffn = config.ffn or 4 * config.hidden
         norm = functools.partial(
             nnx.LayerNorm, dtype=compute, param_dtype=param_dtype, use_fast_variance=False, rngs=rngs
@@ -150,7 +153,7 @@ class Block(nnx.Module):
         keys = (None, None) if rng is None else tuple(jax.random.split(rng))
         y = self.norm1(x)
         split = (*x.shape[:2], -1, self.head_dim)
-        mixed = causal_attention(self.query(y).reshape(split), self.key(y).reshape(split), self.value(y).reshape(split))
+        mixed = self.attention(self.query(y).reshape(split), self.key(y).reshape(split), self.value(y).reshape(split))
         x = x + _dropout(self.out(mixed.reshape(x.shape)), self.rate, keys[0])
         y = jax.nn.gelu(self.up(self.norm2(x)))
         return x + _dropout(self.down(y), self.rate, keys[1])

@@ -18,6 +18,7 @@ from autopar.search.experts import expert_dims, expert_state
 from autopar.search.named import renamed
 from autopar.search.named_layouts import NamedAxes, NamedLayouts
 from autopar.search.partition.even import even_stages
+from autopar.search.partitioned import PartitionedParameters
 from autopar.search.problem import Problem
 from autopar.search.restrict import AllowedResults, Restricted, restricted_plan, solve_restricted
 from autopar.search.stage_planning.candidate import plan_candidate
@@ -35,7 +36,8 @@ class Manual:
     everything between them: it splits activations over tp, which is sequence parallelism, wherever that is
     cheaper. Examples are never split over tp, nor what of the batch meets a matrix in a product. From their ZeRO
     stage on, optimizer state (1) and parameters (3) are split over dp on a dim that it chooses. From stage 1 on
-    gradients are reduced into the layout of the state, so stages 1 and 2 are one plan.
+    gradients are reduced into the layout of the state, so stages 1 and 2 are one plan. At stage 3 parameters are gathered
+    by what reads them, a layer at a time in loops over layers, and products with them have the batch split over dp.
 
     With ep the devices of dp have two axes: replicas and, nearer, devices that share experts. Parameters with a dim of
     experts (see `autopar.search.experts`) and their state are split over the latter on that dim; how tokens come to
@@ -159,7 +161,7 @@ class Manual:
         tokens = self._tokens(graph) if tokens is None else tokens
         experts = expert_state(graph, expert_dims(graph)) if axes.ep else {}
         rules = NamedLayouts(graph, axes, self.zero, tokens, experts, problem.policy.enumeration.small_state_share)
-        return solve_restricted(problem, mesh, rules.allowed, clock, _made(graph, tokens, axes))
+        return solve_restricted(problem, mesh, rules.allowed, clock, _made(graph, tokens, axes, self.zero))
 
     def _remat(self, problem: Problem) -> Level:
         """The level of recomputation: that of ``recompute``, or the one that ``parallelize(remat=)`` asks for."""
@@ -272,20 +274,26 @@ class _ManualStages:
         return self.manual.plan(problem, "manual", tokens)
 
 
-def _made(graph: Graph, tokens: Mapping[str, int], axes: NamedAxes) -> AllowedResults | None:
+def _made(graph: Graph, tokens: Mapping[str, int], axes: NamedAxes, zero: int) -> AllowedResults | None:
     """Which layouts values may be made in; None for all."""
     rules: list[AllowedResults] = []
     if axes.cp:
         rules.append(SharedTokens.of(graph, tokens, axes.cp).allowed)
     if axes.tp:
         rules.append(SharedMatrices.of(graph, axes.tp).allowed)
+    replicas = tuple(a for a in axes.dp if a != axes.ep)
+    parts = (*replicas, axes.cp) if axes.cp else replicas
+    if zero == 3 and parts:
+        rules.append(PartitionedParameters.of(graph, parts, replicas).allowed)
     if not rules:
         return None
 
     def allowed(key: str, layouts: Sequence[Layout]) -> list[bool]:
-        answers = [rule(key, layouts) for rule in rules]
-        both = [all(each) for each in zip(*answers, strict=True)]
-        return both if any(both) else list(answers[0])
+        ok = [True] * len(layouts)
+        for rule in rules:
+            both = [a and b for a, b in zip(ok, rule(key, layouts), strict=True)]
+            ok = both if any(both) else ok
+        return ok
 
     return allowed
 

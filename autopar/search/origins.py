@@ -28,13 +28,19 @@ class Origins:
         dims: by value, with the ids of enclosing operators and regions before its name, the origins of its dims.
         kept: dims of the batch that a product with parameters has in its result, the same for each index.
         summed: those that a product with parameters sums over.
-        products: by key as in ``dims`` the values that are products of the batch with parameters.
+        products: by key as in ``dims`` the values that are products of the batch with parameters, and which of their
+            dims the batch brings.
+        entering: keys of what loops and branches take that is computed from parameters alone.
+        sums: keys of what loops of the step itself carry from constants on, and of what loops stack trip by trip, that
+            comes to depend on parameters and the batch, as gradients do.
     """
 
     dims: Mapping[str, Labels]
     kept: frozenset[Label]
     summed: frozenset[Label]
-    products: frozenset[str]
+    products: Mapping[str, frozenset[int]]
+    entering: frozenset[str]
+    sums: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,9 @@ def origins(graph: Graph) -> Origins:
             start.append(_Known((_NONE,) * i.type.rank, weight=i.role == "parameter"))
     walk.graph(graph, start, "")
     dims = {key: known.dims for key, known in walk.values.items() if any(known.dims)}
-    return Origins(dims, frozenset(walk.kept), frozenset(walk.summed), frozenset(walk.products))
+    entering = frozenset(key for key in walk.entering if walk.values[key].weight and not walk.values[key].data)
+    sums = frozenset(key for key in walk.sums if walk.values[key].weight and walk.values[key].data)
+    return Origins(dims, frozenset(walk.kept), frozenset(walk.summed), walk.products, entering, sums)
 
 
 def _followed(rule: Rule) -> Rule:
@@ -83,11 +91,15 @@ class _OriginWalk:
     values: dict[str, _Known] = field(default_factory=dict)
     kept: set[Label] = field(default_factory=set)
     summed: set[Label] = field(default_factory=set)
-    products: set[str] = field(default_factory=set)
+    products: dict[str, frozenset[int]] = field(default_factory=dict)
+    entering: set[str] = field(default_factory=set)
+    sums: set[str] = field(default_factory=set)
 
     def graph(self, graph: Graph, inputs: Sequence[_Known], prefix: str) -> list[_Known]:
         """What is known of the outputs of a graph whose inputs are known."""
         self.values.update((prefix + i.name, k) for i, k in zip(graph.inputs, inputs, strict=True))
+        if prefix:
+            self.entering.update(prefix + i.name for i in graph.inputs)
         for op in graph.operators:
             operands = [self._of(o, graph.type_of(o), prefix) for o in op.operands]
             region = _REGIONS.get(op.primitive) if op.regions else None
@@ -132,7 +144,8 @@ class _OriginWalk:
             known, other = operands[side], operands[1 - side]
             if not known.data or other.data or not other.weight:
                 continue
-            self.products.add(result)
+            brought = {f for f in rule.operands[side] if f is not None and f not in rule.operands[1 - side]}
+            self.products[result] = frozenset(d for d, f in enumerate(rule.results[0]) if f in brought)
             for labels, factor in zip(known.dims, rule.operands[side], strict=True):
                 if factor is None or factor not in rule.results[0]:
                     self.summed |= labels
@@ -143,6 +156,12 @@ class _OriginWalk:
         """What is known of the results of a scan."""
         scan = Scan.of(op)
         consts, carried, stacks = scan.split(operands)
+        if "/body/" not in prefix:
+            entries = scan.body.inputs[len(consts) : len(consts) + len(carried)]
+            starts = zip(entries, carried, strict=True)
+            self.sums.update(f"{prefix}body/{i.name}" for i, k in starts if not (k.data or k.weight))
+        around = prefix.removesuffix(f"{op.id}/")
+        self.sums.update(around + v.name for v in op.results[len(carried) :])
         slices = [_Known(k.dims[1:], k.data, k.weight) for k in stacks]
         while True:
             passed, rows = scan.split_results(self.graph(scan.body, [*consts, *carried, *slices], f"{prefix}body/"))

@@ -83,7 +83,7 @@ class SharedTokens:
             for key, dims in labels_of.dims.items()
         }
         products: dict[str, int] = {}
-        for key in sorted(labels_of.products & labels_of.dims.keys()):
+        for key in sorted(labels_of.products.keys() & labels_of.dims.keys()):
             of_tokens = [d for d, come in enumerate(labels_of.dims[key]) if come & labels]
             if of_tokens:
                 products[key] = of_tokens[0]

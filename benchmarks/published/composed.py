@@ -26,6 +26,8 @@ STACK = "plain"
 #: How far the two may be apart.
 TOLERANCE = 0.03
 _UNLIMITED = 10**15
+#: Part of the optimizer's state that a plan with offload has no room for.
+_HOSTED = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +57,23 @@ class Composed:
         step, args = gpt.build(
             abstract=True, scan=True, tied=spec.tied, clip=1.0, layers=spec.layers, hidden=spec.hidden, ffn=spec.ffn,
             heads=spec.heads, vocab=spec.vocab, seq=spec.seq, batch=plan.global_batch, dtype=DTYPES[spec.dtype],
-            remat=plan.recompute == "full",
+            remat=plan.recompute == "full", remat_attention=plan.recompute == "selective",
         )  # fmt: skip
         named = Manual(tp=plan.tp, pp=plan.pp, dp=plan.dp, cp=plan.cp, zero=plan.zero, chunks=plan.chunks)
         asked = {"schedule": plan.schedule} if plan.pp > 1 and plan.chunks == 1 else {}
-        return autopar.parallelize(
-            step, cluster=self.cluster, search=named, num_stages=plan.pp * plan.chunks,
-            num_microbatches=plan.num_microbatches, memory_limit=_UNLIMITED, donate_argnums=0, **asked,
-        ).plan(*args)  # fmt: skip
+
+        def made(memory_limit: int, offload: str) -> autopar.Plan:
+            return autopar.parallelize(
+                step, cluster=self.cluster, search=named, num_stages=plan.pp * plan.chunks, offload=offload,
+                num_microbatches=plan.num_microbatches, memory_limit=memory_limit, donate_argnums=0, **asked,
+            ).plan(*args)  # fmt: skip
+
+        whole = made(_UNLIMITED, "none")
+        if not plan.offload:
+            return whole
+        # A limit that leaves no room for the optimizer's state: its parts that the update needs at once fit.
+        state = whole.stages[0].memory.optimizer
+        return made(int(whole.peak_memory - _HOSTED * state), "auto")
 
     def priced(self) -> StepPrediction:
         """What the benchmark of published runs says."""
@@ -78,6 +89,18 @@ GRID = (
     Composed("tp", _SMALL, TrainingPlan(32, 2, tp=2)),
     Composed("dp", _SMALL, TrainingPlan(64, 2, dp=2)),
     Composed("ZeRO-1", _SMALL, TrainingPlan(64, 2, dp=2, zero=1)),
+    # With fewer examples a microbatch activations are less than matrices, and plans send these instead of gradients.
+    Composed("ZeRO-3", _SMALL, TrainingPlan(128, 8, dp=2, zero=3)),
+    Composed("ZeRO-3, dp 8", _SMALL, TrainingPlan(512, 8, dp=8, zero=3)),
+    Composed("ZeRO-3, recomputed", _SMALL, TrainingPlan(128, 8, dp=2, zero=3, recompute="full")),
+    Composed("cp", _SMALL, TrainingPlan(32, 2, cp=2)),
+    Composed("cp, recomputed", _SMALL, TrainingPlan(32, 2, cp=2, recompute="full")),
+    Composed("cp, tp and dp", _SMALL, TrainingPlan(64, 2, tp=2, cp=2, dp=2)),
+    Composed("selective", _SMALL, TrainingPlan(32, 2, recompute="selective")),
+    Composed("selective, tp", _SMALL, TrainingPlan(32, 2, tp=2, recompute="selective")),
+    Composed("selective, pp", _SMALL, TrainingPlan(32, 2, pp=2, recompute="selective")),
+    Composed("offload", _SMALL, TrainingPlan(32, 2, recompute="full", offload=True)),
+    Composed("offload, ZeRO-1", _SMALL, TrainingPlan(64, 2, dp=2, zero=1, recompute="full", offload=True)),
     Composed("pp", _SMALL, TrainingPlan(32, 2, pp=2)),
     Composed("pp, gpipe", _SMALL, TrainingPlan(32, 2, pp=2, schedule="gpipe")),
     Composed("pp, interleaved", _SMALL, TrainingPlan(32, 2, pp=2, chunks=2, schedule="interleaved")),

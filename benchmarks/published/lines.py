@@ -16,7 +16,7 @@ from benchmarks.published.plans import LAYERS, MICROBATCHES
 
 Array = NDArray[np.float64]
 Section = Literal["layer", "first", "last"]
-Phase = Literal["forward", "backward", "recompute", "update"]
+Phase = Literal["forward", "backward", "recompute", "sum", "update"]
 
 #: In the names of what the backward pass recomputes.
 RECOMPUTED = "rematted_computation"
@@ -70,10 +70,10 @@ def section_of(id: str, shapes: Sequence[Sequence[int]], primitive: str = "") ->
 def phase_of(kernel: Kernel, *, traced: bool = False) -> Phase | None:
     """The phase of a line; None of what programs do otherwise: stacks say what adding gradients up moves.
 
-    With ``traced`` nothing is done otherwise: every microbatch converts parameters and adds gradients up.
+    With ``traced`` nothing is done otherwise: every microbatch converts parameters and adds gradients up ("sum").
     """
-    if not traced and _accumulates(kernel):
-        return None
+    if _accumulates(kernel):
+        return "sum" if traced else None
     if not traced and _is_master_copy(kernel):  # once a step, with the update
         return "update" if kernel.phase == "forward" else None
     if "/body/" not in kernel.id:

@@ -27,6 +27,7 @@ from benchmarks.published.plans import LAYERS, MICROBATCHES, RunBill, shape_of, 
 from benchmarks.published.shared import SharedState
 
 _ELEMENT = 2  # bytes of an activation
+_MOMENTS = 8  # bytes of Adam's two moments of a parameter
 #: Kernels of a softmax with scale and causal mask between two conversions, less one: Megatron-LM's
 #: ``forward_torch_softmax`` (megatron/model/fused_softmax.py).
 _UNFUSED_SOFTMAX = 5
@@ -206,9 +207,15 @@ class PlanStep:
             forward_s += self.kernels_s(end, "forward") + (self.moved_at_s(end, "forward") if self.traced else 0.0)
             backward_s += self.kernels_s(end, "backward") + (self.moved_at_s(end, "backward") if self.traced else 0.0)
             weights_s += self._weights_s(end)
+        backward_s += self._sums_s(stage)
         adding = 0.0 if self.traced else stack.partition_bytes if self.plan.zero else stack.accumulate_bytes
         backward_s += self.cost.operator_s(0.0, adding * self.shared.elements(stage), "f32", starts=False)
         return StageTime(forward_s, backward_s, weights_s, self.sends_s(stage))
+
+    def _sums_s(self, stage: StageShape) -> float:
+        """Seconds of adding a microbatch's gradients to those of the others, as traced; with ZeRO-3 each device has a part."""
+        total_s = stage.layers * self.kernels_s("layer", "sum") + sum(self.kernels_s(e, "sum") for e in _ends(stage))
+        return total_s / (self.plan.dp * self.plan.cp if self.plan.zero == 3 else 1)
 
     @functools.cached_property
     def shared(self) -> SharedState:
@@ -244,7 +251,9 @@ class PlanStep:
         plan = self.plan
         total_s = stage.layers * self.kernels_s("layer", "update")
         total_s += sum(self.kernels_s(end, "update") for end in _ends(stage))
-        return total_s / (plan.dp * plan.cp if plan.zero else 1)
+        parts = plan.dp * plan.cp if plan.zero else 1
+        moved_bytes = _MOMENTS * self.shared.elements(stage) / parts if plan.offload else 0.0
+        return total_s / parts + 2 * self.cost.host_s(moved_bytes)
 
     def predict(self) -> StepPrediction:
         """Seconds and bytes of a step."""

@@ -44,6 +44,19 @@ def test_zero_stages_divide_the_state(problem, tp):
     assert zero[3].parameters == pytest.approx(zero[0].parameters / dp, rel=0.05)
 
 
+def test_zero_3_gathers_a_layer_at_a_time_and_sums_its_gradients_in_parts():
+    fn, args = gpt.build(abstract=True, scan=True, layers=4, hidden=256, seq=64, vocab=256, batch=64, clip=None)
+    step = autopar.parallelize(fn, cluster=toy(4), search=Manual(dp=4, zero=3), num_microbatches=2, num_stages=1)
+    (stage,) = step.plan(*args).stages
+    widest = 4 * 256 * 256 * 4  # a matrix of the feed-forward network, of one layer
+    sent = [c for c in stage.collectives if c.bytes >= widest]
+    gathers, sums = ([c for c in sent if c.kind == kind] for kind in ("all-gather", "reduce-scatter"))
+    # Two such matrices a layer, four layers, two microbatches, each gathered in both passes and summed once.
+    assert {c.bytes for c in (*gathers, *sums)} == {widest}
+    assert (sum(c.count for c in gathers), sum(c.count for c in sums)) == (32, 16)
+    assert not [c for c in sent if c.kind not in ("all-gather", "reduce-scatter")]
+
+
 def test_registered_zero_stages_are_manual_ones(problem):
     for stage in (1, 2, 3):
         plan = strategy_named(f"zero{stage}")(problem)

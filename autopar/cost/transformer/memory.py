@@ -17,6 +17,8 @@ from autopar.cost.transformer.stages import StageShape, dense_parameters, expert
 
 _ELEMENT = 2  # bytes of a parameter and of an activation
 _OPTIMIZER = 12  # bytes of Adam's state an element: f32 copy, momentum, variance (K of the ZeRO paper)
+#: Part of them that is on the device where momentum and variance lie in host memory.
+_KEPT = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ def stage_memory(spec: TransformerSpec, plan: TrainingPlan, stack: Stack, stage:
     planned = (
         state.parameters_bytes + expert_state.parameters_bytes,
         state.gradients_bytes + expert_state.gradients_bytes,
-        state.optimizer_bytes + expert_state.optimizer_bytes,
+        (state.optimizer_bytes + expert_state.optimizer_bytes) * (_KEPT if plan.offload else 1),
         activations,
         temporaries,
         buffers,

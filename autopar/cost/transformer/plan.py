@@ -33,6 +33,7 @@ class TrainingPlan:
         recompute: what the backward pass computes again.
         chunks: chunks of layers of each stage (v), for the interleaved schedule.
         schedule: one of `SCHEDULES`.
+        offload: the optimizer's moments lie in host memory but while the update needs them.
         stages_together: pp changes before dp, so that stages are neighbours and replicas far apart.
 
     Raises:
@@ -51,6 +52,7 @@ class TrainingPlan:
     recompute: Recompute = "none"
     chunks: int = 1
     schedule: str = "1f1b"
+    offload: bool = False
     stages_together: bool = False
 
     def __post_init__(self) -> None:

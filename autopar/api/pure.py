@@ -370,7 +370,7 @@ class PureFunction:
         stages = cluster.num_stages if isinstance(o.num_stages, str) else min(int(o.num_stages), len(cluster.slots))
         step = self._step(traced, cluster, split_step)
         whole = self._whole_problem(traced, o.memory_limit_bytes)
-        problem = replace(whole, cluster=cluster, cost_model=CostModel(cluster))
+        problem = replace(whole, cluster=cluster, cost_model=whole.cost_model.on(cluster))
         asked = replace(problem.options, num_stages=stages)
         try:
             return self._planner.pipeline(replace(problem, options=asked), step, [before.num_microbatches])

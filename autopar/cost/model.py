@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -34,7 +34,7 @@ class CostModel:
         launch_s: seconds that starting an operator costs, instead of the devices' own ``launch_s``.
         all_reduce: "ring", or "best": the faster of ring and tree, as NCCL chooses; they differ where many
             devices reduce few bytes.
-        constants: instead of those that come with autopar.
+        constants: instead of those that come with autopar; `stack`, `rates` and `network` are made from them.
         stack: what the program of ``cluster.stack`` does beyond the arithmetic.
         rates: of kernels by kind of device; None where they are not known.
         network: how collectives behave between devices whose kernels are known.
@@ -43,19 +43,23 @@ class CostModel:
     cluster: Cluster
     launch_s: float | None = None
     all_reduce: Literal["ring", "best"] = "ring"
-    constants: InitVar[Constants | None] = None
+    constants: Constants | None = field(default=None, repr=False, compare=False)
     stack: Stack = field(init=False)
     rates: tuple[KernelRates | None, ...] = field(init=False)
     network: NetworkRates | None = field(init=False)
 
-    def __post_init__(self, constants: Constants | None) -> None:
-        constants = constants or load_constants()
+    def __post_init__(self) -> None:
+        constants = self.constants or load_constants()
         object.__setattr__(self, "stack", constants.stack(self.cluster.stack))
         rates = tuple(kernel_rates(d, constants) for d in self.cluster.device_types)
         object.__setattr__(self, "rates", rates)
         between = constants.network
         network = NetworkRates(between.level_s, between.ramp) if all(rates) else None
         object.__setattr__(self, "network", network)
+
+    def on(self, cluster: Cluster) -> CostModel:
+        """The same on another cluster, as on that of a stage: all that was given stays."""
+        return replace(self, cluster=cluster)
 
     def collective_s(self, kind: str, full_bytes: float, axes: tuple[str, ...], mesh: LogicalMesh) -> float:
         """Seconds of a collective over ``axes`` of ``mesh``.

@@ -36,8 +36,9 @@ class Manual:
     everything between them: it splits activations over tp, which is sequence parallelism, wherever that is
     cheaper. Examples are never split over tp, nor what of the batch meets a matrix in a product. From their ZeRO
     stage on, optimizer state (1) and parameters (3) are split over dp on a dim that it chooses. From stage 1 on
-    gradients are reduced into the layout of the state, so stages 1 and 2 are one plan. At stage 3 parameters are gathered
-    by what reads them, a layer at a time in loops over layers, and products with them have the batch split over dp.
+    gradients are reduced into the layout of the state, so stages 1 and 2 are one plan. At stage 3 parameters are
+    gathered by what reads them, a layer at a time in loops over layers, and products with them have the batch split
+    over dp.
 
     With ep the devices of dp have two axes: replicas and, nearer, devices that share experts. Parameters with a dim of
     experts (see `autopar.search.experts`) and their state are split over the latter on that dim; how tokens come to

@@ -13,10 +13,10 @@ from autopar.search.origins import origins
 class PartitionedParameters:
     """Which layouts values may have where each device keeps a part of every parameter, and whole ones do not stay.
 
-    A parameter is gathered by what reads it, and its copy ends with that (Rajbhandari et al., "ZeRO", 2020, section 5.3).
-    So what loops take of parameters is split, or whole copies of all layers would lie in memory, and so is what they carry
-    and stack of gradients; what they stack of activations is split anyway, as the batch is. The devices do not share
-    matrices: products of the batch with parameters have the batch split over them.
+    A parameter is gathered by what reads it, and its copy ends with that (Rajbhandari et al., "ZeRO", 2020, section
+    5.3). So what loops take of parameters is split, or whole copies of all layers would lie in memory, and so is what
+    they carry and stack of gradients; what they stack of activations is split anyway, as the batch is. The devices do
+    not share matrices: products of the batch with parameters have the batch split over them.
 
     Args:
         parts: mesh axes whose devices have parts of a parameter.

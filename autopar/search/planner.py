@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.ir import Graph
 from autopar.ir.blockwise import find
@@ -209,7 +208,7 @@ class Planner:
         whole = replace(
             problem,
             graph=layered.graph,
-            cost_model=CostModel(cluster),
+            cost_model=problem.cost_model.on(cluster),
             options=options,
             source=layered.source,
             subproblem=subproblem,

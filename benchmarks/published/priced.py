@@ -213,7 +213,7 @@ class PlanStep:
         return StageTime(forward_s, backward_s, weights_s, self.sends_s(stage))
 
     def _sums_s(self, stage: StageShape) -> float:
-        """Seconds of adding a microbatch's gradients to those of the others, as traced; with ZeRO-3 each device has a part."""
+        """Seconds of adding a microbatch's gradients to the others', as traced; with ZeRO-3 each device has a part."""
         total_s = stage.layers * self.kernels_s("layer", "sum") + sum(self.kernels_s(e, "sum") for e in _ends(stage))
         return total_s / (self.plan.dp * self.plan.cp if self.plan.zero == 3 else 1)
 

@@ -99,7 +99,8 @@ def _schedule_data(schedule: Any) -> Any:
 
 
 def _cost_model_data(model: CostModel) -> dict[str, Any]:
-    parts = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+    """All that decides: of the constants what the model has made of them."""
+    parts = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name != "constants"}
     parts_data = {n: _cluster_data(v) if isinstance(v, Cluster) else plain_data(v) for n, v in parts.items()}
     return {"class": _class_name(model), **parts_data}
 

@@ -31,7 +31,7 @@ from autopar.search.stage_planning.memory import most_bytes, with_in_flight
 def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> Plan:
     """The plan of all stages together; ``parts`` are theirs, on their devices."""
     graph = problem.graph
-    seconds, record = step_record(table, *pipeline_of(graph, sliced, parts, table, problem.cluster))
+    seconds, record = step_record(table, *pipeline_of(graph, sliced, parts, table, problem.cost_model))
     placed = [_with_sends(c, i, record, candidate.count, sliced) for i, c in enumerate(parts)]
     inputs, outputs = _records(problem, sliced, parts)
     content = PlanContent(

@@ -20,7 +20,7 @@ from autopar.stages import StageParts
 
 
 def pipeline_of(
-    graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table: Table, cluster: Cluster
+    graph: Graph, sliced: Sliced, parts: Sequence[PlanContent], table: Table, cost: CostModel
 ) -> tuple[Dataflow, Durations]:
     """What the works of a pipeline read and write, and how long what they do takes.
 
@@ -29,8 +29,9 @@ def pipeline_of(
         sliced: its stages.
         parts: the plan of each stage.
         table: the schedule.
-        cluster: all devices.
+        cost: what things cost on all devices.
     """
+    cluster = cost.cluster
     works: list[WorkSpec] = []
     values: dict[str, ValueSpec] = {}
     seconds: dict[Work, float] = {}
@@ -44,7 +45,7 @@ def pipeline_of(
         times = dict(stage.work_times)
         values.update((v.name, v) for v in _stage_values(p, stage, table, bytes_of))
         if stage.activations_offloaded:
-            host_s[activations] = CostModel(cluster).host_s(stage.activation_bytes)
+            host_s[activations] = cost.host_s(stage.activation_bytes)
         # A value of a later stage's forward is for the backward pass here.
         forward = [r.name for r in p.received if not r.backward and r.source < s]
         cotangents = [r.name for r in p.received if r.backward or r.source > s]

@@ -114,5 +114,5 @@ def fits(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: 
 
 def _seconds(problem: Problem, sliced: Sliced, parts: Sequence[PlanContent], table: Table) -> float | None:
     """Seconds of a step; None where something waits in host memory, which is planned for one schedule."""
-    dataflow, durations = pipeline_of(problem.graph, sliced, parts, table, problem.cluster)
+    dataflow, durations = pipeline_of(problem.graph, sliced, parts, table, problem.cost_model)
     return step_of(table, dataflow, durations).seconds if is_plain(dataflow) else None

@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.cost import CostModel
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.microbatch import batch_size
@@ -72,7 +71,7 @@ def _equal_stages_s(problem: Problem, graph: Graph, count: int, stages: int, cut
     problem.checkpoint()
     part = problem.cluster.part(0, problem.cluster.num_devices // stages)
     options = replace(problem.options, num_microbatches=count, num_stages=1, offload="none", constraints=())
-    whole = replace(problem, graph=graph, cluster=part, cost_model=CostModel(part), options=options)
+    whole = replace(problem, graph=graph, cluster=part, cost_model=problem.cost_model.on(part), options=options)
     node = part.groups[0].devices_per_node
     meshes = sorted(part.logical_meshes(None), key=lambda m: (abs(math.log2(m.shape[-1] / node)), m.shape))
     policy, fastest_s = problem.policy.enumeration, math.inf

@@ -10,7 +10,6 @@ from functools import cached_property
 import numpy as np
 
 from autopar.cluster import Cluster, LogicalMesh
-from autopar.cost import CostModel
 from autopar.ir import Layout
 from autopar.ir.phases import LOOP
 from autopar.recompute import Selected
@@ -67,7 +66,8 @@ class PendingSharding:
     ) -> PendingSharding:
         """Begins on all logical meshes of ``part``, or on that of ``shape``."""
         options = replace(problem.options, constraints=whole.constraints(0, problem.options.constraints))
-        single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=CostModel(part), options=options)
+        cost_model = problem.cost_model.on(part)
+        single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=cost_model, options=options)
         silent = replace(single, reporting=Reporting(), source=None, anytime=None)
         answers = tuple(pool.submit(_without_limit, silent, mesh) for mesh in part.logical_meshes(shape))
         return PendingSharding(single, whole, count, answers)

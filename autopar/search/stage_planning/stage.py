@@ -152,7 +152,7 @@ def _on_mesh(
         content, free = _at_level(
             pipeline, stage, placement, form.level, shape, shared, cutoff_s, form.activations_offloaded
         )
-        return _PlannedForm(form, content, seconds_with_moves(content, part), free)
+        return _PlannedForm(form, content, seconds_with_moves(content, pipeline.problem.cost_model.on(part)), free)
 
     trials = Trials(attempt)
     first, *more = (StageForm(level, False, count) for level in levels)
@@ -224,13 +224,13 @@ def may_offload_activations(pipeline: ScheduledStages, stage: int) -> bool:
     )
 
 
-def seconds_with_moves(content: PlanContent, part: Cluster) -> float:
+def seconds_with_moves(content: PlanContent, cost: CostModel) -> float:
     """Busy seconds a step of a stage, with what its microbatches' moves to the host take longer than the loop does."""
     planned = content.stages[0]
     if not planned.activations_offloaded:
         return content.step_time
     times = dict(planned.work_times)
-    moves = 2 * content.num_microbatches * CostModel(part).host_s(planned.activation_bytes)
+    moves = 2 * content.num_microbatches * cost.host_s(planned.activation_bytes)
     return content.step_time + max(0.0, moves - times.get("forward", 0.0) - times.get("backward", 0.0))
 
 
@@ -340,7 +340,7 @@ def _stage_problem(
         problem,
         graph=graph,
         cluster=part,
-        cost_model=CostModel(part),
+        cost_model=problem.cost_model.on(part),
         options=options,
         source=None,
         subproblem=subproblem,

@@ -205,7 +205,7 @@ class Space:
                 return
         for parts in itertools.product(*each):
             placed = [on_devices(c, s, homes[s]) for s, c in enumerate(parts)]
-            flow, durations = pipeline_of(self.traced.graph, sliced, placed, table, self.cluster)
+            flow, durations = pipeline_of(self.traced.graph, sliced, placed, table, CostModel(self.cluster))
             yield Way(simulated(table, flow, durations).seconds, count, table.name, tuple(placed), cut)
 
     def _of_stage(

@@ -4,7 +4,7 @@ An output replaces an input (the next call takes it) where an argument, or a par
 with the same structure and types. Among the inputs that come back, a parameter is one that the
 results next to it depend on (the loss, other leaves); optimizer state only reaches itself and the
 parameter that it updates, and averages of parameters only themselves. What does not come back, and has a
-dim, is the batch.
+dim, is the batch, unless products show that it is a model which is not trained.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from autopar.frontend.frozen import frozen_arguments
 from autopar.frontend.models import may_be_batch, model_arguments, predicted
 from autopar.ir import Graph, Input, Output, is_float
 from autopar.ir.analysis import names_read, reached_outputs
@@ -39,7 +40,7 @@ def assign_roles(
     carried = set(updates.values())
     returned = _Returned.of(outputs, reach)
     read = names_read(graph.operators) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
-    model = set() if carried else model_arguments(graph, arguments)
+    model = frozen_arguments(graph, arguments, carried) if carried else model_arguments(graph, arguments)
     roles: dict[str, str] = {}
     for leaf, (argument, _) in zip(leaves, arguments, strict=True):
         if leaf.name in carried:

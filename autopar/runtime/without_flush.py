@@ -1,4 +1,4 @@
-"""`UnflushedProgram`: what programs of pipelines without a flush have in common with the pipeline that they run."""
+"""What programs of pipelines without a flush have in common with the pipeline that they run, here or on workers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from autopar.errors import AutoparError
 from autopar.lower.split_layers import SplitStep
+from autopar.runtime.loaded import LoadedProgram, Shardings
 from autopar.runtime.local_pipeline import PipelineProgram
 from autopar.schedule import Buffer, Dataflow, Work
 from autopar.schedule.stale_flow import METRICS, SHARED, StaleFlow
@@ -95,25 +96,23 @@ def arguments_of_updates(flow: StaleFlow, split_step: SplitStep, constants: int)
     return tuple(dict.fromkeys(n for n in named if n not in state and n not in constant))
 
 
-@dataclass(frozen=True, eq=False)
-class UnflushedProgram:
-    """A pipeline without a flush on this process's devices; see `autopar.runtime.loaded.LoadedProgram`.
+class OverAnother(abc.ABC):
+    """A loaded program that runs another one, whose inputs and outputs are its own."""
 
-    Args:
-        pipeline: its programs, and where inputs and outputs lie.
-    """
-
-    pipeline: PipelineProgram
+    @property
+    @abc.abstractmethod
+    def under(self) -> LoadedProgram:
+        """The other one."""
 
     @property
     def here(self) -> bool:
-        """Whether its devices are those of this process: yes."""
-        return True
+        """Whether its devices are those of this process."""
+        return self.under.here
 
     @property
-    def program(self) -> Any:
+    def program(self) -> Shardings:
         """Where inputs and outputs lie."""
-        return self.pipeline.program
+        return self.under.program
 
     @property
     def donated(self) -> tuple[int, ...]:
@@ -123,19 +122,35 @@ class UnflushedProgram:
     @property
     def executable(self) -> Any:
         """Texts and memory of all programs."""
-        return self.pipeline.executable
+        return self.under.executable
 
     def place_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """The traced leaves of a call, each on the stage that has it first."""
-        return self.pipeline.place_all(leaves)
+        """The traced leaves of a call, each where the program has it first."""
+        return self.under.place_all(leaves)
 
     def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
         """The traced leaves of a call where the program wants them."""
-        return self.pipeline.shard_all(leaves)
+        return self.under.shard_all(leaves)
 
     def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
         """See `autopar.runtime.loaded.LoadedProgram`."""
-        return self.pipeline.make(function, arguments, inputs)
+        return self.under.make(function, arguments, inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class UnflushedProgram(OverAnother):
+    """A pipeline without a flush on this process's devices; see `autopar.runtime.loaded.LoadedProgram`.
+
+    Args:
+        pipeline: its programs, and where inputs and outputs lie.
+    """
+
+    pipeline: PipelineProgram
+
+    @property
+    def under(self) -> LoadedProgram:
+        """See `OverAnother.under`."""
+        return self.pipeline
 
     def timed(self, note: Callable[[Work, float], None]) -> Self:
         """This program, with every part waited for."""

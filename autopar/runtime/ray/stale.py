@@ -9,11 +9,12 @@ from typing import Any
 from autopar.frontend import Traced
 from autopar.lower.pipeline.stale import StalePipeline
 from autopar.lower.split_layers import SplitStep
+from autopar.runtime.loaded import LoadedProgram
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.pipeline import RemotePipeline
-from autopar.runtime.ray.program import RemoteProgram, RemoteShardings, deployment_of, joined_parts, load_program
+from autopar.runtime.ray.program import RemoteProgram, deployment_of, joined_parts, load_program
 from autopar.runtime.ray.windows import WindowSource, WindowSources
-from autopar.runtime.without_flush import ARGUMENT, CarriedCalls, arguments_of_updates, lacking
+from autopar.runtime.without_flush import ARGUMENT, CarriedCalls, OverAnother, arguments_of_updates, lacking
 from autopar.schedule import Work
 from autopar.schedule.memory import WorkerMemory
 
@@ -38,7 +39,7 @@ class _Window:
 
 
 @dataclass(frozen=True, eq=False)
-class RemoteStaleProgram(CarriedCalls):
+class RemoteStaleProgram(OverAnother, CarriedCalls):
     """A pipeline without a flush whose workers are ready; see `autopar.runtime.loaded.LoadedProgram`.
 
     Args:
@@ -54,24 +55,9 @@ class RemoteStaleProgram(CarriedCalls):
     windows: dict[tuple[bool, int], _Window] = field(default_factory=dict)
 
     @property
-    def here(self) -> bool:
-        """Whether its devices are those of this process: no."""
-        return False
-
-    @property
-    def program(self) -> RemoteShardings:
-        """Where inputs and outputs lie."""
-        return self.first.program
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """Indices of inputs whose buffers are given up: none, as versions of them are read later."""
-        return ()
-
-    @property
-    def executable(self) -> Any:
-        """Texts and memory of all programs."""
-        return self.first.executable
+    def under(self) -> LoadedProgram:
+        """See `OverAnother.under`."""
+        return self.first
 
     @property
     def worker_memory(self) -> tuple[WorkerMemory, ...]:
@@ -91,18 +77,6 @@ class RemoteStaleProgram(CarriedCalls):
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:
         """None: every call says what is under way."""
         return None
-
-    def place_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """Leaves as the workers take them."""
-        return self.first.place_all(leaves)
-
-    def shard_all(self, leaves: Sequence[Any]) -> list[Any]:
-        """Handles to leaves, sent to the workers that read them."""
-        return self.first.shard_all(leaves)
-
-    def make(self, function: Callable[..., Sequence[Any]], arguments: Sequence[Any], inputs: range) -> list[Any]:
-        """Handles to arrays that workers make; see `autopar.runtime.loaded.LoadedProgram`."""
-        return self.first.make(function, arguments, inputs)
 
     def run(self, placed: list[Any], leaves: Sequence[Any]) -> Sequence[Any]:
         """Refuses: what is under way would be lost. See `call`."""

@@ -13,8 +13,8 @@ that are not repeated are in F. That is a minimum cut; the networks of recomputa
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-
-import networkx as nx
+from importlib import import_module
+from typing import Any
 
 from autopar.ir import Graph, Operator
 
@@ -39,6 +39,7 @@ def cheapest_saved(
 
     Returns those with the fewest bytes; of several such sets the one with which the least runs again.
     """
+    nx: Any = import_module("networkx")  # it takes longer to load than small models to plan
     network = nx.DiGraph()
     network.add_nodes_from((_SOURCE, _SINK))
     stack = list(dict.fromkeys(needed))

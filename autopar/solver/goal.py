@@ -10,6 +10,8 @@ PLAN_GAP = 1e-4
 
 #: Columns of a problem up to which its proof takes no time.
 TINY = 5_000
+#: Nodes of a problem without a memory limit up to which its proof takes less time than to load what a look needs.
+FEW_NODES = 256
 
 #: Relative gap at which a first look at a large problem is enough.
 LARGE_GAP = 1e-3

@@ -14,7 +14,7 @@ from autopar.solver.bounded import solve_bounded
 from autopar.solver.elimination import plan_elimination
 from autopar.solver.evaluate import is_feasible, maximal_times, objective, within
 from autopar.solver.exhaustive import ExhaustiveSolver
-from autopar.solver.goal import LARGE_GAP, PROOF, TINY, WIDE_GAP, Goal
+from autopar.solver.goal import FEW_NODES, LARGE_GAP, PROOF, TINY, WIDE_GAP, Goal
 from autopar.solver.highs import HighsSolver
 from autopar.solver.memory import broken_times, memory_floor
 from autopar.solver.presolve import Reduction, reduce_problem
@@ -60,7 +60,8 @@ def first_look(problem: ChoiceProblem, goal: Goal, start: tuple[int, ...] | None
         goal: when to stop early.
         start: a choice to begin from.
     """
-    if goal.gap == 0 or problem.columns <= TINY or find_spec("numba") is None:
+    is_small = problem.columns <= TINY or (problem.limit_bytes is None and len(problem.nodes) <= FEW_NODES)
+    if goal.gap == 0 or is_small or find_spec("numba") is None:
         return None
     # It loads numba, which takes longer than most problems.
     answer: Solution = import_module("autopar.solver.look").first_look(problem, goal, start=start)

@@ -10,7 +10,7 @@ import pytest
 from autopar.solver import Status, solve
 from autopar.solver import first_look as look_if_worth
 from autopar.solver.evaluate import is_feasible, objective
-from autopar.solver.goal import PLAN_GAP, TINY, Goal
+from autopar.solver.goal import FEW_NODES, PLAN_GAP, TINY, Goal
 from autopar.solver.look import first_look
 from autopar.solver.problem import ChoiceProblem
 from tests.solver.problems import dense_problem, random_problem, with_usages
@@ -64,6 +64,9 @@ def test_what_takes_no_longer_to_prove_gets_no_look() -> None:
     problem = dense_problem(3)
     assert (look_if_worth(problem, Goal(PLAN_GAP)) is None) == (problem.columns <= TINY)
     assert look_if_worth(problem, Goal()) is None
+    small = random_problem(1)
+    assert len(small.nodes) <= FEW_NODES
+    assert look_if_worth(small, Goal(PLAN_GAP)) is None
 
 
 def test_a_known_look_is_begun_from() -> None:

@@ -1,0 +1,29 @@
+"""A small model is planned with what is loaded in little time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.cli.conftest import ROOT
+
+PLANNED = """
+import json, sys
+import autopar
+from examples import mlp
+step, args = mlp.build("tiny", abstract=True)
+plan = autopar.parallelize(step, cluster=autopar.Cluster.load("dgx-a100")).plan(*args)
+print(json.dumps([plan.step_time, [m for m in ("networkx", "numba") if m in sys.modules]]))
+"""
+
+
+def test_planning_a_small_model_loads_no_compiler_of_loops_and_no_graph_library() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "AUTOPAR_CACHE_DIR": "off"}
+    done = subprocess.run(
+        [sys.executable, "-c", PLANNED], env=environment, capture_output=True, text=True, check=True, timeout=300
+    )
+    step_s, loaded = json.loads(done.stdout)
+    assert step_s > 0
+    assert loaded == []

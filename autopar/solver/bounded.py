@@ -54,13 +54,14 @@ def solve_bounded(
     """
     deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
     elimination = plan_elimination(problem, most_entries)
-    bounds_goal = replace(goal, gap=0.0)  # bounds and choices are cheap as long as they get better
+    # Bounds and choices are cheap as long as they get better, but for messages of problems that are not tiny.
+    bounds_goal = replace(goal, gap=0.0)
     if elimination is not None:
         prices = price_memory(problem, elimination, deadline, bounds_goal)
     elif problem.usages:
         prices = price_wide(problem, engine, deadline, start, seed, most_entries, bounds_goal)
     else:
-        prices = climb(problem, deadline, start, most_entries, bounds_goal)
+        prices = climb(problem, deadline, start, most_entries, goal if problem.columns > TINY else bounds_goal)
     state = _State(problem, engine, seed, deadline, most_entries, goal, prices.choice, prices.cost, prices.bound)
     if start is not None and is_feasible(problem, start):
         state.take(start, objective(problem, start))

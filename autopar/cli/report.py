@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 import click
 
@@ -26,6 +27,7 @@ def command(plan_file: str, other_file: str | None, output: str | None, form: st
 
     The page is one file that needs no network: the timeline of the pipeline, the stages on the cluster, memory by kind
     against the limit, the sharding of each layer, communication by link, what was considered and why this was chosen.
+    Texts of the user's lines are there where the file lies in the current folder or next to the plan.
     """
     plan = Plan.load(plan_file)
     if form == "dot" or (form is None and output is not None and output.endswith((".dot", ".gv"))):
@@ -35,7 +37,7 @@ def command(plan_file: str, other_file: str | None, output: str | None, form: st
     else:
         page = import_module("autopar.report.page")
         text = (
-            page.plan_page(plan)
+            page.plan_page(plan, (Path.cwd(), Path(plan_file).parent))
             if other_file is None
             else page.pair_page(plan, Plan.load(other_file), (plan_file, other_file))
         )

@@ -6,7 +6,9 @@ A script of the page itself searches and folds its tables; without scripts all o
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
@@ -36,12 +38,16 @@ MAX_CELL = 200
 _BREAKS = re.compile(r"([\])/.])(?=[^\s\])/.<])")
 
 
-def plan_page(plan: Plan) -> str:
+def plan_page(plan: Plan, folders: Sequence[Path] = ()) -> str:
     """The page: head figures, why, pictures, bars, sharding of each layer, communication, options, notes, choices.
 
     Plans with several stages have pictures of the timeline, of the stages on the cluster, and of the memory and time of
     all stages; those with one stage have bars. The same plan gives the same page, but for the seconds of
     planning where the plan still has them.
+
+    Args:
+        plan: what is shown.
+        folders: where the user's files may be, for the text of their lines; files of this process are found anyway.
     """
     plan = plan.shown
     c = plan.content
@@ -55,7 +61,7 @@ def plan_page(plan: Plan) -> str:
         sections=(
             layers(c, MAX_ROWS),
             links(c),
-            *with_source_lines(sections(plan, rows=MAX_ROWS, choices=MAX_CHOICES), plan.details),
+            *with_source_lines(sections(plan, rows=MAX_ROWS, choices=MAX_CHOICES), plan.details, folders),
         ),
         notes=c.notes[:MAX_ROWS],
         pictures=pictures(plan),

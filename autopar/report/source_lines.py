@@ -18,15 +18,18 @@ LISTING = "source lines"
 _PLACE = re.compile(r"(?P<file>[^:]+):(?P<line>\d+)\b")
 
 
-def with_source_lines(sections: Sequence[Section], details: Details) -> tuple[Section, ...]:
+def with_source_lines(
+    sections: Sequence[Section], details: Details, folders: Sequence[Path] = ()
+) -> tuple[Section, ...]:
     """Sections whose rows are linked to the lines that they come from, with a listing of these lines behind them.
 
     What a row's operator computes, with its shapes, is shown where a pointer is over the row's name. A line's text is
-    there where its file is one of this process.
+    there where its file is one of this process, or in one of ``folders``.
 
     Args:
         sections: of a page.
         details: of its plan.
+        folders: where files may be that this process did not load.
     """
     known = {d.id: d for d in details.operators}
     lines: dict[str, list[str]] = {}
@@ -45,19 +48,21 @@ def with_source_lines(sections: Sequence[Section], details: Details) -> tuple[Se
         linked.append(replace(s, link_column=at, targets=targets, hover=hover))
     if not lines:
         return tuple(linked)
-    rows = tuple((line, text_of(line), ", ".join(names)) for line, names in lines.items())
+    rows = tuple((line, text_of(line, folders), ", ".join(names)) for line, names in lines.items())
     ids = tuple(f"line-{n}" for n in range(len(rows)))
     return (*linked, Section(LISTING, ("line", "text", "choices"), rows, ids=ids))
 
 
-def text_of(place: str) -> str:
-    """The text of a line given as ``file.py:12:8 (function)``; "" where its file is none of this process, or several.
+def text_of(place: str, folders: Sequence[Path] = ()) -> str:
+    """The text of a line given as ``file.py:12:8 (function)``; "" where its file is not found, or several are.
 
-    Plans name files without their folders; a module of this process says where one lies.
+    Plans name files without their folders; a module of this process says where one lies, or else it is in ``folders``.
     """
     place_match = _PLACE.match(place.rpartition(", from ")[2])
     if not place_match:
         return ""
     files = {getattr(m, "__file__", None) or "" for m in tuple(sys.modules.values())}
     here = [file for file in files if Path(file).name == place_match["file"]]
+    if not here:
+        here = sorted({str(f.resolve()) for folder in folders if (f := folder / place_match["file"]).is_file()})
     return linecache.getline(here[0], int(place_match["line"])).strip() if len(here) == 1 else ""

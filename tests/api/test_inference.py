@@ -60,6 +60,12 @@ def test_a_pipeline_of_forwards_alone(name: str, stages: int, options: dict[str,
     assert timeline.step_time == pytest.approx(plan.step_time)
 
 
+def test_a_free_schedule_of_forwards_alone_is_called_so() -> None:
+    plan = autopar.parallelize(predict, cluster=CLUSTER, num_stages=2, num_microbatches=4).plan(weights(False), X)
+    assert plan.schedule == "inference"
+    assert "(inference, 4 microbatches)" in str(plan)
+
+
 def test_what_is_not_called_as_models_are() -> None:
     """A stack that a loop takes layer by layer, and matrices whose rows are summed over, are no examples."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -143,7 +144,7 @@ def test_a_pipeline_is_drawn() -> None:
     assert "Timeline" not in Page(plan_page(make_plan())).words
 
 
-def test_choices_link_to_their_lines_and_show_shapes() -> None:
+def test_choices_link_to_their_lines_and_show_shapes(tmp_path: Path) -> None:
     plan = make_plan()
     chosen = sorted(plan.content.choices, key=lambda k: (-k.cost, k.name))
     line = text_of.__code__.co_firstlineno
@@ -155,7 +156,7 @@ def test_choices_link_to_their_lines_and_show_shapes() -> None:
     ids = [attrs["id"] for tag, attrs in page.tags if tag == "tr" and "id" in attrs]
     links = [str(attrs["href"]) for tag, attrs in page.tags if tag == "a"]
     assert len(ids) == len(set(ids)) == 1 and links == [f"#{ids[0]}"] * len(chosen)
-    assert "def text_of(place: str) -> str:" in page.text
+    assert "def text_of(place: str, folders" in page.text
     hover = [attrs["title"] for tag, attrs in page.tags if tag == "td" and "title" in attrs]
     assert hover == [d.form for d in operators]
     # A plan without details, or on a machine without the file, has no listing or no text.
@@ -163,6 +164,10 @@ def test_choices_link_to_their_lines_and_show_shapes() -> None:
     gone = tuple(OperatorDetail(d.id, "of_nobody.py:3 (loss)", d.form) for d in operators)
     elsewhere = Page(plan_page(replace(plan, details=Details(gone))))
     assert "of_nobody.py:3 (loss)" in elsewhere.text and elsewhere.count("a") == len(chosen)
+    # A plan that was saved is shown with the lines of files next to it.
+    (tmp_path / "of_nobody.py").write_text("one\ntwo\nloss = of(model)\n", encoding="utf-8")
+    found = Page(plan_page(replace(plan, details=Details(gone)), (tmp_path, tmp_path / ".")))
+    assert "loss = of(model)" in found.text and "loss = of(model)" not in elsewhere.text
 
 
 def test_stages_name_the_layers_of_a_stack() -> None:

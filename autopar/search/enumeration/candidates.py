@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autopar.errors import MicrobatchError, ScheduleError
+from autopar.ir.phases import phase_of
 from autopar.schedule import Schedule, Table, Task, get
 from autopar.search.enumeration.rank_pairs import ranked_pairs
 from autopar.search.enumeration.search_space import is_large, microbatches_and_stages, stage_counts
@@ -38,11 +39,16 @@ class Candidate:
 
 
 def schedule_of(problem: Problem) -> Schedule:
-    """The schedule asked for; 1F1B, for which stages are planned, where it is free."""
+    """The schedule asked for; where it is free 1F1B, for which stages are planned, or forwards alone."""
     asked = problem.options.schedule
     if isinstance(asked, Schedule):
         return asked
-    return get("1f1b" if asked in ("auto", "none") else asked)
+    return get(("1f1b" if trains(problem) else "inference") if asked in ("auto", "none") else asked)
+
+
+def trains(problem: Problem) -> bool:
+    """Whether the step has a backward pass."""
+    return any(phase_of(op.scope) == "backward" for op in problem.graph.operators)
 
 
 def candidates(

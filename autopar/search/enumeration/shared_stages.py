@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.ir import Graph
-from autopar.ir.phases import phase_of
 from autopar.microbatch import Microbatching
 from autopar.schedule import get
 from autopar.search.constraints import SharedStages
-from autopar.search.enumeration.candidates import Candidate
+from autopar.search.enumeration.candidates import Candidate, trains
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.stages.layers import forward_operators
@@ -29,8 +28,7 @@ def shared_candidates(problem: Problem, source: StageSource, shared: SharedStage
         MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
     """
     o = problem.options
-    trains = any(phase_of(op.scope) == "backward" for op in problem.graph.operators)
-    schedule = get("inference") if o.schedule == "auto" and not trains else None
+    schedule = get("inference") if o.schedule == "auto" and not trains(problem) else None
     count, most = o.num_microbatches or shared.num_microbatches, 0
     while True:
         try:

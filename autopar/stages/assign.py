@@ -4,7 +4,8 @@ Forward: the operators of a stage's layers. Backward: a backward operator runs w
 computed. Cotangents travel from the last stage to the first; an operator goes to the highest stage, not above
 those of the cotangents that it reads, on which everything that it reads of the forward pass is there (a weight is on
 the stages that use it, an activation where it is made and where it is read). Update: where its largest known operand
-is; what depends on nothing of one stage (step counts, schedules of the learning rate) runs wherever it is read.
+is; what depends on nothing of one stage (step counts, schedules of the learning rate) and constants run wherever they
+are read.
 
 Sums of gradients of one parameter from several stages (tied embeddings) wait for the end of the loop: each stage adds
 up its own term, and one exchange a step joins them.
@@ -179,9 +180,12 @@ def _update_stages(
                     stage_of.setdefault(n, (min(body[op.id]),))
     ids = set(microbatching.after)
     late = [op for op in graph.operators if op.id in ids]
-    aims = _aims(graph, late, stage_of)
+    constants = _constants(late)
+    aims = _aims(graph, [op for op in late if op.id not in constants], stage_of)
     stages: dict[str, tuple[int, ...]] = {}
     for op in late:
+        if op.id in constants:
+            continue
         aimed = [aims[v.name] for v in op.results if v.name in aims]
         known = [n for n in op.reads if n in stage_of]
         if aimed or known:
@@ -192,11 +196,23 @@ def _update_stages(
     def decide(op: Operator, wanted: set[int]) -> Iterable[int]:
         if op.id in stages:
             return stages[op.id]
-        several = sum(graph.types[n].nbytes for n in op.reads) <= REPEATED_BYTES and not op.effects
+        read_bytes = 0 if op.id in constants else sum(graph.types[n].nbytes for n in op.reads)
+        several = read_bytes <= REPEATED_BYTES and not op.effects
         return (wanted if several else {min(wanted)}) if wanted else {0}
 
     spread = places(late, {}, decide)
     return {op.id: spread[op.id] for op in late}
+
+
+def _constants(operators: Sequence[Operator]) -> set[str]:
+    """Ids of operators whose results depend on no input: every stage makes them for itself, and none is sent."""
+    constants: set[str] = set()
+    ids: set[str] = set()
+    for op in operators:
+        if not op.effects and not op.regions and all(n in constants for n in op.reads):
+            ids.add(op.id)
+            constants.update(v.name for v in op.results)
+    return ids
 
 
 def _aims(

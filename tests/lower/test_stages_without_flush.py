@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from autopar.frontend import SignatureOptions, flatten_call, trace
@@ -46,3 +48,20 @@ def test_no_cut_leaves_a_gradient_on_another_stage(count):
             crossed[model] = crossed.get(model, 0) + bool(late(graph, found, cuts, without_flush=False))
             assert late(graph, found, cuts, without_flush=True) == [], (model, cuts)
     assert crossed["mlp"] and crossed["wide_resnet"], "with a flush some gradients are sent after the loop"
+
+
+def test_no_stage_sends_a_constant():
+    """What depends on no input is made by every stage that reads it, however large: optax squares imaginary parts."""
+
+    def step(weights, x):
+        gradients = jax.grad(lambda ws: (jnp.tanh(x @ ws[0]) @ ws[1]).sum())(weights)
+        constant = jnp.square(jnp.zeros((640, 640)))
+        return [w - 0.1 * (jnp.square(g) + constant) for w, g in zip(weights, gradients, strict=True)]
+
+    weight = jax.ShapeDtypeStruct((640, 640), jnp.float32)
+    args = ([weight, weight], jax.ShapeDtypeStruct((8, 640), jnp.float32))
+    signature, _ = flatten_call(step, args, {}, SignatureOptions())
+    graph = step_of(trace(step, signature)).graph
+    assert [op.primitive for op in graph.operators].count("square") == 3, "the constant is one for both weights"
+    sent = late(graph, analyze(graph, 2), [2], without_flush=False)
+    assert not [name for _, name in sent if name.startswith("square")], sent

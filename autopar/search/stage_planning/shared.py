@@ -13,7 +13,7 @@ from autopar.ir import Graph
 from autopar.ir.fingerprint import fingerprint
 from autopar.plan import Plan, PlanContent
 from autopar.search.parallel import SERIAL, Future, WorkerPool
-from autopar.search.problem import Problem
+from autopar.search.problem import NotFasterError, Problem
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,16 @@ class _Planned:
     limit_bytes: float
     extra_in_flight: int
     content: PlanContent
+
+
+@dataclass(frozen=True)
+class _Slower:
+    """That no plan within ``limit_bytes``, with so many extra microbatches in flight, takes less than ``cutoff_s``."""
+
+    limit_bytes: float
+    extra_in_flight: int
+    cutoff_s: float
+    error: NotFasterError
 
 
 #: Plans of stages by what they are of.
@@ -40,6 +50,7 @@ class StagePlanner:
         pool: plans some of them.
         cache: plans by what they are of.
         submitted: stages whose plans are submitted to the pool.
+        slower: by what they are of, stages that take longer than a plan at hand.
     """
 
     intra: Callable[[Problem], Plan]
@@ -47,6 +58,7 @@ class StagePlanner:
     pool: WorkerPool = SERIAL
     cache: StagePlanCache = field(default_factory=dict)
     submitted: list[tuple[Problem, Future[Plan]]] = field(default_factory=list)
+    slower: dict[tuple[object, ...], list[_Slower]] = field(default_factory=dict)
 
     def submit(self, stage_problem: Problem) -> None:
         """Submits a stage to the pool, as it will be asked for."""
@@ -62,22 +74,33 @@ class StagePlanner:
 
         Raises:
             InfeasiblePlanError: it does not fit.
+            NotFasterError: it takes the ``cutoff_s`` of the problem or more, or an isomorphic stage does.
         """
         limit, extra_in_flight, graph = (
             stage_problem.memory_limit_bytes,
             stage_problem.subproblem.extra_in_flight,
             stage_problem.graph,
         )
-        cached = self.cache.setdefault((kind, stage_problem.cluster.to_json(), stage_problem.options.mesh_shape), [])
+        key = (kind, stage_problem.cluster.to_json(), stage_problem.options.mesh_shape)
+        cached, slower = self.cache.setdefault(key, []), self.slower.setdefault(key, [])
         for k in cached:
             # What is the best within more, and needs no more than this, is the best within this.
             needed = k.content.peak_memory + extra_in_flight * k.content.stages[0].activation_bytes
             if needed <= limit <= k.limit_bytes and extra_in_flight >= k.extra_in_flight:
                 return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)
+        cutoff_s = stage_problem.subproblem.cutoff_s
+        for s in slower:
+            # What takes as long within more takes as long within this.
+            if limit <= s.limit_bytes and extra_in_flight >= s.extra_in_flight and cutoff_s <= s.cutoff_s:
+                raise s.error
         stage_problem.log(f"planning {what}: {len(graph.operators)} operators on {stage_problem.cluster}")
         stage_problem.checkpoint()
         submitted = next((future for other, future in self.submitted if _is_same(stage_problem, other)), None)
-        content = (self.intra(stage_problem) if submitted is None else submitted.result()).content
+        try:
+            content = (self.intra(stage_problem) if submitted is None else submitted.result()).content
+        except NotFasterError as error:
+            slower.append(_Slower(limit, extra_in_flight, cutoff_s, error))
+            raise
         cached.append(_Planned(graph, limit, extra_in_flight, content))
         return content
 

@@ -13,8 +13,9 @@ from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.step import step_of
 from autopar.search import Options, Problem, alpa
+from autopar.search.problem import NotFasterError
 from autopar.search.source import Recomputation
-from autopar.search.stage_planning.shared import renamed_content
+from autopar.search.stage_planning.shared import StagePlanner, renamed_content
 from autopar.stages import cluster
 from autopar.stages.repeats import find_repeats
 from examples import gpt, mlp
@@ -64,6 +65,28 @@ def test_a_plan_is_handed_on_as_it_would_have_been_made(cut):
         return alpa(replace(problem, options=replace(problem.options, donated=own))).content
 
     assert renamed_content(content(first), sliced.graphs[first], sliced.graphs[second]) == content(second)
+
+
+def test_of_stages_alike_one_is_found_to_be_slower(cut):
+    """An isomorphic stage is not looked at again, unless more memory or a later cutoff might make it fast enough."""
+    source, layers = cut
+    graph = source.slice(COUNT, layers.members).graphs[1]
+    part, asked = MIDDLE.part(0, 2), []
+
+    def intra(problem):
+        asked.append(problem)
+        raise NotFasterError("slower")
+
+    shared = StagePlanner(intra)
+    stage = Problem(graph, part, CostModel(part), Options(num_microbatches=COUNT, memory_limit_bytes=1000))
+    same, less = (1000, 1, 2.0, 1), (900, 2, 1.5, 1)
+    more_memory, fewer_in_flight, later = (1100, 1, 2.0, 2), (900, 0, 2.0, 3), (900, 2, 2.5, 4)
+    for limit_bytes, extra, cutoff_s, looks in (same, less, more_memory, fewer_in_flight, later, (1100, 1, 1.9, 4)):
+        options = replace(stage.options, memory_limit_bytes=limit_bytes)
+        subproblem = replace(stage.subproblem, extra_in_flight=extra, cutoff_s=cutoff_s)
+        with pytest.raises(NotFasterError):
+            shared.plan(replace(stage, options=options, subproblem=subproblem), ("kind",), "stage")
+        assert len(asked) == looks
 
 
 def test_every_stage_priced_and_planned_is_told():

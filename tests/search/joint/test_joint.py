@@ -93,6 +93,8 @@ class Enumerated:
         if plan is None:
             return Compared(number, free, math.inf)
         assert plan.peak_memory <= self.limit_bytes
+        assert plan.search.lower_bound is not None, "a bound is there, whatever was free"
+        assert plan.search.lower_bound <= self.best_s * (1 + EQUAL), f"case {number}: the bound is above a way"
         return Compared(number, free, plan.step_time / self.best_s)
 
 

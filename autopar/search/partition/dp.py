@@ -21,7 +21,7 @@ different devices, d counts those of each group, a submesh lies in one group, an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,20 +112,9 @@ def slice_layers(
         limit_bytes: bytes a device, likewise.
         num_stages: the only number of stages to consider, or None for any.
     """
-    counts = (devices,) if isinstance(devices, int) else tuple(devices)
-    limits = (limit_bytes,) * len(counts) if isinstance(limit_bytes, (int, float)) else tuple(limit_bytes)
-    most = min(costs.num_layers, sum(counts))
-    if num_stages is not None and num_stages > most:
+    within = _answers(costs, devices, microbatches, limit_bytes, num_stages)
+    if within is None:
         return None
-    most = num_stages or most
-    limit_by_kind = np.array([limits[costs.group(kind)] for kind in range(len(costs.sizes))])[:, None, None]
-    flying = {f: costs.fitting_s(f, limit_by_kind) for f in range(1, min(microbatches, most) + 1)}
-    seconds = [flying[min(microbatches, s)] for s in range(1, most + 1)]
-    counted, units = _in_units(costs, counts)
-
-    def within(bound: float) -> Slicing | None:
-        return _within(counted, units, microbatches, seconds, bound, num_stages)
-
     loosest = within(np.inf)
     if loosest is None:
         return None
@@ -142,6 +131,43 @@ def slice_layers(
         if slicing is not None and slicing.objective < best.objective * (1 - 1e-12):
             best = slicing
     return best
+
+
+def can_be_sliced(
+    costs: StageCosts,
+    devices: int | Sequence[int],
+    microbatches: int,
+    limit_bytes: float | Sequence[float],
+    num_stages: int | None = None,
+) -> bool:
+    """Whether `slice_layers`, whose arguments these are, has an answer; it takes one pass where that takes many."""
+    within = _answers(costs, devices, microbatches, limit_bytes, num_stages)
+    return within is not None and within(np.inf) is not None
+
+
+def _answers(
+    costs: StageCosts,
+    devices: int | Sequence[int],
+    microbatches: int,
+    limit_bytes: float | Sequence[float],
+    num_stages: int | None,
+) -> Callable[[float], Slicing | None] | None:
+    """By a bound of the seconds of each stage the slicing of the least sum; None where there are too few layers."""
+    counts = (devices,) if isinstance(devices, int) else tuple(devices)
+    limits = (limit_bytes,) * len(counts) if isinstance(limit_bytes, (int, float)) else tuple(limit_bytes)
+    most = min(costs.num_layers, sum(counts))
+    if num_stages is not None and num_stages > most:
+        return None
+    most = num_stages or most
+    limit_by_kind = np.array([limits[costs.group(kind)] for kind in range(len(costs.sizes))])[:, None, None]
+    flying = {f: costs.fitting_s(f, limit_by_kind) for f in range(1, min(microbatches, most) + 1)}
+    seconds = [flying[min(microbatches, s)] for s in range(1, most + 1)]
+    counted, units = _in_units(costs, counts)
+
+    def within(bound: float) -> Slicing | None:
+        return _within(counted, units, microbatches, seconds, bound, num_stages)
+
+    return within
 
 
 def _distinct(values: Array) -> Array:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 
-from autopar.search.partition.dp import Slicing, slice_layers
+from autopar.search.partition.dp import Slicing, can_be_sliced, slice_layers
 from autopar.search.partition.submesh import Submesh, of_equal_nodes, worthwhile
 from autopar.search.problem import Problem
 from autopar.search.profiling.layer_costs import CostsOfLayers, stage_costs
@@ -61,10 +62,20 @@ def slicings(
     asked = problem.options.memory_limit_bytes
     limits = [asked or g.device.memory_bytes for g in problem.cluster.groups]
     answers: dict[tuple[object, ...], tuple[float, Slicing]] = {}
-    for excess in excesses:
-        if every or not answers:
-            slicing = slice_layers(costs, devices, profiler.count, [limit * excess for limit in limits], stages)
-            if slicing is not None:
-                answers.setdefault(slicing.stages, (excess, slicing))
+
+    def can(excess: float) -> bool:
+        return can_be_sliced(costs, devices, profiler.count, [limit * excess for limit in limits], stages)
+
+    for excess in excesses if every else first_of(excesses, can):
+        slicing = slice_layers(costs, devices, profiler.count, [limit * excess for limit in limits], stages)
+        if slicing is not None:
+            answers.setdefault(slicing.stages, (excess, slicing))
     for excess, slicing in answers.values():
         yield excess, slicing, kinds
+
+
+def first_of(excesses: Sequence[float], can: Callable[[float], bool]) -> Sequence[float]:
+    """The first of rising excesses with an answer; none where the last has none, for what fits in less fits in more."""
+    if can(excesses[0]):  # as it mostly is
+        return excesses[:1]
+    return excesses[bisect_left(excesses, True, key=can) :][:1] if can(excesses[-1]) else ()

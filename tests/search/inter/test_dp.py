@@ -8,7 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
-from autopar.search.partition.dp import Slice, StageCosts, objective, slice_layers
+from autopar.search.partition.dp import Slice, StageCosts, can_be_sliced, objective, slice_layers
+from autopar.search.partition.slicings import first_of
 
 
 def random_costs(rng, layers, sizes, sparse):
@@ -131,3 +132,21 @@ def test_the_objective_is_the_fill_and_the_slowest_stage_once_more_a_microbatch(
     """sum t_i + (m - 1) max t_i, Zheng et al. (2022), equation 2."""
     assert objective([1.0, 3.0, 2.0], 1) == 6.0
     assert objective([1.0, 3.0, 2.0], 5) == 6.0 + 4 * 3.0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_first_memory_with_a_slicing_is_found_by_halves(seed):
+    """As one after another is tried; where none has a slicing, one look says so."""
+    rng = np.random.default_rng((17, seed))
+    layers, microbatches = int(rng.integers(2, 6)), int(rng.integers(1, 9))
+    costs = with_recomputation(rng, random_costs(rng, layers, [1, 2], 0.1))
+    stages, limit_bytes = int(rng.integers(1, layers + 1)), float(rng.uniform(0.5, 6.0))
+    excesses, looks = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 3.0), []
+
+    def can(excess):
+        looks.append(excess)
+        return can_be_sliced(costs, 4, microbatches, limit_bytes * excess, stages)
+
+    having = [e for e in excesses if slice_layers(costs, 4, microbatches, limit_bytes * e, stages) is not None]
+    assert tuple(first_of(excesses, can)) == tuple(having[:1])
+    assert len(looks) <= (6 if having else 2)

@@ -11,7 +11,7 @@ Link of a group that spans nodes, with c of its devices in a node and k groups i
 network card carries one ring of each of the k groups in each direction; a ring's traffic is striped over the
 network connections of the group's c devices. The slowest hop sets the pace:
 
-    bandwidth = min(c * inter.bandwidth, inter.node_bandwidth / k, intra.bandwidth if c > 1)
+    bandwidth = min(c * inter.bandwidth, inter.node_bandwidth / k, the c devices' intra bandwidth if c > 1)
 
 times the links' efficiencies. So a one-axis mesh over all devices has the whole network of a node for its one
 ring, and an axis of one device a node has a share of 1 / devices of a node. The latency is the mean over the
@@ -85,7 +85,7 @@ def group_link(devices: Sequence[DevicePlace], shape: tuple[int, ...], varied: t
         intra, inter = by_node[node].intra, by_node[node].inter
         if count > 1:
             dims = min(len(sizes), intra.torus_dims) if nodes[key] == 1 else 1
-            bandwidth = min(bandwidth, intra.bandwidth * intra.efficiency * dims)
+            bandwidth = min(bandwidth, intra.group_bandwidth(count) * intra.efficiency * dims)
         seconds = count * intra.latency_s
         if nodes[key] > 1:
             node_bandwidth = count * inter.bandwidth

@@ -51,6 +51,7 @@ class _LinkFile(_Strict, frozen=True):
     node_bandwidth: _Positive | None = None
     torus_dims: _Count = 1
     switch_share: _Fraction | None = None
+    group_shares: tuple[tuple[_Count, _Fraction], ...] = ()
 
 
 class _GroupFile(_Strict, frozen=True):
@@ -120,6 +121,7 @@ def _link(table: _LinkFile) -> LinkSpec:
         table.node_bandwidth,
         table.torus_dims,
         table.switch_share,
+        table.group_shares,
     )
 
 
@@ -205,6 +207,7 @@ def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
             value.node_bandwidth,
             value.torus_dims,
             value.switch_share,
+            value.group_shares,
         )
 
     tables = [

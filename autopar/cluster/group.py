@@ -25,6 +25,9 @@ class LinkSpec:
             are connected by a switch. Only for links inside a node.
         switch_share: fraction of ``bandwidth`` at which the switch itself sums: an all-reduce of M bytes takes
             M / (bandwidth x switch_share). None where the switch cannot. Only for links inside a node.
+        group_shares: where links join pairs of devices: (number of devices, the share of ``bandwidth`` that the links
+            between so many neighbours are), by number; other groups reach what the next smaller one does, all devices
+            of a node all of it. Empty where a switch joins all. Only for links inside a node.
 
     Raises:
         ClusterError: a value is impossible; it names the field.
@@ -36,6 +39,7 @@ class LinkSpec:
     node_bandwidth: float | None = None
     torus_dims: int = 1
     switch_share: float | None = None
+    group_shares: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bandwidth", positive("LinkSpec.bandwidth", self.bandwidth))
@@ -46,6 +50,16 @@ class LinkSpec:
         object.__setattr__(self, "torus_dims", whole("LinkSpec.torus_dims", self.torus_dims))
         if self.switch_share is not None:
             object.__setattr__(self, "switch_share", fraction("LinkSpec.switch_share", self.switch_share))
+        shares = sorted(self.group_shares)
+        for count, share in shares:
+            whole("LinkSpec.group_shares", count)
+            fraction("LinkSpec.group_shares", share)
+        object.__setattr__(self, "group_shares", tuple(shares))
+
+    def group_bandwidth(self, count: int) -> float:
+        """Bytes/s that each of ``count`` neighbours sends to the others of them at most."""
+        shares = [share for devices, share in self.group_shares if devices <= count]
+        return self.bandwidth * (shares[-1] if shares else 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class NetworkRates:
             return self._inside_s(kind, full_bytes, span)
         intra, nodes = span.intra, span.nodes
         lane = lane_bandwidth(span.inter, span.senders)
-        reached = intra.bandwidth * intra.efficiency
+        reached = intra.group_bandwidth(span.inside) * intra.efficiency
         rounds = 2 if kind == "all-reduce" else 1
         latency_s = rounds * ((nodes - 1) * span.inter.latency_s + (ranks - nodes) * intra.latency_s)
         if kind == "all-reduce":
@@ -64,7 +64,7 @@ class NetworkRates:
     def _inside_s(self, kind: str, full_bytes: float, span: Span) -> float:
         """Seconds of a collective inside a node."""
         intra = span.intra
-        link = Link(intra.bandwidth * intra.efficiency, intra.latency_s)
+        link = Link(intra.group_bandwidth(span.inside) * intra.efficiency, intra.latency_s)
         latency_s = collective_on_link_s(kind, 0.0, span.inside, link)
         ring_s = self.both_s(latency_s, collective_on_link_s(kind, full_bytes, span.inside, link) - latency_s)
         if kind != "all-reduce" or intra.switch_share is None or not span.whole:

@@ -22,7 +22,7 @@ from autopar.cluster import Cluster, LinkSpec
 def lane_bandwidth(link: LinkSpec, lanes: int = 1) -> float:
     """Bytes/s that each of ``lanes`` devices of a node reaches over ``link`` when all of them send at once."""
     shared = math.inf if link.node_bandwidth is None else link.node_bandwidth / lanes
-    return min(link.bandwidth, shared) * link.efficiency
+    return min(link.group_bandwidth(2), shared) * link.efficiency
 
 
 def lane_s(nbytes: float, link: LinkSpec, lanes: int = 1) -> float:

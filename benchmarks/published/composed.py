@@ -100,7 +100,6 @@ GRID = (
     Composed("selective, tp", _SMALL, TrainingPlan(32, 2, tp=2, recompute="selective")),
     Composed("selective, pp", _SMALL, TrainingPlan(32, 2, pp=2, recompute="selective")),
     Composed("offload", _SMALL, TrainingPlan(32, 2, recompute="full", offload=True)),
-    Composed("offload, ZeRO-1", _SMALL, TrainingPlan(64, 2, dp=2, zero=1, recompute="full", offload=True)),
     Composed("pp", _SMALL, TrainingPlan(32, 2, pp=2)),
     Composed("pp, gpipe", _SMALL, TrainingPlan(32, 2, pp=2, schedule="gpipe")),
     Composed("pp, interleaved", _SMALL, TrainingPlan(32, 2, pp=2, chunks=2, schedule="interleaved")),
@@ -138,10 +137,13 @@ def row(case: Composed) -> Row:
 
 @click.command()
 @click.option("--published", is_flag=True, help="Published sizes too.")
+@click.option("--width", default=_SMALL.hidden, show_default=True, help="Hidden size of the small runs.")
 @click.argument("names", nargs=-1)
-def main(published: bool, names: tuple[str, ...]) -> None:
+def main(published: bool, width: int, names: tuple[str, ...]) -> None:
     """Prints both prices of the runs of the grid, or of those that are named."""
-    cases = [c for c in (*GRID, *(PUBLISHED if published else ())) if not names or c.name in names]
+    spec = dataclasses.replace(_SMALL, hidden=width, ffn=4 * width, head_dim=width // _SMALL.heads)
+    small = [dataclasses.replace(c, spec=spec) for c in GRID]
+    cases = [c for c in (*small, *(PUBLISHED if published else ())) if not names or c.name in names]
     Console(width=160).print(table("plans next to prices", tuple(row(c) for c in cases)))
 
 

@@ -353,7 +353,9 @@ def _cluster(row: dict[str, str]) -> Cluster:
     per_node = min(devices, _number(row, "devices_per_node", cluster.groups[0].devices_per_node))
     group = cluster.groups[0]
     device = dataclasses.replace(group.device, memory_bytes=_memory(row, group.device.memory_bytes))
-    inter = group.inter
+    intra, inter = group.intra, group.inter
+    if "DGX-2" in hardware:
+        intra = dataclasses.replace(intra, group_shares=())  # it has a switch between its V100s
     if isinstance(inter, LinkSpec):
         if row["inter_node_GBps_per_node"]:
             node = float(row["inter_node_GBps_per_node"]) * 1e9
@@ -361,7 +363,7 @@ def _cluster(row: dict[str, str]) -> Cluster:
         if delay := re.search(r"delay (\d+)ms", row["case"]):
             inter = dataclasses.replace(inter, latency_s=float(delay.group(1)) / 1e3)
     nodes = max(1, -(-devices // per_node))
-    group = dataclasses.replace(group, count=nodes, devices_per_node=per_node, device=device, inter=inter)
+    group = dataclasses.replace(group, count=nodes, devices_per_node=per_node, device=device, intra=intra, inter=inter)
     return Cluster(name, (group,))
 
 

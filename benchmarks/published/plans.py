@@ -15,6 +15,7 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.cost.constants import Constants
 from autopar.cost.transformer import TrainingPlan, TransformerSpec
+from autopar.cost.transformer.plan import Recompute
 from autopar.errors import InfeasiblePlanError
 from autopar.lower.microbatch import microbatched
 from autopar.search import Manual
@@ -40,7 +41,7 @@ class Shape:
         spec: the model, with `LAYERS` layers.
         microbatch: examples of a replica at once.
         tp, cp: degrees of parallelism of a stage.
-        recomputed: the traced step recomputes layers: what the backward pass reads is never written in the forward
+        recompute: what the traced step recomputes: what the backward pass reads of it is never written in the forward
             pass, and has lines of its own.
     """
 
@@ -48,7 +49,7 @@ class Shape:
     microbatch: int
     tp: int
     cp: int
-    recomputed: bool = True
+    recompute: Recompute = "full"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,7 @@ def shape_of(spec: TransformerSpec, plan: TrainingPlan, *, traced: bool = False)
     """
     vocab = spec.vocab if plan.tp == 1 else -(-spec.vocab // (128 * plan.tp)) * 128 * plan.tp
     sized = replace(spec, layers=LAYERS, vocab=vocab, dropout=False)
-    return Shape(sized, plan.microbatch, plan.tp, plan.cp, not traced or plan.recompute == "full")
+    return Shape(sized, plan.microbatch, plan.tp, plan.cp, plan.recompute if traced else "full")
 
 
 def make_bill(shape: Shape, cluster: Cluster, constants: Constants) -> RunBill:
@@ -93,12 +94,13 @@ def make_bill(shape: Shape, cluster: Cluster, constants: Constants) -> RunBill:
     sizes = {
         "layers": spec.layers, "hidden": spec.hidden, "ffn": spec.ffn, "heads": spec.heads, "kv_heads": spec.kv_heads,
         "vocab": spec.vocab, "seq": spec.seq, "batch": shape.microbatch * MICROBATCHES,
-        "dtype": DTYPES[spec.dtype], "remat": shape.recomputed,
+        "dtype": DTYPES[spec.dtype], "remat": shape.recompute == "full",
     }  # fmt: skip
     if spec.gated:
         fn, args = llama.build(abstract=True, **sizes)
     else:
-        fn, args = gpt.build(abstract=True, scan=True, tied=spec.tied, clip=1.0, **sizes)
+        selective = shape.recompute == "selective"
+        fn, args = gpt.build(abstract=True, scan=True, tied=spec.tied, clip=1.0, remat_attention=selective, **sizes)
     function = PureFunction(fn, ParallelOptions(cluster=cluster, memory_limit_bytes=_UNLIMITED))
     signature, _ = function.resolve(args, {})
     step = microbatched(function._traced[signature], MICROBATCHES)

@@ -168,7 +168,9 @@ class PlanStep:
         plan, stack = self.plan, self.stack
         forward_s, back_s = self.kernels_s("layer", "forward"), self.kernels_s("layer", "backward")
         again = plan.recompute == "full"
-        if plan.recompute == "selective" and not stack.fused_attention:
+        if plan.recompute == "selective" and self.traced:
+            back_s += self.kernels_s("layer", "recompute") + self.moved_s("recompute")
+        elif plan.recompute == "selective" and not stack.fused_attention:
             back_s += self.kernels_s("layer", "recompute", core_only=True)
         elif again:
             # Compilers leave out what nothing reads; other programs run the whole layer again, collectives too.

@@ -271,6 +271,7 @@ links = st.builds(
     node_bandwidth=st.none() | numbers,
     torus_dims=st.integers(1, 3),
     switch_share=st.none() | st.floats(0.1, 1.0),
+    group_shares=st.dictionaries(st.integers(1, 8), fractions, max_size=3).map(lambda d: tuple(d.items())),
 )
 curves = st.dictionaries(numbers, fractions, min_size=1, max_size=4).map(lambda d: Curve(tuple(sorted(d.items()))))
 devices = st.builds(

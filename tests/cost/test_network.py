@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autopar import Cluster
-from autopar.cost import CostModel
+from autopar.cost import CostModel, send_s
 
 CLUSTER = Cluster.load("dgx-h100", nodes=4)
 COST = CostModel(CLUSTER)
@@ -38,3 +38,17 @@ def test_many_small_collectives_cost_more_than_one_of_their_bytes():
     (mesh,) = CLUSTER.logical_meshes((32,))
     each = COST.collective_s("all-gather", 1e5, ("x",), mesh)
     assert 1152 * each > 20 * COST.collective_s("all-gather", 1152 * 1e5, ("x",), mesh)
+
+
+def test_neighbours_without_a_switch_have_the_links_between_them():
+    cluster = Cluster.load("p3.16xlarge")
+    cost, link = CostModel(cluster), cluster.groups[0].intra
+    (pairs,), (fours,) = cluster.logical_meshes((4, 2)), cluster.logical_meshes((2, 4))
+    for mesh, links in ((pairs, 1), (fours, 4)):
+        ranks = mesh.shape[1]
+        transfer_s = 2 * (ranks - 1) / ranks * 1e9 / (25e9 * links * link.efficiency)  # six links of 25 GB/s each
+        assert cost.collective_s("all-reduce", 1e9, ("y",), mesh) == pytest.approx(transfer_s, rel=0.03)
+        assert mesh.link(("y",)).bandwidth == pytest.approx(25e9 * links * link.efficiency, rel=1e-3)
+    assert link.group_bandwidth(3) == link.group_bandwidth(2)
+    assert link.group_bandwidth(8) == link.bandwidth
+    assert send_s(cluster, 1e9, (0,), (1,)) == pytest.approx(1e9 / (25e9 * link.efficiency), rel=0.01)

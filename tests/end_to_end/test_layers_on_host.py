@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autopar import Cluster, Plan, parallelize
+from autopar import Cluster, Plan, parallelize, verify
 from autopar.errors import InfeasiblePlanError
 from autopar.ir.phases import phase_of
+from autopar.lower.aot import parse_target
 from autopar.lower.hosted import PINNED_HOST
 from autopar.lower.layer_update import updated_by_layer
 from tests.end_to_end.stacked import build
@@ -62,6 +63,32 @@ def test_memory_of_the_device_does_not_depend_on_depth():
     assert len(on_host(deep)) == 6
     plain = {n: parallelize(build(n)[0], cluster=cluster, **OPTIONS).plan(*build(n)[1]) for n in (12, 96)}
     assert plain[96].peak_memory > 4 * plain[12].peak_memory
+
+
+def test_slices_on_the_way_are_in_the_memory():
+    """Two slices of parameters, moments and gradients of two stacks arrive each, one of what replaces six leaves."""
+    step, args = build(12, width=64, batch=2)
+    plan = parallelize(step, cluster=one_device(25e9), offload="layers", **OPTIONS).plan(*args)
+    slice_bytes, rest = 64 * 256 * 4, plan.stages[0].memory
+    held = rest.total - rest.parameters - rest.optimizer - rest.batch
+    assert 22 <= held / slice_bytes <= 24
+
+
+@pytest.mark.slow
+def test_compiled_memory_of_a_tpu_is_as_predicted_at_any_depth():
+    pytest.importorskip("libtpu")
+    target = "tpu:v5e:2x2"
+    cluster = with_hosts(parse_target(target).cluster())
+    found = []
+    for layers in (12, 24, 48, 96):
+        args = jax.eval_shape(lambda n=layers: build(n, width=1024, batch=64)[1])
+        step, _ = build(2)
+        plan = parallelize(step, cluster=cluster, offload="layers", **OPTIONS).plan(*args)
+        found.append(verify(plan, step, *args, target=target))
+    assert max(v.predicted_memory.total for v in found) == min(v.predicted_memory.total for v in found)
+    compiled = [v.compiled_memory.total for v in found]
+    assert max(compiled) <= 1.01 * min(compiled)
+    assert all(0.95 < v.memory_ratio < 1.05 for v in found)
 
 
 def one_device(bandwidth, **device):

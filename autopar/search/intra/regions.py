@@ -20,6 +20,7 @@ from autopar.ir.loops import Scan, While, runs_inside
 from autopar.ir.phases import phase_of
 from autopar.search.intra.builder import Builder, is_summable
 from autopar.search.intra.draft import RegionSite
+from autopar.search.intra.slices import add_slices_on_the_way
 
 Port = tuple[int, tuple[Layout, ...]]
 
@@ -147,6 +148,7 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
             value.phase = "backward"  # sums of gradients
         region.results.append((node, outer))
     region.record()
+    add_slices_on_the_way(b, graph, op, prefix, begin)
 
 
 def while_loop(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, weight: float) -> None:

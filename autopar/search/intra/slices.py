@@ -1,0 +1,47 @@
+"""Slices of stacks in host memory that are on the way, while a loop computes with others.
+
+Compilers run such a loop one trip ahead of its moves: the slice of the next trip arrives while this one's is in use,
+and what a trip made leaves while the next trip computes (XLA's compiler for TPU peels a trip off at either end for
+that). So a stack that goes to the device takes a second slice there as long as the loop runs, and one that comes from
+there takes one until the trip makes its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autopar.ir import Graph, Operator
+from autopar.ir.loops import Scan
+from autopar.search.intra.builder import Builder
+from autopar.search.intra.draft import UsageDraft, ValueDraft
+from autopar.search.intra.memory import local_bytes
+
+
+def add_slices_on_the_way(b: Builder, graph: Graph, op: Operator, prefix: str, begin: int) -> None:
+    """Adds what a loop holds of stacks in host memory, besides the values inside of it that it computes with.
+
+    Args:
+        b: where it is added; its time is the end of the loop.
+        graph: that the loop is in.
+        op: the loop.
+        prefix: names of the regions around it.
+        begin: when the loop begins.
+    """
+    loop, inner = Scan.of(op), f"{prefix}{op.id}/body/"
+    for operand in op.operands[loop.num_whole :]:
+        stack = b.values.get(prefix + operand) if isinstance(operand, str) else None
+        if stack is not None and stack.trips > 1:
+            _hold(b, stack, begin, b.time)
+    replaced = {} if prefix else {o.operand: o.updates for o in graph.outputs if o.updates}
+    for result, made in zip(op.results[loop.num_carry :], loop.body.outputs[loop.num_carry :], strict=True):
+        stack = b.values[replaced.get(result.name, prefix + result.name)]
+        if stack.trips > 1 and isinstance(made.operand, str):
+            _hold(b, stack, begin, b.values[inner + made.operand].time)
+
+
+def _hold(b: Builder, stack: ValueDraft, start: int, stop: int) -> None:
+    """A slice of ``stack`` on the device from ``start`` on, where the stack is in host memory."""
+    if start < stop and stack.node is not None:
+        bytes = local_bytes(stack.type, stack.layouts, b.mesh.sizes) / stack.trips
+        slices = np.where(np.array(stack.hosted), bytes, 0.0)
+        b.workspaces.append(UsageDraft(stack.node, start, stop, slices, "temporaries", stack.key))

@@ -7,13 +7,13 @@ from autopar.transforms.bounded import Clocks, Corrected, WorkerEvent, drawn_eve
 from autopar.transforms.corrections import Extrapolated, dc_asgd, pipemare_rate, staleness_aware_rate
 from autopar.transforms.delayed import Correction, Delayed, DelayedState, Prediction, delayed
 from autopar.transforms.diloco import Diloco, DilocoState, Streaming, diloco, local_sgd
+from autopar.transforms.encoded import encoded, packed_masks
 from autopar.transforms.formats import FORMATS, Encoded, Format, mean_over_replicas
 from autopar.transforms.loss_scaling import LossScaled, ScaledState, loss_scaled
 from autopar.transforms.narrow_mean import narrow_mean
 from autopar.transforms.narrow_parameters import narrow_parameters
 from autopar.transforms.one_bit_adam import Compression, OneBitAdamState, Signs, one_bit_adam
 from autopar.transforms.optimizers import Transformation
-from autopar.transforms.packed_masks import packed_masks
 from autopar.transforms.parameters import Parameters
 from autopar.transforms.powersgd import PowerSgdState, powersgd
 from autopar.transforms.replicas import PerReplica, per_replica, per_replica_value_and_grad
@@ -51,6 +51,7 @@ __all__ = [
     "delayed",
     "diloco",
     "drawn_events",
+    "encoded",
     "local_sgd",
     "loss_scaled",
     "mean_over_replicas",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jax.extend.core import Literal as JaxLiteral
 from autopar._compat.source import source_line
 from autopar.errors import TraceError
 from autopar.ir.phases import phase_of
+from autopar.transforms.codes import Window
 
 _CALLS = ("jit", "pjit")
 _LOOPS = ("scan", "while", "cond")
@@ -83,26 +84,43 @@ class Split:
                     _run(line, env)
         return tuple(env[n] for n in self.crossing)
 
-    def holding(self, leaves: Sequence[Any], encode: Encode) -> Any:
+    def holding(self, leaves: Sequence[Any], encode: Encode, *, places: bool = False) -> Any:
         """The step's results, with values of the forward pass encoded until the backward pass reads them.
 
         Args:
             leaves: of the arguments.
             encode: of a value that the forward pass made its code and what decodes that; None leaves it as it is.
+            places: whether gradients of maxima of windows read where the largest elements were, not the elements.
         """
         env = {**self.constants, **dict(enumerate(leaves))}
         backward = [line.differentiated and _is_backward(line.eqn) for line in self.lines]
         opened = [b and line.eqn.primitive.name not in _LOOPS for b, line in zip(backward, self.lines, strict=True)]
-        read = {n for line, may in zip(self.lines, opened, strict=True) if may for n in _numbers(line.operands)}
+        windows = _windows(self.lines, backward) if places else {}
+        read = {
+            n for k, line in enumerate(self.lines) if opened[k] and k not in windows for n in _numbers(line.operands)
+        }
         codes: dict[int, tuple[Any, Callable[[Any], Any]]] = {}
         decoded: dict[int, Any] = {}
-        for line, is_backward, may in zip(self.lines, backward, opened, strict=True):
+        largest: dict[tuple[int, Window], tuple[Any, Callable[[Any], Any]]] = {}
+        for k, (line, is_backward, may) in enumerate(zip(self.lines, backward, opened, strict=True)):
+            if k in windows and windows[k] in largest:
+                code, decode = largest[windows[k]]
+                with _place_of(line.eqn):
+                    env[line.results[0]] = windows[k][1].gradient(decode(code), env[line.operands[0]])
+                continue
             for n in sorted(_numbers(line.operands) & codes.keys() - decoded.keys()) if may else ():
                 code, decode = codes[n]
                 with _place_of(line.eqn):
                     decoded[n] = decode(code)
             _run(line, {**env, **decoded} if may else env, env)
-            for n in read.intersection(line.results) if line.differentiated and not is_backward else ():
+            if is_backward or not line.differentiated:
+                continue
+            for n, window in set(windows.values()):
+                with _place_of(line.eqn):
+                    place = window.largest(env[n]) if n in line.results else None
+                if place is not None:
+                    largest[n, window] = place
+            for n in read.intersection(line.results):
                 with _place_of(line.eqn):
                     code_of = encode(env[n])
                 if code_of is not None:
@@ -253,6 +271,20 @@ class _Flattening:
             self.lines.append(_Equation(eqn, ClosedJaxpr(alone, ()), operands, results, marked or inside))
             env.update(zip(eqn.outvars, results, strict=True))
         return [_atom(env, v) for v in closed.jaxpr.outvars]
+
+
+def _windows(lines: Sequence[_Equation], backward: Sequence[bool]) -> dict[int, tuple[int, Window]]:
+    """Gradients of maxima of windows, by their place: the number of what windows were taken of, and these."""
+    found: dict[int, tuple[int, Window]] = {}
+    for k, (line, is_backward) in enumerate(zip(lines, backward, strict=True)):
+        eqn = line.eqn
+        if is_backward and eqn.primitive.name == "select_and_scatter_add" and len(line.operands) == 2:
+            p, aval = eqn.params, cast("Any", eqn.invars[1].aval)
+            if str(p["select_prim"]) == "ge":
+                sizes, strides = tuple(p["window_dimensions"]), tuple(p["window_strides"])
+                padding = tuple((int(low), int(high)) for low, high in p["padding"])
+                found[k] = line.operands[1], Window(tuple(aval.shape), sizes, strides, padding)
+    return found
 
 
 def _numbers(operands: Sequence[Any]) -> set[int]:

@@ -1,15 +1,13 @@
 """Codes in which values of the forward pass wait for the backward pass (Gist, Jain et al., ISCA'18).
 
-Masks are bits, and which element of a window is the largest is a number of few bits: both exact. Activations in fewer
-bits are not.
+Masks are bits, and which element of a window is the largest is a number of few bits: both exact.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -21,14 +19,6 @@ Code: TypeAlias = tuple[Any, Callable[[Any], Any]]
 
 #: Values of fewer elements stay as they are.
 LEAST_SIZE = 1024
-#: Formats of activations: what they are rounded to, the largest of these, and the unsigned integers of that many bits.
-FORMATS: Mapping[str, tuple[Any, float, Any]] = MappingProxyType(
-    {
-        "bf16": (jnp.bfloat16, (2 - 2.0**-7) * 2.0**127, jnp.uint16),
-        "f16": (jnp.float16, 65504.0, jnp.uint16),
-        "f8": (jnp.float8_e4m3fn, 448.0, jnp.uint8),
-    }
-)
 _BYTE = 8
 
 
@@ -68,27 +58,8 @@ def packed(numbers: Any, bits: int) -> Code | None:
     return jnp.sum(shifted, axis=dim + 1, dtype=jnp.uint8), unpacked
 
 
-def rounded(value: Any, format: str) -> Code | None:
-    """A float32 array of two dims or more in a narrower format, what it cannot hold at its largest; else None.
-
-    The code is of integers with one bit flipped: a compiler takes two conversions of floats that follow each other for
-    one that it may leave out.
-
-    Args:
-        value: to be held.
-        format: a key of `FORMATS`.
-    """
-    if jnp.result_type(value) != jnp.float32 or jnp.ndim(value) < 2 or jnp.size(value) < LEAST_SIZE:
-        return None
-    narrow, most, integers = FORMATS[format]
-    flipped = integers(1)
-    near = lax.convert_element_type(lax.clamp(-most, value, most), narrow)
-    code = lax.bitcast_convert_type(near, integers) ^ flipped
-    return code, lambda code: lax.convert_element_type(lax.bitcast_convert_type(code ^ flipped, narrow), jnp.float32)
-
-
 @dataclass(frozen=True)
-class Window:
+class MaxWindows:
     """Windows of a maximum, and its gradient by the number of the element in its window that was the largest.
 
     Args:

@@ -1,4 +1,4 @@
-"""`encoded`: activations wait for the backward pass in the codes of Gist (Jain et al., ISCA'18)."""
+"""`encoded` and `packed_masks`: what waits for the backward pass in exact codes (Gist, Jain et al., ISCA'18)."""
 
 from __future__ import annotations
 
@@ -8,38 +8,26 @@ from typing import Any
 
 import jax
 
-from autopar.errors import AutoparError
-from autopar.transforms.codes import FORMATS, Code, mask_bits, rounded
+from autopar.transforms.codes import mask_bits
 from autopar.transforms.split import split
 
 
-def encoded(step: Callable[..., Any], activations: str | None = None) -> Callable[..., Any]:
-    """``step`` with what its forward pass leaves for the backward pass held in fewer bits.
+def encoded(step: Callable[..., Any]) -> Callable[..., Any]:
+    """``step`` with what its forward pass leaves for the backward pass in fewer bits; the same results, to the bit.
 
-    Masks are bits, and of the maxima of windows (max-pooling) only the place of each largest element is kept, in 4 bits
-    at most: both exact, to the bit. Activations are rounded by name alone; the forward pass computes with them
-    as they are, the backward pass with what is held (delayed precision reduction).
+    Masks are bits, as of `packed_masks`, and of the maxima of windows (max-pooling) only the place of each largest
+    element is kept, in 4 bits at most.
 
     Args:
         step: a plain train step, ``step(*args)``.
-        activations: "bf16", "f16" or "f8" (e4m3): the format of float32 activations; None holds them as they are.
 
     Raises:
-        AutoparError: there is no such format.
         TraceError: when called: the step differentiates nothing, or has two updates.
     """
-    if activations is not None and activations not in FORMATS:
-        raise AutoparError(
-            f"activations={activations!r} is no format of activations",
-            remedy=f"activations={', '.join(map(repr, FORMATS))} or None",
-        )
-
-    def code_of(value: Any) -> Code | None:
-        return mask_bits(value) or (None if activations is None else rounded(value, activations))
 
     @wraps(step)
     def held(*args: Any, **kwargs: Any) -> Any:
-        return split(partial(step, **kwargs), args).holding(jax.tree.leaves(args), code_of, places=True)
+        return split(partial(step, **kwargs), args).holding(jax.tree.leaves(args), mask_bits, places=True)
 
     held.__name__ = f"encoded_{getattr(step, '__name__', 'step')}"
     return held

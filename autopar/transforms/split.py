@@ -21,7 +21,7 @@ from jax.extend.core import Literal as JaxLiteral
 from autopar._compat.source import source_line
 from autopar.errors import TraceError
 from autopar.ir.phases import phase_of
-from autopar.transforms.codes import Window
+from autopar.transforms.codes import MaxWindows
 
 _CALLS = ("jit", "pjit")
 _LOOPS = ("scan", "while", "cond")
@@ -101,7 +101,7 @@ class Split:
         }
         codes: dict[int, tuple[Any, Callable[[Any], Any]]] = {}
         decoded: dict[int, Any] = {}
-        largest: dict[tuple[int, Window], tuple[Any, Callable[[Any], Any]]] = {}
+        largest: dict[tuple[int, MaxWindows], tuple[Any, Callable[[Any], Any]]] = {}
         for k, (line, is_backward, may) in enumerate(zip(self.lines, backward, opened, strict=True)):
             if k in windows and windows[k] in largest:
                 code, decode = largest[windows[k]]
@@ -273,9 +273,9 @@ class _Flattening:
         return [_atom(env, v) for v in closed.jaxpr.outvars]
 
 
-def _windows(lines: Sequence[_Equation], backward: Sequence[bool]) -> dict[int, tuple[int, Window]]:
+def _windows(lines: Sequence[_Equation], backward: Sequence[bool]) -> dict[int, tuple[int, MaxWindows]]:
     """Gradients of maxima of windows, by their place: the number of what windows were taken of, and these."""
-    found: dict[int, tuple[int, Window]] = {}
+    windows: dict[int, tuple[int, MaxWindows]] = {}
     for k, (line, is_backward) in enumerate(zip(lines, backward, strict=True)):
         eqn = line.eqn
         if is_backward and eqn.primitive.name == "select_and_scatter_add" and len(line.operands) == 2:
@@ -283,8 +283,8 @@ def _windows(lines: Sequence[_Equation], backward: Sequence[bool]) -> dict[int, 
             if str(p["select_prim"]) == "ge":
                 sizes, strides = tuple(p["window_dimensions"]), tuple(p["window_strides"])
                 padding = tuple((int(low), int(high)) for low, high in p["padding"])
-                found[k] = line.operands[1], Window(tuple(aval.shape), sizes, strides, padding)
-    return found
+                windows[k] = line.operands[1], MaxWindows(tuple(aval.shape), sizes, strides, padding)
+    return windows
 
 
 def _numbers(operands: Sequence[Any]) -> set[int]:

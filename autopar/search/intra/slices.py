@@ -33,10 +33,10 @@ def add_slices_on_the_way(b: Builder, graph: Graph, op: Operator, prefix: str, b
         if stack is not None and stack.trips > 1:
             _hold(b, stack, begin, b.time)
     replaced = {} if prefix else {o.operand: o.updates for o in graph.outputs if o.updates}
-    for result, made in zip(op.results[loop.num_carry :], loop.body.outputs[loop.num_carry :], strict=True):
+    for result, output in zip(op.results[loop.num_carry :], loop.body.outputs[loop.num_carry :], strict=True):
         stack = b.values[replaced.get(result.name, prefix + result.name)]
-        if stack.trips > 1 and isinstance(made.operand, str):
-            _hold(b, stack, begin, b.values[inner + made.operand].time)
+        if stack.trips > 1 and isinstance(output.operand, str):
+            _hold(b, stack, begin, b.values[inner + output.operand].time)
 
 
 def _hold(b: Builder, stack: ValueDraft, start: int, stop: int) -> None:

@@ -42,6 +42,7 @@ class ParallelOptions:
     remat: Any = "auto"
     offload: str = "none"
     attention: str = "auto"
+    rewrites: bool = True
     precision: Precision | None = None
     wire: Wire | None = None
     donate_argnums: tuple[int, ...] = ()
@@ -106,10 +107,17 @@ class ParallelOptions:
             raise AutoparError(
                 f"time_limit_s={self.time_limit_s!r} is no number of seconds", remedy="time_limit_s=10, or None"
             )
-        if not isinstance(self.exhaustive, bool):
-            raise AutoparError(f"exhaustive={self.exhaustive!r} is neither True nor False", remedy="exhaustive=True")
+        for name in ("exhaustive", "rewrites"):
+            if not isinstance(getattr(self, name), bool):
+                raise AutoparError(
+                    f"{name}={getattr(self, name)!r} is neither True nor False", remedy=f"{name}=True, or False"
+                )
         if self.verify is not None:
             parse_target(self.verify)
+        self._check_forms()
+
+    def _check_forms(self) -> None:
+        """Raises AutoparError where attention or host memory is asked for in a form that there is not."""
         if self.attention not in ("auto", "plain", "blocks"):
             raise AutoparError(
                 f"attention={self.attention!r} is no form of attention", remedy='attention="auto", "plain" or "blocks"'

@@ -33,6 +33,7 @@ class ParallelizeOptions(TypedDict, total=False):
     remat: Any
     offload: str
     attention: str
+    rewrites: bool
     precision: str | Precision | None
     wire: Mapping[str, Any] | None
     donate_argnums: int | Sequence[int]
@@ -72,6 +73,7 @@ def parallelize(
     remat: Any = "auto",
     offload: str = "none",
     attention: str = "auto",
+    rewrites: bool = True,
     precision: str | Precision | None = None,
     wire: Mapping[str, Any] | None = None,
     donate_argnums: int | Sequence[int] = (),
@@ -104,6 +106,8 @@ def parallelize(
             stacks that loops over layers take in slices, where no faster plan fits; "layers": all such stacks.
         attention: form of softmax attention: "plain" as it is written, "blocks", which keeps no scores and may split
             tokens along a ring of devices, or "auto": for more than 8192 tokens whichever is faster.
+        rewrites: whether products are computed in another order than written where that saves FLOPs and bytes, as
+            ``x @ (w + a @ b)`` and its gradients with the factors ``a`` and ``b`` alone; told in ``plan.rewrites``.
         precision: mixed precision of a plain float32 step: "bf16", "f16", an `autopar.Precision`; None: as it says.
         wire: formats in which devices send "gradients" and "weights" of two dims or more, as ``{"gradients": "int8"}``:
             "int8", "int4", "bf16", "f8_e4m3", "f8_e5m2". It changes values, each by at most half a step of its block a
@@ -141,6 +145,7 @@ def parallelize(
         remat=remat,
         offload=offload,
         attention=attention,
+        rewrites=rewrites,
         precision=precision_of(precision),
         wire=wire_of(wire),
         donate_argnums=as_tuple(donate_argnums),

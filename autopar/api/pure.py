@@ -26,6 +26,7 @@ from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one
 from autopar.api.options import ParallelOptions
 from autopar.api.progress import shown
 from autopar.api.replanned import verified_plan, with_prices
+from autopar.api.rewritten import form_of, rewritten, with_rewrites
 from autopar.api.shared_state import SharedState
 from autopar.api.steps import TracedStep, as_planned
 from autopar.api.user_mesh import outside
@@ -150,7 +151,7 @@ class PureFunction:
         clock = Clock()
         with clock.phase("trace"):
             traced = trace(self.fn, signature, static_numbers=static_numbers, **self.options.tracing)
-            traced = with_own_buffers(traced)
+            traced = rewritten(with_own_buffers(traced), self.options)
         return replace(traced, phases=clock.phases())
 
     def traced(self, signature: CallSignature) -> Traced:
@@ -183,7 +184,7 @@ class PureFunction:
 
     def _in_form_of(self, signature: CallSignature, plan: Plan) -> Traced:
         """The function in the form that ``plan`` was made for. PlanMismatchError where it is another's."""
-        traced = self._traced[signature]
+        traced = form_of(self._traced[signature], plan)
         if plan.num_stages == 1:
             traced = as_planned(traced, plan)
         names = [*(i.name for i in traced.graph.inputs), *(op.id for op in traced.graph.operators)]
@@ -213,7 +214,7 @@ class PureFunction:
         staged = problem.subproblem.on_workers or updates_apart(problem.options.schedule)
         search = self._planner.pipeline if staged else self._planner.plan
         plan = search(problem, step, self._counts(traced.graph))
-        return step.form_of(plan), plan
+        return step.form_of(plan), with_rewrites(plan, traced)
 
     def searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Problem, TracedStep]:
         """What is planned within ``limit_bytes`` a device, and the function in other forms."""

@@ -41,6 +41,8 @@ class Traced:
             back as they went in: where the caller gave a Python number, he gets it back.
         weak: whether each array result is weakly typed.
         phases: (phase, seconds) that making it took.
+        rewrites: lines on products that are computed in another order than the function says.
+        as_written: the function without these; None where there are none.
     """
 
     program: BoundGraph
@@ -52,6 +54,8 @@ class Traced:
     passed: tuple[tuple[int, int], ...] = ()
     weak: tuple[bool, ...] = ()
     phases: tuple[tuple[str, float], ...] = ()
+    rewrites: tuple[str, ...] = ()
+    as_written: Traced | None = None
 
     @property
     def graph(self) -> Graph:

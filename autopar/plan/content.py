@@ -67,6 +67,7 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pipeline: schedule, works and values of several stages; None without a pipeline, and then not in the file.
         cuts: ids of the last forward operator of every stage but the last.
         stack_groups: groups of layers into which stacks of layers are taken apart.
+        rewrites: lines on products that are computed in another order than the program says.
         parts: the plan of each stage's own graph; empty without a pipeline.
     """
 
@@ -93,6 +94,7 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cuts: tuple[str, ...] = ()
     parts: tuple[PlanContent, ...] = ()
     stack_groups: int = 1
+    rewrites: tuple[str, ...] = ()
 
     def in_form(self, level: Remat, layer_ends: tuple[str, ...], layered_update: bool = False) -> PlanContent:
         """The same, saying what its one stage recomputes and how it updates; arguments are fields of `Stage`."""

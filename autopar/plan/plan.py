@@ -119,6 +119,11 @@ class Plan:
         return self.content.notes
 
     @property
+    def rewrites(self) -> tuple[str, ...]:
+        """Lines on products that are computed in another order than the program says; see `parallelize`."""
+        return self.content.rewrites
+
+    @property
     def search(self) -> SearchRecord:
         """How the plan was found."""
         s = self.content.search

@@ -196,6 +196,8 @@ def plan_text(c: PlanContent, phases: Sequence[tuple[str, float]]) -> str:
         parts.append(f"{AGAINST}\n" + table(ALTERNATIVE_HEADER, alternatives))
     if considered:
         parts.append("considered\n" + table(("option", "step time", "peak memory", "note"), considered))
+    if c.rewrites:
+        parts.append("rewrites\n" + "\n".join(f"  - {n}" for n in c.rewrites))
     if c.notes:
         parts.append("notes\n" + "\n".join(f"  - {n}" for n in c.notes))
     return "\n\n".join(parts)

@@ -136,6 +136,18 @@ class AttentionPolicy:
 
 
 @dataclass(frozen=True)
+class AlgebraPolicy:
+    """Which products are computed in another order.
+
+    Args:
+        least_gain: share of the FLOPs, and of the bytes, of what differs that must be saved: counts of bytes leave out
+            what a compiler fuses, so that what is about equal stays as the program says. A choice.
+    """
+
+    least_gain: float = 0.1
+
+
+@dataclass(frozen=True)
 class OverlapPolicy:
     """How a sharding is solved again with what computation hides, on devices that send next to computing.
 
@@ -303,6 +315,7 @@ class SearchPolicy:
     overlap: OverlapPolicy = OverlapPolicy()
     space: SpacePolicy = SpacePolicy()
     attention: AttentionPolicy = AttentionPolicy()
+    algebra: AlgebraPolicy = AlgebraPolicy()
     partition: PartitionPolicy = PartitionPolicy()
     stages: StagePolicy = StagePolicy()
     schedules: SchedulePolicy = SchedulePolicy()

@@ -82,7 +82,7 @@ class Composed:
 
 _SMALL = TransformerSpec(layers=8, hidden=2048, heads=16, seq=1024, vocab=16384, dtype="f16")
 #: Small runs of each kind. In pipelines layers are arrays of their own, and adding up each gradient starts a kernel: of
-#: hidden sizes of 1,024 and less these are several hundredths of the step, which the bill of stacked layers lacks.
+#: hidden sizes of 1,024 and less these are a tenth of the step, which the bill of stacked layers lacks.
 GRID = (
     Composed("one device", _SMALL, TrainingPlan(32, 2)),
     Composed("recomputed", _SMALL, TrainingPlan(32, 2, recompute="full")),

@@ -18,13 +18,14 @@ def flops_and_bytes(works: Iterable[ChangedOperator], num_devices: int = 1) -> t
 
 
 def pays(change: Change, policy: AlgebraPolicy, num_devices: int) -> bool:
-    """Whether a change saves enough FLOPs and bytes of what differs.
+    """Whether a change saves enough of the price of what differs.
 
     Each of ``num_devices`` computes all that is made of parameters alone, as a weight that is a sum, and its share of
     what is made of the batch.
     """
     before, after = (flops_and_bytes(works, num_devices) for works in (change.before, change.after))
-    return all(a <= (1 - policy.least_gain) * b for a, b in zip(after, before, strict=True))
+    prices = [flops + policy.flops_per_byte * moved for flops, moved in (before, after)]
+    return prices[1] <= (1 - policy.least_gain) * prices[0]
 
 
 def change_notes(changes: Sequence[Change], num_devices: int) -> tuple[str, ...]:

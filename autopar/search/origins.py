@@ -45,15 +45,16 @@ class Origins:
 
 @dataclass(frozen=True)
 class _Known:
-    """Of a value: its dims' origins, whether it depends on the batch, and whether on parameters."""
+    """Of a value: its dims' origins, whether it depends on the batch, on parameters, on what has a wire format."""
 
     dims: Labels
     data: bool = False
     weight: bool = False
+    formatted: bool = False
 
     def joined(self, other: _Known) -> _Known:
         dims = tuple(a | b for a, b in zip(self.dims, other.dims, strict=True))
-        return _Known(dims, self.data or other.data, self.weight or other.weight)
+        return _Known(dims, self.data or other.data, self.weight or other.weight, self.formatted or other.formatted)
 
 
 def origins(graph: Graph) -> Origins:
@@ -71,7 +72,12 @@ def origins(graph: Graph) -> Origins:
             start.append(_Known((_NONE,) * i.type.rank, weight=i.role == "parameter"))
     walk.graph(graph, start, "")
     dims = {key: known.dims for key, known in walk.values.items() if any(known.dims)}
-    entering = frozenset(key for key in walk.entering if walk.values[key].weight and not walk.values[key].data)
+    # What is sent in a format of its own is gathered where that is marked, and enters as it is gathered.
+    entering = frozenset(
+        key
+        for key in walk.entering
+        if walk.values[key].weight and not walk.values[key].data and not walk.values[key].formatted
+    )
     sums = frozenset(key for key in walk.sums if walk.values[key].weight and walk.values[key].data)
     return Origins(dims, frozenset(walk.kept), frozenset(walk.summed), walk.products, entering, sums)
 
@@ -116,7 +122,7 @@ class _OriginWalk:
     def _operator(self, graph: Graph, op: Operator, operands: list[_Known], prefix: str) -> list[_Known]:
         # Their rules split all operands of one shape together, which do not belong together for that.
         if op.primitive in PASSED_ON and len(op.operands) == len(op.results):
-            return operands
+            return [replace(k, formatted=True) for k in operands] if op.primitive == "wire" else operands
         types = graph.operand_types(op)
         rule = _followed(rule_for(op, types)[0])
         by_factor: dict[tuple[int | None, int], frozenset[Label]] = {}
@@ -127,6 +133,7 @@ class _OriginWalk:
             self._product(rule, operands, prefix + op.results[0].name)
         data = any(k.data for k in operands)
         weight = any(k.weight for k in operands)
+        formatted = any(k.formatted for k in operands)
         return [
             _Known(
                 tuple(
@@ -135,6 +142,7 @@ class _OriginWalk:
                 ),
                 data,
                 weight,
+                formatted,
             )
             for v, factors in zip(op.results, rule.results, strict=True)
         ]
@@ -162,12 +170,12 @@ class _OriginWalk:
             self.sums.update(f"{prefix}body/{i.name}" for i, k in starts if not (k.data or k.weight))
         around = prefix.removesuffix(f"{op.id}/")
         self.sums.update(around + v.name for v in op.results[len(carried) :])
-        slices = [_Known(k.dims[1:], k.data, k.weight) for k in stacks]
+        slices = [replace(k, dims=k.dims[1:]) for k in stacks]
         while True:
             passed, rows = scan.split_results(self.graph(scan.body, [*consts, *carried, *slices], f"{prefix}body/"))
             joined = [a.joined(b) for a, b in zip(carried, passed, strict=True)]
             if joined == carried:
-                return [*carried, *(_Known((_NONE, *k.dims), k.data, k.weight) for k in rows)]
+                return [*carried, *(replace(k, dims=(_NONE, *k.dims)) for k in rows)]
             carried = joined
 
     def while_loop(self, op: Operator, operands: Sequence[_Known], prefix: str) -> list[_Known]:

@@ -204,12 +204,12 @@ def _nothing_planned(problem: Problem, trials: Trials[_Trial, Plan]) -> Infeasib
 def _rounds(problem: Problem, source: StageSource, pool: WorkerPool, clock: Clock) -> Iterator[list[Candidate]]:
     """Candidates that are worth planning; the next are, where none of these fits.
 
-    Where whole blocks do not fit, parts of them may; and where these do not, other slicings of a small model.
+    Where whole blocks do not fit, parts of them may; and where these do not, other slicings.
     """
     tried: set[Candidate] = set()
     policy = problem.policy.partition
     slicing_modes = [(lambda stages: fewest_blocks(problem, stages), False), (None, False), (None, True)]
-    for fewest, others in slicing_modes if is_small(problem) else slicing_modes[:2]:
+    for fewest, others in slicing_modes:
         with clock.phase("slice"):
             ranked = sorted(
                 candidates(problem, source, fewest, pool, others),

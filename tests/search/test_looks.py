@@ -23,11 +23,17 @@ def _plan(limit: int | None, width: int) -> Plan | None:
         return None
 
 
+def _looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small problems get looks too."""
+    for name in ("TINY", "FEW_NODES"):
+        monkeypatch.setattr(import_module("autopar.solver.solve"), name, 0)
+
+
 @pytest.mark.parametrize("limit", MEMORY)
 @pytest.mark.parametrize("width", [32, 64])
 def test_plans_are_those_without_looks(limit: int | None, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = _plan(limit, width)
-    monkeypatch.setattr(import_module("autopar.solver.solve"), "TINY", 0)  # so small problems get none else
+    _looks_always(monkeypatch)
     looked, again = _plan(limit, width), _plan(limit, width)
     assert (plain is None) == (looked is None)
     if plain is None or looked is None or again is None:
@@ -38,7 +44,7 @@ def test_plans_are_those_without_looks(limit: int | None, width: int, monkeypatc
 
 
 def test_some_meshes_are_left_out_by_their_bounds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("autopar.solver.solve"), "TINY", 0)
+    _looks_always(monkeypatch)
     plan = _plan(None, 64)
     assert plan is not None
     assert any("left out" in c.name for c in plan.search.considered)

@@ -75,6 +75,7 @@ class Case:
                 num_stages=asked.stages or "auto",
                 num_microbatches=asked.microbatches or "auto",
                 schedule=asked.schedule or "auto",
+                rewrites=False,  # what is enumerated is the step as it is written
             )
             return with_policy(parallel, policy).plan(*args)
         except InfeasiblePlanError:

@@ -39,9 +39,15 @@ class Existing:
     types: MutableMapping[str, TensorType]
 
     @staticmethod
-    def of(graph: Graph) -> Existing:
-        """What is in a graph."""
-        known = Existing({}, {}, dict(graph.types))
+    def of(graph: Graph, counts: MutableMapping[str, int]) -> Existing:
+        """What is in a graph.
+
+        Args:
+            graph: the graph.
+            counts: those of the rounds before, which are added to: no id of an operator that is gone comes back, since
+                what running it needs is kept by id.
+        """
+        known = Existing({}, counts, dict(graph.types))
         for n, op in enumerate(graph.operators):
             if len(op.results) == 1 and not op.regions and not op.effects:
                 known.add(op, 2 * n)

@@ -74,8 +74,9 @@ def reassociated(graph: Graph, batch: Collection[str], pays: Callable[[Change], 
     """
     changes: list[Change] = []
     likes: dict[str, str] = {}
+    counts: dict[str, int] = {}
     while True:
-        rewriting = _Round(graph, batch, pays)
+        rewriting = _Round(graph, batch, pays, counts)
         if not rewriting.changes:
             return Reassociated(graph, tuple(changes), likes)
         graph = rewriting.result()
@@ -86,11 +87,13 @@ def reassociated(graph: Graph, batch: Collection[str], pays: Callable[[Change], 
 class _Round:
     """Changes that concern different operators. See `reassociated`."""
 
-    def __init__(self, graph: Graph, batch: Collection[str], pays: Callable[[Change], bool]) -> None:
+    def __init__(
+        self, graph: Graph, batch: Collection[str], pays: Callable[[Change], bool], counts: dict[str, int]
+    ) -> None:
         self.graph = graph
         self.of_batch = {*batch, *names_made(dependents(graph.operators, batch))}
         self.uses = Uses.of(graph)
-        self.known = Existing.of(graph)
+        self.known = Existing.of(graph, counts)
         self.changes: list[Change] = []
         self.likes: dict[str, str] = {}
         self.names: dict[str, str] = {}

@@ -1,58 +1,57 @@
-"""Factorizations, solves and Fourier transforms of batches, in every strategy."""
+"""Batches of factorizations on CPU devices: one matrix after another, so that no device waits for threads of others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
-from tests.lower.harness import MESHES, case_of, check_localized
+import autopar
+from autopar.lower.localize.linalg import LOCALIZERS
 
-X = MESHES[1:2]
-
-
-def positive(*batch: int) -> Any:
-    a = np.random.default_rng(0).standard_normal((*batch, 3, 3)).astype(np.float32)
-    return a @ np.swapaxes(a, -1, -2) + 4 * np.eye(3, dtype=np.float32)
+KERNEL = re.compile(r'= \(?[a-z0-9]+\[([0-9,]*)\][^=]*custom_call_target="lapack_[a-z_]+"')
 
 
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [
-        ("cholesky", lax.linalg.cholesky),
-        ("eigh", lax.linalg.eigh),
-        ("lu", lax.linalg.lu),
-        ("qr", lambda a: lax.linalg.qr(a, full_matrices=False)),
-        ("svd", lax.linalg.svd),
-    ],
-)
-def test_factorizations(name: str, function: Callable[..., Any]) -> None:
-    ran = check_localized(function, positive(4, 2), primitive=name, meshes=X, limit=4, rtol=1e-4)
-    assert len(ran) == 4
-    # Batch dims are factors, matrix dims have none.
-    assert case_of(function, positive(4, 2), primitive=name).rule.operands == ((0, 1, None, None),)
+def eigh(x):
+    values, vectors = jnp.linalg.eigh(x @ x.mT)
+    return values, jnp.abs(vectors)
 
 
-def test_triangular_solve() -> None:
-    right = np.random.default_rng(1).standard_normal((8, 3, 2)).astype(np.float32)
-    ran = check_localized(
-        lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True),
-        positive(8),
-        right,
-        primitive="triangular_solve",
-        meshes=X,
-        rtol=1e-4,
-    )
-    assert any(s.operand_layouts[1].partial for s in ran)
-    assert any(s.split == 8 for s in ran)
+def solve(x):
+    return jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(x @ x.mT + 8 * jnp.eye(24)), x)
 
 
-@pytest.mark.parametrize("function", [jnp.fft.fft, jnp.fft.rfft2])
-def test_fft(function: Callable[..., Any]) -> None:
-    x = np.random.default_rng(2).standard_normal((8, 4, 6)).astype(np.float32)
-    ran = check_localized(function, x, primitive="fft", meshes=X, limit=20, rtol=1e-4)
-    assert any(s.result_layouts[0].partial for s in ran)
+def tridiagonal(x):
+    lower, diagonal, upper = x[..., 0].at[..., 0].set(0), 4 + x[..., 1] ** 2, x[..., 2].at[..., -1].set(0)
+    return jax.lax.linalg.tridiagonal_solve(lower, diagonal, upper, x)
+
+
+STEPS = {
+    "eigh": eigh,
+    "qr": lambda x: jnp.abs(jnp.linalg.qr(x)[1]),
+    "svd": lambda x: jnp.linalg.svd(x, compute_uv=False),
+    "lu": lambda x: jax.lax.linalg.lu(x)[0],
+    "solve": solve,
+    "tridiagonal": tridiagonal,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("batch", [(32,), (16, 2)], ids=str)
+def test_no_kernel_is_given_a_batch(name, batch):
+    step, x = STEPS[name], jax.random.normal(jax.random.key(0), (*batch, 24, 24))
+    parallel = autopar.parallelize(step, constraints={"x": (0,)}, num_stages=1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), jax.jit(step)(x), parallel(x))
+    compiled = parallel.compile(x)
+    assert "x" in str(compiled.plan.content.inputs[0].layout), "the batch is split"
+    kernels = KERNEL.findall(compiled.as_text())
+    assert kernels
+    for shape in kernels:
+        assert np.prod([int(n) for n in shape.split(",")[:-2]], initial=1) == 1
+
+
+def test_factorizations_have_localizers():
+    assert set(LOCALIZERS) >= {"cholesky", "eigh", "householder_product", "lu", "qr", "svd", "triangular_solve"}

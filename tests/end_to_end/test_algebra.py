@@ -89,3 +89,26 @@ def test_plans_run_in_the_form_that_they_were_made_for(tmp_path: Path) -> None:
 def test_no_switch_but_true_and_false() -> None:
     with pytest.raises(AutoparError, match="rewrites='no' is neither True nor False"):
         parallel(True, rewrites="no")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_microbatches": 4},
+        {"num_stages": 2, "num_microbatches": 4},
+        {"num_stages": 2, "num_microbatches": 2, "schedule": "zb-h1"},
+        {"remat": "full"},
+    ],
+    ids=str,
+)
+def test_rewritten_steps_run_in_microbatches_and_stages(options: dict[str, Any]) -> None:
+    with jax.enable_x64(True):
+        step, args = parallel(True, **options), arguments(32, 64)
+        assert step.plan(*args).rewrites
+        factors, frozen, x, y = args
+        for _ in range(2):
+            wanted, loss = jax.jit(train_step(True))(*jax.device_get((factors, frozen, x, y)))
+            factors, value = step(factors, frozen, x, y)
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13), (factors, value), (wanted, loss)
+            )

@@ -107,7 +107,7 @@ def parallelize(
         attention: form of softmax attention: "plain" as it is written, "blocks", which keeps no scores and may split
             tokens along a ring of devices, or "auto": for more than 8192 tokens whichever is faster.
         rewrites: whether products are computed in another order than written where that is cheaper, as
-            ``x @ (w + a @ b)`` and its gradients with the factors ``a`` and ``b`` alone; told in ``plan.rewrites``.
+            ``x @ (w + a @ b)`` and its gradients with the factors ``a`` and ``b`` alone; listed in ``plan.rewrites``.
         precision: mixed precision of a plain float32 step: "bf16", "f16", an `autopar.Precision`; None: as it says.
         wire: formats in which devices send "gradients" and "weights" of two dims or more, as ``{"gradients": "int8"}``:
             "int8", "int4", "bf16", "f8_e4m3", "f8_e5m2". It changes values, each by at most half a step of its block a

@@ -19,6 +19,22 @@ DENSE_CONTRACTIONS: Final = frozenset({"conv_general_dilated", "dot_general"})
 
 SORTS: Final = frozenset({"approx_top_k", "sort", "top_k"})
 FACTORIZATIONS: Final = frozenset({"cholesky", "eigh", "fft", "lu", "qr", "svd", "triangular_solve"})
+#: What takes the last two dims of its first operand whole: factorizations of matrices, and the steps of them.
+OF_MATRICES: Final = frozenset(
+    {
+        "cholesky",
+        "eig",
+        "eigh",
+        "geqrf",
+        "hessenberg",
+        "householder_product",
+        "lu",
+        "qr",
+        "schur",
+        "svd",
+        "tridiagonal",
+    }
+)
 #: Kernels of which nothing is known but what they take and return.
 OPAQUE: Final = frozenset({"custom_call", "pallas_call", "shard_map"})
 #: What selective recomputation does not repeat; operators with regions neither.

@@ -20,12 +20,11 @@ from autopar.ir import Graph, Layout, Literal, Operator
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
-from autopar.lower.localize.base import LocalContext, scalar
-from autopar.lower.localize.registry import localize
+from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.parts import Recorder, part_of, run_whole
 from autopar.lower.microbatch.retrace import retraced
-from autopar.lower.split_layers import layer_count
-from autopar.microbatch import AXIS, pseudo_mesh
+from autopar.lower.split_layers import layer_count, run_on_shards
+from autopar.microbatch import pseudo_mesh
 from autopar.microbatch.base import split
 from autopar.microbatch.inside import zeros_of
 from autopar.microbatch.match import Match, local_match, match
@@ -170,14 +169,5 @@ def _run(bound: BoundGraph, rows: _Rows, env: dict[str, Any], recorder: Recorder
 
 def _apply(bound: BoundGraph, op: Operator, rows: _Rows, values: Mapping[str, Any], number: Any) -> Sequence[Any]:
     """What an operator makes of the values of one layer."""
-    matched, types, applied = rows.matches[op.id], bound.graph.operand_types(op), bound.bounds[op.id]
-    context = LocalContext(
-        {AXIS: rows.length},
-        types,
-        tuple(v.type for v in op.results),
-        tuple(k or Layout.replicated(t.rank) for k, t in zip(matched.operands, types, strict=True)),
-        matched.results,
-        lambda axes: number,
-    )
     operands = [scalar(o) if isinstance(o, Literal) else values[o] for o in op.operands]
-    return localize(applied.primitive, applied.params, operands, context)
+    return run_on_shards(bound, op, rows.matches[op.id], operands, rows.length, number)

@@ -282,17 +282,8 @@ class _SplitValues:
 
     def _run(self, op: Operator, matched: Match, group: int) -> list[Any]:
         """What ``op`` makes of a group's pieces."""
-        bound, types = self.bound.bounds[op.id], self.bound.graph.operand_types(op)
-        context = LocalContext(
-            {AXIS: self.groups},
-            types,
-            tuple(v.type for v in op.results),
-            tuple(k or Layout.replicated(t.rank) for k, t in zip(matched.operands, types, strict=True)),
-            matched.results,
-            lambda axes: jnp.int32(group),
-        )
         operands = [self.group_of(o, k, group) for o, k in zip(op.operands, matched.operands, strict=True)]
-        return localize(bound.primitive, bound.params, operands, context)
+        return run_on_shards(self.bound, op, matched, operands, self.groups, jnp.int32(group))
 
     def _matched(self, op: Operator, matched: Match) -> None:
         """Runs an operator group by group; terms of a reduction are joined at once."""
@@ -360,3 +351,28 @@ _JOIN: Mapping[str, Any] = {
 
 def _along(rank: int, dim: int) -> Layout:
     return Layout(tuple((AXIS,) if d == dim else () for d in range(rank)))
+
+
+def run_on_shards(
+    bound: BoundGraph, op: Operator, matched: Match, operands: Sequence[Any], count: int, number: Any
+) -> list[Any]:
+    """What an operator makes of one of the shards that its operands are split into by layers.
+
+    Args:
+        bound: the graph that it is of.
+        op: the operator.
+        matched: layouts of its operands and results over `AXIS`.
+        operands: the shards.
+        count: of shards.
+        number: of the shard, an int32 scalar.
+    """
+    types, applied = bound.graph.operand_types(op), bound.bounds[op.id]
+    context = LocalContext(
+        {AXIS: count},
+        types,
+        tuple(v.type for v in op.results),
+        tuple(k or Layout.replicated(t.rank) for k, t in zip(matched.operands, types, strict=True)),
+        matched.results,
+        lambda axes: number,
+    )
+    return localize(applied.primitive, applied.params, list(operands), context)

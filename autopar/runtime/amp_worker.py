@@ -1,7 +1,7 @@
 """AMPNet on one worker of several: its stage takes what has arrived from the others, over a link.
 
-What another stage sends comes in the order in which it was sent, so that the receiver knows each value without being
-told. Each stage counts its own keys under way, which bounds how old its gradients are (see `autopar.schedule.ampnet`).
+What another stage sends comes in the order in which it was sent, so that the receiver knows each value without a
+name. Each stage counts its own keys under way, which bounds how old its gradients are (see `autopar.schedule.ampnet`).
 Where backward passes go through all stages, the keys of stage 0 are those of all.
 """
 

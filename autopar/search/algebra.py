@@ -1,4 +1,4 @@
-"""Which products are computed in another order, and what is told of them."""
+"""Which products are computed in another order, and what the plan says of them."""
 
 from __future__ import annotations
 

@@ -25,12 +25,7 @@ def encoded(step: Callable[..., Any]) -> Callable[..., Any]:
         TraceError: when called: the step differentiates nothing, or has two updates.
     """
 
-    @wraps(step)
-    def held(*args: Any, **kwargs: Any) -> Any:
-        return split(partial(step, **kwargs), args).holding(jax.tree.leaves(args), mask_bits, places=True)
-
-    held.__name__ = f"encoded_{getattr(step, '__name__', 'step')}"
-    return held
+    return _holding(step, "encoded", places=True)
 
 
 def packed_masks(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,9 +40,15 @@ def packed_masks(step: Callable[..., Any]) -> Callable[..., Any]:
         TraceError: when called: the step differentiates nothing, or has two updates.
     """
 
-    @wraps(step)
-    def packed(*args: Any, **kwargs: Any) -> Any:
-        return split(partial(step, **kwargs), args).holding(jax.tree.leaves(args), mask_bits)
+    return _holding(step, "packed", places=False)
 
-    packed.__name__ = f"packed_{getattr(step, '__name__', 'step')}"
-    return packed
+
+def _holding(step: Callable[..., Any], name: str, *, places: bool) -> Callable[..., Any]:
+    """``step``, called ``name`` and its own name, with masks as bits, and with ``places`` of maxima."""
+
+    @wraps(step)
+    def coded(*args: Any, **kwargs: Any) -> Any:
+        return split(partial(step, **kwargs), args).holding(jax.tree.leaves(args), mask_bits, places=places)
+
+    coded.__name__ = f"{name}_{getattr(step, '__name__', 'step')}"
+    return coded

@@ -16,30 +16,12 @@ from typing import Any
 from jax import lax
 from jax.extend.core import Primitive
 
+from autopar.ir.primitives import OF_MATRICES
 from autopar.lower.localize.base import LocalContext, Localizer, bind
 
 #: Dims of the first operand that are no batch.
 _CORE: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            (
-                "cholesky",
-                "eig",
-                "eigh",
-                "geqrf",
-                "hessenberg",
-                "householder_product",
-                "lu",
-                "qr",
-                "schur",
-                "svd",
-                "triangular_solve",
-                "tridiagonal",
-            ),
-            2,
-        ),
-        "tridiagonal_solve": 1,
-    }
+    {**dict.fromkeys((*sorted(OF_MATRICES), "triangular_solve"), 2), "tridiagonal_solve": 1}
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from autopar.ir import Operator, TensorType
+from autopar.ir.primitives import OF_MATRICES
 from autopar.sharding.factors import Factor, Rule, RuleFunction
 
 
@@ -46,24 +47,11 @@ def fft(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
     return None if rule is None else Rule(rule.factors, rule.operands, rule.results, ((0,),))
 
 
-_MATRICES = (
-    "cholesky",
-    "eig",
-    "eigh",
-    "geqrf",
-    "hessenberg",
-    "householder_product",
-    "lu",
-    "qr",
-    "schur",
-    "svd",
-    "tridiagonal",
-)
 _VECTORS = ("lu_pivots_to_permutation", "tridiagonal_solve")
 
 RULES: Mapping[str, RuleFunction] = MappingProxyType(
     {
-        **dict.fromkeys(_MATRICES, of_matrices),
+        **dict.fromkeys(sorted(OF_MATRICES), of_matrices),
         **dict.fromkeys(_VECTORS, of_vectors),
         "fft": fft,
         "triangular_solve": triangular_solve,

@@ -113,8 +113,8 @@ def held_by(memory: PackedMemory, choice: Ints) -> Array:
         held = memory.bytes[memory.first[run] + choice[memory.node[run]]]
         change[memory.start[run]] += held
         change[memory.stop[run]] -= held
-    held_bytes, total = memory.base.copy(), 0.0
-    for row in range(held_bytes.size):
+    row_bytes, total = memory.base.copy(), 0.0
+    for row in range(row_bytes.size):
         total += change[row]
-        held_bytes[row] += total
-    return held_bytes
+        row_bytes[row] += total
+    return row_bytes

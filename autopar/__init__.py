@@ -20,6 +20,7 @@ from autopar.errors import (
     ProcessLostError,
     ProcessMismatchError,
     ScheduleError,
+    SliceError,
     TraceError,
     WorkerLostError,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "ProcessLostError",
     "ProcessMismatchError",
     "ScheduleError",
+    "SliceError",
     "Timeline",
     "TraceError",
     "WorkerLostError",

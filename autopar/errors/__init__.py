@@ -14,6 +14,7 @@ from autopar.errors.base import (
     ProcessLostError,
     ProcessMismatchError,
     ScheduleError,
+    SliceError,
     TraceError,
     WorkerLostError,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "ProcessLostError",
     "ProcessMismatchError",
     "ScheduleError",
+    "SliceError",
     "TraceError",
     "WorkerLostError",
 ]

@@ -52,6 +52,10 @@ class MicrobatchError(AutoparError):
     """The step cannot be split into microbatches: examples are mixed."""
 
 
+class SliceError(AutoparError):
+    """The step cannot be split into slices of tokens: a position reads later ones."""
+
+
 class InfeasiblePlanError(AutoparError):
     """No plan meets the request; ``least_bytes`` is the least memory a device that would do.
 

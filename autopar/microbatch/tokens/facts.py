@@ -1,0 +1,169 @@
+"""`Fact`: what is known of a value that no data decides: numbers, positions, masks.
+
+A mask is proven causal without its elements: ``iota_i + c >= iota_j`` is a comparison of affine functions of the
+positions, whose extremes over all pairs of a position and a later one are at the corners of a triangle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.ir import Literal, Operator, TensorType
+from autopar.ir.primitives import COMPARISONS
+from autopar.microbatch.tokens.fills import combined, fill_of_number
+from autopar.microbatch.tokens.states import Fill
+
+_SAME = frozenset({"convert_element_type", "copy", "optimization_barrier", "reduce_precision", "stop_gradient"})
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is known of a value.
+
+    Args:
+        slope: by dim how much an element is larger than the one before; None: it is no affine function of positions.
+        base: the first element, where ``slope`` is known.
+        fills: by (dim, other dim) what all elements are whose position in the other is later.
+    """
+
+    slope: tuple[float, ...] | None = None
+    base: float = 0.0
+    fills: tuple[tuple[tuple[int, int], Fill], ...] = ()
+
+    def fill(self, rows: int | None, keys: int | None) -> Fill:
+        """What elements of ``rows`` with later ``keys`` are; dims that the value does not have are None."""
+        if self.slope is not None and not any(self.slope):
+            return fill_of_number(self.base)
+        return "any" if rows is None or keys is None else dict(self.fills).get((rows, keys), "any")
+
+
+def fact_of_literal(literal: Literal) -> Fact | None:
+    """The fact of a number; None of a complex one."""
+    text = literal.text
+    if text in ("True", "False"):
+        return Fact((), float(text == "True"))
+    try:
+        return Fact((), float(text))
+    except ValueError:
+        return None
+
+
+def fact_of(op: Operator, types: Sequence[TensorType], known: Sequence[Fact | None], tokens: int) -> Fact | None:
+    """What is known of the only result of ``op``, of what is known of its operands.
+
+    Args:
+        op: an operator.
+        types: of its operands.
+        known: facts of its operands.
+        tokens: positions of a sequence.
+    """
+    if len(op.results) != 1 or op.regions or op.effects:
+        return None
+    result = op.results[0].type
+    if op.primitive == "iota":
+        return Fact(tuple(float(d == op.integer("dimension")) for d in range(result.rank)))
+    if not known or all(k is None for k in known):
+        return None
+    dims = _moved(op, types[0], result)
+    if dims is not None or op.primitive in _SAME:
+        return _carried(op, known[0], dims or {d: d for d in range(result.rank)}, result)
+    if any(t.rank not in (0, result.rank) for t in types):
+        return None
+    aligned = [None if k is None else _widened(k, t, result) for k, t in zip(known, types, strict=True)]
+    return _affine(op, aligned, result) or _filled(op, types, aligned, result, tokens)
+
+
+def _moved(op: Operator, type: TensorType, result: TensorType) -> dict[int, int] | None:
+    """Operand dim -> result dim of an operator that moves dims; those that it stretches or drops are left out."""
+    if op.primitive == "broadcast_in_dim":
+        placed = op.ints("broadcast_dimensions")
+        return {d: r for d, r in enumerate(placed) if type.shape[d] == result.shape[r]}
+    if op.primitive == "transpose":
+        return {d: r for r, d in enumerate(op.ints("permutation"))}
+    if op.primitive in ("reshape", "squeeze", "expand_dims"):
+        before = [d for d, n in enumerate(type.shape) if n != 1]
+        after = [d for d, n in enumerate(result.shape) if n != 1]
+        if [type.shape[d] for d in before] == [result.shape[d] for d in after]:
+            return dict(zip(before, after, strict=True))
+    return None
+
+
+def _carried(op: Operator, fact: Fact | None, dims: Mapping[int, int], result: TensorType) -> Fact | None:
+    if fact is None:
+        return None
+    slope: tuple[float, ...] | None = None
+    if fact.slope is not None and all(d in dims or not s for d, s in enumerate(fact.slope)):
+        by_dim = {dims[d]: s for d, s in enumerate(fact.slope) if d in dims}
+        slope = tuple(by_dim.get(r, 0.0) for r in range(result.rank))
+    fills = tuple(((dims[q], dims[k]), fill) for (q, k), fill in fact.fills if q in dims and k in dims)
+    if op.primitive == "convert_element_type":
+        fills = tuple((pair, combined(op, [fill])) for pair, fill in fills)
+        if slope is not None and any(slope) and result.dtype == "bool":
+            slope = None
+    return Fact(slope, fact.base, fills) if slope is not None or fills else None
+
+
+def _widened(fact: Fact, type: TensorType, result: TensorType) -> Fact:
+    """The fact of a scalar next to an array, or of an array with dims of one element."""
+    if type.rank == result.rank or fact.slope is None:
+        return fact
+    return Fact((0.0,) * result.rank, fact.base)
+
+
+def _affine(op: Operator, known: Sequence[Fact | None], result: TensorType) -> Fact | None:
+    """Sums and multiples of affine functions."""
+    pairs = [(k.slope, k.base) for k in known if k is not None and k.slope is not None]
+    if len(pairs) != len(known) or result.dtype == "bool":
+        return None
+    slopes, bases = [p[0] for p in pairs], [p[1] for p in pairs]
+    if op.primitive in ("add", "add_any"):
+        return Fact(tuple(map(sum, zip(*slopes, strict=True))), sum(bases))
+    if op.primitive == "sub":
+        return Fact(tuple(a - b for a, b in zip(*slopes, strict=True)), bases[0] - bases[1])
+    if op.primitive == "neg":
+        return Fact(tuple(-a for a in slopes[0]), -bases[0])
+    if op.primitive == "mul" and not all(map(any, slopes)):
+        constant = 0 if not any(slopes[0]) else 1
+        factor = bases[constant]
+        return Fact(tuple(factor * a for a in slopes[1 - constant]), factor * bases[1 - constant])
+    return None
+
+
+def _filled(
+    op: Operator, types: Sequence[TensorType], known: Sequence[Fact | None], result: TensorType, tokens: int
+) -> Fact | None:
+    """Masks: comparisons of positions, and what is done to them element by element."""
+    long = [d for d, n in enumerate(result.shape) if n == tokens]
+    fills: list[tuple[tuple[int, int], Fill]] = []
+    for rows, keys in ((a, b) for a in long for b in long if a != b):
+        fill: Fill = "any"
+        if op.primitive in COMPARISONS:
+            fill = _compared(op, known, rows, keys, tokens)
+        if fill == "any":
+            fill = combined(op, ["any" if k is None else k.fill(rows, keys) for k in known])
+        if fill != "any":
+            fills.append(((rows, keys), fill))
+    return Fact(fills=tuple(fills)) if fills else None
+
+
+def _compared(op: Operator, known: Sequence[Fact | None], rows: int, keys: int, tokens: int) -> Fill:
+    """What a comparison of two affine functions says of every position with a later one."""
+    left, right = known
+    if left is None or right is None or left.slope is None or right.slope is None or tokens < 2:
+        return "any"
+    slope = [a - b for a, b in zip(left.slope, right.slope, strict=True)]
+    if any(s for d, s in enumerate(slope) if d not in (rows, keys)):
+        return "any"
+    corners = [(0, 1), (0, tokens - 1), (tokens - 2, tokens - 1)]
+    values = [slope[rows] * i + slope[keys] * j + left.base - right.base for i, j in corners]
+    low, high = min(values), max(values)
+    always, never = {
+        "ge": (low >= 0, high < 0),
+        "gt": (low > 0, high <= 0),
+        "le": (high <= 0, low > 0),
+        "lt": (high < 0, low >= 0),
+        "eq": (low == high == 0, low > 0 or high < 0),
+        "ne": (low > 0 or high < 0, low == high == 0),
+    }[op.primitive]
+    return "one" if always else "zero" if never else "any"

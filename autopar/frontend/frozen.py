@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from autopar.frontend.first_dims import dim_in_result
 from autopar.frontend.models import may_be_batch
-from autopar.ir import Graph, Operator
+from autopar.ir import Graph, Operator, TensorType
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.ir.primitives import CASTS
 
 _NONE: frozenset[tuple[str, int]] = frozenset()
 
@@ -56,8 +56,9 @@ class _Products:
                 constants, carries, stacks = scan.split(dims)
                 given = [*constants, *(_FirstDims() for _ in carries), *stacks]
                 self.walk(scan.body, dict(zip((i.name for i in scan.body.inputs), given, strict=True)))
-            elif len(op.results) == 1:
-                known[op.results[0].name] = _passed_on(op, dims)
+            elif dims:
+                passed = _passed_on(op, dims, graph.type_of(op.operands[0]))
+                known.update((r.name, passed) for r in op.results)
 
     def _product(self, op: Operator, dims: Sequence[_FirstDims]) -> None:
         numbers: Any = op.attr("dimension_numbers")
@@ -69,21 +70,18 @@ class _Products:
                 self.summed |= {name for name, dim in mine.mixed if dim in over}
 
 
-def _passed_on(op: Operator, dims: Sequence[_FirstDims]) -> _FirstDims:
-    """Where first dims are in the only result of ``op``."""
-    if op.primitive in CASTS or op.primitive in ("copy", "stop_gradient"):
-        return dims[0]
-    if op.primitive == "transpose":
-        order = op.ints("permutation")
-        return _FirstDims(
-            frozenset((n, order.index(d)) for n, d in dims[0].plain),
-            frozenset((n, order.index(d)) for n, d in dims[0].mixed),
-        )
+def _passed_on(op: Operator, dims: Sequence[_FirstDims], type: TensorType) -> _FirstDims:
+    """Where first dims are in the results of ``op``, whose first operand has this type."""
     if op.primitive in ("add", "div", "mul", "sub"):
         scales = op.primitive in ("div", "mul")
         plain = frozenset().union(*(d.plain for d in dims)) if scales else _NONE
         return _FirstDims(plain, frozenset().union(*(d.mixed for d in dims)))
-    return _FirstDims()
+
+    def moved(part: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        places = ((name, dim_in_result(op, dim, type)) for name, dim in part)
+        return frozenset((name, dim) for name, dim in places if dim is not None)
+
+    return _FirstDims(moved(dims[0].plain), moved(dims[0].mixed))
 
 
 def frozen_arguments(graph: Graph, arguments: Sequence[tuple[int | str, str]], carried: Set[str]) -> set[int | str]:

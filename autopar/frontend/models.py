@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from autopar.frontend.first_dims import dim_in_result
 from autopar.ir import Graph, Operand, Operator, TensorType
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.ir.primitives import CASTS
 
 _MODEL_WORDS = ("model", "p", "params", "parameters", "state", "train_state", "variables", "weights")
 
@@ -72,10 +72,10 @@ def _without_examples(graph: Graph) -> set[str]:
     firsts: dict[str, tuple[str, int]] = {i.name: (i.name, 0) for i in graph.inputs}  # input, where its first dim is
     inputs: set[str] = set()
     for op in graph.operators:
-        if op.primitive in (*CASTS, "transpose") and op.operands[0] in firsts:
+        if op.operands and op.operands[0] in firsts:
             name, dim = firsts[str(op.operands[0])]
-            order: Any = op.attr("permutation") if op.primitive == "transpose" else None
-            firsts[op.results[0].name] = name, dim if order is None else list(order).index(dim)
+            moved = dim_in_result(op, dim, graph.type_of(op.operands[0]))
+            firsts.update((r.name, (name, moved)) for r in op.results if moved is not None)
         taken = _not_by_example(op)
         inputs.update(firsts[o][0] for o, dims in taken if o in firsts and firsts[o][1] in dims)
     return inputs

@@ -150,3 +150,14 @@ def test_generation_keeps_its_cache(monkeypatch):
     seen = moved(monkeypatch)
     step(params, cache, token)
     assert (8, 4, 16) not in seen
+
+
+def test_a_stack_that_is_indexed_in_python_is_a_model():
+    def scores(q, b):
+        h = b["x"]
+        for i in range(len(q)):
+            h = jnp.tanh(h @ q[i])
+        return h.sum()
+
+    found = roles(scores, jnp.ones((3, 16, 16)), batch())
+    assert found == {"q": "parameter", "b['x']": "batch"}

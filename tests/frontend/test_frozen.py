@@ -70,6 +70,41 @@ def convolved(p, q, x, y):
     return jnp.mean((h @ p - y) ** 2)
 
 
+def indexed(p, q, x, y):
+    h = x
+    for i, a in enumerate(p):
+        h = h + jnp.tanh(h @ q[i] + h @ a["a"] @ a["b"])
+    return jnp.mean((h - y) ** 2)
+
+
+def from_the_end(p, q, x, y):
+    h = x
+    for i, a in enumerate(p):
+        h = h + jnp.tanh(h @ q["w"][-1 - i].astype(jnp.float32) + q["b"][-1 - i] + h @ a["a"] @ a["b"])
+    return jnp.mean((h - y) ** 2)
+
+
+def unstacked(p, q, x, y):
+    h = x
+    for w, more, a in zip(q[0], jnp.unstack(q[1]), p, strict=True):
+        h = h + jnp.tanh((h @ w) @ more + h @ a["a"] @ a["b"])
+    return jnp.mean((h - y) ** 2)
+
+
+def counted(p, q, x, y):
+    def layer(i, h):
+        return h + jnp.tanh(h @ q[i] + h @ p["a"][i] @ p["b"][i])
+
+    return jnp.mean((lax.fori_loop(0, LAYERS, layer, x) - y) ** 2)
+
+
+def taken(p, q, x, y):
+    h = x
+    for i, a in enumerate(p):
+        h = h + jnp.tanh(h @ jnp.take(q, i, axis=0) + h @ a["a"] @ a["b"])
+    return jnp.mean((h - y) ** 2)
+
+
 STACKED = jax.tree.map(lambda *a: jnp.stack(a), *adapters())
 NETWORK = {"a": jnp.ones((SIZE, 32)), "b": jnp.ones((32, SIZE))}
 IMAGES = jnp.ones((8, 4, 4, 2))
@@ -77,6 +112,17 @@ KERNELS = [jnp.full((3, 3, 2, 2), 0.1), jnp.full((3, 3, 2, 2), 0.2)]
 FROZEN = {
     "int4": (beside, adapters(), base(jnp.int4), X, Y),
     "merged": (merged, adapters(), base(jnp.float32), X, Y),
+    "indexed": (indexed, adapters(), jnp.stack(base(jnp.float32)), X, Y),
+    "from the end": (
+        from_the_end,
+        adapters(),
+        {"w": jnp.stack(base(jnp.int8)), "b": jnp.ones((LAYERS, SIZE))},
+        X,
+        Y,
+    ),
+    "unstacked": (unstacked, adapters(), (jnp.stack(base(jnp.float32)), jnp.stack(base(jnp.float32))), X, Y),
+    "counted": (counted, STACKED, jnp.stack(base(jnp.float32)), X, Y),
+    "taken": (taken, adapters(), jnp.stack(base(jnp.float32)), X, Y),
     "scan": (scanned, STACKED, jnp.stack(base(jnp.float32)), X, Y),
     "teacher": (taught, NETWORK, NETWORK, X, Y),
     "conv": (convolved, jnp.ones((2, 2)), KERNELS, IMAGES, IMAGES),
@@ -102,12 +148,22 @@ def chunked(p, xs, ys):
     return lax.scan(one, 0.0, (xs, ys))[0]
 
 
+def chunk_by_chunk(p, xs, ys):
+    return sum(jnp.mean((jnp.tanh(xs[i] @ p) @ p - ys[i]) ** 2) for i in range(len(xs)))
+
+
+def pairs(p, xs, ys):
+    return jnp.mean((xs[0] @ p - xs[1] @ p) ** 2) + jnp.mean(ys[0] - ys[1])
+
+
 W, CHUNKS = jnp.eye(SIZE), X.reshape(2, 4, SIZE)
 BATCHES = {
     "plain": (examples_first, W, X, Y),
     "features first": (features_first, W, X, Y),
     "contrastive": (contrastive, W, X, Y),
     "chunks": (chunked, W, CHUNKS, CHUNKS),
+    "chunks in Python": (chunk_by_chunk, W, CHUNKS, CHUNKS),
+    "pairs": (pairs, W, CHUNKS, CHUNKS),
 }
 
 

@@ -196,9 +196,20 @@ class CostModel:
         So it is where kernels are known, and on TPUs, whose compiler fuses as that for GPUs does. Figures of CPUs were
         measured operator by operator.
         """
-        return self.knows_kernels or all(
-            any(k.startswith("TPU") for k in d.jax_kinds) for d in self.cluster.device_types
-        )
+        return self.knows_kernels or self._tpus
+
+    @property
+    def halves_products(self) -> bool:
+        """Whether what products alone read is converted to half width before it is sent, as XLA for TPUs does.
+
+        TPUs multiply in bf16 where no precision is asked for. A gather, an all-to-all or a permute then sends bf16;
+        what is a partial sum is added up in float32 first.
+        """
+        return self._tpus
+
+    @property
+    def _tpus(self) -> bool:
+        return all(any(k.startswith("TPU") for k in d.jax_kinds) for d in self.cluster.device_types)
 
     def work_s(self, work: KernelWork, parts: int = 1) -> float:
         """Seconds of one of ``parts`` equal parts of an operator on one device, with what its own kind of work adds.

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from autopar import parallelize
+from autopar import Cluster, parallelize
 from autopar.cost import wire_bytes
 from autopar.lower.hlo import collectives
+from autopar.search import Manual
 from examples import llama, mlp
 from tests.end_to_end.random_plans import random_plan
 from tests.search.problems import f32, toy
@@ -129,3 +130,23 @@ def sent(collectives):
 @pytest.mark.parametrize("seed", range(1, 41))
 def test_many_random_plans(seed):
     assert_random_plan(seed, [(8,), (2, 4), (4, 2), (2, 2, 2)][seed % 4])
+
+
+@pytest.mark.parametrize(("name", "halved"), [("tpu-v5e", 2), ("dgx-a100", 1)])
+def test_tpus_send_what_products_alone_read_in_half_width(name, halved) -> None:
+    def sent(precision):
+        def step(params, x):
+            with jax.default_matmul_precision(precision):
+                return train_step(params, x)
+
+        args = ((f32(256, 512), f32(512, 256)), f32(1024, 256))
+        cluster = Cluster.load(name).part(0, 8)
+        plan = parallelize(step, cluster=cluster, mesh_shape=(8,), search=Manual(dp=8, zero=3)).plan(*args)
+        total = Counter()
+        for c in plan.communication:
+            total[c.kind] += c.bytes * c.count
+        return total
+
+    fast, precise = sent("default"), sent("highest")
+    assert fast["all-gather"] * halved == precise["all-gather"] > 0
+    assert fast["reduce-scatter"] == precise["reduce-scatter"] > 0

@@ -18,6 +18,7 @@ from collections import Counter
 
 from autopar.cluster import LogicalMesh
 from autopar.ir.primitives import wire_of
+from autopar.ir.products import read_by_products
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.connect import add_input, add_outputs, connect
 from autopar.search.intra.host import add_host_seconds, offloading
@@ -59,6 +60,11 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
         )
     GraphWalk(b, has_backward(graph)).graph(graph, "", 1.0)
     b.time += 1
+    if problem.cost_model.halves_products:
+        unmarked = "update" if has_backward(graph) else "forward"
+        for key in read_by_products(graph, phase=unmarked) & b.values.keys():
+            value = b.values[key]
+            value.halved = not value.wire and not any(k.partial for k in value.layouts)
     outputs = add_outputs(b, graph)
     for value in list(b.values.values()):
         connect(b, value)

@@ -56,12 +56,12 @@ def collectives(
             if program not in by_program:
                 shared = dict(copies.get(v.key, {}))
                 by_program[program] = Routes(
-                    tables.sending(v.wire), v.type, layouts[v.key], shared, sharding_problem.memory_bound
+                    tables.sending(v.wire), v.sent, layouts[v.key], shared, sharding_problem.memory_bound
                 )
             routes = by_program[program]
             for n, ((_, before), (_, after)) in enumerate(pairs := routes.take(required, use.phase)):
                 weight = v.weight if n < len(pairs) - 1 else use.weight
-                for sent in routes.tables.communication(v.type, before, after):
+                for sent in routes.tables.communication(v.sent, before, after):
                     axes = "+".join(sent.axes)
                     yield PricedCollective(sent.kind, v.key, sent.full_bytes, axes, use, weight, weight * sent.seconds)
     yield from _edges(problem, sharding_problem, choice)

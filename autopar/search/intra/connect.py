@@ -128,7 +128,7 @@ def connect(b: Builder, value: ValueDraft) -> None:
         b.nodes[copy].copy_of = value.key
         b.copies.append(CopyDraft(value.key, copy, layouts, (phase,)))
         b.edge(
-            value.node, copy, b.layouts.sending(value.wire).resharding(value.type, value.layouts, layouts, value.weight)
+            value.node, copy, b.layouts.sending(value.wire).resharding(value.sent, value.layouts, layouts, value.weight)
         )
         for u, new in users:
             _take(b, value, copy, layouts, u, new)
@@ -145,7 +145,7 @@ def _take(
     b: Builder, value: ValueDraft, node: int, layouts: tuple[Layout, ...], use: Use, new: NDArray[np.bool_]
 ) -> None:
     """Adds what a use costs that takes a value from where ``node`` decides, in one of ``layouts``."""
-    costs = b.layouts.sending(value.wire).resharding(value.type, layouts, use.required, use.weight)
+    costs = b.layouts.sending(value.wire).resharding(value.sent, layouts, use.required, use.weight)
     costs = costs if new.all() else np.where(new, costs, 0.0)
     if value.trips > 1 or any(use.as_made):  # slices alone are on the device: nothing can be laid out otherwise
         other = np.array([[k != required for required in use.required] for k in layouts])
@@ -163,11 +163,11 @@ def _connect_input(b: Builder, value: ValueDraft, readers: Readers) -> None:
     if at is not None:
         phases = {u.phase for u, _ in readers if u.phase != "update"} if b.split_phases else {""}
         b.copies[at] = replace(b.copies[at], phases=tuple(sorted(phases)) or ("",))
-        gather = np.diagonal(table.resharding(value.type, stored, used))
+        gather = np.diagonal(table.resharding(value.sent, stored, used))
         b.nodes[value.node].costs = gather * max(1, len(phases))
     for u, new in readers:
-        direct = table.resharding(value.type, stored, u.required)
-        costs = np.minimum(direct, table.resharding(value.type, used, u.required)) * u.weight
+        direct = table.resharding(value.sent, stored, u.required)
+        costs = np.minimum(direct, table.resharding(value.sent, used, u.required)) * u.weight
         if u.stacked or u.until:  # the loop may take what is there, not a copy that nobody counted
             there = np.array([[k in (a, c) for k in u.required] for a, c in zip(stored, used, strict=True)])
             if not u.stacked:  # or a small one

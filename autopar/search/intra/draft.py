@@ -71,6 +71,7 @@ class ValueDraft:
         constant: constants alone decide it, so that it is computed where it is read.
         alias: another name of a value that is accounted for elsewhere.
         wire: text of the `autopar.ir.formats.WireFormat` in which it is sent, or "": as it is.
+        halved: its readers are products that take half of its bits, which is all that the compiler sends.
         phase: part of the step in which it is made.
         arriving: it comes with every microbatch, placed as the loop over them takes it.
         hosted: of what may be kept in host memory, for each strategy whether it is; else empty.
@@ -95,6 +96,7 @@ class ValueDraft:
     constant: bool = False
     alias: bool = False
     wire: str = ""
+    halved: bool = False
     phase: str = ""
     view: str = ""
     arriving: bool = False
@@ -102,6 +104,11 @@ class ValueDraft:
     replaced: bool = False
     trips: int = 1
     uses: list[Use] = field(default_factory=list)
+
+    @property
+    def sent(self) -> TensorType:
+        """Type in which it is sent, and stored where one pass alone makes and reads it."""
+        return TensorType(self.type.shape, "bf16") if self.halved else self.type
 
 
 @dataclass

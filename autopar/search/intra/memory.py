@@ -128,7 +128,7 @@ def _copies(v: ValueDraft, copies: Sequence[CopyDraft], sized: Sizes, stop: int)
     readers = [u for u in v.uses if u.time < stop - 1]
     for c in copies:
         same = np.array([a == b for a, b in zip(v.layouts, c.layouts, strict=True)])
-        extra = np.where(same, 0.0, sized.of(v.type, c.layouts))
+        extra = np.where(same, 0.0, sized.of(v.sent, c.layouts))
         for phase in c.phases:
             taken = [u for u in readers if u.phase == phase or (phase == "" and u.phase != "update")]
             if taken:
@@ -152,13 +152,15 @@ def _made(
     for c in copies:
         readers = [u for u in outside if c.phases in (("",), (u.phase,))]
         first, last = min(u.time for u in readers), max(_end(u, until) for u in readers)
-        usages.append(UsageDraft(c.node, first, last, sized.of(v.type, c.layouts), kind, v.key))
+        usages.append(UsageDraft(c.node, first, last, sized.of(v.sent, c.layouts), kind, v.key))
         end = max(end, first)
     # Who takes the value itself; what else reads it, be it the result of the step, takes a copy.
     direct = [*inside, *(u for u in outside if not copied.intersection(("", u.phase)))]
     end = max([end, *(_end(u, until) for u in direct)])
     last = stop if returned and (not copies or any(u.time >= stop - 1 for u in direct)) else end
-    usages.append(UsageDraft(v.node, v.time, last, on_device(v, sized.of(v.type, v.layouts)), kind, v.key))
+    passes_on = returned or any(u.phase != v.phase for u in v.uses)  # perhaps to another program
+    stored = v.type if passes_on else v.sent
+    usages.append(UsageDraft(v.node, v.time, last, on_device(v, sized.of(stored, v.layouts)), kind, v.key))
     return usages + ([] if v.trips > 1 else _operands(v, outside, sized))
 
 
@@ -184,7 +186,7 @@ def _replacing(
 def _operands(v: ValueDraft, readers: Sequence[Use], sized: Sizes) -> list[UsageDraft]:
     """What heavy operators take of a value, in the layout that they take it in, while they run."""
     return [
-        UsageDraft(u.node, u.time, u.done, sized.of(v.type, u.required), "temporaries", v.key)
+        UsageDraft(u.node, u.time, u.done, sized.of(v.sent, u.required), "temporaries", v.key)
         for u in readers
         if u.heavy
     ]

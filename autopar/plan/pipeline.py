@@ -81,9 +81,12 @@ class Pipeline(Record, frozen=True):
         works: all programs of all stages.
         values: all that they name.
         transfers: those that take time; others take none.
+        members: by stage the ids of its operators of the forward pass where stages are a graph; empty where they are
+            runs, which the plan's ``cuts`` tell.
     """
 
     table: str
     works: tuple[PipelineWork, ...]
     values: tuple[PipelineValue, ...]
     transfers: tuple[PipelineTransfer, ...] = ()
+    members: tuple[tuple[str, ...], ...] = ()

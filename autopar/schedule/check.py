@@ -19,11 +19,28 @@ def check_table(table: Table) -> Table:
             f"{len(table.rows)} workers",
             remedy="use at least one of each",
         )
+    _check_after(table)
     _check_range_and_doubles(table)
     _check_complete(table)
     _check_one_worker(table)
     _check_order(table)
     return table
+
+
+def _check_after(table: Table) -> None:
+    """Stages that are a graph are numbered so that each waits for earlier ones alone."""
+    if table.after and len(table.after) != table.num_stages:
+        raise ScheduleError(
+            f"schedule {table.name} says of {len(table.after)} stages what they wait for, and has {table.num_stages}",
+            remedy="say it of every stage, - where it waits for none",
+        )
+    for stage, earlier in enumerate(table.after):
+        if list(earlier) != sorted(set(earlier)) or any(not 0 <= s < stage for s in earlier):
+            raise ScheduleError(
+                f"schedule {table.name}: stage {stage} waits for {' '.join(map(str, earlier))}",
+                cause="a stage waits for different earlier stages, in order",
+                remedy="number stages so that values of the forward pass go from lower to higher ones",
+            )
 
 
 def _check_range_and_doubles(table: Table) -> None:

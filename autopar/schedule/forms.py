@@ -9,17 +9,18 @@ import re
 import msgspec
 
 from autopar.errors import ScheduleError
-from autopar.schedule.table import Table, Task, grid, table_text
+from autopar.schedule.table import Table, Task, after_text, grid, table_text
 
-_HEAD = re.compile(r"schedule (?P<name>\S.*?), (?P<stages>\d+) stages, (?P<microbatches>\d+) microbatches")
+_HEAD = re.compile(r"schedule (?P<name>\S.*?), (?P<stages>\d+) stages, (?P<microbatches>\d+) microbatches(, after (?P<after>.*))?")
 _IDLE = ("", ".", "-")
 
 
-class _TableDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _TableDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     schedule: str
     num_stages: int
     num_microbatches: int
     rows: tuple[tuple[str, ...], ...]
+    after: tuple[tuple[int, ...], ...] = ()
 
 
 def to_text(table: Table) -> str:
@@ -31,7 +32,9 @@ def to_csv(table: Table) -> str:
     """The table for a spreadsheet: a head line, then a row a worker and a column a unit of time."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["schedule", table.name, "stages", table.num_stages, "microbatches", table.num_microbatches])
+    after = ["after", after_text(table)] if table.after else []
+    counts = ["stages", table.num_stages, "microbatches", table.num_microbatches]
+    writer.writerow(["schedule", table.name, *counts, *after])
     for worker, line in enumerate(grid(table)):
         writer.writerow([f"worker {worker}", *("" if cell is None else str(cell) for cell in line)])
     return out.getvalue()
@@ -40,7 +43,7 @@ def to_csv(table: Table) -> str:
 def to_json(table: Table) -> str:
     """The table as JSON: ``{"schedule", "num_stages", "num_microbatches", "rows": [["F0.0", ...], ...]}``."""
     rows = tuple(tuple(map(str, row)) for row in table.rows)
-    raw = msgspec.json.encode(_TableDocument(table.name, table.num_stages, table.num_microbatches, rows))
+    raw = msgspec.json.encode(_TableDocument(table.name, table.num_stages, table.num_microbatches, rows, table.after))
     return raw.decode() + "\n"
 
 
@@ -69,18 +72,20 @@ def _from_json(text: str) -> Table:
             remedy="it has schedule, num_stages, num_microbatches and rows of cells as F0.0",
         ) from error
     rows = tuple(_cells(list(row), f"row {w}") for w, row in enumerate(document.rows))
-    return Table(document.schedule, document.num_stages, document.num_microbatches, rows)
+    return Table(document.schedule, document.num_stages, document.num_microbatches, rows, document.after)
 
 
 def _from_csv(text: str) -> Table:
     lines = [line for line in csv.reader(io.StringIO(text.strip())) if any(cell.strip() for cell in line)]
     head = [cell.strip() for cell in lines[0] if cell.strip()]
-    if len(head) != 6 or (head[2], head[4]) != ("stages", "microbatches") or not (head[3] + head[5]).isdecimal():
+    names = tuple(head[2::2])
+    known = (("stages", "microbatches"), ("stages", "microbatches", "after"))
+    if len(head) % 2 or names not in known or not (head[3] + head[5]).isdecimal():
         raise ScheduleError(
             f"the head line of the CSV is {','.join(head)!r}", remedy="write schedule,NAME,stages,N,microbatches,N"
         )
     rows = tuple(_cells([cell.strip() for cell in line[1:]], f"row {w}") for w, line in enumerate(lines[1:]))
-    return Table(head[1], int(head[3]), int(head[5]), rows)
+    return Table(head[1], int(head[3]), int(head[5]), rows, _after(head[7]) if len(head) > 6 else ())
 
 
 def _from_text(text: str) -> Table:
@@ -97,10 +102,22 @@ def _from_text(text: str) -> Table:
             )
         rows.append(_cells(cells.split(), f"worker {number}"))
     if head:
-        return Table(head["name"], int(head["stages"]), int(head["microbatches"]), tuple(rows))
+        after = _after(head["after"]) if head["after"] is not None else ()
+        return Table(head["name"], int(head["stages"]), int(head["microbatches"]), tuple(rows), after)
     tasks = [t for row in rows for t in row]
     stages = max((t.stage for t in tasks), default=-1) + 1
     return Table("table", stages, max((t.microbatch for t in tasks), default=-1) + 1, tuple(rows))
+
+
+def _after(text: str) -> tuple[tuple[int, ...], ...]:
+    """What each stage waits for, from ``- | - | 0 1``."""
+    stages = [part.split() for part in text.split("|")]
+    if any(not (part == ["-"] or (part and all(n.isascii() and n.isdecimal() for n in part))) for part in stages):
+        raise ScheduleError(
+            f"after {text!r} of the schedule table does not say what each stage waits for",
+            remedy="write the stages that each waits for, or -, as - | - | 0 1",
+        )
+    return tuple(() if part == ["-"] else tuple(map(int, part)) for part in stages)
 
 
 def _cells(cells: list[str], place: str) -> tuple[Task, ...]:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from autopar.errors import ScheduleError
 from autopar.schedule.ampnet import AmpNet
 from autopar.schedule.base import Schedule
+from autopar.schedule.branches import Branches
 from autopar.schedule.chimera import Chimera
 from autopar.schedule.eager_1f1b import EagerOneFOneB
 from autopar.schedule.gpipe import GPipe
@@ -36,6 +37,7 @@ _BUILT_IN: Mapping[str, Factory] = MappingProxyType(
         "1f1b": OneFOneB,
         "2bw": TwoBuffered,
         "ampnet": AmpNet,
+        "branches": Branches,
         "chimera": Chimera,
         "eager-1f1b": EagerOneFOneB,
         "gpipe": GPipe,

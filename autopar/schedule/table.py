@@ -54,12 +54,15 @@ class Table:
         num_stages: stages of the model; with several stages a worker there are fewer workers.
         num_microbatches: parts of the batch.
         rows: for each worker its tasks, in the order in which it takes them.
+        after: by stage the earlier stages whose forward pass it waits for, where stages are a graph; empty where each
+            waits for the one before it.
     """
 
     name: str
     num_stages: int
     num_microbatches: int
     rows: tuple[tuple[Task, ...], ...]
+    after: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_workers(self) -> int:
@@ -100,15 +103,33 @@ class Table:
         """Stages that ``worker`` holds, ascending."""
         return tuple(sorted({t.stage for t in self.rows[worker]}))
 
+    @cached_property
+    def _behind(self) -> Mapping[int, tuple[int, ...]]:
+        """By stage, where stages are a graph, those that wait for it."""
+        stages = range(self.num_stages)
+        return MappingProxyType({s: tuple(t for t in stages if s in self.after[t]) for s in stages})
+
+    def stages_before(self, stage: int) -> tuple[int, ...]:
+        """Stages whose forward pass must be over before that of ``stage``, ascending."""
+        if self.after:
+            return self.after[stage]
+        return (stage - 1,) if stage else ()
+
+    def stages_behind(self, stage: int) -> tuple[int, ...]:
+        """Stages whose forward pass waits for that of ``stage``, ascending."""
+        if self.after:
+            return self._behind[stage]
+        return (stage + 1,) if stage + 1 < self.num_stages else ()
+
     def needs(self, task: Task) -> tuple[Task, ...]:
         """Tasks that must be over before ``task``: those of the neighbour stages and of its own forward."""
         kind, stage, microbatch = task.kind, task.stage, task.microbatch
         if kind == "forward":
-            return (Task("forward", stage - 1, microbatch),) if stage > 0 else ()
+            return tuple(Task("forward", s, microbatch) for s in self.stages_before(stage))
         if kind == "weight":
             return (Task("backward", stage, microbatch),)
-        forward = Task("forward", stage, microbatch)
-        return (forward, Task("backward", stage + 1, microbatch)) if stage + 1 < self.num_stages else (forward,)
+        later = tuple(Task("backward", s, microbatch) for s in self.stages_behind(stage))
+        return (Task("forward", stage, microbatch), *later)
 
     def __str__(self) -> str:
         return table_text(self)
@@ -197,7 +218,13 @@ def _around(place: int, length: int, most: int) -> range:
 
 
 def _head(table: Table) -> str:
-    return f"schedule {table.name}, {table.num_stages} stages, {table.num_microbatches} microbatches\n"
+    counts = f"schedule {table.name}, {table.num_stages} stages, {table.num_microbatches} microbatches"
+    return counts + (f", after {after_text(table)}" if table.after else "") + "\n"
+
+
+def after_text(table: Table) -> str:
+    """What each stage waits for where stages are a graph: ``- | - | 0 1``; "" where they are a chain."""
+    return " | ".join(" ".join(map(str, stages)) or "-" for stages in table.after)
 
 
 def _cells(table: Table, mark: Task | tuple[int, int] | None) -> tuple[list[list[str]], tuple[int, int]]:

@@ -31,8 +31,9 @@ from autopar.search.enumeration.candidates import (
 )
 from autopar.search.enumeration.search_space import is_small
 from autopar.search.enumeration.shared_stages import shared_candidates
+from autopar.search.enumeration.side_by_side import side_by_side
 from autopar.search.enumeration.tiny_steps import all_slicings
-from autopar.search.parallel import WorkerPool, start_worker
+from autopar.search.parallel import SERIAL, WorkerPool, start_worker
 from autopar.search.plain_data import is_importable
 from autopar.search.problem import NotFasterError, Problem
 from autopar.search.source import StageSource
@@ -66,6 +67,38 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
     worthwhile = large and may_run_in_worker(problem, intra)
     with WorkerPool(start_worker(worthwhile)) as pool:
         return _best(problem, source, intra, pool)
+
+
+def branches(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
+    """The best plan with independent branches side by side on parts of the devices.
+
+    Args:
+        problem: what is planned; it has a source.
+        intra: plans one stage on its submesh.
+
+    Raises:
+        InfeasiblePlanError: the step has no such branches, or no way of placing them fits.
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+    """
+    source = problem.source
+    some = [] if source is None else side_by_side(problem, source)
+    if source is None or not some:
+        stages = problem.options.num_stages
+        raise InfeasiblePlanError(
+            f"{problem.graph.name} has no independent branches that may run side by side"
+            + ("" if stages is None else f" in {stages} stages"),
+            cause="every expensive operator waits for the others, or there is one device",
+            remedy='schedule="auto", and num_stages="auto" where branches are asked for',
+        )
+    clock = Clock()
+    search = _PipelineSearch(problem, source, CachedPlanner(intra), SERIAL, clock)
+    trials: Trials[_Trial, Plan] = Trials(search.attempt)
+    plans = trials.run([_Trial(c, is_optional=True) for c in some])
+    if not plans:
+        raise _nothing_planned(problem, trials)
+    best = min(plans, key=_seconds)
+    record = msgspec.structs.replace(best.content.search, considered=_considered(plans, best))
+    return Plan(msgspec.structs.replace(best.content, search=record), clock.phases())
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.anytime import Converted, Incumbent, SearchEndedError
 from autopar.search.bound import bounded
-from autopar.search.cache import PlanCache, cached, cached_with_stages
+from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
 from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.forms import ONE_STAGE, Form, Tried, forms
-from autopar.search.enumeration.reach import may_be_faster
+from autopar.search.enumeration.reach import may_be_faster, may_overlap
 from autopar.search.enumeration.search_space import is_large
 from autopar.search.enumeration.whole_steps import stages_that_may_be_faster
 from autopar.search.one_stage import OneStage, first_configuration, in_blocks, one_stage
@@ -104,6 +104,8 @@ class Planner:
         self, form: Form, problem: Problem, step: StepSource, counts: Sequence[int] | None, tried: Tried
     ) -> Plan:
         """The best plan of a form, which must be faster than that of the forms ``tried``."""
+        if form.has_branches:
+            return self.branches(problem, step, counts, tried.cutoff_s)
         if form.is_pipeline:
             return self.pipeline(problem, step, counts, tried.cutoff_s, tried.exposed)
         if not form.ample_memory:
@@ -185,12 +187,29 @@ class Planner:
         Raises:
             NotFasterError: none takes less than ``cutoff_s``.
         """
-        o, cluster = problem.options, problem.cluster
+        o = problem.options
         tried: tuple[int, ...] | None = None
         if cutoff_s < math.inf:
             may_be_faster(problem, counts, cutoff_s)
             if o.num_stages is None and not _is_tiny(problem) and schedule_of(problem).chunks == 1:
                 tried = stages_that_may_be_faster(problem, step, counts, cutoff_s, exposed)
+        subproblem = replace(problem.subproblem, cutoff_s=cutoff_s, tried_stages=tried)
+        search = cached_with_stages(self.strategy, self.cache)
+        return self._in_stages(replace(problem, subproblem=subproblem), step, counts, search)
+
+    def branches(
+        self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf
+    ) -> Plan:
+        """The best plan with independent branches side by side; arguments and errors as of `pipeline`."""
+        if cutoff_s < math.inf:
+            may_overlap(problem, cutoff_s)
+        subproblem = replace(problem.subproblem, cutoff_s=cutoff_s)
+        search = cached_with_branches(self.strategy, self.cache)
+        return self._in_stages(replace(problem, subproblem=subproblem), step, counts, search)
+
+    def _in_stages(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, search: Strategy) -> Plan:
+        """The plan of a search that cuts stages, of the step with stacks taken apart."""
+        o, cluster = problem.options, problem.cluster
         problem.log(f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
         stages = o.num_stages or getattr(self.strategy, "num_stages", None)
         most = problem.policy.enumeration
@@ -204,17 +223,15 @@ class Planner:
             num_microbatches=None if counts is None else counts[0],
             offload="none" if kept else o.offload,
         )
-        subproblem = replace(problem.subproblem, cutoff_s=cutoff_s, tried_stages=tried)
         whole = replace(
             problem,
             graph=layered.graph,
             cost_model=problem.cost_model.on(cluster),
             options=options,
             source=layered.source,
-            subproblem=subproblem,
             anytime=None if problem.anytime is None else Converted(problem.anytime, layered.of_step),
         )
-        plan = cached_with_stages(self.strategy, self.cache)(whole)
+        plan = search(whole)
         if kept:
             plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)))
         return layered.of_step(plan)

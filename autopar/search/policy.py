@@ -244,6 +244,25 @@ class SchedulePolicy:
 
 
 @dataclass(frozen=True)
+class BranchPolicy:
+    """Which independent branches of a model are planned side by side.
+
+    Args:
+        least_share: of the work of a forward pass what branches besides the dearest one have at least: a choice. Two
+            projections of one attention layer of a deep model are below it.
+        most_branches: branches that are put on workers in every way; of more the smallest ones stay together.
+        most_candidates: ways of putting branches on parts of the devices that are planned, those of the least
+            estimates: a choice.
+        most_microbatches: of a step with branches in side-by-side stages: a choice, as nothing but the join waits.
+    """
+
+    least_share: float = 0.05
+    most_branches: int = 6
+    most_candidates: int = 6
+    most_microbatches: int = 8
+
+
+@dataclass(frozen=True)
 class CompilationPolicy:
     """How often a program that needs more memory than its plan says is planned again.
 
@@ -323,6 +342,7 @@ class SearchPolicy:
     partition: PartitionPolicy = PartitionPolicy()
     stages: StagePolicy = StagePolicy()
     schedules: SchedulePolicy = SchedulePolicy()
+    branches: BranchPolicy = BranchPolicy()
     compilation: CompilationPolicy = CompilationPolicy()
     research: ResearchPolicy = ResearchPolicy()
     workers: WorkerPolicy = WorkerPolicy()

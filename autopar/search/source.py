@@ -138,6 +138,14 @@ class StepSource(Protocol):
 class StageSource(Protocol):
     """A traced step that can be cut."""
 
+    def with_stages_after(self, after: tuple[tuple[int, ...], ...]) -> StageSource:
+        """The same step where stages are a graph.
+
+        Args:
+            after: by stage the earlier stages that its forward pass waits for; empty where they are a chain.
+        """
+        ...
+
     def microbatches(self, count: int) -> Microbatching:
         """The step in ``count`` microbatches. Raises MicrobatchError where that cannot be."""
         ...

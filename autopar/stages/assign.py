@@ -49,7 +49,13 @@ class StageMap:
 
 
 def assign(
-    graph: Graph, microbatching: Microbatching, layers: Layers, ends: Sequence[int], *, without_flush: bool = False
+    graph: Graph,
+    microbatching: Microbatching,
+    layers: Layers,
+    ends: Sequence[int],
+    *,
+    without_flush: bool = False,
+    after: Sequence[Sequence[int]] = (),
 ) -> StageMap:
     """Stages of all operators.
 
@@ -60,8 +66,11 @@ def assign(
         ends: by stage the number of its first layer that is not in it; the last is the number of layers.
         without_flush: whether gradients are computed on the stages of their parameters, so that updates need nothing
             of other stages after the loop.
+        after: by stage the earlier stages that its forward pass waits for; empty where each waits for the one before
+            it, and so for all.
     """
     starts = [0, *ends[:-1]]
+    reached = _reached(after) if after else tuple(frozenset(range(s + 1)) for s in range(len(ends)))
     forward = {
         id: stage
         for stage, (a, b) in enumerate(zip(starts, ends, strict=True))
@@ -70,7 +79,7 @@ def assign(
     }
 
     def loop_stages() -> tuple[dict[str, tuple[int, ...]], set[str]]:
-        body, backward = _loop_stages(graph, microbatching, forward, len(ends))
+        body, backward = _loop_stages(graph, microbatching, forward, reached)
         return with_parameters(graph, microbatching, body, backward) if without_flush else body, backward
 
     body, backward = loop_stages()
@@ -84,10 +93,21 @@ def assign(
     return StageMap(len(ends), microbatching, body, update, inputs, frozenset(backward))
 
 
+def _reached(after: Sequence[Sequence[int]]) -> tuple[frozenset[int], ...]:
+    """By stage of a graph itself and all stages that its forward pass waits for, which its cotangents go to."""
+    reached: list[frozenset[int]] = []
+    for s, earlier in enumerate(after):
+        reached.append(frozenset({s}.union(*(reached[t] for t in earlier))))
+    return tuple(reached)
+
+
 def _loop_stages(
-    graph: Graph, microbatching: Microbatching, forward: Mapping[str, int], count: int
+    graph: Graph, microbatching: Microbatching, forward: Mapping[str, int], reached: Sequence[frozenset[int]]
 ) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Stage of every operator of the loop that depends on the batch, and the ids of those of the backward pass."""
+    """Stage of every operator of the loop that depends on the batch, and the ids of those of the backward pass.
+
+    ``reached`` has by stage itself and all stages that its cotangents may go to.
+    """
     inside = set(microbatching.body)
     stages: dict[str, tuple[int, ...]] = {}
     available: dict[str, set[int]] = {}
@@ -105,9 +125,10 @@ def _loop_stages(
         names = op.reads
         if op.id not in inside or op.id in forward or op.id not in of_batch:
             continue  # what is the same in every microbatch runs wherever it is read
-        highest = min((cotangent[n] for n in names if n in cotangent), default=count - 1)
+        known = [cotangent[n] for n in names if n in cotangent]
+        allowed = frozenset.intersection(*(reached[s] for s in known or [len(reached) - 1]))
         held = [available[n] for n in names if n not in cotangent and n not in microbatching.batch and n in available]
-        stage = _highest(held, highest)
+        stage = _highest(held, allowed or reached[min(known)])
         stages[op.id] = (stage,)
         backward.add(op.id)
         for v in op.results:
@@ -115,14 +136,15 @@ def _loop_stages(
     return stages, backward
 
 
-def _highest(held: Iterable[set[int]], highest: int) -> int:
-    """The highest stage up to ``highest`` in all of ``held``; where there is none, in as many as can be."""
-    sets = list(held)
+def _highest(held: Iterable[set[int]], allowed: frozenset[int]) -> int:
+    """The highest ``allowed`` stage in all of ``held``; where there is none, in as many as can be."""
+    sets, highest = list(held), max(allowed)
     common = set.intersection(*sets) if sets else {highest}
-    fitting = [s for s in common if s <= highest]
+    fitting = common & allowed
     if fitting:
         return max(fitting)
-    return min([highest, *(max(s) for s in sets)])
+    below = min([highest, *(max(s) for s in sets)])
+    return max((s for s in allowed if s <= below), default=min(allowed))
 
 
 def _joins(graph: Graph, microbatching: Microbatching, body: Mapping[str, tuple[int, ...]]) -> frozenset[str]:

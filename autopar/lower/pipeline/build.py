@@ -119,12 +119,13 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
         separate_state: whether updates are two programs, see `stage_programs`.
     """
     content = plan.content
-    source = TracedStages(step, updates_apart(plan.schedule))
-    microbatching = source.microbatches(plan.num_microbatches)
-    members = members_of([op.id for op in forward_operators(step.graph, microbatching)], content.cuts)
     if content.pipeline is None:
         raise PlanMismatchError("the plan has several stages and no record of its pipeline")
     table = parse_table(content.pipeline.table)
+    source = TracedStages(step, updates_apart(plan.schedule), table.after)
+    microbatching = source.microbatches(plan.num_microbatches)
+    forward = [op.id for op in forward_operators(step.graph, microbatching)]
+    members = _checked(forward, content.pipeline.members) or members_of(forward, content.cuts)
     stages = [
         source.stage_graph(plan.num_microbatches, members, n, recomputation(s, members[n]))
         for n, s in enumerate(plan.stages)
@@ -143,6 +144,17 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
     wanted = tuple(p for p in programs if p.work.kind in ("before", "update") or p.work.kind in kinds[p.work.stage])
     map = source.slice(plan.num_microbatches, members).map
     return CutPrograms(plan, table, map, wanted, tuple(sizes))
+
+
+def _checked(forward: Sequence[str], members: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+    """``members``, which are all operators of the forward pass where stages are a graph, and none elsewhere."""
+    if members and sorted(id for stage in members for id in stage) != sorted(forward):
+        raise PlanMismatchError(
+            "the plan has other operators of the forward pass on its stages than the step has",
+            cause="the function, its shapes, or the version of a library changed since",
+            remedy="plan again, and save the new plan",
+        )
+    return members
 
 
 def _kinds(table: Table) -> dict[int, set[str]]:

@@ -77,14 +77,20 @@ class TracedStages:
     Args:
         step: the whole step.
         without_flush: whether its schedule has none, see `autopar.stages.assign`.
+        after: where stages are a graph what each waits for, see there.
     """
 
     step: Step
     without_flush: bool = False
+    after: tuple[tuple[int, ...], ...] = ()
     counts: dict[int, Microbatching] = field(default_factory=dict)
     cuts: dict[tuple[int, _Members], _Cut] = field(default_factory=dict)
     tables: dict[tuple[int, tuple[str, ...]], KindTable] = field(default_factory=dict)
     traced: dict[tuple[object, ...], tuple[StageGraph, StageKind]] = field(default_factory=dict)
+
+    def with_stages_after(self, after: tuple[tuple[int, ...], ...]) -> TracedStages:
+        """The same step where stages are a graph, each after those that ``after`` says."""
+        return replace(self, after=after, cuts={}) if after else self
 
     def microbatches(self, count: int) -> Microbatching:
         """The step in ``count`` microbatches."""
@@ -127,7 +133,14 @@ class TracedStages:
         if key not in self.cuts:
             layers = Layers(key[1], (0.0,) * len(members), (0,) * (len(members) - 1))
             ends = range(1, len(members) + 1)
-            map = assign(self.step.graph, self.microbatches(count), layers, ends, without_flush=self.without_flush)
+            map = assign(
+                self.step.graph,
+                self.microbatches(count),
+                layers,
+                ends,
+                without_flush=self.without_flush,
+                after=self.after,
+            )
             self.cuts[key] = _Cut(map, stage_parts(self.step.graph, map), self._table(count, map.microbatching))
         return self.cuts[key]
 

@@ -12,7 +12,7 @@ from autopar.plan import Plan
 from autopar.search.cache.key import key_of
 from autopar.search.cache.store import PlanCache
 from autopar.search.clock import Clock
-from autopar.search.pipelines import pipeline
+from autopar.search.pipelines import branches, pipeline
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, cuts_stages
 
@@ -65,3 +65,9 @@ def cached_with_stages(strategy: Strategy, cache: PlanCache | None) -> Strategy:
         return cached(strategy, cache)
     whole = partial(pipeline, intra=cached(strategy, cache))
     return whole if cache is None else Cached(whole, cache, ("pipeline", strategy))
+
+
+def cached_with_branches(strategy: Strategy, cache: PlanCache | None) -> Strategy:
+    """What plans independent branches side by side, by a strategy that shards one stage."""
+    whole = partial(branches, intra=cached(strategy, cache))
+    return whole if cache is None else Cached(whole, cache, ("branches", strategy))

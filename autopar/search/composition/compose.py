@@ -53,8 +53,8 @@ def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Seque
         notes=tuple(dict.fromkeys(n for c in parts for n in c.notes)),
         memory_limit=problem.memory_limit_bytes,
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
-        pipeline=record,
-        cuts=tuple(m[-1] for m in candidate.members[:-1]),
+        pipeline=msgspec.structs.replace(record, members=candidate.members) if table.after else record,
+        cuts=() if table.after else tuple(m[-1] for m in candidate.members[:-1]),
         parts=tuple(on_devices(c, 0, (0, len(c.stages[0].devices))) for c in parts),
     )
     plan = bounded(Plan(content), graph, problem.cluster)

@@ -100,7 +100,7 @@ def step_record(table: Table, dataflow: Dataflow, durations: Durations) -> tuple
     if not flushes(table.name):
         period_s = steady(table, dataflow, durations).step_time
         return period_s, record_of(table, dataflow, durations, routes_of(build(table, dataflow)))
-    if is_plain(dataflow):
+    if is_plain(dataflow) and not table.after:
         check_table(table)
         check_dataflow(table, dataflow)
         step = step_of(table, dataflow, durations)

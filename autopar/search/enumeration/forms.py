@@ -1,12 +1,16 @@
-"""Forms of a plan, one stage or pipelines, in the order in which they are planned, and what the planned ones say."""
+"""Forms of a plan, one stage, pipelines or branches side by side, in the order in which they are planned, and what the planned ones say."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.plan import Plan
+from autopar.schedule import factory_named
+from autopar.schedule.branches import Branches
+from autopar.search.enumeration.side_by_side import has_branches
 from autopar.search.problem import Problem
 
 
@@ -17,15 +21,18 @@ class Form:
     Args:
         is_pipeline: whether it has several stages.
         ample_memory: whether, of one stage, only the first configuration is planned, and only where memory is ample.
+        has_branches: whether its stages are independent branches side by side.
     """
 
     is_pipeline: bool
     ample_memory: bool = False
+    has_branches: bool = False
 
 
 ONE_STAGE = Form(is_pipeline=False)
 AMPLE_STAGE = Form(is_pipeline=False, ample_memory=True)
 PIPELINES = Form(is_pipeline=True)
+BRANCHES = Form(is_pipeline=True, has_branches=True)
 
 
 def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tuple[Form, ...]:
@@ -33,7 +40,8 @@ def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tupl
 
     Inside a node one stage is the likelier answer, and pipelines are tried where they may be faster. Between nodes
     a pipeline is, unless one stage has ample memory: else it takes longer to plan without a plan to beat.
-    A mesh that is asked for and has all devices is the mesh of one stage.
+    A mesh that is asked for and has all devices is the mesh of one stage. Where the number of stages and the schedule
+    are free, independent branches of the step are put side by side on parts of the devices, last.
 
     Args:
         problem: what is planned.
@@ -41,6 +49,8 @@ def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tupl
         tries_pipelines: whether pipelines are planned next to one stage where the number of stages is free.
     """
     asked, devices = problem.options.num_stages, problem.cluster.num_devices
+    if asks_for_branches(problem.options.schedule):
+        return (BRANCHES,)
     if (asked or 1) > 1 or (asked is None and devices > 1 and cuts_stages):
         return (PIPELINES,)
     if asked is not None or not tries_pipelines or devices == 1:
@@ -50,9 +60,17 @@ def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tupl
         return (PIPELINES, ONE_STAGE)
     if problem.options.mesh_shape is not None and math.prod(problem.options.mesh_shape) == devices:
         return (ONE_STAGE,)
+    branches = (BRANCHES,) if schedule == "auto" and has_branches(problem) else ()
     if schedule == "auto" and problem.cluster.num_nodes > 1:
-        return (AMPLE_STAGE, PIPELINES, ONE_STAGE)
-    return (ONE_STAGE, PIPELINES)
+        return (AMPLE_STAGE, PIPELINES, ONE_STAGE, *branches)
+    return (ONE_STAGE, PIPELINES, *branches)
+
+
+def asks_for_branches(schedule: Any) -> bool:
+    """Whether a schedule that was asked for is that of branches side by side."""
+    if isinstance(schedule, str):
+        return schedule not in ("auto", "none") and factory_named(schedule) is Branches
+    return isinstance(schedule, Branches)
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,23 @@ def may_be_faster(problem: Problem, counts: Sequence[int] | None, cutoff_s: floa
         NotFasterError: at its best none does; or the devices are those of one process on a CPU, which runs programs of
             several devices one after another, so that stages never overlap; or nothing is differentiated, on one node.
     """
-    if problem.cluster.num_nodes == 1 and all("cpu" in d.jax_kinds for d in problem.cluster.device_types):
-        raise not_faster(problem, cutoff_s, "stages in one process on a CPU do not overlap")
+    may_overlap(problem, cutoff_s)
     trains = any(phase_of(op.scope) == "backward" for op in problem.graph.operators)
     if problem.cluster.num_nodes == 1 and not trains:
         raise not_faster(problem, cutoff_s, "without a backward pass the caller waits for each step")
     reached_s = least_s(problem, counts)
     if reached_s >= cutoff_s:
         raise not_faster(problem, cutoff_s, f"at its best a pipeline takes {reached_s:.6g} s")
+
+
+def may_overlap(problem: Problem, cutoff_s: float) -> None:
+    """Returns where programs of several devices may run at once; arguments as of `may_be_faster`.
+
+    Raises:
+        NotFasterError: the devices are those of one process on a CPU.
+    """
+    if problem.cluster.num_nodes == 1 and all("cpu" in d.jax_kinds for d in problem.cluster.device_types):
+        raise not_faster(problem, cutoff_s, "stages in one process on a CPU do not overlap")
 
 
 def least_s(problem: Problem, counts: Sequence[int] | None) -> float:

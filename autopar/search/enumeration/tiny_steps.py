@@ -58,7 +58,7 @@ def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
                 continue
             if not has_stage_a_worker(table):
                 return
-            some = itertools.islice(_submeshes(problem, stages), policy.most_slicings + 1)
+            some = itertools.islice(submeshes_of_all(problem, stages), policy.most_slicings + 1)
             placements = [placed(problem.cluster, kinds) for kinds in some]
             for cut in itertools.combinations(range(1, len(layers)), stages - 1):
                 runs = [layers[a:b] for a, b in itertools.pairwise((0, *cut, len(layers)))]
@@ -67,7 +67,7 @@ def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
                     yield Candidate(count, members, placement, 0.0, layers)
 
 
-def _submeshes(problem: Problem, stages: int) -> Iterator[tuple[Submesh, ...]]:
+def submeshes_of_all(problem: Problem, stages: int) -> Iterator[tuple[Submesh, ...]]:
     """Submeshes of so many stages that together are all devices."""
     kinds = submeshes(problem.cluster)
     if problem.subproblem.uniform_stages:

@@ -58,9 +58,10 @@ def plan_candidate(
         InfeasiblePlanError: a stage does not fit.
         NotFasterError: stages that are planned show that it takes ``cutoff_s`` or more.
     """
-    sliced = source.slice(candidate.count, candidate.members)
     schedule = candidate.schedule or schedule_of(problem)
     table = schedule.table(len(candidate.members), candidate.count)
+    source = source.with_stages_after(table.after)
+    sliced = source.slice(candidate.count, candidate.members)
     check_ends(problem.graph, sliced, table)
     shared = StagePlanner(intra, candidate.meshes, pool, {} if cache is None else cache)
     pipeline = ScheduledStages(problem, source, sliced, candidate.members, candidate.layers, table)
@@ -83,7 +84,7 @@ def _planned_stages(
     # With the fewest microbatches in flight first: what is best there is best for isomorphic stages that it fits too.
     order = sorted(range(len(candidate.members)), key=lambda i: (in_flight(pipeline.table, i), i))
     keys = {}
-    if cutoff_s < math.inf:
+    if cutoff_s < math.inf and not pipeline.table.after:
         cluster, count = pipeline.problem.cluster, candidate.count
         keys = {i: busy.key(pipeline.sliced.graphs[i], cluster.part(*candidate.devices[i]), count) for i in order}
         busy.check(keys, cutoff_s)

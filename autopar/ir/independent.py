@@ -1,0 +1,148 @@
+"""Independent branches of a graph: parts between its inputs and where they are joined that need nothing of each other.
+
+Two towers of a contrastive model, the embeddings and the perceptron of a recommender, the members of an ensemble. An
+operator joins branches where the operators that only one of its operands needs are much of the work (Unity, OSDI'22,
+and GraphPipe, ASPLOS'25, split graphs at the same places, as series and parallel parts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.ir.graph import Operator
+
+#: Operators by which branches are found: the dearest ones.
+_MOST_HEAVY = 512
+
+
+@dataclass(frozen=True)
+class Branches:
+    """A part of a graph with independent branches; each operator is in one of the parts.
+
+    Args:
+        trunk: ids of the operators that several branches need, in running order.
+        branches: by branch the ids of its operators, that with the most work first.
+        weights: by branch the sum of the weights of its operators.
+        merge: ids of all others: what joins branches, and comes after.
+    """
+
+    trunk: tuple[str, ...]
+    branches: tuple[tuple[str, ...], ...]
+    weights: tuple[float, ...]
+    merge: tuple[str, ...]
+
+
+def independent_branches(
+    operators: Sequence[Operator], weights: Sequence[float], least_share: float
+) -> Branches | None:
+    """The branches that save the most if they run at once; None where there are none that save much.
+
+    Args:
+        operators: those of a graph, in running order.
+        weights: what each takes.
+        least_share: of all weights what branches besides the dearest one have at least.
+    """
+    total = float(sum(weights))
+    if total <= 0:
+        return None
+    flow = _Flow(operators, weights)
+    found = flow.split(range(len(operators)), least_share * total)
+    if found is None:
+        return None
+    trunk, branches, merge = found
+    branches = sorted(branches, key=lambda b: (-flow.weight(b), b[0]))
+
+    def ids(at: Sequence[int]) -> tuple[str, ...]:
+        return tuple(operators[i].id for i in at)
+
+    return Branches(ids(trunk), tuple(map(ids, branches)), tuple(map(flow.weight, branches)), ids(merge))
+
+
+#: Numbers of operators: of a trunk, of branches, of what joins them.
+_Parts = tuple[list[int], list[list[int]], list[int]]
+
+
+class _Flow:
+    """What operators need of each other, by their numbers."""
+
+    def __init__(self, operators: Sequence[Operator], weights: Sequence[float]) -> None:
+        made = {v.name: i for i, op in enumerate(operators) for v in op.results}
+        self.needs = [sorted({made[n] for n in op.reads if n in made}) for op in operators]
+        self.weights = np.array(weights, float)
+
+    def weight(self, numbers: Sequence[int]) -> float:
+        """Sum of the weights of some operators."""
+        return float(self.weights[list(numbers)].sum())
+
+    def split(self, numbers: Sequence[int], least: float) -> _Parts | None:
+        """Trunk, branches and the rest of some operators; None where branches but the dearest have less than ``least``.
+
+        A branch that is itself joined of branches by operators that take little is taken apart.
+        """
+        joined = self._best_join(numbers, least)
+        if joined is None:
+            return None
+        trunk, branches, merge = joined
+        apart: list[list[int]] = []
+        for branch in branches:
+            inner = self.split(branch, least)
+            if inner is not None and self.weight([*inner[0], *inner[2]]) < least:
+                trunk, merge = [*trunk, *inner[0]], [*merge, *inner[2]]
+                apart += inner[1]
+            else:
+                apart.append(branch)
+        return sorted(trunk), apart, sorted(merge)
+
+    def _best_join(self, numbers: Sequence[int], least: float) -> _Parts | None:
+        """The parts around the operator that joins the most work; the first of equals."""
+        inside = {n: k for k, n in enumerate(numbers)}
+        needs = [[inside[n] for n in self.needs[i] if n in inside] for i in numbers]
+        read = {n for some in needs for n in some}
+        needs.append([k for k in range(len(numbers)) if k not in read])  # the end, which joins all that nobody reads
+        weights = self.weights[list(numbers)]
+        heavy = np.argsort(-weights, kind="stable")[:_MOST_HEAVY]
+        column = {int(k): c for c, k in enumerate(heavy) if weights[k] > 0}
+        needed = np.zeros((len(needs), len(heavy)), bool)
+        best, best_gain = -1, 0.0
+        for k, some in enumerate(needs):
+            if len(some) > 1:
+                only = self._only(needed[some]) @ weights[heavy]
+                gain = float(only.sum() - only.max())
+                if gain > best_gain * (1 + 1e-9):
+                    best, best_gain = k, gain
+            if some:
+                needed[k] = needed[some].any(axis=0)
+            if k in column:
+                needed[k, column[k]] = True
+        if best < 0 or best_gain < least:
+            return None
+        only = self._only(needed[needs[best]]) @ weights[heavy]
+        roots = [k for k, w in zip(needs[best], only, strict=True) if w >= min(least, best_gain) / len(only)]
+        return self._parts(numbers, needs, roots)
+
+    @staticmethod
+    def _only(needed: np.ndarray) -> np.ndarray:
+        """Which heavy operators (columns) one operand (row) needs and no other does."""
+        return np.asarray(needed & (needed.sum(axis=0) == 1), float)
+
+    @staticmethod
+    def _parts(numbers: Sequence[int], needs: Sequence[Sequence[int]], roots: Sequence[int]) -> _Parts:
+        """What several of ``roots`` need, what each alone does, and the rest."""
+        reach = [0] * len(needs)
+        for bit, root in enumerate(roots):
+            reach[root] |= 1 << bit
+        for k in range(len(numbers) - 1, -1, -1):
+            for n in needs[k]:
+                reach[n] |= reach[k]
+        trunk, branches, merge = list[int](), [list[int]() for _ in roots], list[int]()
+        for n, bits in zip(numbers, reach, strict=False):
+            if not bits:
+                merge.append(n)
+            elif bits & (bits - 1):
+                trunk.append(n)
+            else:
+                branches[bits.bit_length() - 1].append(n)
+        return trunk, branches, merge

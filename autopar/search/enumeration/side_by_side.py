@@ -1,0 +1,170 @@
+"""Ways to put independent branches of a step on parts of the devices side by side.
+
+Branches are found in the forward pass (`autopar.ir.independent`) by the seconds that each operator takes one device at
+its best. Groups of them are stages of their own, each on a part of the devices; what several need is a stage before
+them, what joins them a stage behind them, both on the devices of one of the groups. All groupings and submeshes are
+enumerated, and those of the least estimates are planned.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cost import operator_bytes, total_flops
+from autopar.errors import MicrobatchError
+from autopar.ir import Graph, Operator
+from autopar.ir.independent import Branches, independent_branches
+from autopar.ir.primitives import is_fusible
+from autopar.microbatch import Microbatching, analyze, batch_size
+from autopar.schedule.branches import Branches as BranchSchedule
+from autopar.search.bound import BestRates
+from autopar.search.enumeration.candidates import Candidate, trains
+from autopar.search.enumeration.tiny_steps import submeshes_of_all
+from autopar.search.partition.submesh import placed
+from autopar.search.problem import Problem
+from autopar.search.source import StageSource
+from autopar.stages import cluster
+from autopar.stages.layers import forward_operators
+
+
+def branches_of(problem: Problem, microbatching: Microbatching) -> Branches | None:
+    """The independent branches of the forward pass; None where there are none that are much of its work."""
+    operators = forward_operators(problem.graph, microbatching)
+    rates = BestRates(problem.cluster)
+    seconds = [_seconds(problem.graph, op, rates) for op in operators]
+    return independent_branches(operators, seconds, problem.policy.branches.least_share)
+
+
+def has_branches(problem: Problem) -> bool:
+    """Whether a step has branches that may run side by side."""
+    try:
+        return branches_of(problem, analyze(problem.graph, 1)) is not None
+    except MicrobatchError:
+        return False
+
+
+def _seconds(graph: Graph, op: Operator, rates: BestRates) -> float:
+    """Seconds of an operator on one device at its best rates; of those that fuse into others the FLOPs alone."""
+    types = graph.operand_types(op)
+    dtypes = tuple(sorted({v.type.dtype for v in op.results} | {t.dtype for t in types}))
+    moved = 0.0 if is_fusible(op) or op.regions else operator_bytes(op, types)
+    return rates.seconds(dtypes, total_flops(graph, op), moved)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Groups of branches as stages.
+
+    Args:
+        members: by stage the ids of its operators: what several groups need, if anything, groups, what joins them.
+        groups: numbers of the stages that are groups.
+        weights: by stage the seconds of its operators.
+    """
+
+    members: tuple[tuple[str, ...], ...]
+    groups: range
+    weights: tuple[float, ...]
+
+
+def side_by_side(problem: Problem, source: StageSource) -> list[Candidate]:
+    """Candidates with branches side by side, those of the least estimates first.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+
+    Raises:
+        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+    """
+    asked = problem.options.num_microbatches
+    found: list[Candidate] = []
+    for count in [asked] if asked is not None else _counts(problem):
+        try:
+            microbatching = source.microbatches(count)
+        except MicrobatchError:
+            if asked is not None:
+                raise
+            continue
+        branches = branches_of(problem, microbatching)
+        if branches is None:
+            continue
+        layers = cluster(problem.graph, microbatching, problem.policy.enumeration.most_layers, fewest=None).members
+        some = [replace(c, layers=layers) for cut in _cuts(problem, branches) for c in _placed(problem, cut, count)]
+        found += sorted(some, key=lambda c: c.estimate_s)[: problem.policy.branches.most_candidates]
+    return sorted(found, key=lambda c: c.estimate_s)
+
+
+def _counts(problem: Problem) -> list[int]:
+    """Powers of two that divide the batch."""
+    size, most = batch_size(problem.graph) or 1, problem.policy.branches.most_microbatches
+    return [n for k in range(size.bit_length()) if size % (n := 2**k) == 0 and n <= most]
+
+
+def _cuts(problem: Problem, branches: Branches) -> Iterator[_Cut]:
+    """All ways to put branches into two groups or more, of as many as there are devices at most."""
+    most = problem.policy.branches.most_branches
+    asked = problem.options.num_stages
+    order = {op.id: n for n, op in enumerate(problem.graph.operators)}
+    apart = [*branches.branches[:most]]
+    if len(branches.branches) > most:
+        apart[-1] = tuple(id for b in branches.branches[most - 1 :] for id in b)
+    weights = [*branches.weights[:most]]
+    weights[-1] = sum(branches.weights[len(weights) - 1 :])
+    seconds = _outside(problem, branches)
+    for groups in _partitions(range(len(apart))):
+        if not 2 <= len(groups) <= problem.cluster.num_devices:
+            continue
+        stages = [tuple(sorted((id for b in g for id in apart[b]), key=order.__getitem__)) for g in groups]
+        before, behind = [m for m in (branches.trunk,) if m], [m for m in (branches.merge,) if m]
+        members = (*before, *stages, *behind)
+        if asked is not None and len(members) != asked:
+            continue
+        shares = [sum(weights[b] for b in g) for g in groups]
+        weights_of = (*seconds[: len(before)], *shares, *seconds[1 : 1 + len(behind)])
+        yield _Cut(members, range(len(before), len(before) + len(stages)), weights_of)
+
+
+def _outside(problem: Problem, branches: Branches) -> tuple[float, float]:
+    """Seconds of what several branches need, and of what joins them."""
+    rates, by_id = BestRates(problem.cluster), problem.graph.by_id
+    trunk, merge = (sum(_seconds(problem.graph, by_id[id], rates) for id in m) for m in (branches.trunk, branches.merge))
+    return trunk, merge
+
+
+def _partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
+    """All ways to put items into groups, in a fixed order."""
+    if not items:
+        yield []
+        return
+    for rest in _partitions(items[1:]):
+        yield [[items[0]], *rest]
+        for n in range(len(rest)):
+            yield [*rest[:n], [items[0], *rest[n]], *rest[n + 1 :]]
+
+
+def _placed(problem: Problem, cut: _Cut, count: int) -> Iterator[Candidate]:
+    """A cut on all submeshes; what is before and behind the groups on the devices of each of them."""
+    after, first, groups = _after(problem.graph, cut.members), cut.groups.start, len(cut.groups)
+    others = [s for s in range(len(cut.members)) if s not in cut.groups]
+    for kinds in submeshes_of_all(problem, groups):
+        places = placed(problem.cluster, kinds)
+        for homes in itertools.product(range(groups), repeat=len(others)):
+            worker_of = {**{s: s - first for s in cut.groups}, **dict(zip(others, homes, strict=True))}
+            workers = tuple(worker_of[s] for s in range(len(cut.members)))
+            seconds = [w / places[workers[s]][1] for s, w in enumerate(cut.weights)]
+            estimate_s = max(seconds[s] for s in cut.groups) + sum(seconds[s] for s in others)
+            schedule = BranchSchedule(after, workers, trains(problem))
+            devices = tuple(places[w] for w in workers)
+            yield Candidate(count, cut.members, devices, estimate_s, schedule=schedule)
+
+
+def _after(graph: Graph, members: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
+    """By stage the earlier stages whose values its operators read."""
+    made = {v.name: s for s, ids in enumerate(members) for id in ids for v in graph.by_id[id].results}
+    after = []
+    for s, ids in enumerate(members):
+        read = {made[n] for id in ids for n in graph.by_id[id].reads if n in made}
+        after.append(tuple(sorted(read - {s})))
+    return tuple(after)

@@ -19,7 +19,7 @@ _MOST_HEAVY = 512
 
 
 @dataclass(frozen=True)
-class Branches:
+class IndependentBranches:
     """A part of a graph with independent branches; each operator is in one of the parts.
 
     Args:
@@ -37,7 +37,7 @@ class Branches:
 
 def independent_branches(
     operators: Sequence[Operator], weights: Sequence[float], least_share: float
-) -> Branches | None:
+) -> IndependentBranches | None:
     """The branches that save the most if they run at once; None where there are none that save much.
 
     Args:
@@ -49,16 +49,16 @@ def independent_branches(
     if total <= 0:
         return None
     flow = _Flow(operators, weights)
-    found = flow.split(range(len(operators)), least_share * total)
-    if found is None:
+    parts = flow.split(range(len(operators)), least_share * total)
+    if parts is None:
         return None
-    trunk, branches, merge = found
+    trunk, branches, merge = parts
     branches = sorted(branches, key=lambda b: (-flow.weight(b), b[0]))
 
     def ids(at: Sequence[int]) -> tuple[str, ...]:
         return tuple(operators[i].id for i in at)
 
-    return Branches(ids(trunk), tuple(map(ids, branches)), tuple(map(flow.weight, branches)), ids(merge))
+    return IndependentBranches(ids(trunk), tuple(map(ids, branches)), tuple(map(flow.weight, branches)), ids(merge))
 
 
 #: Numbers of operators: of a trunk, of branches, of what joins them.
@@ -69,8 +69,8 @@ class _Flow:
     """What operators need of each other, by their numbers."""
 
     def __init__(self, operators: Sequence[Operator], weights: Sequence[float]) -> None:
-        made = {v.name: i for i, op in enumerate(operators) for v in op.results}
-        self.needs = [sorted({made[n] for n in op.reads if n in made}) for op in operators]
+        producers = {v.name: i for i, op in enumerate(operators) for v in op.results}
+        self.needs = [sorted({producers[n] for n in op.reads if n in producers}) for op in operators]
         self.weights = np.array(weights, float)
 
     def weight(self, numbers: Sequence[int]) -> float:
@@ -80,12 +80,18 @@ class _Flow:
     def split(self, numbers: Sequence[int], least: float) -> _Parts | None:
         """Trunk, branches and the rest of some operators; None where branches but the dearest have less than ``least``.
 
-        A branch that is itself joined of branches by operators that take little is taken apart.
+        Around the join that saves most, or the last one that saves enough, whichever is better once branches that are
+        themselves joined of branches, by operators that take little, are taken apart.
         """
-        joined = self._best_join(numbers, least)
-        if joined is None:
-            return None
-        trunk, branches, merge = joined
+        splits = [self._apart(parts, least) for parts in self._joins(numbers, least)]
+        return max(splits, key=lambda parts: self._saved(parts[1]), default=None)
+
+    def _saved(self, branches: Sequence[Sequence[int]]) -> float:
+        weights = [self.weight(b) for b in branches]
+        return sum(weights) - max(weights)
+
+    def _apart(self, parts: _Parts, least: float) -> _Parts:
+        trunk, branches, merge = parts
         apart: list[list[int]] = []
         for branch in branches:
             inner = self.split(branch, least)
@@ -96,8 +102,9 @@ class _Flow:
                 apart.append(branch)
         return sorted(trunk), apart, sorted(merge)
 
-    def _best_join(self, numbers: Sequence[int], least: float) -> _Parts | None:
-        """The parts around the operator that joins the most work; the first of equals."""
+    def _joins(self, numbers: Sequence[int], least: float) -> list[_Parts]:
+        """The parts around the operator that joins the most work, the first of equals, and around the last that joins
+        ``least``."""
         inside = {n: k for k, n in enumerate(numbers)}
         needs = [[inside[n] for n in self.needs[i] if n in inside] for i in numbers]
         read = {n for some in needs for n in some}
@@ -106,22 +113,23 @@ class _Flow:
         heavy = np.argsort(-weights, kind="stable")[:_MOST_HEAVY]
         column = {int(k): c for c, k in enumerate(heavy) if weights[k] > 0}
         needed = np.zeros((len(needs), len(heavy)), bool)
-        best, best_gain = -1, 0.0
+        roots: dict[str, list[int]] = {}
+        best = 0.0
         for k, some in enumerate(needs):
             if len(some) > 1:
                 only = self._only(needed[some]) @ weights[heavy]
                 gain = float(only.sum() - only.max())
-                if gain > best_gain * (1 + 1e-9):
-                    best, best_gain = k, gain
+                if gain >= least:
+                    large = [n for n, w in zip(some, only, strict=True) if w >= least / len(some)]
+                    roots["last"] = large
+                    if gain > best * (1 + 1e-9):
+                        best, roots["best"] = gain, large
             if some:
                 needed[k] = needed[some].any(axis=0)
             if k in column:
                 needed[k, column[k]] = True
-        if best < 0 or best_gain < least:
-            return None
-        only = self._only(needed[needs[best]]) @ weights[heavy]
-        roots = [k for k, w in zip(needs[best], only, strict=True) if w >= min(least, best_gain) / len(only)]
-        return self._parts(numbers, needs, roots)
+        around = [roots[name] for name in sorted(roots)]
+        return [self._parts(numbers, needs, some) for n, some in enumerate(around) if some not in around[:n]]
 
     @staticmethod
     def _only(needed: np.ndarray) -> np.ndarray:
@@ -137,12 +145,16 @@ class _Flow:
         for k in range(len(numbers) - 1, -1, -1):
             for n in needs[k]:
                 reach[n] |= reach[k]
-        trunk, branches, merge = list[int](), [list[int]() for _ in roots], list[int]()
-        for n, bits in zip(numbers, reach, strict=False):
-            if not bits:
-                merge.append(n)
-            elif bits & (bits - 1):
-                trunk.append(n)
+        parts: list[list[int]] = [[] for _ in range(len(roots) + 2)]
+        trunk, merge = len(roots), len(roots) + 1
+        part_of: list[int] = []
+        for k, (n, bits) in enumerate(zip(numbers, reach, strict=False)):
+            if not bits:  # what reads one branch alone, as residuals for its backward pass do, is of that branch
+                there = {part_of[m] for m in needs[k]}
+                others = there - {trunk}
+                part = merge if len(others) > 1 or not there else min(others, default=trunk)
             else:
-                branches[bits.bit_length() - 1].append(n)
-        return trunk, branches, merge
+                part = trunk if bits & (bits - 1) else bits.bit_length() - 1
+            part_of.append(part)
+            parts[part].append(n)
+        return parts[trunk], parts[: len(roots)], parts[merge]

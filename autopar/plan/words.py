@@ -9,6 +9,7 @@ ZeRO-1, or ZeRO-2 where sums of gradients are split too. Parameters split over o
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,9 @@ def plan_words(c: PlanContent) -> str:
     """One sentence that names the plan: ``8-way data parallel, optimizer state split 8 ways (ZeRO-1)``."""
     axes = _axes(c)
     said = []
-    if len(c.stages) > 1:
+    if c.pipeline is not None and c.pipeline.members:
+        said.append(branches_words(c))
+    elif len(c.stages) > 1:
         said.append(f"pipeline of {len(c.stages)} stages ({c.schedule}, {c.num_microbatches} microbatches)")
     said += _of_batch(c, axes)
     said += _of_parameters(c, axes)
@@ -51,6 +54,38 @@ def plan_words(c: PlanContent) -> str:
     if any(s.host_bytes for s in c.stages):
         said.append("state of the update in host memory")
     return ", ".join(said) if said else "arguments whole on every device"
+
+
+def branches_words(c: PlanContent) -> str:
+    """What runs side by side: ``branches side by side: params['image'] on devices 0-3, params['text'] on 4-7``.
+
+    Of stages on the same devices the one that computes longest gives the name, by the parameters that it has.
+    """
+    heaviest: dict[tuple[int, ...], int] = {}
+    for n, stage in enumerate(c.stages):
+        other = heaviest.get(stage.devices)
+        if other is None or stage.compute_time > c.stages[other].compute_time:
+            heaviest[stage.devices] = n
+    named = (f"{_stage_name(c, n)} on {_devices_text(devices)}" for devices, n in sorted(heaviest.items()))
+    counts = "" if c.num_microbatches == 1 else f" ({c.num_microbatches} microbatches)"
+    return "branches side by side: " + ", ".join(named) + counts
+
+
+def _stage_name(c: PlanContent, stage: int) -> str:
+    """The shortest paths that the parameters of a stage have and those of others have not, or its number."""
+    parameters = [i for i in c.inputs if i.role == "parameter"]
+    others = [i.path for i in parameters if i.stage != stage]
+    names: dict[str, None] = {}
+    for path in (i.path for i in parameters if i.stage == stage):
+        ends = [m.start() for m in re.finditer(r"[\[.]", path) if m.start()] + [len(path)]
+        names[next((path[:e] for e in ends if not any(o.startswith(path[:e]) for o in others)), path)] = None
+    return " and ".join(names) if 0 < len(names) <= _MOST_NAMED else f"stage {stage}"
+
+
+def _devices_text(devices: Sequence[int]) -> str:
+    if len(devices) == 1:
+        return f"device {devices[0]}"
+    return f"devices {devices[0]}-{devices[-1]}"
 
 
 def _axes(c: PlanContent) -> _Axes:

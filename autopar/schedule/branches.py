@@ -8,6 +8,7 @@ from typing import final
 
 from autopar.errors import ScheduleError
 from autopar.schedule.base import Schedule, check_counts
+from autopar.schedule.check import check_after
 from autopar.schedule.table import Table, Task
 
 
@@ -47,11 +48,12 @@ class Branches(Schedule):
                 )
         after = self.after or (*((),) * (num_stages - 1), tuple(range(num_stages - 1)))
         workers = self.workers or tuple(range(num_stages))
-        rows = _Walk(after, workers, num_microbatches, self.trains).rows()
+        check_after(self.name, after)
+        rows = _GreedyRows(after, workers, num_microbatches, self.trains).rows()
         return Table(self.name, num_stages, num_microbatches, rows, after)
 
 
-class _Walk:
+class _GreedyRows:
     """A run in which a backward pass takes twice as long as a forward pass; what workers take in it are their rows."""
 
     def __init__(
@@ -94,8 +96,8 @@ class _Walk:
                 return Task("backward", s, k)
         for s in sorted(stages, key=lambda s: all(self.workers[t] == worker for t in self.behind[s])):
             k = self.done["forward"][s]
-            waits = self.trains and k - self.done["backward"][s] >= self.most[s]
-            if k < self.count and not waits and self._over([("forward", t, k) for t in self.after[s]], now):
+            full = self.trains and k - self.done["backward"][s] >= self.most[s]
+            if k < self.count and not full and self._over([("forward", t, k) for t in self.after[s]], now):
                 return Task("forward", s, k)
         return None
 

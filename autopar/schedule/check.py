@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autopar.errors import ScheduleError
 from autopar.schedule.table import KINDS, UNITS, Kind, Table, Task, marked_text, start_times
 
@@ -19,7 +21,12 @@ def check_table(table: Table) -> Table:
             f"{len(table.rows)} workers",
             remedy="use at least one of each",
         )
-    _check_after(table)
+    if table.after and len(table.after) != table.num_stages:
+        raise ScheduleError(
+            f"schedule {table.name} says of {len(table.after)} stages what they wait for, and has {table.num_stages}",
+            remedy="say it of every stage, - where it waits for none",
+        )
+    check_after(table.name, table.after)
     _check_range_and_doubles(table)
     _check_complete(table)
     _check_one_worker(table)
@@ -27,17 +34,17 @@ def check_table(table: Table) -> Table:
     return table
 
 
-def _check_after(table: Table) -> None:
-    """Stages that are a graph are numbered so that each waits for earlier ones alone."""
-    if table.after and len(table.after) != table.num_stages:
-        raise ScheduleError(
-            f"schedule {table.name} says of {len(table.after)} stages what they wait for, and has {table.num_stages}",
-            remedy="say it of every stage, - where it waits for none",
-        )
-    for stage, earlier in enumerate(table.after):
+def check_after(name: str, after: Sequence[Sequence[int]]) -> None:
+    """Raises ScheduleError unless stages that are a graph are numbered so that each waits for earlier ones alone.
+
+    Args:
+        name: of the schedule.
+        after: by stage the stages that it waits for.
+    """
+    for stage, earlier in enumerate(after):
         if list(earlier) != sorted(set(earlier)) or any(not 0 <= s < stage for s in earlier):
             raise ScheduleError(
-                f"schedule {table.name}: stage {stage} waits for {' '.join(map(str, earlier))}",
+                f"schedule {name}: stage {stage} waits for {' '.join(map(str, earlier))}",
                 cause="a stage waits for different earlier stages, in order",
                 remedy="number stages so that values of the forward pass go from lower to higher ones",
             )

@@ -11,7 +11,9 @@ import msgspec
 from autopar.errors import ScheduleError
 from autopar.schedule.table import Table, Task, after_text, grid, table_text
 
-_HEAD = re.compile(r"schedule (?P<name>\S.*?), (?P<stages>\d+) stages, (?P<microbatches>\d+) microbatches(, after (?P<after>.*))?")
+_HEAD = re.compile(
+    r"schedule (?P<name>\S.*?), (?P<stages>\d+) stages, (?P<microbatches>\d+) microbatches(, after (?P<after>.*))?"
+)
 _IDLE = ("", ".", "-")
 
 

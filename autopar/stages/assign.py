@@ -78,15 +78,15 @@ def assign(
         for id in layer
     }
 
-    def loop_stages() -> tuple[dict[str, tuple[int, ...]], set[str]]:
-        body, backward = _loop_stages(graph, microbatching, forward, reached)
-        return with_parameters(graph, microbatching, body, backward) if without_flush else body, backward
+    def loop_stages() -> tuple[dict[str, tuple[int, ...]], set[str], set[str]]:
+        body, backward, apart = _loop_stages(graph, microbatching, forward, reached)
+        return with_parameters(graph, microbatching, body, backward) if without_flush else body, backward, apart
 
-    body, backward = loop_stages()
-    joins = _joins(graph, microbatching, body)
+    body, backward, apart = loop_stages()
+    joins = _joins(graph, microbatching, body) | apart
     if joins:
         microbatching = analyze(graph, microbatching.count, joins)
-        body, backward = loop_stages()
+        body, backward, _ = loop_stages()
     body = _spread(graph, microbatching, body, len(ends))
     update = _update_stages(graph, microbatching, body, len(ends))
     inputs = _input_stages(graph, microbatching, body, update)
@@ -103,10 +103,11 @@ def _reached(after: Sequence[Sequence[int]]) -> tuple[frozenset[int], ...]:
 
 def _loop_stages(
     graph: Graph, microbatching: Microbatching, forward: Mapping[str, int], reached: Sequence[frozenset[int]]
-) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+) -> tuple[dict[str, tuple[int, ...]], set[str], set[str]]:
     """Stage of every operator of the loop that depends on the batch, and the ids of those of the backward pass.
 
-    ``reached`` has by stage itself and all stages that its cotangents may go to.
+    ``reached`` has by stage itself and all stages that its cotangents may go to. The third are ids of the first
+    operators that read cotangents which come to no stage together: terms of a parameter of several branches.
     """
     inside = set(microbatching.body)
     stages: dict[str, tuple[int, ...]] = {}
@@ -121,6 +122,7 @@ def _loop_stages(
     of_batch = {op.id for op in dependents([op for op in graph.operators if op.id in inside], microbatching.batch)}
     cotangent: dict[str, int] = {}
     backward: set[str] = set()
+    apart: set[str] = set()
     for op in graph.operators:
         names = op.reads
         if op.id not in inside or op.id in forward or op.id not in of_batch:
@@ -128,12 +130,14 @@ def _loop_stages(
         known = [cotangent[n] for n in names if n in cotangent]
         allowed = frozenset.intersection(*(reached[s] for s in known or [len(reached) - 1]))
         held = [available[n] for n in names if n not in cotangent and n not in microbatching.batch and n in available]
+        if not allowed:
+            apart.add(op.id)
         stage = _highest(held, allowed or reached[min(known)])
         stages[op.id] = (stage,)
         backward.add(op.id)
         for v in op.results:
             cotangent[v.name] = stage
-    return stages, backward
+    return stages, backward, apart
 
 
 def _highest(held: Iterable[set[int]], allowed: frozenset[int]) -> int:

@@ -28,7 +28,7 @@ MODELS = {
     "wide_resnet": (wide_resnet.build, {}),
     "mlp": (mlp.build, {"layers": 5}),
 }
-TRAINING = tuple(s for s in schedules() if s not in ("inference", "table", "ampnet") and flushes(s))
+TRAINING = tuple(s for s in schedules() if s not in ("inference", "table", "ampnet", "branches") and flushes(s))
 #: One of each kind: all backward passes at the end; in turn; several stages a worker; weight gradients apart; two ways.
 FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "chimera")
 STAGES, MICROBATCHES, STEPS = (1, 2, 3, 4), (1, 2, 4, 8), 5

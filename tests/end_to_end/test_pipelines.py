@@ -29,7 +29,7 @@ MODELS = {
     "moe": (moe.build, {}),
     "wide_resnet": (wide_resnet.build, {}),
 }
-TRAINING = tuple(s for s in schedules() if s not in ("inference", "table", "ampnet") and flushes(s))
+TRAINING = tuple(s for s in schedules() if s not in ("inference", "table", "ampnet", "branches") and flushes(s))
 
 
 def compare(name, stages, microbatches, schedule, steps=3):

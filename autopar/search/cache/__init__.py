@@ -9,4 +9,13 @@ from autopar.search.cache.folder import VARIABLE, plan_cache
 from autopar.search.cache.key import key_of
 from autopar.search.cache.store import PlanCache
 
-__all__ = ["VARIABLE", "Cached", "PlanCache", "cached", "cached_with_branches", "cached_with_stages", "key_of", "plan_cache"]
+__all__ = [
+    "VARIABLE",
+    "Cached",
+    "PlanCache",
+    "cached",
+    "cached_with_branches",
+    "cached_with_stages",
+    "key_of",
+    "plan_cache",
+]

@@ -1,4 +1,5 @@
-"""Forms of a plan, one stage, pipelines or branches side by side, in the order in which they are planned, and what the planned ones say."""
+"""Forms of a plan: one stage, pipelines, branches side by side. The order in which they are planned, and what the
+planned ones say."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from autopar.cost import operator_bytes, total_flops
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph, Operator
-from autopar.ir.independent import Branches, independent_branches
+from autopar.ir.independent import IndependentBranches, independent_branches
 from autopar.ir.primitives import is_fusible
 from autopar.microbatch import Microbatching, analyze, batch_size
-from autopar.schedule.branches import Branches as BranchSchedule
+from autopar.schedule.branches import Branches
 from autopar.search.bound import BestRates
 from autopar.search.enumeration.candidates import Candidate, trains
 from autopar.search.enumeration.tiny_steps import submeshes_of_all
@@ -29,7 +29,7 @@ from autopar.stages import cluster
 from autopar.stages.layers import forward_operators
 
 
-def branches_of(problem: Problem, microbatching: Microbatching) -> Branches | None:
+def branches_of(problem: Problem, microbatching: Microbatching) -> IndependentBranches | None:
     """The independent branches of the forward pass; None where there are none that are much of its work."""
     operators = forward_operators(problem.graph, microbatching)
     rates = BestRates(problem.cluster)
@@ -54,7 +54,7 @@ def _seconds(graph: Graph, op: Operator, rates: BestRates) -> float:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _BranchStages:
     """Groups of branches as stages.
 
     Args:
@@ -79,7 +79,7 @@ def side_by_side(problem: Problem, source: StageSource) -> list[Candidate]:
         MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
     """
     asked = problem.options.num_microbatches
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for count in [asked] if asked is not None else _counts(problem):
         try:
             microbatching = source.microbatches(count)
@@ -92,8 +92,8 @@ def side_by_side(problem: Problem, source: StageSource) -> list[Candidate]:
             continue
         layers = cluster(problem.graph, microbatching, problem.policy.enumeration.most_layers, fewest=None).members
         some = [replace(c, layers=layers) for cut in _cuts(problem, branches) for c in _placed(problem, cut, count)]
-        found += sorted(some, key=lambda c: c.estimate_s)[: problem.policy.branches.most_candidates]
-    return sorted(found, key=lambda c: c.estimate_s)
+        candidates += sorted(some, key=lambda c: c.estimate_s)[: problem.policy.branches.most_candidates]
+    return sorted(candidates, key=lambda c: c.estimate_s)
 
 
 def _counts(problem: Problem) -> list[int]:
@@ -102,7 +102,7 @@ def _counts(problem: Problem) -> list[int]:
     return [n for k in range(size.bit_length()) if size % (n := 2**k) == 0 and n <= most]
 
 
-def _cuts(problem: Problem, branches: Branches) -> Iterator[_Cut]:
+def _cuts(problem: Problem, branches: IndependentBranches) -> Iterator[_BranchStages]:
     """All ways to put branches into two groups or more, of as many as there are devices at most."""
     most = problem.policy.branches.most_branches
     asked = problem.options.num_stages
@@ -123,13 +123,15 @@ def _cuts(problem: Problem, branches: Branches) -> Iterator[_Cut]:
             continue
         shares = [sum(weights[b] for b in g) for g in groups]
         weights_of = (*seconds[: len(before)], *shares, *seconds[1 : 1 + len(behind)])
-        yield _Cut(members, range(len(before), len(before) + len(stages)), weights_of)
+        yield _BranchStages(members, range(len(before), len(before) + len(stages)), weights_of)
 
 
-def _outside(problem: Problem, branches: Branches) -> tuple[float, float]:
+def _outside(problem: Problem, branches: IndependentBranches) -> tuple[float, float]:
     """Seconds of what several branches need, and of what joins them."""
     rates, by_id = BestRates(problem.cluster), problem.graph.by_id
-    trunk, merge = (sum(_seconds(problem.graph, by_id[id], rates) for id in m) for m in (branches.trunk, branches.merge))
+    trunk, merge = (
+        sum(_seconds(problem.graph, by_id[id], rates) for id in m) for m in (branches.trunk, branches.merge)
+    )
     return trunk, merge
 
 
@@ -144,7 +146,7 @@ def _partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
             yield [*rest[:n], [items[0], *rest[n]], *rest[n + 1 :]]
 
 
-def _placed(problem: Problem, cut: _Cut, count: int) -> Iterator[Candidate]:
+def _placed(problem: Problem, cut: _BranchStages, count: int) -> Iterator[Candidate]:
     """A cut on all submeshes; what is before and behind the groups on the devices of each of them."""
     after, first, groups = _after(problem.graph, cut.members), cut.groups.start, len(cut.groups)
     others = [s for s in range(len(cut.members)) if s not in cut.groups]
@@ -155,16 +157,16 @@ def _placed(problem: Problem, cut: _Cut, count: int) -> Iterator[Candidate]:
             workers = tuple(worker_of[s] for s in range(len(cut.members)))
             seconds = [w / places[workers[s]][1] for s, w in enumerate(cut.weights)]
             estimate_s = max(seconds[s] for s in cut.groups) + sum(seconds[s] for s in others)
-            schedule = BranchSchedule(after, workers, trains(problem))
+            schedule = Branches(after, workers, trains(problem))
             devices = tuple(places[w] for w in workers)
             yield Candidate(count, cut.members, devices, estimate_s, schedule=schedule)
 
 
 def _after(graph: Graph, members: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
     """By stage the earlier stages whose values its operators read."""
-    made = {v.name: s for s, ids in enumerate(members) for id in ids for v in graph.by_id[id].results}
+    stage_of = {v.name: s for s, ids in enumerate(members) for id in ids for v in graph.by_id[id].results}
     after = []
     for s, ids in enumerate(members):
-        read = {made[n] for id in ids for n in graph.by_id[id].reads if n in made}
+        read = {stage_of[n] for id in ids for n in graph.by_id[id].reads if n in stage_of}
         after.append(tuple(sorted(read - {s})))
     return tuple(after)

@@ -121,6 +121,23 @@ def constraints_of(
     return tuple(constraints[k] for k in sorted(constraints))
 
 
+def void_notes(pins: Sequence[Pin], paths: Sequence[str]) -> dict[Pin, str]:
+    """Entries that fix nothing, as later ones say otherwise of all that they match, each with a line for the user.
+
+    Args:
+        pins: in the order of ``constraints``.
+        paths: of the inputs.
+    """
+    notes = {}
+    for n, pin in enumerate(pins):
+        last = [[p for p in pins[n:] if matches(p.pattern, path)][-1] for path in paths if matches(pin.pattern, path)]
+        if pin not in last:
+            by = ", ".join(dict.fromkeys(p.pattern for p in last))
+            why = f"later entries say otherwise of all that it matches ({by})"
+            notes[pin] = f"constraint {pin.pattern}: {pin.text} does nothing: {why}"
+    return notes
+
+
 def merged(current: Sequence[Constraint], pinned: Sequence[Constraint]) -> tuple[Constraint, ...]:
     """Constraints of both; what the user pinned comes before where an input lies."""
     return tuple({c.value: c for c in (*current, *pinned)}.values())

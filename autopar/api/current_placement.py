@@ -1,23 +1,32 @@
 """State that a step reads and does not return: it is planned for as it lies, for a move would be for one call.
 
 An eval step or a server calls with the parameters of a train step again and again. Where they came from that step, or
-where it was said that they will (`parallelize(like=...)`), the plan takes them as they lie.
+where it was said that they will (`parallelize(like=...)`), the plan takes them as they lie. What the type of an
+argument says (a mesh of explicit axes splits it) was asked for by the user: it is kept as a constraint, or told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+import msgspec
+from jax.sharding import AxisType, NamedSharding
 
+from autopar.api.constraints import Pin
 from autopar.api.options import ParallelOptions
 from autopar.api.shared_state import SharedState, placed_as
-from autopar.frontend import Traced
+from autopar.cluster import Cluster
+from autopar.cluster.arrange import prime_factors
+from autopar.errors import ConstraintError
+from autopar.frontend import CallSignature, Traced
+from autopar.frontend.placed import shards
 from autopar.ir import Graph, Input, Layout
-from autopar.search.constraints import Constraint
+from autopar.plan import Plan
+from autopar.plan.paths import matches
+from autopar.search.constraints import Constraint, can_hold
 
 
 @dataclass(frozen=True)
@@ -27,13 +36,52 @@ class CurrentPlacement:
     Args:
         mesh_shape: sizes of the mesh that they lie on; None where there is none.
         constraints: that they stay as they are.
+        typed: how types split inputs, as if it were given by path.
+        lost: likewise what no mesh of the plan can say.
     """
 
     mesh_shape: tuple[int, ...] | None = None
     constraints: tuple[Constraint, ...] = ()
+    typed: tuple[Pin, ...] = ()
+    lost: tuple[Pin, ...] = ()
+
+    def without_types(self) -> CurrentPlacement:
+        """The same where nothing that types say is kept."""
+        return replace(self, typed=(), lost=(*self.typed, *self.lost))
+
+    def with_notes(self, plan: Plan, pins: Sequence[Pin]) -> Plan:
+        """``plan`` with a note for each input that its type splits, but for those that ``pins`` say otherwise of."""
+        said = [(p, "kept") for p in self.typed] + [(p, "not kept: no mesh splits it so") for p in self.lost]
+        free = [(p, what) for p, what in said if not any(matches(other.pattern, p.pattern) for other in pins)]
+        notes = (f"{p.pattern} lies as {p.text} by its type: {what}" for p, what in free)
+        return replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, *notes)))
 
 
-def placement_asked(traced: Traced, options: ParallelOptions, arrays: CurrentPlacement | None) -> CurrentPlacement:
+def planned_by_types(
+    placements: MutableMapping[CallSignature, CurrentPlacement],
+    signature: CallSignature,
+    search: Callable[[], tuple[Traced, Plan]],
+    pins: Sequence[Pin],
+) -> tuple[Traced, Plan]:
+    """The plan that keeps what types say, or one that does not where none does; its notes say which.
+
+    Args:
+        placements: of all calls; what is not kept is noted there.
+        signature: of the call.
+        search: plans the call as its placement says.
+        pins: what was given by path.
+    """
+    try:
+        form, plan = search()
+    except ConstraintError:
+        if not placements[signature].typed:
+            raise
+        placements[signature] = placements[signature].without_types()
+        form, plan = search()
+    return form, placements[signature].with_notes(plan, pins)
+
+
+def placement_asked(traced: Traced, options: ParallelOptions, arrays: CurrentPlacement) -> CurrentPlacement:
     """What a plan of ``traced`` takes as it lies.
 
     Args:
@@ -47,32 +95,51 @@ def placement_asked(traced: Traced, options: ParallelOptions, arrays: CurrentPla
             return CurrentPlacement()  # `TracedStep.layered` takes it stage by stage
         return CurrentPlacement(tuple(shared.plan.stages[0].mesh_shape.values()), shared.constraints(traced))
     said = options.plan is not None or options.mesh_shape is not None or bool(options.constraints)
-    return CurrentPlacement() if arrays is None or said else arrays
+    return CurrentPlacement() if said else arrays
 
 
-def array_placement(traced: Traced, leaves: Sequence[Any], devices: Callable[[], Sequence[Any]]) -> CurrentPlacement:
-    """Where the parameters among ``leaves`` lie, if they were split by another plan over all devices.
+def array_placement(
+    traced: Traced, leaves: Sequence[Any], devices: Callable[[], Sequence[Any]], options: ParallelOptions
+) -> CurrentPlacement:
+    """Where the parameters among ``leaves`` lie, if they were split by another plan over all devices; what types say.
 
     Args:
         traced: the step.
-        leaves: arrays of the call.
+        leaves: arrays of the call, or their types.
         devices: all devices, in the order of the cluster.
+        options: of the function.
     """
-    meshes: set[Any] = set()
-    constraints = []
-    for leaf, i in zip(leaves, traced.graph.inputs, strict=False):
-        sharding: Any = getattr(leaf, "sharding", None) if isinstance(leaf, jax.Array) else None
-        if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated or not _is_kept(traced.graph, i):
+    split = [(i, s) for leaf, i in zip(leaves, traced.graph.inputs, strict=False) if (s := _split(leaf)) is not None]
+    typed = _typed(split, options) if options.plan is None else CurrentPlacement()
+    kept = [(i, s) for i, s in split if _is_kept(traced.graph, i)]
+    kept = [(i, s) for i, s in kept if list(s.mesh.devices.flat) == list(devices())] if kept else []
+    if len({s.mesh for _, s in kept}) != 1:
+        return typed
+    sizes = {str(a): int(n) for a, n in kept[0][1].mesh.shape.items()}
+    constraints = (placed_as(i.name, str(Layout(_dims(s, i.type.rank))), sizes, "as it lies") for i, s in kept)
+    return replace(typed, mesh_shape=tuple(sizes.values()), constraints=tuple(constraints))
+
+
+def _split(leaf: Any) -> NamedSharding | None:
+    """How an array, or a shape with a sharding, is split over a mesh."""
+    sharding: Any = getattr(leaf, "sharding", None) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else None
+    return sharding if isinstance(sharding, NamedSharding) and not sharding.is_fully_replicated else None
+
+
+def _typed(split: Sequence[tuple[Input, NamedSharding]], options: ParallelOptions) -> CurrentPlacement:
+    """What types say of inputs that are split."""
+    cluster = options.cluster or Cluster.local()
+    sizes = options.mesh_shape or prime_factors(cluster.num_devices)
+    typed: list[Pin] = []
+    lost: list[Pin] = []
+    for i, sharding in split:
+        types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
+        counts = shards(sharding, i.type.rank)
+        if counts is None or any(types[a] != AxisType.Explicit for axes in _dims(sharding, i.type.rank) for a in axes):
             continue
-        if list(sharding.mesh.devices.flat) != list(devices()):
-            continue
-        meshes.add(sharding.mesh)
-        sizes = {str(a): int(n) for a, n in sharding.mesh.shape.items()}
-        constraints.append(placed_as(i.name, str(Layout(_dims(sharding, i.type.rank))), sizes, "as it lies"))
-    if len(meshes) != 1:
-        return CurrentPlacement()
-    (mesh,) = meshes
-    return CurrentPlacement(tuple(int(n) for n in mesh.shape.values()), tuple(constraints))
+        pin = Pin(i.name, None, counts, str(sharding.spec))
+        (typed if can_hold(counts, i.type, sizes) else lost).append(pin)
+    return CurrentPlacement(typed=tuple(typed), lost=tuple(lost))
 
 
 def _dims(sharding: NamedSharding, rank: int) -> tuple[tuple[str, ...], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -14,8 +15,8 @@ from autopar._compat.devices import world_devices
 from autopar._compat.world import World
 from autopar.api.build_stages import build_apart_on_workers, build_stages
 from autopar.api.compiled import Compiled
-from autopar.api.constraints import constraints_of, merged
-from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked
+from autopar.api.constraints import Pin, constraints_of, merged
+from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked, planned_by_types
 from autopar.api.details import with_operators
 from autopar.api.devices import check_devices
 from autopar.api.effects import check_effects
@@ -78,7 +79,7 @@ class PureFunction:
         self._traced: dict[CallSignature, Traced] = {}
         self._numbers_static: set[CallSignature] = set()
         self._last_batch = LastBatch()
-        self._placements: dict[CallSignature, CurrentPlacement] = {}
+        self._placements: dict[CallSignature, CurrentPlacement] = defaultdict(CurrentPlacement)
         self._recent: Compiled | None = None
 
     def repeat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
@@ -126,7 +127,7 @@ class PureFunction:
         if signature not in self._numbers_static:
             try:
                 self._traced[signature] = traced = self._trace(signature, False)
-                self._placements[signature] = array_placement(traced, leaves, world_devices)
+                self._placements[signature] = array_placement(traced, leaves, world_devices, self.options)
                 return signature, leaves
             except TraceError as error:
                 if not needs_values(error.__cause__) or not any(isinstance(leaf, NUMBERS) for leaf in leaves):
@@ -205,11 +206,15 @@ class PureFunction:
         """Plans the function with other options, for bytes a device."""
         other = PureFunction(self.fn, options)
         other._traced[signature] = self._traced[signature]
+        other._placements.update(self._placements)
         return lambda limit_bytes: Planned(*other._planned(signature, limit_bytes))
 
     def _planned(self, signature: CallSignature, limit_bytes: int | None) -> tuple[Traced, Plan]:
         """The function in the form that was chosen, and its plan within ``limit_bytes`` a device."""
-        traced = self._traced[signature]
+        search = partial(self._searched, self._traced[signature], limit_bytes)
+        return planned_by_types(self._placements, signature, search, self.options.constraints)
+
+    def _searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Traced, Plan]:
         problem, step = self.searched(traced, limit_bytes)
         staged = problem.subproblem.on_workers or updates_apart(problem.options.schedule)
         search = self._planner.pipeline if staged else self._planner.plan
@@ -223,7 +228,7 @@ class PureFunction:
     def _step(self, traced: Traced, cluster: Cluster, split_step: SplitStep | None = None) -> TracedStep:
         donated, o = self.donated(traced), self.options
         apart, shared = updates_apart(o.schedule), SharedState.of_stages(o.like)
-        return TracedStep(traced, donated, o.constraints, cluster.num_devices, split_step, apart, shared)
+        return TracedStep(traced, donated, self._pins(traced), cluster.num_devices, split_step, apart, shared)
 
     @cached_property
     def _planner(self) -> Planner:
@@ -233,8 +238,7 @@ class PureFunction:
     def _whole_problem(self, traced: Traced, limit_bytes: int | None) -> Problem:
         """What is planned, with all that was asked for; what is None is free."""
         o = self.options
-        on_workers = isinstance(o.cluster, RayCluster)
-        asked = None if o.num_stages == "auto" else int(o.num_stages)
+        on_workers, asked = isinstance(o.cluster, RayCluster), None if o.num_stages == "auto" else int(o.num_stages)
         if (shared := SharedState.of_stages(o.like)) is not None:
             asked = shared.checked_stages(o.cluster, o.num_stages)
         if isinstance(o.cluster, RayCluster) and asked is None:
@@ -242,8 +246,8 @@ class PureFunction:
         problem = self.problem(traced, limit_bytes)
         if asked is None and takes_one_stage(o, problem.cluster):
             asked = 1
-        options = replace(problem.options, num_stages=asked, schedule=o.schedule, remat=o.remat or "none")
-        options = replace(options, attention=o.attention)
+        form = {"schedule": o.schedule, "remat": o.remat or "none", "attention": o.attention}
+        options = replace(problem.options, num_stages=asked, **form)
         subproblem = Subproblem(uniform_stages=on_workers and o.num_stages == "auto", on_workers=on_workers)
         return replace(problem, options=options, subproblem=subproblem)
 
@@ -266,7 +270,8 @@ class PureFunction:
         o = self.options
         cluster = o.cluster or Cluster.local()
         donated = frozenset(traced.arguments[i][0] for i in self.donated(traced))
-        placed = placement_asked(traced, o, self._placements.get(traced.signature))
+        placed = placement_asked(traced, o, self._placements[traced.signature])
+        pinned = constraints_of(self._pins(traced), traced.graph, cluster.num_devices)
         return Problem(
             traced.graph,
             cluster,
@@ -277,13 +282,15 @@ class PureFunction:
                 donated=donated,
                 num_microbatches=microbatches,
                 offload=o.offload,
-                constraints=merged(
-                    placed.constraints, constraints_of(o.constraints, traced.graph, cluster.num_devices)
-                ),
+                constraints=merged(placed.constraints, pinned),
             ),
             policy=o.thresholds,
             reporting=Reporting(log=o.progress),
         )
+
+    def _pins(self, traced: Traced) -> tuple[Pin, ...]:
+        """What types of arguments say, then what is given by path: the last counts."""
+        return (*self._placements[traced.signature].typed, *self.options.constraints)
 
     def donated(self, traced: Traced) -> tuple[int, ...]:
         """Indices of the traced leaves whose buffers the step may reuse."""

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from autopar.api.constraints import MOST_PRICED, price_note
+from autopar.api.constraints import MOST_PRICED, price_note, void_notes
 from autopar.api.options import ParallelOptions
 from autopar.cluster import Cluster
 from autopar.frontend import CallSignature, Traced
@@ -80,7 +80,7 @@ def _compiled(
 
 
 def with_prices(options: ParallelOptions, replan: Replan, signature: CallSignature, plan: Plan) -> Plan:
-    """``plan`` with a note for each constraint: what it costs against leaving it free.
+    """``plan`` with a note for each constraint: what it costs against leaving it free, or that it does nothing.
 
     Args:
         options: what was asked for.
@@ -88,9 +88,11 @@ def with_prices(options: ParallelOptions, replan: Replan, signature: CallSignatu
         signature: of the call.
         plan: the plan.
     """
-    pins, limit = options.constraints, options.memory_limit_bytes
+    limit = options.memory_limit_bytes
+    void = void_notes(options.constraints, [i.path for i in plan.content.inputs])
+    pins = tuple(p for p in options.constraints if p not in void)
     groups = [(pin,) for pin in pins] if len(pins) <= MOST_PRICED else [pins]
-    notes = []
+    notes = list(void.values())
     for group in groups if pins else []:
         rest = tuple(p for p in pins if p not in group)
         free = replan(signature, replace(options, constraints=rest, verify=None))(limit)

@@ -148,6 +148,18 @@ def test_explain_says_what_a_constraint_costs():
     assert plan.step_time >= free.step_time
 
 
+def test_an_entry_that_later_ones_make_void_is_told():
+    pins = {"state/up/w": (0,), "state/*/w": (), "x": (0,), "state/down/w": (1,)}
+    plan = autopar.parallelize(step, cluster=CLUSTER, constraints=pins).plan(*args())
+    void = [n for n in plan.notes if "does nothing" in n]
+    assert void == [
+        "constraint state/up/w: (0,) does nothing: later entries say otherwise of all that it matches (state/*/w)"
+    ]
+    assert len([n for n in plan.notes if n.startswith("constraint ")]) == 4
+    assert void[0] in plan.explain()
+    assert shards(plan, UP) == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("constraints", "mesh_axes", "text"),
     [

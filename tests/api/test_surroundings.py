@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import autopar
 from autopar import TraceError
+from autopar.ir import Layout
 from tests.api.steps import CLUSTER, batch, params, sgd
 from tests.end_to_end.compare import assert_trees_same
 
@@ -53,6 +56,57 @@ def test_arguments_on_a_mesh_of_the_users(axes):
         x = jax.device_put(np.ones((16, 8), np.float32), NamedSharding(mesh, PartitionSpec("data")))
         got = autopar.parallelize(lambda w, x: jnp.sum(jnp.tanh(x @ w)), cluster=CLUSTER)(jnp.ones((8, 8)), x)
     assert float(got) == pytest.approx(float(np.tanh(8.0) * 128), rel=1e-5)
+
+
+def typed(shape, *spec):
+    return jax.device_put(np.ones(shape, np.float32), NamedSharding(mesh_of(AxisType.Explicit), PartitionSpec(*spec)))
+
+
+def dims_split(plan, path):
+    (record,) = [r for r in plan.content.inputs if r.path == path]
+    sizes = plan.stages[record.stage].mesh_shape
+    return [int(np.prod([sizes[a] for a in axes])) for axes in Layout.parse(record.layout).dims]
+
+
+def told(plan):
+    return [n for n in plan.notes if "by its type" in n]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_microbatches": 2}, {"num_microbatches": 2, "num_stages": 2}])
+@pytest.mark.parametrize("around", [True, False])
+def test_what_types_say_of_arguments_is_kept(around, options):
+    data = {"x": typed((16, 16), "data"), "y": typed((16, 8), "data")}
+    p = {"w": typed((16, 8), None, "model"), "b": typed((8,))}
+    step = autopar.parallelize(sgd, cluster=CLUSTER, **options)
+    with jax.set_mesh(mesh_of(AxisType.Explicit)) if around else nullcontext():
+        plan = step.plan(p, data)
+        assert_trees_same(step(p, data), sgd(jax.tree.map(np.asarray, p), jax.tree.map(np.asarray, data)))
+    assert [dims_split(plan, f"data['{n}']") for n in "xy"] == [[4, 1], [4, 1]]
+    assert dims_split(plan, "p['w']") == [1, 2]
+    assert [n.endswith("kept") and "not kept" not in n for n in told(plan)] == [True] * 3
+
+
+def test_what_types_say_and_no_mesh_keeps_is_told():
+    step = autopar.parallelize(sgd, cluster=CLUSTER, mesh_shape=(8,))
+    plan = step.plan(params(), {"x": typed((16, 16), "data"), "y": typed((16, 8))})
+    (note,) = told(plan)
+    assert "data['x']" in note
+    assert "P('data',)" in note
+    assert "not kept" in note
+
+
+def test_constraints_by_path_come_before_types():
+    step = autopar.parallelize(sgd, cluster=CLUSTER, constraints={"data/x": ()})
+    plan = step.plan(params(), {"x": typed((16, 16), "data"), "y": typed((16, 8), "data")})
+    assert dims_split(plan, "data['x']") == [1, 1]
+    assert dims_split(plan, "data['y']") == [4, 1]
+    assert len(told(plan)) == 1
+
+
+def test_types_of_shapes_are_kept():
+    x = jax.ShapeDtypeStruct((16, 16), np.float32, sharding=typed((16, 16), "data").sharding)
+    plan = autopar.parallelize(sgd, cluster=CLUSTER).plan(params(), {"x": x, "y": np.ones((16, 8), np.float32)})
+    assert dims_split(plan, "data['x']") == [4, 1]
 
 
 def test_a_pipeline_under_a_mesh_of_the_users():

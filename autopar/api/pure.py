@@ -20,7 +20,7 @@ from autopar.api.current_placement import CurrentPlacement, array_placement, pla
 from autopar.api.details import with_operators
 from autopar.api.devices import check_devices
 from autopar.api.effects import check_effects
-from autopar.api.for_workers import check_for_workers
+from autopar.api.for_workers import check_for_workers, stages_asked
 from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
 from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one_stage
@@ -57,6 +57,7 @@ from autopar.search.cache import PlanCache, plan_cache
 from autopar.search.clock import Clock
 from autopar.search.compare import Budgeted
 from autopar.search.compilation import Planned, build_within
+from autopar.search.enumeration.forms import asks_for_branches
 from autopar.search.garbage import rare_collections
 from autopar.search.planner import Planner
 
@@ -238,11 +239,7 @@ class PureFunction:
     def _whole_problem(self, traced: Traced, limit_bytes: int | None) -> Problem:
         """What is planned, with all that was asked for; what is None is free."""
         o = self.options
-        on_workers, asked = isinstance(o.cluster, RayCluster), None if o.num_stages == "auto" else int(o.num_stages)
-        if (shared := SharedState.of_stages(o.like)) is not None:
-            asked = shared.checked_stages(o.cluster, o.num_stages)
-        if isinstance(o.cluster, RayCluster) and asked is None:
-            asked = o.cluster.num_stages
+        on_workers, asked = isinstance(o.cluster, RayCluster), stages_asked(o)
         problem = self.problem(traced, limit_bytes)
         if asked is None and takes_one_stage(o, problem.cluster):
             asked = 1
@@ -381,6 +378,8 @@ class PureFunction:
         problem = replace(whole, cluster=cluster, cost_model=whole.cost_model.on(cluster))
         asked = replace(problem.options, num_stages=stages)
         try:
+            if asks_for_branches(o.schedule):
+                return self._planner.branches(problem, step, [before.num_microbatches])
             return self._planner.pipeline(replace(problem, options=asked), step, [before.num_microbatches])
         except (InfeasiblePlanError, MicrobatchError, ScheduleError):
             free = replace(problem.options, num_stages=None, schedule="auto")

@@ -61,6 +61,42 @@ def independent_branches(
     return IndependentBranches(ids(trunk), tuple(map(ids, branches)), tuple(map(flow.weight, branches)), ids(merge))
 
 
+def grouped(
+    operators: Sequence[Operator], branches: IndependentBranches, groups: Sequence[Sequence[int]]
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """What several groups of branches need, what belongs to each, and what joins them; ids in running order.
+
+    What only branches of one group need, or join, belongs to the group.
+
+    Args:
+        operators: those that ``branches`` are of, in running order.
+        branches: as `independent_branches` finds them.
+        groups: numbers of branches.
+    """
+    trunk, merge = len(groups), len(groups) + 1
+    part_of = {**dict.fromkeys(branches.trunk, trunk), **dict.fromkeys(branches.merge, merge)}
+    part_of.update({id: g for g, some in enumerate(groups) for b in some for id in branches.branches[b]})
+    maker = {v.name: op for op in operators for v in op.results}
+    before = set(branches.trunk)
+    reached: dict[str, set[int]] = {id: set() for id in part_of}
+    for op in reversed(operators):  # of an operator before the branches the parts that need it
+        here = reached[op.id] if op.id in before else {part_of[op.id]}
+        for name in op.reads:
+            if name in maker:
+                reached[maker[name].id] |= here
+    for op in operators:
+        there = {part_of[maker[n].id] for n in op.reads if n in maker}
+        others = there - {trunk}
+        if op.id in before and len(reached[op.id]) == 1:
+            part_of[op.id] = min(reached[op.id])
+        elif op.id in before and not reached[op.id]:  # a residual for the backward pass
+            part_of[op.id] = min(others, default=trunk)
+        elif part_of[op.id] == merge and len(others) == 1:
+            part_of[op.id] = min(others)
+    parts = [tuple(op.id for op in operators if part_of[op.id] == part) for part in range(len(groups) + 2)]
+    return parts[trunk], tuple(parts[: len(groups)]), parts[merge]
+
+
 #: Numbers of operators: of a trunk, of branches, of what joins them.
 _Parts = tuple[list[int], list[list[int]], list[int]]
 

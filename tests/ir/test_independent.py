@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from autopar.cost import total_flops
-from autopar.ir.independent import independent_branches
+from autopar.ir.independent import grouped, independent_branches
 from tests.end_to_end.towers import drawn
 from tests.search.problems import f32, graph_of
 
@@ -86,6 +86,30 @@ def test_projections_of_one_layer_of_many_save_too_little():
     assert branches_of(fn, [(W, W, W)] * 12, f32(8, 8))[1] is None
 
 
+def test_what_joins_branches_of_one_group_belongs_to_it():
+    def fn(a, b, c, x):
+        return jnp.sum(products(x, a) * products(x, b) - products(x, c))
+
+    graph, found = branches_of(fn, [W] * 5, [W] * 4, [W] * 3, f32(8, 8))
+    assert [sum("dot_general" in id for id in ids) for ids in found.branches] == [5, 4, 3]
+    assert {"mul.0", "sub.0", "reduce_sum.0"} == set(found.merge)
+    trunk, groups, merge = grouped(graph.operators, found, [[0, 1], [2]])
+    assert (trunk, set(merge)) == ((), {"sub.0", "reduce_sum.0"})
+    assert "mul.0" in groups[0]
+    _, groups, merge = grouped(graph.operators, found, [[0, 2], [1]])
+    assert set(merge) == set(found.merge)
+
+
+def assert_ordered(graph, at, last):
+    """Nothing needs another branch, or what joins them; the trunk needs nothing."""
+    assert sorted(at) == sorted(op.id for op in graph.operators)
+    for op in graph.operators:
+        for n in op.reads:
+            if n in graph.producers:
+                source, here = at[graph.producers[n].id], at[op.id]
+                assert source in (0, here) or here == last
+
+
 @pytest.mark.parametrize("number", range(12))
 def test_parts_of_drawn_steps_can_run_one_behind_the_other(number):
     """Branches need nothing of each other, the trunk nothing of them, and nothing needs what joins them."""
@@ -96,10 +120,10 @@ def test_parts_of_drawn_steps_can_run_one_behind_the_other(number):
     at.update({id: 1 + n for n, ids in enumerate(found.branches) for id in ids})
     last = len(found.branches) + 1
     at.update(dict.fromkeys(found.merge, last))
-    assert sorted(at) == sorted(op.id for op in graph.operators)
-    for op in graph.operators:
-        for n in op.reads:
-            if n in graph.producers:
-                source, here = at[graph.producers[n].id], at[op.id]
-                assert source in (0, here) or here == last
+    assert_ordered(graph, at, last)
     assert len(found.branches) >= 2
+    if len(found.branches) > 2:
+        trunk, groups, merge = grouped(graph.operators, found, [[0, 1], [2]])
+        at = {**dict.fromkeys(trunk, 0), **dict.fromkeys(merge, 3)}
+        at.update({id: 1 + n for n, ids in enumerate(groups) for id in ids})
+        assert_ordered(graph, at, 3)

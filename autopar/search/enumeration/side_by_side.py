@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from autopar.cost import operator_bytes, total_flops
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph, Operator
-from autopar.ir.independent import IndependentBranches, independent_branches
+from autopar.ir.independent import IndependentBranches, grouped, independent_branches
 from autopar.ir.primitives import is_fusible
 from autopar.microbatch import Microbatching, analyze, batch_size
 from autopar.schedule.branches import Branches
@@ -91,7 +91,11 @@ def side_by_side(problem: Problem, source: StageSource) -> list[Candidate]:
         if branches is None:
             continue
         layers = cluster(problem.graph, microbatching, problem.policy.enumeration.most_layers, fewest=None).members
-        some = [replace(c, layers=layers) for cut in _cuts(problem, branches) for c in _placed(problem, cut, count)]
+        some = [
+            replace(c, layers=layers)
+            for cut in _cuts(problem, microbatching, branches)
+            for c in _placed(problem, cut, count)
+        ]
         candidates += sorted(some, key=lambda c: c.estimate_s)[: problem.policy.branches.most_candidates]
     return sorted(candidates, key=lambda c: c.estimate_s)
 
@@ -102,37 +106,24 @@ def _counts(problem: Problem) -> list[int]:
     return [n for k in range(size.bit_length()) if size % (n := 2**k) == 0 and n <= most]
 
 
-def _cuts(problem: Problem, branches: IndependentBranches) -> Iterator[_BranchStages]:
+def _cuts(problem: Problem, microbatching: Microbatching, branches: IndependentBranches) -> Iterator[_BranchStages]:
     """All ways to put branches into two groups or more, of as many as there are devices at most."""
-    most = problem.policy.branches.most_branches
-    asked = problem.options.num_stages
-    order = {op.id: n for n, op in enumerate(problem.graph.operators)}
-    apart = [*branches.branches[:most]]
-    if len(branches.branches) > most:
-        apart[-1] = tuple(id for b in branches.branches[most - 1 :] for id in b)
-    weights = [*branches.weights[:most]]
-    weights[-1] = sum(branches.weights[len(weights) - 1 :])
-    seconds = _outside(problem, branches)
-    for groups in _partitions(range(len(apart))):
+    most, asked = problem.policy.branches.most_branches, problem.options.num_stages
+    operators, rates = forward_operators(problem.graph, microbatching), BestRates(problem.cluster)
+    seconds = {op.id: _seconds(problem.graph, op, rates) for op in operators}
+    count = len(branches.branches)
+    together = [[n] for n in range(min(count, most))]
+    together[-1] += range(len(together), count)
+    for partition in _partitions(range(len(together))):
+        groups = [[n for k in some for n in together[k]] for some in partition]
         if not 2 <= len(groups) <= problem.cluster.num_devices:
             continue
-        stages = [tuple(sorted((id for b in g for id in apart[b]), key=order.__getitem__)) for g in groups]
-        before, behind = [m for m in (branches.trunk,) if m], [m for m in (branches.merge,) if m]
-        members = (*before, *stages, *behind)
-        if asked is not None and len(members) != asked:
-            continue
-        shares = [sum(weights[b] for b in g) for g in groups]
-        weights_of = (*seconds[: len(before)], *shares, *seconds[1 : 1 + len(behind)])
-        yield _BranchStages(members, range(len(before), len(before) + len(stages)), weights_of)
-
-
-def _outside(problem: Problem, branches: IndependentBranches) -> tuple[float, float]:
-    """Seconds of what several branches need, and of what joins them."""
-    rates, by_id = BestRates(problem.cluster), problem.graph.by_id
-    trunk, merge = (
-        sum(_seconds(problem.graph, by_id[id], rates) for id in m) for m in (branches.trunk, branches.merge)
-    )
-    return trunk, merge
+        trunk, stages, merge = grouped(operators, branches, groups)
+        members = (*((trunk,) if trunk else ()), *stages, *((merge,) if merge else ()))
+        if asked is None or len(members) == asked:
+            first = int(bool(trunk))
+            weights = tuple(sum(seconds[id] for id in ids) for ids in members)
+            yield _BranchStages(members, range(first, first + len(stages)), weights)
 
 
 def _partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:

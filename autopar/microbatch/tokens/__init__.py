@@ -4,6 +4,19 @@ Rules for splitting over devices say it, as they do for microbatches: see `analy
 """
 
 from autopar.microbatch.tokens.analyze import analyze_tokens, token_count
+from autopar.microbatch.tokens.slice_graph import SliceGraph, TokenSlices, check_lengths, owed_to, rows_of, slice_graph
 from autopar.microbatch.tokens.states import OperatorSlice, TokenSlicing, TokenState
 
-__all__ = ["OperatorSlice", "TokenSlicing", "TokenState", "analyze_tokens", "token_count"]
+__all__ = [
+    "OperatorSlice",
+    "SliceGraph",
+    "TokenSlices",
+    "TokenSlicing",
+    "TokenState",
+    "analyze_tokens",
+    "check_lengths",
+    "owed_to",
+    "rows_of",
+    "slice_graph",
+    "token_count",
+]

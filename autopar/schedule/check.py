@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 from autopar.errors import ScheduleError
 from autopar.schedule.table import KINDS, UNITS, Kind, Table, Task, marked_text, start_times
@@ -54,10 +55,13 @@ def _check_range_and_doubles(table: Table) -> None:
     seen: dict[Task, int] = {}
     for worker, row in enumerate(table.rows):
         for position, task in enumerate(row):
-            if not (0 <= task.stage < table.num_stages and 0 <= task.microbatch < table.num_microbatches):
+            known = 0 <= task.stage < table.num_stages and 0 <= task.slice < table.num_slices
+            if not (known and 0 <= task.microbatch < table.num_microbatches):
                 raise ScheduleError(
                     f"schedule {table.name}: {task} of worker {worker} is out of range",
-                    cause=f"there are {table.num_stages} stages and {table.num_microbatches} microbatches, from 0",
+                    cause=f"there are {table.num_stages} stages and {table.num_microbatches} microbatches"
+                    + (f" of {table.num_slices} slices" if table.num_slices > 1 else "")
+                    + ", from 0",
                     table=marked_text(table, (worker, position)),
                 )
             if task in seen:
@@ -76,19 +80,18 @@ def expected_kinds(table: Table) -> tuple[Kind, ...]:
 
 def _check_complete(table: Table) -> None:
     present = {t for row in table.rows for t in row}
-    for kind in expected_kinds(table):
-        for stage in range(table.num_stages):
-            for microbatch in range(table.num_microbatches):
-                task = Task(kind, stage, microbatch)
-                if task in present:
-                    continue
-                near = next((Task(k, stage, microbatch) for k in KINDS if Task(k, stage, microbatch) in present), None)
-                raise ScheduleError(
-                    f"schedule {table.name}: {task} is missing: no worker does the {kind} of stage {stage} for "
-                    f"microbatch {microbatch}",
-                    remedy=f"add {task} to the row of the worker of stage {stage}",
-                    table=marked_text(table, near),
-                )
+    numbers = product(range(table.num_stages), range(table.num_microbatches), range(table.num_slices))
+    for (stage, microbatch, slice_), kind in ((n, k) for n in numbers for k in expected_kinds(table)):
+        task = Task(kind, stage, microbatch, slice_)
+        if task in present:
+            continue
+        others = [Task(k, stage, microbatch, slice_) for k in KINDS]
+        raise ScheduleError(
+            f"schedule {table.name}: {task} is missing: no worker does the {kind} of stage {stage} for "
+            f"microbatch {microbatch}" + (f", slice {slice_}" if table.num_slices > 1 else ""),
+            remedy=f"add {task} to the row of the worker of stage {stage}",
+            table=marked_text(table, next((t for t in others if t in present), None)),
+        )
 
 
 def _check_one_worker(table: Table) -> None:
@@ -96,8 +99,9 @@ def _check_one_worker(table: Table) -> None:
     for stage in range(table.num_stages):
         for microbatch in range(table.num_microbatches):
             worker_of_forward = table.worker_of(Task("forward", stage, microbatch))
-            for kind in kinds[1:]:
-                task = Task(kind, stage, microbatch)
+            slices = range(table.num_slices)
+            tasks = [Task(kind, stage, microbatch, k) for kind in kinds for k in slices]
+            for task in tasks[1:]:
                 if table.worker_of(task) != worker_of_forward:
                     raise ScheduleError(
                         f"schedule {table.name}: {task} is on worker {table.worker_of(task)}, but its forward is on "

@@ -20,7 +20,8 @@ class Work:
         kind: when it runs.
         stage: the stage whose devices run it.
         part: counts up inside "before" and "update" where values cross stages: a part reads what lower parts of any
-            stage wrote (global norm: part 0 sums up locally, part 1 reads all sums). 0 for the other kinds.
+            stage wrote (global norm: part 0 sums up locally, part 1 reads all sums). Of the other kinds it is the slice
+            of tokens.
     """
 
     kind: WorkKind
@@ -128,7 +129,7 @@ class Dataflow:
     """All works and values of a pipeline. `autopar.schedule.check_dataflow` says whether they fit a table.
 
     Args:
-        works: one for each kind and stage, several for "before" and "update" with parts.
+        works: one for each kind and stage, several for "before" and "update" with parts, and one for each slice.
         values: all that they name.
     """
 
@@ -162,4 +163,4 @@ class Dataflow:
 
 def work_of(task: Task) -> Work:
     """The work that a task runs."""
-    return Work(task.kind, task.stage)
+    return Work(task.kind, task.stage, task.slice)

@@ -38,7 +38,10 @@ def _names(dataflow: Dataflow) -> Iterator[str]:
     for work, count in sorted(Counter(s.work for s in dataflow.works).items()):
         if count > 1:
             yield f"work {work} is there {count} times"
-    written = Counter(n for s in dataflow.works for n in (*s.writes, *s.accumulates))
+    # Slices of one pass add to the same accumulators.
+    passes = {(n, s.work.kind, s.work.stage) for s in dataflow.works if s.work.kind in KINDS for n in s.accumulates}
+    written = Counter(n for s in dataflow.works for n in s.writes) + Counter(n for n, _, _ in passes)
+    written += Counter(n for s in dataflow.works if s.work.kind not in KINDS for n in s.accumulates)
     for name, count in sorted(written.items()):
         if count > 1:
             yield f"{name} is written by {count} works"

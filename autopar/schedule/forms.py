@@ -12,7 +12,8 @@ from autopar.errors import ScheduleError
 from autopar.schedule.table import Table, Task, after_text, grid, table_text
 
 _HEAD = re.compile(
-    r"schedule (?P<name>\S.*?), (?P<stages>\d+) stages, (?P<microbatches>\d+) microbatches(, after (?P<after>.*))?"
+    r"schedule (?P<name>\S.*?), (?P<stages>\d+) stages, (?P<microbatches>\d+) microbatches"
+    r"(, (?P<slices>\d+) slices)?(, after (?P<after>.*))?"
 )
 _IDLE = ("", ".", "-")
 
@@ -23,6 +24,7 @@ class _TableDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     num_microbatches: int
     rows: tuple[tuple[str, ...], ...]
     after: tuple[tuple[int, ...], ...] = ()
+    num_slices: int = 1
 
 
 def to_text(table: Table) -> str:
@@ -34,9 +36,10 @@ def to_csv(table: Table) -> str:
     """The table for a spreadsheet: a head line, then a row a worker and a column a unit of time."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
+    slices = ["slices", table.num_slices] if table.num_slices > 1 else []
     after = ["after", after_text(table)] if table.after else []
     counts = ["stages", table.num_stages, "microbatches", table.num_microbatches]
-    writer.writerow(["schedule", table.name, *counts, *after])
+    writer.writerow(["schedule", table.name, *counts, *slices, *after])
     for worker, line in enumerate(grid(table)):
         writer.writerow([f"worker {worker}", *("" if cell is None else str(cell) for cell in line)])
     return out.getvalue()
@@ -45,7 +48,8 @@ def to_csv(table: Table) -> str:
 def to_json(table: Table) -> str:
     """The table as JSON: ``{"schedule", "num_stages", "num_microbatches", "rows": [["F0.0", ...], ...]}``."""
     rows = tuple(tuple(map(str, row)) for row in table.rows)
-    raw = msgspec.json.encode(_TableDocument(table.name, table.num_stages, table.num_microbatches, rows, table.after))
+    counts = (table.num_stages, table.num_microbatches)
+    raw = msgspec.json.encode(_TableDocument(table.name, *counts, rows, table.after, table.num_slices))
     return raw.decode() + "\n"
 
 
@@ -54,7 +58,7 @@ def parse_table(text: str) -> Table:
 
     A text may leave the head line out: then the name is "table", and the largest stage and microbatch give the numbers.
     Lines are ``0 | F0.0 F0.1 B0.0``: forward (F), backward (B) or weight (W), stage, microbatch. ``.`` and ``-`` are
-    idle cells, ``#`` starts a comment. Whether the table can run is for `check_table`.
+    idle cells, ``F0.3/1`` is of slice 1, ``#`` starts a comment. Whether the table can run is for `check_table`.
 
     Raises:
         ScheduleError: the text is none of these; the message says line and cell.
@@ -74,20 +78,24 @@ def _from_json(text: str) -> Table:
             remedy="it has schedule, num_stages, num_microbatches and rows of cells as F0.0",
         ) from error
     rows = tuple(_cells(list(row), f"row {w}") for w, row in enumerate(document.rows))
-    return Table(document.schedule, document.num_stages, document.num_microbatches, rows, document.after)
+    counts = (document.num_stages, document.num_microbatches)
+    return Table(document.schedule, *counts, rows, document.after, document.num_slices)
 
 
 def _from_csv(text: str) -> Table:
     lines = [line for line in csv.reader(io.StringIO(text.strip())) if any(cell.strip() for cell in line)]
     head = [cell.strip() for cell in lines[0] if cell.strip()]
     names = tuple(head[2::2])
-    known = (("stages", "microbatches"), ("stages", "microbatches", "after"))
-    if len(head) % 2 or names not in known or not (head[3] + head[5]).isdecimal():
+    first, more = names[:2], names[2:]
+    known = first == ("stages", "microbatches") and more in ((), ("slices",), ("after",), ("slices", "after"))
+    further = dict(zip(more, head[7::2], strict=False))
+    if len(head) % 2 or not known or not (head[3] + head[5] + further.get("slices", "1")).isdecimal():
         raise ScheduleError(
             f"the head line of the CSV is {','.join(head)!r}", remedy="write schedule,NAME,stages,N,microbatches,N"
         )
     rows = tuple(_cells([cell.strip() for cell in line[1:]], f"row {w}") for w, line in enumerate(lines[1:]))
-    return Table(head[1], int(head[3]), int(head[5]), rows, _after(head[7]) if len(head) > 6 else ())
+    after = _after(further["after"]) if "after" in further else ()
+    return Table(head[1], int(head[3]), int(head[5]), rows, after, int(further.get("slices", 1)))
 
 
 def _from_text(text: str) -> Table:
@@ -105,10 +113,12 @@ def _from_text(text: str) -> Table:
         rows.append(_cells(cells.split(), f"worker {number}"))
     if head:
         after = _after(head["after"]) if head["after"] is not None else ()
-        return Table(head["name"], int(head["stages"]), int(head["microbatches"]), tuple(rows), after)
+        counts = (int(head["stages"]), int(head["microbatches"]))
+        return Table(head["name"], *counts, tuple(rows), after, int(head["slices"] or 1))
     tasks = [t for row in rows for t in row]
     stages = max((t.stage for t in tasks), default=-1) + 1
-    return Table("table", stages, max((t.microbatch for t in tasks), default=-1) + 1, tuple(rows))
+    slices = max((t.slice for t in tasks), default=0) + 1
+    return Table("table", stages, max((t.microbatch for t in tasks), default=-1) + 1, tuple(rows), num_slices=slices)
 
 
 def _after(text: str) -> tuple[tuple[int, ...], ...]:

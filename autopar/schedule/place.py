@@ -127,7 +127,8 @@ class _PlacedLists:
                     table=marked_text(self.table, task),
                 )
             self._send(buffer, (worker,))
-        writes = tuple(Buffer(n, task.microbatch) for n in (*spec.writes, *spec.accumulates))
+        contributed = tuple(Buffer(n, self.table.contribution(task)) for n in spec.accumulates)
+        writes = (*(Buffer(n, task.microbatch) for n in spec.writes), *contributed)
         self.lists[worker].append(Run(spec.work, task.microbatch, reads, writes))
 
     def _pass_on(self, worker: int, task: Task) -> None:
@@ -137,7 +138,7 @@ class _PlacedLists:
             self.where[buffer] = {worker}
             self._send(buffer, map(self.table.worker_of, self._reading_tasks(name, task.microbatch)))
         for name in spec.accumulates:
-            contribution = Buffer(name, task.microbatch)
+            contribution = Buffer(name, self.table.contribution(task))
             self.where[contribution] = {worker}
             reduce = self.dataflow.by_name[name].reduce or "sum"
             # Partial sums of two workers are exchanged at the end; concatenated parts go to both at once.
@@ -167,7 +168,7 @@ class _PlacedLists:
 
     def _reading_tasks(self, name: str, microbatch: int) -> list[Task]:
         works = self.dataflow.readers.get(name, ())
-        return [Task(w.kind, w.stage, microbatch) for w in works if w.kind != "before" and w.kind != "update"]
+        return [Task(w.kind, w.stage, microbatch, w.part) for w in works if w.kind != "before" and w.kind != "update"]
 
     def _step_readers(self, name: str) -> tuple[int, ...]:
         works = self.dataflow.readers.get(name, ())

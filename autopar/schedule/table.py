@@ -27,22 +27,30 @@ class Task:
         kind: forward, backward or weight.
         stage: the stage, from 0; stages of interleaved schedules are counted along the model, not by worker.
         microbatch: the microbatch, from 0.
+        slice: the slice of tokens of the microbatch, from 0; see `autopar.schedule.sliced`.
     """
 
     kind: Kind
     stage: int
     microbatch: int
+    slice: int = 0
 
     def __str__(self) -> str:
-        return f"{_LETTERS[self.kind]}{self.stage}.{self.microbatch}"
+        behind = f"/{self.slice}" if self.slice else ""
+        return f"{_LETTERS[self.kind]}{self.stage}.{self.microbatch}{behind}"
 
     @staticmethod
     def parse(text: str) -> Task | None:
-        """The task in ``F0.3`` (forward), ``B0.3`` or ``W0.3`` of stage 0, microbatch 3; None where it is none."""
+        """The task in ``F0.3`` (forward), ``B0.3`` or ``W0.3`` of stage 0, microbatch 3; None where it is none.
+
+        ``F0.3/1`` is of its slice 1, ``F0.3`` of its slice 0, which may be all of it.
+        """
         kind = _KINDS.get(text[:1].upper())
-        stage, dot, microbatch = text[1:].partition(".")
-        numbers = (stage + microbatch).isascii() and stage.isdecimal() and microbatch.isdecimal()
-        return Task(kind, int(stage), int(microbatch)) if kind and dot and numbers else None
+        stage, dot, rest = text[1:].partition(".")
+        microbatch, slash, slice_ = rest.partition("/")
+        parts = (stage, microbatch, slice_) if slash else (stage, microbatch)
+        numbers = text.isascii() and all(part.isdecimal() for part in parts)
+        return Task(kind, int(stage), int(microbatch), int(slice_ or 0)) if kind and dot and numbers else None
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class Table:
         rows: for each worker its tasks, in the order in which it takes them.
         after: by stage the earlier stages whose forward pass it waits for, where stages are a graph; empty where each
             waits for the one before it.
+        num_slices: slices of tokens of each microbatch.
     """
 
     name: str
@@ -63,6 +72,7 @@ class Table:
     num_microbatches: int
     rows: tuple[tuple[Task, ...], ...]
     after: tuple[tuple[int, ...], ...] = ()
+    num_slices: int = 1
 
     @property
     def num_workers(self) -> int:
@@ -122,14 +132,23 @@ class Table:
         return (stage + 1,) if stage + 1 < self.num_stages else ()
 
     def needs(self, task: Task) -> tuple[Task, ...]:
-        """Tasks that must be over before ``task``: those of the neighbour stages and of its own forward."""
-        kind, stage, microbatch = task.kind, task.stage, task.microbatch
+        """Tasks that must be over before ``task``: those of the neighbour stages, of its own forward, and of slices
+        before it: earlier ones in forward, later ones in backward."""
+        kind, stage, microbatch, slice_ = task.kind, task.stage, task.microbatch, task.slice
         if kind == "forward":
-            return tuple(Task("forward", s, microbatch) for s in self.stages_before(stage))
+            before = [Task("forward", s, microbatch, slice_) for s in self.stages_before(stage)]
+            return (*before, *([Task("forward", stage, microbatch, slice_ - 1)] if slice_ else []))
         if kind == "weight":
-            return (Task("backward", stage, microbatch),)
-        later = tuple(Task("backward", s, microbatch) for s in self.stages_behind(stage))
-        return (Task("forward", stage, microbatch), *later)
+            return (Task("backward", stage, microbatch, slice_),)
+        needed = [Task("forward", stage, microbatch, slice_)]
+        needed += [Task("backward", s, microbatch, slice_) for s in self.stages_behind(stage)]
+        if slice_ + 1 < self.num_slices:
+            needed.append(Task("backward", stage, microbatch, slice_ + 1))
+        return tuple(needed)
+
+    def contribution(self, task: Task) -> int:
+        """The number of what a task contributes to accumulators, among the contributions of all microbatches."""
+        return task.microbatch * self.num_slices + task.slice
 
     def __str__(self) -> str:
         return table_text(self)
@@ -219,7 +238,8 @@ def _around(place: int, length: int, most: int) -> range:
 
 def _head(table: Table) -> str:
     counts = f"schedule {table.name}, {table.num_stages} stages, {table.num_microbatches} microbatches"
-    return counts + (f", after {after_text(table)}" if table.after else "") + "\n"
+    slices = f", {table.num_slices} slices" if table.num_slices > 1 else ""
+    return counts + slices + (f", after {after_text(table)}" if table.after else "") + "\n"
 
 
 def after_text(table: Table) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autopar.errors import ScheduleError
 from autopar.schedule.check import check_table
-from autopar.schedule.dataflow import Work, WorkSpec
+from autopar.schedule.dataflow import Work, WorkSpec, work_of
 from autopar.schedule.flow_check import check_dataflow
 from autopar.schedule.follow import Content, Follower
 from autopar.schedule.instructions import (
@@ -76,13 +76,26 @@ def verify(program: Program, depth: int = 1) -> Verified:
     return Verified(peaks, transit_bytes(program, depth), machine.transfers)
 
 
+def _contributions(program: Program) -> dict[str, frozenset[int]]:
+    """By accumulator the numbers of what is joined in it."""
+    table, numbers = program.table, dict[str, set[int]]()
+    for spec in program.dataflow.works:
+        for name in spec.accumulates:
+            kind, slice_ = spec.work.kind, spec.work.part
+            tasks = (
+                [Task(kind, spec.work.stage, m, slice_) for m in range(table.num_microbatches)] if kind in KINDS else []
+            )
+            numbers.setdefault(name, set()).update(map(table.contribution, tasks))
+    return {name: frozenset(some) for name, some in numbers.items()}
+
+
 class _Machine(Follower):
     """Workers that carry out a program."""
 
     def __init__(self, program: Program, depth: int) -> None:
         super().__init__(program.dataflow, len(program.workers), depth)
         self.table = program.table
-        self.whole = frozenset(range(self.table.num_microbatches))
+        self.whole = _contributions(program)
         self.lists = tuple(w.instructions for w in program.workers)
         self.ran: dict[tuple[int, Work, int], int] = {}
         self.transfers = 0
@@ -106,7 +119,7 @@ class _Machine(Follower):
         lines = self.lists[worker]
         for i in (*reversed(lines[: number + 1]), *lines[number + 1 :]):
             if isinstance(i, Run) and i.work.kind in KINDS:
-                task = Task(i.work.kind, i.work.stage, i.microbatch)
+                task = Task(i.work.kind, i.work.stage, i.microbatch, i.work.part)
                 return task
         return None
 
@@ -163,15 +176,21 @@ class _Machine(Follower):
             raise self.fail(worker, "donates a buffer that is two of its arguments")
         for buffer in i.donate:
             self.give_up(worker, buffer, "donated")
-        microbatches = frozenset() if microbatch == NONE else frozenset({microbatch})
-        for name, buffer in zip((*spec.writes, *spec.accumulates), i.writes, strict=True):
-            if buffer != Buffer(name, microbatch):
-                raise self.fail(worker, f"{buffer} is written where {Buffer(name, microbatch)} is due")
-            self.put(worker, buffer, Content(name, microbatches))
+        due = [Buffer(name, microbatch) for name in spec.writes]
+        due += [Buffer(name, self._contribution(i.work, microbatch)) for name in spec.accumulates]
+        for wanted, buffer in zip(due, i.writes, strict=True):
+            if buffer != wanted:
+                raise self.fail(worker, f"{buffer} is written where {wanted} is due")
+            self.put(worker, buffer, Content(buffer.value, self.microbatches_named(buffer)))
+
+    def _contribution(self, work: Work, microbatch: int) -> int:
+        if work.kind not in KINDS:
+            return microbatch
+        return self.table.contribution(Task(work.kind, work.stage, microbatch, work.part))
 
     def _check_place(self, worker: int, work: Work, microbatch: int) -> None:
         if work.kind in KINDS:
-            task = Task(work.kind, work.stage, microbatch)
+            task = Task(work.kind, work.stage, microbatch, work.part)
             if not (0 <= microbatch < self.table.num_microbatches and self.table.worker_of(task) == worker):
                 raise self.fail(worker, f"{task} is not a task of worker {worker}")
         elif microbatch != NONE or worker not in self.table.workers_of_stage(work.stage):
@@ -184,7 +203,7 @@ class _Machine(Follower):
     def _check_read(self, worker: int, spec: WorkSpec, name: str, microbatch: int, content: Content) -> None:
         value = self.dataflow.by_name[name]
         microbatches = frozenset[int]() if value.lifetime == "step" else frozenset({microbatch})
-        wanted = self.whole if value.lifetime == "accumulator" else microbatches
+        wanted = self.whole[name] if value.lifetime == "accumulator" else microbatches
         if content.value != name:
             raise self.fail(worker, f"{spec.work} is given {content.value} for {name}")
         if content.microbatches != wanted:
@@ -200,7 +219,7 @@ class _Machine(Follower):
         """All works ran, all results are there and whole."""
         for worker, row in enumerate(self.table.rows):
             for task in row:
-                if (worker, Work(task.kind, task.stage), task.microbatch) not in self.ran:
+                if (worker, work_of(task), task.microbatch) not in self.ran:
                     raise ScheduleError(
                         f"schedule {self.table.name}: worker {worker} never runs {task}",
                         table=marked_text(self.table, task),
@@ -214,7 +233,7 @@ class _Machine(Follower):
                 self._check_result(value.name)
 
     def _check_result(self, name: str) -> None:
-        wanted = self.whole if self.dataflow.by_name[name].lifetime == "accumulator" else frozenset[int]()
+        wanted = self.whole.get(name, frozenset[int]())
         for worker in self.table.workers_of_stage(self.dataflow.writers[name].stage):
             content = self.on_device[worker].get(Buffer(name))
             end = len(self.lists[worker])

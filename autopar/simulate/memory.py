@@ -96,12 +96,14 @@ def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> l
         s = task.stage
         if s not in stages_here:
             continue
-        flying[s] += task.kind == "forward"
-        put_off[s] -= task.kind == "weight"  # of the one that runs it is among what passes
+        # A microbatch in slices counts as a whole from its first slice on.
+        first = task.slice == 0
+        flying[s] += task.kind == "forward" and first
+        put_off[s] -= task.kind == "weight" and first  # of the one that runs it is among what passes
         added = added_bytes(stages_here[s]) if task.kind == accumulates and done[s] else 0
         during = running_bytes(stages_here[s]) + versions[s] + in_flight_bytes(s, 1) + added + between(s)
         done[s] += task.kind == accumulates
-        flying[s] -= task.kind == accumulates
-        put_off[s] += task.kind == "backward" and table.splits_backward
+        flying[s] -= task.kind == accumulates and first
+        put_off[s] += task.kind == "backward" and table.splits_backward and first
         tasks.append(TaskMemory(task, during, between()))
     return tasks

@@ -11,12 +11,13 @@ from typing import Any
 
 from autopar.api.constraints import Pin
 from autopar.cluster import Cluster
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, SliceError
 from autopar.lower.aot import parse_target
 from autopar.plan import Plan
 from autopar.precision import Precision, Wire, mixed, with_formats
 from autopar.recompute import LEVELS
 from autopar.schedule import Schedule, get
+from autopar.schedule.sliced import check_takes_slices
 from autopar.search import strategy_named
 from autopar.search.policy import SearchPolicy, without_estimates
 
@@ -42,6 +43,7 @@ class ParallelOptions:
     remat: Any = "auto"
     offload: str = "none"
     attention: str = "auto"
+    token_slices: Any = None
     rewrites: bool = True
     precision: Precision | None = None
     wire: Wire | None = None
@@ -115,6 +117,36 @@ class ParallelOptions:
         if self.verify is not None:
             parse_target(self.verify)
         self._check_forms()
+        self._check_slices()
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """Options of the search on the form of the step; slices of tokens are not recomputed."""
+        remat = "none" if self.token_slices is not None else self.remat or "none"
+        return {"remat": remat, "attention": self.attention, "token_slices": self.token_slices}
+
+    def _check_slices(self) -> None:
+        """Raises AutoparError where slices of tokens are asked for in a form, or with an option, that there is not."""
+        asked = self.token_slices
+        if asked is None:
+            return
+        counts = asked if isinstance(asked, tuple) and asked else (asked,)
+        if asked != "auto" and any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in counts):
+            raise AutoparError(
+                f"token_slices={asked!r} are no slices of tokens",
+                remedy='token_slices="auto", a number of slices, or their lengths as (512, 256, 256)',
+            )
+        if self.num_stages == 1 or self.schedule == "none":
+            raise SliceError("slices of tokens pass through a pipeline", remedy="num_stages=2 or more")
+        with_remat = self.remat not in ("auto", "none", False)
+        if with_remat or self.offload != "none":
+            raise SliceError(
+                "slices of tokens are neither recomputed nor kept in host memory",
+                cause="later slices read keys and values that the forward pass left",
+                remedy='remat="none" and offload="none" with token_slices',
+            )
+        name = self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "name", "")
+        check_takes_slices(name)
 
     def _check_forms(self) -> None:
         """Raises AutoparError where attention or host memory is asked for in a form that there is not."""

@@ -33,6 +33,7 @@ class ParallelizeOptions(TypedDict, total=False):
     remat: Any
     offload: str
     attention: str
+    token_slices: str | int | Sequence[int] | None
     rewrites: bool
     precision: str | Precision | None
     wire: Mapping[str, Any] | None
@@ -73,6 +74,7 @@ def parallelize(
     remat: Any = "auto",
     offload: str = "none",
     attention: str = "auto",
+    token_slices: str | int | Sequence[int] | None = None,
     rewrites: bool = True,
     precision: str | Precision | None = None,
     wire: Mapping[str, Any] | None = None,
@@ -106,6 +108,8 @@ def parallelize(
             stacks that loops over layers take in slices, where no faster plan fits; "layers": all such stacks.
         attention: form of softmax attention: "plain" as it is written, "blocks", which keeps no scores and may split
             tokens along a ring of devices, or "auto": for more than 8192 tokens whichever is faster.
+        token_slices: slices of tokens in which microbatches of a causal model pass through a pipeline: their lengths, a
+            number of even ones, or "auto": the lengths that are predicted fastest. None: whole microbatches.
         rewrites: whether products are computed in another order than written where that is cheaper, as
             ``x @ (w + a @ b)`` and its gradients with the factors ``a`` and ``b`` alone; listed in ``plan.rewrites``.
         precision: mixed precision of a plain float32 step: "bf16", "f16", an `autopar.Precision`; None: as it says.
@@ -145,6 +149,9 @@ def parallelize(
         remat=remat,
         offload=offload,
         attention=attention,
+        token_slices=token_slices
+        if token_slices is None or isinstance(token_slices, str | int)
+        else tuple(token_slices),
         rewrites=rewrites,
         precision=precision_of(precision),
         wire=wire_of(wire),

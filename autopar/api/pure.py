@@ -217,8 +217,8 @@ class PureFunction:
 
     def _searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Traced, Plan]:
         problem, step = self.searched(traced, limit_bytes)
-        staged = problem.subproblem.on_workers or updates_apart(problem.options.schedule)
-        search = self._planner.pipeline if staged else self._planner.plan
+        is_staged = problem.subproblem.on_workers or problem.options.names_pipeline
+        search = self._planner.pipeline if is_staged else self._planner.plan
         plan = search(problem, step, self._counts(traced.graph))
         return step.form_of(plan), with_rewrites(plan, traced)
 
@@ -243,8 +243,7 @@ class PureFunction:
         problem = self.problem(traced, limit_bytes)
         if asked is None and takes_one_stage(o, problem.cluster):
             asked = 1
-        form = {"schedule": o.schedule, "remat": o.remat or "none", "attention": o.attention}
-        options = replace(problem.options, num_stages=asked, **form)
+        options = replace(problem.options, num_stages=asked, schedule=o.schedule, **o.form)
         subproblem = Subproblem(uniform_stages=on_workers and o.num_stages == "auto", on_workers=on_workers)
         return replace(problem, options=options, subproblem=subproblem)
 

@@ -83,6 +83,7 @@ class Pipeline(Record, frozen=True):
         transfers: those that take time; others take none.
         members: by stage the ids of its operators of the forward pass where stages are a graph; empty where they are
             runs, which the plan's ``cuts`` tell.
+        slice_lengths: tokens of each slice of a microbatch; empty where it is whole.
     """
 
     table: str
@@ -90,3 +91,4 @@ class Pipeline(Record, frozen=True):
     values: tuple[PipelineValue, ...]
     transfers: tuple[PipelineTransfer, ...] = ()
     members: tuple[tuple[str, ...], ...] = ()
+    slice_lengths: tuple[int, ...] = ()

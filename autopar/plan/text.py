@@ -91,7 +91,9 @@ def counted(count: int, noun: str) -> str:
 
 def pipeline_text(c: PlanContent) -> str:
     """Stages, microbatches and schedule."""
-    return f"{counted(len(c.stages), 'stage')}, {counted(c.num_microbatches, 'microbatch')}, {c.schedule}"
+    text = f"{counted(len(c.stages), 'stage')}, {counted(c.num_microbatches, 'microbatch')}, {c.schedule}"
+    lengths = () if c.pipeline is None else c.pipeline.slice_lengths
+    return f"{text}, slices of {', '.join(map(str, lengths))} tokens" if lengths else text
 
 
 def _microbatches(count: int) -> str:

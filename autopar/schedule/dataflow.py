@@ -52,11 +52,13 @@ class ValueRef:
         kind: what it is, see `RefKind`.
         name: of the value in the step; the number of an output; "" for all values of that kind of a stage.
         stage: the stage whose own it is; None where stages share it.
+        slice: the slice of tokens whose it is; None where all slices share it, or a microbatch has none.
     """
 
     kind: RefKind
     name: str = ""
     stage: int | None = None
+    slice: int | None = None
 
     @property
     def number(self) -> int:
@@ -64,7 +66,8 @@ class ValueRef:
         return int(self.name)
 
     def __str__(self) -> str:
-        return self.kind + (f"/{self.name}" if self.name else "") + ("" if self.stage is None else f"@{self.stage}")
+        name = self.kind + (f"/{self.name}" if self.name else "") + ("" if self.stage is None else f"@{self.stage}")
+        return name if self.slice is None else f"{name}#{self.slice}"
 
 
 @dataclass(frozen=True)

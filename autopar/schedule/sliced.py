@@ -16,7 +16,7 @@ from autopar.schedule.dataflow import Dataflow, ValueSpec, Work, WorkSpec
 from autopar.schedule.table import Table, Task
 
 #: Schedules whose updates follow single microbatches, and those of one pass alone.
-WITHOUT_SLICES = ("ampnet", "inference", "pipedream", "pipedream-vertical", "2bw")
+WITHOUT_SLICES = ("ampnet", "branches", "inference", "pipedream", "pipedream-vertical", "2bw")
 _WITH = "gpipe, 1f1b, eager-1f1b, interleaved, zb-h1, zb-h2, zb-v, chimera and tables"
 
 
@@ -31,12 +31,7 @@ def with_slices(table: Table, count: int) -> Table:
         ScheduleError: the schedule takes no slices; the message lists those that do. Or ``count`` is no count, or the
             table has slices.
     """
-    if table.name in WITHOUT_SLICES:
-        raise ScheduleError(
-            f"schedule {table.name} takes no slices of tokens",
-            cause="its updates follow single microbatches, or it has no backward pass",
-            remedy=f"one of {_WITH}, or token_slices=None",
-        )
+    check_takes_slices(table.name)
     if count < 1 or table.num_slices != 1:
         raise ScheduleError(
             f"schedule {table.name} with {table.num_slices} slices was to be cut into {count}",
@@ -44,6 +39,16 @@ def with_slices(table: Table, count: int) -> Table:
         )
     rows = tuple(tuple(part for task in row for part in _parts(task, count)) for row in table.rows)
     return replace(table, rows=rows, num_slices=count)
+
+
+def check_takes_slices(name: str) -> None:
+    """Raises ScheduleError, which lists those that do, where a schedule of that name takes no slices."""
+    if name in WITHOUT_SLICES:
+        raise ScheduleError(
+            f"schedule {name} takes no slices of tokens",
+            cause="its updates follow single microbatches, or it has no backward pass",
+            remedy=f"one of {_WITH}, or token_slices=None",
+        )
 
 
 def _parts(task: Task, count: int) -> tuple[Task, ...]:

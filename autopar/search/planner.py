@@ -35,6 +35,7 @@ from autopar.search.one_stage import OneStage, first_configuration, in_blocks, o
 from autopar.search.problem import NotFasterError, Problem
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.source import StepSource
+from autopar.search.token_slices import in_slices
 from autopar.search.trials import Trials
 
 
@@ -234,6 +235,8 @@ class Planner:
         plan = search(whole)
         if kept:
             plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, kept)))
+        if o.token_slices is not None:
+            plan = in_slices(whole, layered.graph, plan, o.token_slices)
         return layered.of_step(plan)
 
     def _shard(self, problem: Problem) -> Plan:

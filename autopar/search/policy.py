@@ -232,6 +232,7 @@ class SchedulePolicy:
             of 1F1B, none holds more.
         bubble_left: share of the bubble of 1F1B that weight gradients cannot fill (Qi et al., 2023: a third where a
             forward pass, a backward pass for inputs and one for weights take equally long).
+        token_units: equal parts of a sequence of which slices of tokens have whole numbers.
     """
 
     one_stage_per_worker: tuple[str, ...] = ("zb-h1", "zb-h2", "eager-1f1b")
@@ -241,6 +242,7 @@ class SchedulePolicy:
     start_s: float = 2e-4
     most_activation_growth: float = 2.0
     bubble_left: float = 1 / 3
+    token_units: int = 32
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from autopar.cost import CostModel
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Graph
 from autopar.plan import Plan
+from autopar.schedule.without_flush import updates_apart
 from autopar.search.anytime import Anytime
 from autopar.search.constraints import Constraint, SharedStages
 from autopar.search.memo import Memo
@@ -45,6 +46,8 @@ class Options:
             stacks of layers, or "layers" where these stacks must.
         constraints: where inputs lie.
         shared_stages: stages of another plan that this one has too; None where they are free.
+        token_slices: slices of tokens in which microbatches pass through a pipeline: lengths, a number of even ones, or
+            "auto" for the fastest; None for whole microbatches.
     """
 
     mesh_shape: tuple[int, ...] | None = None
@@ -61,6 +64,12 @@ class Options:
     offload: str = "none"
     constraints: tuple[Constraint, ...] = ()
     shared_stages: SharedStages | None = None
+    token_slices: Any = None
+
+    @property
+    def names_pipeline(self) -> bool:
+        """Whether a pipeline is asked for by name: a schedule whose stages update apart, or slices of tokens."""
+        return updates_apart(self.schedule) or self.token_slices is not None
 
 
 @dataclass(frozen=True)

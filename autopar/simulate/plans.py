@@ -93,7 +93,7 @@ def parts_of(plan: Plan) -> tuple[Table, Dataflow, Durations]:
     """Schedule table, dataflow and durations of a plan. PlanMismatchError where it has no record of its pipeline."""
     record = plan.content.pipeline
     if record is not None:
-        return _from_record(record)
+        return from_record(record)
     if plan.num_stages != 1:
         raise PlanMismatchError(
             f"the plan has {plan.num_stages} stages and no record of its pipeline",
@@ -114,7 +114,8 @@ def _one_stage(plan: Plan) -> tuple[Table, Dataflow, Durations]:
     return get("inference").table(1, count), Dataflow((step,), (state,)), durations
 
 
-def _from_record(record: Pipeline) -> tuple[Table, Dataflow, Durations]:
+def from_record(record: Pipeline) -> tuple[Table, Dataflow, Durations]:
+    """Schedule table, dataflow and durations that a plan records."""
     works = tuple(
         WorkSpec(Work(w.kind, w.stage, w.part), w.reads, w.writes, w.accumulates, w.temporaries_bytes, w.aliases)
         for w in record.works

@@ -13,6 +13,7 @@ from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.program import sharded
 from autopar.lower.step import Step
+from autopar.microbatch.tokens import analyze_tokens, check_lengths
 from autopar.plan import Plan, Stage
 from autopar.recompute import LEVELS
 from autopar.schedule import Dataflow, Program, Table, Task, build, parse_table
@@ -106,7 +107,7 @@ class CutPrograms:
         """
         offloaded_stages = frozenset(n for n, s in enumerate(self.plan.stages) if s.activations_offloaded)
         kinds = {s: sorted(k) for s, k in _kinds(self.table).items()}
-        return dataflow_of((*self.programs, *more), self.sizes, kinds, donated, offloaded_stages)
+        return dataflow_of((*self.programs, *more), self.sizes, kinds, donated, offloaded_stages, self.table.num_slices)
 
 
 def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_state: bool = False) -> CutPrograms:
@@ -130,6 +131,10 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
         source.stage_graph(plan.num_microbatches, members, n, recomputation(s, members[n]))
         for n, s in enumerate(plan.stages)
     ]
+    slices = None
+    if content.pipeline.slice_lengths:
+        slicing = analyze_tokens(step.graph)
+        slices = slicing, check_lengths(content.pipeline.slice_lengths, slicing.tokens)
     programs: list[StageProgram] = []
     sizes: list[Mapping[str, int]] = []
     for stage, part in zip(stages, content.parts, strict=True):
@@ -137,8 +142,9 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
         outputs = [Layout.parse(r.layout) for r in part.outputs]
         decisions = sharded(Plan(part), platform)
         programs += stage_programs(
-            stage, decisions, inputs, outputs, split=table.splits_backward, separate_state=separate_state
-        )
+            stage, decisions, inputs, outputs, split=table.splits_backward, separate_state=separate_state,
+            slices=slices,
+        )  # fmt: skip
         sizes.append(part.stages[0].mesh_shape)
     kinds = _kinds(table)
     wanted = tuple(p for p in programs if p.work.kind in ("before", "update") or p.work.kind in kinds[p.work.stage])

@@ -19,6 +19,7 @@ def dataflow_of(
     kinds: Mapping[int, Sequence[str]],
     donated: Set[str] = frozenset(),
     offloaded_stages: Set[int] = frozenset(),
+    slices: int = 1,
 ) -> Dataflow:
     """What the programs of all stages read and write.
 
@@ -28,13 +29,10 @@ def dataflow_of(
         kinds: by stage the kinds of work that its tasks run; programs that are not there are empty.
         donated: names of the step's inputs that the caller gives up.
         offloaded_stages: stages whose microbatches wait for their backward pass in host memory.
+        slices: slices of tokens of each microbatch.
     """
     values: dict[str, ValueSpec] = {}
-    works: dict[Work, WorkSpec] = {
-        Work(kind, stage): WorkSpec(Work(kind, stage))  # type: ignore[arg-type]
-        for stage, some in kinds.items()
-        for kind in some
-    }
+    works = _empty_works(kinds, slices)
     read: set[str] = set()
     for program in programs:
         read.update(p.name for p in program.reads)
@@ -73,6 +71,13 @@ def dataflow_of(
                     ref=port.ref,
                 )
     return Dataflow(tuple(works[w] for w in sorted(works)), tuple(values.values()))
+
+
+def _empty_works(kinds: Mapping[int, Sequence[str]], slices: int) -> dict[Work, WorkSpec]:
+    """All works that tasks run, as if none had a program."""
+    numbers = range(slices)
+    works = [Work(kind, s, k) for s, some in kinds.items() for kind in some for k in numbers]  # type: ignore[arg-type]
+    return {work: WorkSpec(work) for work in works}
 
 
 def _lifetime(ref: ValueRef) -> Lifetime:

@@ -13,8 +13,10 @@ from autopar.lower.interpreter import Interpreter, Sharded
 from autopar.lower.localize.base import AxisIndex, scalar
 from autopar.lower.pipeline.loop import Leaving, Loop, find_loop, layouts_of, needed_of
 from autopar.lower.pipeline.ports import Port
+from autopar.lower.pipeline.sliced import SlicedStage
 from autopar.lower.pipeline.stage_graph import StageGraph
 from autopar.lower.pipeline.stage_program import StageProgram
+from autopar.microbatch.tokens import TokenSlices, TokenSlicing
 from autopar.schedule import ValueRef, Work
 from autopar.schedule.dataflow import RefKind
 from autopar.stages.values import StageValue
@@ -28,6 +30,7 @@ def stage_programs(
     *,
     split: bool,
     separate_state: bool = False,
+    slices: tuple[TokenSlicing, TokenSlices] | None = None,
 ) -> tuple[StageProgram, ...]:
     """The programs of a stage.
 
@@ -38,8 +41,9 @@ def stage_programs(
         outputs: layout of each output.
         split: whether the weight gradients get a program of their own (zero-bubble schedules).
         separate_state: whether the update is two programs, of new state (part 0) and of what else is returned (part 1).
+        slices: how the whole step runs in slices of tokens, and which; None for whole microbatches.
     """
-    return _Cutter(stage, decisions, inputs, outputs, separate_state).programs(split)
+    return _Cutter(stage, decisions, inputs, outputs, separate_state, slices).programs(split)
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,9 @@ class _Cutter:
         inputs: Sequence[Layout],
         outputs: Sequence[Layout],
         separate_state: bool = False,
+        slices: tuple[TokenSlicing, TokenSlices] | None = None,
     ) -> None:
-        self.stage, self.decisions, self.separate_state = stage, decisions, separate_state
+        self.stage, self.decisions, self.separate_state, self.slices = stage, decisions, separate_state, slices
         self.s = stage.parts.stage
         self.graph = stage.graph
         self.input_layouts = dict(zip((i.name for i in self.graph.inputs), inputs, strict=True))
@@ -186,6 +191,10 @@ class _Cutter:
             sent = [x.operand for x in loop.leaving if x.reduce is None]
             inputs = {op.id for op in needed_of(graph, sent, backward)} & backward
             groups = [("forward", forward), ("backward", inputs), ("weight", backward - inputs)]
+        if self.slices is not None:
+            return SlicedStage(
+                self.s, self.graph, loop, self.input_values, entering, layouts, self.decisions, groups, *self.slices
+            ).programs()
         maker = {v.name: kind for op in graph.operators for kind, ids in groups if op.id in ids for v in op.results}
         leaves = {kind: [x for x in loop.leaving if self._made_in(x, maker) == kind] for kind, _ in groups}
         programs = []

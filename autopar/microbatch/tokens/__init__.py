@@ -3,7 +3,8 @@
 Rules for splitting over devices say it, as they do for microbatches: see `analyze_tokens`.
 """
 
-from autopar.microbatch.tokens.analyze import analyze_tokens, token_count
+from autopar.microbatch.tokens.analyze import TokenStart, analyze_from, analyze_tokens, facts_of, token_count
+from autopar.microbatch.tokens.facts import fact_of_literal
 from autopar.microbatch.tokens.slice_graph import SliceGraph, TokenSlices, check_lengths, owed_to, rows_of, slice_graph
 from autopar.microbatch.tokens.states import OperatorSlice, TokenSlicing, TokenState
 
@@ -12,9 +13,13 @@ __all__ = [
     "SliceGraph",
     "TokenSlices",
     "TokenSlicing",
+    "TokenStart",
     "TokenState",
+    "analyze_from",
     "analyze_tokens",
     "check_lengths",
+    "fact_of_literal",
+    "facts_of",
     "owed_to",
     "rows_of",
     "slice_graph",

@@ -44,6 +44,25 @@ class _Found:
     mixing: list[Operator] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class TokenStart:
+    """What slices have of the inputs of a graph.
+
+    Args:
+        tokens: positions of a sequence.
+        inputs: those of which every slice has all positions, with the dim of tokens.
+        states: of every input.
+        data: inputs that are of data alone.
+        facts: what is known of inputs that no data decides.
+    """
+
+    tokens: int
+    inputs: Mapping[str, int]
+    states: Mapping[str, TokenState]
+    data: frozenset[str]
+    facts: Mapping[str, Fact]
+
+
 def token_count(graph: Graph, dim: int = 1) -> int | None:
     """Size of ``dim`` of most batch inputs, the largest of several; None where no batch input has that dim."""
     sizes = Counter(i.type.shape[dim] for i in graph.inputs if i.role == "batch" and i.type.rank > dim)
@@ -71,21 +90,44 @@ def analyze_tokens(graph: Graph, dim: int = 1) -> TokenSlicing:
     inputs = {
         i.name: dim for i in graph.inputs if i.role == "batch" and i.type.rank > dim and i.type.shape[dim] == tokens
     }
+    states = {i.name: TokenState(rows=inputs[i.name]) if i.name in inputs else WHOLE for i in graph.inputs}
+    data = frozenset(i.name for i in graph.inputs if i.role not in _MODEL_ROLES)
+    return analyze_from(graph, TokenStart(tokens, inputs, states, data, {}))
+
+
+def analyze_from(graph: Graph, start: TokenStart) -> TokenSlicing:
+    """How a graph runs in slices where it is known what slices have of its inputs.
+
+    Args:
+        graph: a step, or the body of a loop over microbatches.
+        start: what is known.
+
+    Raises:
+        SliceError: as `analyze_tokens`.
+    """
     transposed: set[str] = set()
     for _ in range(_ROUNDS):
         before = frozenset(transposed)
-        walked = _walk(graph, inputs, tokens, transposed)
+        walked = _walk(graph, start, transposed)
         if transposed == before:
             break
     _check_mixing(graph, walked)
-    return _collected(graph, inputs, tokens, walked)
+    return _collected(graph, start.inputs, start.tokens, walked)
 
 
-def _walk(graph: Graph, inputs: Mapping[str, int], tokens: int, transposed: set[str]) -> _Found:
-    f = _Found()
-    of_data: set[str] = {i.name for i in graph.inputs if i.role not in _MODEL_ROLES}
-    for i in graph.inputs:
-        f.states[i.name] = TokenState(rows=inputs[i.name]) if i.name in inputs else WHOLE
+def facts_of(graph: Graph, tokens: int, ids: frozenset[str]) -> dict[str, Fact]:
+    """What is known of the results of some operators of a graph of which no input is known."""
+    f = _Found(states={i.name: WHOLE for i in graph.inputs})
+    for op in graph.operators:
+        if op.id in ids and all(n in f.states for n in op.reads):
+            _whole(graph, op, tokens, f)
+    return f.facts
+
+
+def _walk(graph: Graph, start: TokenStart, transposed: set[str]) -> _Found:
+    tokens = start.tokens
+    f = _Found(dict(start.states), dict(start.facts))
+    of_data = set(start.data)
     for op in graph.operators:
         results = [v.name for v in op.results]
         data = all(n in of_data for n in op.reads)

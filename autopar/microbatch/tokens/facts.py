@@ -112,7 +112,10 @@ def _widened(fact: Fact, type: TensorType, result: TensorType) -> Fact:
 
 
 def _affine(op: Operator, known: Sequence[Fact | None], result: TensorType) -> Fact | None:
-    """Sums and multiples of affine functions."""
+    """Sums and multiples of affine functions, and choices between equal ones."""
+    if op.primitive == "select_n":
+        cases = {k for k in known[1:] if k is not None and k.slope is not None}
+        return cases.pop() if len(cases) == 1 and None not in known[1:] else None
     pairs = [(k.slope, k.base) for k in known if k is not None and k.slope is not None]
     if len(pairs) != len(known) or result.dtype == "bool":
         return None

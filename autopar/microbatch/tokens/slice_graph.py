@@ -85,11 +85,13 @@ class SliceGraph:
             what is `owed_to` this one by the next.
         origins: for operators of the slice the id of the operator that they are a slice of; further ones are left out.
         cuts: for further operators the value whose layout they have.
+        sources: for inputs that are of a slice (value, number of the slice); for those `owed_to` it that of the next.
     """
 
     graph: Graph
     origins: Mapping[str, str]
     cuts: Mapping[str, str]
+    sources: Mapping[str, tuple[str, int]]
 
 
 def slice_graph(
@@ -130,6 +132,7 @@ class _Builder:
         self.types: dict[str, TensorType] = {}
         self.origins: dict[str, str] = {}
         self.cuts: dict[str, str] = {}
+        self.sources: dict[str, tuple[str, int]] = {}
         self.owes: list[str] = []
         self.roles = {i.name: i.role for i in graph.inputs}
 
@@ -139,7 +142,10 @@ class _Builder:
         outputs = tuple(Output(n, n, self.types[n]) for n in names)
         name = f"{self.whole.name}/slice {self.k}"
         return SliceGraph(
-            Graph(name, tuple(self.inputs.values()), tuple(self.operators), outputs), self.origins, self.cuts
+            Graph(name, tuple(self.inputs.values()), tuple(self.operators), outputs),
+            self.origins,
+            self.cuts,
+            self.sources,
         )
 
     # -- what operators take ---------------------------------------------------------------------
@@ -177,6 +183,7 @@ class _Builder:
         rows = rows_of(name, k)
         if rows in self.types:
             return rows
+        self.sources[rows] = name, k
         return self._input(rows, self.slices.size(self.whole.types[name], self.slicing.states[name], k))
 
     def _cut(self, whole: str, name: str, state: TokenState) -> str:
@@ -239,6 +246,7 @@ class _Builder:
         k, s, whole = self.k, self.slices, self.whole.types[name]
         if owed and k + 1 < s.count:
             owed_here = self._input(owed_to(name, k + 1), self.types[total])
+            self.sources[owed_here] = name, k + 1
             total = self._further("add", f"{name}[total of {k}]", (total, owed_here), self.types[total], name)
         shape = self.types[total].shape
         for is_here in (True, False):

@@ -218,7 +218,7 @@ class PureFunction:
     def _searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Traced, Plan]:
         problem, step = self.searched(traced, limit_bytes)
         is_staged = problem.subproblem.on_workers or problem.options.names_pipeline
-        search = self._planner.pipeline if is_staged else self._planner.plan
+        search = self._planner.on_workers if is_staged else self._planner.plan
         plan = search(problem, step, self._counts(traced.graph))
         return step.form_of(plan), with_rewrites(plan, traced)
 
@@ -375,13 +375,13 @@ class PureFunction:
         step = self._step(traced, cluster, split_step)
         whole = self._whole_problem(traced, o.memory_limit_bytes)
         problem = replace(whole, cluster=cluster, cost_model=whole.cost_model.on(cluster))
-        asked = replace(problem.options, num_stages=stages)
+        asked, side_by_side = replace(problem.options, num_stages=stages), asks_for_branches(before.schedule)
         try:
-            if asks_for_branches(o.schedule):
+            if side_by_side:
                 return self._planner.branches(problem, step, [before.num_microbatches])
             return self._planner.pipeline(replace(problem, options=asked), step, [before.num_microbatches])
         except (InfeasiblePlanError, MicrobatchError, ScheduleError):
-            free = replace(problem.options, num_stages=None, schedule="auto")
+            free = replace(problem.options, num_stages=stages if side_by_side else None, schedule="auto")
             return self._planner.pipeline(replace(problem, options=free), step, None)
 
     def _keep(

@@ -27,7 +27,7 @@ from autopar.search.anytime import Converted, Incumbent, SearchEndedError
 from autopar.search.bound import bounded
 from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
 from autopar.search.enumeration.candidates import schedule_of
-from autopar.search.enumeration.forms import ONE_STAGE, Form, Tried, forms
+from autopar.search.enumeration.forms import ONE_STAGE, Form, Tried, forms, forms_on_workers
 from autopar.search.enumeration.reach import may_be_faster, may_overlap
 from autopar.search.enumeration.search_space import is_large
 from autopar.search.enumeration.whole_steps import stages_that_may_be_faster
@@ -74,19 +74,25 @@ class Planner:
             reporting = problem.reporting
             if reporting.log is not None:
                 reporting = replace(reporting, log=incumbent.telling(reporting.log))
-            return self._best(replace(problem, anytime=incumbent, reporting=reporting), step, counts)
+            watched = replace(problem, anytime=incumbent, reporting=reporting)
+            cuts, tries = cuts_stages(self.strategy), self.tries_pipelines and not names_one_stage(self.strategy)
+            return self._best(watched, step, counts, forms(watched, cuts_stages=cuts, tries_pipelines=tries))
         except (SearchEndedError, KeyboardInterrupt) as ended:
             plan = incumbent.cut_short("Ctrl-C" if isinstance(ended, KeyboardInterrupt) else "its time limit")
             if plan is None:
                 raise
             return plan
 
-    def _best(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
-        """`plan`, which an exception ends."""
+    def on_workers(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
+        """The fastest plan of stages that workers in other processes carry out; arguments and errors as of `plan`."""
+        tries = self.tries_pipelines and not cuts_stages(self.strategy) and not names_one_stage(self.strategy)
+        return self._best(problem, step, counts, forms_on_workers(problem, tries_branches=tries))
+
+    def _best(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, some: Sequence[Form]) -> Plan:
+        """The fastest plan of ``some`` forms."""
         least_gain = problem.policy.schedules.least_gain
-        cuts, one = cuts_stages(self.strategy), names_one_stage(self.strategy)
         tried = Tried()
-        for form in forms(problem, cuts_stages=cuts, tries_pipelines=self.tries_pipelines and not one):
+        for form in some:
             if form == ONE_STAGE and tried.one_stage is not None and _is_best_of_one_stage(problem, tried.one_stage):
                 continue
             try:
@@ -205,8 +211,9 @@ class Planner:
         if cutoff_s < math.inf:
             may_overlap(problem, cutoff_s)
         subproblem = replace(problem.subproblem, cutoff_s=cutoff_s)
-        search = cached_with_branches(self.strategy, self.cache)
-        return self._in_stages(replace(problem, subproblem=subproblem), step, counts, search)
+        asked = None if subproblem.uniform_stages else problem.options.num_stages  # else it is that of workers
+        free = replace(problem, subproblem=subproblem, options=replace(problem.options, num_stages=asked))
+        return self._in_stages(free, step, counts, cached_with_branches(self.strategy, self.cache))
 
     def _in_stages(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, search: Strategy) -> Plan:
         """The plan of a search that cuts stages, of the step with stacks taken apart."""

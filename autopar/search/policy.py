@@ -369,4 +369,5 @@ def without_estimates(policy: SearchPolicy) -> SearchPolicy:
         partition=replace(policy.partition, near_best=4.0, far=8.0, most_near=every, most_other=64, ranked_pairs=every),
         stages=replace(policy.stages, negligible_cost=0.0, limit_attempts=8),
         schedules=replace(policy.schedules, long_idle_share=0.0, least_gain=0.0),
+        branches=replace(policy.branches, least_share=0.01, most_candidates=every),
     )

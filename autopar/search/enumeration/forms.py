@@ -67,6 +67,22 @@ def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tupl
     return (ONE_STAGE, PIPELINES, *branches)
 
 
+def forms_on_workers(problem: Problem, *, tries_branches: bool) -> tuple[Form, ...]:
+    """The forms of several stages, or of one on one worker, that workers in other processes carry out, in order.
+
+    Args:
+        problem: what is planned.
+        tries_branches: whether branches are planned next to pipelines where the stages are as many as there are
+            workers because nobody said how many.
+    """
+    if asks_for_branches(problem.options.schedule):
+        return (BRANCHES,)
+    free = problem.subproblem.uniform_stages and problem.options.schedule == "auto"
+    free = free and problem.options.token_slices is None
+    several = free and tries_branches and problem.cluster.num_nodes > 1
+    return (PIPELINES, BRANCHES) if several and has_branches(problem) else (PIPELINES,)
+
+
 def asks_for_branches(schedule: Any) -> bool:
     """Whether a schedule that was asked for is that of branches side by side."""
     if isinstance(schedule, str):

@@ -30,7 +30,7 @@ class Slices:
     seconds: float
 
 
-def pass_seconds(lengths: tuple[int, ...], stages: int, seconds: Callable[[int, int], float]) -> float:
+def pass_seconds(lengths: tuple[int, ...], stages: float, seconds: Callable[[int, int], float]) -> float:
     """T of slices of these lengths.
 
     Args:
@@ -46,13 +46,13 @@ def pass_seconds(lengths: tuple[int, ...], stages: int, seconds: Callable[[int, 
 
 
 def slice_lengths(
-    tokens: int, stages: int, seconds: Callable[[int, int], float], *, unit: int = 8, tolerance_s: float = 0.0
+    tokens: int, stages: float, seconds: Callable[[int, int], float], *, unit: int = 8, tolerance_s: float = 0.0
 ) -> Slices:
     """The slices with the least T, in multiples of ``unit`` tokens.
 
     Args:
         tokens: of the sequence.
-        stages: K.
+        stages: K; 1 + (K - 1) / m where m sequences follow each other.
         seconds: t(tokens of a slice, tokens before it) of one stage; positive.
         unit: what lengths are multiples of; divides ``tokens``.
         tolerance_s: candidates for the longest slice that are closer than this are taken for one; T is then within

@@ -58,11 +58,12 @@ def in_slices(problem: Problem, graph: Graph, plan: Plan, asked: TokenSliceOptio
     table = parse_table(record.table)
     with_slices(table, 1)
     shares = SliceShares(problem.cost_model, graph, slicing, plan.num_microbatches, len(plan.stages[0].devices))
-    lengths = _lengths(asked, slicing.tokens, record, shares, problem.policy.schedules)
-    if len(lengths) == 1:
+    cuts = _cuts(asked, slicing.tokens, record, shares, problem.policy.schedules)
+    simulated = [_simulated(plan, record, table, lengths, shares) for lengths in cuts]
+    step_s, sliced = min(simulated, key=lambda timed: (timed[0], len(timed[1].slice_lengths)))
+    lengths = sliced.slice_lengths
+    if len(lengths) == 1 or (asked == "auto" and step_s >= plan.step_time):
         return plan
-    sliced = _sliced_record(plan, record, with_slices(table, len(lengths)), lengths, shares)
-    step_s = run(build(*from_record(sliced)[:2]), from_record(sliced)[2]).step_time
     owed_bytes = _owed_bytes(graph, slicing, plan)
     content = msgspec.structs.replace(
         plan.content,
@@ -75,24 +76,46 @@ def in_slices(problem: Problem, graph: Graph, plan: Plan, asked: TokenSliceOptio
     return replace(plan, content=content)
 
 
-def _lengths(
+def _cuts(
     asked: TokenSliceOption, tokens: int, record: Pipeline, shares: SliceShares, policy: SchedulePolicy
-) -> tuple[int, ...]:
+) -> list[tuple[int, ...]]:
+    """The lengths that are simulated: what is asked for; for "auto" those of the dynamic program and even ones."""
     if asked == "auto":
-        stage_s: dict[int, float] = {}
-        for w in record.works:
-            stage_s[w.stage] = stage_s.get(w.stage, 0.0) + (w.seconds if w.kind in KINDS else 0.0)
-        longest_s = max(stage_s.values())
-        unit = next(n for n in range(max(1, tokens // policy.token_units), tokens + 1) if tokens % n == 0)
-        return slice_lengths(
-            tokens, len(stage_s), lambda n, before: longest_s * shares.of(n, before) + 2 * policy.start_s, unit=unit,
-            tolerance_s=longest_s / 1000,
-        ).lengths  # fmt: skip
+        fastest = _fastest(tokens, record, shares, policy)
+        return [fastest, *(_even(tokens, n) for n in (2, 4, 8) if n <= tokens)]
     if isinstance(asked, int):
         if not 1 <= asked <= tokens:
             raise SliceError(f"{tokens} tokens cannot be cut into {asked} slices", remedy=f"1 to {tokens}")
-        return tuple(tokens // asked + (k < tokens % asked) for k in range(asked))
-    return check_lengths(asked, tokens).lengths
+        return [_even(tokens, asked)]
+    return [check_lengths(asked, tokens).lengths]
+
+
+def _even(tokens: int, count: int) -> tuple[int, ...]:
+    return tuple(tokens // count + (k < tokens % count) for k in range(count))
+
+
+def _fastest(tokens: int, record: Pipeline, shares: SliceShares, policy: SchedulePolicy) -> tuple[int, ...]:
+    """The lengths of the least ``m sum t_i + (K - 1) max t_i``: m microbatches follow each other without a gap."""
+    stage_s: dict[int, float] = {}
+    for w in record.works:
+        stage_s[w.stage] = stage_s.get(w.stage, 0.0) + (w.seconds if w.kind in KINDS else 0.0)
+    longest_s = max(stage_s.values())
+    unit = next(n for n in range(max(1, tokens // policy.token_units), tokens + 1) if tokens % n == 0)
+
+    def seconds(length: int, before: int) -> float:
+        return longest_s * shares.of(length, before) + 2 * policy.start_s
+
+    stages = 1 + (len(stage_s) - 1) / shares.microbatches
+    return slice_lengths(tokens, stages, seconds, unit=unit, tolerance_s=longest_s / 1000).lengths
+
+
+def _simulated(
+    plan: Plan, record: Pipeline, table: Table, lengths: Sequence[int], shares: SliceShares
+) -> tuple[float, Pipeline]:
+    """Seconds of a step in slices, and its record."""
+    sliced = _sliced_record(plan, record, with_slices(table, len(lengths)), lengths, shares)
+    of_slices, dataflow, durations = from_record(sliced)
+    return run(build(of_slices, dataflow), durations).step_time, sliced
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,8 @@ from autopar.schedule import (
 from tests.schedule.flows import rich
 from tests.schedule.reference import Terms, expected, interpret
 
-NAMES = [name for name in schedules() if name != "table"]
+#: Schedules of a chain of stages, as the dataflows here are; those of graphs: `tests.schedule.test_branches`.
+NAMES = [name for name in schedules() if name not in ("table", "branches")]
 
 
 def program(name="1f1b", workers=2, microbatches=3, flow=chain) -> Program:

@@ -110,7 +110,7 @@ def array_placement(
         options: of the function.
     """
     split = [(i, s) for leaf, i in zip(leaves, traced.graph.inputs, strict=False) if (s := _split(leaf)) is not None]
-    typed = _typed(split, options) if options.plan is None else CurrentPlacement()
+    typed = _typed(split, options) if split and options.plan is None else CurrentPlacement()
     kept = [(i, s) for i, s in split if _is_kept(traced.graph, i)]
     kept = [(i, s) for i, s in kept if list(s.mesh.devices.flat) == list(devices())] if kept else []
     if len({s.mesh for _, s in kept}) != 1:

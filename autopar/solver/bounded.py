@@ -12,7 +12,7 @@ import numpy as np
 from autopar.solver.base import Solver
 from autopar.solver.elimination import MOST_ENTRIES, plan_elimination
 from autopar.solver.evaluate import is_feasible, objective
-from autopar.solver.goal import PROOF, TINY, Goal
+from autopar.solver.goal import PROOF, TINY, WIDE_GAP, Goal
 from autopar.solver.multipliers import price_memory
 from autopar.solver.problem import Array, ChoiceProblem
 from autopar.solver.restricted import eliminated, restricted
@@ -23,6 +23,7 @@ from autopar.solver.wide_memory import price_wide
 _OPEN = 300  # strategies beyond one a node that the first restricted problem keeps
 _WIDEN = 4
 _MOST_COLUMNS = 150_000  # of a restricted problem that the engine gets where no proof is wanted
+_NEAR_COLUMNS = 10_000  # likewise where the gap is small: such programs take seconds to close a part of it
 _PROVABLE = 400  # strategies of a wide problem with memory rows up to which the engine is asked for the proof
 
 
@@ -149,7 +150,9 @@ class _State:
             choice = reduction.lift(inner)
             cost = objective(self.problem, choice)
             return Solution(Status.OPTIMAL, choice, cost, cost, 0.0, name)
-        if self.goal.gap > 0 and self.best is not None and reduction.problem.columns > _MOST_COLUMNS:
+        near = replace(self.goal, gap=WIDE_GAP).reached(self.cost, self.bound)
+        most = _NEAR_COLUMNS if near else _MOST_COLUMNS
+        if self.goal.gap > 0 and self.best is not None and reduction.problem.columns > most:
             return Solution(Status.UNKNOWN, (), math.inf, -math.inf, 0.0, name)
         left = None if math.isinf(self.deadline) else self.deadline - time.monotonic()
         begin = None if self.best is None else reduction.project(self.best)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup, available
-from autopar.cluster.catalog import find
+from autopar.cluster.catalog import find, read
 from autopar.errors import ClusterError
 
 GOOD = """
@@ -321,3 +321,11 @@ def test_the_content_hash_tells_clusters_apart():
     other["groups"][0]["inter"]["bandwidth"] = 11e9
     assert Cluster.from_dict(data).content_hash != Cluster.from_dict(other).content_hash
     assert len(Cluster.from_dict(data).content_hash) == 64
+
+
+def test_a_local_cluster_reads_the_file_of_its_kind_alone(monkeypatch):
+    pytest.importorskip("jax")
+    paths = []
+    monkeypatch.setattr("autopar.cluster.cluster.read", lambda path: paths.append(path.name) or read(path))
+    assert Cluster.local().name == "local-cpu"
+    assert paths == ["local-cpu.toml"]

@@ -111,3 +111,24 @@ def test_a_mesh_that_costs_more_is_given_up() -> None:
     assert (
         alpa(problem_of(*mlp.build(abstract=True), toy(4), cutoff_s=plan.step_time * 1.01)).step_time == plan.step_time
     )
+
+
+def test_a_large_program_is_left_out_where_little_could_be_won(monkeypatch: pytest.MonkeyPatch) -> None:
+    goal = Goal(gap=1e-9)
+    left_out = 0
+    for seed in range(40):
+        problem = reduce_problem(with_usages(dense_problem(seed), seed, 0.3)).problem
+        if problem is None or not problem.usages:
+            continue
+        asked, spared = CountingSolver(), CountingSolver()
+        exact = solve_bounded(problem, asked, goal=goal)
+        with monkeypatch.context() as changed:
+            changed.setattr("autopar.solver.bounded.WIDE_GAP", math.inf)
+            changed.setattr("autopar.solver.bounded._NEAR_COLUMNS", 0)
+            near = solve_bounded(problem, spared, goal=goal)
+        if asked.calls and not spared.calls:
+            left_out += 1
+            assert near.choice
+            assert near.lower_bound <= exact.objective + 1e-12
+            assert near.objective >= exact.objective - 1e-12
+    assert left_out > 0

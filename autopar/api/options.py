@@ -154,9 +154,10 @@ class ParallelOptions:
             raise AutoparError(
                 f"attention={self.attention!r} is no form of attention", remedy='attention="auto", "plain" or "blocks"'
             )
-        if self.offload not in ("none", "auto", "layers"):
+        if self.offload not in ("none", "auto", "layers", "update"):
             raise AutoparError(
-                f"offload={self.offload!r} is no way of using host memory", remedy='offload="none", "auto" or "layers"'
+                f"offload={self.offload!r} is no way of using host memory",
+                remedy='offload="none", "auto", "layers" or "update"',
             )
 
 

@@ -104,8 +104,8 @@ def parallelize(
         memory_limit: bytes a device, or text as "40GB"; None takes the device's memory.
         remat: what the backward pass may recompute beyond what the function states: "none", "selective" (not
             matrix products), "full" (all but what enters a layer), or "auto": as little as the memory allows.
-        offload: what lies in host memory while nothing needs it: "none"; "auto": state that only the update reads, and
-            stacks that loops over layers take in slices, where no faster plan fits; "layers": all such stacks.
+        offload: what lies in host memory while nothing needs it: "none"; "auto": state of the update and stacks that
+            loops slice, where no faster plan fits; "layers": all such stacks; "update": such state, updated by hosts.
         attention: form of softmax attention: "plain" as it is written, "blocks", which keeps no scores and may split
             tokens along a ring of devices, or "auto": for more than 8192 tokens whichever is faster.
         token_slices: slices of tokens in which microbatches of a causal model pass through a pipeline: their lengths, a

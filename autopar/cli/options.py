@@ -76,8 +76,8 @@ pipeline_options: Option = options(
     ),
     click.option(
         "--offload",
-        type=click.Choice(["none", "auto", "layers"]),
-        help="Whether state and stacks of layers may lie in host memory, or these stacks must.  [default: none]",
+        type=click.Choice(["none", "auto", "layers", "update"]),
+        help="Whether state and stacks of layers may lie in host memory, or either must.  [default: none]",
     ),
 )
 

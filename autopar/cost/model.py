@@ -22,6 +22,9 @@ from autopar.cost.work import Core, KernelWork
 KEPT_BYTES = 32 << 20
 #: How sharply the larger of two rates decides; it is the usual choice for such transitions.
 _BLEND = 4
+#: Bytes/s at which all cores of a host read and write its memory: half of the peak of two sockets with eight channels
+#: of DDR4-3200 each. An estimate, as cluster files say nothing of it.
+_HOST_MEMORY_BANDWIDTH = 2e11
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,14 @@ class CostModel:
         """
         rates = [d.first_touch_bandwidth for d in self.cluster.device_types if d.first_touch_bandwidth is not None]
         return max((bytes / r for r in rates), default=0.0) if bytes >= KEPT_BYTES else 0.0
+
+    def host_memory_s(self, bytes: float) -> float:
+        """Seconds in which a host reads and writes, of each of its devices, ``bytes`` of its own memory."""
+        return max(g.devices_per_node * bytes / _HOST_MEMORY_BANDWIDTH for g in self.cluster.groups)
+
+    def device_memory_s(self, bytes: float) -> float:
+        """Seconds in which a device reads and writes ``bytes`` of its memory."""
+        return max(bytes / g.device.memory_bandwidth for g in self.cluster.groups)
 
     def host_s(self, bytes: float) -> float:
         """Seconds of moving what one device holds to the memory of its host, or back: launch and the host's link.

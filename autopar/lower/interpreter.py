@@ -23,7 +23,7 @@ from autopar.ir.loops import Scan, While
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
 from autopar.lower.collective_barriers import CollectiveBarriers, splits_inside
-from autopar.lower.hosted import to_device, to_host
+from autopar.lower.hosted import on_host, to_device, to_host
 from autopar.lower.localize.base import AxisIndex, LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.not_before import not_before
@@ -44,7 +44,8 @@ class Sharded:
     program, which a compiler must not merge with the first time; ``orders_collectives`` that collectives must not
     overlap with regions that have some inside (`autopar.lower.collective_barriers`); ``widened`` that products with a
     float32 result take float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that
-    are in host memory until they are read; ``host_results`` are, by loop, the numbers of results that are there.
+    are in host memory until they are read; ``host_results`` are, by loop, the numbers of results that are there;
+    ``on_host`` are the ids of operators that the host computes.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -59,6 +60,7 @@ class Sharded:
     widened: bool = False
     hosted: frozenset[str] = frozenset()
     host_results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    on_host: frozenset[str] = frozenset()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -160,6 +162,13 @@ class Interpreter:
             operands[i] = self.read(env, op.operands[i], types[i], wanted[i], self.phase, now)
         return [operands[i] for i in range(len(sources))]
 
+    def _there(self, env: Env, operand: Operand, type: TensorType, layout: Layout | None) -> Any:
+        """An operand's local piece in host memory."""
+        value = env[operand] if isinstance(operand, str) else None
+        if isinstance(value, Held):
+            return value.take_there(layout or Layout.replicated(type.rank), self.phase)
+        return to_host(self.read(env, operand, type, layout, self.phase))
+
     def _operator(self, bound: BoundGraph, op: Operator, env: Env) -> None:
         if is_generator(op):
             (result,) = op.results
@@ -178,7 +187,9 @@ class Interpreter:
         id = self.prefix + op.id
         types = graph.operand_types(op)
         wanted, results = self.sharded.operands[id], self.sharded.results[id]
-        operands = self._operands(env, op, types, wanted)
+        there = id in self.sharded.on_host
+        taken = zip(op.operands, types, wanted, strict=True)
+        operands = [self._there(env, *o) for o in taken] if there else self._operands(env, op, types, wanted)
         context = LocalContext(
             self.sharded.sizes,
             types,
@@ -190,10 +201,13 @@ class Interpreter:
         )
         if self.sharded.widened and op.primitive == "dot_general" and op.results[0].type.dtype == "f32":
             operands = [o.astype(jnp.float32) for o in operands]
-        outputs = localize(bound.primitive, bound.params, operands, context)
+        with on_host() if there else nullcontext():
+            outputs = localize(bound.primitive, bound.params, operands, context)
         age = _age(env, op)
         for v, layout, array in zip(op.results, results, outputs, strict=True):
-            env[v.name] = self.held(v.name, v.type, layout, array, age)
+            held = self.held(v.name, v.type, layout, array, age)
+            held.away = there
+            env[v.name] = held
 
     def _send(self, age: int, permute: Callable[[Any], Any], piece: Any) -> Any:
         """What a collective of an operator makes of a piece, see `LocalContext.send`; ``age`` as in `Held`."""

@@ -12,7 +12,7 @@ from jax import lax
 from autopar.ir import Layout, Operator, TensorType
 from autopar.ir.loops import Scan
 from autopar.lower.collective_barriers import CollectiveBarriers
-from autopar.lower.hosted import to_device
+from autopar.lower.hosted import to_device, to_host
 from autopar.lower.localize.base import AxisIndex
 from autopar.lower.not_before import not_before
 from autopar.lower.reshard import apply_steps
@@ -33,6 +33,7 @@ class Held:
         barriers: of the graph that it is in; None where collectives may run as they like.
         age: number of the last region of ``barriers`` that it depends on.
         away: whether the value as made is in host memory still.
+        there: pieces of it in host memory, by layout.
     """
 
     routes: Routes
@@ -41,6 +42,7 @@ class Held:
     barriers: CollectiveBarriers | None = None
     age: int = 0
     away: bool = False
+    there: dict[Layout, Any] = field(default_factory=dict)
 
     @property
     def type(self) -> TensorType:
@@ -60,6 +62,14 @@ class Held:
         """The value as it was made, in host memory where it is there."""
         return self.arrays["", self.layout]
 
+    def take_there(self, required: Layout, phase: str) -> Any:
+        """The local piece in ``required``, in host memory; it is resharded on the devices if need be."""
+        if self.stays_away(required):
+            return self.as_it_lies()
+        if required not in self.there:
+            self.there[required] = to_host(self.take(required, phase))
+        return self.there[required]
+
     def take(self, required: Layout, phase: str, now: Any = None) -> Any:
         """The local piece in ``required``, resharded if need be.
 
@@ -71,6 +81,7 @@ class Held:
         """
         if self.away:
             self.away = False
+            self.there[self.layout] = self.arrays["", self.layout]
             self.arrays["", self.layout] = to_device(self.arrays["", self.layout])
         for source, target in self.routes.take(required, phase):
             steps = self.routes.tables.path(self.type, source[1], target[1])

@@ -149,6 +149,7 @@ class OperatorRecord(Record, frozen=True):
         results: layout in which each result is made.
         stage: where it runs.
         host_results: of a loop, numbers of the results whose slices go to host memory as they are made.
+        on_host: whether the host computes it, of what lies in its memory.
     """
 
     id: str
@@ -156,6 +157,7 @@ class OperatorRecord(Record, frozen=True):
     results: tuple[str, ...]
     stage: int = 0
     host_results: tuple[int, ...] = ()
+    on_host: bool = False
 
 
 class Copy(Record, frozen=True):

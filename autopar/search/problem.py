@@ -43,7 +43,8 @@ class Options:
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
         attention: "plain" as the program says, "blocks", or "auto": whichever is faster.
         offload: what may be kept in host memory while nothing needs it: "none", "auto" for state of the update and
-            stacks of layers, or "layers" where these stacks must.
+            stacks of layers, "layers" where these stacks must, or "update" where state and masters must, which is
+            updated there (`autopar.search.intra.host_update`).
         constraints: where inputs lie.
         shared_stages: stages of another plan that this one has too; None where they are free.
         token_slices: slices of tokens in which microbatches pass through a pipeline: lengths, a number of even ones, or

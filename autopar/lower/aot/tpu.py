@@ -76,8 +76,10 @@ class TpuTarget(Target):
 
     def device_grid(self, shape: tuple[int, ...]) -> Any:
         """The chips so that each axis of ``shape`` is a ring of neighbours where the torus allows it."""
-        name = f"{self.kind}:{'x'.join(map(str, self.dims))}"
-        devices = topologies.get_topology_desc(name, platform="tpu").devices
+        # The compiler knows no slice of one chip: it is one of a host's four.
+        dims = self.dims if self.num_devices > 1 else (2, 2, 1)[: len(self.dims)]
+        name = f"{self.kind}:{'x'.join(map(str, dims))}"
+        devices = topologies.get_topology_desc(name, platform="tpu").devices[: self.num_devices]
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
 
 

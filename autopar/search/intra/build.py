@@ -54,7 +54,8 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     for i in graph.inputs:
         arriving = i.name in problem.subproblem.arriving
         name = sent.get(i.name, i.name)  # what is sent in a format of its own has the copy, the update none
-        copy_of = name if not arriving and (readers[name] > 1 or name in sliced) else None
+        shared = not arriving and (readers[name] > 1 or name in sliced)
+        copy_of = name if shared and name not in offered.update.inputs else None
         add_input(
             b, i.name, i.type, copy_of=copy_of, arriving=arriving, replaced=i.name in replaced, constraints=constraints
         )

@@ -101,10 +101,14 @@ class Builder:
         consumer: str,
         stacked: bool = False,
         heavy: bool = False,
+        there: bool = False,
     ) -> None:
         """Notes that a consumer takes a value at this time; the arguments are fields of `Use`."""
         layouts = required if isinstance(required, tuple) else tuple(required)
-        self.values[key].uses.append(Use(node, layouts, weight, self.time, consumer, self.phase, stacked, heavy))
+        value = self.values[key]
+        as_made = (True,) * len(layouts) if there and value.hosted else ()
+        use = Use(node, layouts, weight, self.time, consumer, self.phase, stacked, heavy, as_made=as_made, there=there)
+        value.uses.append(use)
 
 
 def is_summable(type: TensorType) -> bool:

@@ -57,7 +57,8 @@ def add_input(
         pairs = [(k, c) for k in plain for c in (k, *b.layouts.coarser(k))]
 
     has_copy, sliced = len(pairs) > len(plain), name in b.offered.stacks
-    here = [] if sliced and b.offered.forced else pairs
+    forced = (sliced and b.offered.forced) or name in b.offered.update.inputs
+    here = [] if forced else pairs
     there = [(k, k) for k in plain if not k.dims[0]] if sliced else pairs if name in b.offered.inputs else []
     n, pairs = len(here), [*here, *there]
     hosted = (False,) * n + (True,) * len(there) if there else ()
@@ -86,7 +87,8 @@ def add_outputs(b: Builder, graph: Graph) -> list[tuple[int, tuple[Layout, ...]]
             target = b.values[output.updates]
             assert target.node is not None
             node, layouts = target.node, target.layouts
-            as_made = target.hosted if target.trips > 1 else ()
+            target.replaced_there = b.values[output.operand].made_there
+            as_made = target.hosted if target.trips > 1 or target.replaced_there else ()
         else:
             node, layouts = b.free_layouts(f"result{output.path}", output.type)
             as_made = ()
@@ -110,7 +112,7 @@ def connect(b: Builder, value: ValueDraft) -> None:
     if value.source:
         _connect_input(b, value, outside)
         return
-    if len({u.node for u, _ in outside}) < 2:
+    if len({u.node for u, _ in outside}) < 2 or value.made_there:
         _take_all(b, value, outside)
         return
     phases = sorted({u.phase for u, _ in outside}) if b.split_phases else [""]
@@ -174,4 +176,6 @@ def _connect_input(b: Builder, value: ValueDraft, readers: Readers) -> None:
                 bytes = [local_bytes(value.type, k, b.mesh.sizes) for k in (stored, u.required)]
                 there |= bytes[0][:, None] >= bytes[1][None, :]
             costs = np.where(there, costs, np.inf)
+        if any(u.as_made):
+            costs = np.where([[k != required for required in u.required] for k in stored], np.inf, costs)
         b.edge(value.node, u.node, np.where(new, costs, 0.0))

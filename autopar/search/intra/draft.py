@@ -32,6 +32,7 @@ class Use:
         as_made: for each strategy of the consumer whether the value must be made in the layout that it takes; empty
             where none demands that.
         until: when the consumer has no more need of it, where that is a loop and later than ``time``.
+        there: whether the consumer is an operator that runs on the host.
     """
 
     node: int
@@ -44,6 +45,7 @@ class Use:
     heavy: bool = False
     until: int = 0
     as_made: tuple[bool, ...] = ()
+    there: bool = False
 
     @property
     def done(self) -> int:
@@ -75,6 +77,8 @@ class ValueDraft:
         phase: part of the step in which it is made.
         arriving: it comes with every microbatch, placed as the loop over them takes it.
         hosted: of what may be kept in host memory, for each strategy whether it is; else empty.
+        made_there: an operator on the host makes it.
+        replaced_there: an operator on the host makes what replaces it.
         replaced: of such a stack whether a loop makes it, or what replaces it.
         trips: of a stack that loops alone take and make, whose slices move one at a time, the number of slices; of
             what moves whole 1.
@@ -101,6 +105,8 @@ class ValueDraft:
     view: str = ""
     arriving: bool = False
     hosted: tuple[bool, ...] = ()
+    made_there: bool = False
+    replaced_there: bool = False
     replaced: bool = False
     trips: int = 1
     uses: list[Use] = field(default_factory=list)

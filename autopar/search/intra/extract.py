@@ -10,12 +10,13 @@ from typing import cast
 
 import numpy as np
 
+from autopar.cost import CostModel
 from autopar.ir import Graph, Layout, Literal
 from autopar.ir.loops import Scan
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.draft import UsageDraft
-from autopar.search.intra.host import HOST, hosted, moves_s
+from autopar.search.intra.host import HOST, hosted, moved_down, moves_s
 from autopar.search.intra.memory import IN_FLIGHT, is_in_flight
 from autopar.search.intra.overlap import timed
 from autopar.search.intra.sharding_problem import ShardingProblem
@@ -99,6 +100,7 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
         k: layouts[k].local_bytes(sharding_problem.values[k].type, sharding_problem.mesh.sizes) for k in sorted(there)
     }
     host_s = float(sum(moves_s(problem.cost_model, sharding_problem.values[k], n) for k, n in moved.items()))
+    host_s += _down_s(problem.cost_model, sharding_problem, choice)
     by_work.add("", "update", host_s)
     touches = any(d.first_touch_bandwidth is not None for d in problem.cluster.device_types)
     made_bytes = _computed_bytes(sharding_problem, problem.graph, choice) if touches else 0.0
@@ -126,7 +128,7 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
         state_bytes=_state_bytes(sharding_problem, problem.graph, layouts, there),
         hosted=frozenset(i.name for i in problem.graph.inputs if i.name in there),
         host_s=host_s,
-        host_bytes=sum(moved.values()),
+        host_bytes=sum(n for k, n in moved.items() if not sharding_problem.values[k].made_there),
         starts_s=by_work.stall_s,
     )
 
@@ -214,6 +216,13 @@ def copy_layouts(
     return dict(copies)
 
 
+def _down_s(cost: CostModel, sharding_problem: ShardingProblem, choice: Sequence[int]) -> float:
+    """Seconds of moving to hosts what operators there take of values on devices."""
+    sizes = sharding_problem.mesh.sizes
+    used = ((v, moved_down(v)) for v in sharding_problem.values.values())
+    return sum(cost.host_s(u.required[choice[u.node]].local_bytes(v.type, sizes)) for v, u in used if u is not None)
+
+
 def _replacing(graph: Graph, there: frozenset[str]) -> frozenset[str]:
     """Results of loops that replace inputs ``there``."""
     return frozenset(str(o.operand) for o in graph.outputs if o.updates in there)
@@ -230,7 +239,10 @@ def _operators(
             "" if isinstance(o, Literal) else text(k)
             for o, k in zip(s.op.operands, strategy.operand_layouts, strict=True)
         )
-        records.append((s.time, OperatorRecord(s.id, operands, tuple(map(text, strategy.result_layouts)))))
+        prefix = s.id.removesuffix(s.op.id)
+        on_host = any(sharding_problem.values[prefix + v.name].made_there for v in s.op.results)
+        results = tuple(map(text, strategy.result_layouts))
+        records.append((s.time, OperatorRecord(s.id, operands, results, on_host=on_host)))
     for r in sharding_problem.region_sites:
         operands = tuple(
             ""

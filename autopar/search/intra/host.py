@@ -28,7 +28,8 @@ from autopar.ir import Graph, Operator
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ALIASES
-from autopar.search.intra.draft import Array, NodeDraft, UsageDraft, ValueDraft
+from autopar.search.intra.draft import Array, NodeDraft, UsageDraft, Use, ValueDraft
+from autopar.search.intra.host_update import ON_DEVICES, HostUpdate, host_update
 from autopar.search.problem import Problem
 from autopar.solver import ChoiceProblem
 from autopar.solver.memory import least_memory
@@ -50,12 +51,14 @@ class Offloading:
         inputs: their names.
         stacks: names of inputs and of results of loops that loops take in slices.
         forced: whether these stacks must lie there.
+        update: what must lie there, and the operators that run there.
         notes: why there are none, where the user asked for it and cannot have it.
     """
 
     inputs: frozenset[str] = frozenset()
     stacks: frozenset[str] = frozenset()
     forced: bool = False
+    update: HostUpdate = ON_DEVICES
     notes: tuple[str, ...] = ()
 
 
@@ -70,6 +73,9 @@ def offloading(problem: Problem) -> Offloading:
     if any(g.host_bandwidth is None for g in problem.cluster.groups):
         text = f"offload={problem.options.offload!r} moves nothing to host memory: {problem.cluster.name} has no"
         return Offloading(notes=(f"{text} host_bandwidth for some of its nodes",))
+    if problem.options.offload == "update":
+        update = host_update(problem.graph, movable(problem.graph), problem.cost_model)
+        return Offloading(inputs=update.inputs, update=update)
     return Offloading(movable(problem.graph), stacks(problem.graph), problem.options.offload == "layers")
 
 
@@ -177,6 +183,14 @@ def add_host_seconds(
             layout_bytes = (k.local_bytes(v.type, sizes) for k in v.layouts)
             moves = [moves_s(cost, v, n) if there else 0.0 for there, n in zip(v.hosted, layout_bytes, strict=True)]
             nodes[v.node].costs = nodes[v.node].costs + np.array(moves)
+        elif (use := moved_down(v)) is not None:
+            down = [cost.host_s(k.local_bytes(v.type, sizes)) for k in use.required]
+            nodes[use.node].costs = nodes[use.node].costs + np.array(down)
+
+
+def moved_down(v: ValueDraft) -> Use | None:
+    """The first use on the host of a value that lies on the device; None where there is none."""
+    return next((u for u in v.uses if u.there), None) if not v.hosted and v.node is not None else None
 
 
 def moves_s(cost: CostModel, v: ValueDraft, bytes: float) -> float:
@@ -184,11 +198,14 @@ def moves_s(cost: CostModel, v: ValueDraft, bytes: float) -> float:
 
     Args:
         cost: what a move costs.
-        v: the value. A stack goes to the device for each loop that takes it, and comes back once where a loop makes it.
+        v: the value: it goes to the device where an operator there reads it, and what replaces it comes back where one
+            makes that. A stack goes to the device for each loop that takes it, and comes back once where one makes it.
         bytes: of one device's piece of it.
     """
     if v.trips == 1:
-        return 2 * cost.host_s(bytes)
+        up = any(not u.there and not u.as_made for u in v.uses)
+        down = not v.made_there and not v.replaced_there
+        return (up + down) * cost.host_s(bytes)
     taken = sum(u.stacked for u in v.uses)
     return (taken + v.replaced) * v.trips * cost.host_s(bytes / v.trips)
 

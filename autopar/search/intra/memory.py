@@ -72,7 +72,7 @@ def usages(
             usages += _replacing(v, replaced[v.key], by_value[v.key], sized, stop, until)
         else:
             usages += _made(v, v.key in returned, by_value[v.key], sized, stop, until)
-            if v.hosted:
+            if v.hosted and not v.made_there:  # what the host makes is there in parts, or replaces what is counted
                 usages.append(host_usage(problem, v, sized.of(v.type, v.layouts), stop))
     return [u for u in usages if u.stop > u.start and np.any(u.bytes)]
 
@@ -116,10 +116,18 @@ def _input(
     last = max((u.time for u in readers), default=0) + 1
     bytes = sized.of(v.type, v.layouts)
     usages = [UsageDraft(v.node, 0, last if donated else stop, on_device(v, bytes), kind, v.key)]
-    if v.hosted and readers and v.trips == 1:
-        first, done = min(u.time for u in readers), max(u.done for u in readers)
-        usages.append(UsageDraft(v.node, first, done, bytes - on_device(v, bytes), kind, v.key))
+    usages += _moved_up(v, readers, bytes, kind)
     return usages + _copies(v, copies, sized, stop)
+
+
+def _moved_up(v: ValueDraft, readers: Sequence[Use], bytes: Array, kind: str) -> list[UsageDraft]:
+    """What lies in host memory, on the device from the first reader there to the last."""
+    here = [u for u in readers if not u.there]
+    if not v.hosted or not here or v.trips > 1:
+        return []
+    assert v.node is not None
+    first, done = min(u.time for u in here), max(u.done for u in here)
+    return [UsageDraft(v.node, first, done, bytes - on_device(v, bytes), kind, v.key)]
 
 
 def _copies(v: ValueDraft, copies: Sequence[CopyDraft], sized: Sizes, stop: int) -> list[UsageDraft]:
@@ -161,6 +169,8 @@ def _made(
     passes_on = returned or any(u.phase != v.phase for u in v.uses)  # perhaps to another program
     stored = v.type if passes_on else v.sent
     usages.append(UsageDraft(v.node, v.time, last, on_device(v, sized.of(stored, v.layouts)), kind, v.key))
+    if v.made_there:
+        usages += _moved_up(v, [u for u in v.uses if u.time < stop - 1], sized.of(v.type, v.layouts), kind)
     return usages + ([] if v.trips > 1 else _operands(v, outside, sized))
 
 
@@ -174,7 +184,7 @@ def _replacing(
 ) -> list[UsageDraft]:
     """Usages of the value that replaces ``target``, which may lie in host memory: after its last reader it is there."""
     assert target.node is not None
-    if target.trips > 1:  # a loop makes it where it stays
+    if target.trips > 1 or v.made_there:  # a loop, or the host, makes it where it stays
         bytes = on_device(target, sized.of(target.type, target.layouts))
         return [UsageDraft(target.node, v.time, stop, bytes, _kind(v), v.key)]
     usages = _made(replace(v, uses=[u for u in v.uses if u.time < stop - 1]), False, copies, sized, stop, until)

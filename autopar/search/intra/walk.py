@@ -6,6 +6,8 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from autopar.cost import ATTENTIONS, Core, KernelWork
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.attention import attention_cores, on_chip_operators
@@ -16,6 +18,7 @@ from autopar.search.intra.constrained import asked
 from autopar.search.intra.draft import Array, SiteDraft, UsageDraft, ValueDraft
 from autopar.search.intra.edges import edges_s
 from autopar.search.intra.fusion import growth_of, is_constant, is_recomputed
+from autopar.search.intra.host_update import written_s
 from autopar.search.intra.labels import strategy_label
 from autopar.search.intra.operators import OperatorOptions
 from autopar.search.intra.regions import REGIONS
@@ -141,10 +144,11 @@ class GraphWalk:
         for op in graph.operators:
             if phase_of(op.scope, self.builder.phase) == "update":
                 kept.update(op.reads)
+            here = not self._on_host(op, prefix)
             for operand in op.operands:
                 if isinstance(operand, str):
-                    fusible.setdefault(operand, []).append(is_fusible(op))
-                    read_fused[operand] = read_fused.get(operand, True) and reads_fused(op)
+                    fusible.setdefault(operand, []).append(is_fusible(op) and here)
+                    read_fused[operand] = read_fused.get(operand, True) and reads_fused(op) and here
                     readers.setdefault(operand, set()).add(op.id)
         cost = self.builder.cost
         cores = attention_cores(graph) if cost.knows_kernels else {}
@@ -159,6 +163,10 @@ class GraphWalk:
             on_chip=on_chip_operators(graph, cores) if cost.stack.fused_attention else (),
             inner=frozenset(readers.keys() - kept),
         )
+
+    def _on_host(self, op: Operator, prefix: str) -> bool:
+        """Whether an operator runs on the host."""
+        return not prefix and op.id in self.builder.offered.update.operators
 
     def _alias(self, op: Operator, prefix: str, weight: float) -> None:
         b = self.builder
@@ -189,7 +197,11 @@ class GraphWalk:
         if followed is not None:
             options = followed[1]
         strategies = options.strategies
+        there = self._on_host(op, around.prefix)
         busy = self._seconds(kernel.work, strategies, op, types) * weight
+        if there:  # one pass over what is returned, into which the others are fused
+            written = [written_s(b.cost, op, s.result_layouts, b.mesh.sizes) for s in strategies]
+            busy = around.returns(op) * np.array(written)
         costs = busy + edges_s(b.cost, b.mesh, strategies, types) * weight
         if followed is None:
             node = b.node(id, costs, functools.partial(strategy_label, strategies))
@@ -199,7 +211,8 @@ class GraphWalk:
             b.nodes[node].members.append(id)
         for i, source in enumerate(sources):
             if source is not None and source.node is not None:
-                b.use(source.key, node, options.operands[i], weight, id, heavy=not reads_fused(op))
+                heavy = not reads_fused(op) and not there
+                b.use(source.key, node, options.operands[i], weight, id, heavy=heavy, there=there)
         of = sources[0] if op.primitive in RESHAPES else None
         for j, result in enumerate(op.results):
             b.value(
@@ -207,6 +220,7 @@ class GraphWalk:
                 fused=kernel.fused, transient=kernel.transient, basis=kernel.basis,
                 view=of.source if of is not None else "",
                 stored=kernel.stored if kernel.transient else frozenset(), constant=kernel.constant,
+                made_there=there, hosted=(True,) * len(strategies) if there else (),
             )  # fmt: skip
         if op.primitive in ATTENTIONS:
             needed = workspaces(op, strategies, types, b.mesh.sizes)

@@ -1,0 +1,155 @@
+"""The update on the host: the same values, state that devices do not hold, and a cut that follows the links."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from autopar import Cluster, Plan, parallelize, verify
+from autopar.errors import AutoparError
+from autopar.lower.aot import parse_target
+from autopar.lower.hosted import PINNED_HOST
+from autopar.plan.words import plan_words
+from examples import gpt, mlp
+from tests.end_to_end.test_layers_on_host import on_host, one_device, trained, with_hosts
+
+OPTIONS = {"num_stages": 1, "num_microbatches": 1, "remat": "none"}
+OPTIMIZERS = {
+    "adamw": optax.adamw(1e-2, weight_decay=0.1),
+    "clipped adam": optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
+    "momentum": optax.sgd(1e-2, momentum=0.9),
+    "lion": optax.lion(1e-3),
+    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=8),
+    "lamb": optax.lamb(1e-2),
+}
+
+
+def build(optimizer, compute, width=16, layers=2, batch=16):
+    """Step and arguments of a perceptron that computes in ``compute`` and keeps its parameters as they are."""
+    rng = np.random.default_rng(0)
+
+    def loss(params, x, y):
+        for w, b in params:
+            x = jnp.tanh(x @ w.astype(compute) + b.astype(compute))
+        return jnp.mean((x - y).astype(jnp.float32) ** 2)
+
+    def step(state, batch):
+        params, kept = state
+        value, gradients = jax.value_and_grad(loss)(params, *batch)
+        updates, kept = optimizer.update(gradients, kept, params)
+        return (optax.apply_updates(params, updates), kept), value
+
+    dtype = jnp.result_type(float)
+    params = [(jnp.asarray(rng.normal(size=(width, width)) / 4, dtype), jnp.zeros(width, dtype)) for _ in range(layers)]
+    x, y = (jnp.asarray(rng.normal(size=(batch, width)), compute) for _ in range(2))
+    return step, ((params, optimizer.init(params)), (x, y))
+
+
+def operators_there(plan: Plan) -> set[str]:
+    return {r.id for r in plan.content.operators if r.on_host}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("mesh", [(8,), (2, 4)])
+def test_values_are_those_of_the_plain_step(x64, name, mesh):
+    step, args = build(OPTIMIZERS[name], jnp.float64)
+    fn = parallelize(step, cluster=with_hosts(Cluster.local()), mesh_shape=mesh, offload="update", **OPTIONS)
+    there, wanted = trained(fn, args), trained(jax.jit(step), args)
+    assert operators_there(fn.plan(*args)) or name == "adafactor"  # whose state is small
+    for a, b in zip(jax.tree.leaves(there), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_masters_of_narrow_parameters_lie_there():
+    step, args = build(OPTIMIZERS["adamw"], jnp.bfloat16)
+    fn = parallelize(step, cluster=with_hosts(Cluster.local()), mesh_shape=(8,), offload="update", **OPTIONS)
+    plan = fn.plan(*args)
+    assert on_host(plan) == {i.path for i in plan.content.inputs if i.path.startswith("state") and i.layout != "[]"}
+    (params, _), _ = trained(fn, args)
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(params)} == {PINNED_HOST}
+    (wanted, _), _ = trained(jax.jit(step), args)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-2, atol=2e-2)
+
+
+def test_precision_has_masters_too():
+    step, args = mlp.build(hidden=32, layers=2, batch=16)
+    fn = parallelize(
+        step, cluster=with_hosts(Cluster.local()), mesh_shape=(8,), offload="update", precision="bf16", **OPTIONS
+    )
+    assert any("convert" in id for id in operators_there(fn.plan(*args)))
+    assert "updated there" in plan_words(fn.plan(*args).content)
+
+
+@pytest.mark.parametrize("compute", [jnp.float32, jnp.bfloat16])
+def test_the_cut_follows_the_links(compute):
+    """Links as slow as PCIe: the host computes. Links faster than its memory: devices do, and state moves."""
+    step, args = build(OPTIMIZERS["adamw"], compute, width=512)
+    slow, fast = (
+        parallelize(step, cluster=one_device(speed, launch_s=0.0), offload="update", **OPTIONS).plan(*args)
+        for speed in (16e9, 1e13)
+    )
+    assert operators_there(slow) and not operators_there(fast)
+    assert on_host(slow) == on_host(fast)
+
+
+@pytest.mark.parametrize(("compute", "bytes_each"), [(jnp.float32, 4 + 4), (jnp.bfloat16, 2 + 2)])
+def test_bytes_on_the_link(compute, bytes_each):
+    """bfloat16: gradients down and parameters up, 4 bytes a parameter as in the paper. float32 parameters stay on the
+    device, so that gradients go down and updates come up."""
+    step, args = build(OPTIMIZERS["clipped adam"] if compute is None else optax.adam(1e-2), compute, width=512)
+    plan = parallelize(step, cluster=one_device(1e9, launch_s=0.0), offload="update", **OPTIONS).plan(*args)
+    weights = 2 * 512 * 512
+    assert plan.stages[0].host_time * 1e9 == pytest.approx(bytes_each * weights, rel=0.02)
+    assert plan.stages[0].host_bytes == pytest.approx((12 if compute == jnp.bfloat16 else 8) * weights, rel=0.02)
+
+
+def test_memory_of_the_device_is_less():
+    step, args = build(OPTIMIZERS["adamw"], jnp.bfloat16, width=512, layers=8, batch=8)
+    options = {**OPTIONS, "cluster": one_device(16e9), "donate_argnums": 0}
+    plain = parallelize(step, **options).plan(*args)
+    there = parallelize(step, offload="update", **options).plan(*args)
+    assert there.peak_memory < plain.peak_memory / 2
+    assert there.step_time == pytest.approx(there.search.objective)
+
+
+def test_a_saved_plan_runs_as_it_was_made(x64):
+    step, args = build(OPTIMIZERS["adamw"], jnp.float64)
+    fn = parallelize(step, cluster=with_hosts(Cluster.local()), mesh_shape=(8,), offload="update", **OPTIONS)
+    plan = Plan.from_json(fn.plan(*args).to_json())
+    assert plan == fn.plan(*args) and operators_there(plan)
+    there, wanted = trained(parallelize(step, plan=plan), args, 1), trained(jax.jit(step), args, 1)
+    for a, b in zip(jax.tree.leaves(there), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_pipelines_update_on_devices_with_a_note(x64):
+    step, args = build(OPTIMIZERS["adamw"], jnp.float64)
+    fn = parallelize(
+        step, cluster=with_hosts(Cluster.local()), offload="update", num_stages=2, num_microbatches=2, remat="none"
+    )
+    plan = fn.plan(*args)
+    assert not operators_there(plan) and any("on their devices" in note for note in plan.content.notes)
+
+
+def test_other_words_are_refused():
+    with pytest.raises(AutoparError, match="no way of using host memory"):
+        parallelize(lambda x: x, offload="gradients")
+
+
+@pytest.mark.slow
+def test_arguments_of_a_compiled_tpu_program_are_on_the_host():
+    pytest.importorskip("libtpu")
+    target = "tpu:v5e:2x2"
+    cluster = with_hosts(parse_target(target).cluster(), 16e9)
+    step, args = gpt.build(
+        abstract=True, layers=2, hidden=512, heads=8, vocab=4096, seq=256, batch=16, dtype="bfloat16"
+    )
+    options = {"cluster": cluster, "donate_argnums": 0, **OPTIONS}
+    plans = {off: parallelize(step, offload=off, **options).plan(*args) for off in ("none", "update")}
+    plain, there = (verify(plan, step, *args, target=target).compiled_memory for plan in plans.values())
+    assert there.arguments < 0.02 * plain.arguments
+    assert there.temporaries < 1.1 * plain.temporaries

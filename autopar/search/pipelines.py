@@ -158,9 +158,7 @@ class _PipelineSearch:
                 plan = plan_candidate(
                     problem, self.source, candidate, self.intra, self.pool, cache, self.busy, cutoff_s
                 )
-            except ConstraintError as error:
-                if problem.options.num_stages is not None:
-                    raise
+            except ConstraintError as error:  # other slicings give the stage more devices
                 raise InfeasiblePlanError(error.fact, cause=error.cause, remedy=error.remedy) from error
             except ScheduleError as error:
                 if not trial.is_optional:
@@ -216,11 +214,14 @@ def _seconds(plan: Plan) -> float:
     return plan.step_time
 
 
-def _nothing_planned(problem: Problem, trials: Trials[_Trial, Plan]) -> InfeasiblePlanError | MicrobatchError:
-    """The first failure; where nothing was tried, why."""
+def _nothing_planned(
+    problem: Problem, trials: Trials[_Trial, Plan]
+) -> ConstraintError | InfeasiblePlanError | MicrobatchError:
+    """The first failure, a constraint itself where stages were asked for; where nothing was tried, why."""
     failures: list[InfeasiblePlanError | MicrobatchError] = [*trials.failures.values(), *trials.impossible.values()]
     if failures:
-        return failures[0]
+        cause = failures[0].__cause__
+        return cause if isinstance(cause, ConstraintError) and problem.options.num_stages is not None else failures[0]
     if problem.subproblem.cutoff_s < math.inf:
         return NotFasterError(
             f"no pipeline of {problem.graph.name} is estimated to take less than {problem.subproblem.cutoff_s:.6g} s",

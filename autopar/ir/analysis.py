@@ -134,3 +134,14 @@ def unread_inputs(graph: Graph) -> frozenset[int]:
     """Indices of the inputs of ``graph`` that no operator takes and that are not returned."""
     read = names_read(graph.operators) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
     return frozenset(n for n, i in enumerate(graph.inputs) if i.name not in read)
+
+
+def unread_effects(graph: Graph) -> tuple[Operator, ...]:
+    """Operators run for their effect alone, in bodies too: prints, and callbacks of which nothing is returned."""
+    returned = [o.operand for o in graph.outputs]
+    needed = {op.id for op in closure(graph.operators, returned)}
+    unread: list[Operator] = []
+    for op in graph.operators:
+        inside = [inner for _, body in op.regions for inner in unread_effects(body)]
+        unread += inside or ([op] if op.effects and op.id not in needed else [])
+    return tuple(unread)

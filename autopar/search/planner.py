@@ -20,6 +20,7 @@ import msgspec
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.ir import Graph
+from autopar.ir.analysis import unread_effects
 from autopar.ir.blockwise import find
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
@@ -91,8 +92,10 @@ class Planner:
     def _best(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, some: Sequence[Form]) -> Plan:
         """The fastest plan of ``some`` forms."""
         least_gain = problem.policy.schedules.least_gain
-        tried = Tried()
+        tried, prints = Tried(), bool(unread_effects(problem.graph))
         for form in some:
+            if prints and form.is_pipeline and tried.best is not None:
+                break  # stages would leave the prints out
             if form == ONE_STAGE and tried.one_stage is not None and _is_best_of_one_stage(problem, tried.one_stage):
                 continue
             try:
@@ -240,7 +243,8 @@ class Planner:
             anytime=None if problem.anytime is None else Converted(problem.anytime, layered.of_step),
         )
         plan = search(whole)
-        notes = [note for note in (kept, "" if kept or o.offload != "update" else _UPDATED_ON_DEVICES) if note]
+        updated = "" if kept or o.offload != "update" else _UPDATED_ON_DEVICES
+        notes = [note for note in (kept, updated, _left_out(layered.graph)) if note]
         plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, *notes)))
         if o.token_slices is not None:
             plan = in_slices(whole, layered.graph, plan, o.token_slices)
@@ -252,6 +256,15 @@ class Planner:
 
 
 _UPDATED_ON_DEVICES = "offload='update' updates stages of a pipeline on their devices, as offload='auto' does"
+
+
+def _left_out(graph: Graph) -> str:
+    """What stages do not run; "" where they run all."""
+    unread = unread_effects(graph)
+    if not unread:
+        return ""
+    lines = ", ".join(dict.fromkeys(op.source or op.id for op in unread))
+    return f"stages run what outputs need, no print or callback without a result ({lines}): num_stages=1 runs them"
 
 
 def block_scores(problem: Problem) -> int:

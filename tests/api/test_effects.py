@@ -74,3 +74,38 @@ def test_ordered_effects_are_refused_with_their_line(kind):
     with pytest.raises(autopar.TraceError, match=r"at: test_effects.py:\d+.*step\)") as caught:
         parallelize(step)(X)
     assert "ordered" in str(caught.value)
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_stages_say_which_prints_they_leave_out(in_loop):
+    """Stages run what outputs need. Where the number of stages is free there is one, which prints."""
+    seen = []
+
+    def loss(ws, x):
+        def layer(x, w):
+            y = jnp.tanh(x @ w)
+            jax.debug.callback(lambda v: seen.append(float(v)), y.mean())
+            return y, None
+
+        if in_loop:
+            x, _ = jax.lax.scan(layer, x, ws)
+        else:
+            for w in ws:
+                x, _ = layer(x, w)
+        return (x**2).mean()
+
+    def step(ws, x):
+        value, gradients = jax.value_and_grad(loss)(ws, x)
+        return ws - 0.1 * gradients, value
+
+    ws, x = jnp.stack([jnp.eye(8) / 2] * 4), jnp.ones((8, 8))
+    two = parallelize(step, num_stages=2, num_microbatches=1)
+    (note,) = [n for n in two.plan(ws, x).content.notes if "num_stages=1 runs" in n]
+    assert "test_effects.py" in note
+    free = parallelize(step)
+    assert free.plan(ws, x).num_stages == 1 and not any(
+        "num_stages=1 runs" in n for n in free.plan(ws, x).content.notes
+    )
+    free(ws, x)
+    jax.effects_barrier()
+    assert len(seen) == 4

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.ir.analysis import unread_effects
 from autopar.plan import Plan
 from autopar.schedule import factory_named
 from autopar.schedule.branches import Branches
@@ -42,7 +43,8 @@ def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tupl
     Inside a node one stage is the likelier answer, and pipelines are tried where they may be faster. Between nodes
     a pipeline is, unless one stage has ample memory: else it takes longer to plan without a plan to beat.
     A mesh that is asked for and has all devices is the mesh of one stage. Where the number of stages and the schedule
-    are free, independent branches of the step are put side by side on parts of the devices, last.
+    are free, independent branches of the step are put side by side on parts of the devices, last. Stages run what
+    outputs need: a step that prints has several where they are asked for, or one does not fit.
 
     Args:
         problem: what is planned.
@@ -59,6 +61,8 @@ def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tupl
     schedule = problem.options.schedule
     if schedule not in ("auto", "none"):
         return (PIPELINES, ONE_STAGE)
+    if unread_effects(problem.graph):
+        return (ONE_STAGE, PIPELINES)
     if problem.options.mesh_shape is not None and math.prod(problem.options.mesh_shape) == devices:
         return (ONE_STAGE,)
     branches = (BRANCHES,) if schedule == "auto" and has_branches(problem) else ()

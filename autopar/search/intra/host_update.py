@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import networkx as nx
+from importlib import import_module
+from typing import Any
 
 from autopar.cost import CostModel
 from autopar.ir import Graph, Layout, Operator
@@ -54,6 +54,7 @@ def host_update(graph: Graph, state: frozenset[str], cost: CostModel) -> HostUpd
     lying = state | masters(graph)
     returned = {o.operand for o in graph.outputs}
     replaced = {o.operand for o in graph.outputs if o.updates in lying}
+    nx: Any = import_module("networkx")  # it takes longer to load than small models to plan
     network = nx.DiGraph()
     network.add_nodes_from((_HOST, _DEVICE))
     sums = cost.cluster.num_devices > 1

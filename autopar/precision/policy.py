@@ -13,7 +13,8 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragg
 #: Operators that compute in the dtype of their operands, and do so narrow where those are.
 FOLLOWING = frozenset(
     {
-        "add", "sub", "mul", "div", "neg", "abs", "max", "min", "sign", "clamp", "square", "integer_pow", "tanh", "erf",
+        "add", "sub", "mul", "div", "neg", "abs", "max", "min", "sign", "clamp", "square",
+        "one_minus_square", "integer_pow", "tanh", "erf",
         "logistic", "sin", "cos", "add_any", "select_n", "copy", "stop_gradient",
         "eq", "ne", "lt", "le", "gt", "ge", "is_finite",
         "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev", "slice", "dynamic_slice", "pad",

@@ -111,13 +111,14 @@ def chain(weights, x):
 CHAIN = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6, jax.ShapeDtypeStruct((16, 64), jnp.float32)
 
 
-@pytest.mark.parametrize(("layer", "other"), [(2, 3), (3, 2)])
-def test_of_isomorphic_stages_one_alone_is_constrained(layer, other):
+@pytest.mark.parametrize("layer", [2, 3])
+def test_of_isomorphic_stages_one_alone_is_constrained(layer):
     options = {"cluster": toy(1, 8), "num_stages": 4, "num_microbatches": 2}
     plan = autopar.parallelize(chain, constraints={f"weights/{layer}": ()}, **options).plan(*CHAIN)
     assert shards(plan, f"weights[{layer}]") == [1, 1]
-    assert shards(plan, f"weights[{other}]") != [1, 1]
-    assert [r.stage for r in plan.content.inputs][2:4] == [1, 2]
+    stages = [r.stage for r in plan.content.inputs][: len(CHAIN[0])]
+    others = [n for n, stage in enumerate(stages) if stage != stages[layer] and 0 < stage < 3]
+    assert others and all(shards(plan, f"weights[{n}]") != [1, 1] for n in others)
 
 
 def test_a_constraint_that_holds_on_no_stage_leaves_one_stage():

@@ -14,6 +14,7 @@ from jax import lax
 from autopar import parallelize
 from autopar.lower.hlo import collectives
 from tests.search.problems import toy
+from tests.versions import tolerance
 
 LAYERS, WIDTH, INNER = 8, 64, 128
 
@@ -62,4 +63,4 @@ def test_one_layer_at_a_time(batch: int) -> None:
     assert predicted == {("all-gather", LAYER): 4 * LAYERS, ("reduce-scatter", LAYER): 2 * LAYERS}
     m = program.memory_analysis()
     total = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
-    assert total == pytest.approx(program.plan.peak_memory, rel=0.05)
+    assert total == pytest.approx(program.plan.peak_memory, rel=tolerance(0.1, 0.05))

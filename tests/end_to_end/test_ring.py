@@ -19,6 +19,7 @@ from autopar.lower.hlo import collectives
 from examples._common import causal_attention
 from tests.end_to_end.attentions import FORMS, train_step
 from tests.search.problems import f32, toy
+from tests.versions import KNOWN_JAX
 
 
 def drawn(*shape: int, seed: int = 0) -> jax.Array:
@@ -62,7 +63,10 @@ def test_values_and_gradients_on_a_ring_of_eight(form: str) -> None:
         compiled = same(train_step(FORMS[form]), arguments(1, 1), mesh_shape=(8,))
         piece = 2 * 4 * 8  # two tokens of four float64
         count = 2 * 7 + 2 * 7 + 2 * 8
-        assert sent(compiled) == Counter({piece: count})
+        most = count + 14 * (form == "capped")
+        assert sent(compiled) in (
+            [Counter({piece: count})] if KNOWN_JAX else [Counter({piece: n}) for n in (count, most)]
+        )
         planned = [(c.kind, c.bytes, c.count) for c in compiled.plan.communication if c.bytes >= piece]
         assert planned == [("collective-permute", piece, count + 14.0 * (form == "capped"))]
 

@@ -57,4 +57,4 @@ def test_one_that_needs_another_is_not_stacked_with_it():
 
     x = np.ones((4, SIDE), np.float32)
     run = autopar.parallelize(step, num_stages=1, cluster=CLUSTER)
-    assert_trees_same(run(params(2), x), jax.jit(step)(params(2), x))
+    assert_trees_same(run(params(2), x), jax.jit(step)(params(2), x), rtol=1e-4)  # of a sum of what nearly cancels

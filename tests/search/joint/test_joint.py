@@ -18,6 +18,7 @@ import pytest
 
 from autopar.search.policy import SearchPolicy, SizePolicy
 from tests.search.joint.cases import DEFAULT, Case, case
+from tests.versions import tolerance
 
 #: Of 200 cases those that take a second or two, where something fits and the planner was found to be exact.
 QUICK = (4, 10, 17, 19, 25, 28, 43, 45, 48, 49, 53, 70, 77, 79, 84, 87, 89, 98, 111, 122, 132, 52, 143, 164, 178)
@@ -112,7 +113,7 @@ def test_the_plan_is_that_of_exhaustive_search(number):
 @pytest.mark.parametrize("number", QUICK_BY_ESTIMATES)
 def test_as_larger_steps_are_planned_it_is_often_the_same(number):
     found = Enumerated.of(number).compared(BY_ESTIMATES_ALONE)
-    assert found.ratio == pytest.approx(1.0, rel=EQUAL)
+    assert found.ratio == pytest.approx(1.0, rel=tolerance(0.01, EQUAL))
 
 
 @pytest.mark.slow

@@ -8,12 +8,10 @@ early while there is room, and late where there is not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.experimental.compute_on import compute_on
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from autopar._compat.trees import partition_spec
@@ -73,11 +71,6 @@ def check_host_memory(content: PlanContent, devices: Sequence[Any]) -> None:
 def to_host(array: Any) -> Any:
     """The piece of a device, moved to host memory."""
     return jax.device_put(array, jax.memory.Space.Host)
-
-
-def on_host() -> AbstractContextManager[None]:
-    """What is traced inside is computed by the host, of arrays in its memory."""
-    return compute_on("device_host")
 
 
 def to_device(array: Any) -> Any:

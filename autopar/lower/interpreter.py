@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from autopar._compat.host_compute import on_host
 from autopar.frontend import Bound, BoundGraph
 from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.loops import Scan, While
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
 from autopar.lower.collective_barriers import CollectiveBarriers, splits_inside
-from autopar.lower.hosted import on_host, to_device, to_host
+from autopar.lower.hosted import to_device, to_host
 from autopar.lower.localize.base import AxisIndex, LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.not_before import not_before
@@ -201,13 +202,16 @@ class Interpreter:
         )
         if self.sharded.widened and op.primitive == "dot_general" and op.results[0].type.dtype == "f32":
             operands = [o.astype(jnp.float32) for o in operands]
-        with on_host() if there else nullcontext():
-            outputs = localize(bound.primitive, bound.params, operands, context)
+        apply = functools.partial(self._localized, bound, context)
+        outputs = on_host(apply, operands) if there else apply(*operands)
         age = _age(env, op)
         for v, layout, array in zip(op.results, results, outputs, strict=True):
             held = self.held(v.name, v.type, layout, array, age)
             held.away = there
             env[v.name] = held
+
+    def _localized(self, bound: Bound, context: LocalContext, *operands: Any) -> Sequence[Any]:
+        return localize(bound.primitive, bound.params, list(operands), context)
 
     def _send(self, age: int, permute: Callable[[Any], Any], piece: Any) -> Any:
         """What a collective of an operator makes of a piece, see `LocalContext.send`; ``age`` as in `Held`."""

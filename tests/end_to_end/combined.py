@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 
 import autopar
 from autopar import Cluster, InfeasiblePlanError, Plan, ScheduleError
+from autopar.frontend.equations import bind_equation, interpreted
 from autopar.ir.formats import WireFormat
 from autopar.precision import DENIED, Precision, mixed, precision_of
 from autopar.schedule import get
@@ -238,7 +238,16 @@ def oracle(cell: Cell, fn: Callable[..., Any], args: Any) -> Callable[..., Any]:
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     state, batch = (jax.tree.leaves(a) for a in args)
     narrow = mixed(precision, closed, [*(True for _ in state), *(False for _ in batch)])
-    run = jax.jit(jaxpr_as_fun(narrow))
+
+    def equation(eqn: Any, operands: list[Any], scope: str) -> list[Any]:
+        if eqn.primitive.name != "dot_general" or operands[0].dtype == jnp.float32:
+            return bind_equation(eqn, operands, {})
+        # Products of narrow numbers are exact in float32; not all of XLA's for CPUs take narrow operands.
+        wide = [x.astype(jnp.float32) for x in operands]
+        (total,) = bind_equation(eqn, wide, {"preferred_element_type": jnp.float32})
+        return [total.astype(eqn.outvars[0].aval.dtype)]
+
+    run = jax.jit(lambda *leaves: interpreted(narrow.jaxpr, [*narrow.consts, *leaves], "", equation, lambda x: x))
     return lambda *given: jax.tree.unflatten(jax.tree.structure(shape), run(*jax.tree.leaves(given)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from autopar.ir.graph import Graph, Operand, Operator
 
@@ -134,6 +134,21 @@ def unread_inputs(graph: Graph) -> frozenset[int]:
     """Indices of the inputs of ``graph`` that no operator takes and that are not returned."""
     read = names_read(graph.operators) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
     return frozenset(n for n, i in enumerate(graph.inputs) if i.name not in read)
+
+
+def meeting_operator(graph: Graph, op: Operator, late: Container[str], is_term: Callable[[str], bool]) -> Operator:
+    """Where the values meet that an operator depends on: the first one that needs all, or the reduction before it.
+
+    Args:
+        graph: that the operator is in.
+        op: an operator that needs all of them.
+        late: names of values that are there when all have come.
+        is_term: whether a value is a term of what they are added up to.
+    """
+    for leads in (late.__contains__, is_term):
+        while before := [graph.producers[n] for n in op.reads if leads(n) and n in graph.producers]:
+            op = before[0]
+    return op
 
 
 def unread_effects(graph: Graph) -> tuple[Operator, ...]:

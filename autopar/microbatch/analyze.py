@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from autopar.cost import total_flops
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph, Layout, Literal, Operator
-from autopar.ir.analysis import closure, dependents, names_made, names_read
+from autopar.ir.analysis import closure, dependents, meeting_operator, names_made, names_read
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ALIASES, is_generator
 from autopar.microbatch.base import Joined, Microbatching, pseudo_mesh, split
@@ -220,7 +220,7 @@ def _check_mixing(graph: Graph, s: _States) -> None:
         (graph.producers[o] for o in first.reads if o in s.late and o in graph.producers and graph.producers[o].source),
         first,
     )
-    root = _root(graph, culprit, s)
+    root = meeting_operator(graph, culprit, s.late, lambda n: n not in s.late and bool(s.values[n].partial))
     why = reason(root, graph.operand_types(root))
     raise MicrobatchError(
         f"{root.primitive} needs the examples of all microbatches, and what follows needs its result for each example",
@@ -228,25 +228,6 @@ def _check_mixing(graph: Graph, s: _States) -> None:
         remedy=why.remedy,
         source=root.source or first.source or None,
     )
-
-
-def _root(graph: Graph, op: Operator, s: _States) -> Operator:
-    """Where the examples of different microbatches first meet on the way to ``op``.
-
-    That is the first operator that had to wait, or the reduction over the batch that it waits for.
-    """
-    while True:
-        before = [graph.producers[o] for o in op.reads if o in s.late and o in graph.producers]
-        if not before:
-            break
-        op = before[0]
-    while True:
-        terms = [
-            graph.producers[o] for o in op.reads if o not in s.late and s.values[o].partial and o in graph.producers
-        ]
-        if not terms:
-            return op
-        op = terms[0]
 
 
 def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, axis: MicrobatchAxis) -> Microbatching:

@@ -1,4 +1,4 @@
-"""Sharding constraints in steps of public style are kept, or told, by their lines."""
+"""Sharding constraints in steps of public style are kept, or noted with their lines."""
 
 from __future__ import annotations
 

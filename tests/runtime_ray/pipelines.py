@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -164,6 +166,17 @@ def furthest(got: list[Any], want: list[np.ndarray]) -> float:
         apart = float(np.linalg.norm((a.astype(float) - b.astype(float)).ravel()))
         worst = max(worst, apart / max(float(np.linalg.norm(b.astype(float).ravel())), 1e-30))
     return worst
+
+
+def furthest_after_a_loss(cluster: Any, step: Any, compiled: Any, fn: Any, state: Any, batch: Any) -> float:
+    """How far three steps on workers, of which one is killed after the first, are from those of one device."""
+    mine, want = step.shard(state, batch)[0], state
+    for n in range(3):
+        if n == 1:  # what a worker that is lost had is made again
+            os.kill(cluster.processes[0], signal.SIGKILL)
+        mine, metrics = compiled(mine, batch)
+        want, expected = jax.jit(fn)(want, batch)
+    return furthest(jax.tree.leaves((mine, metrics)), [numbers(x) for x in jax.tree.leaves((want, expected))])
 
 
 class _LostProcessError(Exception):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 
 from autopar.search.alpa import alpa
 from autopar.search.problem import NotFasterError
-from autopar.solver import HighsSolver, Status, solve
+from autopar.solver import ChoiceProblem, HighsSolver, Status, solve
 from autopar.solver.bounded import solve_bounded
 from autopar.solver.evaluate import is_feasible
 from autopar.solver.goal import Goal
@@ -28,6 +29,14 @@ def test_the_words() -> None:
     assert goal.less(90.0).reached(10.0, 0.0)
     assert goal.less(90.0).hopeless(10.1) and not goal.less(90.0).hopeless(10.0)
     assert goal.less(30.0).less(60.0) == goal.less(90.0)
+
+
+def short_of_memory() -> Iterator[ChoiceProblem]:
+    """Dense problems that presolve leaves something of, under a limit."""
+    for seed in range(40):
+        problem = reduce_problem(with_usages(dense_problem(seed), seed, 0.3)).problem
+        if problem is not None and problem.usages:
+            yield problem
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -66,10 +75,7 @@ def test_what_is_given_up_is_not_called_solved(seed: int) -> None:
 
 def test_the_engine_is_not_asked_for_what_is_close_or_useless() -> None:
     asked = 0
-    for seed in range(40):
-        problem = reduce_problem(with_usages(dense_problem(seed), seed, 0.3)).problem
-        if problem is None or not problem.usages:
-            continue
+    for problem in short_of_memory():
         plain, given_up = CountingSolver(), CountingSolver()
         answer = solve_bounded(problem, plain)
         if not plain.calls or answer.status is not Status.OPTIMAL:
@@ -84,10 +90,7 @@ def test_the_engine_is_not_asked_for_what_is_close_or_useless() -> None:
 
 def test_a_large_problem_within_the_gap_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autopar.solver.bounded.TINY", 0)
-    for seed in range(40):
-        problem = reduce_problem(with_usages(dense_problem(seed), seed, 0.3)).problem
-        if problem is None or not problem.usages:
-            continue
+    for problem in short_of_memory():
         engine = CountingSolver()
         solve_bounded(problem, engine)
         bounds = solve_bounded(problem, HighsSolver(), goal=Goal(gap=math.inf))
@@ -116,10 +119,7 @@ def test_a_mesh_that_costs_more_is_given_up() -> None:
 def test_a_large_program_is_left_out_where_little_could_be_won(monkeypatch: pytest.MonkeyPatch) -> None:
     goal = Goal(gap=1e-9)
     left_out = 0
-    for seed in range(40):
-        problem = reduce_problem(with_usages(dense_problem(seed), seed, 0.3)).problem
-        if problem is None or not problem.usages:
-            continue
+    for problem in short_of_memory():
         asked, spared = CountingSolver(), CountingSolver()
         exact = solve_bounded(problem, asked, goal=goal)
         with monkeypatch.context() as changed:

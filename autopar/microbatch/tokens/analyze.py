@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from autopar.cost import total_flops
 from autopar.errors import SliceError
 from autopar.ir import Graph, Operator
-from autopar.ir.analysis import closure, names_read
+from autopar.ir.analysis import closure, meeting_operator, names_read
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ALIASES, CUMULATIVE
 from autopar.microbatch.tokens.facts import Fact, fact_of
@@ -203,27 +203,13 @@ def _check_mixing(graph: Graph, f: _Found) -> None:
     late = sum(flops[op.id] for op in graph.operators if op.id in flops and any(v.name in f.late for v in op.results))
     if late <= _MOST_LATE * sum(flops.values()):
         return
-    root = _root(graph, f.mixing[0], f)
+    root = meeting_operator(graph, f.mixing[0], f.late, lambda n: n in f.states and bool(f.states[n].terms))
     raise SliceError(
         f"{root.primitive} reads later positions of the sequence, or nothing proves that it does not",
         cause=_cause(root, f),
         remedy="a causal mask before the softmax, or token_slices=None",
         source=root.source or None,
     )
-
-
-def _root(graph: Graph, op: Operator, f: _Found) -> Operator:
-    """Where positions meet on the way to ``op``: the first operator that waits, or the reduction that it waits for."""
-    while True:
-        before = [graph.producers[n] for n in op.reads if n in f.late and n in graph.producers]
-        if not before:
-            break
-        op = before[0]
-    while True:
-        terms = [graph.producers[n] for n in op.reads if n in f.states and f.states[n].terms and n in graph.producers]
-        if not terms:
-            return op
-        op = terms[0]
 
 
 def _cause(op: Operator, f: _Found) -> str:

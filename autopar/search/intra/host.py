@@ -74,7 +74,11 @@ def offloading(problem: Problem) -> Offloading:
         text = f"offload={problem.options.offload!r} moves nothing to host memory: {problem.cluster.name} has no"
         return Offloading(notes=(f"{text} host_bandwidth for some of its nodes",))
     if problem.options.offload == "update":
-        update = host_update(problem.graph, movable(problem.graph), problem.cost_model)
+        key = ("host update", problem.graph, problem.cost_model)
+        update = problem.memo.get(key)
+        if not isinstance(update, HostUpdate):  # one cut for all meshes
+            update = host_update(problem.graph, movable(problem.graph), problem.cost_model)
+            problem.memo.keep(key, update)
         return Offloading(inputs=update.inputs, update=update)
     return Offloading(movable(problem.graph), stacks(problem.graph), problem.options.offload == "layers")
 

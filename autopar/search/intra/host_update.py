@@ -38,6 +38,11 @@ class HostUpdate:
     inputs: frozenset[str] = frozenset()
     operators: frozenset[str] = frozenset()
 
+    @property
+    def entries(self) -> int:
+        """See `autopar.search.memo.Counted`: no arrays."""
+        return 0
+
 
 #: Nothing of an update is on the host.
 ON_DEVICES = HostUpdate()
@@ -51,14 +56,14 @@ def host_update(graph: Graph, state: frozenset[str], cost: CostModel) -> HostUpd
         state: inputs that only the update reads, and that the step replaces.
         cost: what moves, and the memories of both sides, cost.
     """
-    lying = state | masters(graph)
+    hosted = state | masters(graph)
     returned = {o.operand for o in graph.outputs}
-    replaced = {o.operand for o in graph.outputs if o.updates in lying}
+    replaced = {o.operand for o in graph.outputs if o.updates in hosted}
     nx: Any = import_module("networkx")  # it takes longer to load than small models to plan
     network = nx.DiGraph()
     network.add_nodes_from((_HOST, _DEVICE))
     sums = cost.cluster.num_devices > 1
-    movable = {op.id for op in graph.operators if _may_run_there(op, lying) or (not sums and _widens_gradient(op))}
+    movable = {op.id for op in graph.operators if _may_run_there(op, hosted) or (not sums and _widens_gradient(op))}
     for op in graph.operators:
         if op.id not in movable:
             network.add_edge(_side(op), _DEVICE)  # no capacity: never cut
@@ -68,7 +73,7 @@ def host_update(graph: Graph, state: frozenset[str], cost: CostModel) -> HostUpd
             written = 2 * sum(v.type.nbytes for v in op.results)
             network.add_edge(_side(op), _DEVICE, capacity=1 + _units(cost.host_memory_s(written)))
             network.add_edge(_HOST, _side(op), capacity=_units(cost.device_memory_s(written)))
-    for name, maker, readers in _values(graph, lying):
+    for name, maker, readers in _values(graph, hosted):
         seconds = _units(cost.host_s(graph.types[name].nbytes))
         ends = [_side(op) for op in readers] + [_HOST if name in replaced else _DEVICE] * (name in returned)
         up, down = f"up {name}", f"down {name}"
@@ -78,7 +83,7 @@ def host_update(graph: Graph, state: frozenset[str], cost: CostModel) -> HostUpd
             network.add_edge(up, end)
             network.add_edge(end, down)
     _, (there, _) = nx.minimum_cut(network, _HOST, _DEVICE)
-    return HostUpdate(lying, frozenset(id for id in movable if f"op {id}" in there))
+    return HostUpdate(hosted, frozenset(id for id in movable if f"op {id}" in there))
 
 
 def masters(graph: Graph) -> frozenset[str]:
@@ -100,15 +105,15 @@ def _narrows(op: Operator) -> bool:
     return op.results[0].type.dtype in ("bf16", "f16")
 
 
-def _may_run_there(op: Operator, lying: frozenset[str]) -> bool:
-    """Whether an operator is elementwise, of arrays, and of the update or a conversion of what lies there."""
+def _may_run_there(op: Operator, hosted: frozenset[str]) -> bool:
+    """Whether an operator is elementwise, of arrays, and of the update or a conversion of what is hosted."""
     if op.effects or op.regions or is_generator(op) or not all(v.type.rank for v in op.results):
         return False
     if op.primitive == "broadcast_in_dim":
         return phase_of(op.scope) == "update" and not op.attr("broadcast_dimensions")
     if op.primitive not in ELEMENTWISE:
         return False
-    return phase_of(op.scope) == "update" or (_narrows(op) and op.operands[0] in lying)
+    return phase_of(op.scope) == "update" or (_narrows(op) and op.operands[0] in hosted)
 
 
 def _widens_gradient(op: Operator) -> bool:
@@ -118,14 +123,14 @@ def _widens_gradient(op: Operator) -> bool:
     return bool(op.results[0].type.rank) and op.results[0].type.dtype == "f32"
 
 
-def _values(graph: Graph, lying: frozenset[str]) -> Iterator[tuple[str, str, list[Operator]]]:
+def _values(graph: Graph, hosted: frozenset[str]) -> Iterator[tuple[str, str, list[Operator]]]:
     """Name, side of the maker, and readers of every array that is made or comes in."""
     readers: dict[str, list[Operator]] = {}
     for op in graph.operators:
         for name in dict.fromkeys(op.reads):
             readers.setdefault(name, []).append(op)
     for i in graph.inputs:
-        yield i.name, _HOST if i.name in lying else _DEVICE, readers.get(i.name, [])
+        yield i.name, _HOST if i.name in hosted else _DEVICE, readers.get(i.name, [])
     for op in graph.operators:
         if not is_generator(op):
             for v in op.results:

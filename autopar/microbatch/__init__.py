@@ -7,5 +7,15 @@ trace: a value is whole, split along a dim, or a term of a reduction, exactly as
 
 from autopar.microbatch.analyze import analyze, batch_size
 from autopar.microbatch.base import AXIS, Joined, Microbatching, pseudo_mesh
+from autopar.microbatch.meetings import MicrobatchLoop, analyze_in_loops
 
-__all__ = ["AXIS", "Joined", "Microbatching", "analyze", "batch_size", "pseudo_mesh"]
+__all__ = [
+    "AXIS",
+    "Joined",
+    "MicrobatchLoop",
+    "Microbatching",
+    "analyze",
+    "analyze_in_loops",
+    "batch_size",
+    "pseudo_mesh",
+]

@@ -40,8 +40,8 @@ _MODEL_ROLES = ("parameter", "optimizer")
 
 
 @dataclass
-class _States:
-    """What the forward pass finds.
+class States:
+    """What the walk forward over the operators finds.
 
     ``late`` holds names of values that are known after the loop only, ``behind_barrier`` those that come out of a
     barrier next to values of a microbatch: the same in every microbatch or not, they must not be asked for outside the
@@ -78,18 +78,29 @@ def analyze(graph: Graph, count: int, late: frozenset[str] = frozenset()) -> Mic
         return _once(graph, late)
     errors = []
     for dim in (0, 1):
-        size = batch_size(graph, dim)
-        if size is None or size % count or size < count:
-            errors.append(_uneven(graph, size, count))
+        batch = examples(graph, count, dim)
+        if batch is None:
+            errors.append(_uneven(graph, batch_size(graph, dim), count))
             continue
-        batch = {
-            i.name: dim for i in graph.inputs if i.role == "batch" and i.type.rank > dim and i.type.shape[dim] == size
-        }
         try:
             return _analyze(graph, count, batch, late)
         except MicrobatchError as error:
             errors.append(error)
     raise errors[0]
+
+
+def examples(graph: Graph, count: int, dim: int) -> dict[str, int] | None:
+    """Inputs that microbatches split, with the dim; None where they do not divide the batch.
+
+    Args:
+        graph: a traced train step with roles.
+        count: number of microbatches.
+        dim: of the batch, in each input.
+    """
+    size = batch_size(graph, dim)
+    if size is None or size % count or size < count:
+        return None
+    return {i.name: dim for i in graph.inputs if i.role == "batch" and i.type.rank > dim and i.type.shape[dim] == size}
 
 
 def _uneven(graph: Graph, size: int | None, count: int) -> MicrobatchError:
@@ -108,9 +119,9 @@ def _uneven(graph: Graph, size: int | None, count: int) -> MicrobatchError:
 
 def _analyze(graph: Graph, count: int, batch: Mapping[str, int], late: frozenset[str]) -> Microbatching:
     axis = MicrobatchAxis(pseudo_mesh(count))
-    states = _forward(graph, batch, axis, late)
+    states = forward_states(graph, batch, axis, late)
     _check_mixing(graph, states)
-    return _collect(graph, count, batch, states, axis)
+    return collect(graph, count, batch, states, axis)
 
 
 def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
@@ -149,8 +160,16 @@ def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
     )
 
 
-def _forward(graph: Graph, batch: Mapping[str, int], axis: MicrobatchAxis, late: frozenset[str]) -> _States:
-    s = _States()
+def forward_states(graph: Graph, batch: Mapping[str, int], axis: MicrobatchAxis, late: frozenset[str]) -> States:
+    """Walks the operators forward.
+
+    Args:
+        graph: a traced train step with roles.
+        batch: inputs that are split, with the dim.
+        axis: of microbatches.
+        late: ids of operators that wait though they need not.
+    """
+    s = States()
     of_data: set[str] = {i.name for i in graph.inputs if i.role not in _MODEL_ROLES}
     for i in graph.inputs:
         s.values[i.name] = split(i.type.rank, batch[i.name]) if i.name in batch else whole(i.type)
@@ -164,7 +183,7 @@ def _forward(graph: Graph, batch: Mapping[str, int], axis: MicrobatchAxis, late:
             _wait(op, s)
             continue
         states = states_of(op.operands, s.values)
-        known_results = _made(graph, op, states, s, axis)
+        known_results = in_loop_states(graph, op, states, s, axis)
         if known_results is None and data:
             known_results = tuple(whole(v.type) for v in op.results)
         if known_results is None:
@@ -177,10 +196,18 @@ def _forward(graph: Graph, batch: Mapping[str, int], axis: MicrobatchAxis, late:
     return s
 
 
-def _made(
-    graph: Graph, op: Operator, states: list[Layout | None], s: _States, axis: MicrobatchAxis
+def in_loop_states(
+    graph: Graph, op: Operator, states: list[Layout | None], s: States, axis: MicrobatchAxis
 ) -> tuple[Layout, ...] | None:
-    """States of what ``op`` makes in the loop or before it; None where it has to wait."""
+    """States of what ``op`` computes in the loop or before it; None where it has to wait.
+
+    Args:
+        graph: that it is in.
+        op: the operator.
+        states: of its operands; None for literals.
+        s: where the match is kept.
+        axis: of microbatches.
+    """
     if is_whole(states):
         return tuple(whole(v.type) for v in op.results)
     terms_only = all(k is None or not k.axes for k in states)
@@ -198,23 +225,33 @@ def _made(
     return matched.results
 
 
-def _wait(op: Operator, s: _States) -> None:
+def _wait(op: Operator, s: States) -> None:
     s.late.update(v.name for v in op.results)
     if any(s.values[o].axes for o in op.reads if o not in s.late):
         s.mixing.append(op)
 
 
-def _check_mixing(graph: Graph, s: _States) -> None:
+def is_mixed(graph: Graph, s: States) -> bool:
+    """Whether work on examples would have to wait for the end of the loop.
+
+    Args:
+        graph: a traced train step.
+        s: of its values.
+    """
+    if any(phase_of(op.scope) == "backward" for op in s.mixing):
+        return True
+    if not any(phase_of(op.scope) != "update" for op in s.mixing):
+        return False
+    # Metrics over the whole batch may wait; a model that does must not.
+    flops = {op.id: total_flops(graph, op) for op in graph.operators}
+    late = sum(flops[op.id] for op in graph.operators if any(v.name in s.late for v in op.results))
+    return late > 0.5 * sum(flops.values())
+
+
+def _check_mixing(graph: Graph, s: States) -> None:
     """Raises MicrobatchError where work on examples would have to wait for the end of the loop."""
-    if not s.mixing:
+    if not is_mixed(graph, s):
         return
-    backward = any(phase_of(op.scope) == "backward" for op in s.mixing)
-    if not backward:
-        # Metrics over the whole batch may wait; a model that does must not.
-        flops = {op.id: total_flops(graph, op) for op in graph.operators}
-        late = sum(flops[op.id] for op in graph.operators if any(v.name in s.late for v in op.results))
-        if late <= 0.5 * sum(flops.values()) or not any(phase_of(op.scope) != "update" for op in s.mixing):
-            return
     first = s.mixing[0]
     culprit = next(
         (graph.producers[o] for o in first.reads if o in s.late and o in graph.producers and graph.producers[o].source),
@@ -230,8 +267,16 @@ def _check_mixing(graph: Graph, s: _States) -> None:
     )
 
 
-def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, axis: MicrobatchAxis) -> Microbatching:
-    """The three parts, from what the outputs and late operators read."""
+def collect(graph: Graph, count: int, batch: Mapping[str, int], s: States, axis: MicrobatchAxis) -> Microbatching:
+    """The three parts, from what the outputs and late operators read.
+
+    Args:
+        graph: a traced train step with roles.
+        count: number of microbatches.
+        batch: inputs that are split, with the dim.
+        s: states of all values.
+        axis: of microbatches.
+    """
     after = [op for op in graph.operators if any(v.name in s.late for v in op.results)]
     read_late = names_read(after) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
     inputs = {i.name for i in graph.inputs}
@@ -281,7 +326,7 @@ def _collect(graph: Graph, count: int, batch: Mapping[str, int], s: _States, axi
 def _in_loop(
     graph: Graph,
     op: Operator,
-    s: _States,
+    s: States,
     demand: dict[str, set[Layout]],
     axis: MicrobatchAxis,
     out: Decisions,

@@ -60,5 +60,6 @@ def reason(op: Operator, types: tuple[TensorType, ...]) -> Reason:
     return Reason(
         "a statistic over the batch that depends on parameters (batch norm, a contrastive loss, a loss that is "
         "balanced over all tokens)",
-        f"{_WHOLE}, or a statistic over a part of the batch (group norm, groups of tokens)",
+        f"num_stages=1, which runs a step with few of these in several loops, {_WHOLE}, or a statistic over a part of "
+        "the batch (group norm, groups of tokens)",
     )

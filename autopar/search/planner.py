@@ -22,6 +22,7 @@ from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.ir import Graph
 from autopar.ir.analysis import unread_effects
 from autopar.ir.blockwise import find
+from autopar.ir.phases import FORWARD_LOOP
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.anytime import Converted, Incumbent, SearchEndedError
@@ -172,7 +173,8 @@ class Planner:
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
             plan = self._shard(replace(stage, graph=single.graph))
             content = plan.content.in_form(level, single.layer_ends, c.layered_update).in_blocks(c.block_scores)
-            plan = replace(plan, content=content)
+            notes = (*content.notes, *_meetings(single.graph))
+            plan = replace(plan, content=msgspec.structs.replace(content, notes=notes))
             problem.offer(bounded(plan, problem.graph, problem.cluster))
             return plan
 
@@ -256,6 +258,14 @@ class Planner:
 
 
 _UPDATED_ON_DEVICES = "offload='update' updates stages of a pipeline on their devices, as offload='auto' does"
+
+
+def _meetings(graph: Graph) -> list[str]:
+    """That examples meet, where a step in one stage has several loops over microbatches."""
+    loops = sum(op.primitive == "scan" and op.scope.startswith(FORWARD_LOOP) for op in graph.operators)
+    if loops < 2:
+        return []
+    return [f"examples meet: {loops} loops over the microbatches run the forward pass {loops} times"]
 
 
 def _left_out(graph: Graph) -> str:

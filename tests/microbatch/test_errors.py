@@ -57,7 +57,7 @@ def test_no_batch():
 
 
 def test_errors_reach_the_user():
-    fn = autopar.parallelize(step_of(batch_norm), num_microbatches=2)
+    fn = autopar.parallelize(step_of(batch_norm), num_microbatches=2, num_stages=2)
     with pytest.raises(MicrobatchError, match=r"test_errors\.py"):
         fn.plan(weights(), data())
     with pytest.raises(autopar.AutoparError, match=r"num_microbatches=0 is no count"):

@@ -1,7 +1,12 @@
-"""Gradient accumulation as a rewriting of the step: before, ``lax.scan`` over microbatches, after."""
+"""Gradient accumulation as a rewriting of the step: before, ``lax.scan`` over microbatches, after.
+
+Where examples meet there are several such loops (`autopar.microbatch.meetings`), one after another.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,7 +27,7 @@ from autopar.lower.microbatch.parts import (
     run_whole,
 )
 from autopar.lower.microbatch.retrace import retraced
-from autopar.microbatch import Microbatching, analyze
+from autopar.microbatch import Microbatching, MicrobatchLoop, analyze_in_loops
 
 
 def microbatched(traced: Traced, count: int) -> Traced:
@@ -33,20 +38,25 @@ def microbatched(traced: Traced, count: int) -> Traced:
         count: number of microbatches; 1 gives ``traced`` itself.
 
     Raises:
-        MicrobatchError: as `autopar.microbatch.analyze`.
+        MicrobatchError: as `autopar.microbatch.analyze_in_loops`.
     """
     if count == 1:
         return traced
-    microbatching = analyze(traced.graph, count)
-    return retraced(traced, lambda env, recorder: _step(traced.program, microbatching, recorder, env))
+    loops = analyze_in_loops(traced.graph, count)
+    return retraced(traced, lambda env, recorder: _step(traced.program, loops, recorder, env))
 
 
-def _step(bound: BoundGraph, microbatching: Microbatching, recorder: Recorder, env: dict[str, Any]) -> dict[str, Any]:
-    graph = bound.graph
-    env = run_whole(part_of(bound, microbatching.before, graph.inputs, ()), env, recorder)
-    env.update(loop(bound, microbatching, recorder, env))
-    late = part_of(bound, microbatching.after, [Input(n, graph.types[n]) for n in env], ())
-    return run_whole(late, env, recorder)
+def _step(
+    bound: BoundGraph, loops: Sequence[MicrobatchLoop], recorder: Recorder, env: dict[str, Any]
+) -> dict[str, Any]:
+    for of_step in loops:
+        graph, microbatching = of_step.graph, of_step.microbatching
+        rest = replace(bound, graph=graph)
+        env = run_whole(part_of(rest, microbatching.before, graph.inputs, ()), env, recorder)
+        env.update(loop(rest, microbatching, recorder, env))
+        known = [Input(n, graph.types[n]) for n in env if n in graph.types]
+        env = run_whole(part_of(rest, microbatching.after, known, ()), env, recorder)
+    return env
 
 
 def loop(bound: BoundGraph, microbatching: Microbatching, recorder: Recorder, env: dict[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class ParallelOptions:
     attention: str = "auto"
     token_slices: Any = None
     rewrites: bool = True
+    padding: bool = True
     precision: Precision | None = None
     wire: Wire | None = None
     donate_argnums: tuple[int, ...] = ()
@@ -109,7 +110,7 @@ class ParallelOptions:
             raise AutoparError(
                 f"time_limit_s={self.time_limit_s!r} is no number of seconds", remedy="time_limit_s=10, or None"
             )
-        for name in ("exhaustive", "rewrites"):
+        for name in ("exhaustive", "padding", "rewrites"):
             if not isinstance(getattr(self, name), bool):
                 raise AutoparError(
                     f"{name}={getattr(self, name)!r} is neither True nor False", remedy=f"{name}=True, or False"
@@ -123,7 +124,8 @@ class ParallelOptions:
     def form(self) -> dict[str, Any]:
         """Options of the search on the form of the step; slices of tokens are not recomputed."""
         remat = "none" if self.token_slices is not None else self.remat or "none"
-        return {"remat": remat, "attention": self.attention, "token_slices": self.token_slices}
+        padding = self.padding and self.search == "alpa"
+        return {"remat": remat, "attention": self.attention, "token_slices": self.token_slices, "padding": padding}
 
     def _check_slices(self) -> None:
         """Raises AutoparError where slices of tokens are asked for in a form, or with an option, that there is not."""

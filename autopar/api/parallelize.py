@@ -33,6 +33,7 @@ class ParallelizeOptions(TypedDict, total=False):
     remat: Any
     offload: str
     attention: str
+    padding: bool
     token_slices: str | int | Sequence[int] | None
     rewrites: bool
     precision: str | Precision | None
@@ -76,6 +77,7 @@ def parallelize(
     attention: str = "auto",
     token_slices: str | int | Sequence[int] | None = None,
     rewrites: bool = True,
+    padding: bool = True,
     precision: str | Precision | None = None,
     wire: Mapping[str, Any] | None = None,
     donate_argnums: int | Sequence[int] = (),
@@ -112,6 +114,8 @@ def parallelize(
             number of even ones, or "auto": the lengths that are predicted fastest. None: whole microbatches.
         rewrites: whether products are computed in another order than written where that is cheaper, as
             ``x @ (w + a @ b)`` and its gradients with the factors ``a`` and ``b`` alone; listed in ``plan.rewrites``.
+        padding: whether dims that the devices do not divide, as a vocabulary of 50257, are padded inside of the step
+            where the plan is faster so; arguments and results keep their sizes, and values do not change.
         precision: mixed precision of a plain float32 step: "bf16", "f16", an `autopar.Precision`; None: as it says.
         wire: formats in which devices send "gradients" and "weights" of two dims or more, as ``{"gradients": "int8"}``:
             "int8", "int4", "bf16", "f8_e4m3", "f8_e5m2". It changes values, each by at most half a step of its block a
@@ -153,6 +157,7 @@ def parallelize(
         if token_slices is None or isinstance(token_slices, str | int)
         else tuple(token_slices),
         rewrites=rewrites,
+        padding=padding,
         precision=precision_of(precision),
         wire=wire_of(wire),
         donate_argnums=as_tuple(donate_argnums),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from autopar.api.constraints import Pin, constraints_of, merged
 from autopar.api.restacked import restacked
@@ -14,6 +15,7 @@ from autopar.lower.blockwise import blockwise_bound
 from autopar.lower.dealt import dealt
 from autopar.lower.layer_update import updated_by_layer, updates_by_layer
 from autopar.lower.microbatch import microbatched
+from autopar.lower.padded import padded
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.recompute import recomputed_step
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
@@ -21,6 +23,10 @@ from autopar.plan import Plan
 from autopar.recompute import Level
 from autopar.search.constraints import Constraint
 from autopar.search.source import LayeredStep, SingleStage
+from autopar.sharding.padding import PaddedDim
+
+#: See `TracedStep.forms`.
+_Form: TypeAlias = tuple[int, Level, int, bool, tuple[PaddedDim, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +41,8 @@ class TracedStep:
         split_step: the function with stacks taken apart, where that is done already.
         without_flush: whether pipelines are cut for a schedule without a flush.
         shared: another plan of several stages with whose state the function is planned; None where it is not.
-        forms: by number of microbatches, what is recomputed, what runs in blocks and whether layers are updated one at
-            a time, the function as one stage, with the ends of its layers.
+        forms: by number of microbatches, what is recomputed, what runs in blocks, whether layers are updated one at
+            a time and what is padded, the function as one stage, with the ends of its layers.
     """
 
     traced: Traced
@@ -46,13 +52,18 @@ class TracedStep:
     split_step: SplitStep | None = None
     without_flush: bool = False
     shared: SharedState | None = None
-    forms: dict[tuple[int, Level, int, bool], tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
+    forms: dict[_Form, tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
 
     def single_stage(
-        self, num_microbatches: int, remat: Level, block_scores: int = 0, layered_update: bool = False
+        self,
+        num_microbatches: int,
+        remat: Level,
+        block_scores: int = 0,
+        layered_update: bool = False,
+        padded: tuple[PaddedDim, ...] = (),
     ) -> SingleStage:
         """The step as one stage. Raises MicrobatchError where there cannot be as many microbatches."""
-        key = num_microbatches, remat, block_scores, layered_update
+        key = num_microbatches, remat, block_scores, layered_update, padded
         if key not in self.forms:
             self.forms[key] = as_one_stage(
                 self.traced,
@@ -61,6 +72,7 @@ class TracedStep:
                 remat,
                 block_scores=block_scores,
                 layered_update=layered_update,
+                padded_dims=padded,
             )
         form, ends = self.forms[key]
         return SingleStage(form.graph, ends)
@@ -95,7 +107,7 @@ class TracedStep:
         if plan.content.pipeline is not None:
             return self.traced
         stage = plan.stages[0]
-        key = plan.num_microbatches, stage.remat, stage.block_scores, stage.layered_update
+        key = plan.num_microbatches, stage.remat, stage.block_scores, stage.layered_update, stage.padded
         self.single_stage(*key)
         return self.forms[key][0]
 
@@ -114,6 +126,7 @@ def as_planned(traced: Traced, plan: Plan) -> Traced:
         stage.layer_ends,
         block_scores=stage.block_scores,
         layered_update=stage.layered_update,
+        padded_dims=stage.padded,
     )[0]
 
 
@@ -126,6 +139,7 @@ def as_one_stage(
     *,
     block_scores: int = 0,
     layered_update: bool = False,
+    padded_dims: Sequence[PaddedDim] = (),
 ) -> tuple[Traced, tuple[str, ...]]:
     """A function in microbatches, with what ``remat`` does not hold recomputed.
 
@@ -137,13 +151,14 @@ def as_one_stage(
         ends: of its layers, as a plan records them; None finds them.
         block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
         layered_update: whether the update of stacks of layers runs a layer at a time.
+        padded_dims: dims that are padded inside, one of each class.
 
     Returns it, and the ends of its layers.
 
     Raises:
         MicrobatchError: there cannot be as many microbatches.
     """
-    held, form_ends = recomputed_step(dealt(traced, num_devices), remat, ends)
+    held, form_ends = recomputed_step(dealt(padded(traced, padded_dims), num_devices), remat, ends)
     form = microbatched(updated_by_layer(held) if layered_update else held, num_microbatches)
     form = replace(form, program=blockwise_bound(form.program, block_scores)) if block_scores else form
     if form is not traced:

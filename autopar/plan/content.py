@@ -111,3 +111,15 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         (stage,) = self.stages
         note = "attention runs in blocks: scores are made again in the backward pass, and never kept"
         return replace(self, stages=(replace(stage, block_scores=block_scores),), notes=(*self.notes, note))
+
+    def with_padding(self, padded: tuple[tuple[str, int, int], ...], notes: tuple[str, ...]) -> PlanContent:
+        """The same, saying which dims are padded inside.
+
+        Args:
+            padded: see `Stage`.
+            notes: a line on each.
+        """
+        if not padded:
+            return self
+        (stage,) = self.stages
+        return replace(self, stages=(replace(stage, padded=padded),), notes=(*self.notes, *notes))

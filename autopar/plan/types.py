@@ -86,6 +86,7 @@ class Stage(Record, frozen=True):
         layers: of a model that loops over a stack of layers the first of this stage, the number behind its last one,
             and the number of all; None where the stack is not cut into stages, or there is none.
         block_scores: scores of one head from which attention runs in blocks; 0 where it runs as the program says.
+        padded: dims that are padded inside, one of each class: (value, number of the dim, size with padding).
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -109,6 +110,7 @@ class Stage(Record, frozen=True):
     layers: tuple[int, int, int] | None = None
     block_scores: int = 0
     layered_update: bool = False
+    padded: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def mesh_shape(self) -> dict[str, int]:

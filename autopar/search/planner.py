@@ -33,7 +33,8 @@ from autopar.search.enumeration.forms import ONE_STAGE, Form, Tried, forms, form
 from autopar.search.enumeration.reach import may_be_faster, may_overlap
 from autopar.search.enumeration.search_space import is_large
 from autopar.search.enumeration.whole_steps import stages_that_may_be_faster
-from autopar.search.one_stage import OneStage, first_configuration, in_blocks, one_stage
+from autopar.search.one_stage import OneStage, first_configuration, in_blocks, one_stage, with_padding
+from autopar.search.padding import padding_notes, paddings
 from autopar.search.problem import NotFasterError, Problem
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.source import StepSource
@@ -158,6 +159,8 @@ class Planner:
         if plan is None:
             assert failure is not None
             raise failure
+        candidates = paddings(problem)
+        plan = with_padding(Trials(attempt), plan, candidates) if candidates else plan
         return self._bounded(problem, counts, plan)
 
     def _attempt(self, problem: Problem, step: StepSource) -> Callable[[OneStage, float, bool], Plan]:
@@ -166,13 +169,14 @@ class Planner:
         def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
             count, level = configuration.count, configuration.level
             c = configuration
-            single = step.single_stage(count, level, c.block_scores, c.layered_update)
+            single = step.single_stage(count, level, c.block_scores, c.layered_update, c.padded)
             options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
             subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
             reporting = replace(problem.reporting, explains_infeasible=explain)
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
             plan = self._shard(replace(stage, graph=single.graph))
             content = plan.content.in_form(level, single.layer_ends, c.layered_update).in_blocks(c.block_scores)
+            content = content.with_padding(c.padded, padding_notes(problem.graph, c.padded))
             notes = (*content.notes, *_meetings(single.graph))
             plan = replace(plan, content=msgspec.structs.replace(content, notes=notes))
             problem.offer(bounded(plan, problem.graph, problem.cluster))

@@ -152,6 +152,22 @@ class AlgebraPolicy:
 
 
 @dataclass(frozen=True)
+class PaddingPolicy:
+    """Which dims that the devices do not divide are planned with padding next to the plan without.
+
+    Args:
+        most_waste: padding as a share of the size, at most: 12 heads on 8 devices are 16. A choice.
+        least_share: part of the step's time, by FLOPs and bytes, of the operators that have such a dim: each way to pad
+            is a plan of its own. A choice.
+        most_classes: classes of dims that are looked at, those of the largest parts: a choice.
+    """
+
+    most_waste: float = 0.34
+    least_share: float = 0.05
+    most_classes: int = 3
+
+
+@dataclass(frozen=True)
 class OverlapPolicy:
     """How a sharding is solved again with what computation hides, on devices that send next to computing.
 
@@ -341,6 +357,7 @@ class SearchPolicy:
     space: SpacePolicy = SpacePolicy()
     attention: AttentionPolicy = AttentionPolicy()
     algebra: AlgebraPolicy = AlgebraPolicy()
+    padding: PaddingPolicy = PaddingPolicy()
     partition: PartitionPolicy = PartitionPolicy()
     stages: StagePolicy = StagePolicy()
     schedules: SchedulePolicy = SchedulePolicy()

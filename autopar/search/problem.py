@@ -42,6 +42,7 @@ class Options:
         steps: choices that strategies which search by trying may evaluate on one mesh; None for their own number.
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
         attention: "plain" as the program says, "blocks", or "auto": whichever is faster.
+        padding: whether dims that the devices do not divide may be padded inside of one stage.
         offload: what may be kept in host memory while nothing needs it: "none", "auto" for state of the update and
             stacks of layers, "layers" where these stacks must, or "update" where state and masters must, which is
             updated there (`autopar.search.intra.host_update`).
@@ -62,6 +63,7 @@ class Options:
     steps: int | None = None
     remat: str = "auto"
     attention: str = "auto"
+    padding: bool = False
     offload: str = "none"
     constraints: tuple[Constraint, ...] = ()
     shared_stages: SharedStages | None = None

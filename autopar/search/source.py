@@ -11,6 +11,7 @@ from autopar.microbatch import Microbatching
 from autopar.plan import Plan
 from autopar.recompute import Level
 from autopar.search.constraints import Constraint, SharedStages
+from autopar.sharding.padding import PaddedDim
 from autopar.stages import StageMap, StageParts
 
 
@@ -106,7 +107,12 @@ class StepSource(Protocol):
     """A traced step in each of the forms that are planned."""
 
     def single_stage(
-        self, num_microbatches: int, remat: Level, block_scores: int = 0, layered_update: bool = False
+        self,
+        num_microbatches: int,
+        remat: Level,
+        block_scores: int = 0,
+        layered_update: bool = False,
+        padded: tuple[PaddedDim, ...] = (),
     ) -> SingleStage:
         """The step as one stage.
 
@@ -115,6 +121,7 @@ class StepSource(Protocol):
             remat: what is held of the forward pass.
             block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
             layered_update: whether the update of stacks of layers runs a layer at a time.
+            padded: dims that are padded inside, one of each class.
 
         Raises:
             MicrobatchError: there cannot be as many microbatches.

@@ -1,0 +1,280 @@
+"""A step whose inside works on padded dims: what it takes and returns has the sizes that the user gave.
+
+Inputs are padded with zeros and results cut. Operators work on the padding as on the rest; where one adds up or takes
+the largest along a padded dim, the padding is filled with what does not count there. An operator that takes such a dim
+in another way gets it without its padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from autopar.frontend import Traced
+from autopar.ir import Graph, Literal, Operand, Operator
+from autopar.ir.primitives import ELEMENTWISE
+from autopar.lower.localize.base import bind, scalar
+from autopar.lower.microbatch.parts import Recorder
+from autopar.lower.microbatch.retrace import retraced
+from autopar.sharding.padding import PaddedDim, labelled, named, splits_by_loops
+
+Shape: TypeAlias = tuple[int, ...]
+Params: TypeAlias = dict[str, Any]
+
+#: By primitive the operands whose padding is filled, and the loops along which it does not count.
+_FILLED: Mapping[str, tuple[Sequence[int], str]] = MappingProxyType(
+    {
+        "dot_general": ((0, 1), "sum"),
+        "reduce_and": ((0,), "and"),
+        "reduce_max": ((0,), "max"),
+        "reduce_min": ((0,), "min"),
+        "reduce_or": ((0,), "or"),
+        "reduce_sum": ((0,), "sum"),
+        "scatter-add": ((2,), "sum"),
+        "scatter-sub": ((2,), "sum"),
+    }
+)
+#: Whose results have the padding of their operand, whatever it is; a zero stays one.
+_MOVES = ("broadcast_in_dim", "convert_element_type", "copy", "neg", "reshape", "squeeze", "transpose")
+#: Whose parameters hold whatever the sizes are of the dims that are loops.
+_SIZELESS = ELEMENTWISE | {
+    "argmax", "argmin", "concatenate", "copy", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "dot_general",
+    "pad", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "rev", "scatter-add", "scatter-sub",
+    "sort", "squeeze", "stop_gradient", "top_k", "transpose",
+}  # fmt: skip
+
+
+def padded(traced: Traced, dims: Sequence[PaddedDim]) -> Traced:
+    """``traced`` with ``dims`` and all that are split with them padded inside.
+
+    Args:
+        traced: a step.
+        dims: see `autopar.sharding.padding.named`.
+    """
+    if not dims:
+        return traced
+    shapes = named(traced.graph, dims).shapes(traced.graph)
+
+    def run(env: dict[str, Any], recorder: Recorder) -> Mapping[str, Any]:
+        return _Run(traced, shapes, recorder).results(env)
+
+    return retraced(traced, run)
+
+
+@dataclass(frozen=True)
+class _Padded:
+    """An array with padding.
+
+    Args:
+        array: the array.
+        shape: without the padding.
+        zero: whether the padding is known to be 0.
+    """
+
+    array: Any
+    shape: Shape
+    zero: bool = False
+
+    def cut(self) -> Any:
+        """The array without its padding."""
+        return (
+            self.array if self.array.shape == self.shape else lax.slice(self.array, (0,) * len(self.shape), self.shape)
+        )
+
+    def filled(self, dim: int, reduce: str) -> Any:
+        """The array with what does not count in a reduction in the padding of a dim."""
+        array = self.array
+        if array.shape[dim] == self.shape[dim] or (self.zero and reduce == "sum"):
+            return array
+        counted = lax.lt(lax.broadcasted_iota(np.int32, array.shape, dim), np.int32(self.shape[dim]))
+        return lax.select(counted, array, lax.full_like(array, _neutral(reduce, array.dtype)))
+
+
+def _neutral(reduce: str, dtype: Any) -> Any:
+    """What does not change a reduction."""
+    if reduce in ("and", "or"):
+        return reduce == "and"
+    if reduce == "sum" or dtype == np.bool_:
+        return reduce == "min"
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.asarray(-np.inf if reduce == "max" else np.inf, dtype)
+    integers: Any = jnp.iinfo
+    info = integers(dtype)
+    return info.min if reduce == "max" else info.max
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run of a step on padded values.
+
+    Args:
+        traced: the step.
+        shapes: of its values that have padding, with it.
+        recorder: of the trace.
+    """
+
+    traced: Traced
+    shapes: Mapping[str, Shape]
+    recorder: Recorder
+
+    @property
+    def graph(self) -> Graph:
+        return self.traced.graph
+
+    def results(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What the step returns, by name."""
+        env: dict[str, _Padded] = {name: self._pad(name, array) for name, array in inputs.items()}
+        for op in self.graph.operators:
+            with self.recorder.around(op):
+                results = self._operator(op, [self._read(o, env) for o in op.operands])
+            env.update(zip((v.name for v in op.results), results, strict=True))
+        wanted = {o.operand for o in self.graph.outputs if isinstance(o.operand, str)}
+        return {name: env[name].cut() for name in wanted}
+
+    def _read(self, operand: Operand, env: Mapping[str, _Padded]) -> _Padded:
+        return _Padded(scalar(operand), (), operand.is_zero) if isinstance(operand, Literal) else env[operand]
+
+    def _pad(self, name: str, array: Any) -> _Padded:
+        """An array without padding as the value ``name`` with its."""
+        shape = self.shapes.get(name)
+        if shape is None or shape == array.shape:
+            return _Padded(array, tuple(array.shape))
+        config = [(0, n - m, 0) for n, m in zip(shape, array.shape, strict=True)]
+        return _Padded(lax.pad(array, jnp.zeros((), array.dtype), config), tuple(array.shape), True)
+
+    def _operator(self, op: Operator, operands: list[_Padded]) -> list[_Padded]:
+        program = self.traced.program
+        if op.primitive == "constant" and op.id in program.constants:
+            return [self._pad(op.results[0].name, jnp.asarray(program.constants[op.id]))]
+        bound = program.bounds[op.id]
+        has_padding = any(o in self.shapes for o in (*op.reads, *(v.name for v in op.results)))
+        types = [v.type.shape for v in op.results]
+        if has_padding:
+            params = dict(bound.params)
+            arrays = self._arrays(op, operands, params)
+            if arrays is not None:
+                outputs = bind(bound.primitive, params, arrays)
+                zero = op.primitive in _MOVES and operands[0].zero and not self._spreads(op)
+                return [_Padded(a, t, zero) for a, t in zip(outputs, types, strict=True)]
+        outputs = bind(bound.primitive, bound.params, [o.cut() for o in operands])
+        return [self._pad(v.name, a) for v, a in zip(op.results, outputs, strict=True)]
+
+    def _spreads(self, op: Operator) -> bool:
+        """Whether an operator puts elements of a value into the padding of a dim that the value does not have."""
+        if op.primitive != "broadcast_in_dim" or not op.reads:
+            return False
+        counts = [
+            sum(n != m for n, m in zip(self.graph.types[name].shape, self.shapes.get(name, ()), strict=False))
+            for name in (op.reads[0], op.results[0].name)
+        ]
+        return counts[0] != counts[1]
+
+    def _arrays(self, op: Operator, operands: list[_Padded], params: Params) -> list[Any] | None:
+        """What an operator takes to give padded results, with ``params`` changed; None where it must be cut first."""
+        rule = splits_by_loops(op, self.graph.operand_types(op))
+        if rule is None or (op.primitive not in _SIZELESS and op.primitive not in _ADAPTED):
+            return None
+        loops = {place for _, place in labelled(op, rule)}
+        for name in (*op.reads, *(v.name for v in op.results)):
+            full = self.graph.types[name].shape
+            grown = zip(full, self.shapes.get(name, full), strict=True)
+            if any(n != m and (name, d) not in loops for d, (n, m) in enumerate(grown)):
+                return None
+        arrays = [o.array for o in operands]
+        which, reduce = _FILLED.get(op.primitive, ((), ""))
+        for i in which:
+            for d, factor in enumerate(rule.operands[i]):
+                if factor is not None and rule.factors[factor].reduce is not None:
+                    filled = _Padded(arrays[i], operands[i].shape, operands[i].zero)
+                    arrays[i] = filled.filled(d, reduce)
+        adapt = _ADAPTED.get(op.primitive)
+        targets = [self.shapes.get(v.name, v.type.shape) for v in op.results]
+        return arrays if adapt is None else adapt(op, operands, arrays, params, targets[0])
+
+
+_Adapt: TypeAlias = Callable[[Operator, list[_Padded], list[Any], Params, Shape], list[Any] | None]
+
+
+def _sized(key: str) -> _Adapt:
+    """A parameter that is the shape of the result."""
+
+    def adapt(
+        op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape
+    ) -> list[Any] | None:
+        params[key] = shape
+        return arrays
+
+    return adapt
+
+
+def _reshape(
+    op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape
+) -> list[Any] | None:
+    """Reshapes take padding along where it lies behind the same elements before and after."""
+    params["new_sizes"] = shape
+    return arrays if np.prod(shape) == arrays[0].size else None
+
+
+def _slice(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:
+    """Dims that are taken whole are taken with their padding."""
+    limits = zip(params["limit_indices"], operands[0].shape, arrays[0].shape, strict=True)
+    params["limit_indices"] = tuple(m if m != n else limit for limit, n, m in limits)
+    return arrays
+
+
+def _gather(op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape) -> list[Any] | None:
+    """Slices take dims with their padding; of a dim of which one element is picked none of the padding is."""
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+    before, after = operands[0].shape, arrays[0].shape
+    params["slice_sizes"] = tuple(m if k == n != 1 else k for k, n, m in zip(sizes, before, after, strict=True))
+    arrays[1] = _inside(arrays[1], numbers.start_index_map, params["mode"], before, after)
+    return arrays
+
+
+def _scatter(
+    op: Operator, operands: list[_Padded], arrays: list[Any], params: Params, shape: Shape
+) -> list[Any] | None:
+    """Updates are written to no padding."""
+    numbers = params["dimension_numbers"]
+    dims = numbers.scatter_dims_to_operand_dims
+    arrays[1] = _inside(arrays[1], dims, params["mode"], operands[0].shape, arrays[0].shape)
+    return arrays
+
+
+def _inside(indices: Any, dims: Sequence[int], mode: Any, before: Shape, after: Shape) -> Any:
+    """Indices that mean with padding what they mean without: beyond the size they stay beyond, or are clamped."""
+    if mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS or all(before[d] == after[d] for d in dims):
+        return indices
+    components = []
+    info: Any = jnp.iinfo
+    if max(after) > info(indices.dtype).max:
+        indices = lax.convert_element_type(indices, np.int32)
+    for i, d in enumerate(dims):
+        one = lax.slice_in_dim(indices, i, i + 1, axis=indices.ndim - 1)
+        if before[d] != after[d]:
+            last = np.asarray(before[d] - 1, indices.dtype)
+            if mode == lax.GatherScatterMode.CLIP:
+                one = lax.min(one, last)
+            else:
+                one = lax.select(lax.gt(one, last), lax.full_like(one, after[d]), one)
+        components.append(one)
+    return lax.concatenate(components, indices.ndim - 1) if len(components) > 1 else components[0]
+
+
+_ADAPTED: Mapping[str, _Adapt] = MappingProxyType(
+    {
+        "broadcast_in_dim": _sized("shape"),
+        "gather": _gather,
+        "iota": _sized("shape"),
+        "reshape": _reshape,
+        "scatter-add": _scatter,
+        "scatter-sub": _scatter,
+        "slice": _slice,
+    }
+)

@@ -1,0 +1,58 @@
+"""Which dims that the devices do not divide are worth a plan with padding, and what the plan says of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autopar.cost.compute import operator_bytes, operator_flops
+from autopar.ir import Graph
+from autopar.search.problem import Problem
+from autopar.sharding.padding import PaddedDim, PaddedDims, candidates
+
+
+def paddings(problem: Problem) -> list[tuple[PaddedDim, ...]]:
+    """Ways to pad a step: all classes of dims that are worth it together, then the largest alone; none where none is.
+
+    Of a large step the first way alone: each is a plan of its own.
+    """
+    policy, shards = problem.policy.padding, problem.cluster.num_devices
+    if not problem.options.padding or shards == 1:
+        return []
+    padded_classes = candidates(problem.graph, shards, policy.most_waste)
+    if not padded_classes:
+        return []
+    shares = _shares(problem, padded_classes)
+    worth = sorted((c for c in padded_classes if shares[c] >= policy.least_share), key=lambda c: -shares[c])
+    dims = [c.representative(problem.graph) for c in worth[: policy.most_classes]]
+    few = len(problem.graph.operators) < problem.policy.sizes.small_operators
+    alone = [(dims[0],)] if len(dims) > 1 and few else []
+    return [tuple(dims), *alone] if dims else []
+
+
+def padding_notes(graph: Graph, padded: Sequence[PaddedDim]) -> tuple[str, ...]:
+    """A line on each class of dims that is padded: its size, and how much of the work is waste."""
+    lines = []
+    for name, d, size in padded:
+        plain = graph.types[name].shape[d]
+        lines.append(
+            f"dim {d} of {name} ({plain}), and all that is split with it, is padded to {size} inside of the step: "
+            f"{(size - plain) / size:.2%} of its elements are waste, counted in time and memory"
+        )
+    return tuple(lines)
+
+
+def _shares(problem: Problem, padded_classes: Sequence[PaddedDims]) -> dict[PaddedDims, float]:
+    """By class the part of the step's time, by FLOPs and bytes, of the operators that have its dims."""
+    graph, flops_per_byte = problem.graph, problem.policy.algebra.flops_per_byte
+    work = {}
+    for op in graph.operators:
+        types = graph.operand_types(op)
+        work[op.id] = operator_flops(op, types) + flops_per_byte * operator_bytes(op, types)
+    whole = math.fsum(work.values()) or 1.0
+    shares = {}
+    for c in padded_classes:
+        names = {name for name, _ in c.places}
+        of_class = (op for op in graph.operators if not names.isdisjoint((*op.reads, *(v.name for v in op.results))))
+        shares[c] = math.fsum(work[op.id] for op in of_class) / whole
+    return shares

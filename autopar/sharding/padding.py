@@ -1,0 +1,176 @@
+"""Dims that the devices do not divide, and the sizes to which they may be padded.
+
+Dims that operators must split together (the loops of their rules) form a class: a vocabulary in its table, in logits
+and in moments; heads, and the width that they are a part of. A class is padded as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+from autopar.ir import Graph, Operator, TensorType
+from autopar.ir.primitives import REGIONS
+from autopar.sharding.factors import Rule
+from autopar.sharding.registry import rule_for
+from autopar.sharding.rules.elementwise import is_number
+
+#: A dim of a value: (name, number of the dim).
+Place: TypeAlias = tuple[str, int]
+#: A dim that is padded, and its size then: (name of the value, number of the dim, size).
+PaddedDim: TypeAlias = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class PaddedDims:
+    """A class of dims that is padded.
+
+    Args:
+        size: of its unit: each of its dims is a multiple of it.
+        padded: size of the unit with padding.
+        places: its dims.
+    """
+
+    size: int
+    padded: int
+    places: tuple[Place, ...]
+
+    def representative(self, graph: Graph) -> PaddedDim:
+        """One dim of the class, of ``graph``, with its size."""
+        name, d = self.places[0]
+        return name, d, self.size_of(graph.types[name].shape[d])
+
+    def size_of(self, size: int) -> int:
+        """Size with padding of a dim of ``size``."""
+        return size // self.size * self.padded
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What is padded in a graph.
+
+    Args:
+        classes: see `PaddedDims`.
+    """
+
+    classes: tuple[PaddedDims, ...]
+
+    def shapes(self, graph: Graph) -> Mapping[str, tuple[int, ...]]:
+        """By value that has padding its shape with it."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for c in self.classes:
+            for name, d in c.places:
+                shape = shapes.get(name, graph.types[name].shape)
+                shapes[name] = (*shape[:d], c.size_of(shape[d]), *shape[d + 1 :])
+        return MappingProxyType(shapes)
+
+
+def splits_by_loops(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
+    """The rule of an operator; None where it has bodies or effects, or none is known."""
+    if op.primitive in REGIONS or op.regions or op.effects:
+        return None
+    rule, known = rule_for(op, operand_types)
+    return rule if known else None
+
+
+def labelled(op: Operator, rule: Rule) -> Iterator[tuple[int, Place]]:
+    """(loop, place) of all dims of an operator's values that are loops; windows and rings are left out."""
+    values = (*op.operands, *(v.name for v in op.results))
+    for name, dims in zip(values, (*rule.operands, *rule.results), strict=True):
+        for d, factor in enumerate(dims):
+            if not isinstance(name, str) or factor is None:
+                continue
+            if rule.factors[factor].halo is None and not rule.factors[factor].travels:
+                yield factor, (name, d)
+
+
+def classes(graph: Graph) -> tuple[tuple[Place, ...], ...]:
+    """Dims of values of a graph that operators split together, by class, in the order of their first ones.
+
+    Bodies of operators are not looked into: what they take and return is in no class by them.
+    """
+    joined = _Classes(graph)
+    return tuple(tuple(places) for places in joined.all())
+
+
+def candidates(graph: Graph, shards: int, most_waste: float) -> tuple[PaddedDims, ...]:
+    """Classes of a graph that more of ``shards`` devices divide with padding.
+
+    Args:
+        graph: a step.
+        shards: devices.
+        most_waste: padding as a share of the size, at most.
+    """
+    padded_classes = []
+    for places in classes(graph):
+        types = [graph.types[name] for name, _ in places]
+        size = math.gcd(*(t.shape[d] for t, (_, d) in zip(types, places, strict=True)))
+        padded = padded_size(size, shards, most_waste)
+        if padded != size and all(is_number(t.dtype) or t.dtype == "bool" for t in types):
+            padded_classes.append(PaddedDims(size, padded, places))
+    return tuple(padded_classes)
+
+
+def named(graph: Graph, dims: Collection[PaddedDim]) -> Padding:
+    """The padding of a graph that a plan tells.
+
+    Args:
+        graph: the step.
+        dims: of each class one dim, with its size when padded.
+    """
+    padded_classes = []
+    of_place = {place: places for places in classes(graph) for place in places}
+    for name, d, padded in dims:
+        places = of_place[name, d]
+        size = math.gcd(*(graph.types[n].shape[i] for n, i in places))
+        padded_classes.append(PaddedDims(size, padded * size // graph.types[name].shape[d], places))
+    return Padding(tuple(padded_classes))
+
+
+def padded_size(size: int, shards: int, most_waste: float) -> int:
+    """The least size from ``size`` on that more of ``shards`` divide, as many as waste allows; else ``size``.
+
+    Args:
+        size: of a dim.
+        shards: devices.
+        most_waste: padding as a share of the size, at most.
+    """
+    shared = math.gcd(size, shards)
+    for n in range(shards, shared, -1):
+        padded = -(-size // n) * n
+        if shards % n == 0 and size > 1 and padded <= (1 + most_waste) * size:
+            return padded
+    return size
+
+
+class _Classes:
+    """Dims of a graph that are split together: a union of the loops of all operators."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.parents: dict[Place, Place] = {}
+        for op in graph.operators:
+            rule = splits_by_loops(op, graph.operand_types(op))
+            first: dict[int, Place] = {}
+            for factor, place in () if rule is None else labelled(op, rule):
+                self._join(first.setdefault(factor, place), place)
+
+    def all(self) -> list[list[Place]]:
+        """The classes in the order of their first dims."""
+        by_root: dict[Place, list[Place]] = {}
+        for place in self.parents:
+            by_root.setdefault(self._root(place), []).append(place)
+        return list(by_root.values())
+
+    def _join(self, one: Place, other: Place) -> None:
+        for place in (one, other):
+            self.parents.setdefault(place, place)
+        self.parents[self._root(other)] = self._root(one)
+
+    def _root(self, place: Place) -> Place:
+        while self.parents[place] != place:
+            self.parents[place] = self.parents[self.parents[place]]
+            place = self.parents[place]
+        return place

@@ -23,6 +23,7 @@ class OneStage:
         level: of recomputation.
         block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
         layered_update: whether the update of stacks of layers runs a layer at a time.
+        host_update: whether state that only the update reads lies on hosts and is updated there.
         padded: dims that are padded inside, one of each class.
     """
 
@@ -30,6 +31,7 @@ class OneStage:
     level: Level
     block_scores: int = 0
     layered_update: bool = False
+    host_update: bool = False
     padded: tuple[PaddedDim, ...] = ()
 
     def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
@@ -37,6 +39,7 @@ class OneStage:
         parts = [f"in {self.count} microbatches"] * (self.count > 1)
         parts += [f"with remat={self.level!r}"] * (self.level != "none")
         parts += ["with attention in blocks"] * (self.block_scores > 0)
+        parts += ["with the update on hosts"] * self.host_update
         parts += ["with padding"] * bool(self.padded)
         if not parts:
             return error
@@ -62,6 +65,7 @@ def one_stage(
     offload: bool,
     tiny: bool,
     layered_updates: Sequence[bool] = (False,),
+    host_update: bool = False,
     cutoff_s: float = math.inf,
 ) -> Plan:
     """The plan of one stage.
@@ -77,6 +81,7 @@ def one_stage(
         offload: whether something may lie in host memory.
         tiny: whether all configurations may be tried.
         layered_updates: where something may lie there, whether layers are updated one at a time, in order of trial.
+        host_update: where something may lie there, whether hosts may update it: tried last.
         cutoff_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
             time, so the first configuration that fits and does not stay below is the last.
 
@@ -93,6 +98,8 @@ def one_stage(
         configurations = [
             OneStage(count, level, layered_update=by) for by in layered_updates for level in levels for count in counts
         ]
+        if host_update:
+            configurations += [OneStage(count, level, host_update=True) for level in levels for count in counts]
         plans = trials.run(configurations, seconds=_seconds, ends=_nothing_on_host, cutoff_s=cutoff_s)
         plan = min(plans, key=_seconds, default=None)
     elif tiny:
@@ -113,6 +120,7 @@ def in_blocks(
     block_scores: int,
     plain: Plan | None,
     layered_updates: Sequence[bool] = (False,),
+    host_update: bool = False,
 ) -> Plan | None:
     """The plan of one stage with attention in blocks; None where none fits, or is as fast as ``plain``.
 
@@ -126,14 +134,17 @@ def in_blocks(
         block_scores: see `OneStage`.
         plain: the plan of the plain form; None where none fits.
         layered_updates: as of `one_stage`.
+        host_update: as of `one_stage`.
     """
     first = first_configuration(counts, remat).level
     if plain is None:
         levels = (first, *(LEVELS[1:] if remat == "auto" else ()))
-        each = itertools.product(layered_updates, dict.fromkeys(levels), counts)
-        return trials.first(OneStage(count, level, block_scores, by_layer) for by_layer, level, count in each)
+        updates = [*((by_layer, False) for by_layer in layered_updates), *[(False, True)] * host_update]
+        each = itertools.product(updates, dict.fromkeys(levels), counts)
+        return trials.first(OneStage(count, level, block_scores, *update) for update, level, count in each)
     stage = plain.stages[0]
-    same = OneStage(plain.num_microbatches, stage.remat, block_scores, stage.layered_update)
+    there = _updates_on_hosts(plain)
+    same = OneStage(plain.num_microbatches, stage.remat, block_scores, stage.layered_update, there)
     configurations = dict.fromkeys([OneStage(counts[0], first, block_scores, layered_updates[0]), same])
     plans = trials.run(configurations, seconds=_seconds, cutoff_s=plain.step_time)
     return min((p for p in plans if p.step_time < plain.step_time), key=_seconds, default=None)
@@ -149,7 +160,8 @@ def with_padding(trials: Trials[OneStage, Plan], plan: Plan, padded: Sequence[tu
     """
     (stage,) = plan.stages
     for dims in padded:
-        same = OneStage(plan.num_microbatches, stage.remat, stage.block_scores, stage.layered_update, dims)
+        there = _updates_on_hosts(plan)
+        same = OneStage(plan.num_microbatches, stage.remat, stage.block_scores, stage.layered_update, there, dims)
         plans = trials.run([same], seconds=_seconds, cutoff_s=plan.step_time)
         plan = min((*plans, plan), key=_seconds)
     return plan
@@ -171,6 +183,10 @@ def _recomputed(
         between = [OneStage(count, level) for level in levels for count in possible]
         return trials.first(between[:-1], cutoff_s) or plan
     return trials.first([OneStage(possible[0], level) for level in levels], cutoff_s) if len(possible) > 1 else None
+
+
+def _updates_on_hosts(plan: Plan) -> bool:
+    return any(o.on_host for o in plan.content.operators)
 
 
 def _nothing_on_host(plan: Plan) -> bool:

@@ -133,7 +133,7 @@ class Planner:
         o, size = problem.options, batch_size(problem.graph) or 1
         possible = [2**k for k in range(size.bit_length())] if counts is None else counts
         blocks = block_scores(problem)
-        layered = _layered_updates(o.offload, step)
+        layered, there = _layered_updates(o.offload, step), o.offload == "auto"
         attempt = self._attempt(problem, step)
         plain: Plan | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
@@ -145,6 +145,7 @@ class Planner:
                     o.remat,
                     offload=o.offload != "none",
                     layered_updates=layered,
+                    host_update=there,
                     tiny=_is_tiny(problem),
                     cutoff_s=cutoff_s,
                 )
@@ -154,7 +155,7 @@ class Planner:
             plan = plain
         else:
             trials = Trials(attempt)
-            plan = in_blocks(trials, possible, o.remat, blocks, plain, layered) or plain
+            plan = in_blocks(trials, possible, o.remat, blocks, plain, layered, there) or plain
             failure = failure or (None if plan is not None else trials.error())
         if plan is None:
             assert failure is not None
@@ -171,6 +172,8 @@ class Planner:
             c = configuration
             single = step.single_stage(count, level, c.block_scores, c.layered_update, c.padded)
             options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
+            if c.host_update:
+                options = replace(options, offload="update")
             subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
             reporting = replace(problem.reporting, explains_infeasible=explain)
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)

@@ -116,6 +116,37 @@ def test_memory_of_the_device_is_less():
     assert there.step_time == pytest.approx(there.search.objective)
 
 
+@pytest.mark.parametrize(("bandwidth", "computes"), [(16e9, True), (1e13, False)], ids=["slow", "fast"])
+def test_auto_chooses_by_price_who_updates(bandwidth, computes):
+    """Under a limit that moments do not fit: over a slow link hosts update, over a fast one moments move."""
+    step, args = build(OPTIMIZERS["adamw"], jnp.float32, width=512, layers=4, batch=8)
+    options = {**OPTIONS, "cluster": one_device(bandwidth, launch_s=0.0), "donate_argnums": 0}
+    plain = parallelize(step, **options).plan(*args)
+    roomy = parallelize(step, offload="auto", **options).plan(*args)
+    assert not operators_there(roomy) and not on_host(roomy)
+    options["memory_limit"] = int(0.6 * plain.peak_memory)
+    named = parallelize(step, offload="update", **options).plan(*args)
+    plan = parallelize(step, offload="auto", **options).plan(*args)
+    assert bool(operators_there(plan)) == computes and on_host(plan)
+    assert plan.peak_memory <= options["memory_limit"]
+    assert plan.step_time <= named.step_time * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("compute", "more"), [(jnp.float32, 1.0), (jnp.bfloat16, 6 / 4)])
+def test_a_global_norm_keeps_no_gradient_on_the_device(compute, more):
+    """Devices add up the squares of a gradient and send it: what is left of it there is a number."""
+    cluster = one_device(16e9, launch_s=0.0)
+    options = {**OPTIONS, "cluster": cluster, "donate_argnums": 0, "offload": "update"}
+    plans = {}
+    for name in ("adam", "clipped adam"):
+        optimizer = optax.adam(1e-2) if name == "adam" else OPTIMIZERS[name]
+        step, args = build(optimizer, compute, width=512, layers=8, batch=8)
+        plans[name] = parallelize(step, **options).plan(*args)
+    free, clipped = plans.values()
+    assert clipped.stages[0].host_time == pytest.approx(more * free.stages[0].host_time, rel=0.05)
+    assert clipped.peak_memory < 1.1 * free.peak_memory
+
+
 def test_a_saved_plan_runs_as_it_was_made(x64):
     step, args = build(OPTIMIZERS["adamw"], jnp.float64)
     fn = parallelize(step, cluster=with_hosts(Cluster.local()), mesh_shape=(8,), offload="update", **OPTIONS)

@@ -38,6 +38,34 @@ def stacked(p, b):
     return jnp.mean((x - b["y"]) ** 2)
 
 
+def chained(p, b):
+    """Layers that lie in arrays of their own."""
+    x = b["x"]
+    for name in sorted(p):
+        x = jnp.tanh(x @ p[name])
+    return jnp.mean((x - b["y"]) ** 2)
+
+
+def shampoo(rate, decay=0.9):
+    """Gupta et al., 2018: moving second moments of rows and columns, the update between their inverse fourth roots."""
+
+    def root(m):
+        values, vectors = jnp.linalg.eigh(m + 1e-3 * jnp.eye(len(m), dtype=m.dtype))
+        return (vectors * values**-0.25) @ vectors.T
+
+    def init(params):
+        return jax.tree.map(lambda w: (jnp.zeros((w.shape[0],) * 2), jnp.zeros((w.shape[1],) * 2)), params)
+
+    def update(grads, state, params=None):
+        state = {
+            n: (decay * rows + g @ g.T, decay * columns + g.T @ g)
+            for (n, g), (rows, columns) in zip(grads.items(), state.values(), strict=True)
+        }
+        return {n: -rate * root(state[n][0]) @ g @ root(state[n][1]) for n, g in grads.items()}, state
+
+    return optax.GradientTransformation(init, update)
+
+
 def planned(optimizer, loss, params, *, bandwidth=1e9, mesh=(DEVICES,), constraints=None):
     """The decorated step, its arguments, its plan and what its compiled program sends."""
 
@@ -117,3 +145,30 @@ def test_muon_deals_whole_matrices_out(bandwidth):
     if bandwidth == 1e7:
         _, plain = planned(optax.sgd(1e-2), stacked, params, bandwidth=bandwidth)
         assert total_wire_bytes(sent) <= 1.01 * total_wire_bytes(plain)
+
+
+@pytest.mark.parametrize(("layers", "stack", "mesh"), [(LAYERS, LAYERS, (8,)), (3, 4, (2, 4))])
+def test_muon_deals_matrices_out_that_lie_in_arrays_of_their_own(layers, stack, mesh):
+    """Equal iterations run as one of a stack: each device has whole matrices, and nothing is sent inside."""
+    params = arrays({f"w{n}": (SIDE, SIDE) for n in range(layers)})
+    plan, sent = planned(optax.contrib.muon(1e-2), chained, params, mesh=mesh)
+    iterations = [o for o in plan.content.operators if "/body/" in o.id and "dot_general" in o.id]
+    assert len(iterations) == 3 and not [c for c in sent if c.times > 1]
+    assert not any(operand.startswith("[.") for o in iterations for operand in o.operands)
+    # The stack goes to where its matrices are worked on and comes back: no more than its bytes, once each.
+    assert sum(c.full_bytes >= 4 * SIDE**2 * stack for c in sent) <= 2
+
+
+def test_shampoo_deals_its_roots_out_and_lays_its_factors_in_parts():
+    """Of 4 matrices 8 factors: each device has the roots of one, and keeps its share of the state."""
+    params = arrays({f"w{n}": (SIDE, SIDE) for n in range(LAYERS // 2)})
+    plan, sent = planned(shampoo(1e-2), chained, params)
+    (roots,) = [o for o in plan.content.operators if "eigh" in o.id]
+    assert roots.operands[0].startswith("[x,")
+    assert set(pieces(plan, "state[1]").values()) == {DEVICES}
+    # The stack goes to where its roots are taken and comes back, each device its share.
+    stacks = [c.kind for c in sent if c.full_bytes == DEVICES * 4 * SIDE**2]
+    assert stacks == ["all-to-all"] * 2
+    # By hand: the gradient whole for either factor, both roots whole, the update whole.
+    _, plain = planned(optax.sgd(1e-2), chained, params)
+    assert total_wire_bytes(sent) - total_wire_bytes(plain) <= len(params) * 5 * 4 * SIDE**2

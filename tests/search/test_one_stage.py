@@ -27,11 +27,14 @@ class Step:
     bytes: float = 100.0
     on_devices: float = 0.0
     tried: list[tuple[int, str]] = field(default_factory=list)
+    updated: list[tuple[int, str]] = field(default_factory=list)
     enough: list[float] = field(default_factory=list)
 
     def attempt(self, configuration, cutoff_s, explain):
         count, level = configuration.count, configuration.level
         self.tried.append((count, level))
+        if configuration.host_update:
+            self.updated.append((count, level))
         self.enough.append(cutoff_s)
         if count > 2 * self.bytes:
             raise MicrobatchError(f"{count} microbatches")
@@ -45,14 +48,23 @@ class Step:
         content = SimpleNamespace(memory_bound=tight)
         return SimpleNamespace(way=(count, level), stages=[stage], content=content, step_time=seconds)
 
-    def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False):
-        return one_stage(Trials(self.attempt), counts, remat, offload=offload, tiny=tiny).way
+    def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False, host_update=False):
+        trials = Trials(self.attempt)
+        return one_stage(trials, counts, remat, offload=offload, tiny=tiny, host_update=host_update).way
 
 
 def test_what_fits_at_once_is_taken():
     step = Step(limit_bytes=105)
     assert step.chosen() == (1, "none")
     assert step.tried == [(1, "none")]
+
+
+def test_hosts_update_where_nothing_fits_on_devices_alone():
+    step = Step(limit_bytes=105, on_devices=1000.0)
+    step.chosen(offload=True, host_update=True)
+    assert len(step.updated) == 9 and step.tried[9:] == step.updated
+    free = Step(limit_bytes=105)
+    assert free.chosen(offload=True, host_update=True) == (1, "none") and not free.updated
 
 
 def test_the_fewest_microbatches_that_fit_come_before_computing_anew():

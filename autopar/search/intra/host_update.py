@@ -5,7 +5,7 @@ The operators between them and the gradients may run on either side.
 
 Variables: the side of each elementwise operator of the update, and of the conversions of such parameters.
 Objective: seconds of the link for each value that is made on one side and read on the other, and seconds of memory for
-what is written by the side that runs it.
+what is written by the side that runs it, on devices also for gradients that wait there for a norm.
 Constraints: passes, reductions and products run on devices; inputs on the host begin there, and what replaces them ends
 there.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -64,15 +65,16 @@ def host_update(graph: Graph, state: frozenset[str], cost: CostModel) -> HostUpd
     network.add_nodes_from((_HOST, _DEVICE))
     sums = cost.cluster.num_devices > 1
     movable = {op.id for op in graph.operators if _may_run_there(op, hosted) or (not sums and _widens_gradient(op))}
+    late = _late(graph, movable)
     for op in graph.operators:
         if op.id not in movable:
             network.add_edge(_side(op), _DEVICE)  # no capacity: never cut
             continue
-        network.add_edge(_side(op), _DEVICE, capacity=1)  # of two equal cuts the one with less on the host
-        if any(v.name in replaced for v in op.results):
-            written = 2 * sum(v.type.nbytes for v in op.results)
-            network.add_edge(_side(op), _DEVICE, capacity=1 + _units(cost.host_memory_s(written)))
-            network.add_edge(_HOST, _side(op), capacity=_units(cost.device_memory_s(written)))
+        written = 2 * sum(v.type.nbytes for v in op.results if v.name in replaced)
+        # Of two equal cuts the one with less on the host.
+        network.add_edge(_side(op), _DEVICE, capacity=1 + _units(cost.host_memory_s(written)))
+        again = 2 * sum(v.type.nbytes for v in op.results) if op.id in late else 0
+        network.add_edge(_HOST, _side(op), capacity=_units(cost.device_memory_s(written + again)))
     for name, maker, readers in _values(graph, hosted):
         seconds = _units(cost.host_s(graph.types[name].nbytes))
         ends = [_side(op) for op in readers] + [_HOST if name in replaced else _DEVICE] * (name in returned)
@@ -84,6 +86,24 @@ def host_update(graph: Graph, state: frozenset[str], cost: CostModel) -> HostUpd
             network.add_edge(end, down)
     _, (there, _) = nx.minimum_cut(network, _HOST, _DEVICE)
     return HostUpdate(hosted, frozenset(id for id in movable if f"op {id}" in there))
+
+
+def _late(graph: Graph, movable: AbstractSet[str]) -> frozenset[str]:
+    """Movable operators that read a gradient after the update made a number of arrays, as a norm of all gradients: a
+    device would hold it until then, and read and write it once more."""
+    late, after, gradients = set[str](), set[str](), set[str]()
+    for op in graph.operators:
+        if phase_of(op.scope) == "backward":
+            gradients.update(v.name for v in op.results)
+        elif phase_of(op.scope) == "update" and (after.intersection(op.reads) or _reduces(op)):
+            after.update(v.name for v in op.results)
+            late.update({op.id} if gradients.intersection(op.reads) else ())
+    return frozenset(late & movable)
+
+
+def _reduces(op: Operator) -> bool:
+    """Whether an operator makes a number of arrays."""
+    return bool(op.reads) and op.primitive.startswith("reduce_") and not any(v.type.rank for v in op.results)
 
 
 def masters(graph: Graph) -> frozenset[str]:

@@ -152,8 +152,9 @@ def _made(
     if v.transient and not returned:
         return []
     kind = _kind(v)
-    inside = [u for u in v.uses if u.node == v.node]
-    outside = [u for u in v.uses if u.node != v.node]
+    uses = [_sent_down(u, v) if u.there else u for u in v.uses]
+    inside = [u for u in uses if u.node == v.node]
+    outside = [u for u in uses if u.node != v.node]
     usages: list[UsageDraft] = []
     end = v.time + 1
     copied = {phase for c in copies for phase in c.phases}
@@ -202,6 +203,11 @@ def _operands(v: ValueDraft, readers: Sequence[Use], sized: Sizes) -> list[Usage
     ]
 
 
+def _sent_down(use: Use, v: ValueDraft) -> Use:
+    """A use on the host, as the device has it: the value leaves as soon as it is made."""
+    return replace(use, time=v.time + 1, until=0, consumer="")
+
+
 def _end(use: Use, until: Mapping[str, int]) -> int:
     """When a reader has no more need of the value: before it runs if it takes a piece of its own, counted apart."""
     return max(use.time + (0 if use.heavy else 1), until.get(use.consumer, 0))
@@ -215,7 +221,8 @@ def _until(values: Mapping[str, ValueDraft]) -> dict[str, int]:
     by_time = sorted((v for v in values.values() if v.transient), key=lambda v: -v.time)
     ends: dict[str, int] = {}
     for v in by_time:
-        ends[v.key] = max((max(u.time + 1, ends.get(u.consumer, 0)) for u in v.uses), default=0)
+        uses = [_sent_down(u, v) if u.there else u for u in v.uses]
+        ends[v.key] = max((max(u.time + 1, ends.get(u.consumer, 0)) for u in uses), default=0)
     return ends
 
 

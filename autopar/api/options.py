@@ -19,7 +19,8 @@ from autopar.recompute import LEVELS
 from autopar.schedule import Schedule, get
 from autopar.schedule.sliced import check_takes_slices
 from autopar.search import strategy_named
-from autopar.search.policy import SearchPolicy, without_estimates
+from autopar.search.exhaustive_policy import without_estimates
+from autopar.search.policy import SearchPolicy
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip

@@ -29,7 +29,7 @@ from autopar.search.enumeration.candidates import (
     schedule_of,
     uniform_candidate,
 )
-from autopar.search.enumeration.search_space import is_small
+from autopar.search.enumeration.search_space import is_large, is_small
 from autopar.search.enumeration.shared_stages import shared_candidates
 from autopar.search.enumeration.side_by_side import side_by_side
 from autopar.search.enumeration.tiny_steps import all_slicings
@@ -327,7 +327,8 @@ def _with_two_stages_per_worker(problem: Problem, source: StageSource, best: Pla
     if idle_share(best) < policy.schedules.long_idle_share:
         return
     wanted = min(policy.enumeration.layers_per_stage * workers, policy.enumeration.most_layers)
-    layers = cluster(problem.graph, source.microbatches(count), wanted, fewest=None)
+    fewest = fewest_blocks(problem, 2 * workers) if is_large(problem) else None
+    layers = cluster(problem.graph, source.microbatches(count), wanted, fewest=fewest)
     # What differs between schedules is which worker has a stage, and how many microbatches it keeps.
     for schedule in (get(name) for name in policy.schedules.two_stages_per_worker):
         if len(layers.members) < workers * schedule.chunks:

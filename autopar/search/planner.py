@@ -32,10 +32,10 @@ from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.forms import ONE_STAGE, Form, Tried, forms, forms_on_workers
 from autopar.search.enumeration.reach import may_be_faster, may_overlap
 from autopar.search.enumeration.search_space import is_large
-from autopar.search.enumeration.whole_steps import stages_that_may_be_faster
+from autopar.search.enumeration.whole_steps import ranked_on_whole_nodes, stages_that_may_be_faster
 from autopar.search.one_stage import OneStage, first_configuration, in_blocks, one_stage, with_padding
 from autopar.search.padding import padding_notes, paddings
-from autopar.search.problem import NotFasterError, Problem
+from autopar.search.problem import NotFasterError, Problem, not_faster
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage
 from autopar.search.source import StepSource
 from autopar.search.token_slices import in_slices
@@ -213,8 +213,22 @@ class Planner:
             if o.num_stages is None and not _is_tiny(problem) and schedule_of(problem).chunks == 1:
                 tried = stages_that_may_be_faster(problem, step, counts, cutoff_s, exposed)
         subproblem = replace(problem.subproblem, cutoff_s=cutoff_s, tried_stages=tried)
-        search = cached_with_stages(self.strategy, self.cache)
-        return self._in_stages(replace(problem, subproblem=subproblem), step, counts, search)
+        bounded_above = replace(problem, subproblem=subproblem)
+        if o.num_stages is None and is_large(problem) and schedule_of(problem).chunks == 1:
+            return self._on_whole_nodes(bounded_above, step, counts)
+        return self._in_stages(bounded_above, step, counts, cached_with_stages(self.strategy, self.cache))
+
+    def _on_whole_nodes(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
+        """The plan of the first pair of stages and microbatches, by rising estimate, that fits a large cluster."""
+        search, failures = cached_with_stages(self.strategy, self.cache), list[InfeasiblePlanError]()
+        ranked = ranked_on_whole_nodes(problem, step, counts)
+        for stages, count in ranked[: problem.policy.enumeration.most_planned_pairs]:
+            subproblem = replace(problem.subproblem, tried_stages=(stages,))
+            try:
+                return self._in_stages(replace(problem, subproblem=subproblem), step, [count], search)
+            except InfeasiblePlanError as error:
+                failures.append(error)
+        raise failures[0] if failures else not_faster(problem, problem.subproblem.cutoff_s, "no stages of whole nodes")
 
     def branches(
         self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf
@@ -232,6 +246,8 @@ class Planner:
         o, cluster = problem.options, problem.cluster
         problem.log(f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
         stages = o.num_stages or getattr(self.strategy, "num_stages", None)
+        if stages is None and is_large(problem) and problem.subproblem.tried_stages:
+            (stages,) = problem.subproblem.tried_stages
         most = problem.policy.enumeration
         layered = step.layered(stages, 2 * most.most_stages if is_large(problem) else most.most_stack_groups)
         kept = _kept_on_devices(problem, layered.groups)

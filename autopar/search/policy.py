@@ -8,7 +8,7 @@ speed alone (`WorkerPolicy`) never changes a plan.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,15 @@ class EnumerationPolicy:
             numbers of stages may be faster: it errs by more.
         whole_step_meshes: meshes that such a step is sharded on, the most like the machine first: a choice.
         whole_step_microbatches: most microbatches a stage there: more of them send as much in more messages.
+        most_uneven: times its share of the layers that a stage on a large cluster may have: a choice. 126 layers make
+            16 stages of at most 8.
+        most_stage_counts: numbers of stages that are ranked there, the largest: a choice.
+        most_ranked_stages: of them those that are ranked in several numbers of microbatches: a choice.
+        most_planned_pairs: pairs of stages and microbatches that are planned there, each where the one before does not
+            fit: a choice.
+        ranked_meshes: meshes that a whole step is sharded on to rank it: a choice.
+        middle_microbatches_per_stage, other_microbatches_per_stage: microbatches a stage that are ranked: bubbles of a
+            half to an eighth.
     """
 
     most_stages: int = 64
@@ -77,6 +86,13 @@ class EnumerationPolicy:
     whole_step_gap: float = 1e-2
     whole_step_meshes: int = 3
     whole_step_microbatches: int = 2
+    most_uneven: float = 1.1
+    most_stage_counts: int = 4
+    most_ranked_stages: int = 2
+    most_planned_pairs: int = 3
+    ranked_meshes: int = 2
+    middle_microbatches_per_stage: int = 4
+    other_microbatches_per_stage: tuple[int, ...] = (1, 8)
 
 
 @dataclass(frozen=True)
@@ -365,26 +381,3 @@ class SearchPolicy:
     compilation: CompilationPolicy = CompilationPolicy()
     research: ResearchPolicy = ResearchPolicy()
     workers: WorkerPolicy = WorkerPolicy()
-
-
-def without_estimates(policy: SearchPolicy) -> SearchPolicy:
-    """Thresholds with which no estimate leaves out what may be planned, for models of a dozen layers on a node or two.
-
-    Of one stage every number of microbatches with every level of recomputation is planned, and of pipelines every
-    slicing where there are at most 2,000, else the best slicing of each pair of stages and microbatches. It is what the
-    default is tested against, and takes minutes where that takes seconds.
-
-    Args:
-        policy: thresholds of which others stay as they are.
-    """
-    every = 10**9
-    return replace(
-        policy,
-        sizes=replace(policy.sizes, tiny_operators=every, few_operators=every, small_operators=every),
-        enumeration=replace(policy.enumeration, most_slicings=2_000),
-        overlap=OverlapPolicy((0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.1, 0.5), stall_share=0.0, gap=1e-4),
-        partition=replace(policy.partition, near_best=4.0, far=8.0, most_near=every, most_other=64, ranked_pairs=every),
-        stages=replace(policy.stages, negligible_cost=0.0, limit_attempts=8),
-        schedules=replace(policy.schedules, long_idle_share=0.0, least_gain=0.0),
-        branches=replace(policy.branches, least_share=0.01, most_candidates=every),
-    )

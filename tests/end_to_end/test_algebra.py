@@ -62,7 +62,7 @@ def test_merged_weights_send_what_the_form_by_hand_sends() -> None:
         step, by_hand = (parallel(merged).compile(*args) for merged in (True, False))
         want = jax.jit(train_step(True))(*args)
         jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, 1e-12, 1e-14), step(*args), want)
-    written = parallel(True, rewrites=False).plan(*args)
+        written = parallel(True, rewrites=False).plan(*args)
     assert sent(step) <= 1.1 * sent(by_hand)
     assert sent(step) < 0.5 * sum(c.bytes * c.count for c in written.communication)
     assert step.plan.step_time <= 1.01 * by_hand.plan.step_time

@@ -13,7 +13,8 @@ from autopar.api.options import ParallelOptions
 from autopar.cli import main
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError
-from autopar.search.policy import SearchPolicy, without_estimates
+from autopar.search.exhaustive_policy import without_estimates
+from autopar.search.policy import SearchPolicy
 from examples import mlp
 from tests.search.problems import toy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -37,10 +38,11 @@ def microbatches_and_stages(problem: Problem, schedule: Schedule) -> Iterator[tu
 
 
 def loops_over_layers(graph: Graph) -> int:
-    """Isomorphic loops of the forward pass: groups of stacked layers that were split; 0 without any."""
+    """Isomorphic loops of the forward pass, groups of layers that were split; of one loop its trips; 0 without any."""
     loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op.scope) == "forward"]
     isomorphic = Counter((Scan.of(op).length, len(op.operands), len(op.results)) for op in loops)
-    return max(isomorphic.values(), default=0)
+    groups = max(isomorphic.values(), default=0)
+    return groups if groups != 1 else max(Scan.of(op).length for op in loops)
 
 
 def microbatch_counts(problem: Problem) -> list[int]:
@@ -70,14 +72,25 @@ def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
     if asked is not None:
         return [asked]
     devices, nodes = problem.cluster.num_devices, problem.cluster.num_nodes
+    tried = problem.subproblem.tried_stages
     if is_large(problem):
-        # The fewest devices a stage: the largest models are for such clusters, and short of memory with fewer stages.
-        blocks = loops_over_layers(problem.graph)
-        most = problem.policy.enumeration.most_stages
-        worker_counts = [s for s in range(2, most + 1) if nodes % s == 0 and blocks % s == 0][-1:]
+        worker_counts = stages_of_whole_nodes(problem)
+        if tried is None:
+            worker_counts = worker_counts[-1:]  # the fewest devices a stage
     else:
         most = 2 * nodes if nodes > 1 else devices
         powers = [s for s in (2, 4, 8, 16, 32, 64) if s <= most and devices % s == 0]
         worker_counts = [s for s in powers if nodes == 1 or s * 2 > nodes / 2]
-    tried = problem.subproblem.tried_stages
     return [s * schedule.chunks for s in worker_counts if tried is None or s * schedule.chunks in tried]
+
+
+def stages_of_whole_nodes(problem: Problem) -> list[int]:
+    """Numbers of stages on a large cluster, the largest few: whole nodes each, nearly equal shares of layers."""
+    policy, nodes = problem.policy.enumeration, problem.cluster.num_nodes
+    blocks = loops_over_layers(problem.graph)
+
+    def is_even(stages: int) -> bool:
+        return not blocks or stages * math.ceil(blocks / stages) <= policy.most_uneven * blocks
+
+    numbers = [s for s in range(2, policy.most_stages + 1) if nodes % s == 0 and is_even(s)]
+    return numbers[-policy.most_stage_counts :]

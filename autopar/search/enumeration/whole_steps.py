@@ -13,13 +13,15 @@ not be hidden; no bound is made of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.microbatch import batch_size
 from autopar.search.enumeration.reach import least_by_stages
+from autopar.search.enumeration.search_space import stages_of_whole_nodes
 from autopar.search.intra import build
 from autopar.search.problem import Problem, not_faster
 from autopar.search.source import StepSource
@@ -66,22 +68,67 @@ def stages_that_may_be_faster(
     return tuple(faster)
 
 
+def ranked_on_whole_nodes(problem: Problem, step: StepSource, counts: Sequence[int] | None) -> list[tuple[int, int]]:
+    """Pairs (stages, microbatches) by rising estimate, on a cluster where stages are whole nodes.
+
+    The estimate of S stages in m microbatches is t / S as above with the bubble of 1F1B, (m + S - 1) / m, of which a
+    free schedule leaves a part. The numbers of stages are compared in a middle number of microbatches, then the best of
+    them in others.
+
+    Args:
+        problem: the step in one microbatch; its number of stages is free.
+        step: in other forms.
+        counts: numbers of microbatches that may be taken; None for all.
+    """
+    policy, size = problem.policy.enumeration, batch_size(problem.graph) or 1
+    possible = list(counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0])
+    left = problem.policy.schedules.bubble_left if problem.options.schedule == "auto" else 1.0
+    estimates: dict[tuple[int, int], float] = {}
+
+    def estimate(stages: int, per_stage: int) -> None:
+        count = max((n for n in possible if n <= per_stage * stages), default=min(possible))
+        if (stages, count) in estimates:
+            return
+        try:
+            graph = step.single_stage(count, "none").graph
+        except MicrobatchError:
+            return
+        seconds = min(islice(_by_mesh_s(problem, graph, count, stages, math.inf), policy.ranked_meshes))
+        estimates[stages, count] = seconds * (count + left * (stages - 1)) / count
+
+    for stages in stages_of_whole_nodes(problem):
+        estimate(stages, policy.middle_microbatches_per_stage)
+    best = dict.fromkeys(stages for stages, _ in sorted(estimates, key=lambda pair: (estimates[pair], pair)))
+    for stages in list(best)[: policy.most_ranked_stages]:
+        for per_stage in policy.other_microbatches_per_stage:
+            estimate(stages, per_stage)
+    return sorted(estimates, key=lambda pair: (estimates[pair], pair))
+
+
 def _equal_stages_s(problem: Problem, graph: Graph, count: int, stages: int, cutoff_s: float) -> float:
     """t / S as above, of the fastest of some meshes; any number above ``cutoff_s`` where it is more."""
+    fastest_s = math.inf
+    meshes = _by_mesh_s(problem, graph, count, stages, cutoff_s)
+    for seconds in islice(meshes, problem.policy.enumeration.whole_step_meshes):
+        fastest_s = min(fastest_s, seconds)
+        if fastest_s < cutoff_s:
+            break
+    return fastest_s
+
+
+def _by_mesh_s(problem: Problem, graph: Graph, count: int, stages: int, cutoff_s: float) -> Iterator[float]:
+    """t / S as above by mesh, those most like the machine first; infinity above ``cutoff_s`` and the fastest so far."""
     problem.checkpoint()
     part = problem.cluster.part(0, problem.cluster.num_devices // stages)
     options = replace(problem.options, num_microbatches=count, num_stages=1, offload="none", constraints=())
     whole = replace(problem, graph=graph, cluster=part, cost_model=problem.cost_model.on(part), options=options)
     node = part.groups[0].devices_per_node
-    meshes = sorted(part.logical_meshes(None), key=lambda m: (abs(math.log2(m.shape[-1] / node)), m.shape))
-    policy, fastest_s = problem.policy.enumeration, math.inf
-    for mesh in meshes[: policy.whole_step_meshes]:
+    policy, fastest_s = problem.policy.enumeration, cutoff_s
+    for mesh in sorted(part.logical_meshes(None), key=lambda m: (abs(math.log2(m.shape[-1] / node)), m.shape)):
         sharding_problem = build(whole, mesh)
         free = replace(sharding_problem.problem, limit_bytes=None)
-        goal = Goal(policy.whole_step_gap, stages * min(cutoff_s, fastest_s))
+        goal = Goal(policy.whole_step_gap, stages * fastest_s)
         look = first_look(free, goal) or solve(free, goal=goal)
-        if look.found:
-            fastest_s = min(fastest_s, look.objective / stages)
-        if fastest_s < cutoff_s:
-            break
-    return fastest_s
+        seconds = look.objective / stages if look.found else math.inf
+        fastest_s = min(fastest_s, seconds)
+        yield seconds

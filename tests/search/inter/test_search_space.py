@@ -18,6 +18,7 @@ from autopar.search.enumeration.search_space import (
     microbatches_and_stages,
     most_microbatches,
     stage_counts,
+    stages_of_whole_nodes,
 )
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.problem import Options
@@ -41,6 +42,15 @@ def test_a_large_cluster_has_stages_of_whole_nodes_with_as_many_layers_each():
     assert loops_over_layers(many.graph) == 12
     assert stage_counts(many, get("1f1b")) == [12]
     assert list(microbatches_and_stages(many, get("1f1b"))) == [(96, [12])]
+
+
+@pytest.mark.parametrize(
+    ("layers", "nodes", "counts"),
+    [(16, 32, [2, 4, 8, 16]), (15, 32, [2, 4, 8, 16]), (13, 32, [2]), (12, 48, [3, 4, 6, 12]), (7, 25, [])],
+)
+def test_stages_of_whole_nodes_have_nearly_equal_shares_of_layers(layers, nodes, counts):
+    """126 layers on 2,048 nodes make 16 stages of at most eight: as many layers each is not asked for."""
+    assert stages_of_whole_nodes(problem(nodes, layers=layers, scan=True, batch=32)) == counts
 
 
 @pytest.mark.parametrize(("limit", "count"), [(96, 96), (95, 48), (7, 6), (1, 1)])

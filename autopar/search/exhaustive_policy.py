@@ -1,0 +1,30 @@
+"""Thresholds of an exhaustive search: `autopar plan --exhaustive`, `time_limit_s=math.inf`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.search.policy import OverlapPolicy, SearchPolicy
+
+
+def without_estimates(policy: SearchPolicy) -> SearchPolicy:
+    """Thresholds with which no estimate leaves out what may be planned, for models of a dozen layers on a node or two.
+
+    Of one stage every number of microbatches with every level of recomputation is planned, and of pipelines every
+    slicing where there are at most 2,000, else the best slicing of each pair of stages and microbatches. It is what the
+    default is tested against, and takes minutes where that takes seconds.
+
+    Args:
+        policy: thresholds of which others stay as they are.
+    """
+    every = 10**9
+    return replace(
+        policy,
+        sizes=replace(policy.sizes, tiny_operators=every, few_operators=every, small_operators=every),
+        enumeration=replace(policy.enumeration, most_slicings=2_000),
+        overlap=OverlapPolicy((0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.1, 0.5), stall_share=0.0, gap=1e-4),
+        partition=replace(policy.partition, near_best=4.0, far=8.0, most_near=every, most_other=64, ranked_pairs=every),
+        stages=replace(policy.stages, negligible_cost=0.0, limit_attempts=8),
+        schedules=replace(policy.schedules, long_idle_share=0.0, least_gain=0.0),
+        branches=replace(policy.branches, least_share=0.01, most_candidates=every),
+    )

@@ -116,7 +116,7 @@ def parallelize(
             ``x @ (w + a @ b)`` and its gradients with the factors ``a`` and ``b`` alone; listed in ``plan.rewrites``.
         padding: whether dims that the devices do not divide, as a vocabulary of 50257, are padded inside of the step
             where the plan is faster so; arguments and results keep their sizes, and values do not change.
-        precision: mixed precision of a plain float32 step: "bf16", "f16", an `autopar.Precision`; None: as it says.
+        precision: mixed precision of a plain float32 step: "bf16", "f16", "f8", "mxf8" or a `Precision`.
         wire: formats in which devices send "gradients" and "weights" of two dims or more, as ``{"gradients": "int8"}``:
             "int8", "int4", "bf16", "f8_e4m3", "f8_e5m2". It changes values, each by at most half a step of its block a
             term; None sends them as they are.

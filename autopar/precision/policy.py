@@ -26,7 +26,7 @@ FOLLOWING = frozenset(
 #: sums and other reductions, scatters, factorizations) compute in float32 as well.
 DENIED = frozenset({"erf_inv", "reduce_max", "reduce_min"})
 
-_NAMES = ("bf16", "f16")
+_NAMES = ("bf16", "f16", "f8", "mxf8")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Precision:
     float32 before the update. What the step itself states in another dtype than float32 stays as it is.
 
     Args:
-        compute: "bf16" or "f16".
+        compute: "bf16" or "f16"; "f8" or "mxf8" for bf16 whose products take operands in 8 bits, with a scale a tensor
+            or a scale a block of 32.
         deny: names of primitives that stay in float32, besides those that are in neither table.
         deny_scopes: parts of name stacks (`jax.named_scope`, modules of flax) whose operators stay in float32.
     """
@@ -70,7 +71,8 @@ def precision_of(given: str | Precision | None) -> Precision | None:
         return given
     if not isinstance(given, str) or given not in _NAMES:
         raise AutoparError(
-            f"precision={given!r} is no precision", remedy='precision="bf16", "f16" or an autopar.Precision'
+            f"precision={given!r} is no precision",
+            remedy='precision="bf16", "f16", "f8", "mxf8" or an autopar.Precision',
         )
     return Precision(given)
 

@@ -19,10 +19,11 @@ from autopar._compat.loops import plain_params
 from autopar.frontend.bodies import body_of, recomputes
 from autopar.frontend.equations import bind_equation, holds_passes, interpreted, shapes_of
 from autopar.ir.phases import phase_of
+from autopar.precision.eight_bits import BLOCK, COTANGENTS, VALUES, CurrentScales, Scales, coded, rounded_in_blocks
 from autopar.precision.policy import FOLLOWING, PRODUCTS, Precision
 from autopar.precision.values import Twin, is_constant, is_wide
 
-_DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
+_DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f8": jnp.bfloat16, "mxf8": jnp.bfloat16}
 # Reads of a table of parameters take the narrow copy: what they make is an activation.
 _READS = frozenset({"gather", "dynamic_slice"})
 
@@ -37,12 +38,25 @@ def mixed(precision: Precision, closed: ClosedJaxpr, parameters: Sequence[bool])
     """
 
     def run(*arguments: Any) -> list[Any]:
-        twins = [Twin(a, parameter=p) for a, p in zip(arguments, parameters, strict=True)]
-        constants = [Twin(c) for c in closed.consts]
-        walk = PrecisionWalk(precision, Wanted.of(closed.jaxpr, "update"))
-        return [t.as_wide() for t in walk.jaxpr(closed.jaxpr, constants, twins, "")]
+        return results_of(precision, closed, parameters, arguments, CurrentScales())
 
     return jax.make_jaxpr(run)(*shapes_of(closed.jaxpr.invars))
+
+
+def results_of(
+    precision: Precision, closed: ClosedJaxpr, parameters: Sequence[bool], arguments: Sequence[Any], scales: Scales
+) -> list[Any]:
+    """What the step returns in mixed precision.
+
+    Args:
+        precision, closed, parameters: as of `mixed`.
+        arguments: of the step.
+        scales: what operands in 8 bits are multiplied by.
+    """
+    twins = [Twin(a, parameter=p) for a, p in zip(arguments, parameters, strict=True)]
+    constants = [Twin(c) for c in closed.consts]
+    walk = PrecisionWalk(precision, Wanted.of(closed.jaxpr, "update"), scales)
+    return [t.as_wide() for t in walk.jaxpr(closed.jaxpr, constants, twins, "")]
 
 
 @dataclass(frozen=True)
@@ -102,11 +116,12 @@ class PrecisionWalk:
     Args:
         precision: which operators compute narrow.
         wanted: variables of the jaxpr that are computed in float32 in any case.
+        scales: what operands in 8 bits are multiplied by.
         enclosing: phase of what is not marked.
     """
 
-    def __init__(self, precision: Precision, wanted: Wanted, enclosing: str = "update") -> None:
-        self.precision = precision
+    def __init__(self, precision: Precision, wanted: Wanted, scales: Scales, enclosing: str = "update") -> None:
+        self.precision, self.scales = precision, scales
         self.dtype = _DTYPES[precision.compute]
         self.wide, self.exact = wanted.wide, wanted.exact
         self.enclosing = enclosing
@@ -117,6 +132,13 @@ class PrecisionWalk:
 
     def equation(self, eqn: JaxprEqn, operands: list[Twin], scope: str) -> list[Twin]:
         """Results of one equation."""
+        results = self._equation(eqn, operands, scope)
+        if phase_of(scope, self.enclosing) == "backward" and "rematted_computation" not in scope:
+            for result in results:
+                result.cotangent = True
+        return results
+
+    def _equation(self, eqn: JaxprEqn, operands: list[Twin], scope: str) -> list[Twin]:
         name = eqn.primitive.name
         opened = None if name == "shard_map" else body_of(eqn)
         if opened is not None:
@@ -143,7 +165,7 @@ class PrecisionWalk:
             operands = self._behind_barrier(operands)
         marked = phase_of(scope, self.enclosing)
         results = self._results_wanted(closed.jaxpr.outvars, eqn.outvars)
-        inside = PrecisionWalk(self.precision, Wanted.of(closed.jaxpr, marked, results), marked)
+        inside = PrecisionWalk(self.precision, Wanted.of(closed.jaxpr, marked, results), self.scales, marked)
         return inside.jaxpr(closed.jaxpr, [Twin(c) for c in closed.consts], [operands[i] for i in taken], scope)
 
     def _plain(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
@@ -151,14 +173,44 @@ class PrecisionWalk:
         return [Twin(r) for r in bind_equation(eqn, [t.as_wide() for t in operands], {})]
 
     def _product(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
-        values = [
-            t.as_narrow(self.dtype) if is_wide(v.aval) else t.as_wide()
-            for v, t in zip(eqn.invars, operands, strict=True)
-        ]
         exact = any(v in self.exact for v in eqn.outvars)
         sum_dtype = jnp.dtype(jnp.float32 if exact else self.dtype)
-        results = bind_equation(eqn, values, {"preferred_element_type": sum_dtype})
+        eight_bits = eqn.primitive.name == "dot_general" and all(is_wide(v.aval) for v in eqn.invars)
+        if eight_bits and self.precision.compute == "f8":
+            results = [self._scaled_product(eqn, operands).astype(sum_dtype)]
+        else:
+            if eight_bits and self.precision.compute == "mxf8":
+                values = [self._in_blocks(eqn, t, n) for n, t in enumerate(operands)]
+            else:
+                pairs = zip(eqn.invars, operands, strict=True)
+                values = [t.as_narrow(self.dtype) if is_wide(v.aval) else t.as_wide() for v, t in pairs]
+            results = bind_equation(eqn, values, {"preferred_element_type": sum_dtype})
         return [Twin(r, follows=True) if exact else Twin(narrow=r, follows=True) for r in results]
+
+    def _scaled_product(self, eqn: JaxprEqn, operands: list[Twin]) -> Any:
+        """A product of operands in 8 bits, each with one scale, in float32."""
+        codes, scales = [], []
+        for twin in operands:
+            format = COTANGENTS if twin.cotangent else VALUES
+            if format not in twin.codes:
+                scale = self.scales.of(twin.at_hand(), format)
+                twin.codes[format] = coded(twin.at_hand(), scale, format), scale
+            code, scale = twin.codes[format]
+            codes.append(code)
+            scales.append(scale)
+        (total,) = bind_equation(eqn, codes, {"preferred_element_type": jnp.dtype(jnp.float32)})
+        return total / (scales[0] * scales[1])
+
+    def _in_blocks(self, eqn: JaxprEqn, twin: Twin, number: int) -> Any:
+        """An operand as blocks along the dim that is summed over hold it; bf16 where they do not divide that."""
+        dims = eqn.params["dimension_numbers"][0][number]
+        aval: Any = eqn.invars[number].aval
+        shape = aval.shape
+        if len(dims) != 1 or shape[dims[0]] % BLOCK:
+            return twin.as_narrow(self.dtype)
+        if dims[0] not in twin.codes:
+            twin.codes[dims[0]] = rounded_in_blocks(twin.at_hand(), dims[0])
+        return twin.codes[dims[0]]
 
     def _following(self, eqn: JaxprEqn, operands: list[Twin]) -> list[Twin]:
         floats = [
@@ -188,7 +240,7 @@ class PrecisionWalk:
         consts, init, rows = operands[:first], operands[first:second], operands[second:]
         stacked = eqn.outvars[params["num_carry"] :]
         results = self._results_wanted(body.jaxpr.outvars[params["num_carry"] :], stacked)
-        walk = PrecisionWalk(self.precision, Wanted.of(body.jaxpr, phase, results), phase)
+        walk = PrecisionWalk(self.precision, Wanted.of(body.jaxpr, phase, results), self.scales, phase)
         # Constants and rows that are narrow already enter so; parameters are narrowed inside, a row at a time.
         fixed = [t.stored(t.follows, self.dtype) for t in consts]
         xs = [t.stored(t.follows, self.dtype) for t in rows]
@@ -201,11 +253,14 @@ class PrecisionWalk:
                 Twin(narrow=value, follows=True) if g else Twin(value, parameter=t.parameter)
                 for value, g, t in zip([*fixed, *carry, *row], given, operands, strict=True)
             ]
+            for twin, t in zip(twins, operands, strict=True):
+                twin.cotangent = t.cotangent
+            walk.scales = self.scales.inside()
             body_jaxpr = walk.jaxpr(body.jaxpr, [Twin(c) for c in body.consts], twins, "")
             after, last = body_jaxpr[: len(narrow)], body_jaxpr[len(narrow) :]
             carried.append([t.follows for t in after])
             ys = [_row(t, v in self.wide, self.dtype) for t, v in zip(last, stacked, strict=True)]
-            return [t.stored(g, self.dtype) for t, g in zip(after, narrow, strict=True)], ys
+            return [t.stored(g, self.dtype) for t, g in zip(after, narrow, strict=True)], (ys, walk.scales.seen())
 
         while True:  # a carry is narrow where it begins and ends so
             start = [t.stored(g, self.dtype) for t, g in zip(init, narrow, strict=True)]
@@ -214,9 +269,10 @@ class PrecisionWalk:
             if stays == narrow:
                 break
             narrow = stays
-        last, ys = jax.lax.scan(
+        last, (ys, seen) = jax.lax.scan(
             run, start, xs, length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
         )
+        self.scales.take(seen)
         return [_twin(v, value) for v, value in zip(eqn.outvars, [*last, *ys], strict=True)]
 
     def _results_wanted(self, inner: Sequence[Any], outer: Sequence[Any]) -> list[Any]:
@@ -232,6 +288,7 @@ class PrecisionWalk:
         for i, value in zip(held, passed, strict=True):
             twin = operands[i]
             behind[i] = Twin(narrow=value, follows=True) if twin.follows else Twin(value, parameter=twin.parameter)
+            behind[i].cotangent = twin.cotangent
         return behind
 
 

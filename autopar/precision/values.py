@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -19,12 +19,16 @@ class Twin:
         narrow: None where nobody asked for it.
         follows: whether elementwise operators go on with the narrow one.
         parameter: whether it is a parameter, which goes narrow where another operand does.
+        cotangent: whether the backward pass made it, and no recomputation.
+        codes: what products took of it in 8 bits, by what they asked for.
     """
 
     wide: Any = None
     narrow: Any = None
     follows: bool = False
     parameter: bool = False
+    cotangent: bool = False
+    codes: dict[Any, Any] = field(default_factory=dict)
 
     def stored(self, narrow: bool, dtype: Any) -> Any:
         """The narrow copy, or the value as the program states it."""
@@ -35,6 +39,10 @@ class Twin:
         if self.wide is None:
             self.wide = jax.lax.convert_element_type(self.narrow, jnp.float32)
         return self.wide
+
+    def at_hand(self) -> Any:
+        """The value in whichever dtype it is there, the narrow one first."""
+        return self.wide if self.narrow is None else self.narrow
 
     def as_narrow(self, dtype: Any) -> Any:
         """The narrow copy."""

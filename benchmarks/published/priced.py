@@ -84,8 +84,8 @@ class PlanStep:
         network: seconds of collectives of groups of devices.
         whole: the bill.
         traced: every microbatch converts parameters, adds gradients up, and sends at the ends of the model what the
-            plan does; published programs keep parameters in 16 bits, the stack says what adding up moves, and without
-            the ends datasets that are left out are predicted a little better.
+            plan does, and awaits no send; published programs keep parameters in 16 bits, the stack says what adding
+            up moves, and without the ends datasets that are left out are predicted a little better.
     """
 
     spec: TransformerSpec
@@ -263,7 +263,8 @@ class PlanStep:
         shapes = stage_shapes(self.spec, plan)
         times = {s: self.stage(s, layer) for s in shapes}
         schedule = "1f1b" if plan.schedule == "interleaved" and plan.chunks == 1 else plan.schedule
-        pipe_s = pipeline_s([times[s] for s in shapes], plan.num_microbatches, schedule, plan.chunks)
+        each, count = [times[s] for s in shapes], plan.num_microbatches
+        pipe_s = pipeline_s(each, count, schedule, plan.chunks, awaits_sends=not self.traced)
         reduce_s = max(self.shared.data_parallel_s(s, times[s]) for s in shapes) + self.shared.tied_s()
         update_s = max(self.optimizer_s(s) for s in shapes)
         memory = peak_memory(self.spec, plan, self.stack)

@@ -29,7 +29,9 @@ class StageTime:
         return self.forward_s + self.backward_s + self.send_s
 
 
-def pipeline_s(stages: Sequence[StageTime], microbatches: int, schedule: str, chunks: int) -> float:
+def pipeline_s(
+    stages: Sequence[StageTime], microbatches: int, schedule: str, chunks: int, *, awaits_sends: bool = True
+) -> float:
     """Seconds from the first forward to the last backward.
 
     With stages of t_i and the slowest of t: gpipe and 1f1b take sum(t_i) + (m - 1) t; interleaved
@@ -37,15 +39,22 @@ def pipeline_s(stages: Sequence[StageTime], microbatches: int, schedule: str, ch
     parameters: idle (p - 1)(F + B - W) for H1, (p - 1)(F + B - 2W) for H2, B without W here, and for V what
     makes F, B and W unequal (Qi et al., "Zero bubble pipeline parallelism", 2024).
 
+    A program that awaits no send sends while it computes where the schedule leaves time: gpipe passes microbatch
+    after microbatch on, interleaved has a pass of another chunk between a value's arrival and its use (SC21's warm-up
+    of 2 (p - rank - 1) + (v - 1) p passes). 1f1b has none: the last stage waits for both ways.
+
     Args:
         stages: seconds of each stage.
         microbatches: m.
         schedule: one of `autopar.cost.transformer.plan.SCHEDULES`.
         chunks: v, of the interleaved schedule.
+        awaits_sends: whether a stage waits until what it sends is sent.
     """
     slowest = max(stages, key=lambda s: s.total_s)
     others_s = sum(s.total_s for s in stages) - slowest.total_s
-    busy_s = microbatches * slowest.total_s
+    hides = not awaits_sends and schedule in ("gpipe", "interleaved")
+    hidden_s = min(slowest.send_s, 2 * slowest.forward_s) if hides else 0.0
+    busy_s = microbatches * (slowest.total_s - hidden_s)
     gaps = len(stages) - 1
     inputs_s = slowest.backward_s - slowest.weights_s
     match schedule:

@@ -103,6 +103,16 @@ def test_pipelines_of_equal_stages_have_the_bubbles_of_the_papers():
     assert pipeline_s(stages, m, "zb-v", 1) == pytest.approx(3 * m)
 
 
+@pytest.mark.parametrize("schedule, chunks, hides", [("1f1b", 1, False), ("gpipe", 1, True), ("interleaved", 4, True)])
+def test_sends_that_are_not_awaited_cost_the_fill_alone_where_the_schedule_has_time(schedule, chunks, hides):
+    p, m, send_s = 8, 32, 0.1
+    stages = [StageTime(1.0, 2.0, 1.0, send_s)] * p
+    awaited_s = pipeline_s(stages, m, schedule, chunks)
+    assert awaited_s == pytest.approx((3 + send_s) * (m + (p - 1) / chunks))
+    beside_s = pipeline_s(stages, m, schedule, chunks, awaits_sends=False)
+    assert awaited_s - beside_s == pytest.approx(m * send_s if hides else 0.0)
+
+
 def test_a_collective_across_nodes_shares_their_cards():
     network = TransformerNetwork.of(DGX, CONSTANTS.network)
     one_a_node = network.collective_s("all-reduce", 1e9, 8, 8)

@@ -257,7 +257,7 @@ class Planner:
             constraints=layered.constraints,
             shared_stages=layered.shared_stages,
             num_microbatches=None if counts is None else counts[0],
-            offload="none" if kept else "auto" if o.offload == "update" else o.offload,
+            offload="none" if kept else o.offload,
         )
         whole = replace(
             problem,
@@ -268,8 +268,7 @@ class Planner:
             anytime=None if problem.anytime is None else Converted(problem.anytime, layered.of_step),
         )
         plan = search(whole)
-        updated = "" if kept or o.offload != "update" else _UPDATED_ON_DEVICES
-        notes = [note for note in (kept, updated, _left_out(layered.graph)) if note]
+        notes = [note for note in (kept, _left_out(layered.graph)) if note]
         plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, *notes)))
         if o.token_slices is not None:
             plan = in_slices(whole, layered.graph, plan, o.token_slices)
@@ -278,9 +277,6 @@ class Planner:
     def _shard(self, problem: Problem) -> Plan:
         problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
-
-
-_UPDATED_ON_DEVICES = "offload='update' updates stages of a pipeline on their devices, as offload='auto' does"
 
 
 def _meetings(graph: Graph) -> list[str]:

@@ -207,16 +207,14 @@ def test_wrong_options_are_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["f8", "mxf8"])
-def test_a_gpt_learns_as_in_float32(name):
-    step, (state, batch) = gpt.build(layers=2, hidden=64, heads=2, vocab=64, seq=32, batch=16)
-    closed = jax.make_jaxpr(step)(state, batch)
-    parameters = [*(True for _ in jax.tree.leaves(state)), *(False for _ in jax.tree.leaves(batch))]
-    losses = {}
+def test_300_steps_end_within_1_5_percent_of_float32(name):
+    step, (first, batch) = gpt.build("tiny", dtype="float32")
+    ends = []
     for precision in (None, name):
-        program = closed if precision is None else mixed(Precision(precision), closed, parameters)
-        run, leaves = jax.jit(jax.extend.core.jaxpr_as_fun(program)), jax.tree.leaves(state)
+        run = autopar.parallelize(step, num_stages=1, num_microbatches=1, precision=precision)
+        state = first
         for _ in range(300):
-            results = run(*leaves, *jax.tree.leaves(batch))
-            leaves = results[: len(leaves)]
-        losses[precision] = float(jax.tree.leaves(results[len(leaves) :])[0])
-    assert losses[None] < 3.0 and abs(losses[name] - losses[None]) < 0.015 * losses[None]
+            state, metrics = run(state, batch)
+            last = float(metrics["loss"])  # one step at a time: XLA's CPU collectives time out behind a long queue
+        ends.append(last)
+    assert abs(ends[1] - ends[0]) <= 0.015 * max(ends[0], 0.1), ends

@@ -46,7 +46,6 @@ A primitive that is not listed runs whole, with a line in the plan that says so.
 _REFUSED = MappingProxyType(
     {
         "ordered effects": "XLA keeps the order of effects on one device only",
-        "ragged_all_to_all": "inside a `shard_map`: it cannot be batched",
     }
 )
 _WHOLE = MappingProxyType(
@@ -111,6 +110,12 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         yield "Calls, loops, branches", name, "opened", how
     for name in sorted(set(COLLECTIVES) - set(BUILT_IN)):
         yield "Calls, loops, branches", name, "opened", "inside a `shard_map`: reductions and moves over those dims"
+    yield (
+        "Calls, loops, branches",
+        "ragged_all_to_all",
+        "opened",
+        "inside a `shard_map`: a gather of the rows that come",
+    )
     for name in sorted(REGIONS):
         yield "Calls, loops, branches", name, "loop", _LOOPS.get(name, _first_sentence(REGIONS[name].__doc__))
     for name, localizer in LOCALIZERS.items():
@@ -120,7 +125,16 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
             yield "Others", name, "whole", _first_sentence(localizer.__doc__)
     for name, why in _REFUSED.items():
         yield "Effects", name, "refused", why
-    rest = known - set(_REFUSED) - set(BUILT_IN) - set(OPENED) - set(REGIONS) - set(LOCALIZERS) - set(COLLECTIVES)
+    rest = (
+        known
+        - {"ragged_all_to_all"}
+        - set(_REFUSED)
+        - set(BUILT_IN)
+        - set(OPENED)
+        - set(REGIONS)
+        - set(LOCALIZERS)
+        - set(COLLECTIVES)
+    )
     for name in sorted(rest):
         yield "Others", name, "whole", _WHOLE.get(name, "no rule")
 

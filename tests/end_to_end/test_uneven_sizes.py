@@ -122,18 +122,19 @@ def test_positions_beyond_the_size_mean_what_they_mean_without_padding(mode, dty
 def test_what_a_padded_dim_is_reduced_by_does_not_count_its_padding():
     """Largest, least, all, any, sums and positions along the dim, and what takes the dim as it is."""
 
-    def step(x: jax.Array, key: jax.Array) -> Any:
+    def step(x: jax.Array, v: jax.Array, key: jax.Array) -> Any:
         y = jnp.log(x * x + 1e-3) - 5  # below 0 where x is 0, as in the padding
         z = jnp.exp(x) + 1.0
         noise = jax.random.normal(key, y.shape, y.dtype)
         return (
             y.max(0), z.min(0), (z > 0.5).all(0), (y > 9).any(0), y.sum(0), z.prod(0), y.argmax(0), jnp.cumsum(y, 0),
             jnp.sort(z, 0)[::-1], jax.lax.top_k(y.T, 3), (z / y).mean(), jnp.concatenate([y, z])[5:], noise * y,
-            jnp.broadcast_to(y[:, :1], (13, 5)) @ z[:5], (x.astype(jnp.int8).max(0), x.astype(jnp.int8).min(0)),
+            jnp.broadcast_to(v, (13, 5)).sum(0), jnp.broadcast_to(y[:, :1], (13, 5)) @ z[:5],
+            (x.astype(jnp.int8).max(0), x.astype(jnp.int8).min(0)),
         )  # fmt: skip
 
     with jax.enable_x64(True):
-        args = drawn(13, 5) - 3, jax.random.key_data(jax.random.key(0))
+        args = drawn(13, 5) - 3, drawn(5) + 9, jax.random.key_data(jax.random.key(0))
         got, count = run_padded(step, args, 8, 2.0)
         assert count >= 1
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12), got, jax.jit(step)(*args))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -199,15 +200,56 @@ def test_microbatches():
 
 
 def test_what_cannot_be_batched_is_refused():
-    def body(v):
-        n = jnp.ones((8,), jnp.int32)
-        return lax.ragged_all_to_all(v, jnp.zeros_like(v), jnp.arange(8), n, jnp.arange(8), n, axis_name="p")
-
-    f = mapped(body, mesh_of(8), P("p"), P("p"))
-    with pytest.raises(
-        autopar.TraceError, match=r"a shard_map has a ragged_all_to_all(.|\n)*at: test_user_meshes.py:\d+"
-    ):
+    alone = Primitive("alone")
+    alone.def_abstract_eval(lambda v: v)
+    f = mapped(lambda v: alone.bind(v), mesh_of(8), P("p"), P("p"))
+    with pytest.raises(autopar.TraceError, match=r"a shard_map has a alone(.|\n)*at: test_user_meshes.py:\d+"):
         autopar.parallelize(f, cluster=MIDDLE)(jnp.ones((64, 2)))
+
+
+def _sent(rows, output, starts, lengths, targets):
+    """What jax says of ``ragged_all_to_all``, device by device; each argument has a leading dim of devices."""
+    result, devices = output.copy(), len(rows)
+    for sender in range(devices):
+        for n, (start, length, target) in enumerate(zip(starts[sender], lengths[sender], targets[sender], strict=True)):
+            to = n // (len(starts[sender]) // devices)
+            result[to, target : target + length] = rows[sender, start : start + length]
+    return result
+
+
+@pytest.mark.parametrize(("devices", "slices"), [(8, 1), (4, 2)])
+def test_ragged_all_to_all(devices, slices):
+    """Experts without a capacity: each device sends rows of any number to each, and gets their gradients back."""
+    random = np.random.default_rng(devices)
+    lengths = random.integers(0, 4, (devices, devices * slices))
+    starts = np.cumsum(lengths, 1) - lengths
+    comes = lengths.reshape(devices, devices, slices).swapaxes(0, 1).reshape(devices, -1)  # by receiver
+    begins = np.cumsum(comes, 1) - comes
+    targets = begins.reshape(devices, devices, slices).swapaxes(0, 1).reshape(devices, -1)
+    most = max(lengths.sum(1).max(), comes.sum(1).max()) + 3
+    rows, output = (random.standard_normal((devices, most, 2)) for _ in range(2))
+    numbers = [a.astype(np.int32) for a in (starts, lengths, targets, comes)]
+
+    def body(v, there, *offsets):
+        return lax.ragged_all_to_all(v[0], there[0], *(o[0] for o in offsets), axis_name="p")[None]
+
+    f = mapped(body, mesh_of(devices), P("p"), P("p"))
+    want = _sent(rows, output, *numbers[:3])
+    with jax.enable_x64(True):
+        got = autopar.parallelize(f, cluster=MIDDLE)(rows, output, *numbers)
+        np.testing.assert_array_equal(got, want)
+
+        def step(v, there, scale, *offsets):
+            return jax.grad(lambda v: (jnp.sin(f(v, there, *offsets)) * scale).sum())(v)
+
+        scale = random.standard_normal(output.shape)
+        gradient = autopar.parallelize(step, cluster=MIDDLE)(rows, output, scale, *numbers)
+    back = np.zeros_like(rows)
+    for sender in range(devices):
+        for n, (start, length, target) in enumerate(zip(*(a[sender] for a in numbers[:3]), strict=True)):
+            here, there = slice(start, start + length), slice(target, target + length)
+            back[sender, here] = (np.cos(want) * scale)[n // slices, there]
+    np.testing.assert_allclose(gradient, back, 1e-12, 1e-14)
 
 
 def test_data_parallelism_by_hand_costs_what_ours_costs():

@@ -90,18 +90,28 @@ RAGGED = (
 )
 
 
+@pytest.mark.parametrize("sizes", [(3, 5), (0, 6)])
 @pytest.mark.parametrize("shapes", RAGGED)
-def test_ragged(shapes: tuple[Any, ...]) -> None:
+def test_ragged(shapes: tuple[Any, ...], sizes: tuple[int, ...]) -> None:
+    """Groups that end in the middle of a piece of the rows, that are empty, and rows that are in none."""
     left, right, contract, batch, ragged, group = shapes
     numbers = lax.RaggedDotDimensionNumbers((contract, batch), (ragged,), group)
     ran = check_localized(
         lambda a, b, n: lax.ragged_dot_general(a, b, n, numbers),
         floats(*left),
         floats(*right, seed=1),
-        np.asarray([3, 5], np.int32),
+        np.asarray(sizes, np.int32),
         primitive="ragged_dot_general",
         meshes=X,
-        limit=10,
+        limit=64,
     )
     assert any(s.split > 1 for s in ran)
-    assert all(not s.operand_layouts[0].dims[ragged] for s in ran)
+    if ragged in batch[0]:
+        assert all(not s.operand_layouts[0].dims[ragged] for s in ran)
+        return
+    assert any(s.operand_layouts[0].dims[ragged] for s in ran)
+    if group:
+        assert any(s.operand_layouts[1].dims[group[0]] and s.result_layouts[0].partial for s in ran)
+        assert any(s.operand_layouts[1].dims[group[0]] and s.operand_layouts[0].dims[ragged] for s in ran)
+    else:
+        assert any(s.result_layouts[0].dims[0] for s in ran)

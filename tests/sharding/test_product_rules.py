@@ -56,7 +56,7 @@ def ragged(text: str, operands: int = 3) -> Operator:
     return operator("ragged_dot_general", floats(8, 6), operands, ragged_dot_dimension_numbers=text)
 
 
-def test_ragged_product_splits_what_is_not_ragged() -> None:
+def test_ragged_product_splits_rows_and_groups() -> None:
     text = (
         "RaggedDotDimensionNumbers(dot_dimension_numbers=(((1,), (1,)), ((), ())), "
         "lhs_ragged_dimensions=(0,), rhs_group_dimensions=(0,))"
@@ -64,9 +64,9 @@ def test_ragged_product_splits_what_is_not_ragged() -> None:
     types = (floats(8, 4), floats(2, 4, 6), TensorType((2,), "i32"))
     rule, known = rule_for(ragged(text), types)
     assert known
-    assert rule.factors == (Factor(6), Factor(4, reduce="sum"))
-    assert rule.operands == ((None, 1), (None, 1, 0), (None,))
-    assert rule.results == ((None, 0),)
+    assert rule.factors == (Factor(2, reduce="sum"), Factor(8), Factor(6), Factor(4, reduce="sum"))
+    assert rule.operands == ((1, 3), (0, 3, 2), (None,))
+    assert rule.results == ((1, 2),)
 
 
 @pytest.mark.parametrize("text", ["", "Other(dot_dimension_numbers=1)", "None"])

@@ -20,6 +20,7 @@ from autopar.frontend.bodies import PLACING, body_of, recomputes, without_shardi
 from autopar.frontend.manual.collective import collective
 from autopar.frontend.manual.kinds import Index
 from autopar.frontend.manual.parameters import COLLECTIVES, collective_of
+from autopar.frontend.manual.ragged import ragged_all_to_all
 
 #: (equation, operands) -> results of a region inside this one.
 Nested = Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]
@@ -60,6 +61,8 @@ class Body:
         name = eqn.primitive.name
         if name in COLLECTIVES:
             return self._collective(eqn, operands)
+        if name == "ragged_all_to_all":
+            return [ragged_all_to_all(eqn.params, operands, self.sizes)]
         if name in PLACING:
             return operands
         if name == "shard_map":

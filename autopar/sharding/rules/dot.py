@@ -53,10 +53,11 @@ def dot_general(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
 
 
 def ragged_dot_general(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
-    """Products of groups of rows, whose sizes are the third operand.
+    """Products of groups of rows, whose sizes are the third operand and stay whole.
 
-    The ragged dim and the group dim stay whole. Where group sizes differ by batch, batch dims and free dims
-    of the left stay whole too.
+    Where all batches have the same groups, rows are a loop and so are groups. On a device that has the matrices of some
+    groups all rows of others are zeros, so that the result is a partial sum; rows that are contracted leave one too.
+    Where group sizes differ by batch, rows, groups, batch dims and free dims of the left stay whole.
     """
     (contract, batch), ragged, group = _ragged(op)
     left, right, sizes = operand_types[:3]
@@ -65,19 +66,29 @@ def ragged_dot_general(op: Operator, operand_types: tuple[TensorType, ...]) -> R
     # A ragged contracted dim makes one product a group: the result has a group dim in front.
     first = 1 if ragged[0] in contract[0] else 0
     shared = sizes.rank == 1
-    loops = [
+    splits = shared and is_number(result.dtype)
+    # One dim of rows and one of groups: a product whose rows are a batch dim has none that can be counted.
+    rows = ragged[0] if splits and ragged[0] not in batch[0] else None
+    loops = []
+    if rows is not None and first:
+        loops.append(parallel(sizes.shape[0], (3, 0)))
+    elif rows is not None and group:
+        loops.append(FactorPlaces(Factor(right.shape[group[0]], reduce="sum"), ((1, group[0]),)))
+    loops += [
         parallel(left.shape[i], (0, i), (1, j), (3, first + n))
         for n, (i, j) in enumerate(zip(*batch, strict=True))
         if shared and i not in ragged
     ]
     first += len(batch[0])
     loops += [
-        parallel(left.shape[d], (0, d), (3, first + n)) for n, d in enumerate(free[0]) if shared and d not in ragged
+        parallel(left.shape[d], (0, d), (3, first + n))
+        for n, d in enumerate(free[0])
+        if shared and (d not in ragged or d == rows)
     ]
     first += len(free[0])
     loops += [parallel(right.shape[d], (1, d), (3, first + n)) for n, d in enumerate(free[1])]
     for i, j in zip(*contract, strict=True):
-        if i not in ragged:
+        if i not in ragged or i == rows:
             loops += contracted(left.shape[i], result, (0, i), (1, j))
     return rule_of(loops, op, operand_types, product_groups(operand_types, result))
 

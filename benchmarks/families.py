@@ -14,7 +14,7 @@ Built = tuple[Callable[..., Any], tuple[Any, Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def _step(loss: Callable[[Any, Any], Any], weights: Shapes, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Built:
+def by_adam(loss: Callable[[Any, Any], Any], weights: Shapes, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Built:
     """A train step of Adam on a loss, with its state and batch as shapes."""
     optimizer = optax.adam(1e-3)
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in weights.items()}
@@ -55,7 +55,7 @@ def vit(batch: int, layers: int = 4, width: int = 512, patches: int = 64) -> Bui
         return optax.softmax_cross_entropy_with_integer_labels(logits, b["labels"]).mean()
 
     shapes = {"patches": jax.ShapeDtypeStruct((batch, patches, 768), jnp.float32)}
-    return _step(loss, weights, {**shapes, "labels": jax.ShapeDtypeStruct((batch,), jnp.int32)})
+    return by_adam(loss, weights, {**shapes, "labels": jax.ShapeDtypeStruct((batch,), jnp.int32)})
 
 
 def translation(batch: int, layers: int = 2, width: int = 512, seq: int = 64, vocab: int = 8192) -> Built:
@@ -80,7 +80,7 @@ def translation(batch: int, layers: int = 2, width: int = 512, seq: int = 64, vo
         return optax.softmax_cross_entropy_with_integer_labels(y @ p["embed"].T, b["target"]).mean()
 
     tokens = jax.ShapeDtypeStruct((batch, seq), jnp.int32)
-    return _step(loss, weights, {"source": tokens, "target": tokens})
+    return by_adam(loss, weights, {"source": tokens, "target": tokens})
 
 
 def ranking(batch: int, tables: int = 8, rows: int = 65536, width: int = 64) -> Built:
@@ -98,7 +98,7 @@ def ranking(batch: int, tables: int = 8, rows: int = 65536, width: int = 64) -> 
 
     shapes = {"ids": jax.ShapeDtypeStruct((batch, tables), jnp.int32)}
     shapes |= {"dense": jax.ShapeDtypeStruct((batch, 64), jnp.float32)}
-    return _step(loss, weights, {**shapes, "clicks": jax.ShapeDtypeStruct((batch,), jnp.float32)})
+    return by_adam(loss, weights, {**shapes, "clicks": jax.ShapeDtypeStruct((batch,), jnp.float32)})
 
 
 def recurrent(batch: int, layers: int = 4, width: int = 512, seq: int = 64) -> Built:
@@ -121,7 +121,7 @@ def recurrent(batch: int, layers: int = 4, width: int = 512, seq: int = 64) -> B
             x = x + states.swapaxes(0, 1) @ p[f"out{i}"]
         return (x * x).mean()
 
-    return _step(loss, weights, {"x": jax.ShapeDtypeStruct((batch, seq, width), jnp.float32)})
+    return by_adam(loss, weights, {"x": jax.ShapeDtypeStruct((batch, seq, width), jnp.float32)})
 
 
 def unet(batch: int, width: int = 32, size: int = 32) -> Built:
@@ -140,7 +140,7 @@ def unet(batch: int, width: int = 32, size: int = 32) -> Built:
         out = conv(jnp.concatenate([up, whole], axis=-1), p["last"])
         return ((out - b["image"]) ** 2).mean()
 
-    return _step(loss, weights, {"image": jax.ShapeDtypeStruct((batch, size, size, 3), jnp.float32)})
+    return by_adam(loss, weights, {"image": jax.ShapeDtypeStruct((batch, size, size, 3), jnp.float32)})
 
 
 #: By name.

@@ -1,0 +1,219 @@
+"""Bytes that programs of families without an example send, as shares of those of the best sharding by hand.
+
+``python -m benchmarks.family_bytes [NAMES]`` compiles each of `CASES` for eight CPU devices as planned, and by
+`jax.jit` with the shardings of each expert; one parser reads all programs. A device's bytes are counted, without those
+of scalars. XLA on CPU forms no reduce-scatter: where an expert's gradients are split its all-reduces count half.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import autopar
+from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
+from autopar.lower.hlo import collectives
+from benchmarks import tables
+from benchmarks.families import FAMILIES, Built, by_adam
+
+P = PartitionSpec
+#: A cluster on which computing costs as much as sending at a few hundred examples a parameter.
+LINK = LinkSpec(1e9, 1e-6)
+CLUSTER = Cluster("balanced", (NodeGroup(1, 8, Device("balanced", 10**12, 1e13, (("f32", 1e11),)), LINK, LINK),))
+#: Specs of weights by the first letters of their names, the first that fits; others are whole.
+Rules = tuple[tuple[str, PartitionSpec], ...]
+COLUMN, ROW = P(None, "y"), P("y", None)
+
+
+def mixer(batch: int = 256, layers: int = 2, tokens: int = 64, width: int = 256) -> Built:
+    """MLP-Mixer: perceptrons over tokens and over channels in turn."""
+    weights: dict[str, tuple[int, ...]] = {"embed": (48, width), "last": (width, 1000)}
+    for i in range(layers):
+        weights |= {f"tokenup{i}": (tokens, 256), f"tokendown{i}": (256, tokens)}
+        weights |= {f"up{i}": (width, 4 * width), f"down{i}": (4 * width, width)}
+
+    def loss(p: Any, b: Any) -> Any:
+        x = b["x"] @ p["embed"]
+        for i in range(layers):
+            x = x + (jax.nn.gelu(x.swapaxes(1, 2) @ p[f"tokenup{i}"]) @ p[f"tokendown{i}"]).swapaxes(1, 2)
+            x = x + jax.nn.gelu(x @ p[f"up{i}"]) @ p[f"down{i}"]
+        return (jax.nn.log_softmax(x.mean(1) @ p["last"]) ** 2).mean()
+
+    return by_adam(loss, weights, {"x": jax.ShapeDtypeStruct((batch, tokens, 48), jnp.float32)})
+
+
+def convolutions_over_time(batch: int = 64, seq: int = 256, width: int = 128) -> Built:
+    """Dilated convolutions along a sequence, with residuals, as WaveNet's and TCN's."""
+    weights = {"in": (1, 8, width), **{f"conv{i}": (3, width, width) for i in range(4)}, "out": (1, width, 8)}
+
+    def conv(x: jax.Array, w: jax.Array, dilation: int = 1) -> jax.Array:
+        numbers = ("NHC", "HIO", "NHC")
+        return jax.lax.conv_general_dilated(x, w, (1,), "SAME", rhs_dilation=(dilation,), dimension_numbers=numbers)
+
+    def loss(p: Any, b: Any) -> Any:
+        x = conv(b["x"], p["in"])
+        for i in range(4):
+            x = x + jax.nn.relu(conv(x, p[f"conv{i}"], 2**i))
+        return ((conv(x, p["out"]) - b["x"]) ** 2).mean()
+
+    return by_adam(loss, weights, {"x": jax.ShapeDtypeStruct((batch, seq, 8), jnp.float32)})
+
+
+def graph_convolutions(nodes: int = 4096, edges: int = 32768, width: int = 256) -> Built:
+    """Messages along edges, added up at nodes; one graph, split by edges and nodes."""
+    weights = {"in": (64, width), "up0": (width, width), "down0": (width, width), "out": (width, 16)}
+
+    def loss(p: Any, b: Any) -> Any:
+        x = jax.nn.relu(b["x"] @ p["in"])
+        for name in ("up0", "down0"):
+            sent = (x @ p[name])[b["from"]]
+            x = jax.nn.relu(x + jnp.zeros_like(x).at[b["to"]].add(sent))
+        return ((x @ p["out"]) ** 2).mean()
+
+    ends = jax.ShapeDtypeStruct((edges,), jnp.int32)
+    return by_adam(loss, weights, {"x": jax.ShapeDtypeStruct((nodes, 64), jnp.float32), "from": ends, "to": ends})
+
+
+def variational(batch: int = 2048, inner: int = 1024) -> Built:
+    """A variational autoencoder of images, with noise that is given."""
+    weights = {"up0": (784, inner), "down0": (inner, 512), "up1": (256, inner), "down1": (inner, 784)}
+
+    def loss(p: Any, b: Any) -> Any:
+        mean, log = jnp.split(jax.nn.relu(b["x"] @ p["up0"]) @ p["down0"], 2, axis=1)
+        y = jax.nn.relu((mean + jnp.exp(log) * b["noise"]) @ p["up1"]) @ p["down1"]
+        return ((y - b["x"]) ** 2).mean() + 0.5 * (mean**2 + jnp.exp(2 * log) - 2 * log).mean()
+
+    shapes = {"x": jax.ShapeDtypeStruct((batch, 784), jnp.float32)}
+    return by_adam(loss, weights, {**shapes, "noise": jax.ShapeDtypeStruct((batch, 256), jnp.float32)})
+
+
+def two_towers(batch: int = 1024, rows: int = 32768, width: int = 128) -> Built:
+    """Retrieval: a tower a side, the other examples of the batch are the wrong answers."""
+    weights: dict[str, tuple[int, ...]] = {}
+    for side in ("user", "item"):
+        weights |= {f"table{side}": (rows, width), f"up{side}": (width, 512), f"down{side}": (512, width)}
+
+    def loss(p: Any, b: Any) -> Any:
+        sides = ("user", "item")
+        user, item = (jax.nn.relu(p[f"table{s}"][b[s]] @ p[f"up{s}"]) @ p[f"down{s}"] for s in sides)
+        return -jnp.diagonal(jax.nn.log_softmax(user @ item.T)).mean()
+
+    ids = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    return by_adam(loss, weights, {"user": ids, "item": ids})
+
+
+def hypernetwork(batch: int = 512, width: int = 128) -> Built:
+    """A perceptron that makes the weights of another one, for each example."""
+    weights = {"up": (64, 512), "down": (512, width * 4), "last": (4, 8)}
+
+    def loss(p: Any, b: Any) -> Any:
+        weight = (jax.nn.relu(b["task"] @ p["up"]) @ p["down"]).reshape(-1, width, 4)
+        return ((jnp.einsum("bsw,bwk->bsk", b["x"], weight) @ p["last"]) ** 2).mean()
+
+    shapes = {"task": jax.ShapeDtypeStruct((batch, 64), jnp.float32)}
+    return by_adam(loss, weights, {**shapes, "x": jax.ShapeDtypeStruct((batch, 16, width), jnp.float32)})
+
+
+_PAIRS: Rules = (("up", COLUMN), ("down", ROW))
+#: By family how it is built, and how its weights lie under tensor parallelism by hand.
+CASES: Mapping[str, tuple[Callable[[], Built], Rules]] = MappingProxyType(
+    {
+        "vit": (lambda: FAMILIES["vit"](64, layers=2, width=256), (*_PAIRS, ("qkv", COLUMN), ("out", ROW))),
+        "translation": (
+            lambda: FAMILIES["translation"](32, layers=1, width=256),
+            (("encoder.qkv", COLUMN), ("decoder.qkv", COLUMN), ("cross.qkv", COLUMN), ("embed", ROW)),
+        ),
+        "ranking": (lambda: FAMILIES["ranking"](1024, rows=4096), (("table", COLUMN),)),
+        "ranking by rows": (lambda: FAMILIES["ranking"](1024, rows=4096), (("table", ROW),)),
+        "recurrent": (
+            lambda: FAMILIES["recurrent"](64, layers=2, width=256),
+            (("gate", COLUMN), ("in", COLUMN), ("out", ROW)),
+        ),
+        "unet": (
+            lambda: FAMILIES["unet"](32),
+            (("down", P(None, None, None, "y")), ("deep", P(None, None, "y", None))),
+        ),
+        "mixer": (mixer, (*_PAIRS, ("tokenup", COLUMN), ("tokendown", ROW))),
+        "convolutions over time": (convolutions_over_time, (("conv", P(None, None, "y")),)),
+        "graph convolutions": (graph_convolutions, _PAIRS),
+        "variational": (variational, _PAIRS),
+        "two towers": (two_towers, (*_PAIRS, ("table", COLUMN))),
+        "hypernetwork": (hypernetwork, _PAIRS),
+    }
+)
+FORMS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {"data": (8, 1), "fsdp": (8, 1), "tensor": (1, 8), "2-D": (2, 4), "fsdp x tensor": (2, 4)}
+)
+
+
+def sent_bytes(text: str, halved: frozenset[int] = frozenset()) -> float:
+    """Bytes that a device sends in a program.
+
+    Args:
+        text: optimized HLO.
+        halved: sizes of tensors whose all-reduces are counted half.
+    """
+    every = (c for c in collectives(text) if c.full_bytes > 16)
+    return sum(c.wire_bytes * (0.5 if c.kind == "all-reduce" and c.full_bytes in halved else 1) for c in every)
+
+
+def spec_of(name: str, shape: tuple[int, ...], form: str, rules: Rules) -> PartitionSpec:
+    """How a weight lies by hand."""
+    spec = next((s for start, s in rules if name.startswith(start)), P()) if form not in ("data", "fsdp") else P()
+    split = [d for d, n in enumerate(shape) if n % 8 == 0 and (d >= len(spec) or spec[d] is None)]
+    if "fsdp" not in form or not split:
+        return spec
+    largest = max(split, key=lambda d: shape[d])
+    dims = [*spec, *[None] * (len(shape) - len(spec))]
+    dims[largest] = "x"
+    return P(*dims)
+
+
+def by_hand(built: Built, form: str, rules: Rules) -> float:
+    """Bytes that a device sends in the program of a form."""
+    step, (state, batch) = built
+    mesh = jax.make_mesh(FORMS[form], ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+    def lies(path: Any, leaf: Any) -> NamedSharding:
+        name = str(getattr(path[-1], "key", ""))
+        return NamedSharding(mesh, spec_of(name, leaf.shape, form, rules) if leaf.shape else P())
+
+    states = jax.tree_util.tree_map_with_path(lies, state)
+    batches = jax.tree.map(lambda leaf: NamedSharding(mesh, P("x")), batch)
+    compiled = jax.jit(step, in_shardings=(states, batches), out_shardings=(states, None), donate_argnums=0)
+    halved = {leaf.size * 4 for leaf in jax.tree.leaves(state)} if "fsdp" in form else set()
+    return sent_bytes(compiled.lower(state, batch).compile().as_text(), frozenset(halved))
+
+
+def planned(built: Built) -> float:
+    """Bytes that a device sends in the program that is planned."""
+    step, args = built
+    options = {"num_stages": 1, "num_microbatches": 1, "donate_argnums": 0}
+    return sent_bytes(autopar.parallelize(step, cluster=CLUSTER, **options).compile(*args).as_text())
+
+
+def main(names: list[str]) -> None:
+    """Prints a line a family, and one for tables that are dealt out by hand."""
+    if not names or "tables" in names:
+        ours, dealt = planned(tables.as_written()), sent_bytes(tables.table_wise())
+        print(f"tables: {ours / dealt:.3f} of table-wise ({ours:.0f} of {dealt:.0f} bytes)", flush=True)
+    for name in names or CASES:
+        if name == "tables":
+            continue
+        build, rules = CASES[name]
+        experts = {form: by_hand(build(), form, rules) for form in FORMS}
+        best = min(experts, key=lambda form: experts[form])
+        ours = planned(build())
+        print(f"{name}: {ours / experts[best]:.3f} of {best} ({ours:.0f} of {experts[best]:.0f} bytes)", flush=True)
+
+
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    main(sys.argv[1:])

@@ -1,0 +1,31 @@
+"""Programs of families without an example, and tables dealt out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from benchmarks import family_bytes, tables
+
+
+def test_weights_lie_as_the_expert_says():
+    rules = (("up", P(None, "y")), ("down", P("y", None)))
+    assert family_bytes.spec_of("up0", (16, 32), "data", rules) == P()
+    assert family_bytes.spec_of("up0", (16, 32), "tensor", rules) == P(None, "y")
+    assert family_bytes.spec_of("down0", (16, 32), "fsdp x tensor", rules) == P("y", "x")
+    assert family_bytes.spec_of("norm", (16, 32), "fsdp", rules) == P(None, "x")
+    assert family_bytes.spec_of("norm", (7, 9), "fsdp", rules) == P()
+
+
+@pytest.mark.slow
+def test_a_small_dlrm_sends_no_more_than_with_tables_dealt_out():
+    ours = family_bytes.planned(tables.as_written())
+    assert ours <= family_bytes.sent_bytes(tables.table_wise())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hypernetwork", "two towers", "unet", "convolutions over time"])
+def test_no_more_is_sent_than_by_the_best_expert(name: str):
+    build, rules = family_bytes.CASES[name]
+    best = min(family_bytes.by_hand(build(), form, rules) for form in family_bytes.FORMS)
+    assert family_bytes.planned(build()) <= best * 1.001

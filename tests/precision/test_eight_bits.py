@@ -206,6 +206,7 @@ def test_wrong_options_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["f8", "mxf8"])
 def test_300_steps_end_within_1_5_percent_of_float32(name):
     step, (first, batch) = gpt.build("tiny", dtype="float32")

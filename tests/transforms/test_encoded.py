@@ -68,4 +68,4 @@ def test_compiled_memory_of_vgg16_falls_as_gist_says():
         jax.jit(f, donate_argnums=0).lower(*args).compile().memory_analysis().temp_size_in_bytes
         for f in (step, encoded(step))
     )
-    assert plain / exact >= 1.8
+    assert plain / exact >= 3  # 12.7 GB to 3.5 GB; the paper has 1.8 for all of it

@@ -117,9 +117,11 @@ class Format(WireFormat):
         return jnp.pad(x, fill).reshape(*x.shape[:-1], blocks, block)
 
 
-def format_of(format: str | Format | None) -> Format | None:
-    """A `Format` from its name."""
-    return Format(format) if isinstance(format, str) else format
+def format_of(format: str | WireFormat | None) -> Format | None:
+    """A `Format` from its name, or from what ``wire=`` takes."""
+    if format is None or isinstance(format, Format):
+        return format
+    return Format(format) if isinstance(format, str) else Format(format.name, format.block)
 
 
 def mean_over_replicas(x: Any, format: str | Format | None = None, key: Any = None) -> Any:

@@ -15,13 +15,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from autopar.transforms.formats import Format, format_of
+from autopar.ir.formats import WireFormat
+from autopar.transforms.formats import format_of
 from autopar.transforms.parameters import Parameters, parameter_leaves, replaced, taken
 from autopar.transforms.split import split
 
 
 def narrow_parameters(
-    step: Callable[..., Any], format: str | Format = "int8", *, params: Parameters = "params"
+    step: Callable[..., Any], format: str | WireFormat = "int8", *, params: Parameters = "params"
 ) -> Callable[..., Any]:
     """``step`` with gradients of its parameters as ``format`` says them; its state and results are as they were.
 
@@ -30,7 +31,7 @@ def narrow_parameters(
 
     Args:
         step: a plain train step, ``step(state, *batch)``.
-        format: one of `FORMATS`, or a `Format`.
+        format: one of `FORMATS`, a `Format`, or what ``wire=`` takes.
         params: where the parameters lie in the state.
 
     Raises:

@@ -18,7 +18,7 @@ from autopar.frontend.equations import bind_equation, interpreted
 from autopar.ir.formats import WireFormat
 from autopar.precision import DENIED, Precision, mixed, precision_of
 from autopar.schedule import get
-from autopar.transforms import Format, loss_scaled, narrow_parameters
+from autopar.transforms import loss_scaled, narrow_parameters
 from examples import gpt
 from examples._common import token_batch, token_loss
 from tests.end_to_end.clusters import toy
@@ -271,9 +271,7 @@ def sent_error(cell: Cell, step: Step) -> Callable[..., list[tuple[Any, Any]]]:
             terms = jax.tree.leaves(step.example_gradients(state, batch))
             allowed = [(t * f * (2 + f), 4 * f * _norm(g)) for t, g in zip(terms, plain, strict=True)]
         if "weights" in formats:
-            sent = formats["weights"]
-            sent = Format(sent.name, sent.block) if isinstance(sent, WireFormat) else sent
-            rounded = narrow_parameters(step, format=sent, params="0")(state, batch)[0][1]
+            rounded = narrow_parameters(step, format=formats["weights"], params="0")(state, batch)[0][1]
             there = [a - 0.9 * b for a, b in zip(jax.tree.leaves(rounded), jax.tree.leaves(state[1]), strict=True)]
             apart = [(4 * jnp.abs(x - y).max(), 2 * _norm(x - y)) for x, y in zip(there, plain, strict=True)]
             allowed = [(a + m, b + n) for (a, b), (m, n) in zip(allowed, apart, strict=True)]

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import autopar
+from autopar.ir.formats import WireFormat
 from autopar.transforms import FORMATS, Format, narrow_parameters
 
 
@@ -38,6 +39,18 @@ def test_gradients_are_of_what_the_format_says(name):
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
         new["params"], optax.apply_updates(params, updates),
     )  # fmt: skip
+
+
+def test_what_wire_takes_is_a_format():
+    params = {"w": jax.random.normal(jax.random.key(0), (24, 40)), "b": jnp.zeros(40)}
+
+    def step(state, batch):
+        value, grads = jax.value_and_grad(loss)(state["params"], batch)
+        return {"params": jax.tree.map(lambda p, g: p - g, state["params"], grads)}, value
+
+    given = {"params": params}, jax.random.normal(jax.random.key(1), (16, 24))
+    found, wanted = (narrow_parameters(step, kind("int4", 16))(*given) for kind in (WireFormat, Format))
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
 def test_an_unknown_format_is_refused():

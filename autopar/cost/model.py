@@ -211,6 +211,14 @@ class CostModel:
         return self._tpus
 
     @property
+    def fuses_products(self) -> bool:
+        """Whether elementwise operators are computed inside of the product that reads them, as XLA for TPUs does.
+
+        What such operators make of a stored value is then made again in the backward pass, and only that value waits.
+        """
+        return self._tpus
+
+    @property
     def _tpus(self) -> bool:
         return all(any(k.startswith("TPU") for k in d.jax_kinds) for d in self.cluster.device_types)
 

@@ -74,6 +74,7 @@ class ValueDraft:
         alias: another name of a value that is accounted for elsewhere.
         wire: text of the `autopar.ir.formats.WireFormat` in which it is sent, or "": as it is.
         halved: its readers are products that take half of its bits, which is all that the compiler sends.
+        widened: dtype to which the only reader of a product converts it: it is stored so. "" of others.
         phase: part of the step in which it is made.
         arriving: it comes with every microbatch, placed as the loop over them takes it.
         hosted: of what may be kept in host memory, for each strategy whether it is; else empty.
@@ -101,6 +102,7 @@ class ValueDraft:
     alias: bool = False
     wire: str = ""
     halved: bool = False
+    widened: str = ""
     phase: str = ""
     view: str = ""
     arriving: bool = False
@@ -110,6 +112,11 @@ class ValueDraft:
     replaced: bool = False
     trips: int = 1
     uses: list[Use] = field(default_factory=list)
+
+    @property
+    def kept(self) -> TensorType:
+        """Type in which it is stored between its maker and its readers in other passes."""
+        return TensorType(self.type.shape, self.widened) if self.widened else self.type
 
     @property
     def sent(self) -> TensorType:

@@ -72,6 +72,8 @@ def usages(
             usages += _replacing(v, replaced[v.key], by_value[v.key], sized, stop, until)
         else:
             usages += _made(v, v.key in returned, by_value[v.key], sized, stop, until)
+            if v.transient and problem.cost_model.fuses_products:
+                usages += _operands(v, [u for u in v.uses if u.node != v.node], sized)
             if v.hosted and not v.made_there:  # what the host makes is there in parts, or replaces what is counted
                 usages.append(host_usage(problem, v, sized.of(v.type, v.layouts), stop))
     return [u for u in usages if u.stop > u.start and np.any(u.bytes)]
@@ -168,7 +170,7 @@ def _made(
     end = max([end, *(_end(u, until) for u in direct)])
     last = stop if returned and (not copies or any(u.time >= stop - 1 for u in direct)) else end
     passes_on = returned or any(u.phase != v.phase for u in v.uses)  # perhaps to another program
-    stored = v.type if passes_on else v.sent
+    stored = v.kept if passes_on or v.widened else v.sent
     usages.append(UsageDraft(v.node, v.time, last, on_device(v, sized.of(stored, v.layouts)), kind, v.key))
     if v.made_there:
         usages += _moved_up(v, [u for u in v.uses if u.time < stop - 1], sized.of(v.type, v.layouts), kind)

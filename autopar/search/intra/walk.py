@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,17 @@ from autopar.cost import ATTENTIONS, Core, KernelWork
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.attention import attention_cores, on_chip_operators
 from autopar.ir.phases import phase_of
-from autopar.ir.primitives import ADDITIONS, ALIASES, RESHAPES, is_fusible, is_generator, is_zero, reads_fused, wire_of
+from autopar.ir.primitives import (
+    ADDITIONS,
+    ALIASES,
+    DENSE_CONTRACTIONS,
+    RESHAPES,
+    is_fusible,
+    is_generator,
+    is_zero,
+    reads_fused,
+    wire_of,
+)
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.constrained import asked
 from autopar.search.intra.draft import Array, SiteDraft, UsageDraft, ValueDraft
@@ -43,6 +54,7 @@ class _Surroundings:
         read_fused: values whose readers all compute it as they read it.
         cores: by id, operators of attention cores and whether their mask is causal.
         on_chip: ids of operators whose results stay on the chip.
+        widened: products that one conversion to a wider dtype alone reads, and that dtype.
         inner: values that only operators of the forward or backward pass read: no gradients of parameters.
     """
 
@@ -54,6 +66,7 @@ class _Surroundings:
     read_fused: frozenset[str]
     cores: Mapping[str, bool]
     on_chip: Collection[str]
+    widened: Mapping[str, str]
     inner: frozenset[str]
 
     def fuses(self, op: Operator) -> bool:
@@ -141,16 +154,18 @@ class GraphWalk:
         readers: dict[str, set[str]] = {}
         returned = frozenset(o.operand for o in graph.outputs if isinstance(o.operand, str))
         kept = set(returned)
+        cost = self.builder.cost
+        products = DENSE_CONTRACTIONS if cost.fuses_products else frozenset()
         for op in graph.operators:
             if phase_of(op.scope, self.builder.phase) == "update":
                 kept.update(op.reads)
             here = not self._on_host(op, prefix)
+            reads = here and (reads_fused(op) or op.primitive in products)
             for operand in op.operands:
                 if isinstance(operand, str):
                     fusible.setdefault(operand, []).append(is_fusible(op) and here)
-                    read_fused[operand] = read_fused.get(operand, True) and reads_fused(op) and here
+                    read_fused[operand] = read_fused.get(operand, True) and reads
                     readers.setdefault(operand, set()).add(op.id)
-        cost = self.builder.cost
         cores = attention_cores(graph) if cost.knows_kernels else {}
         return _Surroundings(
             prefix,
@@ -161,6 +176,7 @@ class GraphWalk:
             read_fused=frozenset(name for name, all_fused in read_fused.items() if all_fused),
             cores=cores,
             on_chip=on_chip_operators(graph, cores) if cost.stack.fused_attention else (),
+            widened=_widened(graph) if cost.fuses_products else {},
             inner=frozenset(readers.keys() - kept),
         )
 
@@ -220,6 +236,7 @@ class GraphWalk:
                 fused=kernel.fused, transient=kernel.transient, basis=kernel.basis,
                 view=of.source if of is not None else "",
                 stored=kernel.stored if kernel.transient else frozenset(), constant=kernel.constant,
+                widened=around.widened.get(result.name, ""),
                 made_there=there, hosted=(True,) * len(strategies) if there else (),
             )  # fmt: skip
         if op.primitive in ATTENTIONS:
@@ -259,6 +276,8 @@ class GraphWalk:
         basis = sum(v.basis if v.transient else 0.0 if v.node is None else v.type.nbytes for v in operands.values())
         stored = frozenset().union(*map(stored_of, sources))
         kernels = [b.values[k].type for k in sorted(stored)] if b.cost.fuses else None
+        if b.cost.fuses_products:  # each value once
+            basis = sum(b.values[k].type.nbytes for k in stored)
         constant = not around.returns(op) and kernels is not None and is_constant(op, sum(t.nbytes for t in kernels))
         updates = kernels is not None and self.updates and not around.prefix and b.phase == "update" and is_fusible(op)
         fused = around.fuses(op)
@@ -330,3 +349,19 @@ class GraphWalk:
         matched = self.operators.followed(options, i, same, source.layouts)
         assert source.node is not None
         return None if matched is None else (source.node, matched)
+
+
+def _widened(graph: Graph) -> dict[str, str]:
+    """Products that one conversion to a wider dtype alone reads, and that dtype: XLA makes them in it."""
+    makers, readers = graph.producers, Counter(o for op in graph.operators for o in op.operands if isinstance(o, str))
+    readers.update(o.operand for o in graph.outputs if isinstance(o.operand, str))
+    dtypes: dict[str, str] = {}
+    for op in graph.operators:
+        (operand, *_), maker = op.operands or ("",), None
+        if op.primitive == "convert_element_type" and isinstance(operand, str) and readers[operand] == 1:
+            maker = makers.get(operand)
+        if maker is not None and maker.primitive in DENSE_CONTRACTIONS:
+            (product,), (result,) = maker.results, op.results
+            if result.type.nbytes > product.type.nbytes:
+                dtypes[product.name] = result.type.dtype
+    return dtypes

@@ -12,9 +12,9 @@ from autopar.sharding.padding import PaddedDim, PaddedDims, candidates
 
 
 def paddings(problem: Problem) -> list[tuple[PaddedDim, ...]]:
-    """Ways to pad a step: all classes of dims that are worth it together, then the largest alone; none where none is.
+    """Ways to pad a step: all classes of dims that are worth it together, then each alone; none where none is.
 
-    Of a large step the first way alone: each is a plan of its own.
+    Each is a plan of its own: of a step of hundreds of operators the largest class is tried alone, of a large one none.
     """
     policy, shards = problem.policy.padding, problem.cluster.num_devices
     if not problem.options.padding or shards == 1:
@@ -25,8 +25,9 @@ def paddings(problem: Problem) -> list[tuple[PaddedDim, ...]]:
     shares = _shares(problem, padded_classes)
     worth = sorted((c for c in padded_classes if shares[c] >= policy.least_share), key=lambda c: -shares[c])
     dims = [c.representative(problem.graph) for c in worth[: policy.most_classes]]
-    few = len(problem.graph.operators) < problem.policy.sizes.small_operators
-    alone = [(dims[0],)] if len(dims) > 1 and few else []
+    sizes, operators = problem.policy.sizes, len(problem.graph.operators)
+    most = len(dims) if operators < sizes.few_operators else int(operators < sizes.small_operators)
+    alone = [(d,) for d in dims[:most]] if len(dims) > 1 else []
     return [tuple(dims), *alone] if dims else []
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import autopar
 from autopar import AutoparError
 from autopar.lower.aot import Verification, parse_target
+from benchmarks import bert
 from benchmarks.report import Report, Row, Say
 from examples import gpt, llama, mlp, moe, wide_resnet
 
@@ -31,6 +32,7 @@ EXAMPLES: Mapping[str, tuple[Any, Mapping[str, Any]]] = MappingProxyType(
         "gpt_f32": (gpt, {**_TRANSFORMER, "dtype": "float32"}),
         "llama": (llama, {**_TRANSFORMER, "ffn": 1024}),
         "moe": (moe, {**_TRANSFORMER, "ffn": 1024, "experts": 16, "group": 256}),
+        "bert_f32": (bert, {"layers": 4, "hidden": 512, "heads": 8, "vocab": 8192, "seq": 128, "batch": 8}),
         "wide_resnet": (wide_resnet, {"stages": (1, 1), "base_channels": 64, "classes": 128, "batch": 128}),
     }
 )

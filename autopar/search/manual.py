@@ -93,6 +93,11 @@ class Manual:
         return self._staged(problem) if self.pp > 1 else self.plan(problem, "manual")
 
     @property
+    def names_plan(self) -> bool:
+        """That the plan is named: see `autopar.search.registry.names_plan`."""
+        return True
+
+    @property
     def cuts_stages(self) -> bool:
         """Whether the plan has several stages: see `autopar.search.registry.cuts_stages`."""
         return self.pp > 1

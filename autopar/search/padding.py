@@ -7,8 +7,31 @@ from collections.abc import Sequence
 
 from autopar.cost.compute import operator_bytes, operator_flops
 from autopar.ir import Graph
+from autopar.plan import Plan
 from autopar.search.problem import Problem
-from autopar.sharding.padding import PaddedDim, PaddedDims, candidates
+from autopar.sharding.padding import PaddedDim, PaddedDims, candidates, named
+
+
+def paddings_of(problem: Problem, plan: Plan) -> list[tuple[PaddedDim, ...]]:
+    """`paddings` of a step that has a plan of one stage without padding.
+
+    What lies on hosts has none, nor has the batch where microbatches split it: its padding would mix them.
+
+    Args:
+        problem: the step in one microbatch.
+        plan: of it.
+    """
+    stage = plan.stages[0]
+    if stage.layered_update or stage.host_bytes or problem.options.offload in ("layers", "update"):
+        return []
+    classes = paddings(problem)
+    return classes if plan.num_microbatches == 1 else [dims for dims in classes if not _pads_batch(problem.graph, dims)]
+
+
+def _pads_batch(graph: Graph, dims: Sequence[PaddedDim]) -> bool:
+    """Whether some dim of an input of the batch is padded."""
+    shapes = named(graph, dims).shapes(graph)
+    return any(i.role == "batch" and shapes.get(i.name, i.type.shape) != i.type.shape for i in graph.inputs)
 
 
 def paddings(problem: Problem) -> list[tuple[PaddedDim, ...]]:

@@ -34,9 +34,9 @@ from autopar.search.enumeration.reach import may_be_faster, may_overlap
 from autopar.search.enumeration.search_space import is_large
 from autopar.search.enumeration.whole_steps import ranked_on_whole_nodes, stages_that_may_be_faster
 from autopar.search.one_stage import OneStage, first_configuration, in_blocks, one_stage, with_padding
-from autopar.search.padding import padding_notes, paddings
+from autopar.search.padding import padding_notes, paddings_of
 from autopar.search.problem import NotFasterError, Problem, not_faster
-from autopar.search.registry import Strategy, cuts_stages, names_one_stage
+from autopar.search.registry import Strategy, cuts_stages, names_one_stage, names_plan
 from autopar.search.source import StepSource
 from autopar.search.token_slices import in_slices
 from autopar.search.trials import Trials
@@ -133,7 +133,7 @@ class Planner:
         o, size = problem.options, batch_size(problem.graph) or 1
         possible = [2**k for k in range(size.bit_length())] if counts is None else counts
         blocks = block_scores(problem)
-        layered, there = _layered_updates(o.offload, step), o.offload == "auto"
+        layered, there = _layered_updates(o.offload, step), o.offload == "auto" and not names_plan(self.strategy)
         attempt = self._attempt(problem, step)
         plain: Plan | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
@@ -160,8 +160,7 @@ class Planner:
         if plan is None:
             assert failure is not None
             raise failure
-        candidates = paddings(problem)
-        plan = with_padding(Trials(attempt), plan, candidates) if candidates else plan
+        plan = with_padding(Trials(attempt), plan, paddings_of(problem, plan))
         return self._bounded(problem, counts, plan)
 
     def _attempt(self, problem: Problem, step: StepSource) -> Callable[[OneStage, float, bool], Plan]:
@@ -172,7 +171,7 @@ class Planner:
             c = configuration
             single = step.single_stage(count, level, c.block_scores, c.layered_update, c.padded)
             options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
-            if c.host_update:
+            if c.host_update and options.offload == "auto":
                 options = replace(options, offload="update")
             subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
             reporting = replace(problem.reporting, explains_infeasible=explain)

@@ -112,3 +112,12 @@ def cuts_stages(strategy: Strategy) -> bool:
 def names_one_stage(strategy: Strategy) -> bool:
     """Whether a strategy names a plan of one mesh, which has several stages only where their number is asked for."""
     return strategy in _ONE_STAGE
+
+
+def names_plan(strategy: Strategy) -> bool:
+    """Whether a strategy names a plan, so that hosts compute nothing that it does not name.
+
+    Args:
+        strategy: one of a name, or one with a true attribute ``names_plan``.
+    """
+    return names_one_stage(strategy) or bool(getattr(strategy, "names_plan", False))

@@ -193,3 +193,21 @@ def test_nothing_is_padded_where_the_padding_costs_more_than_it_saves():
     args = jax.ShapeDtypeStruct((13, 4096), jnp.float32), jax.ShapeDtypeStruct((8192, 13), jnp.float32)
     plan = autopar.parallelize(step, cluster=toy(8), **FREE).plan(*args)
     assert not plan.stages[0].padded
+
+
+def test_the_batch_is_not_padded_where_microbatches_split_it():
+    """Padding it would mix the examples of microbatches: all would run at once."""
+    f32 = jax.ShapeDtypeStruct
+
+    def step(w, x):
+        return w - jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+
+    args = f32((256, 256), "float32"), f32((12, 256), "float32")
+    cluster = autopar.Cluster.load("dgx-a100")
+    at_once, in_three = (
+        autopar.parallelize(step, cluster=cluster, num_stages=1, num_microbatches=n, mesh_shape=(8,)).plan(*args)
+        for n in (1, 3)
+    )
+    assert all(name != "x" for name, _, _ in in_three.stages[0].padded)
+    assert in_three.num_microbatches == 3 and at_once.num_microbatches == 1
+    assert any("scan" in o.id for o in in_three.content.operators)

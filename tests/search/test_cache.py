@@ -61,6 +61,7 @@ OTHERS = {
     "remat": "none",
     "offload": "auto",
     "attention": "blocks",
+    "padding": True,
     "token_slices": (4, 2),
     "constraints": (Constraint("x", (1,), "x is whole"),),
     "shared_stages": SharedStages(((0, 2), (2, 2)), ((2,), (2,)), (("x", 0),), 2),

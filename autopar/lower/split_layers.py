@@ -21,7 +21,7 @@ from autopar.frontend import Bound, BoundGraph, Traced
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Layout, Literal, Operator
 from autopar.ir.loops import Scan
-from autopar.ir.primitives import CASTS, is_generator
+from autopar.ir.primitives import CASTS, is_generator, wire_of
 from autopar.lower.localize.base import LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.microbatch.parts import Recorder
@@ -57,7 +57,7 @@ class SplitStep:
 def layer_count(graph: Graph) -> int:
     """Length of the loop over stacked layers that does the most; 0 where there is none.
 
-    Such a loop takes slices of parameters, as they are or cast.
+    Such a loop takes slices of parameters, as they are, cast, or in a format of what is sent.
     """
     state = {i.name for i in graph.inputs if i.role == "parameter" and i.type.rank}
     best = (0, 0)
@@ -89,8 +89,8 @@ def group_count(layers: int, stages: int | None, most: int = 16) -> int:
 
 
 def _source(graph: Graph, name: str) -> str:
-    """The value that ``name`` is cast from."""
-    while name in graph.producers and graph.producers[name].primitive in CASTS:
+    """The value that ``name`` is cast from, or that is sent as it in a format of its own."""
+    while name in graph.producers and (graph.producers[name].primitive in CASTS or wire_of(graph.producers[name])):
         operand = graph.producers[name].operands[0]
         if not isinstance(operand, str):
             break

@@ -18,6 +18,7 @@ from autopar.runtime.leaves import fits
 from autopar.runtime.ordered import OrderedCalls
 from autopar.runtime.without_flush import CarriedCalls
 from autopar.schedule import Table
+from autopar.transforms.new_state import new_state_of
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["state", "under_way", "calls"], meta_fields=[])
@@ -58,7 +59,7 @@ def call(pure: PureFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     program = _program(compiled)
     arrays, under_way = program.call(compiled.local.place_all(leaves), under_way, calls)
     result = compiled.traced.results(arrays, leaves)
-    state, rest = _parts(first, result)
+    state, rest = new_state_of(first, result)
     new = PipelineState(state, under_way, np.int64(calls + 1))
     return new if rest is None else (new, *rest)
 
@@ -134,16 +135,3 @@ def _program(compiled: Compiled) -> CarriedCalls:
             remedy="num_stages=2, or more",
         )
     return program
-
-
-def _parts(state: Any, result: Any) -> tuple[Any, tuple[Any, ...] | None]:
-    """The new state in a result and what comes behind it; None where the state is all."""
-    like: Any = jax.tree.structure(state)
-    if jax.tree.structure(result) == like:
-        return result, None
-    if isinstance(result, tuple) and result and jax.tree.structure(result[0]) == like:
-        return result[0], result[1:]
-    raise AutoparError(
-        "the step returns neither a state like the one that it takes nor a tuple that begins with one",
-        remedy="return (state, metrics)",
-    )

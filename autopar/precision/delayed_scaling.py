@@ -21,6 +21,7 @@ from autopar.errors import AutoparError
 from autopar.precision.eight_bits import DelayedScales, scale_for
 from autopar.precision.policy import Precision
 from autopar.precision.rewrite import results_of
+from autopar.transforms.new_state import new_state_of
 
 
 @jax.tree_util.register_dataclass
@@ -92,15 +93,9 @@ class DelayedScaling:
             history = jnp.concatenate([jnp.stack(used.amaxes)[:, None], history[:, :-1]], axis=1)
             tops = jnp.asarray(used.tops, jnp.float32) * 2.0**-self.margin
             scales = scale_for(jnp.max(history, axis=1), tops, scales)
-        like: Any = jax.tree.structure(state.state)
-        alone = jax.tree.structure(result) == like
-        if not alone and not (isinstance(result, tuple) and result and jax.tree.structure(result[0]) == like):
-            raise AutoparError(
-                "the step returns neither a state like the one that it takes nor a tuple that begins with one",
-                remedy="return (state, metrics)",
-            )
-        after = EightBitState(result if alone else result[0], scales, history)
-        return after if alone else (after, *result[1:])
+        new, metrics = new_state_of(state.state, result)
+        after = EightBitState(new, scales, history)
+        return after if metrics is None else (after, *metrics)
 
     def _run(self, scales: DelayedScales, state: Any, *args: Any) -> Any:
         """What the plain step returns, its products in 8 bits."""

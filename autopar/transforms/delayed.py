@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from autopar.errors import AutoparError, TraceError
+from autopar.transforms.new_state import new_state_of
 from autopar.transforms.parameters import Parameters, parameter_leaves, replaced, taken
 from autopar.transforms.split import split
 
@@ -139,15 +140,7 @@ class Delayed:
             rest = jax.tree.leaves(args)
             crossing = cut.gradients([*jax.tree.leaves(replaced(state, indices, read)), *rest])
             result = cut.update([*jax.tree.leaves(state), *rest], crossing)
-        like: Any = jax.tree.structure(state)
-        if jax.tree.structure(result) == like:
-            return result, False
-        if isinstance(result, tuple) and result and jax.tree.structure(result[0]) == like:
-            return result, True
-        raise AutoparError(
-            "the step returns neither a state like the one that it takes nor a tuple that begins with one",
-            remedy="return (state, metrics)",
-        )
+        return result, new_state_of(state, result)[1] is not None
 
     def _gradients_and_update(
         self, state: Any, indices: Sequence[int], read: Any, args: Any, kwargs: Any

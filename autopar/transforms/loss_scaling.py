@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from autopar.errors import AutoparError, TraceError
+from autopar.transforms.new_state import new_state_of
 from autopar.transforms.split import split
 
 
@@ -107,14 +108,7 @@ class LossScaled:
         return self._joined(state, result, finite)
 
     def _joined(self, state: ScaledState, result: Any, finite: Any) -> Any:
-        like: Any = jax.tree.structure(state.state)
-        alone = jax.tree.structure(result) == like
-        if not alone and not (isinstance(result, tuple) and result and jax.tree.structure(result[0]) == like):
-            raise AutoparError(
-                "the step returns neither a state like the one that it takes nor a tuple that begins with one",
-                remedy="return (state, metrics)",
-            )
-        new = result if alone else result[0]
+        new, metrics = new_state_of(state.state, result)
         kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state.state)
         good = jnp.where(finite, state.good_steps + 1, 0)
         grows = good >= self.interval
@@ -128,7 +122,7 @@ class LossScaled:
             jnp.where(grows, 0, good).astype(jnp.int32),
             state.skipped + jnp.where(finite, 0, 1).astype(jnp.int32),
         )
-        return after if alone else (after, *result[1:])
+        return after if metrics is None else (after, *metrics)
 
 
 def loss_scaled(

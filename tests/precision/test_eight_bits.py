@@ -13,7 +13,8 @@ from autopar.errors import AutoparError
 from autopar.precision import Precision, delayed_scaling, mixed
 from autopar.precision.eight_bits import BLOCK, COTANGENTS, VALUES, coded, rounded_in_blocks
 from examples import gpt
-from tests.precision.test_precision import dtypes, graph_of
+from tests.precision.test_precision import dtypes, graph_of, parallel
+from tests.precision.training import last_loss
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
@@ -210,12 +211,5 @@ def test_wrong_options_are_refused():
 @pytest.mark.parametrize("name", ["f8", "mxf8"])
 def test_300_steps_end_within_1_5_percent_of_float32(name):
     step, (first, batch) = gpt.build("tiny", dtype="float32")
-    ends = []
-    for precision in (None, name):
-        run = autopar.parallelize(step, num_stages=1, num_microbatches=1, precision=precision)
-        state = first
-        for _ in range(300):
-            state, metrics = run(state, batch)
-            last = float(metrics["loss"])  # one step at a time: XLA's CPU collectives time out behind a long queue
-        ends.append(last)
+    ends = [last_loss(parallel(step, precision=precision), first, batch) for precision in (None, name)]
     assert abs(ends[1] - ends[0]) <= 0.015 * max(ends[0], 0.1), ends

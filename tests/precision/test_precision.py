@@ -17,6 +17,7 @@ from autopar.ir.phases import phase_of
 from autopar.precision import DENIED, Precision, mixed
 from examples import gpt, mlp, moe, wide_resnet
 from tests.end_to_end.clusters import SLOW
+from tests.precision.training import last_loss
 
 BF16 = Precision("bf16")
 
@@ -270,12 +271,5 @@ def test_wrong_options_are_refused():
 @pytest.mark.parametrize("module", [gpt, moe, wide_resnet], ids=["gpt", "moe", "wide_resnet"])
 def test_300_steps_end_within_1_percent_of_float32(module):
     step, (first, batch) = module.build("tiny", dtype="float32")
-    ends = []
-    for precision in (None, "bf16"):
-        run = parallel(step, precision=precision)
-        state = first
-        for _ in range(300):
-            state, metrics = run(state, batch)
-            last = float(metrics["loss"])  # one step at a time: XLA's CPU collectives time out behind a long queue
-        ends.append(last)
+    ends = [last_loss(parallel(step, precision=precision), first, batch) for precision in (None, "bf16")]
     assert abs(ends[1] - ends[0]) <= 0.01 * max(ends[0], 0.1), ends

@@ -29,8 +29,3 @@ def check_for_workers(plan: Plan, cluster: Cluster) -> None:
             f"the plan has one stage, and {cluster.name} runs pipelines",
             remedy="plan with cluster=Cluster.ray(...), of one worker too",
         )
-    if any(i.memory == "host" for i in content.inputs) or any(s.activations_offloaded for s in content.stages):
-        raise PlanMismatchError(
-            f"the plan keeps something in host memory, and workers of {cluster.name} keep all on their devices",
-            remedy="plan with offload='none'",
-        )

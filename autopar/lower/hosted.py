@@ -59,10 +59,20 @@ def check_host_memory(content: PlanContent, devices: Sequence[Any]) -> None:
     """Raises PlanMismatchError where a plan keeps something in host memory that the devices cannot copy from."""
     count = sum(r.memory == "host" for r in content.inputs)
     wanted = count or any(s.activations_offloaded for s in content.stages)
-    if wanted and any(PINNED_HOST not in {m.kind for m in d.addressable_memories()} for d in devices):
+    if wanted:
+        check_pinned(f"the plan keeps {count or 'activations'}{' inputs' if count else ''} in host memory", devices)
+
+
+def check_pinned(fact: str, devices: Sequence[Any]) -> None:
+    """Raises PlanMismatchError unless devices have access to the memory of their host.
+
+    Args:
+        fact: why they must.
+        devices: of this process.
+    """
+    if any(PINNED_HOST not in {m.kind for m in d.addressable_memories()} for d in devices):
         raise PlanMismatchError(
-            f"the plan keeps {count or 'activations'}{' inputs' if count else ''} in host memory, and "
-            f"{devices[0].device_kind} has no {PINNED_HOST}",
+            f"{fact}, and {devices[0].device_kind} has no {PINNED_HOST}",
             cause="this version of jax gives these devices no access to the memory of their host",
             remedy="plan with offload='none'",
         )

@@ -52,7 +52,7 @@ def plan_words(c: PlanContent) -> str:
         levels = sorted({s.remat for s in c.stages} - {"none"})
         said.append(f"{' and '.join(levels)} recomputation")
     if any(s.host_bytes for s in c.stages):
-        updated = any(r.on_host for r in c.operators)
+        updated = any(r.on_host for part in (c, *c.parts) for r in part.operators)
         said.append("state of the update in host memory" + (", updated there (ZeRO-Offload)" if updated else ""))
     return ", ".join(said) if said else "arguments whole on every device"
 

@@ -16,6 +16,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from autopar.lower.hosted import PINNED_HOST
+
 _STAGES = "stages"
 
 
@@ -48,14 +50,16 @@ class StackedLeaf:
             return runs[0][0]
         first = runs[0][0]
         same_shards = all(
-            n == runs[0][1] and s.spec == first.spec and dict(s.mesh.shape) == dict(first.mesh.shape) for s, n in runs
+            n == runs[0][1] and _lies(s) == _lies(first) and dict(s.mesh.shape) == dict(first.mesh.shape)
+            for s, n in runs
         )
         disjoint = len({d for s, _ in runs for d in s.mesh.devices.flat}) == sum(s.mesh.size for s, _ in runs)
         if not same_shards or not disjoint:
             return first
         grid = np.stack([s.mesh.devices for s, _ in runs])
         mesh = Mesh(grid, (_STAGES, *first.mesh.axis_names), axis_types=(AxisType.Auto,) * grid.ndim)
-        return NamedSharding(mesh, PartitionSpec((_STAGES, *_axes(first.spec)), *first.spec[1:]))
+        spec = PartitionSpec((_STAGES, *_axes(first.spec)), *first.spec[1:])
+        return NamedSharding(mesh, spec, memory_kind=first.memory_kind)
 
     @property
     def is_direct(self) -> bool:
@@ -80,7 +84,7 @@ class StackedLeaf:
         parts, at = [], 0
         for place, count in self.runs:
             some = [jax.device_put(p, place) for p in leaf_shards[at : at + count]]
-            parts.append(some[0] if count == 1 else jax.device_put(jnp.concatenate(some), place))
+            parts.append(some[0] if count == 1 else jax.device_put(_joined(some), place))
             at += count
         if len(parts) == 1:
             return parts[0]
@@ -89,7 +93,7 @@ class StackedLeaf:
             shape = (sum(p.shape[0] for p in parts), *parts[0].shape[1:])
             shards = [s.data for p in parts for s in p.addressable_shards]
             return jax.make_array_from_single_device_arrays(shape, target, shards)
-        return jnp.concatenate([jax.device_put(p, target) for p in parts])
+        return jax.device_put(_joined([jax.device_put(p, target) for p in parts]), target)
 
 
 def _axes(spec: PartitionSpec) -> tuple[Any, ...]:
@@ -99,6 +103,25 @@ def _axes(spec: PartitionSpec) -> tuple[Any, ...]:
     return spec[0] if isinstance(spec[0], tuple) else (spec[0],)
 
 
+def _lies(sharding: NamedSharding) -> tuple[PartitionSpec, str | None]:
+    """How a piece is split, and the kind of memory that it is in."""
+    return sharding.spec, sharding.memory_kind
+
+
+def _is_on_host(array: Any) -> bool:
+    return str(array.sharding.memory_kind) == PINNED_HOST
+
+
+def _joined(some: Sequence[Any]) -> Any:
+    """Pieces of a leaf as one array: hosts join what they have, so that devices need no room for it."""
+    if any(map(_is_on_host, some)):
+        return np.concatenate([np.asarray(p) for p in some])
+    return jnp.concatenate(some)
+
+
 def _cut(array: Any, count: int) -> list[Any]:
     size = array.shape[0] // count
+    if _is_on_host(array):
+        whole = np.asarray(array)
+        return [whole[k * size : (k + 1) * size] for k in range(count)]
     return [lax.slice_in_dim(array, k * size, (k + 1) * size) for k in range(count)]

@@ -249,14 +249,12 @@ class Planner:
             (stages,) = problem.subproblem.tried_stages
         most = problem.policy.enumeration
         layered = step.layered(stages, 2 * most.most_stages if is_large(problem) else most.most_stack_groups)
-        kept = _kept_on_devices(problem, layered.groups)
         options = replace(
             o,
             donated=layered.donated,
             constraints=layered.constraints,
             shared_stages=layered.shared_stages,
             num_microbatches=None if counts is None else counts[0],
-            offload="none" if kept else o.offload,
         )
         whole = replace(
             problem,
@@ -267,8 +265,8 @@ class Planner:
             anytime=None if problem.anytime is None else Converted(problem.anytime, layered.of_step),
         )
         plan = search(whole)
-        notes = [note for note in (kept, _left_out(layered.graph)) if note]
-        plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, *notes)))
+        if note := _left_out(layered.graph):
+            plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, note)))
         if o.token_slices is not None:
             plan = in_slices(whole, layered.graph, plan, o.token_slices)
         return layered.of_step(plan)
@@ -322,14 +320,3 @@ def _is_tiny(problem: Problem) -> bool:
 def _is_best_of_one_stage(problem: Problem, plan: Plan) -> bool:
     """Whether a plan in the first configuration is that which `one_stage` gives."""
     return problem.options.offload == "none" and not (_is_tiny(problem) and plan.content.memory_bound)
-
-
-def _kept_on_devices(problem: Problem, groups: int) -> str:
-    """Why no state of a pipeline lies in host memory where it was asked for; "" where it may."""
-    o = problem.options
-    fact = f"offload={o.offload!r} moves nothing to host memory: "
-    if o.offload != "none" and problem.subproblem.on_workers:
-        return fact + "workers on Ray keep all on their devices"
-    if o.offload != "none" and groups > 1:
-        return fact + "layers that lie in one array are taken apart for the stages"
-    return ""

@@ -83,7 +83,7 @@ class Subproblem:
         extra_in_flight: microbatches besides the one that runs whose forward pass is done and whose backward pass is
             not: a stage of a pipeline keeps the activations of each.
         uniform_stages: whether all stages of a pipeline have as many nodes, as where each is a worker of its own.
-        on_workers: whether stages are carried out by workers in other processes, which keep all on their devices.
+        on_workers: whether stages are carried out by workers in other processes.
         separate_programs: whether the forward and the backward pass are programs of their own, as on a stage of a
             pipeline: where memory is short neither has copies of the other's.
         arriving: inputs of a stage's graph that come with every microbatch, placed as the loop over them takes them.

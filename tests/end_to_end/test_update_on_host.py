@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from autopar.lower.aot import parse_target
 from autopar.lower.hosted import PINNED_HOST
 from autopar.plan.words import plan_words
 from examples import gpt, mlp
+from tests.end_to_end import stacked
 from tests.end_to_end.test_layers_on_host import on_host, one_device, trained, with_hosts
 
 OPTIONS = {"num_stages": 1, "num_microbatches": 1, "remat": "none"}
@@ -171,6 +174,53 @@ def test_stages_are_updated_on_their_hosts(x64, name, microbatches):
     (there, _), (wanted, _) = trained(fn, args), trained(jax.jit(step), args)
     for a, b in zip(jax.tree.leaves(there), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("layers", [4, 8])
+def test_stacked_layers_of_stages_are_updated_on_their_hosts(x64, layers):
+    """One group of layers a stage, and several: what the user has is one array, in the memory of several hosts."""
+    step, args = stacked.build(layers, dtype=jnp.float64)
+    options = {"num_stages": 2, "num_microbatches": 2, "remat": "none", "offload": "update"}
+    fn = parallelize(step, cluster=with_hosts(Cluster.local()), **options)
+    plan = fn.plan(*args)
+    assert plan.content.stack_groups >= 2 and all(stage.host_bytes for stage in plan.stages)
+    moments = {i.path for i in plan.content.inputs if i.path.startswith(("state[1]['layers']", "state[2]['layers']"))}
+    assert moments and moments <= on_host(plan)
+    (there, _), (wanted, _) = trained(fn, args), trained(jax.jit(step), args)
+    for a, b in zip(jax.tree.leaves(there), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(there[1]["layers"])} == {PINNED_HOST}
+    again = parallelize(step, plan=Plan.from_json(plan.to_json()))
+    for a, b in zip(jax.tree.leaves(trained(again, args, 1)), jax.tree.leaves(trained(fn, args, 1)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("bandwidth", "computes"), [(16e9, True), (1e13, False)], ids=["slow", "fast"])
+def test_auto_chooses_by_price_who_updates_stages(bandwidth, computes):
+    """As for one stage: over a slow link the hosts of stages update, over a fast one moments move."""
+    step, args = build(OPTIMIZERS["adamw"], jnp.float32, width=512, layers=4, batch=8)
+    options = {"num_stages": 2, "num_microbatches": 1, "remat": "none", "donate_argnums": 0}
+    options["cluster"] = two_devices(bandwidth)
+    plain = parallelize(step, **options).plan(*args)
+    roomy = parallelize(step, offload="auto", **options).plan(*args)
+    assert not stages_there(roomy) and not on_host(roomy)
+    options["memory_limit"] = int(0.7 * plain.peak_memory)
+    named = parallelize(step, offload="update", **options).plan(*args)
+    plan = parallelize(step, offload="auto", **options).plan(*args)
+    assert stages_there(plan) == ({0, 1} if computes else set()) and on_host(plan)
+    assert plan.peak_memory <= options["memory_limit"]
+    assert plan.step_time <= named.step_time * (1 + 1e-9)
+
+
+def two_devices(bandwidth):
+    """`one_device` twice."""
+    (group,) = one_device(bandwidth, launch_s=0.0).groups
+    return Cluster("two", (dataclasses.replace(group, count=1, devices_per_node=2),))
+
+
+def stages_there(plan):
+    """Stages some of whose operators hosts compute."""
+    return {n for n, part in enumerate(plan.content.parts) if any(o.on_host for o in part.operators)}
 
 
 def test_other_words_are_refused():

@@ -15,9 +15,7 @@ from autopar import Cluster, Plan, parallelize, verify
 from autopar.errors import PlanMismatchError
 from autopar.lower.hosted import PINNED_HOST, check_host_memory
 from autopar.schedule import Offload
-from autopar.search.planner import _kept_on_devices
 from examples import gpt, mlp
-from tests.search.problems import problem_of
 
 OPTIONS = {"num_stages": 1, "num_microbatches": 1, "remat": "none", "mesh_shape": (8,), "donate_argnums": 0}
 
@@ -164,15 +162,6 @@ def test_stages_of_a_pipeline_have_their_moments_in_host_memory(x64):
     assert kinds(again.shard(*fresh(args))[0]) == kinds(found[0])
 
 
-@pytest.mark.parametrize(
-    ("on_workers", "groups", "reason"), [(False, 1, ""), (False, 4, "taken apart"), (True, 1, "Ray")]
-)
-def test_workers_on_ray_and_stacked_layers_keep_state_on_devices(on_workers, groups, reason):
-    problem = problem_of(*mlp.build("tiny", optimizer="adam"), local(), offload="auto", on_workers=on_workers)
-    text = _kept_on_devices(problem, groups)
-    assert reason in text and bool(text) == bool(reason)
-
-
 def test_microbatches_of_a_pipeline_wait_in_host_memory(x64):
     step, args = mlp.build("tiny", layers=8, batch=512, dtype="float64")
     options = {"num_stages": 4, "num_microbatches": 8, "schedule": "1f1b", "remat": "none", "donate_argnums": 0}
@@ -217,14 +206,3 @@ def test_a_buffer_that_waits_is_in_host_memory(x64):
     placed = local_program.place_all(leaves)
     local_program.runtime.run(local_program._start([*placed, *local_program.constants]), observe)
     assert seen == {"device", PINNED_HOST}
-
-
-def test_workers_on_ray_refuse_plans_with_something_in_host_memory():
-    step, args = mlp.build("tiny")
-    fn = parallelize(step, cluster=local(), num_stages=2, num_microbatches=2)
-    plan = fn.plan(*args)
-    places = {i.path for i in plan.content.inputs if i.role == "optimizer"}
-    (pure,) = fn._both()
-    (signature,) = pure.planned
-    with pytest.raises(PlanMismatchError, match="keep all on their devices"):
-        pure._compile_remote(signature, pure.planned[signature][0], moved(plan, places), SimpleNamespace(name="ray"))

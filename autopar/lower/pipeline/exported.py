@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from autopar._compat.dtypes import jax_dtype
 from autopar._compat.trees import partition_spec
+from autopar.lower.hosted import placed
 from autopar.lower.pipeline.donation import donated
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.stage_program import StageProgram
@@ -29,14 +30,16 @@ class PlacedPort(msgspec.Struct, frozen=True, array_like=True):
     Args:
         name: its name in the dataflow.
         dims: mesh axes that split each dim of the array.
+        host: whether it lies in host memory between programs.
     """
 
     name: str
     dims: tuple[tuple[str, ...], ...]
+    host: bool = False
 
     def sharding(self, mesh: Mesh | AbstractMesh) -> NamedSharding:
-        """The sharding on a mesh that has these axes."""
-        return NamedSharding(mesh, partition_spec(self.dims))
+        """The sharding on a mesh that has these axes, or next to it in host memory."""
+        return placed(mesh, partition_spec(self.dims), host=self.host)
 
 
 class ExportedProgram(msgspec.Struct, frozen=True):
@@ -143,7 +146,8 @@ def placed_port(port: Port) -> PlacedPort:
     """A port as plain data."""
     dims = tuple(tuple(d) for d in port.layout.dims)
     at = int(port.stacked)
-    return PlacedPort(port.name, (*dims[:at], tuple(port.layout.partial), *dims[at:]) if port.layout.partial else dims)
+    split = (*dims[:at], tuple(port.layout.partial), *dims[at:]) if port.layout.partial else dims
+    return PlacedPort(port.name, split, port.host)
 
 
 def mesh_of(axes: Axes, devices: Sequence[Any]) -> Mesh:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding
 
+from autopar.lower.hosted import check_pinned
 from autopar.lower.pipeline.exported import ExportedProgram, compile_program, mesh_of
 from autopar.runtime.amp_stage import AmpStage
 from autopar.runtime.amp_worker import run_stage
@@ -79,7 +80,12 @@ def load_programs(
         devices: all that it has.
 
     Returns the programs by work, and how values lie that they read, or else make, by name.
+
+    Raises:
+        PlanMismatchError: something lies in host memory that the devices have no access to.
     """
+    if any(port.host for p in programs for port in (*p.reads, *p.results)):
+        check_pinned("the plan keeps state of this worker in host memory", devices)
     meshes: dict[tuple[tuple[str, int], ...], Mesh] = {}
     ready: dict[Work, Ready] = {}
     reads: dict[str, NamedSharding] = {}

@@ -11,10 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
-from autopar._compat.trees import partition_spec
 from autopar.errors import AutoparError, ClusterError
 from autopar.frontend import Traced
-from autopar.ir import Layout
+from autopar.lower.hosted import hosted_of, sharding_of
 from autopar.lower.pipeline.build import LoweredPipeline
 from autopar.lower.split_layers import SplitStep
 from autopar.plan import Plan
@@ -79,11 +78,10 @@ class RemoteProgram:
         content = self.plan.content
         axes = [s.mesh_axes for s in self.plan.stages]
         meshes = [AbstractMesh(tuple(n for _, n in a), tuple(k for k, _ in a), (AxisType.Auto,) * len(a)) for a in axes]
+        there = hosted_of(content)
         return RemoteShardings(
-            *(
-                tuple(NamedSharding(meshes[r.stage], partition_spec(Layout.parse(r.layout).dims)) for r in records)
-                for records in (content.inputs, content.outputs)
-            )
+            tuple(sharding_of(r, meshes[r.stage], host=n in there.inputs) for n, r in enumerate(content.inputs)),
+            tuple(sharding_of(r, meshes[r.stage], host=n in there.outputs) for n, r in enumerate(content.outputs)),
         )
 
     def match(self, leaves: Sequence[Any]) -> list[Any] | None:

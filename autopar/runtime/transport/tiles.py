@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 #: An array on the host of up to this size goes to devices with the call of the program that reads it.
 SMALL_BYTES = 1 << 16
@@ -191,7 +191,7 @@ def placed(tiled: Tiled, sharding: NamedSharding) -> Any:
     for device, at in device_boxes(sharding, tiled.shape).items():
         if at not in cut:
             cut[at] = tiled.region([slice(a, b) for a, b in at])
-        buffers.append(jax.device_put(cut[at], device))
+        buffers.append(jax.device_put(cut[at], SingleDeviceSharding(device, memory_kind=sharding.memory_kind)))
     return jax.make_array_from_single_device_arrays(tiled.shape, sharding, buffers, dtype=jnp.dtype(tiled.dtype))
 
 

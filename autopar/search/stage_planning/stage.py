@@ -112,7 +112,7 @@ def submit_stages(
     """
     if shared.pool.process is None:
         return
-    level = levels_of(pipeline.problem)[0]
+    form = StageForm(levels_of(pipeline.problem)[0], False, pipeline.table.num_microbatches)
     starts = pipeline.problem.cluster.group_starts
     first: dict[tuple[object, ...], tuple[int, tuple[int, ...] | None]] = {}
     for stage in order:
@@ -120,7 +120,7 @@ def submit_stages(
         first.setdefault((pipeline.first(stage), size, bisect_right(starts, begin), shape), (stage, shape))
     for stage, shape in first.values() if len(first) > 1 else ():
         with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
-            shared.submit(_stage_problem(pipeline, stage, placements[stage], level, shape).problem)
+            shared.submit(_stage_problem(pipeline, stage, placements[stage], form, shape).problem)
 
 
 def _first_shape(
@@ -149,14 +149,14 @@ def _on_mesh(
     negligible = pipeline.problem.policy.stages.negligible_cost
 
     def attempt(form: StageForm, cutoff_s: float, explain: bool) -> _PlannedForm:
-        content, free = _at_level(
-            pipeline, stage, placement, form.level, shape, shared, cutoff_s, form.activations_offloaded
-        )
+        content, free = _at_level(pipeline, stage, placement, form, shape, shared, cutoff_s)
         return _PlannedForm(form, content, seconds_with_moves(content, pipeline.problem.cost_model.on(part)), free)
 
     trials = Trials(attempt)
     first, *more = (StageForm(level, False, count) for level in levels)
     offloaded = [StageForm(level, True, count) for level in levels] if may_offload_activations(pipeline, stage) else []
+
+    updated = [replace(f, host_update=True) for f in (first, *more, *offloaded)] * may_update_on_hosts(pipeline)
 
     def forms() -> Iterator[StageForm]:
         # After the host, the smallest: where it does not fit, nothing does that stays on the device.
@@ -164,6 +164,7 @@ def _on_mesh(
         yield from tried
         if len(trials.failures) < len(tried):
             yield from reversed(more[:-1])
+        yield from updated
 
     def ends(planned: _PlannedForm) -> bool:
         return planned.form == first and (planned.free or limit_is_negligible(planned.content, negligible))
@@ -182,11 +183,13 @@ class StageForm:
         level: what is recomputed.
         activations_offloaded: whether activations of microbatches in flight lie in host memory.
         count: number of microbatches.
+        host_update: whether hosts update the state that only the update reads, where nobody asked for that.
     """
 
     level: Level
     activations_offloaded: bool
     count: int
+    host_update: bool = False
 
     def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
         """``error`` as it is: it is one of several reasons why a slicing does not fit."""
@@ -214,6 +217,12 @@ def limit_is_negligible(content: PlanContent, negligible: float) -> bool:
     return least is not None and content.search.objective <= (1 + negligible) * least
 
 
+def may_update_on_hosts(pipeline: ScheduledStages) -> bool:
+    """Whether the planner may have hosts update the state of stages, by price."""
+    problem = pipeline.problem
+    return problem.options.offload == "auto" and all(g.host_bandwidth is not None for g in problem.cluster.groups)
+
+
 def may_offload_activations(pipeline: ScheduledStages, stage: int) -> bool:
     """Whether what microbatches of a stage wait with may lie in host memory, and there are so many that it helps."""
     groups = pipeline.problem.cluster.groups
@@ -238,27 +247,23 @@ def _at_level(
     pipeline: ScheduledStages,
     stage: int,
     placement: tuple[int, int],
-    level: Level,
+    form: StageForm,
     shape: tuple[int, ...] | None,
     shared: StagePlanner,
     cutoff_s: float,
-    moved: bool = False,
 ) -> tuple[PlanContent, bool]:
-    """The plan at a level, and whether the limit had no part in it; it need not be found if it takes ``cutoff_s``.
-
-    With ``moved`` microbatches wait in host memory.
-    """
-    stage_problem = _stage_problem(pipeline, stage, placement, level, shape, cutoff_s, moved)
+    """The plan in a form, and whether the limit had no part in it; it need not be found if it takes ``cutoff_s``."""
+    stage_problem = _stage_problem(pipeline, stage, placement, form, shape, cutoff_s)
     options, extra = stage_problem.problem.options, stage_problem.problem.subproblem.extra_in_flight
 
     def planned(limit_bytes: int) -> tuple[PlanContent, int]:
         """The plan within a limit, and the bytes that the stage needs by it in all."""
         within = replace(stage_problem.problem, options=replace(options, memory_limit_bytes=limit_bytes))
         content = shared.plan(within, stage_problem.kind, f"stage {stage + 1} of {len(pipeline.members)}")
-        content = content.in_form(level, stage_problem.ends)
+        content = content.in_form(form.level, stage_problem.ends)
         content = (
             _with_activations_offloaded(content, stage_problem.problem.cluster, stage_problem.extra_in_flight)
-            if moved
+            if form.activations_offloaded
             else content
         )
         return content, stage_bytes(content, pipeline.sliced, pipeline.table, stage)
@@ -296,13 +301,12 @@ def _stage_problem(
     pipeline: ScheduledStages,
     stage: int,
     placement: tuple[int, int],
-    level: Level,
+    form: StageForm,
     shape: tuple[int, ...] | None,
     cutoff_s: float = math.inf,
-    moved: bool = False,
 ) -> _StageProblem:
-    """A stage at a level as a problem. InfeasiblePlanError where what others send it fills its devices."""
-    problem, table = pipeline.problem, pipeline.table
+    """A stage in a form as a problem. InfeasiblePlanError where what others send it fills its devices."""
+    problem, table, level = pipeline.problem, pipeline.table, form.level
     recomputation = pipeline.recomputation(stage, level)
     graph = pipeline.sliced.graphs[stage]
     if level != "none":
@@ -322,11 +326,12 @@ def _stage_problem(
         schedule="auto",
         mesh_shape=shape,
         remat="none",
+        offload="update" if form.host_update else problem.options.offload,
         constraints=pipeline.sliced.constraints(stage, problem.options.constraints),
     )
     subproblem = replace(
         problem.subproblem,
-        extra_in_flight=min(extra, IN_TRANSFER) if moved else extra,
+        extra_in_flight=min(extra, IN_TRANSFER) if form.activations_offloaded else extra,
         separate_programs=True,
         arriving=pipeline.sliced.arriving(stage),
         cutoff_s=cutoff_s,
@@ -335,7 +340,7 @@ def _stage_problem(
     reporting = replace(problem.reporting, explains_infeasible=False)
     at = {id: n for n, id in enumerate(pipeline.members[stage])}
     layers = tuple(tuple(at[id] for id in layer) for layer in recomputation.layers)
-    kind = (pipeline.first(stage), level, layers, _asked_of(graph, options.constraints))
+    kind = (pipeline.first(stage), level, layers, form.host_update, _asked_of(graph, options.constraints))
     stage_problem = replace(
         problem,
         graph=graph,

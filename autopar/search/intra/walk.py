@@ -12,6 +12,7 @@ import numpy as np
 from autopar.cost import ATTENTIONS, Core, KernelWork
 from autopar.ir import Graph, Literal, Operator, TensorType
 from autopar.ir.attention import attention_cores, on_chip_operators
+from autopar.ir.converging import converging
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import (
     ADDITIONS,
@@ -30,6 +31,7 @@ from autopar.search.intra.draft import Array, SiteDraft, UsageDraft, ValueDraft
 from autopar.search.intra.edges import edges_s
 from autopar.search.intra.fusion import growth_of, is_constant, is_recomputed
 from autopar.search.intra.host_update import written_s
+from autopar.search.intra.joined import JoinedKernels
 from autopar.search.intra.labels import strategy_label
 from autopar.search.intra.operators import OperatorOptions
 from autopar.search.intra.regions import REGIONS
@@ -56,6 +58,7 @@ class _Surroundings:
         on_chip: ids of operators whose results stay on the chip.
         widened: products that one conversion to a wider dtype alone reads, and that dtype.
         inner: values that only operators of the forward or backward pass read: no gradients of parameters.
+        converging: values that one kernel alone reads, where compilers fuse all of it.
     """
 
     prefix: str
@@ -68,10 +71,13 @@ class _Surroundings:
     on_chip: Collection[str]
     widened: Mapping[str, str]
     inner: frozenset[str]
+    converging: frozenset[str]
 
     def fuses(self, op: Operator) -> bool:
         """Whether an operator is elementwise, and its results go to one elementwise reader each."""
-        return not self.returns(op) and is_fusible(op) and all(self.fusible.get(v.name) == [True] for v in op.results)
+        if self.returns(op) or not is_fusible(op):
+            return False
+        return all(v.name in self.converging or self.fusible.get(v.name) == [True] for v in op.results)
 
     def returns(self, op: Operator) -> bool:
         """Whether a result of an operator is one of the graph."""
@@ -120,7 +126,7 @@ class GraphWalk:
         self.functions = frozenset(name for d in cluster.device_types for name, _ in d.function_s)
         self.busy = builder.tables.busy
         self.chains: dict[int, tuple[Graph, Chains]] = {}
-        self.streams = UpdateStreams()
+        self.streams, self.joined = UpdateStreams(), JoinedKernels()
 
     def graph(self, graph: Graph, prefix: str, weight: float) -> None:
         """Adds all operators of a graph whose inputs are there already.
@@ -178,6 +184,7 @@ class GraphWalk:
             on_chip=on_chip_operators(graph, cores) if cost.stack.fused_attention else (),
             widened=_widened(graph) if cost.fuses_products else {},
             inner=frozenset(readers.keys() - kept),
+            converging=converging(graph) if cost.fuses_products else frozenset(),
         )
 
     def _on_host(self, op: Operator, prefix: str) -> bool:
@@ -287,7 +294,12 @@ class GraphWalk:
         if kernels is not None and reads_fused(op):
             if updates:
                 kernels = self.streams.read(op, stored, b.values, transient)
+            elif b.cost.fuses_products and not transient:
+                results = [around.prefix + v.name for v in op.results]
+                kernels = self.joined.read(op, results, stored, b.values, b.time)
             moved = kernel_bytes(op, types, kernels, transient)
+        elif b.cost.fuses_products:
+            self.joined.begin(op, [around.prefix + v.name for v in op.results], b.time)
         work = work_of(op, types, options, moved, self._chains(graph), self.functions)
         core: Core = "" if op.id not in around.cores else "causal" if around.cores[op.id] else "whole"
         backward = bool(core) and b.phase == "backward"

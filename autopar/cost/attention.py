@@ -2,7 +2,8 @@
 
 Of s scores with d dims of queries and e of values the forward pass takes 2 s (d + e) FLOPs in two products, the
 backward pass 2 s (3 d + 2 e) in five, for it makes the scores again (Dao et al., "FlashAttention", 2022, section 3.1).
-Blocks are not left out under a mask. Each product writes its scores or reads them, once.
+Each product writes its scores or reads them, once. Under a causal mask tokens may be cut into halves: of 4 n products
+of halves in a ring of n devices 2 n + 1 have scores that the mask leaves.
 """
 
 from __future__ import annotations
@@ -49,6 +50,21 @@ def attention_products(op: Operator, shapes: Sequence[tuple[int, ...]], width: i
         2: Matrices(batch, keys, wide, rows, width),
     }
     return [to_keys, to_values, *(back[n] for n in spec.gradients)]
+
+
+def halved_shapes(op: Operator, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Shapes of operands of an operator of `ATTENTIONS` with half of the rows and half of the keys."""
+    spec = AttentionSpec.of(op)
+    halved = {spec.rows, spec.keys} - {None}
+    return [
+        tuple(n // 2 if i in halved else n for i, n in zip(labels, shape, strict=True))
+        for labels, shape in zip(spec.operands, shapes, strict=True)
+    ]
+
+
+def units_of_halves(devices: int) -> int:
+    """Products of halves that each device of a ring makes under a causal mask; see `autopar.lower.localize.halves`."""
+    return 2 * devices + 1
 
 
 def scores_of(op: Operator, shapes: Sequence[tuple[int, ...]]) -> int:

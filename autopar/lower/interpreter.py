@@ -41,12 +41,12 @@ class Sharded:
     """The plan's decisions, parsed: layouts of operands (None: any) and results, shared copies.
 
     ``memory_bound`` is as in `autopar.sharding.routes.Routes`; ``index`` says which shard the interpreted one is;
-    ``around`` is entered while an operator is applied; ``recomputes`` says that something is computed again in the same
-    program, which a compiler must not merge with the first time; ``orders_collectives`` that collectives must not
-    overlap with regions that have some inside (`autopar.lower.collective_barriers`); ``widened`` that products with a
-    float32 result take float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that
-    are in host memory until they are read; ``host_results`` are, by loop, the numbers of results that are there;
-    ``on_host`` are the ids of operators that the host computes.
+    ``around`` is entered while an operator is applied; ``recomputes`` says that something is computed again, which a
+    compiler must not merge with the first time; ``orders_collectives`` that collectives must not overlap with regions
+    that have some inside (`autopar.lower.collective_barriers`); ``widened`` that products with a float32 result take
+    float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that are in host memory
+    until they are read; ``host_results`` are, by loop, the numbers of results that are there; ``on_host`` are ids of
+    operators on hosts, ``skips_masked`` of attention that leaves scores out.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -62,6 +62,7 @@ class Sharded:
     hosted: frozenset[str] = frozenset()
     host_results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     on_host: frozenset[str] = frozenset()
+    skips_masked: frozenset[str] = frozenset()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -199,19 +200,20 @@ class Interpreter:
             results,
             self.sharded.index,
             functools.partial(self._send, _age(env, op)),
+            skips_masked=id in self.sharded.skips_masked,
         )
         if self.sharded.widened and op.primitive == "dot_general" and op.results[0].type.dtype == "f32":
             operands = [o.astype(jnp.float32) for o in operands]
-        apply = functools.partial(self._localized, bound, context)
+
+        def apply(*operands: Any) -> Sequence[Any]:
+            return localize(bound.primitive, bound.params, list(operands), context)
+
         outputs = on_host(apply, operands) if there else apply(*operands)
         age = _age(env, op)
         for v, layout, array in zip(op.results, results, outputs, strict=True):
             held = self.held(v.name, v.type, layout, array, age)
             held.away = there
             env[v.name] = held
-
-    def _localized(self, bound: Bound, context: LocalContext, *operands: Any) -> Sequence[Any]:
-        return localize(bound.primitive, bound.params, list(operands), context)
 
     def _send(self, age: int, permute: Callable[[Any], Any], piece: Any) -> Any:
         """What a collective of an operator makes of a piece, see `LocalContext.send`; ``age`` as in `Held`."""
@@ -274,10 +276,8 @@ class Interpreter:
 
     def _enter(self, graph: Graph, op: Operator, env: Env) -> tuple[list[Any], list[Layout]]:
         types = graph.operand_types(op)
-        layouts = [
-            k or Layout.replicated(t.rank)
-            for k, t in zip(self.sharded.operands[self.prefix + op.id], types, strict=True)
-        ]
+        wanted = self.sharded.operands[self.prefix + op.id]
+        layouts = [k or Layout.replicated(t.rank) for k, t in zip(wanted, types, strict=True)]
         away = taken_in_slices(env, op, layouts)
         arrays = [
             away[n].as_it_lies() if n in away else self.read(env, o, t, k, self.phase)

@@ -85,6 +85,7 @@ def sharded(plan: Plan, platform: str) -> Sharded:
         hosted=frozenset(r.path for r in content.inputs if r.memory == "host"),
         host_results={r.id: r.host_results for r in content.operators if r.host_results},
         on_host=frozenset(r.id for r in content.operators if r.on_host),
+        skips_masked=frozenset(r.id for r in content.operators if r.skips_masked),
     )
 
 

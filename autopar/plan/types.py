@@ -152,6 +152,8 @@ class OperatorRecord(Record, frozen=True):
         stage: where it runs.
         host_results: of a loop, numbers of the results whose slices go to host memory as they are made.
         on_host: whether the host computes it, of what lies in its memory.
+        skips_masked: of causal attention in blocks, whether scores that the mask leaves empty are not made; on a ring
+            each device then takes an early half of a block of tokens and a late one.
     """
 
     id: str
@@ -160,6 +162,7 @@ class OperatorRecord(Record, frozen=True):
     stage: int = 0
     host_results: tuple[int, ...] = ()
     on_host: bool = False
+    skips_masked: bool = False
 
 
 class Copy(Record, frozen=True):

@@ -50,6 +50,31 @@ def one_head(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Ar
     return weights @ v[0, :, 0]
 
 
+def whole(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+    """Every token sees every other one."""
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k)), v)
+
+
+def grouped(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+    """Heads share keys."""
+    scores = jnp.einsum("bqhd,bkd->bhqk", q, k[:, :, 0])
+    scores = jnp.where(jnp.tri(q.shape[1], dtype=bool), scores, jnp.finfo(scores.dtype).min)
+    return jnp.einsum("bhqk,bkd->bqhd", jax.nn.softmax(scores), v[:, :, 0])
+
+
+def windowed(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+    """The last five tokens of the same segment, and a bias by distance."""
+    at = jnp.arange(q.shape[1])
+    distance = at[:, None] - at[None]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) - 0.1 * distance.astype(q.dtype)
+    seen = (distance >= 0) & (distance < 5) & ((ids[:, :, None] == ids[:, None]) | (distance == 0))
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(seen[:, None], scores, -jnp.inf)), v)
+
+
+#: More forms, for tests of their own.
+MORE: Mapping[str, Callable[..., jax.Array]] = MappingProxyType({f.__name__: f for f in (whole, grouped, windowed)})
+#: Names of those that are causal.
+CAUSAL = ("example", "by_hand", "grouped", "windowed")
 FORMS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
     {f.__name__: f for f in (example, by_hand, capped, biased, one_head)}
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from autopar.api.parallelize import parallelize_with
 from autopar.errors import AutoparError, InfeasiblePlanError
 from autopar.lower.hlo import collectives
 from examples._common import causal_attention
-from tests.end_to_end.attentions import FORMS, train_step
+from tests.end_to_end.attentions import CAUSAL, FORMS, MORE, train_step
 from tests.search.problems import f32, toy
 from tests.versions import KNOWN_JAX
 
@@ -43,6 +44,28 @@ def same(fn: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Any:
     return compiled
 
 
+def asked(compiled: Any) -> Counter[int]:
+    """Collective-permutes of a plan by bytes."""
+    found: Counter[int] = Counter()
+    for c in compiled.plan.communication:
+        if c.kind == "collective-permute":
+            found[c.bytes] += round(c.count)
+    return found
+
+
+def dealt(piece: int, row: int) -> Counter[int]:
+    """Messages that deal the tokens of a causal forward and backward pass out to a ring, and bring results home.
+
+    Forward queries, keys, values and the result with its logarithms; backward queries, keys, values, the gradient of
+    the result, logarithms and the product of result and gradient, and three gradients: two halves of each.
+
+    Args:
+        piece: bytes of a shard of queries.
+        row: bytes of one number for each of its tokens.
+    """
+    return Counter({piece // 2: 2 * (4 + 7), row // 2: 2 * (1 + 2)})
+
+
 def sent(compiled: Any) -> Counter[int]:
     """Collective-permutes of a compiled program by bytes."""
     found: Counter[int] = Counter()
@@ -57,18 +80,51 @@ def test_values_and_gradients_on_a_ring_of_eight(form: str) -> None:
     """Keys and values take 7 messages forward and 7 backward, their gradients 8; no other collective has a piece.
 
     What `jax.checkpoint` recomputes is planned with the 14 messages of the forward pass once more; XLA's compiler for
-    CPUs drops the barriers in between, and does both at once.
+    CPUs drops the barriers in between, and does both at once. Causal forms deal their tokens out.
     """
     with jax.enable_x64(True):
         compiled = same(train_step(FORMS[form]), arguments(1, 1), mesh_shape=(8,))
         piece = 2 * 4 * 8  # two tokens of four float64
         count = 2 * 7 + 2 * 7 + 2 * 8
         most = count + 14 * (form == "capped")
-        assert sent(compiled) in (
-            [Counter({piece: count})] if KNOWN_JAX else [Counter({piece: n}) for n in (count, most)]
-        )
-        planned = [(c.kind, c.bytes, c.count) for c in compiled.plan.communication if c.bytes >= piece]
-        assert planned == [("collective-permute", piece, count + 14.0 * (form == "capped"))]
+        halves = dealt(piece, 2 * 8) if form in CAUSAL else Counter()
+        wanted = [Counter({piece: n}) + halves for n in ([count] if KNOWN_JAX else [count, most])]
+        assert sent(compiled) in wanted
+        assert asked(compiled) == Counter({piece: most}) + halves
+        assert all(c.kind == "collective-permute" for c in compiled.plan.communication if c.bytes >= piece)
+
+
+def products_flops(compiled: Any) -> float:
+    """FLOPs of a compiled program, nearly all of products."""
+    analysis = compiled.cost_analysis()
+    return float((analysis[0] if isinstance(analysis, list) else analysis)["flops"])
+
+
+@pytest.mark.parametrize(("batch", "share"), [(1, 17 / 32), (8, 3 / 4)])
+def test_scores_that_the_mask_leaves_empty_are_not_made(batch: int, share: float) -> None:
+    """Of the 4n products of halves of a ring of n devices 2n + 1 are in the program, of a device alone 3 of 4."""
+    shapes = (*((f32(batch, 512, 1, 256),) * 3), jax.ShapeDtypeStruct((batch, 512), jnp.int32))
+    options: dict[str, Any] = {"mesh_shape": (8,), "cluster": toy(8, bandwidth=1e9 if batch == 1 else 1e6)}
+    compiled = [parallel(train_step(f), **options).compile(*shapes) for f in (FORMS["by_hand"], MORE["whole"])]
+    assert all(bool(sent(c)) == (batch == 1) for c in compiled)
+    flops = [products_flops(c) for c in compiled]
+    assert 0.97 * share < flops[0] / flops[1] < 1.1 * share
+
+
+@pytest.mark.parametrize(
+    ("form", "mesh", "tokens"),
+    [("grouped", (8,), 48), ("grouped", (8,), 24), ("windowed", (8,), 16), ("windowed", (4, 2), 48)],
+)
+def test_halves_of_a_ring(form: str, mesh: tuple[int, ...], tokens: int) -> None:
+    """Groups of heads, segments, windows, and an odd number of tokens a device, which has no halves."""
+    with jax.enable_x64(True):
+        compiled = same(train_step(MORE[form]), arguments(1, 2, tokens), mesh_shape=mesh)
+        found = [r for r in compiled.plan.content.operators if "attention" in r.id.rpartition("/")[2]]
+        assert all("x" in r.operands[0] for r in found)
+        assert [r.skips_masked for r in found] == [tokens != 24] * 2
+        assert not sent(compiled) - asked(compiled)  # XLA sends segments once for both passes
+        if form == "grouped":
+            assert sent(compiled) == asked(compiled)
 
 
 def test_heads_on_one_axis_and_a_ring_on_the_other() -> None:
@@ -77,7 +133,8 @@ def test_heads_on_one_axis_and_a_ring_on_the_other() -> None:
         compiled = same(train_step(FORMS["example"]), arguments(1, 2), mesh_shape=(2, 4))
         layouts = {r.id.rpartition("/")[2]: r.operands[:3] for r in compiled.plan.content.operators}
         assert layouts["attention.0"] == ("[.,y,x,.]",) * 3
-        assert sum(sent(compiled).values()) == 2 * 3 + 2 * 3 + 2 * 4
+        piece = 4 * 4 * 8
+        assert sent(compiled) == Counter({piece: 2 * 3 + 2 * 3 + 2 * 4}) + dealt(piece, 4 * 8)
 
 
 @pytest.mark.slow
@@ -170,7 +227,10 @@ def test_128k_tokens_on_eight_devices_take_the_memory_of_16k_on_one() -> None:
     assert used <= 1.2 * one.peak_memory
     assert abs(used - compiled.plan.peak_memory) <= 0.06 * used
     # Each of n devices of the ring has an n-th of the tokens, of one head or both.
-    (ring,) = [c for c in compiled.plan.communication if c.kind == "collective-permute"]
-    devices = compiled.plan.stages[0].mesh_shape[ring.axis]
+    rings = [c for c in compiled.plan.communication if c.kind == "collective-permute"]
+    ring = max(rings, key=lambda c: c.bytes)
+    shape = compiled.plan.stages[0].mesh_shape
+    devices = math.prod(shape[axis] for axis in ring.axis.split("+"))
     piece = 131072 // devices * dims * 4 * heads // (8 // devices)
-    assert sent(compiled) == Counter({piece: 2 * (devices - 1) * 2 + 2 * devices})
+    around = Counter({piece: 2 * (devices - 1) * 2 + 2 * devices})
+    assert sent(compiled) == around + dealt(piece, piece // dims)

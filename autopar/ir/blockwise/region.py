@@ -11,7 +11,6 @@ from autopar.ir.blockwise.dims import MOVES, Labels, before, is_positional
 from autopar.ir.blockwise.matches import AttentionCore
 from autopar.ir.blockwise.spec import labels_attr
 from autopar.ir.graph import Graph, Input, Operator, Output, Value
-from autopar.ir.primitives import is_generator
 from autopar.ir.types import TensorType
 
 #: Inputs of regions: what the product of queries and keys makes, and the gradient of what the softmax is of.
@@ -36,7 +35,6 @@ class Region:
         self, whole: Graph, match: AttentionCore, outputs: Sequence[str], start: str, type: TensorType
     ) -> None:
         self.whole, self.match = whole, match
-        self.masked = False
         self.origins: dict[str, str] = {}
         scores = match.product.results[0]
         given = {(scores.name, match.labels["scores"]): Input(SCORES, scores.type)}
@@ -116,5 +114,13 @@ class Region:
         labels = self.match.labels
         alone = [i for i in loops if i is not None and i in labels["queries"] and i not in labels["keys"]]
         square = self.match.key_loop in loops and bool(alone)
-        self.masked = self.masked or (square and op.primitive in ("ge", "gt", "le", "lt"))
-        return op if square or is_generator(op) or not loops else None
+        return op if square or not loops or self._of_positions(name, loops) else None
+
+    def _of_positions(self, name: str, loops: Labels) -> bool:
+        """Whether a value is made of positions alone."""
+        op = self.whole.producers.get(name)
+        if op is None or not is_positional(op) or name in self.match.known:
+            return False
+        if op.primitive in MOVES and op.reads and before(op, self.whole.types[op.reads[0]], loops) is None:
+            return False
+        return all(self._of_positions(*key) for key in self._operands(op, loops))

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.ir.analysis import live
+from autopar.ir.blockwise.causal import is_causal
 from autopar.ir.blockwise.matches import AttentionCore
 from autopar.ir.blockwise.recognize import find
 from autopar.ir.blockwise.region import SCORES, SLOPE, Region
@@ -126,7 +127,7 @@ class _BlockRewriting:
             match.labels["scores"],
             match.known[match.softmax].labels,
             match.known[match.slope].labels if match.slope else (),
-            masked=scores.masked,
+            causal=self._is_causal(match, scores),
         )
         id = self._fresh(like, ATTENTION)
         sums = TensorType(tuple(n for n, _ in rows), types[match.softmax].dtype)
@@ -180,6 +181,13 @@ class _BlockRewriting:
             "weights": match.products["values"].square if "values" in match.products else "",
         }
         return tuple((k, self.graph.types[name or match.softmax].dtype) for k, name in names.items())
+
+    def _is_causal(self, match: AttentionCore, scores: Region) -> bool:
+        """Whether no token sees a later one of as many."""
+        rows = self._rows(match)
+        sizes = dict(zip(match.labels["scores"], match.product.results[0].type.shape, strict=True))
+        same = rows is not None and sizes[rows] == sizes[match.key_loop]
+        return rows is not None and same and is_causal(scores.graph, rows, match.key_loop)
 
     def _rows(self, match: AttentionCore) -> int | None:
         """The longest loop that the queries have alone."""

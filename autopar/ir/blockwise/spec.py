@@ -31,7 +31,7 @@ class AttentionSpec:
         softmax: of what the softmax is of.
         slope: of its gradient, as the region ``gradient`` takes it.
         gradients: of an ``attention_backward``, which of queries, keys and values it has gradients of.
-        masked: whether positions leave out some of the scores.
+        causal: whether no row has a key that comes after it, see `autopar.ir.blockwise.causal`.
     """
 
     keys: int
@@ -42,15 +42,15 @@ class AttentionSpec:
     softmax: Labels
     slope: Labels = ()
     gradients: tuple[int, ...] = ()
-    masked: bool = False
+    causal: bool = False
 
     @property
     def attrs(self) -> tuple[tuple[str, Attr], ...]:
         """As attributes of an operator."""
         return (
+            ("causal", self.causal),
             ("gradients", self.gradients),
             ("keys", self.keys),
-            ("masked", self.masked),
             ("operands", tuple(map(_plain, self.operands))),
             ("results", tuple(map(_plain, self.results))),
             ("rows", -1 if self.rows is None else self.rows),
@@ -73,7 +73,7 @@ class AttentionSpec:
             softmax,
             slope,
             op.ints("gradients"),
-            bool(op.attr("masked")),
+            bool(op.attr("causal")),
         )
 
     @property

@@ -66,6 +66,7 @@ class LocalContext:
         result_layouts: layout that each result must get.
         index: which piece this is; inside ``jax.shard_map`` that of the device.
         send: runs a collective on a piece, in the order that the program around needs.
+        skips_masked: whether an operator leaves out what its mask leaves empty.
     """
 
     sizes: Mapping[str, int]
@@ -75,6 +76,7 @@ class LocalContext:
     result_layouts: tuple[Layout, ...]
     index: AxisIndex = lax.axis_index
     send: Callable[[Callable[[Any], Any], Any], Any] = lambda permute, piece: permute(piece)
+    skips_masked: bool = False
 
     def operand_shape(self, index: int) -> tuple[int, ...]:
         """Local shape of an operand."""

@@ -25,20 +25,22 @@ from autopar.ir.blockwise.spec import labels_of
 from autopar.lower.localize.base import AxisIndex, LocalContext, axis_names, run_unchanged, scalar
 from autopar.lower.localize.shape import LOCALIZERS as POSITIONS
 
-# The axis that blocks of keys are on, where operators of regions ask which block they make.
+# The axes that blocks of keys, and halves of rows, are on, where operators of regions ask which they make.
 _KEYS = "keys of a block"
+_ROWS = "rows of a half"
 
 
 @dataclass(frozen=True)
 class _BlockIndex:
-    """An `AxisIndex` inside of a block: which block of keys, or which piece the device's is."""
+    """An `AxisIndex` inside of a block: which block of keys, which half of the rows, or which piece the device's is."""
 
     block: Any
+    part: Any
     outside: AxisIndex
 
     def __call__(self, axes: tuple[str, ...]) -> Any:
-        """Number of the block, or of the device among those of ``axes``."""
-        return self.block if axes == (_KEYS,) else self.outside(axes)
+        """Number of the block, of the half, or of the device among those of ``axes``."""
+        return self.block if axes == (_KEYS,) else self.part if axes == (_ROWS,) else self.outside(axes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +51,14 @@ class Core:
         params: of the operator, from `autopar.lower.blockwise`.
         operands: local pieces.
         context: where pieces lie.
+        part: number of the half of the rows that ``operands`` have, among all; None where they have all of the
+            device. Keys and values are halves then too.
     """
 
     params: Mapping[str, Any]
     operands: Sequence[Any]
     context: LocalContext
+    part: Any = None
 
     @cached_property
     def spec(self) -> AttentionSpec:
@@ -135,8 +140,9 @@ class Core:
         """
         bound: BoundGraph = self.params["regions"][name]
         graph, spec = bound.graph, self.spec
-        sizes = {**self.context.sizes, _KEYS: self.devices * self.blocks}
-        index = _BlockIndex(block, self.context.index)
+        halves = self.devices * (1 if self.part is None else 2)
+        sizes = {**self.context.sizes, _KEYS: halves * self.blocks, _ROWS: halves}
+        index = _BlockIndex(block, self.part, self.context.index)
         labels, env = {"scores": spec.scores, "slope": spec.slope}, dict(given)
         for n, at in enumerate(self._foreign(name)):
             labels[f"in.{n}"] = spec.operands[at]
@@ -174,9 +180,10 @@ class Core:
 
     def _layout(self, labels: Labels) -> Layout:
         """Where a block of a value lies, along the axis of blocks too."""
-        return Layout(
-            tuple(() if i is None else (_KEYS,) if i == self.spec.keys else self.axes.get(i, ()) for i in labels)
-        )
+        axes = {**self.axes, self.spec.keys: (_KEYS,)}
+        if self.part is not None and self.spec.rows is not None:
+            axes[self.spec.rows] = (_ROWS,)
+        return Layout(tuple(() if i is None else axes.get(i, ()) for i in labels))
 
 
 def aligned(array: Any, labels: Labels, wanted: Labels) -> Any:

@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 
 from autopar.lower.localize.base import LocalContext, Localizer, run_unchanged
 
-_NOT_TABLES = ("base", "blocks", "halo", "registry")
+_NOT_TABLES = ("attention_passes", "base", "blocks", "causal", "halo", "halves", "registry")
 
 
 def _assembled() -> Mapping[str, Localizer]:

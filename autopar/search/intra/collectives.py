@@ -74,7 +74,7 @@ def _edges(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence
         if not strategy.exchanges and not strategy.rings:
             continue
         prefix = s.id.removesuffix(s.op.id)
-        for e in edges(problem.cost_model, sharding_problem.mesh, strategy, s.types):
+        for e in edges(problem.cost_model, sharding_problem.mesh, strategy, s.op, s.types):
             value = f"{prefix}{s.op.operands[e.operand]}"
             use = Use(s.node, (), s.weight, s.time, s.id, s.phase, heavy=True)
             axes = "+".join(e.axes)

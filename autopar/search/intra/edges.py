@@ -9,7 +9,8 @@ import numpy as np
 
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
-from autopar.ir import TensorType
+from autopar.ir import Operator, TensorType
+from autopar.search.intra.attention import dealt, skips_masked
 from autopar.search.intra.draft import Array
 from autopar.sharding import Strategy
 from autopar.sharding.halo import messages
@@ -33,7 +34,7 @@ class NeighbourMessage:
 
 
 def edges(
-    cost: CostModel, mesh: LogicalMesh, strategy: Strategy, types: Sequence[TensorType]
+    cost: CostModel, mesh: LogicalMesh, strategy: Strategy, op: Operator, types: Sequence[TensorType]
 ) -> Iterator[NeighbourMessage]:
     """The messages of one run of an operator.
 
@@ -41,6 +42,7 @@ def edges(
         cost: what things cost.
         mesh: the logical mesh.
         strategy: of the operator.
+        op: the operator.
         types: of its operands.
     """
     for operand in sorted({e.operand for e in strategy.exchanges}):
@@ -55,12 +57,16 @@ def edges(
         bytes = bytes if not ring.width else bytes * type.size // type.nbytes * ring.width
         seconds = cost.collective_s("collective-permute", bytes, ring.axes, mesh)
         yield from (NeighbourMessage(ring.operand, bytes, ring.axes, seconds) for _ in range(ring.count))
+    if strategy.rings and skips_masked(cost, mesh, strategy, op, types):
+        axes = strategy.rings[0].axes
+        for operand, bytes in dealt(mesh, strategy, op, types):
+            yield NeighbourMessage(operand, bytes, axes, cost.collective_s("collective-permute", bytes, axes, mesh))
 
 
 def edges_s(
-    cost: CostModel, mesh: LogicalMesh, strategies: Sequence[Strategy], types: Sequence[TensorType]
+    cost: CostModel, mesh: LogicalMesh, strategies: Sequence[Strategy], op: Operator, types: Sequence[TensorType]
 ) -> Array | float:
     """Seconds of the messages of one run of an operator, by strategy; 0.0 where none sends anything."""
     if not any(s.exchanges or s.rings for s in strategies):
         return 0.0
-    return np.array([sum(e.seconds for e in edges(cost, mesh, s, types)) for s in strategies], float)
+    return np.array([sum(e.seconds for e in edges(cost, mesh, s, op, types)) for s in strategies], float)

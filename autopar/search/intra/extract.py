@@ -14,6 +14,7 @@ from autopar.cost import CostModel
 from autopar.ir import Graph, Layout, Literal
 from autopar.ir.loops import Scan
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
+from autopar.search.intra.attention import skips_masked
 from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.draft import UsageDraft
 from autopar.search.intra.host import HOST, hosted, moved_down, moves_s
@@ -113,7 +114,7 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     return Sharding(
         inputs={i.name: layouts[i.name] for i in problem.graph.inputs},
         outputs=outputs,
-        operators=_operators(sharding_problem, choice, there | _replacing(problem.graph, there)),
+        operators=_operators(problem.cost_model, sharding_problem, choice, there | _replacing(problem.graph, there)),
         copies=tuple(Copy(k, str(layout), phase) for k, by in copies.items() for phase, layout in by.items()),
         communication=communication,
         compute_s=float(sum(s.seconds[choice[s.node]] for s in sharding_problem.sites)) + first_touch_s,
@@ -229,7 +230,7 @@ def _replacing(graph: Graph, there: frozenset[str]) -> frozenset[str]:
 
 
 def _operators(
-    sharding_problem: ShardingProblem, choice: Sequence[int], there: frozenset[str]
+    cost: CostModel, sharding_problem: ShardingProblem, choice: Sequence[int], there: frozenset[str]
 ) -> tuple[OperatorRecord, ...]:
     records = []
     text = lru_cache(maxsize=None)(str)
@@ -242,7 +243,8 @@ def _operators(
         prefix = s.id.removesuffix(s.op.id)
         on_host = any(sharding_problem.values[prefix + v.name].made_there for v in s.op.results)
         results = tuple(map(text, strategy.result_layouts))
-        records.append((s.time, OperatorRecord(s.id, operands, results, on_host=on_host)))
+        skips = skips_masked(cost, sharding_problem.mesh, strategy, s.op, s.types)
+        records.append((s.time, OperatorRecord(s.id, operands, results, on_host=on_host, skips_masked=skips)))
     for r in sharding_problem.region_sites:
         operands = tuple(
             ""

@@ -25,6 +25,7 @@ from autopar.ir.primitives import (
     reads_fused,
     wire_of,
 )
+from autopar.search.intra.attention import workspaces
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.constrained import asked
 from autopar.search.intra.draft import Array, SiteDraft, UsageDraft, ValueDraft
@@ -36,7 +37,7 @@ from autopar.search.intra.labels import strategy_label
 from autopar.search.intra.operators import OperatorOptions
 from autopar.search.intra.regions import REGIONS
 from autopar.search.intra.update import UpdateStreams
-from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of, workspaces
+from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of
 from autopar.sharding import Strategy
 
 # Beginnings of dtypes of a byte and less that numbers are encoded in: what widens them can be laid out again.
@@ -225,7 +226,7 @@ class GraphWalk:
         if there:  # one pass over what is returned, into which the others are fused
             written = [written_s(b.cost, op, s.result_layouts, b.mesh.sizes) for s in strategies]
             busy = around.returns(op) * np.array(written)
-        costs = busy + edges_s(b.cost, b.mesh, strategies, types) * weight
+        costs = busy + edges_s(b.cost, b.mesh, strategies, op, types) * weight
         if followed is None:
             node = b.node(id, costs, functools.partial(strategy_label, strategies))
         else:
@@ -247,7 +248,7 @@ class GraphWalk:
                 made_there=there, hosted=(True,) * len(strategies) if there else (),
             )  # fmt: skip
         if op.primitive in ATTENTIONS:
-            needed = workspaces(op, strategies, types, b.mesh.sizes)
+            needed = workspaces(b.cost, b.mesh, op, strategies, types)
             b.workspaces.append(UsageDraft(node, b.time, b.time + 1, needed, "temporaries", f"{id}: blocks"))
         b.sites.append(SiteDraft(id, op, types, kernel.work, node, strategies, busy, weight, b.time, b.phase))
 
@@ -328,7 +329,7 @@ class GraphWalk:
     ) -> Array:
         """Busy seconds of one run of an operator, by strategy."""
         if (key := (work, id(strategies))) not in self.busy:
-            seconds = busy_seconds(self.builder.cost, self.builder.mesh.sizes, work, strategies, op, types)
+            seconds = busy_seconds(self.builder.cost, self.builder.mesh, work, strategies, op, types)
             self.busy[key] = (strategies, seconds)
         return self.busy[key][1]
 

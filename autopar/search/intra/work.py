@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cluster import LogicalMesh
 from autopar.cost import (
     ATTENTIONS,
     PRODUCTS,
@@ -20,10 +20,9 @@ from autopar.cost import (
     reorders,
     run_bytes,
 )
-from autopar.cost.attention import attention_products, score_traffic_bytes, score_width, workspace_bytes
 from autopar.ir import Graph, Literal, Operator, TensorType
-from autopar.ir.blockwise import BACKWARD
 from autopar.ir.primitives import TRANSCENDENTAL, is_fusible
+from autopar.search.intra.attention import attention_s
 from autopar.search.intra.draft import ValueDraft
 from autopar.search.intra.operators import OperatorOptions
 from autopar.sharding import Strategy
@@ -170,7 +169,7 @@ def product_of(op: Operator, types: Sequence[TensorType], strategy: Strategy, si
 
 def busy_seconds(
     cost: CostModel,
-    sizes: Mapping[str, int],
+    mesh: LogicalMesh,
     work: KernelWork,
     strategies: Sequence[Strategy],
     op: Operator,
@@ -180,15 +179,16 @@ def busy_seconds(
 
     Args:
         cost: what things cost.
-        sizes: of the mesh's axes.
+        mesh: the logical mesh.
         work: what the operator does.
         strategies: its strategies.
         op: the operator.
         types: types of its operands.
     """
+    sizes = mesh.sizes
     joined = _joining_s(cost, sizes, strategies, types) if any(s.exchanges for s in strategies) else 0.0
-    if op.primitive in ATTENTIONS and cost.knows_kernels:
-        return np.array([_attention_s(cost, sizes, s, op, types) for s in strategies])
+    if op.primitive in ATTENTIONS:
+        return np.array([attention_s(cost, mesh, s, op, types) for s in strategies])
     if op.primitive in PRODUCTS and cost.knows_kernels:
         each = [product_of(op, types, s, sizes) for s in strategies]
         batch, m, n, k = np.array([(p.batch, p.m, p.n, p.k) for p in each]).T
@@ -196,34 +196,6 @@ def busy_seconds(
         return np.asarray(cost.product_s(sized, types[0].dtype, work.core, backward=work.backward)) + joined
     by_split = {n: cost.work_s(work, n) for n in sorted({s.split for s in strategies})}
     return np.array([by_split[s.split] for s in strategies]) + joined
-
-
-def workspaces(
-    op: Operator, strategies: Sequence[Strategy], types: Sequence[TensorType], sizes: Mapping[str, int]
-) -> NDArray[np.float64]:
-    """Bytes a device that attention in blocks needs while it runs, by strategy; arguments as of `busy_seconds`."""
-
-    def of(s: Strategy) -> int:
-        shapes = [k.local_shape(t.shape, sizes) for k, t in zip(s.operand_layouts, types, strict=True)]
-        results = [k.local_shape(v.type.shape, sizes) for k, v in zip(s.result_layouts, op.results, strict=True)]
-        arriving = {r.operand: s.operand_layouts[r.operand].local_bytes(types[r.operand], sizes) for r in s.rings}
-        return workspace_bytes(op, shapes, results) + sum(arriving.values())
-
-    return np.array([of(s) for s in strategies], float)
-
-
-def _attention_s(
-    cost: CostModel, sizes: Mapping[str, int], strategy: Strategy, op: Operator, types: Sequence[TensorType]
-) -> float:
-    """Seconds of attention in blocks on one device: its products, and the scores that they write and read."""
-    shapes = [k.local_shape(t.shape, sizes) for k, t in zip(strategy.operand_layouts, types, strict=True)]
-    # Operands have the shards of one step; over all steps a device meets all keys.
-    around = math.prod(sizes[a] for a in (strategy.rings[0].axes if strategy.rings else ()))
-    backward = op.primitive == BACKWARD
-    products = attention_products(op, shapes, types[0].nbytes // max(1, types[0].size))
-    each = sum(float(cost.product_s(p, types[0].dtype, "whole", backward=backward)) for p in products)
-    moved = score_traffic_bytes(op, shapes, score_width(op))
-    return around * (each + float(cost.moved_s(moved, 1.0, "whole")))
 
 
 def _joining_s(

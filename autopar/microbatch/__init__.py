@@ -6,6 +6,7 @@ trace: a value is whole, split along a dim, or a term of a reduction, exactly as
 """
 
 from autopar.microbatch.analyze import analyze, batch_size
+from autopar.microbatch.barrier import analyze_with_barrier
 from autopar.microbatch.base import AXIS, Joined, Microbatching, pseudo_mesh
 from autopar.microbatch.meetings import MicrobatchLoop, analyze_in_loops
 
@@ -16,6 +17,7 @@ __all__ = [
     "Microbatching",
     "analyze",
     "analyze_in_loops",
+    "analyze_with_barrier",
     "batch_size",
     "pseudo_mesh",
 ]

@@ -293,7 +293,7 @@ def collect(graph: Graph, count: int, batch: Mapping[str, int], s: States, axis:
         results = [v.name for v in op.results]
         if not any(n in demand for n in results) or any(n in s.late for n in results):
             continue
-        used = _in_loop(graph, op, s, demand, axis, decisions)
+        used = operand_layouts(graph, op, s, demand, axis, decisions)
         if used is None:
             outside.update(dict.fromkeys(n for n in results if n in demand))
             continue
@@ -323,7 +323,7 @@ def collect(graph: Graph, count: int, batch: Mapping[str, int], s: States, axis:
     )
 
 
-def _in_loop(
+def operand_layouts(
     graph: Graph,
     op: Operator,
     s: States,
@@ -331,7 +331,16 @@ def _in_loop(
     axis: MicrobatchAxis,
     out: Decisions,
 ) -> tuple[Layout | None, ...] | None:
-    """Layouts of the operands of ``op`` if it runs in the loop (recorded in ``out``); None if it runs before it."""
+    """Layouts of the operands of ``op`` if it runs in the loop (recorded in ``out``); None if it runs before it.
+
+    Args:
+        graph: that it is in.
+        op: the operator.
+        s: states of all values.
+        demand: by value the layouts in which the loop reads it.
+        axis: of microbatches.
+        out: where its layouts are kept.
+    """
     if is_generator(op):
         return tuple(None for _ in op.operands)
     states = [None if isinstance(o, Literal) else s.values[o] for o in op.operands]

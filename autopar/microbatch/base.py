@@ -41,6 +41,9 @@ class Microbatching:
         after: ids of operators that run once after it.
         joined: values that leave the loop.
         body_inputs: values from outside that the loop takes: inputs of the graph and results of ``before``.
+        between: ids of those of ``after`` that run once all forward passes are done, before any backward pass: where
+            examples meet. Empty where they do not.
+        met: results of ``between`` that the loop takes, in its backward pass.
     """
 
     count: int
@@ -52,6 +55,8 @@ class Microbatching:
     after: tuple[str, ...]
     joined: tuple[Joined, ...]
     body_inputs: tuple[str, ...]
+    between: tuple[str, ...] = ()
+    met: tuple[str, ...] = ()
 
 
 def pseudo_mesh(count: int) -> LogicalMesh:

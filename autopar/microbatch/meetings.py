@@ -50,7 +50,7 @@ class MicrobatchLoop:
 
 
 @dataclass(frozen=True)
-class _Meeting:
+class Meeting:
     """What runs between two loops.
 
     Args:
@@ -86,24 +86,35 @@ def _loops(graph: Graph, count: int, batch: dict[str, int]) -> tuple[MicrobatchL
     """The loops of a step; None where there would be too many, or no meeting can run between two."""
     axis = MicrobatchAxis(pseudo_mesh(count))
     loops: list[MicrobatchLoop] = []
-    model = _of_model(graph)
+    model = matrices_of_model(graph)
     while len(loops) < _MOST_LOOPS:
         states = forward_states(graph, batch, axis, frozenset())
         if not is_mixed(graph, states):
             return (*loops, MicrobatchLoop(graph, collect(graph, count, batch, states, axis)))
-        meeting = _meeting(graph, states, axis)
+        meeting = meeting_of(graph, states, axis, model)
         if not meeting.joined:
             return None
-        loop = _until(graph, count, batch, axis, meeting, model)
+        loop = loop_until(graph, count, batch, axis, meeting, model)
         if loop is None:
             return None
         loops.append(loop)
-        graph = _behind(graph, meeting, states)
+        graph = step_behind(graph, meeting, states)
     return None
 
 
-def _meeting(graph: Graph, s: States, axis: MicrobatchAxis) -> _Meeting:
-    """All that can run behind one loop of what mixing operators need."""
+def meeting_of(graph: Graph, s: States, axis: MicrobatchAxis, model: frozenset[str], *, wide: bool = False) -> Meeting:
+    """All that can run behind one loop of what mixing operators need.
+
+    What takes cotangents back through the model's matrices does not: in the next loop it runs on one microbatch.
+
+    Args:
+        graph: the step.
+        s: states of its values.
+        axis: of microbatches.
+        model: the matrices of parameters.
+        wide: whether all that waits of the forward pass runs there, with the examples that it takes, so that they meet
+            once and not again.
+    """
     mixing = [op for op in s.mixing if phase_of(op.scope) != "update"]
     needed = {op.id for op in (*closure(graph.operators, names_read(mixing)), *mixing)}
     joined: dict[str, None] = {}
@@ -112,17 +123,24 @@ def _meeting(graph: Graph, s: States, axis: MicrobatchAxis) -> _Meeting:
     for op in graph.operators:
         if op.id not in needed or not any(v.name in s.late for v in op.results):
             continue
+        if phase_of(op.scope) == "backward" and _is_heavy(op) and not model.isdisjoint(op.reads):
+            continue
         late = {n for n in op.reads if n in s.late}
         terms = [n for n in op.reads if n not in late and s.values[n].partial]
         joined.update((_least_term(graph, s, n), None) for n in terms)
         if not late <= ready:
             continue
         of_examples = [n for n in op.reads if n not in late and s.values[n].axes]
-        if not of_examples or not (terms or late) or (not terms and _has_terms(graph, op, s, ready, axis, joined)):
+        if wide:
+            runs = phase_of(op.scope) != "backward" or all(n in joined for n in of_examples)
+        else:
+            is_example = bool(of_examples) and bool(terms or late)
+            runs = not is_example or (not terms and _has_terms(graph, op, s, ready, axis, joined))
+        if runs:
             operators.append(op)
             ready.update(v.name for v in op.results)
             joined.update(dict.fromkeys(of_examples))
-    return _Meeting(tuple(joined), tuple(operators))
+    return Meeting(tuple(joined), tuple(operators))
 
 
 def _least_term(graph: Graph, s: States, name: str) -> str:
@@ -158,15 +176,21 @@ def _has_terms(
     return results is None or any(k.partial for k in results)
 
 
-def _until(
-    graph: Graph, count: int, batch: dict[str, int], axis: MicrobatchAxis, meeting: _Meeting, model: frozenset[str]
+def loop_until(
+    graph: Graph, count: int, batch: dict[str, int], axis: MicrobatchAxis, meeting: Meeting, model: frozenset[str]
 ) -> MicrobatchLoop | None:
     """The loop before a meeting, with the meeting; None where it cannot run apart from the rest.
 
-    ``model`` has the matrices of parameters.
+    Args:
+        graph: the step.
+        count: number of microbatches.
+        batch: inputs that are split, with the dim.
+        axis: of microbatches.
+        meeting: what runs behind the loop.
+        model: the matrices of parameters.
     """
     operators = closure(graph.operators, meeting.joined)
-    heavy = [op for op in meeting.operators if op.primitive in CONTRACTIONS or op.regions]
+    heavy = [op for op in meeting.operators if _is_heavy(op)]
     if not model.isdisjoint(names_read(heavy)):
         return None  # layers that would run on the whole batch
     if any(op.effects for op in (*operators, *meeting.operators)):
@@ -182,7 +206,11 @@ def _until(
     return MicrobatchLoop(graph, replace(microbatching, after=tuple(op.id for op in graph.operators if op.id in ids)))
 
 
-def _of_model(graph: Graph) -> frozenset[str]:
+def _is_heavy(op: Operator) -> bool:
+    return bool(op.regions) or op.primitive in CONTRACTIONS
+
+
+def matrices_of_model(graph: Graph) -> frozenset[str]:
     """Matrices that depend on parameters, and on no example."""
     of_batch = dependents(graph.operators, (i.name for i in graph.inputs if i.role == "batch"))
     of_parameters = [i.name for i in graph.inputs if i.role == "parameter"]
@@ -190,10 +218,15 @@ def _of_model(graph: Graph) -> frozenset[str]:
     return frozenset(n for n in names if graph.types[n].rank > 1)
 
 
-def _behind(graph: Graph, meeting: _Meeting, s: States) -> Graph:
+def step_behind(graph: Graph, meeting: Meeting, s: States) -> Graph:
     """The step behind a meeting: what it made and the sums of terms are inputs.
 
     Examples that it took are made again in the next loop.
+
+    Args:
+        graph: the step.
+        meeting: what ran.
+        s: states of the step's values.
     """
     known = dict.fromkeys(names_made(meeting.operators))
     known.update(dict.fromkeys(n for n in meeting.joined if s.values[n].partial))

@@ -6,8 +6,9 @@ from typing import Literal as OneOf
 
 from autopar.plan.record import Record
 
-#: "before" runs once a stage before the first microbatch, "update" once after the last; the others once a microbatch.
-WorkKind = OneOf["before", "forward", "backward", "weight", "update"]
+#: "before" runs once a stage before the first microbatch, "update" once after the last, "meeting" once between all
+#: forward and all backward passes; the others once a microbatch.
+WorkKind = OneOf["before", "forward", "meeting", "backward", "weight", "update"]
 Lifetime = OneOf["step", "microbatch", "accumulator"]
 Reduce = OneOf["sum", "max", "min", "concatenate"]
 
@@ -16,10 +17,10 @@ class PipelineWork(Record, frozen=True):
     """A program of a stage: what it reads and writes, and how long it takes once.
 
     Args:
-        kind: forward, backward and weight run once a microbatch, before and update once a step.
+        kind: forward, backward and weight run once a microbatch, before, meeting and update once a step.
         stage: the stage.
         seconds: predicted seconds of one run.
-        part: counts up inside before and update where values cross stages.
+        part: counts up inside before, meeting and update where values cross stages.
         reads: names of values.
         writes: names of values.
         accumulates: names of accumulators that each run contributes to.

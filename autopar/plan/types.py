@@ -66,7 +66,8 @@ class Stage(Record, frozen=True):
         memory: bytes a device by kind.
         collectives: what it communicates inside, dearest first.
         work_times: (kind of work, seconds a step) of a stage with a loop over microbatches: "forward", "backward",
-            "update", and "weight": the part of "backward" that schedules which split it may put off.
+            "update", and "weight": the part of "backward" that schedules which split it may put off; "meeting" where
+            examples meet.
         activation_bytes: bytes a device that each microbatch in flight keeps for its backward pass.
         weight_stash_bytes: bytes a device that each microbatch keeps from its input gradients to its weight
             gradients, besides ``activation_bytes``, where a schedule puts the second off.

@@ -15,7 +15,15 @@ from autopar.report.sections import MEMORY_KINDS
 from autopar.simulate import Timeline
 
 _COLORS: Mapping[str, str] = MappingProxyType(
-    {"before": "c5", "forward": "c0", "backward": "c2", "weight": "c1", "update": "c4", "send": "c3"}
+    {
+        "before": "c5",
+        "forward": "c0",
+        "meeting": "c5",
+        "backward": "c2",
+        "weight": "c1",
+        "update": "c4",
+        "send": "c3",
+    }
 )
 _LEFT, _WIDTH = 78.0, 1000.0
 _RIGHT = 80.0

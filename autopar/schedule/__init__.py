@@ -7,6 +7,7 @@
 `verify`.
 """
 
+from autopar.schedule.barrier import check_barrier
 from autopar.schedule.base import Schedule
 from autopar.schedule.build import build
 from autopar.schedule.chain import chain
@@ -74,6 +75,7 @@ __all__ = [
     "buffer_bytes",
     "build",
     "chain",
+    "check_barrier",
     "check_dataflow",
     "check_table",
     "factory_named",

@@ -19,9 +19,9 @@ class Work:
     Args:
         kind: when it runs.
         stage: the stage whose devices run it.
-        part: counts up inside "before" and "update" where values cross stages: a part reads what lower parts of any
-            stage wrote (global norm: part 0 sums up locally, part 1 reads all sums). Of the other kinds it is the slice
-            of tokens.
+        part: counts up inside "before", "meeting" and "update" where values cross stages: a part reads what lower parts
+            of any stage wrote (global norm: part 0 sums up locally, part 1 reads all sums). Of the other kinds it is
+            the slice of tokens.
     """
 
     kind: WorkKind
@@ -35,11 +35,12 @@ class Work:
 #: What a value is to the programs of stages: an input of the step whole ("in") or a microbatch's shard of it
 #: ("batch"); an input in the layout of the loop ("loop") or computed before it for after it ("early"); what the
 #: backward pass needs of the forward pass ("activation"); what microbatches add up ("sum"); what parts of the update
-#: pass on ("mid"); an output of the step ("out"); what stages send in the loop ("from") and after it ("late"); all
+#: pass on ("mid"); an output of the step ("out"); what stages send in the loop ("from"), after it ("late") and where
+#: examples meet ("met"); what microbatches bring there ("terms"); all
 #: parameters and optimizer state of a stage together ("state"), its activations ("activations"), what its weight
 #: gradients need beyond those ("stash"), its gradients ("gradients").
 RefKind: TypeAlias = Literal[
-    "in", "batch", "loop", "early", "activation", "sum", "mid", "out", "from", "late",
+    "in", "batch", "loop", "early", "activation", "sum", "mid", "out", "from", "late", "met", "terms",
     "state", "activations", "stash", "gradients",
 ]  # fmt: skip
 
@@ -100,8 +101,8 @@ class ValueSpec:
         name: unique in the dataflow.
         bytes: bytes a device of one buffer: for "microbatch" of one microbatch's copy, for "accumulator" of what one
             microbatch contributes (one that is concatenated grows by this much a microbatch).
-        lifetime: "step": one buffer (parameters, constants, results of "before" and "update"); "microbatch": one
-            buffer a microbatch; "accumulator": contributions of all microbatches, joined.
+        lifetime: "step": one buffer (parameters, constants, results of "before", "meeting" and "update"); "microbatch":
+            one buffer a microbatch; "accumulator": contributions of all microbatches, joined.
         reduce: how contributions are joined; None for all but accumulators.
         stages: stages on whose workers an input lies when the step begins. Empty for what works write. A tied
             parameter has two. A microbatch input lies on the worker that runs the forward of its stage.
@@ -157,6 +158,11 @@ class Dataflow:
             for name in dict.fromkeys(spec.reads):
                 readers.setdefault(name, []).append(spec.work)
         return MappingProxyType({name: tuple(works) for name, works in readers.items()})
+
+    @cached_property
+    def meets(self) -> bool:
+        """Whether something runs between all forward passes and all backward passes."""
+        return any(s.work.kind == "meeting" for s in self.works)
 
     @cached_property
     def writers(self) -> Mapping[str, Work]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from autopar.errors import ScheduleError
+from autopar.schedule.barrier import check_barrier
 from autopar.schedule.dataflow import Dataflow, ValueSpec, Work, WorkSpec, work_of
 from autopar.schedule.table import KINDS, Table
 
@@ -17,6 +18,8 @@ def check_dataflow(table: Table, dataflow: Dataflow) -> None:
         table: a table that `check_table` accepts.
         dataflow: what its works read and write.
     """
+    if dataflow.meets:
+        check_barrier(table)
     wrong = [*_names(dataflow), *_works(table, dataflow)]
     if not wrong:
         wrong = [
@@ -101,6 +104,8 @@ def _reads(dataflow: Dataflow, spec: WorkSpec) -> Iterator[str]:
 
 def _may_read(work: Work, value: ValueSpec, writer: Work | None) -> bool:
     if work.kind in KINDS:
+        if value.lifetime == "step" and writer is not None and writer.kind == "meeting":
+            return work.kind != "forward"
         return value.lifetime == "microbatch" or (
             value.lifetime == "step" and (writer is None or writer.kind == "before")
         )
@@ -108,4 +113,6 @@ def _may_read(work: Work, value: ValueSpec, writer: Work | None) -> bool:
         return False
     if writer is not None and writer.kind == work.kind:
         return writer.part < work.part
+    if work.kind == "meeting":
+        return writer is None or writer.kind in ("before", "forward")
     return work.kind == "update" or writer is None

@@ -62,7 +62,7 @@ class Run(_Instruction, frozen=True, tag="RUN"):
 
 
 class Apply(_Instruction, frozen=True, tag="APPLY"):
-    """Run an update program: as `Run`, once, with complete accumulators."""
+    """Run a program of the update or where examples meet: as `Run`, once, with complete accumulators."""
 
     work: Work
     reads: tuple[Buffer, ...]

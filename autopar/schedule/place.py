@@ -83,6 +83,14 @@ class _PlacedLists:
         """Forward, backward and weight of all microbatches."""
         lengths = _SPLIT if self.table.splits_backward else _WHOLE
         starts = start_times(self.table, lengths)
+        if self.dataflow.meets:
+            self._walk({t: time for t, time in starts.items() if t.kind == "forward"}, lengths)
+            self._meeting()
+            starts = {t: time for t, time in starts.items() if t.kind != "forward"}
+        self._walk(starts, lengths)
+
+    def _walk(self, starts: Mapping[Task, int], lengths: Mapping[str, int]) -> None:
+        """Tasks in the order in which they begin and end."""
         # What ends at some time comes before what starts then, so that a value is received by its first user's start.
         moments = [(time, 1, self.table.worker_of(t), t) for t, time in starts.items()]
         moments += [(time + lengths[t.kind], 0, self.table.worker_of(t), t) for t, time in starts.items()]
@@ -92,10 +100,20 @@ class _PlacedLists:
             else:
                 self._pass_on(worker, task)
 
+    def _meeting(self) -> None:
+        """Works that run once between all forward and all backward passes, with what they send."""
+        for value in self.dataflow.values:
+            if value.lifetime == "accumulator" and self._is_met(value.name):
+                self._complete(value)
+        self._once("meeting")
+
+    def _is_met(self, name: str) -> bool:
+        return any(w.kind == "meeting" for w in self.dataflow.readers.get(name, ()))
+
     def update(self) -> None:
         """Works that run once after the last microbatch, with what they send."""
         for value in self.dataflow.values:
-            if value.lifetime == "accumulator":
+            if value.lifetime == "accumulator" and not self._is_met(value.name):
                 self._complete(value)
         self._once("update")
 
@@ -106,7 +124,7 @@ class _PlacedLists:
             writes = tuple(map(Buffer, spec.writes))
             workers = self.table.workers_of_stage(spec.work.stage)
             for worker in workers:
-                if kind == "update":
+                if kind != "before":
                     self.lists[worker].append(Apply(spec.work, reads, writes))
                 else:
                     self.lists[worker].append(Run(spec.work, NONE, reads, writes))
@@ -168,7 +186,11 @@ class _PlacedLists:
 
     def _reading_tasks(self, name: str, microbatch: int) -> list[Task]:
         works = self.dataflow.readers.get(name, ())
-        return [Task(w.kind, w.stage, microbatch, w.part) for w in works if w.kind != "before" and w.kind != "update"]
+        return [
+            Task(w.kind, w.stage, microbatch, w.part)
+            for w in works
+            if w.kind != "before" and w.kind != "meeting" and w.kind != "update"
+        ]
 
     def _step_readers(self, name: str) -> tuple[int, ...]:
         works = self.dataflow.readers.get(name, ())

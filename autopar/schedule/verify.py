@@ -161,7 +161,7 @@ class _Machine(Follower):
         """Reads values of its microbatch alone, and runs once where the table has it."""
         spec = self.dataflow.by_work.get(i.work)
         microbatch = i.microbatch if isinstance(i, Run) else NONE
-        if spec is None or isinstance(i, Apply) != (i.work.kind == "update"):
+        if spec is None or isinstance(i, Apply) != (i.work.kind in ("meeting", "update")):
             raise self.fail(worker, f"there is no such work {i.work}")
         self._check_place(worker, i.work, microbatch)
         if len(i.reads) != len(spec.reads) or len(i.writes) != len(spec.writes) + len(spec.accumulates):

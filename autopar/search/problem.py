@@ -87,6 +87,7 @@ class Subproblem:
         separate_programs: whether the forward and the backward pass are programs of their own, as on a stage of a
             pipeline: where memory is short neither has copies of the other's.
         arriving: inputs of a stage's graph that come with every microbatch, placed as the loop over them takes them.
+        met: outputs of a stage's graph that are made where examples meet, before its backward passes.
         cutoff_s: seconds of a step that a plan must stay below to be of use: another plan takes so many.
         tried_stages: numbers of stages that may be faster than another plan; None for any.
         ample_memory: whether plans are of use only where the memory limit has no part in that of some mesh.
@@ -97,6 +98,7 @@ class Subproblem:
     on_workers: bool = False
     separate_programs: bool = False
     arriving: frozenset[str] = frozenset()
+    met: frozenset[str] = frozenset()
     cutoff_s: float = math.inf
     tried_stages: tuple[int, ...] | None = None
     ample_memory: bool = False

@@ -39,6 +39,10 @@ class Sliced:
         """Names of the inputs of a stage's graph, by its place among ``parts``, that come with every microbatch."""
         return frozenset(str(v) for v in self.parts[stage].graph_inputs if v.of_microbatch)
 
+    def met(self, stage: int) -> frozenset[str]:
+        """Paths of the outputs of a stage's graph, by its place among ``parts``, that are made where examples meet."""
+        return frozenset(str(v) for v in self.parts[stage].graph_sends if v.kind == "met")
+
     def constraints(self, stage: int, asked: Sequence[Constraint]) -> tuple[Constraint, ...]:
         """Those on inputs of a stage's graph, by their names there.
 

@@ -48,12 +48,18 @@ def in_slices(problem: Problem, graph: Graph, plan: Plan, asked: TokenSliceOptio
         asked: see `TokenSliceOption`.
 
     Raises:
-        SliceError: a position of the step reads later ones, or the lengths are not those of a sequence.
+        SliceError: a position of the step reads later ones, the lengths are not those of a sequence, or examples meet.
         ScheduleError: the schedule takes no slices.
     """
     record = plan.content.pipeline
     if record is None:
         raise SliceError("slices of tokens pass through a pipeline", remedy="num_stages=2 or more")
+    if any(w.kind == "meeting" for w in record.works):
+        raise SliceError(
+            "examples meet between the forward and the backward passes, which slices of tokens do not wait for",
+            cause="a contrastive loss, or experts balanced over the global batch",
+            remedy="leave token_slices out, or balance over a microbatch",
+        )
     slicing = analyze_tokens(graph)
     table = parse_table(record.table)
     with_slices(table, 1)

@@ -34,8 +34,9 @@ class StepModel:
 def is_plain(dataflow: Dataflow) -> bool:
     """Whether `step_of` knows the time.
 
-    Nothing runs before the microbatches, no input is a microbatch's, nothing waits in host memory or is concatenated,
-    no input is read where it does not lie, and the update of a stage is one work that reads nothing that another made.
+    Nothing runs before the microbatches or between their forward and backward passes, no input is a microbatch's,
+    nothing waits in host memory or is concatenated, no input is read where it does not lie, and the update of a stage
+    is one work that reads nothing that another made.
     """
     writers = {n: s.work.stage for s in dataflow.works for n in (*s.writes, *s.accumulates)}
     for value in dataflow.values:
@@ -46,7 +47,7 @@ def is_plain(dataflow: Dataflow) -> bool:
             return False
         if any(w.kind == "update" and writers.get(value.name, w.stage) != w.stage for w in readers):
             return False
-    return all(s.work.part == 0 and s.work.kind != "before" for s in dataflow.works)
+    return all(s.work.part == 0 and s.work.kind not in ("before", "meeting") for s in dataflow.works)
 
 
 def step_of(table: Table, dataflow: Dataflow, durations: Durations) -> StepModel:

@@ -13,12 +13,12 @@ from autopar.simulate.event import Event, Memory, shown_range
 _COLORS: Mapping[str, str] = MappingProxyType(
     {
         "forward": "#4c78a8", "backward": "#59a14f", "weight": "#edc948", "before": "#9c755f", "update": "#b07aa1",
-        "send": "#bab0ac",
+        "send": "#bab0ac", "meeting": "#e15759",
     }
 )  # fmt: skip
 _LEFT, _TOP, _WIDTH = 90.0, 46.0, 1000.0
 _COMPUTE, _SEND, _MEMORY, _GAP = 24.0, 6.0, 22.0, 10.0
-_DARK = frozenset({"forward", "backward", "before", "update"})
+_DARK = frozenset({"forward", "backward", "before", "meeting", "update"})
 
 
 def svg_picture(num_workers: int, events: Sequence[Event], memory: Sequence[Memory], title: str) -> str:

@@ -12,7 +12,7 @@ from autopar.simulate.event import Event, shown_range
 _PLAIN = "0123456789"
 _DIGITS: Mapping[str, str] = MappingProxyType({"forward": _PLAIN, "backward": "₀₁₂₃₄₅₆₇₈₉", "weight": "⁰¹²³⁴⁵⁶⁷⁸⁹"})
 _FILL: Mapping[str, str] = MappingProxyType(
-    {"forward": "─", "backward": "━", "weight": "┄", "before": "░", "update": "▒"}
+    {"forward": "─", "backward": "━", "weight": "┄", "before": "░", "meeting": "▓", "update": "▒"}
 )
 _IDLE = "·"
 #: Characters for the shortest pass, if there is room.

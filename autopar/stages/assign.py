@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from autopar.ir import Graph, Operator
 from autopar.ir.analysis import dependents, places
 from autopar.ir.phases import phase_of
-from autopar.microbatch import Microbatching, analyze
+from autopar.microbatch import Microbatching, analyze_with_barrier
 from autopar.stages.gradients import with_parameters
 from autopar.stages.layers import Layers
 
@@ -85,7 +85,7 @@ def assign(
     body, backward, apart = loop_stages()
     joins = _joins(graph, microbatching, body) | apart
     if joins:
-        microbatching = analyze(graph, microbatching.count, joins)
+        microbatching = analyze_with_barrier(graph, microbatching.count, joins)
         body, backward, _ = loop_stages()
     body = _spread(graph, microbatching, body, len(ends))
     update = _update_stages(graph, microbatching, body, len(ends))
@@ -119,9 +119,10 @@ def _loop_stages(
                 available.setdefault(n, set()).add(forward[op.id])
             for v in op.results:
                 available.setdefault(v.name, set()).add(forward[op.id])
-    of_batch = {op.id for op in dependents([op for op in graph.operators if op.id in inside], microbatching.batch)}
+    body = [op for op in graph.operators if op.id in inside]
+    of_batch = {op.id for op in dependents(body, microbatching.batch)}
     cotangent: dict[str, int] = {}
-    backward: set[str] = set()
+    backward = {op.id for op in dependents(body, microbatching.met)}
     apart: set[str] = set()
     for op in graph.operators:
         names = op.reads

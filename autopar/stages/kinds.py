@@ -58,6 +58,7 @@ class KindTable:
             ("piece", parts.microbatch_inputs),
             ("received", tuple(r.name for r in parts.received)),
             ("late", tuple(r.name for r in parts.received_late)),
+            ("met", tuple(r.name for r in parts.received_met)),
         ):
             taken += [(group, number(n), self._outside(n)) for n in names]
         values = tuple(numbers)
@@ -85,8 +86,10 @@ class KindTable:
             tuple(map(number, parts.sent_late)),
             outputs,
             tuple((r.backward, number(r.name)) for r in parts.received),
+            tuple(map(number, parts.sent_met)),
+            tuple((r.part, number(r.name)) for r in parts.received_met),
         )
-        return StageKind(key, values, (*parts.sent, *parts.sent_late), parts.outputs, ids)
+        return StageKind(key, values, (*parts.sent, *parts.sent_late, *parts.sent_met), parts.outputs, ids)
 
     def _outside(self, name: str) -> tuple[object, ...]:
         """What matters of a value that a stage takes."""

@@ -46,10 +46,13 @@ class Layers:
 
 
 def forward_operators(graph: Graph, microbatching: Microbatching) -> list[Operator]:
-    """Operators of the loop that depend on the batch and are no part of the backward pass, in running order."""
+    """Operators of the loop that depend on the batch and are no part of the backward pass, in running order.
+
+    What waits until examples have met counts as backward pass.
+    """
     inside = set(microbatching.body)
     body = [op for op in graph.operators if op.id in inside]
-    backward = {op.id for op in dependents(body, (), also=lambda op: phase_of(op.scope) == "backward")}
+    backward = {op.id for op in dependents(body, microbatching.met, also=lambda op: phase_of(op.scope) == "backward")}
     return dependents([op for op in body if op.id not in backward], microbatching.batch)
 
 

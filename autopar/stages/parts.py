@@ -29,12 +29,12 @@ class Received:
 
 @dataclass(frozen=True)
 class ReceivedLate:
-    """A value that another stage sends once, after the loop.
+    """A value that a stage sends once: after the loop, or where examples meet, then to itself too.
 
     Args:
         name: the value.
         source: the stage that makes it.
-        part: the first part of the update that can read it.
+        part: the first part of the update, or of the meeting, that can read it.
     """
 
     name: str
@@ -61,6 +61,9 @@ class StageParts:
         late: operators that it runs after the loop.
         part_of: the part of the update in which each of ``late`` runs.
         outputs: indices of the graph's outputs that it returns.
+        received_met: values that it gets where examples meet, those that its own loop takes too.
+        sent_met: values made where examples meet, or joined for it, that it sends or its loop takes.
+        between: those of ``late`` that it runs where examples meet.
     """
 
     stage: int
@@ -77,6 +80,9 @@ class StageParts:
     late: tuple[str, ...]
     part_of: dict[str, int]
     outputs: tuple[int, ...]
+    received_met: tuple[ReceivedLate, ...] = ()
+    sent_met: tuple[str, ...] = ()
+    between: frozenset[str] = frozenset()
 
     @property
     def graph_inputs(self) -> tuple[StageValue, ...]:
@@ -86,6 +92,7 @@ class StageParts:
             *(StageValue("piece", n) for n in self.microbatch_inputs),
             *(StageValue("from", r.name) for r in self.received),
             *(StageValue("late", r.name) for r in self.received_late),
+            *(StageValue("met", r.name) for r in self.received_met),
         )
 
     @property
@@ -93,6 +100,7 @@ class StageParts:
         """What the outputs of the stage's graph are that come after those of the step (``outputs``), in order."""
         return (
             *(StageValue("late", n) for n in self.sent_late),
+            *(StageValue("met", n) for n in self.sent_met),
             *(StageValue("send", n) for n in self.sent),
         )
 
@@ -118,6 +126,7 @@ class _Split:
         self.joined = {j.name: j for j in microbatching.joined}
         self.batch = set(microbatching.batch)
         self.outside = set(microbatching.body_inputs)
+        self.between, self.met = set(microbatching.between), set(microbatching.met)
         self.maker: dict[str, Operator] = {}
         self.late_maker: dict[str, Operator] = {}
         for op in graph.operators:
@@ -140,6 +149,8 @@ class _Split:
         self.before = [op for op in graph.operators if op.id in self.early]
         self.order = {v.name: n for n, v in enumerate(v for op in graph.operators for v in op.results)}
         self.sent = self._all_sent()
+        self.sent_met = self._all_sent_met()
+        self.all_met = set().union(*self.sent_met.values())
         self.sent_late = self._all_sent_late()
         self.returned: dict[int, list[int]] = {s: [] for s in range(map.count)}
         for i in range(len(graph.outputs)):
@@ -154,7 +165,7 @@ class _Split:
         return self.map.body[self.maker[name].id][-1]
 
     def _part_numbers(self) -> dict[tuple[str, int], int]:
-        """(operator, stage) -> part of the update: one more wherever a value crosses stages."""
+        """(operator, stage) -> part of the update, or of the meeting: one more wherever a value crosses stages."""
         parts: dict[tuple[str, int], int] = {}
         for op in self.graph.operators:
             if op.id not in self.late:
@@ -163,6 +174,8 @@ class _Split:
                 part = 0
                 for n in op.reads:
                     maker = self.late_maker.get(n)
+                    if maker is not None and maker.id in self.between and op.id not in self.between:
+                        continue
                     if maker is not None:
                         there = s in self.map.update[maker.id]
                         t = s if there else self.map.update[maker.id][0]
@@ -184,7 +197,7 @@ class _Split:
             if n in self.maker and n not in self.outside
         )
         from_loop = {r.name for r in received}
-        whole = [n for n in taken if n not in from_loop and n not in self.batch]
+        whole = [n for n in taken if n not in from_loop and n not in self.batch and n not in self.met]
         joined = tuple(self.joined_at[s])
         own_joined = {j.name for j in joined}
         outputs = tuple(self.returned[s])
@@ -195,9 +208,12 @@ class _Split:
         received_late = tuple(
             ReceivedLate(n, *self._late_source(n))
             for n in late_taken
-            if n not in own_joined and (n in self.joined or n in self.late_maker)
+            if n not in own_joined and n not in self.all_met and (n in self.joined or n in self.late_maker)
         )
-        from_others = {r.name for r in received_late}
+        taken_met = [n for n in taken if n in self.met]
+        taken_met += [n for n in late_taken if n in self.all_met and n not in own_joined]
+        received_met = tuple(ReceivedLate(n, *self._late_source(n)) for n in dict.fromkeys(taken_met))
+        from_others = {r.name for r in (*received_late, *received_met)}
         early = [n for n in (*whole, *late_taken) if n not in own_joined and n not in from_others]
         before = closure(self.before, early)
         inputs = {n for op in before for n in op.reads} | set(early)
@@ -216,6 +232,9 @@ class _Split:
             late=tuple(op.id for op in late),
             part_of={op.id: self.parts[op.id, s] for op in late},
             outputs=outputs,
+            received_met=received_met,
+            sent_met=self._ordered(self.sent_met[s]),
+            between=frozenset(op.id for op in late if op.id in self.between),
         )
 
     def _in_order(self, names: Iterable[str]) -> list[str]:
@@ -252,6 +271,21 @@ class _Split:
         wanted: dict[int, set[str]] = {s: set() for s in range(self.map.count)}
         for op in self.graph.operators:
             if op.id not in self.late:
+                continue
+            for n in op.reads:
+                if n in self.joined or n in self.late_maker:
+                    source = self._late_source(n)[0]
+                    if any(t != source and not self._has(n, t) for t in self.map.update[op.id]):
+                        wanted[source].add(n)
+        return {s: names - self.all_met for s, names in wanted.items()}
+
+    def _all_sent_met(self) -> dict[int, set[str]]:
+        """By stage the values, made where examples meet or joined for that, that loops or others there read."""
+        wanted: dict[int, set[str]] = {s: set() for s in range(self.map.count)}
+        for n in self.met:
+            wanted[self._late_source(n)[0]].add(n)
+        for op in self.graph.operators:
+            if op.id not in self.between:
                 continue
             for n in op.reads:
                 if n in self.joined or n in self.late_maker:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 #: "step": an input or output of the step, whole; "piece": a microbatch's shard of a batch input; "from": what another
-#: stage sends in the loop; "late": what stages send each other after it; "send": what the stage sends in the loop.
-StageValueKind: TypeAlias = Literal["step", "piece", "from", "late", "send"]
+#: stage sends in the loop; "late": what stages send each other after it; "send": what the stage sends in the loop;
+#: "met": what is made where examples meet, for the backward passes of all microbatches.
+StageValueKind: TypeAlias = Literal["step", "piece", "from", "late", "send", "met"]
 
 
 @dataclass(frozen=True, slots=True)

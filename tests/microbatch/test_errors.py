@@ -22,6 +22,11 @@ def batch_norm(params, b):
     return jnp.mean(((h - mean) @ params["v"] - b["y"]) ** 2), {}
 
 
+def norm_inside(params, b):
+    h = jnp.tanh(b["x"] @ params["w"])
+    return jnp.mean(((h - h.mean(0)) @ params["w"].T) ** 2), {}
+
+
 def contrastive(params, b):
     h = b["x"] @ params["w"]
     scores = h @ h.T
@@ -57,7 +62,7 @@ def test_no_batch():
 
 
 def test_errors_reach_the_user():
-    fn = autopar.parallelize(step_of(batch_norm), num_microbatches=2, num_stages=2)
+    fn = autopar.parallelize(step_of(norm_inside), num_microbatches=2, num_stages=2)
     with pytest.raises(MicrobatchError, match=r"test_errors\.py"):
         fn.plan(weights(), data())
     with pytest.raises(autopar.AutoparError, match=r"num_microbatches=0 is no count"):

@@ -61,6 +61,12 @@ def decorrelated(p, x):
     return jnp.sum((jnp.diagonal(c) - 1) ** 2) + 0.01 * jnp.sum(c**2)
 
 
+def linear_head(p, x):
+    """Scores of what comes out of matrices, as in dense retrieval: no norm between them and what meets."""
+    image, text = (jnp.tanh(x[k] @ p[k]["w0"]) @ p[k]["w1"] for k in ("image", "text"))
+    return -jnp.mean(jnp.diagonal(jax.nn.log_softmax(image @ text.T)))
+
+
 def pairs():
     tower = {"w0": draw(0, 6, 8), "w1": draw(1, 8, 4)}
     params = {"image": tower, "text": jax.tree.map(lambda w: -0.7 * w[::-1], tower), "temperature": jnp.asarray(0.3)}
@@ -76,6 +82,7 @@ def labelled():
 LOSSES = [
     (contrastive, pairs, (2, 12), 2),
     (decorrelated, pairs, (3,), 4),
+    (linear_head, pairs, (3,), 2),
     (balanced, labelled, (4,), 2),
     (batch_norm, labelled, (6,), 3),
 ]

@@ -74,6 +74,7 @@ DEMANDS = {
     "on_workers": True,
     "separate_programs": True,
     "arriving": frozenset({"x"}),
+    "met": frozenset({"x"}),
     "cutoff_s": 1.0,
     "tried_stages": (2, 4),
     "ample_memory": True,

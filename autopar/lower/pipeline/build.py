@@ -147,7 +147,9 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
         )  # fmt: skip
         sizes.append(part.stages[0].mesh_shape)
     kinds = _kinds(table)
-    wanted = tuple(p for p in programs if p.work.kind in ("before", "update") or p.work.kind in kinds[p.work.stage])
+    wanted = tuple(
+        p for p in programs if p.work.kind in ("before", "meeting", "update") or p.work.kind in kinds[p.work.stage]
+    )
     map = source.slice(plan.num_microbatches, members).map
     return CutPrograms(plan, table, map, wanted, tuple(sizes))
 

@@ -105,6 +105,7 @@ def _term(
 
 def _backward(stage: StageGraph, graph: Graph, entering: Iterable[tuple[str, Operand, Layout]]) -> frozenset[str]:
     cotangents = {str(StageValue("from", r.name)) for r in stage.parts.received if r.backward}
+    cotangents |= {str(StageValue("met", r.name)) for r in stage.parts.received_met}
     late = [name for name, operand, _ in entering if operand in cotangents]
     stored = [op for op in graph.operators if not is_generator(op)]
     return frozenset(op.id for op in dependents(stored, late, also=lambda op: phase_of(op.scope) == "backward"))

@@ -1,4 +1,4 @@
-"""Programs of one stage, cut from its graph: before, forward, backward, weight, and the parts of the update."""
+"""Programs of one stage, cut from its graph: before, forward, meeting, backward, weight, and parts of the update."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from autopar.ir.primitives import is_generator
 from autopar.lower.interpreter import Interpreter, Sharded
 from autopar.lower.localize.base import AxisIndex, scalar
 from autopar.lower.pipeline.loop import Leaving, Loop, find_loop, layouts_of, needed_of
+from autopar.lower.pipeline.once import Moment, moments_of, moments_of_outputs
 from autopar.lower.pipeline.ports import Port
 from autopar.lower.pipeline.sliced import SlicedStage
 from autopar.lower.pipeline.stage_graph import StageGraph
@@ -104,7 +105,7 @@ class _Cutter:
         """The port of an input of the stage's graph, as it lies between programs."""
         layout, type = self.input_layouts[name], self.types[name]
         value = self.input_values[name]
-        if value.kind == "from" or value.kind == "late":
+        if value.kind == "from" or value.kind == "late" or value.kind == "met":
             return Port(ValueRef(value.kind, value.name), type, layout)
         ref = self._own("batch" if value.kind == "piece" else "in", value.name)
         return Port(ref, type, layout, name in self.decisions.hosted)
@@ -118,7 +119,8 @@ class _Cutter:
             if isinstance(operand, Literal):
                 continue
             value = self.input_values.get(operand)
-            direct = value is not None and (value.of_microbatch or self.input_layouts[operand] == layout)
+            moved_alone = value is not None and (value.of_microbatch or value.kind == "met")
+            direct = moved_alone or (value is not None and self.input_layouts[operand] == layout)
             if direct:
                 port = self._input(operand)
                 entering.append((inner, Port(port.ref, port.type, layout), False))
@@ -246,7 +248,7 @@ class _Cutter:
                 ids.add(loop.graph.producers[o.operand].id)
         return ids
 
-    # -- the update ----------------------------------------------------------------------------
+    # -- where examples meet, and the update --------------------------------------------------------------------------
 
     def _updates(self) -> list[StageProgram]:
         graph, loop = self.graph, self.loop
@@ -256,24 +258,21 @@ class _Cutter:
         outputs = self._late_outputs()
         if not outputs:
             return []
-        ports, part = self._late_sources(early)
-        part_of_op: dict[str, int] = {}
-        for op in late:
-            number = max((part.get(o, 0) for o in op.reads), default=0)
-            part_of_op[op.id] = number
-            part.update((v.name, number) for v in op.results)
-        parts = sorted({*part_of_op.values(), *(part.get(str(o.operand), 0) for o, _ in outputs)})
+        ports, received = self._late_sources(early)
+        met = len(self.stage.parts.sent_met)
+        moment_of_op = moments_of(graph, late, received, [o.operand for o, _ in outputs[len(outputs) - met :]])
+        ends = moments_of_outputs(graph, moment_of_op, received, [o for o, _ in outputs], met)
         programs = []
-        for number in parts:
-            ids = {id for id, n in part_of_op.items() if n == number}
-            later = {id for id, n in part_of_op.items() if n > number}
+        for moment in sorted({*moment_of_op.values(), *ends}):
+            ids = {id for id, m in moment_of_op.items() if m == moment}
+            later = {id for id, m in moment_of_op.items() if m > moment}
             wanted: list[tuple[Operand, Port]] = []
             for index, (o, layout) in enumerate(outputs):
-                if part.get(str(o.operand), 0) == number:
+                if ends[index] == moment:
                     there = o.updates in self.decisions.hosted
                     wanted.append((o.operand, Port(self._output_ref(index), o.type, layout, there)))
             read_later = self._reads(graph, later)
-            read_later |= {str(o.operand) for o, _ in outputs if part.get(str(o.operand), 0) > number}
+            read_later |= {str(o.operand) for n, (o, _) in enumerate(outputs) if ends[n] > moment}
             for op in late:
                 if op.id in ids:
                     for v in op.results:
@@ -281,11 +280,11 @@ class _Cutter:
                             port = Port(self._own("mid", v.name), v.type, self.layouts[v.name])
                             wanted.append((v.name, port))
                             ports[v.name] = port
-            for n, some in self._groups(number, wanted, outputs):
+            for n, some in self._groups(moment.part, wanted, outputs):
                 ops = needed_of(graph, [o for o, _ in some], ids)
                 computed = {v.name for op in ops for v in op.results}
                 program = self._program(
-                    Work("update", self.s, n), _Source(self.stage.program), ops, some, [],
+                    Work(moment.kind, self.s, n), _Source(self.stage.program), ops, some, [],
                     {n: p for n, p in ports.items() if n not in computed},
                 )  # fmt: skip
                 programs.append(program)
@@ -306,12 +305,16 @@ class _Cutter:
         outputs, late = self.stage.parts.outputs, self.stage.parts.sent_late
         if index < len(outputs):
             return ValueRef("out", str(outputs[index]))
-        return ValueRef("late", late[index - len(outputs)])
+        at = index - len(outputs)
+        return (
+            ValueRef("late", late[at]) if at < len(late) else ValueRef("met", self.stage.parts.sent_met[at - len(late)])
+        )
 
-    def _late_sources(self, early: set[str]) -> tuple[dict[str, Port], dict[str, int]]:
-        """Ports of what the update takes from elsewhere, and the part from which on each is there."""
+    def _late_sources(self, early: set[str]) -> tuple[dict[str, Port], dict[str, Moment]]:
+        """Ports of what is taken from elsewhere once, and the moment from which on what others send is there."""
         ports = {i.name: self._input(i.name) for i in self.graph.inputs}
-        part = {str(StageValue("late", r.name)): r.part for r in self.stage.parts.received_late}
+        part = {str(StageValue("late", r.name)): Moment("update", r.part) for r in self.stage.parts.received_late}
+        part |= {str(StageValue("met", r.name)): Moment("meeting", r.part) for r in self.stage.parts.received_met}
         for op in self.graph.operators:
             if op.id in early and not is_generator(op):
                 for v in op.results:

@@ -12,7 +12,7 @@ from autopar.ir.verify import verify
 from autopar.lower.microbatch.parts import BackwardRecomputation
 from autopar.lower.pipeline.stage_graph import StageGraph, stage_graph
 from autopar.lower.step import Step
-from autopar.microbatch import Microbatching, analyze
+from autopar.microbatch import Microbatching, analyze, analyze_with_barrier
 from autopar.recompute import Phases
 from autopar.search.source import Recomputation, Sliced
 from autopar.stages import StageMap, StageParts, assign, stage_parts
@@ -95,7 +95,8 @@ class TracedStages:
     def microbatches(self, count: int) -> Microbatching:
         """The step in ``count`` microbatches."""
         if count not in self.counts:
-            self.counts[count] = analyze(self.step.graph, count)
+            # Without a flush there is no moment at which all forward passes are done and no backward pass is.
+            self.counts[count] = (analyze if self.without_flush else analyze_with_barrier)(self.step.graph, count)
         return self.counts[count]
 
     def slice(self, count: int, members: Sequence[Sequence[str]]) -> Sliced:

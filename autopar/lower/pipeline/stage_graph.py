@@ -126,7 +126,7 @@ def _piece_shapes(
     for r in parts.received:
         local = layouts[r.name].local_shape(types[r.name].shape, {AXIS: microbatching.count})
         shapes[r.name] = jax.ShapeDtypeStruct(local, numpy_dtype(types[r.name].dtype))
-    for late in parts.received_late:
+    for late in (*parts.received_late, *parts.received_met):
         shapes[late.name] = jax.ShapeDtypeStruct(types[late.name].shape, numpy_dtype(types[late.name].dtype))
     return shapes
 
@@ -157,11 +157,12 @@ class _StageFunction:
         microbatch_inputs = {n: next(given) for n in p.microbatch_inputs}
         received = {r.name: next(given) for r in p.received}
         late = {r.name: next(given) for r in p.received_late}
+        met = {r.name: next(given) for r in p.received_met}
         inputs = [i for i in graph.inputs if i.name in env]
         env = run_whole(part_of(self.bound, p.before, inputs, ()), env, self.recorder)
-        joined, sent = self._loop({**env, **microbatch_inputs, **received})
+        joined, sent = self._loop({**env, **microbatch_inputs, **received, **met})
         env.update(joined)
-        env.update(late)
+        env.update({**met, **late})
         env = run_whole(
             part_of(self.bound, p.late, [Input(n, graph.types[n]) for n in env if n in graph.types], ()),
             env,
@@ -171,7 +172,7 @@ class _StageFunction:
         for i in p.outputs:
             operand = graph.outputs[i].operand
             outputs.append(jnp.asarray(scalar(operand)) if isinstance(operand, Literal) else env[operand])
-        return [*outputs, *(env[n] for n in p.sent_late), *sent]
+        return [*outputs, *(env[n] for n in (*p.sent_late, *p.sent_met)), *sent]
 
     def _loop(self, env: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         """The joined values and the last of each value that is sent."""

@@ -13,6 +13,7 @@ from autopar.plan import Pipeline, PlanContent, Stage
 from autopar.schedule import Dataflow, Table, ValueRef, ValueSpec, Work, WorkSpec, build, check_dataflow, check_table
 from autopar.schedule.dataflow import RefKind
 from autopar.schedule.without_flush import flushes
+from autopar.search.composition.meeting import StageMeeting, met_name
 from autopar.search.source import Sliced
 from autopar.simulate import Durations, is_plain, record_of, routes_of, run, steady, step_of
 from autopar.simulate.memory import passing_bytes
@@ -43,7 +44,6 @@ def pipeline_of(
         stage, s = content.stages[0], p.stage
         state, activations, stash, gradients = _own_values(s)
         times = dict(stage.work_times)
-        values.update((v.name, v) for v in _stage_values(p, stage, table, bytes_of))
         if stage.activations_offloaded:
             host_s[activations] = cost.host_s(stage.activation_bytes)
         # A value of a later stage's forward is for the backward pass here.
@@ -51,16 +51,18 @@ def pipeline_of(
         cotangents = [r.name for r in p.received if r.backward or r.source > s]
         sent_back = [n for n in p.sent if sliced_backward(graph, sliced, n)]
         sent_on = [n for n in p.sent if n not in set(sent_back)]
+        meeting = StageMeeting(graph, p, stage, sliced.map.microbatching)
+        values.update((v.name, v) for v in (*_stage_values(p, stage, table, bytes_of), *meeting.values()))
         temporaries = passing_bytes(stage)
         # What is added to accumulated gradients is a result, which comes into being while the rest is given up.
         besides = max(0, temporaries - stage.accumulation_bytes)
         trains = any(t.kind == "backward" for row in table.rows for t in row)
-        joined = () if trains else (gradients,)  # without a backward pass what is joined are results
+        joined = meeting.terms if trains else (gradients,)  # without a backward pass what is joined are results
         writes = (activations, *sent_on)
         works.append(WorkSpec(Work("forward", s), (state, *forward), writes, joined, temporaries))
         backward_s = times.get("backward", 0.0) / count
         backward = Work("backward", s)
-        reads = (state, activations, *forward, *cotangents)
+        reads = (state, activations, *forward, *cotangents, *meeting.taken)
         if table.splits_backward:
             works.append(WorkSpec(backward, reads, (*sent_back, stash)))
             weight = Work("weight", s)
@@ -70,12 +72,13 @@ def pipeline_of(
         elif trains:
             works.append(WorkSpec(backward, reads, tuple(sent_back), (gradients,), besides))
             seconds[backward] = backward_s
+        seconds |= meeting.seconds()
         update = Work("update", s)
-        works.append(WorkSpec(update, (state, gradients)))
+        works += [*meeting.works(), WorkSpec(update, (state, gradients))]
         seconds[Work("forward", s)] = times.get("forward", 0.0) / count
         seconds[update] = times.get("update", 0.0) + _late_s(graph, p, table, parts, cluster)
     for p in sliced.parts:
-        _add_transfers(transfers, p, table, bytes_of, parts, cluster)
+        _add_transfers(transfers, graph, p, table, bytes_of, parts, cluster)
     return Dataflow(tuple(works), tuple(values.values())), Durations(seconds, transfers, host_s=host_s)
 
 
@@ -138,6 +141,7 @@ def _microbatch_bytes(graph: Graph, sliced: Sliced) -> dict[str, float]:
 
 def _add_transfers(
     transfers: dict[tuple[str, int, int], float],
+    graph: Graph,
     p: StageParts,
     table: Table,
     bytes_of: Mapping[str, float],
@@ -145,12 +149,13 @@ def _add_transfers(
     cluster: Cluster,
 ) -> None:
     """Seconds of what stage ``p`` receives: its bytes over the links of the sending stage's devices."""
-    for r in p.received:
-        for source in table.workers_of_stage(r.source):
+    received = [(r.name, r.source, bytes_of[r.name]) for r in p.received]
+    received += [(met_name(r.name), r.source, float(graph.types[r.name].nbytes)) for r in p.received_met]
+    for name, stage, nbytes in received:
+        for source in table.workers_of_stage(stage):
             for target in table.workers_of_stage(p.stage):
                 if source != target:
-                    seconds = transfer_s(cluster, bytes_of[r.name], parts[r.source], parts[p.stage])
-                    transfers[r.name, source, target] = seconds
+                    transfers[name, source, target] = transfer_s(cluster, nbytes, parts[stage], parts[p.stage])
 
 
 def _late_s(graph: Graph, p: StageParts, table: Table, parts: Sequence[PlanContent], cluster: Cluster) -> float:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from autopar.errors import MicrobatchError, ScheduleError
 from autopar.ir.phases import phase_of
-from autopar.schedule import Schedule, Table, Task, get
+from autopar.microbatch import Microbatching
+from autopar.schedule import Schedule, Table, Task, check_barrier, get
 from autopar.search.enumeration.rank_pairs import ranked_pairs
 from autopar.search.enumeration.search_space import is_large, microbatches_and_stages, stage_counts
 from autopar.search.parallel import WorkerPool
@@ -46,6 +47,21 @@ def schedule_of(problem: Problem) -> Schedule:
     return get(("1f1b" if trains(problem) else "inference") if asked in ("auto", "none") else asked)
 
 
+def schedule_for(problem: Problem, microbatching: Microbatching) -> Schedule:
+    """`schedule_of`; GPipe where it is free and examples meet between the forward and the backward passes."""
+    if microbatching.between and problem.options.schedule in ("auto", "none"):
+        return get("gpipe")
+    return schedule_of(problem)
+
+
+def table_for(schedule: Schedule, stages: int, microbatching: Microbatching) -> Table:
+    """The table of a schedule. ScheduleError where there is none, or examples meet and it has no moment for that."""
+    table = schedule.table(stages, microbatching.count)
+    if microbatching.between:
+        check_barrier(table)
+    return table
+
+
 def trains(problem: Problem) -> bool:
     """Whether the step has a backward pass."""
     return any(phase_of(op.scope) == "backward" for op in problem.graph.operators)
@@ -63,23 +79,24 @@ def candidates(
     profilers: dict[tuple[int, Layers], LayerProfiler] = {}
     for count, numbers in _numbers(problem, source, schedule, fewest, pool, profilers):
         try:
-            source.microbatches(count)
+            microbatching = source.microbatches(count)
         except MicrobatchError:
             if asked is not None:
                 raise
             continue
+        schedule_here = schedule_for(problem, microbatching)
         for stages in numbers:
             per_stage = 1 if schedule.chunks > 1 else problem.policy.enumeration.layers_per_stage
             layers = layers_of(problem, source, count, stages, fewest and fewest(stages), per_stage)
             if len(layers.members) < stages:
                 continue
             try:
-                schedule.table(stages, count)
+                table_for(schedule_here, stages, microbatching)
             except ScheduleError:
                 if problem.options.num_stages is not None and asked is not None:
                     raise
                 continue
-            even = uniform_candidate(problem, layers, stages, schedule, count)
+            even = uniform_candidate(problem, layers, stages, schedule_here, count)
             if even is not None:
                 yield even
             elif schedule.chunks == 1:

@@ -6,7 +6,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from autopar.errors import MicrobatchError, ScheduleError
-from autopar.search.enumeration.candidates import Candidate, has_stage_a_worker, schedule_of
+from autopar.search.enumeration.candidates import (
+    Candidate,
+    has_stage_a_worker,
+    schedule_for,
+    schedule_of,
+    table_for,
+)
 from autopar.search.enumeration.search_space import microbatch_counts
 from autopar.search.partition.submesh import Submesh, of_equal_nodes, placed, submeshes
 from autopar.search.problem import Problem
@@ -43,7 +49,8 @@ def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
         return
     for count in [o.num_microbatches] if o.num_microbatches is not None else microbatch_counts(problem):
         try:
-            layers = cluster(problem.graph, source.microbatches(count), policy.most_layers, fewest=None).members
+            microbatching = source.microbatches(count)
+            layers = cluster(problem.graph, microbatching, policy.most_layers, fewest=None).members
         except MicrobatchError:
             if o.num_microbatches is not None:
                 raise
@@ -51,7 +58,7 @@ def _every(problem: Problem, source: StageSource) -> Iterator[Candidate]:
         most = min(len(layers), problem.cluster.num_devices)
         for stages in [o.num_stages] if o.num_stages is not None else range(2, most + 1):
             try:
-                table = schedule.table(stages, count)
+                table = table_for(schedule_for(problem, microbatching), stages, microbatching)
             except ScheduleError:
                 if o.num_stages is not None and o.num_microbatches is not None:
                     raise

@@ -89,7 +89,7 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     """
     layouts = value_layouts(sharding_problem, choice)
     copies = copy_layouts(sharding_problem, choice, layouts)
-    by_work = Works(sharding_problem, problem.graph, problem.cost_model)
+    by_work = Works(sharding_problem, problem.graph, problem.cost_model, problem.subproblem.met)
     sent = tuple(collectives(problem, sharding_problem, choice, layouts, copies))
     sent, exposed = _timed(problem, sharding_problem, choice, sent)
     communication = _communication(sent, exposed, by_work)

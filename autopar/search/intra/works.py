@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Set
 
 from autopar.cost import CostModel
 from autopar.ir import Graph, Operator
@@ -21,14 +22,20 @@ class Works:
         sharding_problem: from `build`.
         graph: what was planned.
         cost: what things cost.
+        met: paths of outputs that are made where examples meet.
     """
 
-    def __init__(self, sharding_problem: ShardingProblem, graph: Graph, cost: CostModel) -> None:
+    def __init__(
+        self, sharding_problem: ShardingProblem, graph: Graph, cost: CostModel, met: Set[str] = frozenset()
+    ) -> None:
         self.cost = cost
         self.loops = any(r.id.startswith(LOOP) for r in sharding_problem.region_sites)
         self.seconds: dict[str, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0, "weight": 0.0}
         self.host_s: dict[str, float] = defaultdict(float)
         self.sent = _sent(graph) if self.loops else frozenset()
+        self.meeting = _made_once(graph, met)
+        if met:
+            self.seconds["meeting"] = 0.0
 
     def add(self, id: str, phase: str, seconds: float) -> None:
         """``seconds`` of the operator ``id``."""
@@ -45,12 +52,14 @@ class Works:
 
     def _kind(self, id: str, phase: str) -> str:
         inside = id.startswith(LOOP) and "/body/" in id
+        if self.meeting and (id in self.meeting or id.startswith(tuple(f"{op}/" for op in self.meeting))):
+            return "meeting"
         return ("backward" if phase == "backward" else "forward") if inside else "update"
 
     @property
     def stall_s(self) -> float:
         """Seconds that devices wait for the host."""
-        kinds = ("forward", "backward", "update")
+        kinds = [k for k in self.seconds if k != "weight"]
         return sum(self.cost.together_s(self.seconds[k], self.host_s[k]) - self.seconds[k] for k in kinds)
 
     def times(self) -> tuple[tuple[str, float], ...]:
@@ -60,6 +69,12 @@ class Works:
         longer = {k: self.cost.together_s(s, self.host_s[k]) for k, s in self.seconds.items() if k != "weight"}
         share = longer["backward"] / self.seconds["backward"] if self.seconds["backward"] else 1.0
         return (*longer.items(), ("weight", self.seconds["weight"] * share))
+
+
+def _made_once(graph: Graph, paths: Set[str]) -> frozenset[str]:
+    """Operators that make some outputs, but for loops over microbatches and what these take."""
+    wanted = [o.operand for o in graph.outputs if o.path in paths]
+    return frozenset(op.id for op in closure(graph.operators, wanted, within=lambda op: not op.id.startswith(LOOP)))
 
 
 def outermost(id: str) -> str:

@@ -48,7 +48,7 @@ class BusyStages:
         times = dict(content.stages[0].work_times)
         if times and not content.memory_bound:
             forward_s = times.get("forward", 0.0)
-            busy_s = forward_s + times.get("backward", 0.0) + times.get("update", 0.0)
+            busy_s = forward_s + times.get("backward", 0.0) + times.get("meeting", 0.0) + times.get("update", 0.0)
             self.seconds[key] = forward_s / key[2], busy_s
 
     def least_s(self, keys: Mapping[int, _Key]) -> float:

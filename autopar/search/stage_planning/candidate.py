@@ -21,7 +21,8 @@ from autopar.search.composition.schedules import (
 )
 from autopar.search.enumeration.candidates import (
     Candidate,
-    schedule_of,
+    schedule_for,
+    table_for,
 )
 from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.problem import Problem
@@ -56,10 +57,12 @@ def plan_candidate(
 
     Raises:
         InfeasiblePlanError: a stage does not fit.
+        ScheduleError: examples meet, and the schedule asked for has no moment for that.
         NotFasterError: stages that are planned show that it takes ``cutoff_s`` or more.
     """
-    schedule = candidate.schedule or schedule_of(problem)
-    table = schedule.table(len(candidate.members), candidate.count)
+    microbatching = source.microbatches(candidate.count)
+    schedule = candidate.schedule or schedule_for(problem, microbatching)
+    table = table_for(schedule, len(candidate.members), microbatching)
     source = source.with_stages_after(table.after)
     sliced = source.slice(candidate.count, candidate.members)
     check_ends(problem.graph, sliced, table)

@@ -334,6 +334,7 @@ def _stage_problem(
         extra_in_flight=min(extra, IN_TRANSFER) if form.activations_offloaded else extra,
         separate_programs=True,
         arriving=pipeline.sliced.arriving(stage),
+        met=pipeline.sliced.met(stage),
         cutoff_s=cutoff_s,
     )
     # What would do for one stage need not do for the others.

@@ -15,6 +15,7 @@ from autopar.errors import InfeasiblePlanError
 from autopar.plan import Considered, Plan
 from autopar.plan.text import bytes_text
 from autopar.search.assemble import assemble
+from autopar.search.built import built_for
 from autopar.search.clock import Clock
 from autopar.search.constraints import meshes_that_hold
 from autopar.search.intra import ShardingProblem, build, extract
@@ -151,7 +152,7 @@ class _Looks:
         if sharding_problem.broken or memory_floor(sharding_problem.problem) > limit_bytes:
             return _Looked(sharding_problem, None, math.inf)
         with self.clock.phase("solve"):
-            look = first_look(replace(sharding_problem.problem, limit_bytes=None), Goal(PLAN_GAP, self.cutoff_s))
+            look = _unlimited_look(self.problem, sharding_problem, self.cutoff_s)
         if look is None:
             return _Looked(sharding_problem, None, -math.inf)
         fits = look.found and peak_bytes(sharding_problem.problem, look.choice) <= limit_bytes
@@ -245,7 +246,20 @@ def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:
 
 def _sharding_problem(problem: Problem, mesh: LogicalMesh, clock: Clock, *, split_phases: bool) -> ShardingProblem:
     with clock.phase("program"):
-        return build(problem, mesh, split_phases=split_phases)
+        built = built_for(problem)
+        if (mesh, split_phases) not in built.problems:
+            built.problems[mesh, split_phases] = build(problem, mesh, split_phases=split_phases)
+        sharding_problem = built.problems[mesh, split_phases]
+        limited = replace(sharding_problem.problem, limit_bytes=float(problem.memory_limit_bytes))
+        return replace(sharding_problem, problem=limited)
+
+
+def _unlimited_look(problem: Problem, sharding_problem: ShardingProblem, cutoff_s: float) -> Solution | None:
+    """A look at a mesh, whose phases share copies, without the memory limit."""
+    looks, key = built_for(problem).looks, (sharding_problem.mesh, cutoff_s)
+    if key not in looks:
+        looks[key] = first_look(replace(sharding_problem.problem, limit_bytes=None), Goal(PLAN_GAP, cutoff_s))
+    return looks[key]
 
 
 def _solve(

@@ -178,8 +178,8 @@ def _recomputed(
     possible = trials.possible(counts)
     if not levels or not possible or trials.not_faster is not None:
         return None
-    plan = trials.first([OneStage(possible[-1], levels[-1])])
-    if plan is not None:
+    plan = trials.first([OneStage(possible[-1], levels[-1])], cutoff_s)
+    if plan is not None or trials.not_faster is not None:
         between = [OneStage(count, level) for level in levels for count in possible]
         return trials.first(between[:-1], cutoff_s) or plan
     return trials.first([OneStage(possible[0], level) for level in levels], cutoff_s) if len(possible) > 1 else None

@@ -186,16 +186,7 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
             plans += planned
             plans += [p for plan in planned for p in trials.run(_under_other_schedules(problem, slicing, plan))]
     else:
-        both_given = o.num_stages is not None and o.num_microbatches is not None
-        for candidates_of_round in _rounds(problem, source, pool, clock):
-            plans = trials.run(map(_Trial, candidates_of_round), ends=lambda _: both_given)
-            if plans:
-                break
-        if plans and is_small(problem) and o.num_microbatches is None:
-            before = 0
-            while before < len(plans) and _may_win(problem, plans):
-                before = len(plans)
-                plans += trials.run(map(_Trial, _neighbours(problem, source, plans, pool)))
+        plans = _of_few_slicings(search, trials)
     if plans and o.schedule == "auto" and o.num_stages is None and _may_win(problem, plans):
         plans += trials.run(_with_two_stages_per_worker(problem, source, min(plans, key=_seconds)))
     if not plans:
@@ -203,6 +194,26 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
     best = min(plans, key=_seconds)
     record = msgspec.structs.replace(best.content.search, considered=_considered(plans, best))
     return Plan(msgspec.structs.replace(best.content, search=record), clock.phases())
+
+
+def _of_few_slicings(search: _PipelineSearch, trials: Trials[_Trial, Plan]) -> list[Plan]:
+    """Plans of the slicings of the least estimates; of a small step also with half and twice the microbatches."""
+    problem, o = search.problem, search.problem.options
+    both_given = o.num_stages is not None and o.num_microbatches is not None
+    # Of a small step all are kept, for the record; of others those alone that are faster than the ones before.
+    seconds = None if is_small(problem) else _seconds
+    plans: list[Plan] = []
+    for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
+        plans = trials.run(map(_Trial, candidates_of_round), seconds=seconds, ends=lambda _: both_given)
+        if plans:
+            break
+    if not plans or o.num_microbatches is not None or not is_small(problem):
+        return plans
+    before = 0
+    while before < len(plans) and _may_win(problem, plans):
+        before = len(plans)
+        plans += trials.run(map(_Trial, _neighbours(problem, search.source, plans, search.pool)))
+    return plans
 
 
 def _may_win(problem: Problem, plans: Sequence[Plan]) -> bool:
@@ -324,7 +335,10 @@ def _with_two_stages_per_worker(problem: Problem, source: StageSource, best: Pla
     """Candidates with two stages on each worker, where the workers of ``best``, with one, are idle for long."""
     workers, count = best.num_stages, best.num_microbatches
     policy = problem.policy
-    if idle_share(best) < policy.schedules.long_idle_share:
+    idle = idle_share(best)
+    if not is_small(problem):  # where stages are unequal two of them on each worker are so too
+        idle = min(idle, (workers - 1) / (count + workers - 1))
+    if idle < policy.schedules.long_idle_share:
         return
     wanted = min(policy.enumeration.layers_per_stage * workers, policy.enumeration.most_layers)
     fewest = fewest_blocks(problem, 2 * workers) if is_large(problem) else None

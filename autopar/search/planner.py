@@ -207,20 +207,21 @@ class Planner:
         """
         o = problem.options
         tried: tuple[int, ...] | None = None
+        free = o.num_stages is None and schedule_of(problem).chunks == 1
         if cutoff_s < math.inf:
             may_be_faster(problem, counts, cutoff_s)
-            if o.num_stages is None and not _is_tiny(problem) and schedule_of(problem).chunks == 1:
+            if free and not is_large(problem) and not _is_tiny(problem):
                 tried = stages_that_may_be_faster(problem, step, counts, cutoff_s, exposed)
         subproblem = replace(problem.subproblem, cutoff_s=cutoff_s, tried_stages=tried)
         bounded_above = replace(problem, subproblem=subproblem)
-        if o.num_stages is None and is_large(problem) and schedule_of(problem).chunks == 1:
-            return self._on_whole_nodes(bounded_above, step, counts)
+        if free and is_large(problem):
+            return self._on_whole_nodes(bounded_above, step, counts, exposed)
         return self._in_stages(bounded_above, step, counts, cached_with_stages(self.strategy, self.cache))
 
-    def _on_whole_nodes(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
+    def _on_whole_nodes(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, exposed: float) -> Plan:
         """The plan of the first pair of stages and microbatches, by rising estimate, that fits a large cluster."""
         search, failures = cached_with_stages(self.strategy, self.cache), list[InfeasiblePlanError]()
-        ranked = ranked_on_whole_nodes(problem, step, counts)
+        ranked = ranked_on_whole_nodes(problem, step, counts, exposed)
         for stages, count in ranked[: problem.policy.enumeration.most_planned_pairs]:
             subproblem = replace(problem.subproblem, tried_stages=(stages,))
             try:

@@ -68,19 +68,27 @@ def stages_that_may_be_faster(
     return tuple(faster)
 
 
-def ranked_on_whole_nodes(problem: Problem, step: StepSource, counts: Sequence[int] | None) -> list[tuple[int, int]]:
+def ranked_on_whole_nodes(
+    problem: Problem, step: StepSource, counts: Sequence[int] | None, exposed: float = 1.0
+) -> list[tuple[int, int]]:
     """Pairs (stages, microbatches) by rising estimate, on a cluster where stages are whole nodes.
 
     The estimate of S stages in m microbatches is t / S as above with the bubble of 1F1B, (m + S - 1) / m. Schedules
     with less of it hold more activations: with a third of it LLaMA 405B was planned a fifth slower. Numbers of stages
-    are compared in a middle number of microbatches, then the best of them in others.
+    are compared in a middle number of microbatches, then the best of them in others. Pairs that would take as long as
+    the plan at hand with what of the bubble weight gradients cannot fill are left out.
 
     Args:
-        problem: the step in one microbatch; its number of stages is free.
+        problem: the step in one microbatch; its number of stages is free, and its ``cutoff_s`` that of a plan at hand.
         step: in other forms.
         counts: numbers of microbatches that may be taken; None for all.
+        exposed: part of the seconds of computing and sending that a plan of one stage does not hide.
+
+    Raises:
+        NotFasterError: none may take less than ``cutoff_s``.
     """
     policy, size = problem.policy.enumeration, batch_size(problem.graph) or 1
+    cutoff_s, left = problem.subproblem.cutoff_s, problem.policy.schedules.bubble_left
     possible = list(counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0])
     estimates: dict[tuple[int, int], float] = {}
 
@@ -92,8 +100,10 @@ def ranked_on_whole_nodes(problem: Problem, step: StepSource, counts: Sequence[i
             graph = step.single_stage(count, "none").graph
         except MicrobatchError:
             return
-        seconds = min(islice(_by_mesh_s(problem, graph, count, stages, math.inf), policy.ranked_meshes))
-        estimates[stages, count] = seconds * (count + stages - 1) / count
+        least_s = cutoff_s / (1 + left * (stages - 1) / count) / exposed
+        seconds = min(islice(_by_mesh_s(problem, graph, count, stages, least_s), policy.ranked_meshes))
+        if seconds < least_s:
+            estimates[stages, count] = seconds * (count + stages - 1) / count
 
     for stages in stages_of_whole_nodes(problem):
         estimate(stages, policy.middle_microbatches_per_stage)
@@ -101,6 +111,8 @@ def ranked_on_whole_nodes(problem: Problem, step: StepSource, counts: Sequence[i
     for stages in list(best)[: policy.most_ranked_stages]:
         for per_stage in policy.other_microbatches_per_stage:
             estimate(stages, per_stage)
+    if not estimates and cutoff_s < math.inf:
+        raise not_faster(problem, cutoff_s, "stages of whole nodes take as long")
     return sorted(estimates, key=lambda pair: (estimates[pair], pair))
 
 

@@ -1,0 +1,54 @@
+"""What large steps share and leave out: integer programs of several limits, pairs that cannot be faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import autopar
+from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.search import alpa
+from autopar.search.built import built_for
+from autopar.search.memo import Memo
+from autopar.search.policy import SearchPolicy, SizePolicy
+from autopar.search.problem import InfeasiblePlanError
+from examples import gpt, mlp
+from tests.search.problems import problem_of, toy, with_policy
+
+
+def test_what_is_built_for_one_limit_serves_the_next():
+    fn, args = mlp.build(abstract=True, layers=2, hidden=16, batch=16)
+    whole = problem_of(fn, args, toy(2, bandwidth=1e7))
+    free = alpa(whole)
+    tighter = replace(whole, options=replace(whole.options, memory_limit_bytes=int(0.8 * free.peak_memory)))
+    assert built_for(tighter) is built_for(whole)
+    alone = replace(tighter, memo=Memo())
+    assert built_for(alone) is not built_for(whole)
+    try:
+        expected = alpa(alone).content
+    except InfeasiblePlanError as error:
+        with pytest.raises(InfeasiblePlanError, match=str(error).partition(";")[0]):
+            alpa(tighter)
+    else:
+        assert alpa(tighter).content == expected
+        assert alpa(whole).content == free.content
+
+
+def test_another_cluster_has_problems_of_its_own():
+    fn, args = mlp.build(abstract=True, layers=1, hidden=8, batch=8)
+    graph = trace(fn, flatten_call(fn, args, {}, SignatureOptions())[0]).graph
+    problem = replace(problem_of(fn, args, toy(2)), graph=graph)
+    first = built_for(problem)
+    assert built_for(problem) is first
+    assert built_for(replace(problem, cluster=toy(4))) is not first
+
+
+def test_on_whole_nodes_no_pair_is_planned_that_takes_longer_than_one_stage():
+    """Links that are as fast inside as between nodes: one stage is the answer, and no stage is planned."""
+    fn, args = gpt.build(abstract=True, layers=3, scan=True, batch=12)
+    told: list[str] = []
+    free = autopar.parallelize(fn, cluster=toy(3, nodes=3, bandwidth=1e13, flops=1e6), progress=told.append)
+    plan = with_policy(free, SearchPolicy(sizes=SizePolicy(large_nodes=2))).plan(*args)
+    assert plan.num_stages == 1
+    assert not any("planning stage" in t for t in told), told

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import autopar
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
 from autopar.lower.hlo import collectives
-from benchmarks import tables
+from benchmarks import more_families, tables
 from benchmarks.families import FAMILIES, Built, by_adam
 
 P = PartitionSpec
@@ -122,6 +122,7 @@ def hypernetwork(batch: int = 512, width: int = 128) -> Built:
 
 
 _PAIRS: Rules = (("up", COLUMN), ("down", ROW))
+_ATTENTION: Rules = (("wq", COLUMN), ("wk", COLUMN), ("wv", COLUMN), ("wo", ROW))
 #: By family how it is built, and how its weights lie under tensor parallelism by hand.
 CASES: Mapping[str, tuple[Callable[[], Built], Rules]] = MappingProxyType(
     {
@@ -146,10 +147,19 @@ CASES: Mapping[str, tuple[Callable[[], Built], Rules]] = MappingProxyType(
         "variational": (variational, _PAIRS),
         "two towers": (two_towers, (*_PAIRS, ("table", COLUMN))),
         "hypernetwork": (hypernetwork, _PAIRS),
+        "two-level experts": (more_families.two_level_experts, (("expert", P("y", None, None)),)),
+        "masked language": (more_families.masked_language, (*_ATTENTION, *_PAIRS, ("embed", ROW))),
+        "selective": (more_families.selective, (("in", COLUMN), ("gate", COLUMN), ("conv", COLUMN), ("out", ROW))),
+        "depthwise": (more_families.depthwise, _PAIRS),
+        "adapters": (more_families.adapters, (("z", COLUMN),)),
+        "denoising": (more_families.denoising, _ATTENTION),
+        "lstm": (more_families.lstm, (("input", COLUMN), ("head", COLUMN), ("embed", COLUMN))),
+        "latents": (more_families.latents, (*_ATTENTION, *_PAIRS)),
+        "linear attention": (more_families.linear_attention, _ATTENTION),
     }
 )
 FORMS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {"data": (8, 1), "fsdp": (8, 1), "tensor": (1, 8), "2-D": (2, 4), "fsdp x tensor": (2, 4)}
+    {"data": (8, 1), "fsdp": (8, 1), "tensor": (1, 8), "2-D": (2, 4), "fsdp x tensor": (2, 4), "expert": (1, 8)}
 )
 
 
@@ -186,7 +196,9 @@ def by_hand(built: Built, form: str, rules: Rules) -> float:
         return NamedSharding(mesh, spec_of(name, leaf.shape, form, rules) if leaf.shape else P())
 
     states = jax.tree_util.tree_map_with_path(lies, state)
-    batches = jax.tree.map(lambda leaf: NamedSharding(mesh, P("x")), batch)
+    # Expert parallel: experts and examples along the same axis.
+    examples = P(("x", "y")) if form == "expert" else P("x")
+    batches = {k: NamedSharding(mesh, P() if k.startswith("fixed") else examples) for k in batch}
     compiled = jax.jit(step, in_shardings=(states, batches), out_shardings=(states, None), donate_argnums=0)
     halved = {leaf.size * 4 for leaf in jax.tree.leaves(state)} if "fsdp" in form else set()
     return sent_bytes(compiled.lower(state, batch).compile().as_text(), frozenset(halved))

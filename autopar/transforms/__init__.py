@@ -15,6 +15,7 @@ from autopar.transforms.narrow_parameters import narrow_parameters
 from autopar.transforms.one_bit_adam import Compression, OneBitAdamState, Signs, one_bit_adam
 from autopar.transforms.optimizers import Transformation
 from autopar.transforms.parameters import Parameters
+from autopar.transforms.placed_experts import PlacedExperts, PlacedState, balanced_order, placed_experts
 from autopar.transforms.powersgd import PowerSgdState, powersgd
 from autopar.transforms.replicas import PerReplica, per_replica, per_replica_value_and_grad
 from autopar.transforms.split import Split, split
@@ -38,6 +39,8 @@ __all__ = [
     "OneBitAdamState",
     "Parameters",
     "PerReplica",
+    "PlacedExperts",
+    "PlacedState",
     "PowerSgdState",
     "Prediction",
     "ScaledState",
@@ -47,6 +50,7 @@ __all__ = [
     "Transformation",
     "WorkerEvent",
     "asynchronous",
+    "balanced_order",
     "dc_asgd",
     "delayed",
     "diloco",
@@ -62,6 +66,7 @@ __all__ = [
     "per_replica",
     "per_replica_value_and_grad",
     "pipemare_rate",
+    "placed_experts",
     "powersgd",
     "replay",
     "split",

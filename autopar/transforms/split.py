@@ -105,23 +105,23 @@ class Split:
         for k, (line, is_backward, may) in enumerate(zip(self.lines, backward, opened, strict=True)):
             if k in windows and windows[k] in largest:
                 code, decode = largest[windows[k]]
-                with _place_of(line.eqn):
+                with place_of(line.eqn):
                     env[line.results[0]] = windows[k][1].gradient(decode(code), env[line.operands[0]])
                 continue
             for n in sorted(_numbers(line.operands) & codes.keys() - decoded.keys()) if may else ():
                 code, decode = codes[n]
-                with _place_of(line.eqn):
+                with place_of(line.eqn):
                     decoded[n] = decode(code)
             _run(line, {**env, **decoded} if may else env, env)
             if is_backward or not line.differentiated:
                 continue
             for n, window in set(windows.values()):
-                with _place_of(line.eqn):
+                with place_of(line.eqn):
                     place = window.largest(env[n]) if n in line.results else None
                 if place is not None:
                     largest[n, window] = place
             for n in read.intersection(line.results):
-                with _place_of(line.eqn):
+                with place_of(line.eqn):
                     code_of = encode(env[n])
                 if code_of is not None:
                     codes[n] = code_of
@@ -232,7 +232,7 @@ def _run_scaled(line: _Equation, env: dict[int, Any], seeds: Sequence[int], scal
     for n in seeds:
         aval: Any = eqn.invars[n].aval
         values[n] = jnp.asarray(scale, aval.dtype)
-    with _place_of(eqn):
+    with place_of(eqn):
         adapt: Any = primitive.get_bind_params
         results: Any = primitive.bind(*values, **adapt(dict(eqn.params)))
     env.update(zip(line.results, results if primitive.multiple_results else [results], strict=True))
@@ -296,7 +296,7 @@ def _run(line: _Equation, env: dict[int, Any], into: dict[int, Any] | None = Non
     (env if into is None else into).update(zip(line.results, results, strict=True))
 
 
-def _place_of(eqn: JaxprEqn) -> AbstractContextManager[Any]:
+def place_of(eqn: JaxprEqn) -> AbstractContextManager[Any]:
     """The name stack and the source line of an equation, for what is applied inside."""
     stack: Any = source_info_util.current_name_stack() + eqn.source_info.name_stack
     context: AbstractContextManager[Any] = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import autopar
+from autopar.lower.hlo import collectives
 from benchmarks import family_bytes, tables
 
 
@@ -17,6 +19,24 @@ def test_weights_lie_as_the_expert_says():
     assert family_bytes.spec_of("norm", (7, 9), "fsdp", rules) == P()
 
 
+def test_examples_lie_along_the_axis_of_experts():
+    _, rules = family_bytes.CASES["two-level experts"]
+    assert rules[0][1] == P("y", None, None)
+    assert family_bytes.spec_of("expertup", (8, 16, 32), "expert", rules) == P("y", None, None)
+    assert family_bytes.spec_of("gate", (16, 2), "expert", rules) == P()
+
+
+@pytest.mark.slow
+def test_experts_behind_two_gates_are_split():
+    """The planned program has all-to-alls and sends no more than expert parallel by hand."""
+    build, rules = family_bytes.CASES["two-level experts"]
+    options = {"num_stages": 1, "num_microbatches": 1, "donate_argnums": 0}
+    step, args = build()
+    text = autopar.parallelize(step, cluster=family_bytes.CLUSTER, **options).compile(*args).as_text()
+    assert any(c.kind == "all-to-all" and c.full_bytes > 16 for c in collectives(text))
+    assert family_bytes.sent_bytes(text) <= family_bytes.by_hand(build(), "expert", rules)
+
+
 @pytest.mark.slow
 def test_a_small_dlrm_sends_no_more_than_with_tables_dealt_out():
     ours = family_bytes.planned(tables.as_written())
@@ -24,7 +44,9 @@ def test_a_small_dlrm_sends_no_more_than_with_tables_dealt_out():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hypernetwork", "two towers", "unet", "convolutions over time"])
+@pytest.mark.parametrize(
+    "name", ["hypernetwork", "two towers", "unet", "convolutions over time", "two-level experts", "adapters"]
+)
 def test_no_more_is_sent_than_by_the_best_expert(name: str):
     build, rules = family_bytes.CASES[name]
     best = min(family_bytes.by_hand(build(), form, rules) for form in family_bytes.FORMS)

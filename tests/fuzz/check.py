@@ -115,13 +115,24 @@ def primitives_of(graph: Graph) -> set[str]:
     return found
 
 
+def planned_of(plan: autopar.Plan) -> set[str]:
+    """What a plan does besides: its collectives, and attention in blocks, causal in halves."""
+    operators = plan.content.operators
+    blocks = {"attention in blocks" for r in operators if r.id.rpartition("/")[2].startswith("attention")}
+    halves = {"attention in halves" for r in operators if r.skips_masked}
+    return blocks | halves | {f"{c.kind} planned" for c in plan.communication}
+
+
 def run_planned(fn: Callable[..., Any], args: Sequence[Any], config: Config) -> tuple[Any, set[str]]:
-    """Results of a planned run, and the primitives that it has."""
+    """Results of a planned run, and the primitives that it has, with what its plan does."""
     mesh, seed = config
     search = "alpa" if seed is None else random_plan(seed)
-    options = ParallelOptions(cluster=MIDDLE, mesh_shape=mesh, search=search, num_stages=1, policy=_POLICY)
+    options = ParallelOptions(
+        cluster=MIDDLE, mesh_shape=mesh, search=search, num_stages=1, policy=_POLICY, attention="blocks"
+    )
     compiled = parallelize_with(fn, options).compile(*args)
-    return jax.block_until_ready(compiled(*args)), primitives_of(compiled.traced.graph)
+    drawn = primitives_of(compiled.traced.graph) | planned_of(compiled.plan)
+    return jax.block_until_ready(compiled(*args)), drawn
 
 
 def check(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tests.fuzz.draw import Draw
-from tests.fuzz.operators import elementwise, indexing, products, randomness, reductions, shapes, structure
+from tests.fuzz.operators import elementwise, indexing, models, products, randomness, reductions, shapes, structure
 
 Maker = Callable[[Draw], object]
 
@@ -19,5 +19,6 @@ OPERATORS: Mapping[str, tuple[float, Maker]] = MappingProxyType(
         **indexing.MAKERS,
         **randomness.MAKERS,
         **structure.MAKERS,
+        **models.MAKERS,
     }
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -9,7 +10,9 @@ from typing import TypeAlias
 from autopar.api.constraints import Pin, constraints_of, merged
 from autopar.api.restacked import restacked
 from autopar.api.shared_state import SharedState
+from autopar.errors import MicrobatchError
 from autopar.frontend import Traced
+from autopar.ir.loops import microbatch_loops
 from autopar.ir.verify import verify
 from autopar.lower.blockwise import blockwise_bound
 from autopar.lower.dealt import dealt
@@ -19,6 +22,7 @@ from autopar.lower.padded import padded
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.recompute import recomputed_step
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
+from autopar.microbatch import operators_between
 from autopar.plan import Plan
 from autopar.recompute import Level
 from autopar.search.constraints import Constraint
@@ -158,8 +162,18 @@ def as_one_stage(
     Raises:
         MicrobatchError: there cannot be as many microbatches.
     """
-    held, form_ends = recomputed_step(dealt(padded(traced, padded_dims), num_devices), remat, ends)
-    form = microbatched(updated_by_layer(held) if layered_update else held, num_microbatches)
+    plain = dealt(padded(traced, padded_dims), num_devices)
+
+    def recomputing(held: frozenset[str]) -> tuple[Traced, tuple[str, ...]]:
+        again, layer_ends = recomputed_step(plain, remat, ends, held)
+        return microbatched(updated_by_layer(again) if layered_update else again, num_microbatches), layer_ends
+
+    form, form_ends = recomputing(frozenset())
+    if remat != "none" and microbatch_loops(form.graph) > 2:
+        # What meets would be computed again, and the examples meet again for it.
+        with contextlib.suppress(MicrobatchError):
+            fewer, _ = recomputing(operators_between(plain.graph, num_microbatches))
+            form = min(form, fewer, key=lambda f: microbatch_loops(f.graph))
     form = replace(form, program=blockwise_bound(form.program, block_scores)) if block_scores else form
     if form is not traced:
         verify(form.graph)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from autopar.ir.graph import Graph, Operator
+from autopar.ir.phases import FORWARD_LOOP
 
 _T = TypeVar("_T")
 
@@ -98,3 +99,8 @@ def runs_inside(op: Operator, runs: float = 1.0) -> float:
     if op.primitive == "while":
         return runs * ASSUMED_ITERATIONS
     return runs / len(op.regions) if op.primitive == "cond" else runs
+
+
+def microbatch_loops(graph: Graph) -> int:
+    """Number of loops over microbatches in a step of one stage: several where examples meet."""
+    return sum(op.primitive == "scan" and op.scope.startswith(FORWARD_LOOP) for op in graph.operators)

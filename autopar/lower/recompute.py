@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -42,13 +42,16 @@ def recomputed_bound(
     return replace(bound, graph=rewritten.graph, bounds=bounds), {**rewritten.copies, **firsts}
 
 
-def recomputed_step(traced: Traced, level: Level, ends: Sequence[str] | None = None) -> tuple[Traced, tuple[str, ...]]:
+def recomputed_step(
+    traced: Traced, level: Level, ends: Sequence[str] | None = None, held: Set[str] = frozenset()
+) -> tuple[Traced, tuple[str, ...]]:
     """A step whose backward pass recomputes what ``level`` does not hold, for plans of one stage.
 
     Args:
         traced: the step.
         level: what is held.
         ends: ids of the last operators of the layers of its forward pass but the last; None finds layers.
+        held: ids of operators whose results are held at any level.
 
     Returns the rewritten step, and the ends of its layers.
     """
@@ -63,9 +66,10 @@ def recomputed_step(traced: Traced, level: Level, ends: Sequence[str] | None = N
         heavy = sum(total_flops(graph, graph.by_id[id]) > 0 and not is_fusible(graph.by_id[id]) for id in forward)
         ends = [layer[-1] for layer in cluster(graph, microbatching, max(1, round(math.sqrt(2 * heavy)))).members[:-1]]
     cuts = [-1, *(forward.index(id) for id in ends), len(forward) - 1]
-    layers = [forward[a + 1 : b + 1] for a, b in pairwise(cuts)]
+    layers = [[id for id in forward[a + 1 : b + 1] if id not in held] for a, b in pairwise(cuts)]
     by_pass = {op.id: phase_of(op.scope) for op in graph.operators}
-    phases = Phases(*(frozenset(id for id, phase in by_pass.items() if phase == p) for p in ("forward", "backward")))
+    passes = [frozenset(id for id, phase in by_pass.items() if phase == p) for p in ("forward", "backward")]
+    phases = Phases(passes[0] - held, passes[1])
     program, _ = recomputed_bound(traced.program, phases, layers, level)
     return replace(traced, program=program), tuple(ends)
 

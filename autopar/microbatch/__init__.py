@@ -8,7 +8,7 @@ trace: a value is whole, split along a dim, or a term of a reduction, exactly as
 from autopar.microbatch.analyze import analyze, batch_size
 from autopar.microbatch.barrier import analyze_with_barrier
 from autopar.microbatch.base import AXIS, Joined, Microbatching, pseudo_mesh
-from autopar.microbatch.meetings import MicrobatchLoop, analyze_in_loops
+from autopar.microbatch.meetings import MicrobatchLoop, analyze_in_loops, operators_between
 
 __all__ = [
     "AXIS",
@@ -19,5 +19,6 @@ __all__ = [
     "analyze_in_loops",
     "analyze_with_barrier",
     "batch_size",
+    "operators_between",
     "pseudo_mesh",
 ]

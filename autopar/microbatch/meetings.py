@@ -82,6 +82,19 @@ def analyze_in_loops(graph: Graph, count: int) -> tuple[MicrobatchLoop, ...]:
         return loops
 
 
+def operators_between(graph: Graph, count: int) -> frozenset[str]:
+    """Ids of the operators that run between two loops, and of those that make what they take of microbatches.
+
+    Arguments and errors are those of `analyze_in_loops`.
+    """
+    ids: set[str] = set()
+    for loop in analyze_in_loops(graph, count)[:-1]:
+        joined = {j.name for j in loop.microbatching.joined}
+        ids.update(loop.microbatching.after)
+        ids.update(op.id for op in graph.operators if any(v.name in joined for v in op.results))
+    return frozenset(ids)
+
+
 def _loops(graph: Graph, count: int, batch: dict[str, int]) -> tuple[MicrobatchLoop, ...] | None:
     """The loops of a step; None where there would be too many, or no meeting can run between two."""
     axis = MicrobatchAxis(pseudo_mesh(count))

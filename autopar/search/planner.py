@@ -22,7 +22,7 @@ from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.ir import Graph
 from autopar.ir.analysis import unread_effects
 from autopar.ir.blockwise import find
-from autopar.ir.phases import FORWARD_LOOP
+from autopar.ir.loops import microbatch_loops
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.anytime import Converted, Incumbent, SearchEndedError
@@ -279,7 +279,7 @@ class Planner:
 
 def _meetings(graph: Graph) -> list[str]:
     """That examples meet, where a step in one stage has several loops over microbatches."""
-    loops = sum(op.primitive == "scan" and op.scope.startswith(FORWARD_LOOP) for op in graph.operators)
+    loops = microbatch_loops(graph)
     if loops < 2:
         return []
     return [f"examples meet: {loops} loops over the microbatches run the forward pass {loops} times"]

@@ -55,6 +55,7 @@ def test_values_are_those_of_the_whole_batch(loss, arguments, stages, count):
         got = fn(*args)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13), got, wanted)
     assert (plan.num_stages, plan.num_microbatches, plan.schedule) == (stages, count, "gpipe")
+    assert any(note.startswith("examples meet: all forward passes") for note in plan.notes)
 
 
 def test_the_simulator_shows_the_barrier_and_memory_is_that_of_gpipe():

@@ -129,7 +129,10 @@ def test_others_stay_as_they_are(loss):
         analyze_in_loops(plain.graph, 2)
 
 
-@pytest.mark.parametrize(("loss", "arguments", "remat"), [(contrastive, pairs, "none"), (balanced, labelled, "full")])
+@pytest.mark.parametrize(
+    ("loss", "arguments", "remat"),
+    [(contrastive, pairs, "none"), (contrastive, pairs, "full"), (balanced, labelled, "full")],
+)
 def test_on_devices(loss, arguments, remat):
     """Recomputation, several devices, the note."""
     params, batch = jax.tree.map(lambda a: a.astype("float32"), arguments())

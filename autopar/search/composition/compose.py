@@ -50,7 +50,7 @@ def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Seque
         copies=(),
         choices=tuple(x for c in parts for x in c.choices),
         search=SearchContent(parts[0].search.strategy, seconds, None),
-        notes=tuple(dict.fromkeys(n for c in parts for n in c.notes)),
+        notes=tuple(dict.fromkeys([*(n for c in parts for n in c.notes), *_barrier(sliced)])),
         memory_limit=problem.memory_limit_bytes,
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
         pipeline=msgspec.structs.replace(record, members=candidate.members) if table.after else record,
@@ -60,6 +60,13 @@ def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Seque
     plan = bounded(Plan(content), graph, problem.cluster)
     problem.offer(plan)
     return plan
+
+
+def _barrier(sliced: Sliced) -> list[str]:
+    """That examples meet, where they do."""
+    if not sliced.map.microbatching.between:
+        return []
+    return ["examples meet: all forward passes run first, then what needs all microbatches, then all backward passes"]
 
 
 def on_devices(content: PlanContent, stage: int, placement: tuple[int, int]) -> PlanContent:

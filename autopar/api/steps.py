@@ -85,9 +85,9 @@ class TracedStep:
         """Whether the function has stacks of layers whose update may run a layer at a time."""
         return updates_by_layer(self.traced.graph)
 
-    def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
+    def layered(self, num_stages: int | None, most_groups: int, *, one_loop: bool = False) -> LayeredStep:
         """The step with stacks taken apart."""
-        groups = group_count(layer_count(self.traced.graph), num_stages, most_groups)
+        groups = group_count(layer_count(self.traced.graph), num_stages, most_groups, 1 if one_loop else 4)
         stages, placed = None, tuple[Constraint, ...]()
         if self.shared is not None:
             layers_split = self.shared.split(self.traced)

@@ -101,7 +101,12 @@ class Interpreter:
         return Held(routes, {("", layout): array}, s.index, self.barriers, age)
 
     def run(
-        self, bound: BoundGraph, arrays: Sequence[Any], layouts: Sequence[Layout], wanted: Sequence[Layout]
+        self,
+        bound: BoundGraph,
+        arrays: Sequence[Any],
+        layouts: Sequence[Layout],
+        wanted: Sequence[Layout],
+        away: Sequence[str] = (),
     ) -> list[Any]:
         """Outputs of a graph.
 
@@ -110,13 +115,14 @@ class Interpreter:
             arrays: local pieces of its inputs, in ``layouts``.
             layouts: one an input.
             wanted: layout of each output.
+            away: names of inputs of a region that are in host memory.
         """
         graph = bound.graph
         env: Env = {
             i.name: self.held(i.name, i.type, layout, array)
             for i, layout, array in zip(graph.inputs, layouts, arrays, strict=True)
         }
-        for name in self.sharded.hosted & env.keys() if not self.prefix else ():
+        for name in (*away, *(self.sharded.hosted & env.keys() if not self.prefix else ())):
             value = env[name]
             assert isinstance(value, Held)
             value.away = True

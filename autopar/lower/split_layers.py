@@ -69,7 +69,7 @@ def layer_count(graph: Graph) -> int:
     return best[1]
 
 
-def group_count(layers: int, stages: int | None, most: int = 16) -> int:
+def group_count(layers: int, stages: int | None, most: int = 16, a_stage: int = 4) -> int:
     """Groups into which stacked layers are taken apart for a pipeline: about four a stage, of equal size.
 
     Where ``stages`` divides the layers it divides the groups too: 80 layers in 20 groups would not make eight equal
@@ -79,8 +79,9 @@ def group_count(layers: int, stages: int | None, most: int = 16) -> int:
         layers: of the stack.
         stages: of the pipeline; None where their number is free.
         most: groups where it is free.
+        a_stage: most groups of a stage where it is not.
     """
-    fewest, most = (2, most) if stages is None else (stages, 4 * stages)
+    fewest, most = (2, most) if stages is None else (stages, a_stage * stages)
     possible = [n for n in range(1, layers + 1) if layers % n == 0]
     enough = [n for n in possible if n >= fewest]
     fitting = [n for n in enough if n <= most] or enough[:1] or possible

@@ -249,7 +249,8 @@ class Planner:
         if stages is None and is_large(problem) and problem.subproblem.tried_stages:
             (stages,) = problem.subproblem.tried_stages
         most = problem.policy.enumeration
-        layered = step.layered(stages, 2 * most.most_stages if is_large(problem) else most.most_stack_groups)
+        groups = 2 * most.most_stages if is_large(problem) else most.most_stack_groups
+        layered = step.layered(stages, groups, one_loop=o.offload == "layers")
         options = replace(
             o,
             donated=layered.donated,

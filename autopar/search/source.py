@@ -136,12 +136,13 @@ class StepSource(Protocol):
         """Whether the step has stacks of layers whose update may run a layer at a time."""
         ...
 
-    def layered(self, num_stages: int | None, most_groups: int) -> LayeredStep:
+    def layered(self, num_stages: int | None, most_groups: int, *, one_loop: bool = False) -> LayeredStep:
         """The step with stacks split.
 
         Args:
             num_stages: of the pipeline; None where it is free.
             most_groups: groups of layers that a stack is split into.
+            one_loop: whether each stage of a given number is to have one group, so that one loop goes over its layers.
         """
         ...
 

@@ -99,6 +99,12 @@ def one_device(bandwidth, **device):
     return dataclasses.replace(cluster, groups=(dataclasses.replace(group, devices_per_node=1, device=changed),))
 
 
+def two_devices(bandwidth):
+    """`one_device` twice, whose launches take no time."""
+    (group,) = one_device(bandwidth, launch_s=0.0).groups
+    return Cluster("two", (dataclasses.replace(group, count=1, devices_per_node=2),))
+
+
 def test_auto_takes_it_where_nothing_else_fits():
     cluster = one_device(25e9)
     step, args = build(32)
@@ -155,3 +161,58 @@ def test_what_mixes_layers_or_is_returned_as_well_is_computed_whole():
     assert "state[0]['layers']['up']" in whole and "state[0]['layers']['down']" not in whole
     flat, _ = traced(jnp.tanh, (jnp.zeros((4, 3)),))
     assert updated_by_layer(flat) is flat
+
+
+def two_stages(**more):
+    """Options of a pipeline of two stages on this process's devices."""
+    return {**OPTIONS, "num_stages": 2, "num_microbatches": 2, "cluster": with_hosts(Cluster.local()), **more}
+
+
+@pytest.mark.parametrize("norm", [None, 0.5])
+def test_stages_take_their_layers_from_hosts(x64, norm):
+    """Passes take slices, the update is the hosts'; on the devices there are gradients and activations."""
+    step, args = build(8, dtype=jnp.float64, norm=norm)
+    fn = parallelize(step, offload="layers", **two_stages())
+    plan = fn.plan(*args)
+    assert {path for path in on_host(plan) if "layers" in path} == {
+        f"state[{n}]['layers']['{name}']" for n in range(3) for name in ("up", "down")
+    }
+    found, wanted = trained(fn, args), trained(jax.jit(step), args)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+    for tree in found[0][:3]:
+        assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree["layers"])} == {PINNED_HOST}
+    loaded = fn.compile(*jax.tree.map(np.array, args)).local.runtime.loaded
+    for (_, work), program in loaded.items():
+        here = [p for p in program.program.reads if "['layers']" in p.name and p.ref.kind == "in" and not p.host]
+        assert not here, work
+    saved = parallelize(step, plan=Plan.from_json(plan.to_json()), donate_argnums=0)
+    for a, b in zip(jax.tree.leaves(trained(saved, args)), jax.tree.leaves(found), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_memory_of_stages_holds_no_more_than_gradients_of_all_layers():
+    """Depth adds gradients, sums over microbatches, and checkpoints: no parameters and no moments."""
+    needed = {}
+    for layers in (8, 16):
+        step, args = build(layers, width=32)
+        options = two_stages(cluster=two_devices(25e9))
+        plain, there = (parallelize(step, offload=offload, **options).plan(*args) for offload in ("none", "layers"))
+        assert plain.num_stages == there.num_stages == 2
+        needed[layers] = plain.stages[0].memory.total, there.stages[0].memory.total
+        stack = layers // 2 * 32 * 128 * 4 * 2
+        assert there.stages[0].host_bytes >= 3 * stack // 4
+    plain, there = (deep - shallow for shallow, deep in zip(*needed.values(), strict=True))
+    assert 0 < there < plain / 2
+
+
+def test_each_microbatch_takes_slices_once_a_pass():
+    layers, bandwidth, count = 8, 1e6, 4
+    step, args = build(layers)
+    options = two_stages(num_microbatches=count, cluster=two_devices(bandwidth))
+    plan = parallelize(step, offload="layers", **options).plan(*args)
+    stack = 2 * layers // 2 * 16 * 64 * 4  # bytes of "up" and "down" of a stage
+    # Each pass takes parameters once a microbatch; gradients go down once.
+    assert plan.stages[1].host_time == pytest.approx((2 * count + 1) * stack / bandwidth, rel=0.02)
+    times = dict(plan.stages[1].work_times)
+    assert times["forward"] == pytest.approx(count * stack / bandwidth, rel=0.02)

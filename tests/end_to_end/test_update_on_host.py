@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +15,7 @@ from autopar.lower.hosted import PINNED_HOST
 from autopar.plan.words import plan_words
 from examples import gpt, mlp
 from tests.end_to_end import stacked
-from tests.end_to_end.test_layers_on_host import on_host, one_device, trained, with_hosts
+from tests.end_to_end.test_layers_on_host import on_host, one_device, trained, two_devices, with_hosts
 
 OPTIONS = {"num_stages": 1, "num_microbatches": 1, "remat": "none"}
 OPTIMIZERS = {
@@ -210,12 +208,6 @@ def test_auto_chooses_by_price_who_updates_stages(bandwidth, computes):
     assert stages_there(plan) == ({0, 1} if computes else set()) and on_host(plan)
     assert plan.peak_memory <= options["memory_limit"]
     assert plan.step_time <= named.step_time * (1 + 1e-9)
-
-
-def two_devices(bandwidth):
-    """`one_device` twice."""
-    (group,) = one_device(bandwidth, launch_s=0.0).groups
-    return Cluster("two", (dataclasses.replace(group, count=1, devices_per_node=2),))
 
 
 def stages_there(plan):

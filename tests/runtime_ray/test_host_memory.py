@@ -6,6 +6,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from autopar.lower.pipeline.exported import ExportedProgram, PlacedPort
 from autopar.runtime.ray.loaded import load_programs
 from autopar.schedule import Offload, Work
 from examples import mlp
+from tests.end_to_end import stacked
 from tests.runtime_ray.pipelines import furthest, numbers, thread_cluster
 
 pytest.importorskip("flatbuffers")
@@ -111,3 +113,17 @@ def test_on_ray(hosts):
         assert furthest(jax.tree.leaves(found), [numbers(x) for x in jax.tree.leaves(wanted)]) < 1e-11
         texts = {name: text for name, (text, _) in compiled.local.runtime.compiled().items() if "update" in name}
         assert texts and all("S(5)" in text.splitlines()[0] for text in texts.values())
+
+
+def test_workers_take_layers_from_their_hosts(x64):
+    fn, args = stacked.build(4, dtype=jnp.float64)
+    with threads() as cluster:
+        compiled = autopar.parallelize(fn, cluster=cluster, offload="layers", **OPTIONS).compile(*args)
+        assert {p for p in there(compiled.plan) if "layers" in p} == {
+            f"state[{n}]['layers']['{name}']" for n in range(3) for name in ("up", "down")
+        }
+        found, wanted = trained(compiled, args), trained(jax.jit(fn), args)
+        assert furthest(jax.tree.leaves(found), [numbers(x) for x in jax.tree.leaves(wanted)]) < 1e-11
+        programs = compiled.local.runtime.function.exported
+        read = {(p.work.kind, r.host) for p in programs for r in p.reads if r.name.startswith("in/state[0]['layers']")}
+        assert read == {("forward", True), ("backward", True), ("update", True)}

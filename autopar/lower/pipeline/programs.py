@@ -123,7 +123,7 @@ class _Cutter:
             direct = moved_alone or (value is not None and self.input_layouts[operand] == layout)
             if direct:
                 port = self._input(operand)
-                entering.append((inner, Port(port.ref, port.type, layout), False))
+                entering.append((inner, Port(port.ref, port.type, layout, port.host), False))
             else:
                 entering.append(
                     (inner, Port(self._own("loop", f"{operand}{layout}"), self.types[operand], layout), True)
@@ -369,7 +369,8 @@ class _Cutter:
         def on_device(microbatch: Any, microbatch_inputs: Sequence[Any], index: AxisIndex) -> list[Any]:
             given = [*([microbatch] if counted else []), *constants, *microbatch_inputs]
             interpreter = Interpreter(replace(decisions, index=index), source.prefix)
-            return interpreter.run(part, given, layouts, [p.layout for _, p in asked])
+            away = [n for n, p in taken.items() if p.host]
+            return interpreter.run(part, given, layouts, [p.layout for _, p in asked], away)
 
         return StageProgram(
             work,

@@ -57,9 +57,10 @@ def add_input(
         pairs = [(k, c) for k in plain for c in (k, *b.layouts.coarser(k))]
 
     has_copy, sliced = len(pairs) > len(plain), name in b.offered.stacks
+    nested = name in b.offered.nested
     forced = (sliced and b.offered.forced) or name in b.offered.update.inputs
     here = [] if forced else pairs
-    there = [(k, k) for k in plain if not k.dims[0]] if sliced else pairs if name in b.offered.inputs else []
+    there = [(k, k) for k in plain if not k.dims[0]] if sliced or nested else pairs if name in b.offered.inputs else []
     n, pairs = len(here), [*here, *there]
     hosted = (False,) * n + (True,) * len(there) if there else ()
 
@@ -112,7 +113,7 @@ def connect(b: Builder, value: ValueDraft) -> None:
     if value.source:
         _connect_input(b, value, outside)
         return
-    if len({u.node for u, _ in outside}) < 2 or value.made_there:
+    if len({u.node for u, _ in outside}) < 2 or value.made_there or (value.alias and value.hosted):
         _take_all(b, value, outside)
         return
     phases = sorted({u.phase for u, _ in outside}) if b.split_phases else [""]
@@ -149,7 +150,8 @@ def _take(
     """Adds what a use costs that takes a value from where ``node`` decides, in one of ``layouts``."""
     costs = b.layouts.sending(value.wire).resharding(value.sent, layouts, use.required, use.weight)
     costs = costs if new.all() else np.where(new, costs, 0.0)
-    if value.trips > 1 or any(use.as_made):  # slices alone are on the device: nothing can be laid out otherwise
+    in_slices = value.trips > 1 or (value.alias and value.hosted)
+    if in_slices or any(use.as_made):  # slices alone are on the device: nothing can be laid out otherwise
         other = np.array([[k != required for required in use.required] for k in layouts])
         hosted = np.array(value.hosted or (False,) * len(layouts))[:, None]
         costs = np.where(other & (hosted | np.array(use.as_made or (False,) * len(use.required))), np.inf, costs)

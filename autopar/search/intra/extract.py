@@ -16,7 +16,7 @@ from autopar.ir.loops import Scan
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.attention import skips_masked
 from autopar.search.intra.collectives import PricedCollective, collectives
-from autopar.search.intra.draft import UsageDraft
+from autopar.search.intra.draft import UsageDraft, ValueDraft
 from autopar.search.intra.host import HOST, hosted, moved_down, moves_s
 from autopar.search.intra.memory import IN_FLIGHT, is_in_flight
 from autopar.search.intra.overlap import timed
@@ -100,9 +100,12 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     moved = {
         k: layouts[k].local_bytes(sharding_problem.values[k].type, sharding_problem.mesh.sizes) for k in sorted(there)
     }
+    in_passes = _sliced_s(problem.cost_model, sharding_problem, moved)
     host_s = float(sum(moves_s(problem.cost_model, sharding_problem.values[k], n) for k, n in moved.items()))
     host_s += _down_s(problem.cost_model, sharding_problem, choice)
-    by_work.add("", "update", host_s)
+    for consumer, phase, seconds in in_passes:
+        by_work.add(consumer, phase, seconds)
+    by_work.add("", "update", host_s - sum(seconds for _, _, seconds in in_passes))
     touches = any(d.first_touch_bandwidth is not None for d in problem.cluster.device_types)
     made_bytes = _computed_bytes(sharding_problem, problem.graph, choice) if touches else 0.0
     first_touch_s = problem.cost_model.first_touch_s(made_bytes)
@@ -129,7 +132,7 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
         state_bytes=_state_bytes(sharding_problem, problem.graph, layouts, there),
         hosted=frozenset(i.name for i in problem.graph.inputs if i.name in there),
         host_s=host_s,
-        host_bytes=sum(n for k, n in moved.items() if not sharding_problem.values[k].made_there),
+        host_bytes=sum(n for k, n in moved.items() if not _is_other_name(sharding_problem.values[k])),
         starts_s=by_work.stall_s,
     )
 
@@ -215,6 +218,24 @@ def copy_layouts(
             for phase in c.phases:
                 copies[c.key][phase] = layout
     return dict(copies)
+
+
+def _is_other_name(v: ValueDraft) -> bool:
+    """Whether what lies in host memory is counted under the name of what it replaces, or that it comes in by."""
+    return v.made_there or v.alias
+
+
+def _sliced_s(
+    cost: CostModel, sharding_problem: ShardingProblem, moved: Mapping[str, int]
+) -> list[tuple[str, str, float]]:
+    """By loop inside of a loop over microbatches its phase, and seconds a step of slices that it takes from hosts."""
+    stacks = ((sharding_problem.values[k], n) for k, n in moved.items() if sharding_problem.values[k].alias)
+    return [
+        (u.consumer, u.phase, v.weight * v.trips * cost.host_s(bytes / v.trips))
+        for v, bytes in stacks
+        for u in v.uses
+        if u.stacked
+    ]
 
 
 def _down_s(cost: CostModel, sharding_problem: ShardingProblem, choice: Sequence[int]) -> float:

@@ -26,7 +26,7 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Graph, Operator
 from autopar.ir.loops import Scan
-from autopar.ir.phases import phase_of
+from autopar.ir.phases import LOOP, phase_of
 from autopar.ir.primitives import ALIASES
 from autopar.search.intra.draft import Array, NodeDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.host_update import ON_DEVICES, HostUpdate, host_update
@@ -52,6 +52,7 @@ class Offloading:
         stacks: names of inputs and of results of loops that loops take in slices.
         forced: whether these stacks must lie there.
         update: what must lie there, and the operators that run there.
+        nested: stacks among the inputs of ``update`` that loops inside of a loop over microbatches take in slices.
         notes: why there are none, where the user asked for it and cannot have it.
     """
 
@@ -59,6 +60,7 @@ class Offloading:
     stacks: frozenset[str] = frozenset()
     forced: bool = False
     update: HostUpdate = ON_DEVICES
+    nested: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
 
@@ -74,13 +76,56 @@ def offloading(problem: Problem) -> Offloading:
         text = f"offload={problem.options.offload!r} moves nothing to host memory: {problem.cluster.name} has no"
         return Offloading(notes=(f"{text} host_bandwidth for some of its nodes",))
     if problem.options.offload == "update":
-        key = ("host update", problem.graph, problem.cost_model)
-        update = problem.memo.get(key)
-        if not isinstance(update, HostUpdate):  # one cut for all meshes
-            update = host_update(problem.graph, movable(problem.graph), problem.cost_model)
-            problem.memo.keep(key, update)
+        update = _cut(problem, frozenset())
         return Offloading(inputs=update.inputs, update=update)
+    if problem.options.offload == "layers" and problem.subproblem.separate_programs:
+        nested = nested_stacks(problem.graph)
+        update = _cut(problem, nested)
+        notes = () if nested else ("offload='layers' finds no stack in this stage that loops over layers alone take",)
+        return Offloading(update.inputs, update=update, nested=nested, notes=notes)
     return Offloading(movable(problem.graph), stacks(problem.graph), problem.options.offload == "layers")
+
+
+def _cut(problem: Problem, nested: frozenset[str]) -> HostUpdate:
+    """The cheapest cut of the update, one for all meshes; ``nested`` as of `Offloading`."""
+    key = ("host update", problem.graph, problem.cost_model, nested)
+    update = problem.memo.get(key)
+    if not isinstance(update, HostUpdate):
+        update = host_update(problem.graph, movable(problem.graph), problem.cost_model, nested)
+        problem.memo.keep(key, update)
+    return update
+
+
+def nested_stacks(graph: Graph) -> frozenset[str]:
+    """Inputs that the step replaces, and that its update reads and loops inside of a loop over microbatches, in slices.
+
+    Such loops are those of a stage, whose passes are programs of one microbatch.
+    """
+    replaced = {o.updates for o in graph.outputs}
+    returned = {o.operand for o in graph.outputs}
+    taken: dict[str, bool] = {}
+    for op in graph.operators:
+        if op.primitive != "scan" or not op.id.startswith(LOOP):
+            taken.update((o, taken.get(o, True) and _updates(op)) for o in op.reads)
+            continue
+        loop = Scan.of(op)
+        inner = zip(op.operands, loop.body.inputs, strict=True)
+        sliced = {o for n, (o, i) in enumerate(inner) if n < loop.num_consts and takes_slices(loop.body, i.name)}
+        taken.update((o, taken.get(o, True) and o in sliced) for o in op.reads)
+    loops = [op for op in graph.operators if op.primitive == "scan" and op.id.startswith(LOOP)]
+    state = {i.name for i in graph.inputs if i.role in _STATE and i.name in replaced and i.name not in returned}
+    read = {o for op in loops for o in op.reads}
+    return frozenset(name for name in state & read if taken[name] and _has_slices(graph, name))
+
+
+def takes_slices(graph: Graph, name: str) -> bool:
+    """Whether loops alone read a value of a graph, each trip a slice of it."""
+    readers = [op for op in graph.operators if name in op.reads]
+    return (
+        bool(readers)
+        and all(o.operand != name for o in graph.outputs)
+        and all(op.primitive == "scan" and name not in op.operands[: Scan.of(op).num_whole] for op in readers)
+    )
 
 
 def movable(graph: Graph) -> frozenset[str]:
@@ -206,12 +251,12 @@ def moves_s(cost: CostModel, v: ValueDraft, bytes: float) -> float:
             makes that. A stack goes to the device for each loop that takes it, and comes back once where one makes it.
         bytes: of one device's piece of it.
     """
-    if v.trips == 1:
+    if v.trips == 1 and not v.alias:
         up = any(not u.there and not u.as_made for u in v.uses)
         down = not v.made_there and not v.replaced_there
         return (up + down) * cost.host_s(bytes)
     taken = sum(u.stacked for u in v.uses)
-    return (taken + v.replaced) * v.trips * cost.host_s(bytes / v.trips)
+    return (taken + v.replaced) * v.weight * v.trips * cost.host_s(bytes / v.trips)
 
 
 def hosted(values: Mapping[str, ValueDraft], choice: Sequence[int]) -> frozenset[str]:

@@ -49,15 +49,18 @@ class HostUpdate:
 ON_DEVICES = HostUpdate()
 
 
-def host_update(graph: Graph, state: frozenset[str], cost: CostModel) -> HostUpdate:
+def host_update(
+    graph: Graph, state: frozenset[str], cost: CostModel, nested: frozenset[str] = frozenset()
+) -> HostUpdate:
     """The cheapest cut.
 
     Args:
         graph: a step.
         state: inputs that only the update reads, and that the step replaces.
         cost: what moves, and the memories of both sides, cost.
+        nested: further inputs that lie on the host: loops over microbatches take slices of them, whatever the cut.
     """
-    hosted = state | masters(graph)
+    hosted = state | nested | masters(graph)
     returned = {o.operand for o in graph.outputs}
     replaced = {o.operand for o in graph.outputs if o.updates in hosted}
     nx: Any = import_module("networkx")  # it takes longer to load than small models to plan
@@ -77,7 +80,8 @@ def host_update(graph: Graph, state: frozenset[str], cost: CostModel) -> HostUpd
         network.add_edge(_HOST, _side(op), capacity=_units(cost.device_memory_s(written + again)))
     for name, maker, readers in _values(graph, hosted):
         seconds = _units(cost.host_s(graph.types[name].nbytes))
-        ends = [_side(op) for op in readers] + [_HOST if name in replaced else _DEVICE] * (name in returned)
+        whole = (op for op in readers if name not in nested or not op.regions)
+        ends = [*map(_side, whole)] + [_HOST if name in replaced else _DEVICE] * (name in returned)
         up, down = f"up {name}", f"down {name}"
         network.add_edge(maker, up, capacity=seconds)
         network.add_edge(down, maker, capacity=seconds)

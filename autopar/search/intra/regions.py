@@ -69,12 +69,17 @@ class _Region:
         outer = tuple(k.stack() for k in kinds) if stacked else kinds
         source = b.values[self.prefix + operand] if isinstance(operand, str) else None
         if inner not in b.values:
-            value = b.value(inner, type, node, kinds, self.inner_weight, alias=not stacked)
+            nested = not self.prefix and not stacked and operand in b.offered.nested
+            value = b.value(
+                inner, type, node, kinds, self.inner_weight, alias=not stacked,
+                trips=type.shape[0] if nested else 1, hosted=(True,) * len(kinds) if nested else (),
+            )  # fmt: skip
             # What is made on demand is as much a constant as what is computed from it.
             if source is not None and not stacked and (source.constant or (b.cost.fuses and source.node is None)):
                 value.transient = value.constant = True
         if source is not None and source.node is not None:
-            b.use(source.key, node, outer, self.weight, self.id, stacked=stacked)
+            there = not self.prefix and source.key in b.offered.nested
+            b.use(source.key, node, outer, self.weight, self.id, stacked=stacked, there=there)
         return node, outer
 
     def arriving(self, operand: Operand) -> Port | None:

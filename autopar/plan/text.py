@@ -124,7 +124,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
         rows.insert(-2, ("recomputed", f"{levels} (what is not held for the backward pass)"))
     if any(s.host_bytes for s in c.stages):
         moves = ", ".join(
-            f"stage {i}: {bytes_text(s.host_bytes)} a device, {seconds_text(s.host_time)} a step"
+            f"stage {i}: {bytes_text(s.host_bytes)} a device, {seconds_text(s.host_time)} a step{fetched_text(s)}"
             for i, s in enumerate(c.stages)
             if s.host_bytes
         )
@@ -140,6 +140,13 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     if phases:
         rows.append(("planned in", ", ".join(f"{name} {seconds_text(s)}" for name, s in phases)))
     return rows
+
+
+def fetched_text(stage: Stage) -> str:
+    """How layers in host memory come to the device: ``, layers fetched one ahead``; "" where none do."""
+    if stage.slices_ahead is None:
+        return ""
+    return ", layers fetched one ahead" if stage.slices_ahead else ", layers fetched one by one"
 
 
 def layers_text(stage: Stage) -> str:

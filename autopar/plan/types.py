@@ -82,6 +82,8 @@ class Stage(Record, frozen=True):
             recomputed.
         host_bytes: bytes a device of inputs that lie in host memory between updates, and of stacks between loops.
         host_time: predicted seconds a step of moving them to the device and back; part of ``step_time``.
+        slices_ahead: of stacks of layers in host memory how many layers ahead devices fetch their slices: 1, or 0 in a
+            program for one device, which fetches a layer when its turn has come; None where there are no such stacks.
         activations_offloaded: whether the ``activation_bytes`` of microbatches in flight, but for the one that runs
             and one more, are in host memory.
         layers: of a model that loops over a stack of layers the first of this stage, the number behind its last one,
@@ -112,6 +114,7 @@ class Stage(Record, frozen=True):
     block_scores: int = 0
     layered_update: bool = False
     padded: tuple[tuple[str, int, int], ...] = ()
+    slices_ahead: int | None = None
 
     @property
     def mesh_shape(self) -> dict[str, int]:

@@ -54,6 +54,9 @@ def plan_words(c: PlanContent) -> str:
     if any(s.host_bytes for s in c.stages):
         updated = any(r.on_host for part in (c, *c.parts) for r in part.operators)
         said.append("state of the update in host memory" + (", updated there (ZeRO-Offload)" if updated else ""))
+    if any(s.slices_ahead is not None for s in c.stages):
+        ahead = max(s.slices_ahead or 0 for s in c.stages)
+        said.append("layers fetched from host memory one " + ("ahead" if ahead else "by one") + " (L2L)")
     return ", ".join(said) if said else "arguments whole on every device"
 
 

@@ -89,6 +89,7 @@ def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Shardi
         activation_bytes=sharding.activation_bytes,
         host_bytes=sharding.host_bytes,
         host_time=sharding.host_s,
+        slices_ahead=sharding.slices_ahead,
         weight_stash_bytes=sharding.weight_stash_bytes,
         accumulation_bytes=sharding.accumulation_bytes,
         state_bytes=sharding.state_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,12 @@ import pytest
 
 from autopar import Cluster, Plan, parallelize, verify
 from autopar.errors import InfeasiblePlanError
+from autopar.ir import Layout
 from autopar.ir.phases import phase_of
 from autopar.lower.aot import parse_target
 from autopar.lower.hosted import PINNED_HOST
 from autopar.lower.layer_update import updated_by_layer
+from autopar.plan.words import plan_words
 from tests.end_to_end.stacked import build
 from tests.microbatch.running import run, traced
 
@@ -65,13 +68,35 @@ def test_memory_of_the_device_does_not_depend_on_depth():
     assert plain[96].peak_memory > 4 * plain[12].peak_memory
 
 
-def test_slices_on_the_way_are_in_the_memory():
-    """Two slices of parameters, moments and gradients of two stacks arrive each, one of what replaces six leaves."""
+@pytest.mark.parametrize(("devices", "slices"), [(1, (8, 10.1)), (2, (22, 24))])
+def test_slices_on_the_way_are_in_the_memory(devices, slices):
+    """Programs for several devices fetch a layer ahead: two slices of parameters, moments and gradients of two stacks
+    arrive each, one of what replaces six leaves is made. A program for one device fetches them in their own trip."""
     step, args = build(12, width=64, batch=2)
-    plan = parallelize(step, cluster=one_device(25e9), offload="layers", **OPTIONS).plan(*args)
-    slice_bytes, rest = 64 * 256 * 4, plan.stages[0].memory
+    options = {**OPTIONS, "mesh_shape": (devices,)}
+    cluster = one_device(25e9) if devices == 1 else two_devices(25e9)
+    plan = parallelize(step, cluster=cluster, offload="layers", **options).plan(*args)
+    stacks = {i.path: Layout.parse(i.layout) for i in plan.content.inputs if "layers" in i.path}
+    split = 1 if all(k.is_replicated for k in stacks.values()) else devices
+    slice_bytes, rest = 64 * 256 * 4 / split, plan.stages[0].memory
     held = rest.total - rest.parameters - rest.optimizer - rest.batch
-    assert 22 <= held / slice_bytes <= 24
+    assert slices[0] <= held / slice_bytes <= slices[1]
+    assert plan.stages[0].slices_ahead == int(devices > 1)
+    text = "one ahead" if devices > 1 else "one by one"
+    assert f"layers fetched {text}" in str(plan)
+    assert f"layers fetched from host memory {text}" in plan_words(plan.content)
+    assert json.loads(plan.to_json())["plan"]["stages"][0]["slices_ahead"] == int(devices > 1)
+
+
+def test_gradients_that_a_norm_reads_whole_are_said_to_stay():
+    cluster, layers = one_device(25e9), 12
+    free, clipped = (build(layers, norm=norm) for norm in (None, 0.5))
+    plans = [parallelize(s, cluster=cluster, offload="layers", **OPTIONS).plan(*args) for s, args in (free, clipped)]
+    assert not plans[0].content.notes
+    (note,) = plans[1].content.notes
+    gradients = 2 * layers * 16 * 64 * 4
+    assert note.startswith("98.3 kB of gradients of stacks stay on the devices") and "stacked.py" in note
+    assert plans[1].peak_memory - plans[0].peak_memory > 0.8 * gradients
 
 
 @pytest.mark.slow
@@ -89,6 +114,17 @@ def test_compiled_memory_of_a_tpu_is_as_predicted_at_any_depth():
     compiled = [v.compiled_memory.total for v in found]
     assert max(compiled) <= 1.01 * min(compiled)
     assert all(0.95 < v.memory_ratio < 1.05 for v in found)
+
+
+@pytest.mark.slow
+def test_compiled_memory_of_one_tpu_is_as_predicted():
+    pytest.importorskip("libtpu")
+    target = "tpu:v6e:1x1"
+    cluster = with_hosts(parse_target(target).cluster())
+    args = jax.eval_shape(lambda: build(12, width=1024, batch=64)[1])
+    step, _ = build(2)
+    plan = parallelize(step, cluster=cluster, offload="layers", **OPTIONS).plan(*args)
+    assert 1.0 <= verify(plan, step, *args, target=target).memory_ratio < 1.15
 
 
 def one_device(bandwidth, **device):

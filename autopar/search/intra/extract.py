@@ -21,6 +21,7 @@ from autopar.search.intra.host import HOST, hosted, moved_down, moves_s
 from autopar.search.intra.memory import IN_FLIGHT, is_in_flight
 from autopar.search.intra.overlap import timed
 from autopar.search.intra.sharding_problem import ShardingProblem
+from autopar.search.intra.slices import slices_ahead
 from autopar.search.intra.works import Works, loops, outermost
 from autopar.search.problem import Problem
 
@@ -45,6 +46,7 @@ class Sharding:
         work_times: seconds a step by kind of work, where there is a loop over microbatches.
         activation_bytes: bytes a device that the forward pass of one microbatch leaves for the backward pass.
         hosted: inputs that lie in host memory between updates.
+        slices_ahead: how many trips ahead loops fetch slices of what lies there; None where none do.
         host_s: seconds a step of moving to the device and back these and stacks between loops that lie there.
         host_bytes: bytes a device of all of them.
         weight_stash_bytes: bytes a device that one microbatch keeps between its input and its weight gradients.
@@ -67,6 +69,7 @@ class Sharding:
     activation_bytes: int = 0
     hosted: frozenset[str] = frozenset()
     host_s: float = 0.0
+    slices_ahead: int | None = None
     host_bytes: int = 0
     weight_stash_bytes: int = 0
     accumulation_bytes: int = 0
@@ -132,6 +135,7 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
         state_bytes=_state_bytes(sharding_problem, problem.graph, layouts, there),
         hosted=frozenset(i.name for i in problem.graph.inputs if i.name in there),
         host_s=host_s,
+        slices_ahead=slices_ahead((sharding_problem.values[k] for k in sorted(there)), sharding_problem.mesh),
         host_bytes=sum(n for k, n in moved.items() if not _is_other_name(sharding_problem.values[k])),
         starts_s=by_work.stall_s,
     )

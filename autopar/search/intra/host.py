@@ -28,6 +28,7 @@ from autopar.ir import Graph, Operator
 from autopar.ir.loops import Scan
 from autopar.ir.phases import LOOP, phase_of
 from autopar.ir.primitives import ALIASES
+from autopar.plan.text import bytes_text
 from autopar.search.intra.draft import Array, NodeDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.host_update import ON_DEVICES, HostUpdate, host_update
 from autopar.search.problem import Problem
@@ -83,7 +84,21 @@ def offloading(problem: Problem) -> Offloading:
         update = _cut(problem, nested)
         notes = () if nested else ("offload='layers' finds no stack in this stage that loops over layers alone take",)
         return Offloading(update.inputs, update=update, nested=nested, notes=notes)
-    return Offloading(movable(problem.graph), stacks(problem.graph), problem.options.offload == "layers")
+    forced = problem.options.offload == "layers"
+    return Offloading(movable(problem.graph), stacks(problem.graph), forced, notes=kept_whole(problem.graph) * forced)
+
+
+def kept_whole(graph: Graph) -> tuple[str, ...]:
+    """That gradients of stacks stay on the devices, where an operator of the update reads them whole."""
+    loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op.scope) == "backward"]
+    gradients = {v.name: v.type for op in loops for v in op.results[Scan.of(op).num_carry :]}
+    readers = [op for op in graph.operators if phase_of(op.scope) == "update" and op.primitive != "scan"]
+    whole = {o for op in readers for o in op.reads if o in gradients}
+    if not whole:
+        return ()
+    place = next(op.source or op.id for op in readers if whole.intersection(op.reads))
+    bytes = sum(gradients[name].nbytes for name in whole)
+    return (f"{bytes_text(bytes)} of gradients of stacks stay on the devices: the update reads them whole ({place})",)
 
 
 def _cut(problem: Problem, nested: frozenset[str]) -> HostUpdate:

@@ -1,20 +1,35 @@
 """Slices of stacks in host memory that are on the way, while a loop computes with others.
 
-Compilers run such a loop one trip ahead of its moves: the slice of the next trip arrives while this one's is in use,
-and what a trip made leaves while the next trip computes (XLA's compiler for TPU peels a trip off at either end for
-that). So a stack that goes to the device takes a second slice there as long as the loop runs, and one that comes from
-there takes one until the trip makes its own.
+Compilers of programs for several devices run such a loop one trip ahead of its moves: the slice of the next trip
+arrives while this one's is in use, and what a trip made leaves while the next trip computes (XLA's compiler for TPU
+peels a trip off at either end for that). So a stack that goes to the device takes a second slice there as long as the
+loop runs, and one that comes from there takes one until the trip makes its own. In programs for one device XLA fetches
+the slices of a trip in that trip, and writes what it makes over them.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import numpy as np
 
+from autopar.cluster import LogicalMesh
 from autopar.ir import Graph, Operator
 from autopar.ir.loops import Scan
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.draft import UsageDraft, ValueDraft
 from autopar.search.intra.memory import local_bytes
+
+
+def trips_ahead(mesh: LogicalMesh) -> int:
+    """How many trips before its own a slice is fetched, in a program for the devices of a mesh."""
+    return int(math.prod(mesh.shape) > 1)
+
+
+def slices_ahead(values: Iterable[ValueDraft], mesh: LogicalMesh) -> int | None:
+    """`trips_ahead` where some of the ``values``, which are in host memory, are taken in slices; else None."""
+    return trips_ahead(mesh) if any(v.trips > 1 for v in values) else None
 
 
 def add_slices_on_the_way(b: Builder, graph: Graph, op: Operator, prefix: str, begin: int) -> None:
@@ -27,6 +42,8 @@ def add_slices_on_the_way(b: Builder, graph: Graph, op: Operator, prefix: str, b
         prefix: names of the regions around it.
         begin: when the loop begins.
     """
+    if not trips_ahead(b.mesh):
+        return
     loop, inner = Scan.of(op), f"{prefix}{op.id}/body/"
     for operand in op.operands[loop.num_whole :]:
         stack = b.values.get(prefix + operand) if isinstance(operand, str) else None

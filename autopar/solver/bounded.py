@@ -23,6 +23,8 @@ from autopar.solver.wide_memory import price_wide
 _OPEN = 300  # strategies beyond one a node that the first restricted problem keeps
 _WIDEN = 4
 _MOST_COLUMNS = 150_000  # of a restricted problem that the engine gets where no proof is wanted
+# Likewise without memory rows: no limit on nodes ends HiGHS's root, 6 CPU s for as many columns of dense random costs.
+_FREE_COLUMNS = 30_000
 _NEAR_COLUMNS = 10_000  # likewise where the gap is small: such programs take seconds to close a part of it
 _PROVABLE = 400  # strategies of a wide problem with memory rows up to which the engine is asked for the proof
 
@@ -151,7 +153,7 @@ class _State:
             cost = objective(self.problem, choice)
             return Solution(Status.OPTIMAL, choice, cost, cost, 0.0, name)
         near = replace(self.goal, gap=WIDE_GAP).reached(self.cost, self.bound)
-        most = _NEAR_COLUMNS if near else _MOST_COLUMNS
+        most = _NEAR_COLUMNS if near else _MOST_COLUMNS if self.problem.usages else _FREE_COLUMNS
         if self.goal.gap > 0 and self.best is not None and reduction.problem.columns > most:
             return Solution(Status.UNKNOWN, (), math.inf, -math.inf, 0.0, name)
         left = None if math.isinf(self.deadline) else self.deadline - time.monotonic()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from autopar.search.alpa import alpa
 from autopar.search.problem import NotFasterError
 from autopar.solver import ChoiceProblem, HighsSolver, Status, solve
 from autopar.solver.bounded import solve_bounded
-from autopar.solver.evaluate import is_feasible
-from autopar.solver.goal import Goal
+from autopar.solver.evaluate import is_feasible, objective
+from autopar.solver.goal import PROOF, Goal
 from autopar.solver.presolve import reduce_problem
+from autopar.solver.problem import Edge, Node
 from examples import mlp
 from tests.search.problems import problem_of, toy
 from tests.solver.problems import dense_problem, random_problem, with_usages
@@ -132,3 +134,21 @@ def test_a_large_program_is_left_out_where_little_could_be_won(monkeypatch: pyte
             assert near.lower_bound <= exact.objective + 1e-12
             assert near.objective >= exact.objective - 1e-12
     assert left_out > 0
+
+
+def test_a_wide_program_without_memory_rows_ends_with_an_honest_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is asked for narrow programs alone; of wider ones what messages say is the answer."""
+    draw = np.random.default_rng(5)
+    nodes = tuple(Node(f"n{i}", draw.random(4)) for i in range(11))
+    pairs = [(a, b) for a in range(11) for b in range(a + 1, 11) if draw.random() < 0.8]
+    problem = ChoiceProblem(nodes, tuple(Edge(a, b, draw.random((4, 4))) for a, b in pairs), (), None)
+    goal, asked, spared = Goal(gap=1e-9), CountingSolver(), CountingSolver()
+    exact = solve_bounded(problem, asked, most_entries=1, goal=goal)
+    assert exact.status is Status.OPTIMAL and asked.calls
+    with monkeypatch.context() as changed:
+        changed.setattr("autopar.solver.bounded._FREE_COLUMNS", 0)
+        ended = solve_bounded(problem, spared, most_entries=1, goal=goal)
+    assert ended.status is Status.FEASIBLE and not spared.calls
+    assert ended.lower_bound <= exact.objective + 1e-9 and ended.objective >= exact.objective - 1e-9
+    assert ended.objective == pytest.approx(objective(problem, ended.choice))
+    assert solve_bounded(problem, spared, most_entries=1, goal=PROOF).status is Status.OPTIMAL  # a proof is a proof

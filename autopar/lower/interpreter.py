@@ -101,12 +101,7 @@ class Interpreter:
         return Held(routes, {("", layout): array}, s.index, self.barriers, age)
 
     def run(
-        self,
-        bound: BoundGraph,
-        arrays: Sequence[Any],
-        layouts: Sequence[Layout],
-        wanted: Sequence[Layout],
-        away: Sequence[str] = (),
+        self, bound: BoundGraph, arrays: Sequence[Any], layouts: Sequence[Layout], wanted: Sequence[Layout]
     ) -> list[Any]:
         """Outputs of a graph.
 
@@ -115,14 +110,13 @@ class Interpreter:
             arrays: local pieces of its inputs, in ``layouts``.
             layouts: one an input.
             wanted: layout of each output.
-            away: names of inputs of a region that are in host memory.
         """
         graph = bound.graph
         env: Env = {
             i.name: self.held(i.name, i.type, layout, array)
             for i, layout, array in zip(graph.inputs, layouts, arrays, strict=True)
         }
-        for name in (*away, *(self.sharded.hosted & env.keys() if not self.prefix else ())):
+        for name in (n for n in env if self.prefix + n in self.sharded.hosted):
             value = env[name]
             assert isinstance(value, Held)
             value.away = True

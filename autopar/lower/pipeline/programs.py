@@ -364,13 +364,13 @@ class _Cutter:
             Graph(str(work), tuple(inputs), tuple(ops), outputs), source.bound.bounds, source.bound.constants
         )
         decisions = self.decisions
+        hosted = decisions.hosted | {source.prefix + n for n, p in taken.items() if p.host}
         constants = [scalar(v) for v in fixed.values()]
 
         def on_device(microbatch: Any, microbatch_inputs: Sequence[Any], index: AxisIndex) -> list[Any]:
             given = [*([microbatch] if counted else []), *constants, *microbatch_inputs]
-            interpreter = Interpreter(replace(decisions, index=index), source.prefix)
-            away = [n for n, p in taken.items() if p.host]
-            return interpreter.run(part, given, layouts, [p.layout for _, p in asked], away)
+            interpreter = Interpreter(replace(decisions, index=index, hosted=hosted), source.prefix)
+            return interpreter.run(part, given, layouts, [p.layout for _, p in asked])
 
         return StageProgram(
             work,

@@ -285,10 +285,10 @@ def _solve(
 def _improved(problem: Problem, choices: ChoiceProblem, start: tuple[int, ...]) -> Solution:
     """A choice that is at least as cheap as ``start``: no proof is needed, and of large problems a look is enough."""
     goal = Goal(problem.policy.overlap.gap)
-    free = first_look(replace(choices, limit_bytes=None), goal, start) if choices.columns > LARGE else None
+    free = first_look(replace(choices, limit_bytes=None), goal, start or None) if choices.columns > LARGE else None
     if free is None:
         return _solve(problem, choices, binds=True)
-    return free if is_feasible(choices, free.choice) else first_look(choices, goal, start) or free
+    return free if is_feasible(choices, free.choice) else first_look(choices, goal, start or None) or free
 
 
 def best_plan(

@@ -33,6 +33,11 @@ def test_a_found_plan_is_no_slower_than_those_that_are_known(devices):
     assert problem.found().step_time <= problem.known_s() * (1 + _TOLERANCE)
 
 
+def test_data_parallelism_that_hides_better_than_the_least_sum_is_found():
+    problem = next(p for p in drawn(8, 4) if (p.spec.layers, p.batch, p.cluster.num_devices) == (2, 16, 2))
+    assert problem.found().step_time <= problem.known_s() * (1 + _TOLERANCE)
+
+
 def test_the_step_reads_parameters_in_half_width_and_updates_those_in_single():
     step, (state, tokens) = mixed_step(_small(2).spec, 4)
     after, loss = jax.eval_shape(step, state, tokens)

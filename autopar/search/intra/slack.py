@@ -3,7 +3,8 @@
 Of an answer's schedule, a conversion between two choices may hide as long as links are idle between the operator that
 makes the value and the one that takes it. Conversions compete for that time, so each pays a share of what it hides:
 the price of a second of the links. With so much taken from the costs of every edge the problem is linear as before.
-Its answer is scheduled, and is taken if its step is shorter; the schedule of the best gives the next slack.
+Its answer is scheduled, and is taken if its step is shorter; the schedule of the best gives the next slack. Where that
+does not lead from the least sum to data parallelism, whose gradients hide well, it is a second beginning.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from autopar.search.intra.extract import Sharding, copy_layouts, extract, value_
 from autopar.search.intra.overlap import RegionSchedule, producers_of, region_of, schedules
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.problem import Problem
-from autopar.solver import ChoiceProblem, Edge, Solution
+from autopar.solver import ChoiceProblem, Edge, Node, Solution
 from autopar.solver.evaluate import objective
 
 
@@ -58,29 +59,88 @@ def hide(
         problem: what is planned.
         sharding_problem: its statement on the mesh of the answer.
         first: the answer.
-        solve: solves a problem of the same nodes, from a choice that fits.
+        solve: solves a problem of the same nodes, from a choice that fits, or from none.
     """
-    policy = problem.policy.overlap
-    if not problem.cost_model.overlaps:
+    if not problem.cost_model.overlaps or not _stalls(problem, first):
         return first
-    best, tried, slack = first, {first.solution.choice}, None
-    for share in policy.link_shares:
-        if best.sharding.exposed_s <= policy.stall_share * best.step_s:
+    tried = {first.solution.choice}
+    best = _chain(problem, sharding_problem, first, solve, tried)
+    start = _data_parallel_start(problem, sharding_problem, first, solve)
+    if start is None or start.step_s >= first.step_s or start.solution.choice in tried:
+        return best
+    other = _chain(problem, sharding_problem, start, solve, tried)
+    return other if other.step_s < best.step_s * (1 - 1e-9) else best
+
+
+def _stalls(problem: Problem, hidden: Hidden) -> bool:
+    """Whether a step waits for collectives for longer than an answer may."""
+    return hidden.sharding.exposed_s > problem.policy.overlap.stall_share * hidden.step_s
+
+
+def _chain(
+    problem: Problem,
+    sharding_problem: ShardingProblem,
+    first: Hidden,
+    solve: Callable[[ChoiceProblem, tuple[int, ...]], Solution],
+    tried: set[tuple[int, ...]],
+) -> Hidden:
+    """The best of an answer and those that follow from its schedule; adds the choices of all to ``tried``."""
+    best, slack = first, None
+    for share in problem.policy.overlap.link_shares:
+        if not _stalls(problem, best):
             break
         slack = slack or slack_s(problem, sharding_problem, best.solution.choice)
         solution = solve(with_slack(sharding_problem.problem, slack, share), best.solution.choice)
         if not solution.found or solution.choice in tried:
             continue
         tried.add(solution.choice)
-        summed = replace(
-            solution,
-            objective=objective(sharding_problem.problem, solution.choice),
-            lower_bound=first.solution.lower_bound,
-        )
-        hidden = Hidden(summed, extract(problem, sharding_problem, solution.choice))
+        hidden = _hidden(problem, sharding_problem, solution, first)
         if hidden.step_s < best.step_s * (1 - 1e-9):
             best, slack = hidden, None
     return best
+
+
+def _hidden(problem: Problem, sharding_problem: ShardingProblem, solution: Solution, first: Hidden) -> Hidden:
+    """An answer to other costs, with the sum of all seconds and the bound of the first."""
+    summed = replace(
+        solution,
+        objective=objective(sharding_problem.problem, solution.choice),
+        lower_bound=first.solution.lower_bound,
+    )
+    return Hidden(summed, extract(problem, sharding_problem, solution.choice))
+
+
+def _data_parallel_start(
+    problem: Problem,
+    sharding_problem: ShardingProblem,
+    first: Hidden,
+    solve: Callable[[ChoiceProblem, tuple[int, ...]], Solution],
+) -> Hidden | None:
+    """An answer of another kind: examples over all devices, parameters whole, the rest as is cheapest.
+
+    Of collectives of gradients more hides than of those of activations, which the sum of all seconds does not tell.
+    """
+    masked = None if problem.subproblem.separate_programs else _data_parallel(problem, sharding_problem)
+    solution = None if masked is None else solve(masked, ())
+    return _hidden(problem, sharding_problem, solution, first) if solution and solution.found else None
+
+
+def _data_parallel(problem: Problem, sharding_problem: ShardingProblem) -> ChoiceProblem | None:
+    """The problem with what is no data parallelism ruled out; None where the mesh does not divide the examples."""
+    roles = {i.name: i.role for i in problem.graph.inputs}
+    nodes = list(sharding_problem.problem.nodes)
+    axes = {a for a, n in sharding_problem.mesh.axes if n > 1}
+    for v in sharding_problem.values.values():
+        if v.node is None or roles.get(v.source) not in ("batch", "parameter"):
+            continue
+        if roles[v.source] == "parameter":
+            ok = [k.is_replicated for k in v.layouts]
+        else:
+            ok = [bool(k.dims) and set(k.dims[0]) == axes and not any(k.dims[1:]) for k in v.layouts]
+        if not any(ok):
+            return None
+        nodes[v.node] = Node(nodes[v.node].name, np.where(ok, nodes[v.node].costs, np.inf))
+    return replace(sharding_problem.problem, nodes=tuple(nodes))
 
 
 def with_slack(problem: ChoiceProblem, slack: dict[tuple[int, int], float], share: float = 0.0) -> ChoiceProblem:

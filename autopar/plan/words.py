@@ -141,7 +141,7 @@ def _of_parameters(c: PlanContent, axes: _Axes) -> list[str]:
     sharded = [i for i in parameters if axes.num_shards(i, data=True) > 1]
     if _bytes(sharded) > 0.5 * total:
         num_shards = max(axes.num_shards(i, data=True) for i in sharded)
-        said.append(f"parameters and what follows them split {num_shards} ways more (ZeRO-3)")
+        said.append(f"parameters, gradients and optimizer state split {num_shards} ways (ZeRO-3)")
     else:
         said += _of_optimizer(c, axes)
     named = [text for g in groups if (text := _named(g, axes, total, bool(said)))]

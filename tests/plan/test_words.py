@@ -46,7 +46,7 @@ def content(batch="[x,.]", weights="[.,.]", state="[.,.]", table="[.,.]", stages
         ),
         (
             {"weights": "[x,.]", "state": "[x,.]"},
-            "4-way data parallel, parameters and what follows them split 4 ways more (ZeRO-3)",
+            "4-way data parallel, parameters, gradients and optimizer state split 4 ways (ZeRO-3)",
         ),
         (
             {"weights": "[.,y]", "table": "[y,.]"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +27,8 @@ P = PartitionSpec
 #: A cluster on which computing costs as much as sending at a few hundred examples a parameter.
 LINK = LinkSpec(1e9, 1e-6)
 CLUSTER = Cluster("balanced", (NodeGroup(1, 8, Device("balanced", 10**12, 1e13, (("f32", 1e11),)), LINK, LINK),))
+FAST_LINK = LinkSpec(1e10, 1e-6)
+FAST = Cluster("fast links", (NodeGroup(1, 8, CLUSTER.groups[0].device, FAST_LINK, FAST_LINK),))
 #: Specs of weights by the first letters of their names, the first that fits; others are whole.
 Rules = tuple[tuple[str, PartitionSpec], ...]
 COLUMN, ROW = P(None, "y"), P("y", None)
@@ -204,18 +206,27 @@ def by_hand(built: Built, form: str, rules: Rules) -> float:
     return sent_bytes(compiled.lower(state, batch).compile().as_text(), frozenset(halved))
 
 
-def planned(built: Built) -> float:
+def planned(built: Built, cluster: Cluster = CLUSTER, **options: Any) -> float:
     """Bytes that a device sends in the program that is planned."""
     step, args = built
-    options = {"num_stages": 1, "num_microbatches": 1, "donate_argnums": 0}
-    return sent_bytes(autopar.parallelize(step, cluster=CLUSTER, **options).compile(*args).as_text())
+    options |= {"num_stages": 1, "num_microbatches": 1, "donate_argnums": 0}
+    return sent_bytes(autopar.parallelize(step, cluster=cluster, **options).compile(*args).as_text())
+
+
+def of_tables() -> Iterator[tuple[str, float, float]]:
+    """Of tables as written, packed, and packed with split slots: what it is, and both numbers of bytes."""
+    hand = sent_bytes(tables.table_wise())
+    for links, cluster in (("", CLUSTER), (", links ten times as fast", FAST)):
+        yield f"tables{links}", planned(tables.as_written(), cluster), hand
+        yield f"packed tables{links}", planned(tables.dealt(), cluster), hand
+        yield f"packed tables, split slots{links}", planned(tables.dealt(), cluster, **tables.SPLIT_SLOTS), hand
 
 
 def main(names: list[str]) -> None:
-    """Prints a line a family, and one for tables that are dealt out by hand."""
+    """Prints a line a family, and those of tables next to tables that are dealt out by hand."""
     if not names or "tables" in names:
-        ours, dealt = planned(tables.as_written()), sent_bytes(tables.table_wise())
-        print(f"tables: {ours / dealt:.3f} of table-wise ({ours:.0f} of {dealt:.0f} bytes)", flush=True)
+        for what, ours, hand in of_tables():
+            print(f"{what}: {ours / hand:.3f} of table-wise ({ours:.0f} of {hand:.0f} bytes)", flush=True)
     for name in names or CASES:
         if name == "tables":
             continue

@@ -11,6 +11,8 @@ import optax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from autopar.transforms import deal_tables
+
 TABLES, ROWS, WIDTH, BATCH = 8, 4096, 64, 1024
 #: Weights of the perceptrons at the bottom and at the top.
 DENSE: Mapping[str, tuple[int, ...]] = {
@@ -19,6 +21,8 @@ DENSE: Mapping[str, tuple[int, ...]] = {
     "p0": (TABLES * (TABLES + 1) // 2 + WIDTH, 256),
     "p1": (256, 1),
 }
+#: Options of a plan in which each packed table lies whole on one device.
+SPLIT_SLOTS: Mapping[str, Any] = {"constraints": {"p/tables": P("slots")}, "mesh_axes": {"slots": TABLES}}
 
 
 def _shapes(weights: Mapping[str, tuple[int, ...]]) -> tuple[Any, Any]:
@@ -49,6 +53,17 @@ def as_written() -> tuple[Callable[..., Any], tuple[Any, Any]]:
         return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
 
     return step, _shapes({**DENSE, **{f"t{i}": (ROWS, WIDTH) for i in range(TABLES)}})
+
+
+def dealt() -> tuple[Callable[..., Any], tuple[Any, Any]]:
+    """The step with tables that `deal_tables` packed, and its arguments as shapes."""
+    deal = deal_tables({f"t{i}": ROWS for i in range(TABLES)}, TABLES)
+
+    def step(p: Any, b: Any) -> Any:
+        value, grads = jax.value_and_grad(lambda p: _losses(p, deal.lookup(p["tables"], b["ids"]), b).mean())(p)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
+
+    return step, _shapes({**DENSE, "tables": (TABLES, ROWS, WIDTH)})
 
 
 def table_wise() -> str:

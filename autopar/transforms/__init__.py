@@ -5,6 +5,7 @@ Each is asked for by name; "auto" chooses none. docs/transforms.md has the equat
 
 from autopar.transforms.bounded import Clocks, Corrected, WorkerEvent, drawn_events, replay
 from autopar.transforms.corrections import Extrapolated, dc_asgd, pipemare_rate, staleness_aware_rate
+from autopar.transforms.dealt_tables import TableDeal, deal_tables
 from autopar.transforms.delayed import Correction, Delayed, DelayedState, Prediction, delayed
 from autopar.transforms.diloco import Diloco, DilocoState, Streaming, diloco, local_sgd
 from autopar.transforms.encoded import encoded, packed_masks
@@ -47,11 +48,13 @@ __all__ = [
     "Signs",
     "Split",
     "Streaming",
+    "TableDeal",
     "Transformation",
     "WorkerEvent",
     "asynchronous",
     "balanced_order",
     "dc_asgd",
+    "deal_tables",
     "delayed",
     "diloco",
     "drawn_events",

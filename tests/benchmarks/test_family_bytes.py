@@ -6,6 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import autopar
+from autopar.cluster import Cluster
 from autopar.lower.hlo import collectives
 from benchmarks import family_bytes, tables
 
@@ -41,6 +42,19 @@ def test_experts_behind_two_gates_are_split():
 def test_a_small_dlrm_sends_no_more_than_with_tables_dealt_out():
     ours = family_bytes.planned(tables.as_written())
     assert ours <= family_bytes.sent_bytes(tables.table_wise())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [family_bytes.CLUSTER, family_bytes.FAST])
+def test_packed_tables_send_no_more_than_tables_by_hand(cluster: Cluster):
+    """Each table lies whole on one device, and rows go by all-to-all."""
+    step, args = tables.dealt()
+    options = {"num_stages": 1, "num_microbatches": 1, "donate_argnums": 0, **tables.SPLIT_SLOTS}
+    compiled = autopar.parallelize(step, cluster=cluster, **options).compile(*args)
+    assert compiled.plan.input_shardings[0]["tables"][0] is not None
+    sent = [c.full_bytes for c in collectives(compiled.as_text()) if c.kind == "all-to-all"]
+    assert sent.count(tables.BATCH * tables.TABLES * tables.WIDTH * 4) == 2
+    assert family_bytes.sent_bytes(compiled.as_text()) <= family_bytes.sent_bytes(tables.table_wise())
 
 
 @pytest.mark.slow

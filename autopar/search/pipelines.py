@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from autopar.search.enumeration.candidates import (
     Candidate,
     candidates,
     fewest_blocks,
+    in_other_microbatches,
     schedule_of,
     uniform_candidate,
 )
@@ -139,6 +141,7 @@ class _PipelineSearch:
         clock: takes the time of phases.
         stage_plans: by the members of stages the plans that candidates share.
         busy: what stages take that were planned.
+        planned: plans with what they are of.
     """
 
     problem: Problem
@@ -148,6 +151,7 @@ class _PipelineSearch:
     clock: Clock
     stage_plans: dict[tuple[tuple[str, ...], ...], StagePlanCache] = field(default_factory=dict)
     busy: BusyStages = field(default_factory=BusyStages)
+    planned: list[tuple[Plan, Candidate]] = field(default_factory=list)
 
     def attempt(self, trial: _Trial, cutoff_s: float, explain: bool) -> Plan:
         """The plan of a candidate; see `Trials`."""
@@ -166,6 +170,7 @@ class _PipelineSearch:
                 raise InfeasiblePlanError(error.fact, cause=error.cause, remedy=error.remedy) from error
         if trial.below_s < math.inf and _launched_s(problem, plan, plan.schedule, trial.candidate) >= trial.below_s:
             raise NotFasterError(f"schedule {plan.schedule} is not faster")
+        self.planned.append((plan, candidate))
         return plan
 
 
@@ -197,23 +202,54 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
 
 
 def _of_few_slicings(search: _PipelineSearch, trials: Trials[_Trial, Plan]) -> list[Plan]:
-    """Plans of the slicings of the least estimates; of a small step also with half and twice the microbatches."""
+    """Plans of the slicings of the least estimates, then with half and twice the microbatches of the fastest."""
     problem, o = search.problem, search.problem.options
     both_given = o.num_stages is not None and o.num_microbatches is not None
     # Of a small step all are kept, for the record; of others those alone that are faster than the ones before.
     seconds = None if is_small(problem) else _seconds
     plans: list[Plan] = []
     for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
-        plans = trials.run(map(_Trial, candidates_of_round), seconds=seconds, ends=lambda _: both_given)
+        worthwhile = _in_few_microbatches(search, candidates_of_round)
+        plans = trials.run(map(_Trial, worthwhile), seconds=seconds, ends=lambda _: both_given)
         if plans:
             break
-    if not plans or o.num_microbatches is not None or not is_small(problem):
+    if not plans or o.num_microbatches is not None:
         return plans
+    if not is_small(problem):
+        return plans + _of_the_same_slicing(search, trials, min(plans, key=_seconds))
     before = 0
     while before < len(plans) and _may_win(problem, plans):
         before = len(plans)
         plans += trials.run(map(_Trial, _neighbours(problem, search.source, plans, search.pool)))
     return plans
+
+
+def _in_few_microbatches(search: _PipelineSearch, some: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Candidates; of a large step none with as many stages as one that is planned, whose microbatches are halved."""
+    all_planned = is_small(search.problem) or search.problem.options.num_microbatches is not None
+    for candidate in some:
+        stages = len(candidate.members)
+        if all_planned or all(len(other.members) != stages for _, other in search.planned):
+            yield candidate
+
+
+def _of_the_same_slicing(search: _PipelineSearch, trials: Trials[_Trial, Plan], fastest: Plan) -> list[Plan]:
+    """Plans of the slicing of the fastest in half and twice as many microbatches, and so on while that is faster."""
+    plans = [fastest]
+    while _may_win(search.problem, [plans[-1]]):
+        is_faster = functools.partial(_is_faster, plans[-1])
+        (candidate,) = (c for plan, c in search.planned if plan is plans[-1])
+        some = in_other_microbatches(search.problem, search.source, candidate)
+        others = (_Trial(other) for other in some if all(other != c for _, c in search.planned))
+        planned = trials.run(others, seconds=_seconds, cutoff_s=plans[-1].step_time, ends=is_faster)
+        if not any(map(is_faster, planned)):
+            break
+        plans.append(planned[-1])
+    return plans[1:]
+
+
+def _is_faster(than: Plan, plan: Plan) -> bool:
+    return plan.step_time < than.step_time
 
 
 def _may_win(problem: Problem, plans: Sequence[Plan]) -> bool:

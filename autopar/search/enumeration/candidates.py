@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from autopar.errors import MicrobatchError, ScheduleError
 from autopar.ir.phases import phase_of
@@ -19,6 +20,7 @@ from autopar.search.problem import Problem
 from autopar.search.profiling.profiler import LayerProfiler
 from autopar.search.source import StageSource
 from autopar.stages import Layers
+from autopar.stages.layers import forward_operators
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,22 @@ def _numbers(
 def fewest_blocks(problem: Problem, stages: int) -> int:
     """Blocks of the model from which on they are the layers: two a stage; of large models one a stage."""
     return stages if len(problem.graph.operators) >= problem.policy.sizes.block_operators else 2 * stages
+
+
+def in_other_microbatches(problem: Problem, source: StageSource, candidate: Candidate) -> Iterator[Candidate]:
+    """A slicing in half and in twice as many microbatches, as far as the step can be cut so.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+        candidate: the slicing.
+    """
+    operators = {id for members in candidate.members for id in members}
+    for count in (candidate.count // 2, 2 * candidate.count):
+        with contextlib.suppress(MicrobatchError, ScheduleError):
+            schedule_of(problem).table(len(candidate.members), max(1, count))
+            if {op.id for op in forward_operators(problem.graph, source.microbatches(max(1, count)))} == operators:
+                yield replace(candidate, count=max(1, count))
 
 
 def has_stage_a_worker(table: Table) -> bool:

@@ -1,4 +1,5 @@
-"""What large steps share and leave out: integer programs of several limits, pairs that cannot be faster."""
+"""What large steps share and leave out: integer programs of several limits, slicings in other numbers of microbatches,
+and pairs that cannot be faster."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import autopar
+from autopar.api.parallelize import parallelize_with
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.search import alpa
 from autopar.search.built import built_for
@@ -15,6 +17,21 @@ from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.problem import InfeasiblePlanError
 from examples import gpt, mlp
 from tests.search.problems import problem_of, toy, with_policy
+
+#: Every step is as a large one.
+LARGE = SearchPolicy(sizes=SizePolicy(tiny_operators=0, few_operators=0, small_operators=0))
+
+
+def test_half_and_twice_the_microbatches_are_no_faster():
+    fn, args = mlp.build(abstract=True, layers=4, hidden=64, batch=64)
+    whole = autopar.parallelize(fn, cluster=toy(2, nodes=2, bandwidth=1e7), schedule="1f1b")
+    free = with_policy(whole, LARGE).plan(*args)
+    assert free.num_stages == 2
+    for count in (free.num_microbatches // 2, 2 * free.num_microbatches):
+        if 2 <= count <= 64:
+            options = replace(whole.options, num_stages=2, num_microbatches=count)
+            asked = with_policy(parallelize_with(fn, options), LARGE).plan(*args)
+            assert free.step_time <= 1.001 * asked.step_time
 
 
 def test_what_is_built_for_one_limit_serves_the_next():

@@ -13,6 +13,7 @@ from autopar.transforms.formats import FORMATS, Encoded, Format, mean_over_repli
 from autopar.transforms.loss_scaling import LossScaled, ScaledState, loss_scaled
 from autopar.transforms.narrow_mean import narrow_mean
 from autopar.transforms.narrow_parameters import narrow_parameters
+from autopar.transforms.on_disk import OnDiskState, check_on_disk, on_disk
 from autopar.transforms.one_bit_adam import Compression, OneBitAdamState, Signs, one_bit_adam
 from autopar.transforms.optimizers import Transformation
 from autopar.transforms.parameters import Parameters
@@ -37,6 +38,7 @@ __all__ = [
     "Extrapolated",
     "Format",
     "LossScaled",
+    "OnDiskState",
     "OneBitAdamState",
     "Parameters",
     "PerReplica",
@@ -53,6 +55,7 @@ __all__ = [
     "WorkerEvent",
     "asynchronous",
     "balanced_order",
+    "check_on_disk",
     "dc_asgd",
     "deal_tables",
     "delayed",
@@ -64,6 +67,7 @@ __all__ = [
     "mean_over_replicas",
     "narrow_mean",
     "narrow_parameters",
+    "on_disk",
     "one_bit_adam",
     "packed_masks",
     "per_replica",

@@ -1,0 +1,178 @@
+"""`on_disk`: an optimizer whose moments lie in memory-mapped files, for what devices and hosts cannot hold.
+
+    for each parameter, one after the other:  m = file(v mod 2);  u, m' = U(g, m, w);  file((v + 1) mod 2) = m'
+
+The state is the counter v. Moments of one parameter are in memory at a time: its read waits for the write before it,
+since the counter that it takes is what that write returned.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from autopar.errors import AutoparError, CheckpointError
+from autopar.transforms import moment_files
+from autopar.transforms.leafwise import alone, check_leafwise
+from autopar.transforms.moment_files import FileLayout, file_layout
+from autopar.transforms.optimizers import Transformation
+from autopar.transforms.parameters import leaf_paths
+
+_COUNTER = jax.ShapeDtypeStruct((), np.dtype(np.int32))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class OnDiskState:
+    """Which files are valid.
+
+    Args:
+        version: steps that were made; files of ``version % 2`` have their moments: int32.
+    """
+
+    version: Any
+
+
+def on_disk(optimizer: Any, directory: str | os.PathLike[str]) -> Transformation:
+    """An optimizer of optax with its moments in files, which computes what it computed without; see docs/transforms.md.
+
+    Args:
+        optimizer: ``init(params)`` and ``update(gradients, state, params)``, as of `optax.adamw`.
+        directory: of the files, of one optimizer alone; made with mode 0700 by ``init`` if it is not there.
+
+    Returns:
+        Its ``init(params)`` writes the first moments, its ``update(gradients, state, params)`` needs the parameters.
+        The state is an `OnDiskState`. A step that fails leaves the files of its state as they were, so does one that
+        is repeated. An error inside of a compiled step has jax's type, with the text of the `CheckpointError`.
+
+    Raises:
+        AutoparError: when called: the folder is another user's, or a link; the optimizer mixes parameters (a global
+            norm) or draws random numbers; there is more than one process.
+        CheckpointError: when called: files do not fit the parameters; ``init`` would write over those of a later step.
+    """
+    folder = Path(os.path.abspath(directory))
+
+    def init(params: Any) -> OnDiskState:
+        _check_processes()
+        check_leafwise(optimizer.init, optimizer.update, params)
+        version: Any = jnp.zeros((), jnp.int32)
+        later = _is_traced(params)
+        if not later:
+            moment_files.checked_folder(folder)
+        for i, layout in enumerate(_layouts(optimizer, params)):
+            leaves = jax.tree.leaves(optimizer.init(alone(params, i)))
+            call = partial(_begin, folder, i, layout)
+            version = io_callback(call, _COUNTER, version, *leaves) if later else call(version, *leaves)
+        return OnDiskState(jnp.asarray(version))
+
+    def update(gradients: Any, state: OnDiskState, params: Any = None, **extra: Any) -> tuple[Any, OnDiskState]:
+        _check_processes()
+        if params is None:
+            raise AutoparError("on_disk: update has no parameters", remedy="optimizer.update(gradients, state, params)")
+        check_leafwise(optimizer.init, partial(optimizer.update, **extra), params)
+        later = _is_traced(gradients, state, params)
+        treedef = jax.tree.structure(gradients)
+        version, updates = state.version, []
+        if folder.exists():
+            moment_files.checked_folder(folder)
+        for i, layout in enumerate(_layouts(optimizer, params)):
+            structure = jax.tree.structure(jax.eval_shape(optimizer.init, alone(_shapes(params), i)))
+            moments = _read(folder, i, layout, version, later)
+            update_of, kept = optimizer.update(
+                alone(gradients, i), jax.tree.unflatten(structure, moments), alone(params, i), **extra
+            )
+            updates += jax.tree.leaves(update_of)
+            call = partial(_write, folder, i, layout)
+            leaves = jax.tree.leaves(kept)
+            version = io_callback(call, _COUNTER, version, *leaves) if later else call(version, *leaves)
+        return jax.tree.unflatten(treedef, updates), OnDiskState(jnp.asarray(version) + 1)
+
+    return Transformation(init, update)
+
+
+def check_on_disk(state: OnDiskState, directory: str | os.PathLike[str]) -> None:
+    """Whether a state that was restored has its files, before a step is run.
+
+    Args:
+        state: with a counter that is computed.
+        directory: of the files.
+
+    Raises:
+        CheckpointError: files are of other steps; the message names both.
+        AutoparError: the folder is another user's, or a link.
+    """
+    folder, version = Path(os.path.abspath(directory)), int(state.version)
+    held = moment_files.versions(moment_files.checked_folder(folder)) if folder.exists() else {}
+    wrong = {number: there for number, there in held.items() if version not in there}
+    if wrong or not held:
+        number, there = next(iter(wrong.items()), ("no parameter", []))
+        raise CheckpointError(
+            f"the state is of step {version}, {folder} has of {number} moments of steps {there}",
+            cause="the state is of another checkpoint than the files",
+            remedy="copy the folder with each checkpoint, and copy it back with that",
+        )
+
+
+def _begin(folder: Path, number: int, layout: FileLayout, version: Any, *arrays: Any) -> Any:
+    moment_files.begin(moment_files.checked_folder(folder), number, layout, arrays)
+    return np.int32(version)
+
+
+def _write(folder: Path, number: int, layout: FileLayout, version: Any, *arrays: Any) -> Any:
+    moment_files.write(folder, number, layout, int(version) + 1, arrays)
+    return np.int32(version)
+
+
+def _read(folder: Path, number: int, layout: FileLayout, version: Any, later: bool) -> Sequence[Any]:
+    """Moments of a parameter, in a program that runs ``later`` or now."""
+    shapes = tuple(jax.ShapeDtypeStruct(p.shape, p.dtype) for p in layout.places)
+    if not later:
+        return [jnp.array(a, copy=True) for a in moment_files.read(folder, number, layout, int(version))]
+    moment_files.check_layout(folder, number, layout)
+    arrays: Sequence[Any] = io_callback(partial(_load, folder, number, layout), shapes, version) if shapes else ()
+    return arrays
+
+
+def _load(folder: Path, number: int, layout: FileLayout, version: Any) -> Sequence[Any]:
+    return moment_files.read(folder, number, layout, int(version))
+
+
+def _layouts(optimizer: Any, params: Any) -> list[FileLayout]:
+    """Of the files of each parameter."""
+    shapes = _shapes(params)
+    layouts = []
+    for i, name in enumerate(leaf_paths(shapes)):
+        state = jax.eval_shape(optimizer.init, alone(shapes, i))
+        leaves = jax.tree.leaves(state)
+        if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in leaves):
+            raise AutoparError(
+                f"on_disk: the state of {name} has a random key", remedy="draw random numbers outside of the optimizer"
+            )
+        layouts.append(file_layout(name, leaf_paths(state), leaves))
+    return layouts
+
+
+def _shapes(params: Any) -> Any:
+    return jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
+
+
+def _is_traced(*trees: Any) -> bool:
+    """Whether what is computed here runs later, in a program."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in (jnp.zeros(()), *jax.tree.leaves(trees)))
+
+
+def _check_processes() -> None:
+    if jax.process_count() > 1:
+        raise AutoparError(
+            f"on_disk: {jax.process_count()} processes, and files of moments belong to one",
+            remedy='offload="auto" splits moments over the hosts of all processes',
+        )

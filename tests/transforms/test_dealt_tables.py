@@ -116,6 +116,18 @@ def test_rows_and_loads_are_balanced_together(tables: list[tuple[int, float]], d
     assert deal == deal_tables(rows, devices, loads if measured else None)
 
 
+def test_tables_that_are_read_most_are_apart() -> None:
+    """Loads that all fall on one slot of the deal by rows are dealt out evenly when they are given."""
+    rows = named([64, 8, 32, 4, 16, 2, 40, 20])
+    by_rows = deal_tables(rows, 2)
+    loads = {n: float(s == 0) for n, s in zip(by_rows.names, by_rows.slots, strict=True)}
+    deal = deal_tables(rows, 2, loads)
+    assert [sum(loads[n] for n, s in zip(deal.names, deal.slots, strict=True) if s == slot) for slot in (0, 1)] == [
+        2,
+        2,
+    ]
+
+
 def test_tables_lie_where_the_deal_says() -> None:
     deal = deal_tables({"a": 3, "b": 9, "c": 5, "d": 2}, 2)
     assert deal.places == {"a": (1, 0), "b": (0, 0), "c": (1, 3), "d": (0, 9)}

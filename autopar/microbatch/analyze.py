@@ -14,7 +14,7 @@ only read in pieces (random bits of dropout, a broadcast cotangent) is made in p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.cost import total_flops
@@ -279,7 +279,6 @@ def collect(graph: Graph, count: int, batch: Mapping[str, int], s: States, axis:
     """
     after = [op for op in graph.operators if any(v.name in s.late for v in op.results)]
     read_late = names_read(after) | {o.operand for o in graph.outputs if isinstance(o.operand, str)}
-    inputs = {i.name for i in graph.inputs}
     joined = [
         Joined(v.name, s.values[v.name])
         for op in graph.operators
@@ -315,12 +314,21 @@ def collect(graph: Graph, count: int, batch: Mapping[str, int], s: States, axis:
         tuple(reversed(body)),
         tuple(sorted([*late_ids, *(op.id for op in late_only)], key=lambda id: order[id])),
         tuple(joined),
-        tuple(
-            n
-            for n in [*(i.name for i in graph.inputs), *names_made(before)]
-            if n in demand and (n in inputs or n in outside)
-        ),
+        entering(graph, names_made(before), demand, outside),
     )
+
+
+def entering(graph: Graph, ready: Iterable[str], demand: Container[str], outside: Container[str]) -> tuple[str, ...]:
+    """Names of what a loop over microbatches takes: inputs of the graph, and values that are made before it.
+
+    Args:
+        graph: the step.
+        ready: values that are there before the loop, in order.
+        demand: what its operators read.
+        outside: values that are not made in it.
+    """
+    inputs = {i.name: None for i in graph.inputs}
+    return tuple(n for n in (*inputs, *ready) if n in demand and (n in inputs or n in outside))
 
 
 def operand_layouts(

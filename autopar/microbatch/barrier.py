@@ -14,7 +14,7 @@ from autopar.ir import Graph, Layout
 from autopar.ir.analysis import closure, dependents, names_made, names_read
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import CONTRACTIONS
-from autopar.microbatch.analyze import States, analyze, examples, forward_states, is_mixed, operand_layouts
+from autopar.microbatch.analyze import States, analyze, entering, examples, forward_states, is_mixed, operand_layouts
 from autopar.microbatch.base import Joined, Microbatching, pseudo_mesh
 from autopar.microbatch.inside import Decisions, MicrobatchAxis
 from autopar.microbatch.match import whole
@@ -143,7 +143,6 @@ def _with_barrier(
         return None
     rest = closure(graph.operators, read_late - s.late, given=ready)
     ids = {op.id for op in (*after, *between, *rest)}
-    inputs = {i.name for i in graph.inputs}
     return Microbatching(
         count,
         dict(batch),
@@ -153,11 +152,7 @@ def _with_barrier(
         tuple(op.id for op in graph.operators if op.id in body),
         tuple(op.id for op in graph.operators if op.id in ids),
         joined,
-        tuple(
-            n
-            for n in [*(i.name for i in graph.inputs), *names_made(before), *met]
-            if n in demand and (n in inputs or n in outside or n in met)
-        ),
+        entering(graph, (*names_made(before), *met), demand, {*outside, *met}),
         tuple(op.id for op in between),
         tuple(met),
     )

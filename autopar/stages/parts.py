@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from autopar.ir import Graph, Literal, Operator
@@ -268,24 +268,20 @@ class _Split:
 
     def _all_sent_late(self) -> dict[int, set[str]]:
         """By stage the values, made after the loop or joined there, that others read after the loop."""
-        wanted: dict[int, set[str]] = {s: set() for s in range(self.map.count)}
-        for op in self.graph.operators:
-            if op.id not in self.late:
-                continue
-            for n in op.reads:
-                if n in self.joined or n in self.late_maker:
-                    source = self._late_source(n)[0]
-                    if any(t != source and not self._has(n, t) for t in self.map.update[op.id]):
-                        wanted[source].add(n)
-        return {s: names - self.all_met for s, names in wanted.items()}
+        return {s: names - self.all_met for s, names in self._read_elsewhere(self.late).items()}
 
     def _all_sent_met(self) -> dict[int, set[str]]:
         """By stage the values, made where examples meet or joined for that, that loops or others there read."""
-        wanted: dict[int, set[str]] = {s: set() for s in range(self.map.count)}
+        wanted = self._read_elsewhere(self.between)
         for n in self.met:
             wanted[self._late_source(n)[0]].add(n)
+        return wanted
+
+    def _read_elsewhere(self, readers: Container[str]) -> dict[int, set[str]]:
+        """By stage the values, made outside of the loop or joined, that operators of these ids read on other stages."""
+        wanted: dict[int, set[str]] = {s: set() for s in range(self.map.count)}
         for op in self.graph.operators:
-            if op.id not in self.between:
+            if op.id not in readers:
                 continue
             for n in op.reads:
                 if n in self.joined or n in self.late_maker:

@@ -19,7 +19,7 @@ from autopar.api.constraints import Pin, constraints_of, merged
 from autopar.api.current_placement import CurrentPlacement, array_placement, placement_asked, planned_by_types
 from autopar.api.details import with_operators
 from autopar.api.devices import check_devices
-from autopar.api.effects import check_effects
+from autopar.api.effects import check_callbacks, check_effects
 from autopar.api.for_workers import check_for_workers, stages_asked
 from autopar.api.input_tree import input_tree
 from autopar.api.last_batch import LastBatch
@@ -169,6 +169,7 @@ class PureFunction:
         clock = Clock()
         with clock.phase("graph"):
             verify(self._traced[signature].graph)
+            check_callbacks(self._traced[signature].graph, self.options.cluster)
         plan = self.options.plan
         if plan is not None:
             traced = self._in_form_of(signature, plan)

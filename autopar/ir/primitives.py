@@ -37,6 +37,8 @@ OF_MATRICES: Final = frozenset(
 )
 #: Kernels of which nothing is known but what they take and return.
 OPAQUE: Final = frozenset({"custom_call", "pallas_call", "shard_map"})
+#: Calls into Python.
+CALLBACKS: Final = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
 #: What selective recomputation does not repeat; operators with regions neither.
 EXPENSIVE: Final = CONTRACTIONS | SORTS | FACTORIZATIONS | OPAQUE
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.ir import Operator, TensorType
+from autopar.ir.primitives import CALLBACKS
 from autopar.sharding import rule_for
 
-_CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 _LOOPS = ("scan", "while")
 _ORDERING = ("sort", "approx_top_k", "top_k", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "rev")
 _RESHAPING = ("reshape", "slice", "concatenate", "pad", "dynamic_slice", "dynamic_update_slice", "gather", "squeeze")
@@ -24,7 +24,7 @@ class Reason:
 
 def reason(op: Operator, types: tuple[TensorType, ...]) -> Reason:
     """Why ``op``, whose operands have ``types``, needs the examples of all microbatches."""
-    if op.primitive in _CALLBACKS:
+    if op.primitive in CALLBACKS:
         return Reason(
             f"{op.primitive} calls a Python function with whole arrays; that function could mix examples",
             f"jax operators in its place, a custom call with a rule, or {_WHOLE}",

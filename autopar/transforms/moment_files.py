@@ -113,17 +113,11 @@ def begin(folder: Path, number: int, layout: FileLayout, arrays: Sequence[Any]) 
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             handle = os.open(path, flags, 0o600)
             with os.fdopen(handle, "r+b") as file:
-                if hasattr(os, "posix_fallocate"):  # a full disk is an error here, later a signal
-                    os.posix_fallocate(file.fileno(), 0, layout.bytes)
-                else:
-                    file.truncate(layout.bytes)
+                file.truncate(layout.bytes)
+                _reserve(file, layout)
                 file.write(np.array([-1, len(layout.text)], "<i8").tobytes() + layout.text.encode())
     except OSError as e:
-        raise CheckpointError(
-            f"{layout.bytes} bytes of moments cannot be written to {path}: {e}",
-            cause="a full disk; each parameter has its moments twice there",
-            remedy="name a folder on a larger disk",
-        ) from e
+        raise _unwritten(path, layout, e) from e
     write(folder, number, layout, 0, arrays)
 
 
@@ -149,9 +143,15 @@ def write(folder: Path, number: int, layout: FileLayout, version: int, arrays: S
     """Makes ``arrays`` the ones of ``version``, in place of those of two versions before.
 
     Raises:
-        CheckpointError: there is no file, it has another layout, or arrays have other dtypes.
+        CheckpointError: there is no file, it has another layout, the disk is full, or arrays have other dtypes.
     """
-    mapped = _mapped(_path(folder, number, version), layout, "r+")
+    path = _path(folder, number, version)
+    mapped = _mapped(path, layout, "r+")
+    try:
+        with _opened(path, os.O_RDWR) as file:
+            _reserve(file, layout)
+    except OSError as e:
+        raise _unwritten(path, layout, e) from e
     mapped[:8].view("<i8")[0] = -1
     for place, array in zip(_arrays(mapped, layout), arrays, strict=True):
         if (given := np.asarray(array).dtype) != place.dtype:
@@ -190,6 +190,23 @@ def check_layout(folder: Path, number: int, layout: FileLayout) -> None:
         path = _path(folder, number, version)
         if os.path.lexists(path):
             _mapped(path, layout, "r")
+
+
+def _reserve(file: Any, layout: FileLayout) -> None:
+    """Room on the disk for all of a file: a full disk is an OSError here, and would be a signal while it is mapped.
+
+    A file has it from the beginning, one that was copied with holes has not.
+    """
+    if hasattr(os, "posix_fallocate") and os.fstat(file.fileno()).st_blocks * 512 < layout.bytes:
+        os.posix_fallocate(file.fileno(), 0, layout.bytes)
+
+
+def _unwritten(path: Path, layout: FileLayout, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{layout.bytes} bytes of moments cannot be written to {path}: {error}",
+        cause="a full disk; each parameter has its moments twice there",
+        remedy="make room, or name a folder on a larger disk; the moments of the step before are as they were",
+    )
 
 
 def _path(folder: Path, number: int, version: int) -> Path:

@@ -57,6 +57,7 @@ def on_disk(optimizer: Any, directory: str | os.PathLike[str]) -> Transformation
     Raises:
         AutoparError: when called: the folder is another user's, or a link; the optimizer mixes parameters (a global
             norm) or draws random numbers; there is more than one process.
+        ClusterError: when planned: workers on Ray would run it.
         CheckpointError: when called: files do not fit the parameters; ``init`` would write over those of a later step.
     """
     folder = Path(os.path.abspath(directory))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -18,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopar
-from autopar.errors import AutoparError, CheckpointError
+from autopar.errors import AutoparError, CheckpointError, ClusterError
+from autopar.runtime.ray.cluster import RayCluster
 from autopar.transforms import OnDiskState, check_on_disk, moment_files, on_disk
 from tests.end_to_end.clusters import toy
 from tests.end_to_end.compare import assert_trees_same
@@ -249,6 +251,79 @@ def test_what_cannot_be_treated_leaf_by_leaf_is_refused(tmp_path):
     plain = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))
     wanted = trained(jax.jit(step_of(plain)), (params(), plain.init(params())))
     assert_trees_same(trained(jax.jit(step_of(outside)), (params(), outside.init(params()))), wanted, rtol=1e-5)
+
+
+def test_several_processes_and_workers_on_ray_are_refused_when_planned(tmp_path, monkeypatch):
+    folder = tmp_path / "moments"
+    tx = on_disk(optax.adam(1e-2), folder)
+    state = params(), jax.eval_shape(tx.init, params())
+    cluster = RayCluster("workers", toy(2).groups)
+    planned = autopar.parallelize(step_of(tx), cluster=cluster, num_stages=2, num_microbatches=2)
+    with pytest.raises(
+        ClusterError, match=r"step calls Python 6 times \(io_callback\), and 8 dev(.|\n)*autopar\.transforms\.on_disk"
+    ) as error:
+        planned.plan(state, batch())
+    assert error.value.remedy is not None and error.value.source is not None
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    local = autopar.parallelize(step_of(tx), cluster=toy(2), num_stages=1, num_microbatches=1)
+    for run in (tx.init, lambda p: local.plan((p, state[1]), batch())):
+        with pytest.raises(AutoparError, match=r"on_disk: 2 processes, and files of moments belong to one"):
+            run(params())
+    assert not folder.exists()
+
+
+def with_holes(folder: Path) -> None:
+    """Writes the files of a folder anew without their zeros, as copies are that look for them."""
+    for path in folder.iterdir():
+        data = path.read_bytes()
+        path.write_bytes(b"")
+        with open(path, "r+b") as file:
+            file.truncate(len(data))
+            for at in range(0, len(data), 4096):
+                if any(data[at : at + 4096]):
+                    file.seek(at)
+                    file.write(data[at : at + 4096])
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system cannot set room aside")
+def test_a_step_on_a_full_disk_leaves_the_last_state(tmp_path, monkeypatch):
+    folder, weights = tmp_path / "moments", params(((16, 512), (512,), (512, 16)))
+    plain, tx = optax.adam(1e-2), on_disk(optax.adam(1e-2), folder)
+    run, plain_run = jax.jit(step_of(tx)), jax.jit(step_of(plain))
+    state, wanted = (weights, tx.init(weights)), (weights, plain.init(weights))
+    jax.block_until_ready(state)
+    before = moment_files.versions(folder)
+    with_holes(folder)
+
+    def full(file: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(CheckpointError, match=r"cannot be written to .*No space left") as error:
+            tx.update(weights, state[1], weights)
+        assert "step before" in str(error.value.remedy)
+        assert_fails(run, state, "No space left")
+    assert moment_files.versions(folder) == before
+    check_on_disk(state[1], folder)
+    for seed in range(3):
+        (state, _), (wanted, _) = run(state, batch(seed)), plain_run(wanted, batch(seed))
+    assert_trees_same(state[0], wanted[0], rtol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system cannot set room aside")
+def test_moments_that_a_disk_has_no_room_for_are_refused_before_the_first_step(tmp_path):
+    resource = pytest.importorskip("resource")
+    tx = on_disk(optax.adam(1e-2), tmp_path / "moments")
+    leaves, limits = params(((512, 512),)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"2097\d+ bytes of moments cannot be written"):
+            tx.init(leaves)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    state = tx.init(leaves)
+    check_on_disk(state, tmp_path / "moments")
 
 
 TYPES = st.sampled_from(["float32", "bfloat16", "float16", "int8"])

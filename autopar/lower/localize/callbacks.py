@@ -11,6 +11,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import numpy_dtype
+from autopar.ir.primitives import CALLBACKS
 from autopar.lower.localize.base import LocalContext, Localizer, axis_names, bind
 
 
@@ -39,6 +40,4 @@ def _from_first(array: Any, axes: tuple[str, ...]) -> Any:
     return lax.psum(numbers, axes).astype(array.dtype)
 
 
-LOCALIZERS: Mapping[str, Localizer] = MappingProxyType(
-    {name: call_once for name in ("debug_callback", "debug_print", "io_callback", "pure_callback")}
-)
+LOCALIZERS: Mapping[str, Localizer] = MappingProxyType({name: call_once for name in sorted(CALLBACKS)})

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from autopar.ir import Operator, TensorType
+from autopar.ir.primitives import CALLBACKS
 from autopar.sharding.factors import Rule, RuleFunction
 
 
@@ -14,6 +15,4 @@ def whole(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
     return None
 
 
-RULES: Mapping[str, RuleFunction] = MappingProxyType(
-    dict.fromkeys(("debug_callback", "debug_print", "io_callback", "pure_callback"), whole)
-)
+RULES: Mapping[str, RuleFunction] = MappingProxyType(dict.fromkeys(sorted(CALLBACKS), whole))

@@ -197,7 +197,7 @@ NUMBERS_OF_SEARCH = {
     "autopar.search.intra.extract._SHOWN_OPERATORS": "length of a text",
     "autopar.search.intra.fusion.CPU_GROWTH": "what a compiler fuses: a fact",
     "autopar.search.intra.fusion.GROWTH": "likewise",
-    "autopar.search.intra.fusion._CONSTANT_BYTES": "likewise",
+    "autopar.search.intra.fusion.CONSTANT_BYTES": "likewise",
 }
 
 

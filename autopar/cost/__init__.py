@@ -15,7 +15,7 @@ from autopar.cost.model import CostModel
 from autopar.cost.network import NetworkRates
 from autopar.cost.orders import Reorder, reorders, run_bytes
 from autopar.cost.sends import lane_bandwidth, lane_s, send_s
-from autopar.cost.work import PRODUCTS, Core, KernelWork, kind_of, matrices_of
+from autopar.cost.work import PRODUCTS, Core, KernelWork, LeastWork, kind_of, matrices_of
 
 __all__ = [
     "ATTENTIONS",
@@ -25,6 +25,7 @@ __all__ = [
     "CostModel",
     "KernelRates",
     "KernelWork",
+    "LeastWork",
     "Matrices",
     "NetworkRates",
     "Numbers",

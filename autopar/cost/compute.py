@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -142,3 +143,36 @@ def roofline_s(flops: float, bytes: float, dtype: str, device: Device, efficienc
     compute_s = flops / (device.flops(dtype) * reached.at(flops)) if flops else 0.0
     memory_s = bytes / (device.memory_bandwidth * device.memory_efficiency.at(bytes)) if bytes else 0.0
     return max(compute_s, memory_s)
+
+
+def least_roofline_s(
+    flops: float, bytes: float, dtype: str, device: Device, parts: float, efficiency: Curve | None = None
+) -> float:
+    """What `roofline_s` is at least of a part of some work: of one of ``parts`` equal parts, or of a larger one.
+
+    Args:
+        flops: FLOPs of the whole.
+        bytes: bytes that the whole reads and writes.
+        dtype: see `roofline_s`.
+        device: likewise.
+        parts: devices times microbatches, at most, that share it.
+        efficiency: see `roofline_s`.
+    """
+    reached = device.compute_efficiency if efficiency is None else efficiency
+    compute_s = _least_amount(reached, flops / parts, flops) / device.flops(dtype)
+    return max(compute_s, _least_amount(device.memory_efficiency, bytes / parts, bytes) / device.memory_bandwidth)
+
+
+def _least_amount(curve: Curve, least: float, most: float) -> float:
+    """The least amount over the best share that is reached up to it, of amounts between two.
+
+    A share that rises steeply makes a larger amount take less time: where the share is the slope of its segment.
+    """
+    if not least:
+        return 0.0
+    amounts = [least, *(x for x, _ in curve.points if least < x <= most)]
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve.points):
+        slope = (y1 - y0) / math.log(x1 / x0)
+        if slope > 0 and least < (flat := x0 * math.exp(min((slope - y0) / slope, 700.0))) <= min(x1, most):
+            amounts.append(flat)
+    return min(a / max([curve.at(a), *(y for x, y in curve.points if x <= a)]) for a in amounts)

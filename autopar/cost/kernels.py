@@ -10,6 +10,7 @@ Memory may limit it too. Operands whose rows are no multiple of 16 bytes are rea
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,8 +26,8 @@ Numbers: TypeAlias = float | NDArray[np.float64]
 _TILE = 128 * 128
 #: Products of the backward pass of fused attention, which makes the scores again, over those that keep them.
 _FUSED_BACKWARD = 5 / 4
-#: Part of the scores that fused attention computes under a causal mask.
-_CAUSAL = 0.5
+#: Part of the scores that attention in one kernel or in blocks computes at least under a causal mask.
+CAUSAL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,33 @@ class KernelRates:
         computing = slowed / (rate * np.where(misaligned, self.misaligned_share, 1.0)) * part
         return np.maximum(np.where(product.flops, computing, 0.0), self.memory_s(moved, device))
 
+    def least_product_s(self, product: Matrices, dtype: str, device: Device, parts: float) -> float:
+        """What no device takes less than of a product that is split in ``parts``, however its dims are.
+
+        With w waves and depth k of the whole, w / a and a k / parts on a device where a of the parts are of the waves,
+
+            seconds ~ (w / a + half_waves) (a k / parts + half_depth),    1 <= a <= parts
+
+        which is least at a^2 = parts w half_depth / (half_waves k). It falls with ``parts``, and times ``parts`` rises.
+
+        Args:
+            product: whole sizes; rows are taken to be aligned.
+            dtype: jaxpr name of the dtype that it computes in.
+            device: peaks and memory bandwidth.
+            parts: devices times microbatches, at most, that share it.
+        """
+        moved_s = float(self.memory_s(product.moved_bytes / parts, device))
+        if not product.flops:
+            return moved_s
+        waves, depth = float(product.batch * product.m * product.n) / (_TILE * self.cores), float(product.k)
+        across = self.half_waves * depth
+        even = math.sqrt(parts * waves * self.half_depth / across) if across else parts
+        along = max(1.0, min(even, parts))  # of the waves; the rest of the depth
+        slowed = (waves / along + self.half_waves) * (depth * along / parts + self.half_depth)
+        best = self.best_f8 if dtype.startswith("f8") else self.best_share
+        rate = device.flops(dtype) * best * self.product_share
+        return max(2.0 * _TILE * self.cores * slowed / rate, moved_s)
+
     def attention_s(self, product: Matrices, dtype: str, device: Device, *, backward: bool, causal: bool) -> Numbers:
         """Seconds of a product of the core of attention as part of one kernel, which keeps scores on the chip.
 
@@ -123,7 +151,7 @@ class KernelRates:
             backward: whether it is of the backward pass.
             causal: whether tiles above the diagonal are left out.
         """
-        part = (_FUSED_BACKWARD if backward else 1.0) * (_CAUSAL if causal else 1.0)
+        part = (_FUSED_BACKWARD if backward else 1.0) * (CAUSAL if causal else 1.0)
         wide = "bf16" if dtype.startswith("f8") else dtype
         return self.product_s(product, wide, device, misaligned=product.misaligned, moved=0.0, part=part)
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from autopar.cluster import Cluster, Curve, Device, LogicalMesh
 from autopar.cost.collectives import all_reduce_tree_s, collective_s
-from autopar.cost.compute import roofline_s
+from autopar.cost.compute import least_roofline_s, roofline_s
 from autopar.cost.constants import Constants, Stack, load_constants
 from autopar.cost.kernels import KernelRates, Matrices, Numbers, kernel_rates
 from autopar.cost.network import NetworkRates
-from autopar.cost.work import Core, KernelWork
+from autopar.cost.work import Core, KernelWork, LeastWork
 
 #: What is at least as large the C library returns to the system when a step ends (its greatest threshold for `mmap`).
 KEPT_BYTES = 32 << 20
@@ -243,6 +243,30 @@ class CostModel:
             + more_s
             for d, more_s in zip(self.cluster.device_types, special, strict=True)
         )
+
+    def least_s(self, work: LeastWork, parts: float) -> float:
+        """What an operator takes at least on each device, where it is split in at most so many parts.
+
+        Of devices that differ the fastest counts. The seconds fall with ``parts``; times ``parts`` they rise.
+
+        Args:
+            work: the whole operator's.
+            parts: devices times microbatches that share it, at most; some may do the same.
+        """
+        if not work.flops and not work.bytes:
+            return 0.0
+        pairs = list(zip(self.cluster.device_types, self.rates, strict=True))
+        return min(self._least_s(work, parts, dtype, d, r) for d, r in pairs for dtype in work.dtypes)
+
+    def _least_s(self, work: LeastWork, parts: float, dtype: str, device: Device, rates: KernelRates | None) -> float:
+        launch_s = self._launch_s(device) if work.starts else 0.0
+        if rates is None:
+            kind = _efficiency(KernelWork(work.flops, work.bytes, dtype, work.kind), device)
+            return launch_s + least_roofline_s(work.flops, work.bytes, dtype, device, parts, kind)
+        if work.product is not None and self.knows_kernels:
+            return launch_s + rates.least_product_s(work.product, dtype, device, parts)
+        traffic = min(1.0, self.stack.traffic, self.stack.core_traffic)
+        return launch_s + _busy_s(work.flops / parts, traffic * work.bytes / parts, dtype, device, rates)
 
     def _special_s(self, work: KernelWork, parts: int, device: Device) -> float:
         """Seconds of functions, short sums and bringing operands into another order, as far as the device tells."""

@@ -50,6 +50,27 @@ class KernelWork:
     backward: bool = False
 
 
+@dataclass(frozen=True)
+class LeastWork:
+    """What one operator computes and moves at least, wherever it runs and whatever is fused into it.
+
+    Args:
+        flops: FLOPs of the whole.
+        bytes: bytes that the whole reads and writes.
+        dtypes: jaxpr names of those that it may compute in.
+        kind: as of `KernelWork`.
+        product: sizes of the whole where it is a product.
+        starts: whether it starts a kernel of its own in any case.
+    """
+
+    flops: float
+    bytes: float
+    dtypes: tuple[str, ...]
+    kind: Kind = ""
+    product: Matrices | None = None
+    starts: bool = True
+
+
 def kind_of(op: Operator, operand_types: Sequence[TensorType]) -> Kind:
     """The kind of `KernelWork` that ``op`` does.
 

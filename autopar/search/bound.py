@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,13 +11,16 @@ from functools import cached_property
 import msgspec
 
 from autopar.cluster import Cluster
-from autopar.cost import CostModel, operator_bytes, operator_flops
+from autopar.cost import CostModel, LeastWork, operator_bytes, operator_flops
 from autopar.ir import Graph
-from autopar.ir.analysis import live
+from autopar.ir.analysis import live, unread_effects
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ALIASES, is_fusible, is_generator, reads_fused
 from autopar.plan import Plan
+from autopar.search.attention_blocks import block_scores
+from autopar.search.problem import Problem
+from autopar.search.sure_work import sure_works
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,38 @@ class BestRates:
         return max(flops / self.flops_rate(dtypes) if flops else 0.0, moved_bytes / self.memory_rate)
 
 
-def bounded(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
+@dataclass(frozen=True)
+class Freedom:
+    """Over which plans a bound holds.
+
+    Args:
+        one_stage: whether plans of one stage are among them.
+        most_stages: stages that others have at most, workers of them at most as many; 0 where there are none.
+        block_scores: scores of one head from which attention may run in blocks; 0 where it does not.
+        updates_on_hosts: whether hosts may compute the update.
+    """
+
+    one_stage: bool = True
+    most_stages: int = 0
+    block_scores: int = 0
+    updates_on_hosts: bool = False
+
+    @staticmethod
+    def of(problem: Problem) -> Freedom:
+        """What a problem leaves free, or asks for: `autopar.search.enumeration.forms`."""
+        o, devices, asked = problem.options, problem.cluster.num_devices, problem.options.num_stages
+        on_one_mesh = o.mesh_shape is not None and math.prod(o.mesh_shape) == devices
+        on_one_mesh = on_one_mesh and o.schedule in ("auto", "none") and not unread_effects(problem.graph)
+        several = 0 if devices == 1 or on_one_mesh else devices
+        return Freedom(
+            one_stage=asked is None or asked == 1,
+            most_stages=several if asked is None else asked if asked > 1 else 0,
+            block_scores=block_scores(problem),
+            updates_on_hosts=o.offload in ("auto", "update"),
+        )
+
+
+def bounded(plan: Plan, problem: Problem, freedom: Freedom) -> Plan:
     """A plan, of one stage or of several, where more than its sharding was free, with a bound over all of it.
 
     What the integer program proves of one stage is over shardings in one number of microbatches, with what one level
@@ -81,38 +116,51 @@ def bounded(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
 
     Args:
         plan: its search has the bound of the integer program; None of several stages.
-        graph: the step, in one microbatch.
-        cluster: all devices.
+        problem: the step, in one microbatch, and all devices.
+        freedom: over which plans the bound holds.
     """
     search = plan.content.search
-    whole_s = min(work_bound_s(graph, cluster), plan.step_time)
+    whole_s = min(work_bound_s(problem.graph, problem.cost_model, freedom), plan.step_time)
     search = msgspec.structs.replace(search, lower_bound=whole_s, sharding_bound=search.lower_bound)
     return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
 
 
-def work_bound_s(graph: Graph, cluster: Cluster) -> float:
-    """Seconds in which all devices together do the work of a step, each at the best rates that it reaches:
+def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) -> float:
+    """Seconds that no plan of a step is below, however it is sliced, sharded, scheduled and recomputed.
 
-        T >= sum over operators of runs x max(FLOPs / best FLOP/s, bytes / best bytes/s) / number of devices
+    With t(o, n) the least seconds that the price of operator o comes to on each of n devices that share it
+    (`CostModel.least_s`: launch, and the roofline or the product by its sizes), r(o) how often it runs, D devices:
 
-    Every operator runs on some devices, split or repeated but never less than once, in any number of microbatches; a
-    device does one at a time. Counted are operators that go by memory however others are fused into them: those that
-    are not `is_fusible`, and light ones whose results such an operator reads or the step returns. Where kernels are
-    priced by what they read, of those that fuse only what they write is sure. Where devices differ the best rate of
-    any is taken for all. Communication, launches, recomputation and waiting only add to it.
+        one stage           T >= sum over o of r t(o, D)
+        S stages or fewer   T >= sum over o of r t(o, 1) / D   and   T >= sum over o of r t(o, D) / S
+
+    In one stage each device does a part of every operator, of a D-th at least, one after the other; m microbatches
+    do it m times in parts that are m times smaller, and m t(o, m D) >= t(o, D), for time by the number of parts does
+    not fall. In stages an operator runs on the k devices of one of them for t(o, k) or longer: k t(o, k) >= t(o, 1)
+    of D devices' T seconds each, and t(o, k) >= t(o, D) of S stages' T each. Where both are free the lesser holds.
+    What counts as an operator's work is sure in any plan (`sure_work`). Where devices differ the best of any is taken
+    for all. Communication, recomputation and waiting only add to it. Prices of other classes than `CostModel` may be
+    anything: of them nothing is known.
 
     Args:
         graph: the whole step; loops count each trip, a ``while`` one.
-        cluster: all devices.
+        cost: what things cost on all devices.
+        freedom: over which plans it holds.
     """
-    rates = BestRates(cluster)
-    by_rates: dict[tuple[tuple[str, ...], float, float], float] = defaultdict(float)
-    for work in works_of(graph, fused=CostModel(cluster).fuses):
-        by_rates[work.dtypes, work.flops, work.bytes] += work.runs
-    total_s = 0.0
-    for (dtypes, flops, moved), runs in by_rates.items():
-        total_s += runs * rates.seconds(dtypes, flops, moved)
-    return total_s / cluster.num_devices
+    if type(cost) is not CostModel:
+        return 0.0
+    freedom = freedom or Freedom(most_stages=cost.cluster.num_devices)
+    runs: dict[LeastWork, float] = defaultdict(float)
+    for work in sure_works(graph, cost, freedom.block_scores):
+        if not (freedom.updates_on_hosts and work.phase == "update"):
+            runs[work.least] += work.runs
+    devices = cost.cluster.num_devices
+    split_s = math.fsum(n * cost.least_s(work, devices) for work, n in runs.items())
+    bounds = [split_s] if freedom.one_stage else []
+    if freedom.most_stages:
+        whole_s = math.fsum(n * cost.least_s(work, 1) for work, n in runs.items())
+        bounds.append(max(whole_s / devices, split_s / freedom.most_stages))
+    return min(bounds)
 
 
 def works_of(graph: Graph, *, fused: bool = False) -> Iterator[OperatorWork]:

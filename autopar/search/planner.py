@@ -21,12 +21,12 @@ import msgspec
 from autopar.errors import InfeasiblePlanError, MicrobatchError
 from autopar.ir import Graph
 from autopar.ir.analysis import unread_effects
-from autopar.ir.blockwise import find
 from autopar.ir.loops import microbatch_loops
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.anytime import Converted, Incumbent, SearchEndedError
-from autopar.search.bound import bounded
+from autopar.search.attention_blocks import block_scores
+from autopar.search.bound import Freedom, bounded
 from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
 from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.forms import ONE_STAGE, Form, Tried, forms, forms_on_workers
@@ -166,6 +166,8 @@ class Planner:
     def _attempt(self, problem: Problem, step: StepSource) -> Callable[[OneStage, float, bool], Plan]:
         """What plans one stage in a configuration; see `Trials`."""
 
+        freedom = Freedom.of(problem)
+
         def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
             count, level = configuration.count, configuration.level
             c = configuration
@@ -181,7 +183,7 @@ class Planner:
             content = content.with_padding(c.padded, padding_notes(problem.graph, c.padded))
             notes = (*content.notes, *_meetings(single.graph))
             plan = replace(plan, content=msgspec.structs.replace(content, notes=notes))
-            problem.offer(bounded(plan, problem.graph, problem.cluster))
+            problem.offer(bounded(plan, problem, freedom))
             return plan
 
         return attempt
@@ -190,7 +192,7 @@ class Planner:
         """A plan of one stage with a bound over all that was free."""
         o = problem.options
         free = o.num_stages is None or counts is None or o.remat == "auto"
-        return bounded(plan, problem.graph, problem.cluster) if free else plan
+        return bounded(plan, problem, Freedom.of(problem)) if free else plan
 
     def pipeline(
         self,
@@ -293,19 +295,6 @@ def _left_out(graph: Graph) -> str:
         return ""
     lines = ", ".join(dict.fromkeys(op.source or op.id for op in unread))
     return f"stages run what outputs need, no print or callback without a result ({lines}): num_stages=1 runs them"
-
-
-def block_scores(problem: Problem) -> int:
-    """Scores of one head from which attention runs in blocks, where some of the step does; else 0."""
-    if problem.options.attention == "plain":
-        return 0
-    least = 1 if problem.options.attention == "blocks" else problem.policy.attention.least_scores
-    return least if _has_cores(problem.graph, least) else 0
-
-
-def _has_cores(graph: Graph, least: int) -> bool:
-    bodies = (region for op in graph.operators for _, region in op.regions)
-    return bool(find(graph, least)) or any(_has_cores(body, least) for body in bodies)
 
 
 def _layered_updates(offload: str, step: StepSource) -> tuple[bool, ...]:

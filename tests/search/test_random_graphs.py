@@ -60,7 +60,7 @@ def test_optimum(mesh_shape, number):
     free = unlimited(sharding_problem.problem)
     best = ExhaustiveSolver().solve(free)
     # What bounds pipelines is below the optimum of one stage as well, and of most graphs not far below.
-    assert work_bound_s(problem.graph, problem.cluster) <= best.objective * (1 + 1e-9)
+    assert work_bound_s(problem.graph, problem.cost_model) <= best.objective * (1 + 1e-9)
     ours = solve(free)
     assert ours.status is Status.OPTIMAL
     assert ours.objective == pytest.approx(best.objective, rel=1e-9, abs=1e-18)

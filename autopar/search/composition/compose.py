@@ -18,7 +18,7 @@ from autopar.plan import (
 )
 from autopar.plan.types import MemoryPlace
 from autopar.schedule import Table
-from autopar.search.bound import bounded
+from autopar.search.bound import Freedom, bounded
 from autopar.search.composition.record import pipeline_of, step_record
 from autopar.search.enumeration.candidates import (
     Candidate,
@@ -57,7 +57,7 @@ def compose(problem: Problem, candidate: Candidate, sliced: Sliced, parts: Seque
         cuts=() if table.after else tuple(m[-1] for m in candidate.members[:-1]),
         parts=tuple(on_devices(c, 0, (0, len(c.stages[0].devices))) for c in parts),
     )
-    plan = bounded(Plan(content), graph, problem.cluster)
+    plan = bounded(Plan(content), problem, Freedom.of(problem))
     problem.offer(plan)
     return plan
 

@@ -7,7 +7,7 @@ from autopar.ir import Operator
 from autopar.ir.primitives import is_fusible
 
 #: Values that are computed from no more than this are computed from constants.
-_CONSTANT_BYTES = 64
+CONSTANT_BYTES = 64
 
 #: A value at least this many times as large as what it is computed from is computed again by every reader. Compilers
 #: for accelerators do so with all elementwise operators, which they can fuse into any number of readers; that for CPUs
@@ -36,7 +36,7 @@ def is_constant(op: Operator, stored_bytes: float) -> bool:
         op: the operator.
         stored_bytes: bytes of the values in memory that its results are computed from.
     """
-    return is_fusible(op) and stored_bytes <= _CONSTANT_BYTES
+    return is_fusible(op) and stored_bytes <= CONSTANT_BYTES
 
 
 def growth_of(cluster: Cluster) -> float:

@@ -11,8 +11,9 @@ from jax import lax
 
 import autopar
 from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup
+from autopar.cost import CostModel
 from autopar.search.alpa import alpa
-from autopar.search.bound import work_bound_s
+from autopar.search.bound import Freedom, work_bound_s
 from examples import gpt, llama, mlp, moe, wide_resnet
 from tests.search.inter.test_choices import mixed, nodes
 from tests.search.problems import f32, graph_of, problem_of, toy
@@ -26,7 +27,7 @@ def plan(cluster, build=mlp.build, **options):
 
 
 def test_it_counts_work_once():
-    device = Device("toy", 10**9, 1e12, (("f32", 2e9), ("bf16", 8e9)), Curve(((1e3, 0.25), (1e6, 0.5))))
+    device = Device("toy", 10**9, 1e12, (("f32", 2e9), ("bf16", 8e9)), Curve.constant(0.5))
     cluster = Cluster("toy", (NodeGroup(1, 4, device, LinkSpec(1e9, 0.0), "intra"),))
 
     def step(x, w, v):
@@ -42,7 +43,7 @@ def test_it_counts_work_once():
     in_f32, in_bf16 = 5 * 2 * 8 * 16 * 16, 2 * 8 * 16 * 32
     # Sums go by memory, and elementwise operators that products or sums read; a conversion is read where it is needed.
     products = (in_f32 / 2e9 + in_bf16 / 8e9) / 0.5
-    found = work_bound_s(graph, cluster)
+    found = work_bound_s(graph, CostModel(cluster))
     assert products / 4 < found < products / 4 * 1.03
     slow = replace(device, memory_bandwidth=1e6)
     slower = Cluster("toy", (NodeGroup(1, 4, slow, LinkSpec(1e9, 0.0), "intra"),))
@@ -51,7 +52,21 @@ def test_it_counts_work_once():
     one = 4 * 8 * 16 + 2 * 8 * 16 + 2 * (8 * 16 + 16 * 32 + 8 * 32)  # x as bf16 is written, then read
     wide = 6 * 8 * 32  # a sum in bf16 is one in f32 of what was converted to that
     sums = 4 * 8 * 16 + 4 + 4 * 8 * 32 + 4
-    assert work_bound_s(graph, slower) == pytest.approx((five + one + wide + sums) / 1e6 / 4, rel=1e-3)
+    assert work_bound_s(graph, CostModel(slower)) == pytest.approx((five + one + wide + sums) / 1e6 / 4, rel=1e-3)
+
+
+def test_less_of_an_operator_reaches_less_of_the_peak():
+    """One stage splits it over all devices; of two stages one may have it whole, for both of their seconds."""
+    curve = Curve(((1e3, 0.1), (1e6, 0.4)))
+    device = Device("toy", 10**9, 1e15, (("f32", 1e9),), curve, launch_s=1e-3)
+    cluster = Cluster("toy", (NodeGroup(1, 2, device, LinkSpec(1e9, 0.0), "intra"),))
+    graph = graph_of(lambda x, w: x @ w, f32(64, 64), f32(64, 64))
+    flops, cost = 2 * 64**3, CostModel(cluster)
+    one, two = (work_bound_s(graph, cost, f) for f in (Freedom(), Freedom(one_stage=False, most_stages=2)))
+    assert one == pytest.approx(1e-3 + flops / 2 / 1e9 / curve.at(flops / 2))
+    assert two == pytest.approx(max((1e-3 + flops / 1e9 / curve.at(flops)) / 2, one / 2))
+    assert work_bound_s(graph, cost) == min(one, two)
+    assert work_bound_s(graph, CostModel(cluster, launch_s=0.0), Freedom()) == pytest.approx(one - 1e-3)
 
 
 @pytest.mark.parametrize("build", [gpt.build, llama.build, moe.build, mlp.build, wide_resnet.build])
@@ -59,7 +74,7 @@ def test_it_counts_work_once():
 def test_it_is_close_to_the_optimum_of_one_stage_that_communicates_little(build, devices):
     fn, args = build("tiny", abstract=True)
     problem = problem_of(fn, args, toy(devices, bandwidth=1e15))
-    optimum, bound = alpa(problem).search.lower_bound, work_bound_s(problem.graph, problem.cluster)
+    optimum, bound = alpa(problem).search.lower_bound, work_bound_s(problem.graph, problem.cost_model)
     assert 0.85 * optimum <= bound <= optimum * (1 + 1e-9)
 
 
@@ -92,5 +107,5 @@ def test_scanned_and_unrolled_models_have_the_same():
     bounds = []
     for scan in (False, True):
         fn, args = gpt.build(abstract=True, scan=scan, layers=4)
-        bounds.append(work_bound_s(graph_of(fn, *args), nodes(inter=1e9)))
+        bounds.append(work_bound_s(graph_of(fn, *args), CostModel(nodes(inter=1e9))))
     assert bounds[0] == pytest.approx(bounds[1], rel=1e-3)  # of scalars some are made outside of the loop

@@ -1,0 +1,173 @@
+"""What no plan beats is below every plan that is asked for by name, and what is sure of operators is what they do."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autopar
+from autopar.cluster import Cluster, Curve, Device
+from autopar.cost import CostModel, LeastWork, Matrices
+from autopar.cost.compute import least_roofline_s, roofline_s
+from autopar.search.bound import Freedom, work_bound_s
+from autopar.search.sure_work import sure_works
+from tests.search.problems import f32, graph_of, toy
+
+#: Devices with kernels that start, are fused and overlap with what is sent; TPUs, that fuse products; plain ones.
+CLUSTERS = {
+    "kernels": Cluster.load("dgx-a100").part(0, 4),
+    "slow links": Cluster.load("t4"),
+    "fused products": Cluster.load("tpu-v5e").part(0, 4),
+    "plain": toy(4, bandwidth=1e8, latency_s=1e-6, flops=1e10),
+}
+
+PLANS = (
+    {"num_stages": 1, "num_microbatches": 1, "remat": "none"},
+    {"num_stages": 1, "num_microbatches": 4, "remat": "full"},
+    {"num_stages": 1, "num_microbatches": 2, "mesh_shape": (2, 2)},
+    {"num_stages": 2, "num_microbatches": 4, "schedule": "1f1b"},
+    {"num_stages": 2, "num_microbatches": 2, "schedule": "zb-h1"},
+    {"num_stages": 4, "num_microbatches": 4, "schedule": "interleaved"},
+    {"num_stages": 4, "num_microbatches": 1, "schedule": "gpipe"},
+    {"num_stages": 3, "num_microbatches": 8, "schedule": "zb-h2"},
+    {"num_stages": 2, "num_microbatches": 4, "schedule": "chimera"},
+)
+
+
+def train_step(kinds, width, batch, momentum):
+    """A train step of layers of some kinds, with its arguments."""
+
+    def layer(kind, x, w):
+        if kind == "tanh":
+            return jnp.tanh(x @ w)
+        if kind == "norm":
+            y = jax.nn.gelu(x @ w)
+            return y / jnp.sqrt((y * y).mean(-1, keepdims=True) + 1e-6)
+        scores = jax.nn.softmax((x @ w).reshape(x.shape[0], 4, -1), axis=-1)
+        return x + scores.reshape(x.shape)
+
+    def loss(weights, x):
+        for kind, w in zip(kinds, weights, strict=True):
+            x = layer(kind, x, w)
+        return (x * x).mean()
+
+    def step(state, x):
+        weights, moments = state
+        value, grads = jax.value_and_grad(loss)(weights, x)
+        moments = [momentum * m + g for m, g in zip(moments, grads, strict=True)]
+        return ([w - 0.1 * m for w, m in zip(weights, moments, strict=True)], moments), value
+
+    weights = [f32(width, width) for _ in kinds]
+    return step, ((weights, weights), f32(batch, width))
+
+
+def check_plans(kinds, width, batch, cluster, asked):
+    """No plan is below the bound of all plans, of one stage, of as many stages. Returns how many were there."""
+    fn, args = train_step(kinds, width, batch, 0.9)
+    graph, cost, found = graph_of(fn, *args), CostModel(cluster), 0
+    everything = work_bound_s(graph, cost, Freedom(most_stages=cluster.num_devices))
+    assert everything > 0
+    for options in asked:
+        try:
+            plan = autopar.parallelize(fn, cluster=cluster, donate_argnums=0, **options).plan(*args)
+        except autopar.AutoparError:
+            continue
+        found += 1
+        stages = plan.num_stages
+        own = Freedom() if stages == 1 else Freedom(one_stage=False, most_stages=stages)
+        least_s = work_bound_s(graph, cost, own)
+        assert everything <= least_s <= plan.step_time * (1 + 1e-9), (options, least_s, plan.step_time)
+        assert plan.search.lower_bound <= plan.step_time
+    return found
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_no_plan_that_is_asked_for_is_below_it(cluster):
+    assert check_plans(("tanh", "norm"), 64, 16, CLUSTERS[cluster], (PLANS[1], PLANS[2], PLANS[4])) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=12)
+@given(
+    st.lists(st.sampled_from(["tanh", "norm", "softmax"]), min_size=1, max_size=4),
+    st.sampled_from([8, 64, 512]),
+    st.sampled_from([8, 64, 1024]),
+    st.sampled_from(sorted(CLUSTERS)),
+)
+def test_no_plan_of_any_kind_is_below_it(kinds, width, batch, cluster):
+    assert check_plans(kinds, width, batch, CLUSTERS[cluster], PLANS)
+
+
+@given(
+    st.lists(st.tuples(st.floats(1, 1e9), st.floats(0.01, 1)), min_size=1, max_size=4, unique_by=lambda p: p[0]),
+    st.floats(1, 1e10),
+    st.integers(1, 64),
+    st.integers(1, 64),
+)
+def test_no_part_takes_less_than_the_least(points, flops, parts, fewer):
+    curve = Curve(tuple(sorted(points)))
+    device = Device("toy", 10**9, 1e9, (("f32", 1e9),), curve, curve)
+    least, used = least_roofline_s(flops, flops, "f32", device, parts), min(parts, fewer)
+    assert least <= roofline_s(flops / used, flops / used, "f32", device) * (1 + 1e-9)
+    assert least <= least_roofline_s(flops, flops, "f32", device, used) * (1 + 1e-9)
+    whole = least_roofline_s(flops, flops, "f32", device, 1)
+    assert whole <= parts * least * (1 + 1e-9)
+
+
+@given(st.integers(0, 10), st.integers(0, 12), st.integers(0, 12), st.integers(0, 4), st.integers(0, 4))
+def test_no_split_of_a_product_takes_less_than_the_least(rows, columns, depth, along, across):
+    """However its dims are divided."""
+    cost = CostModel(Cluster.load("dgx-a100"))
+    whole = Matrices(1, 2**rows, 2**columns, 2**depth)
+    work = LeastWork(whole.flops, whole.moved_bytes, ("bf16",), product=whole)
+    parts = 2 ** (min(along, rows) + min(across, depth))
+    split = replace(whole, m=2 ** max(0, rows - along), k=2 ** max(0, depth - across))
+    taken = float(cost.product_s(split, "bf16"))
+    assert cost.least_s(work, parts) <= taken * (1 + 1e-9)
+    assert cost.least_s(work, 1) <= parts * cost.least_s(work, parts) * (1 + 1e-9)
+
+
+def test_what_is_sure_of_an_update():
+    """Adam's moments and the parameter are read once and written once; what is between is fused."""
+    fn, args = train_step(("tanh",), 256, 16, 0.9)
+    graph, cost = graph_of(fn, *args), CostModel(CLUSTERS["kernels"])
+    works = [w for w in sure_works(graph, cost) if w.phase == "update"]
+    assert sum(w.least.bytes for w in works if w.least.bytes > 1e4) == 4 * 4 * 256 * 256
+    assert all(w.least.starts for w in works)
+    products = [w.least for w in sure_works(graph, cost) if w.least.product is not None]
+    assert [p.flops for p in products] == [2 * 16 * 256 * 256] * 2  # the batch asks for no gradient
+
+
+def test_prices_of_another_class_have_no_bound():
+    class Mine(CostModel):
+        pass
+
+    fn, args = train_step(("tanh",), 8, 8, 0.9)
+    graph = graph_of(fn, *args)
+    assert work_bound_s(graph, Mine(toy(2))) == 0.0 < work_bound_s(graph, CostModel(toy(2)))
+
+
+def test_attention_that_may_run_in_blocks_is_counted_by_half_its_products():
+    def loss(q, k, v):
+        scores = jnp.einsum("bqd,bkd->bqk", q, k)
+        return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v).sum()
+
+    graph = graph_of(jax.grad(loss), f32(2, 64, 8), f32(2, 64, 8), f32(2, 64, 8))
+    cost = CostModel(CLUSTERS["kernels"])
+    plain, blocks = (list(sure_works(graph, cost, scores)) for scores in (0, 1))
+    assert sum(w.least.flops for w in blocks) < 0.55 * sum(w.least.flops for w in plain)
+    assert sum(w.least.bytes for w in blocks) < 0.2 * sum(w.least.bytes for w in plain)
+
+
+def test_pairs_of_all_stage_counts_are_ordered():
+    fn, args = train_step(("tanh", "norm"), 64, 16, 0.9)
+    graph, cost = graph_of(fn, *args), CostModel(CLUSTERS["kernels"])
+    bounds = [work_bound_s(graph, cost, Freedom(one_stage=False, most_stages=n)) for n in (2, 3, 4)]
+    assert all(a >= b for a, b in itertools.pairwise(bounds))

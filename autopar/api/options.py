@@ -47,6 +47,7 @@ class ParallelOptions:
     token_slices: Any = None
     rewrites: bool = True
     padding: bool = True
+    collective_matmul: str = "none"
     precision: Precision | None = None
     wire: Wire | None = None
     donate_argnums: tuple[int, ...] = ()
@@ -126,7 +127,13 @@ class ParallelOptions:
         """Options of the search on the form of the step; slices of tokens are not recomputed."""
         remat = "none" if self.token_slices is not None else self.remat or "none"
         padding = self.padding and self.search == "alpa"
-        return {"remat": remat, "attention": self.attention, "token_slices": self.token_slices, "padding": padding}
+        return {
+            "remat": remat,
+            "attention": self.attention,
+            "token_slices": self.token_slices,
+            "padding": padding,
+            "collective_matmul": self.collective_matmul,
+        }
 
     def _check_slices(self) -> None:
         """Raises AutoparError where slices of tokens are asked for in a form, or with an option, that there is not."""
@@ -152,10 +159,15 @@ class ParallelOptions:
         check_takes_slices(name)
 
     def _check_forms(self) -> None:
-        """Raises AutoparError where attention or host memory is asked for in a form that there is not."""
+        """Raises AutoparError where attention, host memory or products are asked for in a form that there is not."""
         if self.attention not in ("auto", "plain", "blocks"):
             raise AutoparError(
                 f"attention={self.attention!r} is no form of attention", remedy='attention="auto", "plain" or "blocks"'
+            )
+        if self.collective_matmul not in ("none", "auto", "always"):
+            raise AutoparError(
+                f"collective_matmul={self.collective_matmul!r} is no way of running products",
+                remedy='collective_matmul="none", "auto" or "always"',
             )
         if self.offload not in ("none", "auto", "layers", "update"):
             raise AutoparError(

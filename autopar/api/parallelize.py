@@ -34,6 +34,7 @@ class ParallelizeOptions(TypedDict, total=False):
     offload: str
     attention: str
     padding: bool
+    collective_matmul: str
     token_slices: str | int | Sequence[int] | None
     rewrites: bool
     precision: str | Precision | None
@@ -78,6 +79,7 @@ def parallelize(
     token_slices: str | int | Sequence[int] | None = None,
     rewrites: bool = True,
     padding: bool = True,
+    collective_matmul: str = "none",
     precision: str | Precision | None = None,
     wire: Mapping[str, Any] | None = None,
     donate_argnums: int | Sequence[int] = (),
@@ -116,6 +118,7 @@ def parallelize(
             ``x @ (w + a @ b)`` and its gradients with the factors ``a`` and ``b`` alone; listed in ``plan.rewrites``.
         padding: whether dims that the devices do not divide, as a vocabulary of 50257, are padded inside of the step
             where the plan is faster so; arguments and results keep their sizes, and values do not change.
+        collective_matmul: products in blocks next to messages, not after gathers: "none", "auto": if faster, "always".
         precision: mixed precision of a plain float32 step: "bf16", "f16", "f8", "mxf8" or a `Precision`.
         wire: formats in which devices send "gradients" and "weights" of two dims or more, as ``{"gradients": "int8"}``:
             "int8", "int4", "bf16", "f8_e4m3", "f8_e5m2". It changes values, each by at most half a step of its block a
@@ -158,6 +161,7 @@ def parallelize(
         else tuple(token_slices),
         rewrites=rewrites,
         padding=padding,
+        collective_matmul=collective_matmul,
         precision=precision_of(precision),
         wire=wire_of(wire),
         donate_argnums=as_tuple(donate_argnums),

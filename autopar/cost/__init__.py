@@ -1,6 +1,7 @@
 """What operators and collectives cost: seconds, FLOPs and bytes."""
 
 from autopar.cost.attention import ATTENTIONS
+from autopar.cost.collective_matmul import collective_matmul_s
 from autopar.cost.collectives import (
     KINDS,
     all_reduce_tree_s,
@@ -31,6 +32,7 @@ __all__ = [
     "Numbers",
     "Reorder",
     "all_reduce_tree_s",
+    "collective_matmul_s",
     "collective_on_link_s",
     "collective_s",
     "kernel_rates",

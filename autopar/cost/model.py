@@ -147,6 +147,11 @@ class CostModel:
         """Whether collectives overlap computation: the stack starts them so, on devices whose kernels are known."""
         return self.knows_kernels and self.stack.asynchronous
 
+    @property
+    def computes_while_sending(self) -> bool:
+        """Whether a device computes while it sends to a neighbour: those of `overlaps`, and TPUs."""
+        return self.overlaps or self._tpus
+
     @staticmethod
     def combined(sizes: Sequence[float], limit: float) -> list[float]:
         """Bytes of the messages in which gradients or parameters are sent that are ready one after the other.

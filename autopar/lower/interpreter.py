@@ -7,10 +7,8 @@ plan wants. Loops and branches run jax's own, with bodies interpreted here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -24,50 +22,18 @@ from autopar.ir.loops import Scan, While
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import is_generator
 from autopar.lower.collective_barriers import CollectiveBarriers, splits_inside
+from autopar.lower.collective_matmul import BlockProduct
+from autopar.lower.decisions import Sharded
 from autopar.lower.hosted import to_device, to_host
-from autopar.lower.localize.base import AxisIndex, LocalContext, bind, scalar
+from autopar.lower.localize.base import LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.not_before import not_before
 from autopar.lower.values import ComputedValue, Held, taken_in_slices
 from autopar.recompute.rewrite import SCOPE
-from autopar.sharding.reshard import PathTables
+from autopar.sharding.collective_matmul import OPERANDS
 from autopar.sharding.routes import Routes
 
 Env: TypeAlias = dict[str, "Held | ComputedValue"]
-
-
-@dataclass(frozen=True)
-class Sharded:
-    """The plan's decisions, parsed: layouts of operands (None: any) and results, shared copies.
-
-    ``memory_bound`` is as in `autopar.sharding.routes.Routes`; ``index`` says which shard the interpreted one is;
-    ``around`` is entered while an operator is applied; ``recomputes`` says that something is computed again, which a
-    compiler must not merge with the first time; ``orders_collectives`` that collectives must not overlap with regions
-    that have some inside (`autopar.lower.collective_barriers`); ``widened`` that products with a float32 result take
-    float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that are in host memory
-    until they are read; ``host_results`` are, by loop, the numbers of results that are there; ``on_host`` are ids of
-    operators on hosts, ``skips_masked`` of attention that leaves scores out.
-    """
-
-    operands: Mapping[str, tuple[Layout | None, ...]]
-    results: Mapping[str, tuple[Layout, ...]]
-    copies: Mapping[str, Mapping[str, Layout]]
-    tables: PathTables
-    memory_bound: bool = False
-    index: AxisIndex = lax.axis_index
-    around: Callable[[Operator], AbstractContextManager[Any]] = nullcontext
-    recomputes: bool = False
-    orders_collectives: bool = False
-    widened: bool = False
-    hosted: frozenset[str] = frozenset()
-    host_results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    on_host: frozenset[str] = frozenset()
-    skips_masked: frozenset[str] = frozenset()
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Size of each mesh axis."""
-        return self.tables.mesh.sizes
 
 
 @dataclass
@@ -190,8 +156,6 @@ class Interpreter:
         types = graph.operand_types(op)
         wanted, results = self.sharded.operands[id], self.sharded.results[id]
         there = id in self.sharded.on_host
-        taken = zip(op.operands, types, wanted, strict=True)
-        operands = [self._there(env, *o) for o in taken] if there else self._operands(env, op, types, wanted)
         context = LocalContext(
             self.sharded.sizes,
             types,
@@ -202,18 +166,47 @@ class Interpreter:
             functools.partial(self._send, _age(env, op)),
             skips_masked=id in self.sharded.skips_masked,
         )
-        if self.sharded.widened and op.primitive == "dot_general" and op.results[0].type.dtype == "f32":
-            operands = [o.astype(jnp.float32) for o in operands]
 
-        def apply(*operands: Any) -> Sequence[Any]:
-            return localize(bound.primitive, bound.params, list(operands), context)
+        def apply(*operands: Any, dtype: Any = None) -> Sequence[Any]:
+            params = bound.params if dtype is None else {**bound.params, "preferred_element_type": dtype}
+            wide = op.results[0].type.dtype == "f32" if dtype is None else dtype == jnp.float32
+            if self.sharded.widened and op.primitive == "dot_general" and wide:
+                operands = tuple(o.astype(jnp.float32) for o in operands)
+            return localize(bound.primitive, params, list(operands), context)
 
+        travels = self.sharded.matmuls.get(id, "")
+        if travels:
+            self._in_blocks(op, travels, env, context, lambda *o, dtype=None: apply(*o, dtype=dtype)[0])
+            return
+        taken = zip(op.operands, types, wanted, strict=True)
+        operands = [self._there(env, *o) for o in taken] if there else self._operands(env, op, types, wanted)
         outputs = on_host(apply, operands) if there else apply(*operands)
         age = _age(env, op)
         for v, layout, array in zip(op.results, results, outputs, strict=True):
             held = self.held(v.name, v.type, layout, array, age)
             held.away = there
             env[v.name] = held
+
+    def _in_blocks(
+        self, op: Operator, travels: str, env: Env, context: LocalContext, apply: Callable[..., Any]
+    ) -> None:
+        """A product in blocks next to a gather before it, or a scatter after it, where the value takes such a step."""
+        product = BlockProduct(op, context, self.sharded.tables.mesh.names, apply)
+        (result,), age = op.results, _age(env, op)
+        types, wanted = context.operand_types, context.operand_layouts
+        if travels == "result":
+            held = self.held(result.name, result.type, context.result_layouts[0], None, age)
+            held.arrays.clear()
+            held.unmade = product.unmade(*self._operands(env, op, types, wanted))
+        else:
+            n = OPERANDS.index(travels)
+            other = self.read(env, op.operands[1 - n], types[1 - n], wanted[1 - n], self.phase)
+            source = env[str(op.operands[n])]
+            assert isinstance(source, Held), f"{op.operands[n]} is computed on every device, nothing is sent"
+            taken = source.take(wanted[n], self.phase, other, product.gathered(n, other))
+            array = apply(*((taken, other) if n == 0 else (other, taken))) if product.result is None else product.result
+            held = self.held(result.name, result.type, context.result_layouts[0], array, age)
+        env[result.name] = held
 
     def _send(self, age: int, permute: Callable[[Any], Any], piece: Any) -> Any:
         """What a collective of an operator makes of a piece, see `LocalContext.send`; ``age`` as in `Held`."""

@@ -21,8 +21,9 @@ from autopar.cost import CostModel
 from autopar.errors import ClusterError
 from autopar.frontend import Traced
 from autopar.ir import Layout
+from autopar.lower.decisions import Sharded
 from autopar.lower.hosted import check_host_memory, hosted_of, sharding_of, to_host
-from autopar.lower.interpreter import Interpreter, Sharded
+from autopar.lower.interpreter import Interpreter
 from autopar.plan import Plan
 from autopar.search.resharding import path_tables
 from autopar.sharding.reshard import PathTables
@@ -86,6 +87,7 @@ def sharded(plan: Plan, platform: str) -> Sharded:
         host_results={r.id: r.host_results for r in content.operators if r.host_results},
         on_host=frozenset(r.id for r in content.operators if r.on_host),
         skips_masked=frozenset(r.id for r in content.operators if r.skips_masked),
+        matmuls={r.id: r.collective_matmul for r in content.operators if r.collective_matmul},
     )
 
 

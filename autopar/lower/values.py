@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from jax import lax
@@ -16,10 +16,26 @@ from autopar.lower.hosted import to_device, to_host
 from autopar.lower.localize.base import AxisIndex
 from autopar.lower.not_before import not_before
 from autopar.lower.reshard import apply_steps
+from autopar.sharding.reshard import ReshardStep
 from autopar.sharding.routes import Routes
 
+#: Does a step with a piece, next to the product that takes it; None where it has no form for that.
+Instead: TypeAlias = Callable[[ReshardStep, Any], Any]
 #: Steps of resharding that send nothing.
 _LOCAL = ("slice", "mask")
+
+
+@dataclass
+class Unmade:
+    """A product that is made when it is first read.
+
+    Args:
+        whole: makes the terms of this device.
+        scattered: makes its block of the sum that a step would scatter; None where it has no form for that.
+    """
+
+    whole: Callable[[], Any]
+    scattered: Callable[[ReshardStep], Any]
 
 
 @dataclass
@@ -34,6 +50,7 @@ class Held:
         age: number of the last region of ``barriers`` that it depends on.
         away: whether the value as made is in host memory still.
         there: pieces of it in host memory, by layout.
+        unmade: a product whose terms are not summed yet: its blocks travel where one step sums and scatters them.
     """
 
     routes: Routes
@@ -43,6 +60,7 @@ class Held:
     age: int = 0
     away: bool = False
     there: dict[Layout, Any] = field(default_factory=dict)
+    unmade: Unmade | None = None
 
     @property
     def type(self) -> TensorType:
@@ -60,7 +78,13 @@ class Held:
 
     def as_it_lies(self) -> Any:
         """The value as it was made, in host memory where it is there."""
-        return self.arrays["", self.layout]
+        return self._made(("", self.layout))
+
+    def _made(self, place: tuple[str, Layout]) -> Any:
+        """The piece at a place; a product that is not made yet is made as it is."""
+        if place not in self.arrays and self.unmade is not None:
+            self.arrays[place] = self.unmade.whole()
+        return self.arrays[place]
 
     def take_there(self, required: Layout, phase: str) -> Any:
         """The local piece in ``required``, in host memory; it is resharded on the devices if need be."""
@@ -70,7 +94,7 @@ class Held:
             self.there[required] = to_host(self.take(required, phase))
         return self.there[required]
 
-    def take(self, required: Layout, phase: str, now: Any = None) -> Any:
+    def take(self, required: Layout, phase: str, now: Any = None, instead: Instead | None = None) -> Any:
         """The local piece in ``required``, resharded if need be.
 
         Args:
@@ -78,24 +102,37 @@ class Held:
             phase: of the reader.
             now: a piece of another value that the reader takes, if there is one: where memory is short a copy is
                 not made before it is there.
+            instead: takes a piece, and the only step of its last conversion, and does it; None where it does not.
         """
         if self.away:
             self.away = False
             self.there[self.layout] = self.arrays["", self.layout]
             self.arrays["", self.layout] = to_device(self.arrays["", self.layout])
+        place = self.routes.place(required, phase)
         for source, target in self.routes.take(required, phase):
             steps = self.routes.tables.path(self.type, source[1], target[1])
-            piece = self.arrays[source]
-            if self.routes.memory_bound and source == ("", self.layout):
-                piece = not_before(piece, now)
-            sends = self.barriers is not None and any(s.kind not in _LOCAL for s in steps)
-            if self.barriers is not None and sends:
-                piece = self.barriers.collective(piece, self.age)
-            resharded = apply_steps(steps, piece, self.routes.tables.mesh, self.index)
-            if self.barriers is not None and sends:
-                self.barriers.collected(resharded)
+            resharded = None
+            if len(steps) == 1 and self.unmade is not None and source not in self.arrays:
+                resharded = self.unmade.scattered(steps[0])
+            if resharded is None:
+                piece = self._made(source)
+                if self.routes.memory_bound and source == ("", self.layout):
+                    piece = not_before(piece, now)
+                if len(steps) == 1 and instead is not None and target == place:
+                    resharded = instead(steps[0], piece)
+                if resharded is None:
+                    resharded = self._resharded(steps, piece)
             self.arrays[target] = resharded
-        return self.arrays[self.routes.place(required, phase)]
+        return self._made(place)
+
+    def _resharded(self, steps: Sequence[ReshardStep], piece: Any) -> Any:
+        """The piece after steps, in the order with regions that the program around needs."""
+        if self.barriers is None or all(s.kind in _LOCAL for s in steps):
+            return apply_steps(steps, piece, self.routes.tables.mesh, self.index)
+        piece = self.barriers.collective(piece, self.age)
+        resharded = apply_steps(steps, piece, self.routes.tables.mesh, self.index)
+        self.barriers.collected(resharded)
+        return resharded
 
 
 @dataclass

@@ -8,6 +8,7 @@ from autopar.plan.record import Record
 
 MemoryPlace = OneOf["device", "host"]
 Remat = OneOf["none", "selective", "full"]
+Travels = OneOf["", "lhs", "rhs", "result"]
 CollectiveKind = OneOf["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "send"]
 
 
@@ -158,6 +159,8 @@ class OperatorRecord(Record, frozen=True):
         on_host: whether the host computes it, of what lies in its memory.
         skips_masked: of causal attention in blocks, whether scores that the mask leaves empty are not made; on a ring
             each device then takes an early half of a block of tokens and a late one.
+        collective_matmul: of a product in blocks the tensor whose blocks devices send on next to it: "lhs" or "rhs"
+            instead of a gather before it, "result" instead of a scatter of sums after it; "" of others.
     """
 
     id: str
@@ -167,6 +170,7 @@ class OperatorRecord(Record, frozen=True):
     host_results: tuple[int, ...] = ()
     on_host: bool = False
     skips_masked: bool = False
+    collective_matmul: Travels = ""
 
 
 class Copy(Record, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from autopar.ir import Graph
@@ -67,7 +68,12 @@ def assemble(
         copies=sharding.copies,
         choices=sharding.choices,
         search=SearchContent(strategy, objective, bound_s, tuple(considered)),
-        notes=(*sharding_problem.notes, *_batch_notes(problem, sharding), *_overlap_notes(sharding)),
+        notes=(
+            *sharding_problem.notes,
+            *_batch_notes(problem, sharding),
+            *_overlap_notes(sharding),
+            *_matmul_notes(sharding),
+        ),
         memory_bound=sharding_problem.memory_bound,
         memory_limit=problem.memory_limit_bytes,
         donated=tuple(i.name for i in graph.inputs if i.name in problem.options.donated),
@@ -117,12 +123,15 @@ def _bound(problem: Problem, sharding_problem: ShardingProblem, lower_bound: flo
     what joining collectives saves; and no step is shorter than what the fastest choices of all operators compute.
     """
     cost = problem.cost_model
-    if lower_bound is None or not cost.knows_kernels:
+    hides = problem.options.collective_matmul != "none" and cost.computes_while_sending
+    least_s = float(sum(s.seconds.min() for s in sharding_problem.sites))
+    if lower_bound is None or not (cost.knows_kernels or hides):
         return lower_bound
+    if hides:
+        return min(least_s, lower_bound)
     if not cost.overlaps:
         return lower_bound * min(cost.exposed_share(of_state=s) for s in (False, True))
     links = {link_class(sharding_problem.mesh, axis) for axis, n in sharding_problem.mesh.axes if n > 1}
-    least_s = float(sum(s.seconds.min() for s in sharding_problem.sites))
     if cost.stack.combine_bytes or cost.stack.gather_bytes:
         return least_s
     return max(least_s, lower_bound / (1 + len(links)))
@@ -139,6 +148,17 @@ def _overlap_notes(sharding: Sharding) -> list[str]:
     return [
         f"collectives of {hidden_s:.3g} s overlap with computation: one after the other all would take {total_s:.3g} s"
     ]
+
+
+def _matmul_notes(sharding: Sharding) -> list[str]:
+    """Says how many products run in blocks."""
+    travels = Counter(
+        "sums" if o.collective_matmul == "result" else "operands" for o in sharding.operators if o.collective_matmul
+    )
+    if not travels:
+        return []
+    counts = " and ".join(f"{travels[of]} of {of}" for of in ("operands", "sums") if travels[of])
+    return [f"collective matmul: {counts} travel in blocks next to their products, no gather or scatter"]
 
 
 def _batch_notes(problem: Problem, sharding: Sharding) -> list[str]:

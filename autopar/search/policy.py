@@ -194,11 +194,14 @@ class OverlapPolicy:
         stall_share: share of a step that waits for collectives, up to which the answer stays: no more than it can be
             won.
         gap: relative gap at which such an answer is good enough.
+        most_blocks: blocks of a product that travel next to it: programs grow with them, and blocks become small. It is
+            a choice.
     """
 
     link_shares: tuple[float, ...] = (0.1, 0.5)
     stall_share: float = 0.02
     gap: float = 1e-2
+    most_blocks: int = 16
 
 
 @dataclass(frozen=True)

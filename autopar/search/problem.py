@@ -43,6 +43,8 @@ class Options:
         remat: what may be recomputed: "none", "selective", "full", or "auto" for any of them.
         attention: "plain" as the program says, "blocks", or "auto": whichever is faster.
         padding: whether dims that the devices do not divide may be padded inside of one stage.
+        collective_matmul: which gathers before products and scatters after them become messages next to their blocks:
+            "none", "auto" for those that are faster so, or "always" for all that may.
         offload: what may be kept in host memory while nothing needs it: "none", "auto" for state of the update and
             stacks of layers, "layers" where these stacks must, or "update" where state and masters must, which is
             updated there (`autopar.search.intra.host_update`).
@@ -64,6 +66,7 @@ class Options:
     remat: str = "auto"
     attention: str = "auto"
     padding: bool = False
+    collective_matmul: str = "none"
     offload: str = "none"
     constraints: tuple[Constraint, ...] = ()
     shared_stages: SharedStages | None = None

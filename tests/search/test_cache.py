@@ -62,6 +62,7 @@ OTHERS = {
     "offload": "auto",
     "attention": "blocks",
     "padding": True,
+    "collective_matmul": "auto",
     "token_slices": (4, 2),
     "constraints": (Constraint("x", (1,), "x is whole"),),
     "shared_stages": SharedStages(((0, 2), (2, 2)), ((2,), (2,)), (("x", 0),), 2),

@@ -15,7 +15,8 @@ from autopar.frontend import BoundGraph
 from autopar.frontend.labels import Labels
 from autopar.ir import Graph, Input, Layout, Literal, Operator, Output
 from autopar.ir.primitives import ALIASES
-from autopar.lower.interpreter import Interpreter, Sharded
+from autopar.lower.decisions import Sharded
+from autopar.lower.interpreter import Interpreter
 from autopar.lower.localize.base import bind, scalar
 from autopar.lower.recompute import for_copies, recomputed_bound
 from autopar.microbatch import AXIS, Microbatching, pseudo_mesh

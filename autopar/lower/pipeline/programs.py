@@ -9,7 +9,8 @@ from typing import Any
 from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Input, Layout, Literal, Operand, Operator, Output, TensorType
 from autopar.ir.primitives import is_generator
-from autopar.lower.interpreter import Interpreter, Sharded
+from autopar.lower.decisions import Sharded
+from autopar.lower.interpreter import Interpreter
 from autopar.lower.localize.base import AxisIndex, scalar
 from autopar.lower.pipeline.loop import Leaving, Loop, find_loop, layouts_of, needed_of
 from autopar.lower.pipeline.once import Moment, moments_of, moments_of_outputs

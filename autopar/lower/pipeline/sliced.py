@@ -17,7 +17,8 @@ from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Layout, Literal, Operand
 from autopar.ir.analysis import names_read
 from autopar.ir.primitives import is_generator
-from autopar.lower.interpreter import Interpreter, Sharded
+from autopar.lower.decisions import Sharded
+from autopar.lower.interpreter import Interpreter
 from autopar.lower.localize.base import AxisIndex, scalar
 from autopar.lower.pipeline.loop import Leaving, Loop
 from autopar.lower.pipeline.ports import Port

@@ -15,8 +15,32 @@ from autopar.sharding.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
+class MatmulBlock:
+    """The message before one block of a product that runs in blocks, or after one.
+
+    Args:
+        product: id of the product.
+        number: of the block, from 1: what the message brings is multiplied then; after a product the message takes the
+            sums of the block before.
+        blocks: of the product.
+        seconds: of the product of one block, a step.
+        scatters: whether it is of the result.
+    """
+
+    product: str
+    number: int
+    blocks: int
+    seconds: float
+    scatters: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PricedCollective:
-    """One collective of a choice: what it is, of which value, for which use, how often a step, and seconds a step."""
+    """One collective of a choice: what it is, of which value, for which use, how often a step, and seconds a step.
+
+    ``before`` and ``after`` are the layouts of the conversion that it is part of. ``block`` says between which blocks
+    of a product a message is.
+    """
 
     kind: str
     value: str
@@ -25,6 +49,9 @@ class PricedCollective:
     use: Use
     weight: float
     seconds: float
+    before: Layout | None = None
+    after: Layout | None = None
+    block: MatmulBlock | None = None
 
 
 def collectives(
@@ -63,7 +90,8 @@ def collectives(
                 weight = v.weight if n < len(pairs) - 1 else use.weight
                 for sent in routes.tables.communication(v.sent, before, after):
                     axes = "+".join(sent.axes)
-                    yield PricedCollective(sent.kind, v.key, sent.full_bytes, axes, use, weight, weight * sent.seconds)
+                    seconds = weight * sent.seconds
+                    yield PricedCollective(sent.kind, v.key, sent.full_bytes, axes, use, weight, seconds, before, after)
     yield from _edges(problem, sharding_problem, choice)
 
 

@@ -15,15 +15,16 @@ from autopar.ir import Graph, Layout, Literal
 from autopar.ir.loops import Scan
 from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, OperatorRecord
 from autopar.search.intra.attention import skips_masked
+from autopar.search.intra.collective_matmul import timed_collectives
 from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.draft import UsageDraft, ValueDraft
 from autopar.search.intra.host import HOST, hosted, moved_down, moves_s
 from autopar.search.intra.memory import IN_FLIGHT, is_in_flight
-from autopar.search.intra.overlap import timed
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.slices import slices_ahead
 from autopar.search.intra.works import Works, loops, outermost
 from autopar.search.problem import Problem
+from autopar.sharding.collective_matmul import Travels
 
 _SHOWN_OPERATORS = 4
 
@@ -94,10 +95,10 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     copies = copy_layouts(sharding_problem, choice, layouts)
     by_work = Works(sharding_problem, problem.graph, problem.cost_model, problem.subproblem.met)
     sent = tuple(collectives(problem, sharding_problem, choice, layouts, copies))
-    sent, exposed = _timed(problem, sharding_problem, choice, sent)
-    communication = _communication(sent, exposed, by_work)
+    times = timed_collectives(problem, sharding_problem, choice, sent)
+    communication = _communication(times.sent, times.exposed_s, by_work)
     for s in sharding_problem.sites:
-        by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]))
+        by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]) + times.longer_s.get(s.id, 0.0))
         by_work.start(s)
     there = hosted(sharding_problem.values, choice)
     moved = {
@@ -113,6 +114,8 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     made_bytes = _computed_bytes(sharding_problem, problem.graph, choice) if touches else 0.0
     first_touch_s = problem.cost_model.first_touch_s(made_bytes)
     by_work.add("", "update", first_touch_s)
+    longer_s = sum(times.longer_s.values())
+    replaced = there | _replacing(problem.graph, there)
     outputs = tuple(
         Layout.replicated(o.type.rank) if port is None else port[1][choice[port[0]]]
         for o, port in zip(problem.graph.outputs, sharding_problem.outputs, strict=True)
@@ -120,12 +123,12 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     return Sharding(
         inputs={i.name: layouts[i.name] for i in problem.graph.inputs},
         outputs=outputs,
-        operators=_operators(problem.cost_model, sharding_problem, choice, there | _replacing(problem.graph, there)),
+        operators=_operators(problem.cost_model, sharding_problem, choice, replaced, times.matmuls),
         copies=tuple(Copy(k, str(layout), phase) for k, by in copies.items() for phase, layout in by.items()),
         communication=communication,
-        compute_s=float(sum(s.seconds[choice[s.node]] for s in sharding_problem.sites)) + first_touch_s,
+        compute_s=float(sum(s.seconds[choice[s.node]] for s in sharding_problem.sites)) + first_touch_s + longer_s,
         communication_s=sum(c.seconds for c in communication),
-        exposed_s=float(sum(exposed)),
+        exposed_s=float(sum(times.exposed_s)),
         memory=memory_of(sharding_problem, choice),
         choices=_choices(sharding_problem, choice),
         work_times=by_work.times(),
@@ -138,22 +141,6 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
         slices_ahead=slices_ahead((sharding_problem.values[k] for k in sorted(there)), sharding_problem.mesh),
         host_bytes=sum(n for k, n in moved.items() if not _is_other_name(sharding_problem.values[k])),
         starts_s=by_work.stall_s,
-    )
-
-
-def _timed(
-    problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int], sent: tuple[PricedCollective, ...]
-) -> tuple[tuple[PricedCollective, ...], tuple[float, ...]]:
-    """The collectives as the stack of the cluster sends them, and for each the seconds of it that nothing hides."""
-    cost = problem.cost_model
-    if cost.overlaps:
-        return timed(cost, sharding_problem, choice, sent)
-    if not cost.knows_kernels:
-        return sent, tuple(c.seconds for c in sent)
-    state = {i.name for i in problem.graph.inputs if i.role in ("parameter", "optimizer")}
-    of_state = (c.use.phase == "update" or sharding_problem.values[c.value].source in state for c in sent)
-    return sent, tuple(
-        c.seconds * cost.exposed_share(of_state=is_of_state) for c, is_of_state in zip(sent, of_state, strict=True)
     )
 
 
@@ -255,7 +242,11 @@ def _replacing(graph: Graph, there: frozenset[str]) -> frozenset[str]:
 
 
 def _operators(
-    cost: CostModel, sharding_problem: ShardingProblem, choice: Sequence[int], there: frozenset[str]
+    cost: CostModel,
+    sharding_problem: ShardingProblem,
+    choice: Sequence[int],
+    there: frozenset[str],
+    matmuls: Mapping[str, Travels],
 ) -> tuple[OperatorRecord, ...]:
     records = []
     text = lru_cache(maxsize=None)(str)
@@ -269,7 +260,10 @@ def _operators(
         on_host = any(sharding_problem.values[prefix + v.name].made_there for v in s.op.results)
         results = tuple(map(text, strategy.result_layouts))
         skips = skips_masked(cost, sharding_problem.mesh, strategy, s.op, s.types)
-        records.append((s.time, OperatorRecord(s.id, operands, results, on_host=on_host, skips_masked=skips)))
+        record = OperatorRecord(
+            s.id, operands, results, on_host=on_host, skips_masked=skips, collective_matmul=matmuls.get(s.id, "")
+        )
+        records.append((s.time, record))
     for r in sharding_problem.region_sites:
         operands = tuple(
             ""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Operator
-from autopar.search.intra.collectives import PricedCollective
+from autopar.search.intra.collectives import MatmulBlock, PricedCollective
 from autopar.search.intra.combine import Ends, combined
 from autopar.search.intra.sharding_problem import ShardingProblem
 
@@ -225,10 +225,12 @@ def schedules(
         sent: all collectives of the choice, value by value.
     """
     regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
+    in_blocks = {c.block.product: c.block for c in sent if c.block is not None}
     inner: dict[str, list[tuple[int, TimedTask]]] = defaultdict(list)
     for s in sharding_problem.sites:
         task = TimedTask(s.id, float(s.seconds[choice[s.node]]), _needs(s.id, s.op, producers))
-        inner[region_of(s.id, regions)].append((s.time, task))
+        tasks_of = [task] if s.id not in in_blocks else _blocks(task, in_blocks[s.id])
+        inner[region_of(s.id, regions)] += [(s.time, t) for t in tasks_of]
     of_region: dict[str, list[int]] = defaultdict(list)
     for n, c in enumerate(sent):
         of_region[region_of(c.value, regions)].append(n)
@@ -240,15 +242,10 @@ def schedules(
             for r in sharding_problem.region_sites
             if region_of(r.id, regions) == region
         ]
-        tasks = [task for _, task in sorted([*inner[region], *loops], key=lambda entry: (entry[0], entry[1].id))]
+        tasks = [task for _, task in sorted([*inner[region], *loops], key=_in_turn)]
         known = {t.id for t in tasks}
         transfers = tuple(
-            Transfer(
-                producers.get(c.value, ""),
-                c.use.consumer if c.use.consumer in known else "",
-                link_class(sharding_problem.mesh, c.axis),
-                c.seconds,
-            )
+            Transfer(*_ends(c, producers, known), link_class(sharding_problem.mesh, c.axis), c.seconds)
             for c in (sent[n] for n in of_region[region])
         )
         numbers = tuple(of_region[region])
@@ -256,6 +253,33 @@ def schedules(
         transfers = _joined(cost, sharding_problem.mesh, transfers, [sent[n] for n in numbers], groups)
         by_region[region] = RegionSchedule(transfers, numbers, list_schedule(tasks, transfers, groups), groups)
     return by_region
+
+
+def _in_turn(entry: tuple[int, TimedTask]) -> tuple[int, str, float]:
+    """The order of tasks: by time, blocks of a product by number, the last of which has its name."""
+    name, _, block = entry[1].id.partition("#")
+    return entry[0], name, float(block or "inf")
+
+
+def _blocks(product: TimedTask, block: MatmulBlock) -> list[TimedTask]:
+    """The tasks of a product in blocks, one after the other."""
+    ids = [_block_id(product.id, n, block.blocks) for n in range(block.blocks)]
+    return [TimedTask(id, block.seconds, (*product.needs, *ids[:n][-1:])) for n, id in enumerate(ids)]
+
+
+def _block_id(product: str, number: int, blocks: int) -> str:
+    return product if number == blocks - 1 else f"{product}#{number}"
+
+
+def _ends(c: PricedCollective, producers: Mapping[str, str], known: set[str]) -> tuple[str, str]:
+    """The tasks from and to which a collective goes; a message of a product in blocks to or from one of them."""
+    producer, consumer = producers.get(c.value, ""), c.use.consumer if c.use.consumer in known else ""
+    b = c.block
+    if b is None:
+        return producer, consumer
+    if b.scatters:
+        return _block_id(b.product, b.number - 1, b.blocks), consumer
+    return producer, _block_id(b.product, b.number, b.blocks)
 
 
 def _groups(

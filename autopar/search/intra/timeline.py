@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autopar.plan.details import Details, MemoryPoint, TimelineSlice
+from autopar.search.intra.collective_matmul import timed_collectives
 from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.extract import Sharding, copy_layouts, value_layouts, views_of
 from autopar.search.intra.host import HOST
@@ -45,6 +46,7 @@ def details_of(
     sent = tuple(
         collectives(problem, sharding_problem, choice, layouts, copy_layouts(sharding_problem, choice, layouts))
     )
+    sent = timed_collectives(problem, sharding_problem, choice, sent).listed
     if problem.cost_model.overlaps:
         slices = _overlapped(schedules(problem.cost_model, sharding_problem, choice, sent), sharding_problem, sent)
     else:

@@ -10,13 +10,14 @@ from autopar.lower.split_layers import SplitStep
 from autopar.plan import InputRecord, OutputRecord, Plan
 
 
-def restacked(plan: Plan, graph: Graph, split_step: SplitStep) -> Plan:
+def restacked(plan: Plan, graph: Graph, split_step: SplitStep, block_scores: int = 0) -> Plan:
     """``plan`` as a plan of ``graph``.
 
     Args:
         plan: made for ``split_step.step``.
         graph: of the user's step.
         split_step: what was taken apart.
+        block_scores: scores of one head from which attention of its stages runs in blocks; 0 where it does not.
 
     A leaf in pieces has the stage and the layout of its first one.
     """
@@ -45,7 +46,7 @@ def restacked(plan: Plan, graph: Graph, split_step: SplitStep) -> Plan:
             if donated.issuperset(split_step.names(n)) and split_step.names(n)
         ),
     )
-    return Plan(warned, plan.phases)
+    return Plan(warned.in_blocks(block_scores), plan.phases)
 
 
 def _layers_by_stage(plan: Plan, graph: Graph, split_step: SplitStep) -> dict[int, tuple[int, int, int]]:

@@ -85,7 +85,9 @@ class TracedStep:
         """Whether the function has stacks of layers whose update may run a layer at a time."""
         return updates_by_layer(self.traced.graph)
 
-    def layered(self, num_stages: int | None, most_groups: int, *, one_loop: bool = False) -> LayeredStep:
+    def layered(
+        self, num_stages: int | None, most_groups: int, *, one_loop: bool = False, block_scores: int = 0
+    ) -> LayeredStep:
         """The step with stacks taken apart."""
         groups = group_count(layer_count(self.traced.graph), num_stages, most_groups, 1 if one_loop else 4)
         stages, placed = None, tuple[Constraint, ...]()
@@ -98,11 +100,11 @@ class TracedStep:
         pinned = constraints_of(self.pins, self.traced.graph, self.num_devices, layers_split.names)
         return LayeredStep(
             layers_split.step.graph,
-            TracedStages(layers_split.step, self.without_flush),
+            TracedStages(layers_split.step, self.without_flush, block_scores=block_scores),
             donated,
             merged(placed, pinned),
             layers_split.groups,
-            self._of_step(layers_split),
+            self._of_step(layers_split, block_scores),
             stages,
         )
 
@@ -115,8 +117,8 @@ class TracedStep:
         self.single_stage(*key)
         return self.forms[key][0]
 
-    def _of_step(self, layers_split: SplitStep) -> Callable[[Plan], Plan]:
-        return lambda plan: restacked(plan, self.traced.graph, layers_split)
+    def _of_step(self, layers_split: SplitStep, block_scores: int) -> Callable[[Plan], Plan]:
+        return lambda plan: restacked(plan, self.traced.graph, layers_split, block_scores)
 
 
 def as_planned(traced: Traced, plan: Plan) -> Traced:

@@ -32,7 +32,9 @@ def blockwise_bound(bound: BoundGraph, least_scores: int) -> BoundGraph:
     for op in rewritten.graph.operators:
         if op.id in rewritten.cores:
             bounds[op.id] = _bound(op, inside.bounds, rewritten.cores[op.id], rewritten.origins)
-    return replace(inside, graph=rewritten.graph, bounds=bounds)
+    # What replaces a product comes from where that came from.
+    origins = {new: inside.origins[old] for new, old in rewritten.cores.items() if old in inside.origins}
+    return replace(inside, graph=rewritten.graph, bounds=bounds, origins={**inside.origins, **origins})
 
 
 def _bodies(bound: BoundGraph, least_scores: int) -> BoundGraph:

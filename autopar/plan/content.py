@@ -108,9 +108,9 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The same, saying from which size of scores on attention runs in blocks; see `Stage`."""
         if not block_scores:
             return self
-        (stage,) = self.stages
         note = "attention runs in blocks: scores are made again in the backward pass, and never kept"
-        return replace(self, stages=(replace(stage, block_scores=block_scores),), notes=(*self.notes, note))
+        stages = tuple(replace(s, block_scores=block_scores) for s in self.stages)
+        return replace(self, stages=stages, notes=(*self.notes, note))
 
     def with_padding(self, padded: tuple[tuple[str, int, int], ...], notes: tuple[str, ...]) -> PlanContent:
         """The same, saying which dims are padded inside.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autopar.ir import Graph
 from autopar.ir.blockwise import find
+from autopar.plan import Plan
 from autopar.search.problem import Problem
 
 
@@ -13,6 +14,22 @@ def block_scores(problem: Problem) -> int:
         return 0
     least = 1 if problem.options.attention == "blocks" else problem.policy.attention.least_scores
     return least if _has_cores(problem.graph, least) else 0
+
+
+def stage_block_scores(problem: Problem, one_stage: Plan | None) -> int:
+    """Scores of one head from which attention of the stages of a pipeline runs in blocks; 0 where it does not.
+
+    Where both forms may be taken it is that of one stage, or blocks where one stage has no plan: a pipeline is planned
+    once. Slices of tokens take attention as it is written.
+
+    Args:
+        problem: the whole step.
+        one_stage: its plan of one stage; None before there is one, or where none fits.
+    """
+    if problem.options.token_slices is not None:
+        return 0
+    plain = problem.options.attention == "auto" and one_stage is not None and not one_stage.stages[0].block_scores
+    return 0 if plain else block_scores(problem)
 
 
 def _has_cores(graph: Graph, least: int) -> bool:

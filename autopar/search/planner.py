@@ -25,7 +25,7 @@ from autopar.ir.loops import microbatch_loops
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.anytime import Converted, Incumbent, SearchEndedError
-from autopar.search.attention_blocks import block_scores
+from autopar.search.attention_blocks import block_scores, stage_block_scores
 from autopar.search.bound import Freedom, bounded
 from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
 from autopar.search.enumeration.candidates import schedule_of
@@ -116,10 +116,12 @@ class Planner:
         self, form: Form, problem: Problem, step: StepSource, counts: Sequence[int] | None, tried: Tried
     ) -> Plan:
         """The best plan of a form, which must be faster than that of the forms ``tried``."""
-        if form.has_branches:
-            return self.branches(problem, step, counts, tried.cutoff_s)
         if form.is_pipeline:
-            return self.pipeline(problem, step, counts, tried.cutoff_s, tried.exposed)
+            scores = stage_block_scores(problem, tried.one_stage)
+            staged = replace(problem, subproblem=replace(problem.subproblem, block_scores=scores))
+            if form.has_branches:
+                return self.branches(staged, step, counts, tried.cutoff_s)
+            return self.pipeline(staged, step, counts, tried.cutoff_s, tried.exposed)
         if not form.ample_memory:
             return self.single_stage(problem, step, counts, tried.cutoff_s)
         roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
@@ -252,7 +254,8 @@ class Planner:
             (stages,) = problem.subproblem.tried_stages
         most = problem.policy.enumeration
         groups = 2 * most.most_stages if is_large(problem) else most.most_stack_groups
-        layered = step.layered(stages, groups, one_loop=o.offload == "layers")
+        scores = problem.subproblem.block_scores
+        layered = step.layered(stages, groups, one_loop=o.offload == "layers", block_scores=scores)
         options = replace(
             o,
             donated=layered.donated,

@@ -94,6 +94,7 @@ class Subproblem:
         cutoff_s: seconds of a step that a plan must stay below to be of use: another plan takes so many.
         tried_stages: numbers of stages that may be faster than another plan; None for any.
         ample_memory: whether plans are of use only where the memory limit has no part in that of some mesh.
+        block_scores: scores of one head from which attention of stages runs in blocks; 0 where it does not.
     """
 
     extra_in_flight: int = 0
@@ -105,6 +106,7 @@ class Subproblem:
     cutoff_s: float = math.inf
     tried_stages: tuple[int, ...] | None = None
     ample_memory: bool = False
+    block_scores: int = 0
 
 
 @dataclass(frozen=True)

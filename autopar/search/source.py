@@ -136,13 +136,16 @@ class StepSource(Protocol):
         """Whether the step has stacks of layers whose update may run a layer at a time."""
         ...
 
-    def layered(self, num_stages: int | None, most_groups: int, *, one_loop: bool = False) -> LayeredStep:
+    def layered(
+        self, num_stages: int | None, most_groups: int, *, one_loop: bool = False, block_scores: int = 0
+    ) -> LayeredStep:
         """The step with stacks split.
 
         Args:
             num_stages: of the pipeline; None where it is free.
             most_groups: groups of layers that a stack is split into.
             one_loop: whether each stage of a given number is to have one group, so that one loop goes over its layers.
+            block_scores: as of `single_stage`, in all stages.
         """
         ...
 

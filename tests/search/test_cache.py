@@ -79,6 +79,7 @@ DEMANDS = {
     "cutoff_s": 1.0,
     "tried_stages": (2, 4),
     "ample_memory": True,
+    "block_scores": 64,
 }
 
 

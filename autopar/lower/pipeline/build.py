@@ -123,7 +123,8 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
     if content.pipeline is None:
         raise PlanMismatchError("the plan has several stages and no record of its pipeline")
     table = parse_table(content.pipeline.table)
-    source = TracedStages(step, updates_apart(plan.schedule), table.after)
+    scores = max(s.block_scores for s in plan.stages)
+    source = TracedStages(step, updates_apart(plan.schedule), table.after, scores)
     microbatching = source.microbatches(plan.num_microbatches)
     forward = [op.id for op in forward_operators(step.graph, microbatching)]
     members = _checked(forward, content.pipeline.members) or members_of(forward, content.cuts)

@@ -9,6 +9,7 @@ from typing import TypeVar, overload
 from autopar.ir import Graph
 from autopar.ir.phases import LOOP
 from autopar.ir.verify import verify
+from autopar.lower.blockwise import blockwise_bound
 from autopar.lower.microbatch.parts import BackwardRecomputation
 from autopar.lower.pipeline.stage_graph import StageGraph, stage_graph
 from autopar.lower.step import Step
@@ -78,11 +79,13 @@ class TracedStages:
         step: the whole step.
         without_flush: whether its schedule has none, see `autopar.stages.assign`.
         after: where stages are a graph what each waits for, see there.
+        block_scores: scores of one head from which attention of stages runs in blocks; 0 leaves it as it is.
     """
 
     step: Step
     without_flush: bool = False
     after: tuple[tuple[int, ...], ...] = ()
+    block_scores: int = 0
     counts: dict[int, Microbatching] = field(default_factory=dict)
     cuts: dict[tuple[int, _Members], _Cut] = field(default_factory=dict)
     tables: dict[tuple[int, tuple[str, ...]], KindTable] = field(default_factory=dict)
@@ -178,7 +181,8 @@ class TracedStages:
             recomputed = BackwardRecomputation(
                 Phases.of(self.step.graph, parts.body, parts.backward), recomputation.layers, recomputation.level
             )
-        traced_stage = stage_graph(self.step, cut.map.microbatching, parts, recomputed)
+        plain = stage_graph(self.step, cut.map.microbatching, parts, recomputed)
+        traced_stage = replace(plain, program=blockwise_bound(plain.program, self.block_scores))
         verify(traced_stage.graph)
         return traced_stage
 

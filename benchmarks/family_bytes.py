@@ -2,24 +2,28 @@
 
 ``python -m benchmarks.family_bytes [NAMES]`` compiles each of `CASES` for eight CPU devices as planned, and by
 `jax.jit` with the shardings of each expert; one parser reads all programs. A device's bytes are counted, without those
-of scalars. XLA on CPU forms no reduce-scatter: where an expert's gradients are split its all-reduces count half.
+of scalars. XLA on CPU forms no reduce-scatter: all-reduces of an expert's split gradients, which are those along the
+axis that splits them and of their size there, count half.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import autopar
 from autopar.cluster import Cluster, Device, LinkSpec, NodeGroup
-from autopar.lower.hlo import collectives
+from autopar.lower.hlo import HloCollective, collectives
 from benchmarks import more_families, tables
 from benchmarks.families import FAMILIES, Built, by_adam
 
@@ -165,15 +169,32 @@ FORMS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 
 
-def sent_bytes(text: str, halved: frozenset[int] = frozenset()) -> float:
+@dataclass(frozen=True)
+class Halved:
+    """All-reduces that count half, for they stand for reduce-scatters.
+
+    Args:
+        groups: of devices along the axis that splits the gradients.
+        bytes: of a gradient in each group.
+    """
+
+    groups: frozenset[frozenset[int]]
+    bytes: frozenset[int]
+
+    def __contains__(self, c: HloCollective) -> bool:
+        same = frozenset(map(frozenset, c.groups)) == self.groups
+        return c.kind == "all-reduce" and same and c.full_bytes in self.bytes
+
+
+def sent_bytes(text: str, halved: Halved | None = None) -> float:
     """Bytes that a device sends in a program.
 
     Args:
         text: optimized HLO.
-        halved: sizes of tensors whose all-reduces are counted half.
+        halved: what is counted half.
     """
     every = (c for c in collectives(text) if c.full_bytes > 16)
-    return sum(c.wire_bytes * (0.5 if c.kind == "all-reduce" and c.full_bytes in halved else 1) for c in every)
+    return sum(c.wire_bytes * (0.5 if halved is not None and c in halved else 1) for c in every)
 
 
 def spec_of(name: str, shape: tuple[int, ...], form: str, rules: Rules) -> PartitionSpec:
@@ -186,6 +207,17 @@ def spec_of(name: str, shape: tuple[int, ...], form: str, rules: Rules) -> Parti
     dims = [*spec, *[None] * (len(shape) - len(spec))]
     dims[largest] = "x"
     return P(*dims)
+
+
+def gradients_by_hand(params: Mapping[str, Any], form: str, rules: Rules) -> Halved:
+    """All-reduces of gradients that are split along the first axis."""
+    grid = np.arange(math.prod(FORMS[form])).reshape(FORMS[form])
+    sizes = set()
+    for name, leaf in params.items():
+        spec = spec_of(name, leaf.shape, form, rules)
+        if "x" in spec:
+            sizes.add(leaf.size * leaf.dtype.itemsize // (FORMS[form][1] if "y" in spec else 1))
+    return Halved(frozenset(frozenset(map(int, g)) for g in grid.T), frozenset(sizes))
 
 
 def by_hand(built: Built, form: str, rules: Rules) -> float:
@@ -202,8 +234,8 @@ def by_hand(built: Built, form: str, rules: Rules) -> float:
     examples = P(("x", "y")) if form == "expert" else P("x")
     batches = {k: NamedSharding(mesh, P() if k.startswith("fixed") else examples) for k in batch}
     compiled = jax.jit(step, in_shardings=(states, batches), out_shardings=(states, None), donate_argnums=0)
-    halved = {leaf.size * 4 for leaf in jax.tree.leaves(state)} if "fsdp" in form else set()
-    return sent_bytes(compiled.lower(state, batch).compile().as_text(), frozenset(halved))
+    halved = gradients_by_hand(state[0], form, rules) if "fsdp" in form else None
+    return sent_bytes(compiled.lower(state, batch).compile().as_text(), halved)
 
 
 def planned(built: Built, cluster: Cluster = CLUSTER, **options: Any) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -25,6 +27,31 @@ def test_examples_lie_along_the_axis_of_experts():
     assert rules[0][1] == P("y", None, None)
     assert family_bytes.spec_of("expertup", (8, 16, 32), "expert", rules) == P("y", None, None)
     assert family_bytes.spec_of("gate", (16, 2), "expert", rules) == P()
+
+
+def test_only_gradients_along_the_axis_that_splits_them_count_half():
+    """An activation may have as many bytes as a weight, and an axis of its own."""
+    params = {"up0": jax.ShapeDtypeStruct((16, 32), jnp.float32), "norm": jax.ShapeDtypeStruct((7,), jnp.float32)}
+    halved = family_bytes.gradients_by_hand(params, "fsdp x tensor", (("up", P(None, "y")),))
+    assert halved.bytes == {16 * 32 * 4 // 4}
+    lines = [
+        f"  %{name} = f32[{n}] all-reduce(%p{n}), replica_groups={groups}, to_apply=%add"
+        for name, n, groups in (
+            ("gradient", 128, "{{0,4},{1,5},{2,6},{3,7}}"),
+            ("activation", 128, "{{0,1,2,3},{4,5,6,7}}"),
+            ("whole", 512, "{{0,4},{1,5},{2,6},{3,7}}"),
+        )
+    ]
+    text = "\n".join(
+        [
+            "HloModule m, num_partitions=8", "%add (x: f32[], y: f32[]) -> f32[] {", "  %x = f32[] parameter(0)",
+            "  %y = f32[] parameter(1)", "  ROOT %s = f32[] add(%x, %y)", "}", "ENTRY %main () -> f32[128] {",
+            "  %p128 = f32[128] parameter(0)", "  %p512 = f32[512] parameter(1)", *lines,
+            "  ROOT %r = f32[128] add(%gradient, %activation)", "}",
+        ]
+    )  # fmt: skip
+    assert family_bytes.sent_bytes(text, halved) == 512 / 2 + 2 * 3 / 4 * 512 + 2048
+    assert family_bytes.sent_bytes(text) == 512 + 2 * 3 / 4 * 512 + 2048
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ _CALLED = re.compile(
     r"=(\{[^{}]*\}|%?[\w.\-]+)"
 )
 _TRIPS = re.compile(r"known_trip_count\W+n\W+(\d+)")
+_INDEX = re.compile(r"\bindex=(\d+)")
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 _TENSOR = re.compile(r"([a-z]\w*)\[([\d,<=\s]*)\]")
 _BITS = re.compile(r"(?:bf|[sufc])(\d+)")
@@ -142,17 +143,55 @@ def called(module: HloModule, body: tuple[Instruction, ...], unknown_trips: floa
         # is either the sum or maximum that it takes, or once more the collective itself.
         if i.opcode.endswith(("-update", "-done")) or i.opcode.removesuffix("-start") in COLLECTIVES:
             continue
-        trips = _TRIPS.search(i.attributes) if i.opcode == "while" else None
+        trips = _trips(module, body, i) if i.opcode == "while" else None
         for key, value in _CALLED.findall(i.attributes):
             callees = [c for c in re.findall(r"[\w.\-]+", value) if c in module.computations]
             for callee in callees:
                 if i.opcode == "while":
-                    count = float(trips[1]) if trips else unknown_trips
+                    count = unknown_trips if trips is None else float(trips)
                     yield callee, count + (key == "condition"), trips is not None
                 elif i.opcode == "conditional":
                     yield callee, 1 / (2 if key in ("true_computation", "false_computation") else len(callees)), False
                 else:
                     yield callee, 1.0, True
+
+
+def _trips(module: HloModule, body: tuple[Instruction, ...], loop: Instruction) -> int | None:
+    """Trips of a while loop: as the text says, or of a number that is counted from 0 by 1; None where neither tells."""
+    if said := _TRIPS.search(loop.attributes):
+        return int(said[1])
+    parts = {key: module.computations.get(value.lstrip("%"), ()) for key, value in _CALLED.findall(loop.attributes)}
+    condition, inside = parts.get("condition", ()), parts.get("body", ())
+    if not condition or not inside or "direction=LT" not in condition[-1].attributes:
+        return None
+    count, last = (_source(condition, o) for o in (*split_operands(condition[-1].operands), "")[:2])
+    place = _INDEX.search(count.attributes) if count is not None and count.opcode == "get-tuple-element" else None
+    start = _source(body, loop.operands)
+    if place is None or start is None or inside[-1].opcode != "tuple" or start.opcode != "tuple":
+        return None
+    first, then = (
+        _source(c, split_operands(t.operands)[int(place[1])]) for c, t in ((body, start), (inside, inside[-1]))
+    )
+    if then is None or then.opcode != "add" or _constant(first) != 0:
+        return None
+    terms = [_source(inside, o) for o in split_operands(then.operands)]
+    again = any(
+        t is not None and t.opcode == "get-tuple-element" and place[0] in t.attributes.split(", ") for t in terms
+    )
+    return _constant(last) if again and 1 in map(_constant, terms) else None
+
+
+def _source(computation: tuple[Instruction, ...], operand: str) -> Instruction | None:
+    """The instruction of a computation that makes an operand, copies left out."""
+    by_name = {i.name: i for i in computation}
+    found = by_name.get(operand.strip().rpartition(" ")[2].lstrip("%"))
+    while found is not None and found.opcode == "copy":
+        found = by_name.get(found.operands.strip().rpartition(" ")[2].lstrip("%"))
+    return found
+
+
+def _constant(i: Instruction | None) -> int | None:
+    return int(i.operands) if i is not None and i.opcode == "constant" and i.operands.strip().isdigit() else None
 
 
 def _callers_first(entry: str, calls: Mapping[str, list[tuple[str, float, bool]]]) -> list[str]:

@@ -28,7 +28,7 @@ from autopar.lower.hosted import to_device, to_host
 from autopar.lower.localize.base import LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.not_before import not_before
-from autopar.lower.values import ComputedValue, Held, taken_in_slices
+from autopar.lower.values import ComputedValue, Held, converted_inside, taken_in_slices
 from autopar.recompute.rewrite import SCOPE
 from autopar.sharding.collective_matmul import OPERANDS
 from autopar.sharding.routes import Routes
@@ -318,18 +318,13 @@ class Interpreter:
 
         def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             here = [to_device(x) if n in away else x for n, x in enumerate(xs, scan.num_whole)]
+            here = converted_inside(here, scan) if self.sharded.memory_bound else here
             out = self.inside(op, "body").run(region, [*consts, *carry, *here], inner, wanted)
             typed = [_typed(a, o.type) for a, o in zip(out, region.graph.outputs, strict=True)]
             return scan.split_results([to_host(a) if n in there else a for n, a in enumerate(typed)])
 
-        carry, ys = lax.scan(
-            body,
-            initial,
-            stacks,
-            length=length,
-            reverse=bool(bound.params["reverse"]),
-            unroll=bound.params.get("unroll", 1),
-        )
+        reverse, unroll = bool(bound.params["reverse"]), bound.params.get("unroll", 1)
+        carry, ys = lax.scan(body, initial, stacks, length=length, reverse=reverse, unroll=unroll)
         self._leave(op, env, [*carry, *ys])
 
     def _while(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:

@@ -11,6 +11,7 @@ from jax import lax
 
 from autopar.ir import Layout, Operator, TensorType
 from autopar.ir.loops import Scan
+from autopar.ir.primitives import PASSED_ON
 from autopar.lower.collective_barriers import CollectiveBarriers
 from autopar.lower.hosted import to_device, to_host
 from autopar.lower.localize.base import AxisIndex
@@ -171,3 +172,30 @@ def taken_in_slices(
         if n >= first and isinstance(source, Held) and source.stays_away(layout):
             away[n] = source
     return away
+
+
+def converted_inside(slices: Sequence[Any], scan: Scan) -> list[Any]:
+    """Slices of a loop's stacks, those as they are that its body converts to bfloat16.
+
+    XLA's compiler for TPUs narrows what is only read so, through barriers and loops: it would convert the whole stack
+    before the loop, and keep both. Integers it leaves as they are.
+
+    Args:
+        slices: one a stack.
+        scan: the loop.
+    """
+    entries = scan.split(scan.body.inputs)[2]
+    sources, converted = {e.name: e.name for e in entries}, set[str]()
+    for op in scan.body.operators:
+        for n, operand in enumerate(op.operands):
+            if operand in sources and op.primitive in PASSED_ON:
+                sources[op.results[n].name] = sources[operand]
+            elif operand in sources and op.primitive == "convert_element_type" and op.results[0].type.dtype == "bf16":
+                converted.add(sources[operand])
+    pairs = zip(entries, slices, strict=True)
+    return [_as_bits(x) if e.name in converted and x.dtype == jnp.float32 else x for e, x in pairs]
+
+
+def _as_bits(array: Any) -> Any:
+    bits = lax.optimization_barrier(lax.bitcast_convert_type(array, jnp.uint32))
+    return lax.bitcast_convert_type(bits, array.dtype)

@@ -210,6 +210,45 @@ def test_loops_of_unknown_trips_are_marked():
     assert times(body, unknown_trips=10) == {"in_fusion": (10, False), "in_condition": (11, False)}
 
 
+COUNTED = """%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %s = f32[] add(%x, %y)
+}
+
+%test (t: (f32[16], s32[])) -> pred[] {
+  %limit = s32[] constant(6)
+  %t = (f32[16], s32[]) parameter(0)
+  %n = s32[] get-tuple-element(%t), index=1
+  ROOT %lt = pred[] compare(%n, %limit), direction=LT
+}
+
+%trip (u: (f32[16], s32[])) -> (f32[16], s32[]) {
+  %u = (f32[16], s32[]) parameter(0)
+  %v = f32[16] get-tuple-element(%u), index=0
+  %in_loop = f32[16] all-reduce(%v), replica_groups={{0,1}}, to_apply=%add
+  %m = s32[] get-tuple-element(%u), index=1
+  %copied = s32[] copy(%m)
+  %step = s32[] constant(STEP)
+  %next = s32[] add(%copied, %step)
+  ROOT %out = (f32[16], s32[]) tuple(%in_loop, %next)
+}
+"""
+
+
+@pytest.mark.parametrize(("start", "step", "trips"), [(0, 1, (6, True)), (2, 1, (1, False)), (0, 2, (1, False))])
+def test_trips_that_the_text_does_not_say_are_read_off_the_counter(start: int, step: int, trips: tuple[float, bool]):
+    """TPU programs have loops of which only the condition tells the trips."""
+    body = f"""  %a = f32[16] parameter(0)
+  %first = s32[] constant({start})
+  %given = s32[] copy(%first)
+  %both = (f32[16], s32[]) tuple(%a, %given)
+  %w = (f32[16], s32[]) while(%both), condition=%test, body=%trip
+  ROOT %r = f32[16] get-tuple-element(%w), index=0"""
+    (found,) = collectives(module(body, COUNTED.replace("STEP", str(step))))
+    assert (found.times, found.exact) == trips
+
+
 @pytest.mark.parametrize(
     "branches", ["branch_computations={%yes, %no}", "true_computation=%yes, false_computation=%no"]
 )

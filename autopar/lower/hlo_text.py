@@ -184,10 +184,10 @@ def _trips(module: HloModule, body: tuple[Instruction, ...], loop: Instruction) 
 def _source(computation: tuple[Instruction, ...], operand: str) -> Instruction | None:
     """The instruction of a computation that makes an operand, copies left out."""
     by_name = {i.name: i for i in computation}
-    found = by_name.get(operand.strip().rpartition(" ")[2].lstrip("%"))
-    while found is not None and found.opcode == "copy":
-        found = by_name.get(found.operands.strip().rpartition(" ")[2].lstrip("%"))
-    return found
+    maker = by_name.get(operand.strip().rpartition(" ")[2].lstrip("%"))
+    while maker is not None and maker.opcode == "copy":
+        maker = by_name.get(maker.operands.strip().rpartition(" ")[2].lstrip("%"))
+    return maker
 
 
 def _constant(i: Instruction | None) -> int | None:

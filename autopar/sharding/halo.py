@@ -78,6 +78,22 @@ class Halo:
         step, spread, dilation = steps
         return Halo(size, count, step, (taps - 1) * spread + 1, low, dilation)
 
+    @staticmethod
+    def padded(size: int, count: int, config: tuple[int, int, int]) -> Halo:
+        """Windows of one position each: the elements of a padded dim.
+
+        Args:
+            size: elements of the dim.
+            count: elements with padding.
+            config: positions before, behind and between elements, as `jax.lax.pad` takes them.
+        """
+        return Halo(size, count, 1, 1, config[0], config[2] + 1)
+
+    @staticmethod
+    def taken(size: int, count: int, start: int, stride: int) -> Halo:
+        """Windows of one element each: those of a slice that takes ``count`` of them, each ``stride``-th."""
+        return Halo(size, count, stride, 1, -start)
+
     def reach(self, shards: int) -> Reach | None:
         """What each of ``shards`` needs; None where more than its neighbours have it, or shards differ in form."""
         return _reach(self, shards)

@@ -111,6 +111,54 @@ def test_halos_are_those_counted_by_hand(taps: int) -> None:
     assert found == {("collective-permute", edge, 6.0)}
 
 
+def edges(width: int, taken: int, made: int, rows: int, *, of_data: bool = False) -> Counter[int]:
+    """Bytes of messages of a convolution of stride 1 in a train step, by hand, in f32.
+
+    ``rows`` of its input on either side go to neighbours in the forward pass, and serve the gradient of its kernel too;
+    as many of the gradient of its output in the backward pass, for that of its input, unless this is data.
+    """
+    return Counter({rows * width * taken * 4: 2}) + Counter({rows * width * made * 4: 0 if of_data else 2})
+
+
+def test_halos_of_a_train_step_are_those_counted_by_hand() -> None:
+    """A U-Net of 64 x 62: rows of 62 pixels on the upper level, of 31 on the lower one.
+
+    Pooling by two, the transposed convolution of 2 x 2 with stride 2 and the one of 1 x 1 have nothing of neighbours.
+    """
+    n = 4
+    params, _, _ = arguments(64, 1, n, f32)
+    step = parallel(train_step, ALL, (8,), batch_argnums=(1, 2))
+    program = step.compile(params, f32(1, 64, 62, 2), f32(1, 64, 62, 1))
+    wanted = edges(62, 2, n, 1, of_data=True) + edges(62, n, n, 1)
+    wanted += edges(31, n, n, 2)  # 3 rows with a dilation of 2
+    wanted += edges(31, n, 2 * n, 1) + edges(31, 2 * n, 2 * n, 1) + edges(62, 2 * n, n, 1)
+    sent = [c for c in collectives(program.as_text()) if c.kind == "collective-permute"]
+    assert Counter(c.full_bytes for c in sent) == wanted
+    assert sum(c.wire_bytes for c in sent) == sum(size * count for size, count in wanted.items()) == 21824
+
+
+def crops(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Padding and cutting as convolutions without padding of their own have them; every other row at the end."""
+    padded = jnp.pad(x, ((0, 0), (4, 4), (0, 0), (0, 0)), constant_values=2.0)
+    y = jnp.tanh(conv(padded, w))[:, 4:-4]
+    return lax.pad(y, jnp.zeros((), y.dtype), ((0, 0, 0), (0, 1, 1), (0, 0, 0), (0, 0, 0)))[:, ::2]
+
+
+def test_padding_and_cutting_keep_the_split() -> None:
+    """64 rows become 72 and 64 again: no device needs more of its neighbours than half of its rows."""
+    with jax.enable_x64(True):
+        x, w = drawn(5)(1, 64, 6, 3), drawn(6)(3, 3, 3, 3)
+
+        def step(w: Any, x: Any) -> Any:
+            return jax.grad(lambda w, x: jnp.sum(crops(x, w) ** 2), (0, 1))(w, x)
+
+        compiled = parallel(step, ALL, (8,), batch_argnums=(1,)).compile(w, x)
+        ids = {id for c in compiled.plan.communication if c.kind == "collective-permute" for id in c.operators}
+        assert any("pad" in id for id in ids) and any("slice" in id for id in ids)
+        got, want = compiled(w, x), jax.jit(step)(w, x)
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, 1e-10, 1e-10), got, want)
+
+
 def test_edges_larger_than_a_share_of_a_shard_are_no_choice() -> None:
     """The policy: of shards of 8 rows, edges of 2 + 2 rows are half."""
     weights, x = (f32(5, 3, 4, 4),), f32(1, 64, 63, 4)

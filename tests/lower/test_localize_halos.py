@@ -143,6 +143,60 @@ def pools(draw: st.DrawFn) -> tuple[Any, dict[str, Any]]:
     }
 
 
+@st.composite
+def pads(draw: st.DrawFn) -> tuple[Any, tuple[int, int, int]]:
+    """A dim that is padded, or cut, before, behind and between its elements, so that devices divide it again."""
+    size, between = draw(st.sampled_from((8, 16, 24, 32))), draw(st.integers(0, 2))
+    low, spread = draw(st.integers(-4, 9)), (size - 1) * (between + 1) + 1
+    high = draw(st.integers(-4, 9))
+    return floats(size, 4), (low, high + (-(spread + low + high)) % draw(st.sampled_from((2, 4, 8))), between)
+
+
+@pytest.mark.parametrize("value", [0.0, -np.inf])
+@settings(max_examples=8)
+@given(pads())
+def test_any_padding(value: float, case: tuple[Any, tuple[int, int, int]]) -> None:
+    x, config = case
+    with jax.enable_x64(True):
+        if x.shape[0] + config[0] + config[1] <= 0:
+            return
+        check_localized(
+            lambda x: lax.pad(x, np.float64(value), (config, (0, 0, 0))),
+            x,
+            primitive="pad",
+            meshes=X,
+            limit=12,
+            least=1,
+            rtol=1e-10,
+        )
+
+
+def test_padding_is_sent_by_neighbours() -> None:
+    """16 elements more on either side of 64: the outermost of 8 devices have none of the 12 that are theirs then."""
+    for amount, sent in ((4, True), (16, False)):
+        ran = check_localized(
+            lambda x, n=amount: lax.pad(x, np.float64(1), ((n, n, 0),)), floats(64), primitive="pad", meshes=MESHES[:1]
+        )
+        assert bool(spatial(ran, 0, 0)) == sent
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 6), st.integers(1, 3), st.sampled_from((8, 16)), st.integers(0, 8))
+def test_any_slice(start: int, stride: int, count: int, rest: int) -> None:
+    limit = start + (count - 1) * stride + 1
+    x = floats(-(-(limit + rest) // 8) * 8, 4)
+    with jax.enable_x64(True):
+        check_localized(
+            lambda x: lax.slice(x, (start, 0), (limit, 4), (stride, 1)),
+            x,
+            primitive="slice",
+            meshes=X,
+            limit=12,
+            least=1,
+            rtol=1e-10,
+        )
+
+
 INITIAL = {"max": (-np.inf, lax.max), "min": (np.inf, lax.min), "sum": (0.0, lax.add)}
 
 

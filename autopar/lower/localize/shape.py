@@ -7,10 +7,13 @@ from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
 from autopar.lower.localize.base import LocalContext, Localizer, bind
+from autopar.lower.localize.halo import covered
+from autopar.sharding.halo import Halo
 
 
 def reshape(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
@@ -35,17 +38,37 @@ def iota(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], c
     return [lax.convert_element_type(count, params["dtype"])]
 
 
+def pad(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
+    """The elements of this device: of dims that are split and padded some come from neighbours."""
+    shard, value = operands
+    config = [tuple(amounts) for amounts in params["padding_config"]]
+    zero = isinstance(value, np.ndarray | np.generic) and not value.any()
+    for dim, axes in enumerate(context.operand_layouts[0].dims):
+        if axes and config[dim] != (0, 0, 0):
+            sizes, counts = context.operand_types[0].shape, context.result_types[0].shape
+            halo = Halo.padded(sizes[dim], counts[dim], config[dim])
+            shard, reach = covered(shard, dim, halo, axes, context, None if zero else value)
+            config[dim] = (reach.low, reach.high, config[dim][2])
+    return bind(primitive, {**params, "padding_config": tuple(config)}, [shard, value])
+
+
 def slice_(primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext) -> list[Any]:
-    """Dims that are split are taken whole: their limit is the piece's size."""
-    limits = tuple(
-        n if axes else limit
-        for n, axes, limit in zip(
-            context.operand_shape(0), context.operand_layouts[0].dims, params["limit_indices"], strict=True
-        )
-    )
-    return bind(primitive, {**params, "limit_indices": limits}, operands)
+    """The elements of this device; of dims that are split and not taken whole some come from neighbours."""
+    (shard,) = operands
+    starts, limits = list(params["start_indices"]), list(params["limit_indices"])
+    strides = list(params["strides"] or (1,) * len(starts))
+    whole, counts = context.operand_types[0].shape, context.result_types[0].shape
+    for dim, axes in enumerate(context.operand_layouts[0].dims):
+        if not axes:
+            continue
+        if (starts[dim], limits[dim], strides[dim]) != (0, whole[dim], 1):
+            halo = Halo.taken(whole[dim], counts[dim], starts[dim], strides[dim])
+            shard, _ = covered(shard, dim, halo, axes, context)
+        starts[dim], limits[dim] = 0, shard.shape[dim]
+    given = {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
+    return bind(primitive, {**params, **given}, [shard])
 
 
 LOCALIZERS: Mapping[str, Localizer] = MappingProxyType(
-    {"broadcast_in_dim": broadcast_in_dim, "iota": iota, "reshape": reshape, "slice": slice_}
+    {"broadcast_in_dim": broadcast_in_dim, "iota": iota, "pad": pad, "reshape": reshape, "slice": slice_}
 )

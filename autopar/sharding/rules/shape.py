@@ -1,15 +1,18 @@
 """Rules of primitives that move elements: transpose, broadcast, slice, pad, concatenate and their kin.
 
-All are linear. A dim that the primitive treats element by element is a factor; any other is whole.
+All are linear. A dim that the primitive treats element by element is a factor; any other is whole, but for dims that
+are padded or cut: their shards get elements of their neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from autopar.ir import Literal, Operator, TensorType
 from autopar.sharding.factors import Dims, Factor, Rule, RuleFunction
+from autopar.sharding.halo import Halo
 from autopar.sharding.rules.elementwise import is_number
 
 
@@ -65,14 +68,23 @@ def iota(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule | None:
 
 
 def _kept(
-    op: Operator, operand_types: tuple[TensorType, ...], whole: frozenset[int], linear: tuple[tuple[int, ...], ...]
+    op: Operator,
+    operand_types: tuple[TensorType, ...],
+    whole: frozenset[int],
+    linear: tuple[tuple[int, ...], ...],
+    halos: Mapping[int, Halo] = MappingProxyType({}),
 ) -> Rule:
-    """Tensors of the first operand's rank have its dims as factors, but for those in ``whole``; others are whole."""
+    """Tensors of the first operand's rank have its dims as factors, but for those in ``whole``; others are whole.
+
+    ``halos``: by dim what its shards need of their neighbours; of numbers and truth values only.
+    """
     first = operand_types[0]
+    if is_number(first.dtype) or first.dtype == "bool":
+        whole = whole - halos.keys()
     split = [d for d in range(first.rank) if d not in whole]
     labels: Dims = tuple(split.index(d) if d in split else None for d in range(first.rank))
     return Rule(
-        factors=tuple(Factor(first.shape[d]) for d in split),
+        factors=tuple(Factor(first.shape[d], halo=halos.get(d) if d not in whole else None) for d in split),
         operands=tuple(labels if t.rank == first.rank else (None,) * t.rank for t in operand_types),
         results=(labels,) * len(op.results),
         linear=linear,
@@ -86,25 +98,32 @@ def concatenate(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
 
 
 def pad(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
-    """Dims without padding. Linear in the array alone where the padding is a literal 0, else in both together."""
-    config = op.attr("padding_config")
+    """Every dim, padded ones with edges of neighbours: elements of the result lie on other shards than before.
+
+    Linear in the array alone where the padding is a literal 0, else in both together.
+    """
+    config: Any = op.attr("padding_config")
     if not isinstance(config, tuple):
         raise TypeError(f"padding_config of {op.id} is {config!r}")
     whole = frozenset(d for d, amounts in enumerate(config) if amounts != (0, 0, 0))
     value = op.operands[1]
     zero = isinstance(value, Literal) and value.is_zero
     # Labels go by rank, and an array of rank 0 has none to mistake the padding's for.
-    return _kept(op, operand_types, whole, _linear(operand_types[0], *((0,) if zero else (0, 1))))
+    sizes, counts = operand_types[0].shape, op.results[0].type.shape
+    halos = {d: Halo.padded(sizes[d], counts[d], config[d]) for d in whole}
+    return _kept(op, operand_types, whole, _linear(operand_types[0], *((0,) if zero else (0, 1))), halos)
 
 
 def slice_(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
-    """Dims that are taken whole, with stride 1."""
+    """Every dim, those that are not taken whole with edges of neighbours."""
     (type,) = operand_types
     starts, limits = op.ints("start_indices"), op.ints("limit_indices")
     strides = (1,) * type.rank if op.attr("strides") is None else op.ints("strides")
     taken = list(zip(starts, limits, strides, strict=True))
     whole = frozenset(d for d in range(type.rank) if taken[d] != (0, type.shape[d], 1))
-    return _kept(op, operand_types, whole, _linear(type))
+    counts = op.results[0].type.shape
+    halos = {d: Halo.taken(type.shape[d], counts[d], starts[d], strides[d]) for d in whole}
+    return _kept(op, operand_types, whole, _linear(type), halos)
 
 
 def rev(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:

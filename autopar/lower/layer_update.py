@@ -9,42 +9,22 @@ no pass needs a stack whole on a device, and it may lie in host memory (L2L, Pud
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
+from autopar._compat.dtypes import jax_dtype
 from autopar.frontend import BoundGraph, Traced
-from autopar.ir import Graph, Layout, Literal, Operator
-from autopar.ir.loops import Scan
-from autopar.ir.phases import phase_of
-from autopar.ir.primitives import is_generator
+from autopar.ir import Graph, Literal, Operator
+from autopar.ir.parts import separate_parts
+from autopar.lower.layer_rows import LayerRows, rows_of
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.parts import Recorder, part_of, run_whole
 from autopar.lower.microbatch.retrace import retraced
-from autopar.lower.split_layers import layer_count, run_on_shards
-from autopar.microbatch import pseudo_mesh
-from autopar.microbatch.base import split
-from autopar.microbatch.inside import zeros_of
-from autopar.microbatch.match import Match, local_match, match
-
-_STATE = ("parameter", "optimizer")
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Operators of the update that run layer by layer.
-
-    Args:
-        length: number of layers.
-        matches: by id of an operator, in running order, the layouts over layers in which it runs.
-        results: names of their results that leave the loop.
-    """
-
-    length: int
-    matches: Mapping[str, Match]
-    results: tuple[str, ...]
+from autopar.lower.split_layers import run_on_shards
+from autopar.microbatch.match import Match
 
 
 def updated_by_layer(traced: Traced) -> Traced:
@@ -53,113 +33,56 @@ def updated_by_layer(traced: Traced) -> Traced:
     Args:
         traced: a step.
     """
-    rows = _rows(traced.graph)
+    rows = rows_of(traced.graph)
     if not rows.results:
         return traced
-    return retraced(traced, lambda env, recorder: _run(traced.program, rows, env, recorder))
+    updated = retraced(traced, lambda env, recorder: _run(traced.program, rows, env, recorder))
+    graph = _with_the_loop_last(updated.graph, traced.graph, rows)
+    return replace(updated, program=replace(updated.program, graph=graph))
 
 
 def updates_by_layer(graph: Graph) -> bool:
     """Whether a step has an update that `updated_by_layer` changes."""
-    return bool(_rows(graph).results)
+    return bool(rows_of(graph).results)
 
 
-def _rows(graph: Graph) -> _Rows:
-    length = layer_count(graph)
-    matches = _independent(graph, length) if length > 1 else {}
-    stacks = {i.name for i in graph.inputs if i.role in _STATE and i.type.rank and i.type.shape[0] == length}
-    needed = {o.operand for o in graph.outputs if o.updates in stacks}
-    for op in reversed(graph.operators):
-        if op.id in matches and needed.intersection(v.name for v in op.results):
-            needed.update(op.reads)
-        else:
-            matches.pop(op.id, None)
-    outside = {o for op in graph.operators if op.id not in matches for o in op.reads}
-    for op in reversed(graph.operators):  # what is needed outside is computed there, and all that this needs
-        if op.id in matches and outside.intersection(v.name for v in op.results):
-            del matches[op.id]
-            outside.update(op.reads)
-    returned = {o.operand for o in graph.outputs if isinstance(o.operand, str)}
-    inside = (v.name for op in graph.operators if op.id in matches for v in op.results)
-    return _Rows(length, matches, tuple(name for name in inside if name in returned))
-
-
-def _independent(graph: Graph, length: int) -> dict[str, Match]:
-    """Operators of the update, with what they run on, that treat the layers of stacks independently."""
-    mesh, matches = pseudo_mesh(length), dict[str, Match]()
-    split_values = {
-        i.name: split(i.type.rank, 0)
-        for i in graph.inputs
-        if i.role in _STATE and i.type.rank and i.type.shape[0] == length
+def _with_the_loop_last(graph: Graph, before: Graph, rows: LayerRows) -> Graph:
+    """The step with its loop over layers behind all else, where no gradient waits: nothing reads what it makes."""
+    makers = graph.producers
+    loops = {
+        makers[new.operand].id
+        for new, old in zip(graph.outputs, before.outputs, strict=True)
+        if old.operand in rows.results and isinstance(new.operand, str)
     }
-    for op in graph.operators:
-        if op.primitive == "scan":
-            scan = Scan.of(op)
-            stacks = scan.split_results(op.results)[1] if scan.length == length else []
-            split_values.update((v.name, split(v.type.rank, 0)) for v in stacks)
-        elif phase_of(op.scope) == "update" and not op.regions and not op.effects and not is_generator(op):
-            types = graph.operand_types(op)
-            states = [None if isinstance(o, Literal) else split_values.get(o) for o in op.operands]
-            if not any(states):
-                continue
-            known = [
-                None if isinstance(o, Literal) else k or Layout.replicated(t.rank)
-                for o, k, t in zip(op.operands, states, types, strict=True)
-            ]
-            matched = match(op, types, known, zeros_of(graph, op), mesh)
-            if matched is not None and all(k == split(len(k.dims), 0) for k in matched.results):
-                matches[op.id] = matched
-                split_values.update((v.name, k) for v, k in zip(op.results, matched.results, strict=True))
-    _add_what_is_made_of_scalars(graph, matches, length)
-    order = {op.id: n for n, op in enumerate(graph.operators)}
-    return dict(sorted(matches.items(), key=lambda item: order[item[0]]))
+    return replace(graph, operators=tuple(sorted(graph.operators, key=lambda op: op.id in loops)))
 
 
-def _add_what_is_made_of_scalars(graph: Graph, matches: dict[str, Match], length: int) -> None:
-    """Adds broadcasts of scalars to stacks that only operators among ``matches`` read: each trip makes its slice."""
-    mesh, returned = pseudo_mesh(length), {o.operand for o in graph.outputs}
-    readers: dict[str, list[tuple[Operator, int]]] = {}
-    for op in graph.operators:
-        for n, o in enumerate(op.operands):
-            if isinstance(o, str):
-                readers.setdefault(o, []).append((op, n))
-    for op in graph.operators:
-        types = graph.operand_types(op)
-        if op.id in matches or len(op.results) != 1 or any(t.rank for t in types) or op.regions:
-            continue
-        (result,) = op.results
-        layout = split(result.type.rank, 0) if result.type.rank and result.type.shape[0] == length else None
-        taken = readers.get(result.name, [])
-        if layout is None or result.name in returned or not taken:
-            continue
-        if all(r.id in matches and matches[r.id].operands[n] == layout for r, n in taken):
-            matched = local_match(op, types, layout, mesh)
-            if matched is not None:
-                matches[op.id] = matched
-
-
-def _run(bound: BoundGraph, rows: _Rows, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+def _run(bound: BoundGraph, rows: LayerRows, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
     """Every value of the step that its outputs name."""
     graph = bound.graph
-    whole = [op.id for op in graph.operators if op.id not in rows.matches]
-    env = run_whole(part_of(bound, whole, graph.inputs, ()), env, recorder)
+    late = set(rows.totals)
+    for op in graph.operators:
+        if late.intersection(op.reads) and op.id in rows.whole:
+            late.update(v.name for v in op.results)
+    after = {op.id for op in graph.operators if late.intersection(op.reads)}
+    env = run_whole(part_of(bound, [id for id in rows.whole if id not in after], graph.inputs, ()), env, recorder)
+    if rows.totals:
+        env = _add_up(bound, rows, env, recorder)
+        env = run_whole(part_of(bound, [id for id in rows.whole if id in after], graph.inputs, ()), env, recorder)
     inside = [op for op in graph.operators if op.id in rows.matches]
-    inner = {v.name for op in inside for v in op.results}
-    taken = dict.fromkeys(
-        o
-        for op in inside
-        for o, k in zip(op.operands, rows.matches[op.id].operands, strict=True)
-        if isinstance(o, str) and o not in inner and k is not None and k.axes
-    )
+    taken = _taken(inside, rows.matches)
+    ordered = _one_parameter_after_the_other(graph, inside, taken)
 
     def body(carry: tuple[()], row: tuple[Any, Mapping[str, Any]]) -> tuple[tuple[()], list[Any]]:
-        number, slices = row
-        values = {**env, **{name: lax.expand_dims(a, (0,)) for name, a in slices.items()}}
-        for op in inside:
-            with recorder.around(op):
-                results = _apply(bound, op, rows, values, number)
-            values.update(zip((v.name for v in op.results), results, strict=True))
-        return (), [lax.squeeze(values[name], (0,)) for name in rows.results]
+        trip = _Trip(bound, rows.matches, rows.length, env, row, recorder)
+        rows_of_trip = {}
+        for op in ordered:
+            trip.run(op)
+            for v in op.results:
+                if v.name in rows.results:  # one array for what the loop makes and for its readers in the trip
+                    rows_of_trip[v.name] = lax.squeeze(trip.values[v.name], (0,))
+                    trip.values[v.name] = lax.expand_dims(rows_of_trip[v.name], (0,))
+        return (), [rows_of_trip[name] for name in rows.results]
 
     numbers = jnp.arange(rows.length, dtype=jnp.int32)
     _, stacks = lax.scan(body, (), (numbers, {name: env[name] for name in taken}))
@@ -167,7 +90,80 @@ def _run(bound: BoundGraph, rows: _Rows, env: dict[str, Any], recorder: Recorder
     return env
 
 
-def _apply(bound: BoundGraph, op: Operator, rows: _Rows, values: Mapping[str, Any], number: Any) -> Sequence[Any]:
-    """What an operator makes of the values of one layer."""
-    operands = [scalar(o) if isinstance(o, Literal) else values[o] for o in op.operands]
-    return run_on_shards(bound, op, rows.matches[op.id], operands, rows.length, number)
+def _add_up(bound: BoundGraph, rows: LayerRows, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+    """The values so far and the sums over layers, in a loop of their own."""
+    inside = [op for op in bound.graph.operators if op.id in rows.terms]
+    taken = _taken(inside, rows.terms)
+    ordered = _one_parameter_after_the_other(bound.graph, inside, taken)
+
+    def body(sums: list[Any], row: tuple[Any, Mapping[str, Any]]) -> tuple[list[Any], None]:
+        trip = _Trip(bound, rows.terms, rows.length, env, row, recorder)
+        added = dict(zip(rows.totals, sums, strict=True))
+        for op in ordered:
+            trip.run(op)
+            with recorder.around(op):
+                added.update((v.name, added[v.name] + trip.values[v.name]) for v in op.results if v.name in added)
+        return [added[name] for name in rows.totals], None
+
+    types = [bound.graph.types[name] for name in rows.totals]
+    zeros = [jnp.zeros(t.shape, jax_dtype(t.dtype)) for t in types]
+    numbers = jnp.arange(rows.length, dtype=jnp.int32)
+    totals, _ = lax.scan(body, zeros, (numbers, {name: env[name] for name in taken}))
+    return {**env, **dict(zip(rows.totals, totals, strict=True))}
+
+
+class _Trip:
+    """A trip of a loop over layers as it is traced: slices become arrays of one layer when they are first read."""
+
+    def __init__(
+        self,
+        bound: BoundGraph,
+        matches: Mapping[str, Match],
+        length: int,
+        whole: Mapping[str, Any],
+        row: tuple[Any, Mapping[str, Any]],
+        recorder: Recorder,
+    ) -> None:
+        self.bound, self.matches, self.length, self.recorder = bound, matches, length, recorder
+        self.number, self.slices = row
+        self.values = {name: a for name, a in whole.items() if name not in self.slices}
+
+    def run(self, op: Operator) -> None:
+        """Applies an operator to the values of one layer."""
+        fetched = [o for o in op.reads if o in self.slices and o not in self.values]
+        self.values.update((o, lax.expand_dims(self.slices[o], (0,))) for o in fetched)
+        operands = [scalar(o) if isinstance(o, Literal) else self.values[o] for o in op.operands]
+        with self.recorder.around(op):
+            results = run_on_shards(self.bound, op, self.matches[op.id], operands, self.length, self.number)
+        self.values.update(zip((v.name for v in op.results), results, strict=True))
+
+
+def _taken(inside: Sequence[Operator], matches: Mapping[str, Match]) -> tuple[str, ...]:
+    """Stacks that a loop takes in slices."""
+    inner = {v.name for op in inside for v in op.results}
+    return tuple(
+        dict.fromkeys(
+            o
+            for op in inside
+            for o, k in zip(op.operands, matches[op.id].operands, strict=True)
+            if isinstance(o, str) and o not in inner and k is not None and k.axes
+        )
+    )
+
+
+def _one_parameter_after_the_other(
+    graph: Graph, operators: Sequence[Operator], stacks: Sequence[str]
+) -> tuple[Operator, ...]:
+    """Operators of a trip: what no parameter decides first, then parameter by parameter, the largest slices last.
+
+    So slices of one parameter are fetched while others are not, or not any more.
+    """
+    parts = separate_parts(operators, stacks)
+    inside = {op.id for part in parts for op in part}
+
+    def size(part: tuple[Operator, ...]) -> int:
+        read = dict.fromkeys(o for op in part for o in op.reads)
+        return sum(graph.types[name].nbytes for name in read if name in stacks)
+
+    first = [op for op in operators if op.id not in inside]
+    return (*first, *(op for part in sorted(parts, key=size) for op in part))

@@ -88,15 +88,35 @@ def test_slices_on_the_way_are_in_the_memory(devices, slices):
     assert json.loads(plan.to_json())["plan"]["stages"][0]["slices_ahead"] == int(devices > 1)
 
 
-def test_gradients_that_a_norm_reads_whole_are_said_to_stay():
+def test_a_global_norm_is_added_up_layer_by_layer():
+    """Gradients of stacks go to the host in the backward pass, and come twice: for the norm, and for the update."""
+    bandwidth = 1e6
+    plans = {}
+    for layers, norm in ((12, None), (12, 0.5), (48, 0.5)):
+        step, args = build(layers, norm=norm)
+        cluster = one_device(bandwidth, launch_s=0.0)
+        plans[layers, norm] = parallelize(step, cluster=cluster, offload="layers", **OPTIONS).plan(*args)
+    free, clipped, deep = plans.values()
+    assert not clipped.content.notes
+    assert clipped.peak_memory == deep.peak_memory < 1.05 * free.peak_memory
+    gradients = 2 * 12 * 16 * 64 * 4
+    assert clipped.stages[0].host_time - free.stages[0].host_time == pytest.approx(gradients / bandwidth)
+    assert clipped.stages[0].host_bytes == free.stages[0].host_bytes
+
+
+def test_gradients_that_an_update_reads_whole_are_said_to_stay():
     cluster, layers = one_device(25e9), 12
-    free, clipped = (build(layers, norm=norm) for norm in (None, 0.5))
-    plans = [parallelize(s, cluster=cluster, offload="layers", **OPTIONS).plan(*args) for s, args in (free, clipped)]
+    step, args = build(layers)
+
+    def reporting(state, x):
+        (params, first, second, count), out = step(state, x)
+        return (params, first, second, count), {**out, "largest": jnp.max(jnp.abs(first["layers"]["up"]))}
+
+    plans = [parallelize(s, cluster=cluster, offload="layers", **OPTIONS).plan(*args) for s in (step, reporting)]
     assert not plans[0].content.notes
     (note,) = plans[1].content.notes
-    gradients = 2 * layers * 16 * 64 * 4
-    assert note.startswith("98.3 kB of gradients of stacks stay on the devices") and "stacked.py" in note
-    assert plans[1].peak_memory - plans[0].peak_memory > 0.8 * gradients
+    assert note.startswith("49.2 kB of gradients of stacks stay on the devices")
+    assert plans[1].peak_memory > plans[0].peak_memory + layers * 16 * 64 * 4
 
 
 @pytest.mark.slow
@@ -146,7 +166,7 @@ def test_auto_takes_it_where_nothing_else_fits():
     step, args = build(32)
     wide = parallelize(step, cluster=cluster, offload="auto", **OPTIONS).plan(*args)
     assert not on_host(wide) and not wide.stages[0].layered_update
-    limit = wide.peak_memory // 4
+    limit = wide.peak_memory // 5
     with pytest.raises(InfeasiblePlanError):
         parallelize(step, cluster=cluster, memory_limit=limit, **OPTIONS).plan(*args)
     plan = parallelize(step, cluster=cluster, memory_limit=limit, offload="auto", **OPTIONS).plan(*args)
@@ -190,7 +210,7 @@ def test_what_mixes_layers_or_is_returned_as_well_is_computed_whole():
     plain, leaves = traced(reporting, args)
     layered = updated_by_layer(plain)
     loops = [op for op in layered.graph.operators if op.primitive == "scan" and phase_of(op.scope) != "backward"]
-    assert len(loops) == 2  # forward pass, update
+    assert len(loops) == 3  # forward pass, norm, update
     for a, b in zip(run(layered, leaves), jax.tree.leaves(jax.jit(reporting)(*args)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
     whole = {o for op in layered.graph.operators if op.primitive != "scan" for o in op.reads}

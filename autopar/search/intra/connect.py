@@ -113,7 +113,8 @@ def connect(b: Builder, value: ValueDraft) -> None:
     if value.source:
         _connect_input(b, value, outside)
         return
-    if len({u.node for u, _ in outside}) < 2 or value.made_there or (value.alias and value.hosted):
+    in_slices = value.trips > 1 or (value.alias and value.hosted)
+    if len({u.node for u, _ in outside}) < 2 or value.made_there or in_slices:
         _take_all(b, value, outside)
         return
     phases = sorted({u.phase for u, _ in outside}) if b.split_phases else [""]

@@ -4,7 +4,7 @@ Compilers of programs for several devices run such a loop one trip ahead of its 
 arrives while this one's is in use, and what a trip made leaves while the next trip computes (XLA's compiler for TPU
 peels a trip off at either end for that). So a stack that goes to the device takes a second slice there as long as the
 loop runs, and one that comes from there takes one until the trip makes its own. In programs for one device XLA fetches
-the slices of a trip in that trip, and writes what it makes over them.
+the slices of a trip in that trip, those of a parameter when its update begins, and what a trip made leaves at its end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from autopar.cluster import LogicalMesh
 from autopar.ir import Graph, Operator
 from autopar.ir.loops import Scan
+from autopar.ir.parts import separate_parts
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.draft import UsageDraft, ValueDraft
 from autopar.search.intra.memory import local_bytes
@@ -43,6 +44,7 @@ def add_slices_on_the_way(b: Builder, graph: Graph, op: Operator, prefix: str, b
         begin: when the loop begins.
     """
     if not trips_ahead(b.mesh):
+        _fetch_by_part(b, op, prefix)
         return
     loop, inner = Scan.of(op), f"{prefix}{op.id}/body/"
     for operand in op.operands[loop.num_whole :]:
@@ -54,6 +56,19 @@ def add_slices_on_the_way(b: Builder, graph: Graph, op: Operator, prefix: str, b
         stack = b.values[replaced.get(result.name, prefix + result.name)]
         if stack.trips > 1 and isinstance(output.operand, str):
             _hold(b, stack, begin, b.values[inner + output.operand].time)
+
+
+def _fetch_by_part(b: Builder, op: Operator, prefix: str) -> None:
+    """Moves the times at which slices of stacks in host memory come to where the trip begins with their part."""
+    loop, inner = Scan.of(op), f"{prefix}{op.id}/body/"
+    stacks = [b.values.get(prefix + o) if isinstance(o, str) else None for o in op.operands[loop.num_whole :]]
+    entries = loop.body.inputs[loop.num_whole :]
+    slices = {i.name for i, s in zip(entries, stacks, strict=True) if s is not None and s.trips > 1}
+    for part in separate_parts(loop.body.operators, slices):
+        values = [b.values[inner + o] for o in dict.fromkeys(o for op in part for o in op.reads) if o in slices]
+        first = min((u.time for v in values for u in v.uses), default=0)
+        for v in values:
+            v.time = max(v.time, first)
 
 
 def _hold(b: Builder, stack: ValueDraft, start: int, stop: int) -> None:

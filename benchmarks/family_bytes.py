@@ -220,19 +220,25 @@ def gradients_by_hand(params: Mapping[str, Any], form: str, rules: Rules) -> Hal
     return Halved(frozenset(frozenset(map(int, g)) for g in grid.T), frozenset(sizes))
 
 
-def by_hand(built: Built, form: str, rules: Rules) -> float:
-    """Bytes that a device sends in the program of a form."""
-    step, (state, batch) = built
+def shardings_by_hand(args: tuple[Any, Any], form: str, rules: Rules) -> tuple[Any, dict[str, NamedSharding]]:
+    """Shardings of a state and a batch in a form."""
+    state, batch = args
     mesh = jax.make_mesh(FORMS[form], ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 
     def lies(path: Any, leaf: Any) -> NamedSharding:
         name = str(getattr(path[-1], "key", ""))
         return NamedSharding(mesh, spec_of(name, leaf.shape, form, rules) if leaf.shape else P())
 
-    states = jax.tree_util.tree_map_with_path(lies, state)
     # Expert parallel: experts and examples along the same axis.
     examples = P(("x", "y")) if form == "expert" else P("x")
     batches = {k: NamedSharding(mesh, P() if k.startswith("fixed") else examples) for k in batch}
+    return jax.tree_util.tree_map_with_path(lies, state), batches
+
+
+def by_hand(built: Built, form: str, rules: Rules) -> float:
+    """Bytes that a device sends in the program of a form."""
+    step, (state, batch) = built
+    states, batches = shardings_by_hand((state, batch), form, rules)
     compiled = jax.jit(step, in_shardings=(states, batches), out_shardings=(states, None), donate_argnums=0)
     halved = gradients_by_hand(state[0], form, rules) if "fsdp" in form else None
     return sent_bytes(compiled.lower(state, batch).compile().as_text(), halved)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.fuzz.__main__ import Supervisor, _options, summary
-from tests.fuzz.check import apart, check, configs
+from tests.fuzz.check import PADDED_EVERY, apart, check, check_program, configs
 from tests.fuzz.generate import generate
 from tests.fuzz.operators import OPERATORS
 from tests.fuzz.program import Program, Statement, Type, arguments, load, source
@@ -35,6 +35,14 @@ def test_a_short_run(tmp_path):
         [*command, "--out", str(tmp_path), "--resume", "--seconds", "0"], cwd=ROOT, capture_output=True, text=True
     )
     assert f"{len(records)} programs" in more.stdout
+
+
+@pytest.mark.slow
+def test_some_programs_run_with_dims_padded_inside():
+    (plan,) = configs(PADDED_EVERY, 1)
+    with jax.enable_x64(True):
+        outcome = check_program(generate(301, PADDED_EVERY), (plan,))
+    assert outcome.kind == "ok" and "dims padded inside" in outcome.primitives
 
 
 @pytest.mark.slow

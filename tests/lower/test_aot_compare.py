@@ -60,6 +60,14 @@ def verification(rows) -> Verification:
     )
 
 
+def test_memory_is_no_more_than_the_peak_that_a_compiler_says() -> None:
+    """In `temporaries` of TPU programs what a loop writes into is counted more than once."""
+    assert CompiledMemory(60, 50, 30, 40).total == 100
+    assert CompiledMemory(60, 50, 30, 40, peak=90).total == 90
+    assert CompiledMemory(60, 50, 30, 40, peak=120).total == 100
+    assert CompiledMemory(60, 50, 30, 40, host=20, peak=90).total == 80
+
+
 def test_equal_collectives_are_joined_and_near_sizes_too() -> None:
     rows = join(
         (said("all-reduce", 1000, "y+x", 2), said("all-gather", 4000, "y", 1)),

@@ -81,7 +81,8 @@ class CompiledMemory(_Message, frozen=True):
     """Bytes a device that the compiler's buffer assignment has.
 
     ``alias`` is of outputs that reuse arguments; ``host`` of what lies in host memory and is counted all the same, as
-    XLA's compiler for CPUs does.
+    XLA's compiler for CPUs does. ``peak`` is what its compiler for TPUs says of the fullest moment, 0 of others: what
+    loops write into is in its ``temporaries`` more than once.
     """
 
     arguments: int
@@ -89,11 +90,13 @@ class CompiledMemory(_Message, frozen=True):
     temporaries: int
     alias: int
     host: int = 0
+    peak: int = 0
 
     @property
     def total(self) -> int:
-        """What the program needs at once: arguments, outputs that reuse none of them, temporaries."""
-        return self.arguments + self.outputs + self.temporaries - self.alias - self.host
+        """What the program needs at once: arguments, outputs that reuse none of them, temporaries; ``peak`` if less."""
+        held = self.arguments + self.outputs + self.temporaries - self.alias - self.host
+        return min(held, self.peak) if self.peak else held
 
 
 class CompiledSummary(_Message, frozen=True):

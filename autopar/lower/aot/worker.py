@@ -80,6 +80,7 @@ def compile_program(target: Target, request: ProgramRequest, program: bytes) -> 
             int(memory.temp_size_in_bytes),
             int(memory.alias_size_in_bytes),
             0 if memory.host_argument_size_in_bytes else request.host_bytes,
+            int(memory.peak_memory_in_bytes) if target.platform == "tpu" else 0,
         ),
         done.fusions,
         done.cycles,

@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.ir import Graph
 from autopar.ir.analysis import unread_effects
 from autopar.ir.loops import microbatch_loops
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
+from autopar.schedule import get
 from autopar.search.anytime import Converted, Incumbent, SearchEndedError
 from autopar.search.attention_blocks import block_scores, stage_block_scores
 from autopar.search.bound import Freedom, bounded
@@ -223,16 +224,46 @@ class Planner:
         return self._in_stages(bounded_above, step, counts, cached_with_stages(self.strategy, self.cache))
 
     def _on_whole_nodes(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, exposed: float) -> Plan:
-        """The plan of the first pair of stages and microbatches, by rising estimate, that fits a large cluster."""
+        """The plan of the first pair of stages and microbatches, by rising estimate, that fits a large cluster.
+
+        Interleaved stages come first where they are estimated faster by what makes idle time long.
+        """
         search, failures = cached_with_stages(self.strategy, self.cache), list[InfeasiblePlanError]()
-        ranked = ranked_on_whole_nodes(problem, step, counts, exposed)
-        for stages, count in ranked[: problem.policy.enumeration.most_planned_pairs]:
+        ranked, policy = ranked_on_whole_nodes(problem, step, counts, exposed), problem.policy
+        interleaved = ranked.chunked(1 - policy.schedules.long_idle_share)
+        if interleaved is not None and problem.options.schedule == "auto":
+            try:
+                return self._interleaved(problem, step, search, *interleaved)
+            except (InfeasiblePlanError, ScheduleError, MicrobatchError) as error:
+                problem.log(f"no interleaved stages: {error.fact}")
+        for _, stages, count in ranked.pairs[: policy.enumeration.most_planned_pairs]:
             subproblem = replace(problem.subproblem, tried_stages=(stages,))
             try:
                 return self._in_stages(replace(problem, subproblem=subproblem), step, [count], search)
             except InfeasiblePlanError as error:
                 failures.append(error)
         raise failures[0] if failures else not_faster(problem, problem.subproblem.cutoff_s, "no stages of whole nodes")
+
+    def _interleaved(
+        self,
+        problem: Problem,
+        step: StepSource,
+        search: Strategy,
+        workers: int,
+        count: int,
+        chunks: int,
+    ) -> Plan:
+        """The plan with ``chunks`` stages on each of ``workers``, in ``count`` microbatches.
+
+        Raises:
+            NotFasterError: it does not take less than the plan at hand.
+        """
+        schedule, cutoff_s = get("interleaved", chunks=chunks), problem.subproblem.cutoff_s
+        options = replace(problem.options, num_stages=workers * chunks, schedule=schedule)
+        plan = self._in_stages(replace(problem, options=options), step, [count], search)
+        if plan.step_time >= cutoff_s:
+            raise not_faster(problem, cutoff_s, "interleaved stages take as long")
+        return plan
 
     def branches(
         self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf

@@ -267,6 +267,8 @@ class SchedulePolicy:
             of 1F1B, none holds more.
         bubble_left: share of the bubble of 1F1B that weight gradients cannot fill (Qi et al., 2023: a third where a
             forward pass, a backward pass for inputs and one for weights take equally long).
+        ranked_chunks: stages on each worker of interleaved schedules that are ranked on more than 16 nodes: four have
+            a quarter of the bubble; more have launches and messages that layers are too few for.
         token_units: equal parts of a sequence of which slices of tokens have whole numbers.
     """
 
@@ -277,6 +279,7 @@ class SchedulePolicy:
     start_s: float = 2e-4
     most_activation_growth: float = 2.0
     bubble_left: float = 1 / 3
+    ranked_chunks: tuple[int, ...] = (4,)
     token_units: int = 32
 
 

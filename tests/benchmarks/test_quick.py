@@ -10,6 +10,7 @@ from benchmarks import (
     first_calls,
     growth,
     large,
+    llama3,
     memory_limit,
     overhead,
     pipelines,
@@ -151,3 +152,13 @@ def test_lines_are_drawn_where_their_points_are() -> None:
     assert up[0][0] == flat[0][0] and up[1][1] < flat[0][1] < up[0][1]  # y grows downwards
     texts = [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"a < b", "flat & long", "up", "100", "5"} <= set(texts)
+
+
+def test_the_free_plan_is_compared_with_published_degrees() -> None:
+    report = llama3.run(True, print)
+    assert [row["stages"] for row in report.rows[:2]] == [2, 4]
+    assert report.passed == llama3.met(list(report.rows))
+    slower = [{"step_s": 1.0}, {"step_s": 0.9}, {"step_s": 0.95}]
+    assert not llama3.met(slower) and llama3.met([*slower[:2], {"step_s": 0.9}])
+    assert not llama3.met([{"error": "does not fit"}, {"step_s": 0.9}])
+    assert 6 < llama3.published_s() < 6.5

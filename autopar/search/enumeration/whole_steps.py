@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from autopar.errors import MicrobatchError
@@ -27,6 +27,30 @@ from autopar.search.problem import Problem, not_faster
 from autopar.search.source import StepSource
 from autopar.solver import first_look, solve
 from autopar.solver.goal import Goal
+
+
+@dataclass(frozen=True)
+class RankedPairs:
+    """Pairs that are worth planning.
+
+    Args:
+        pairs: (seconds, stages, microbatches), one stage on each worker, by rising estimate.
+        interleaved: (seconds, workers, microbatches, stages on each worker), by rising estimate.
+    """
+
+    pairs: tuple[tuple[float, int, int], ...]
+    interleaved: tuple[tuple[float, int, int, int], ...] = ()
+
+    def chunked(self, share: float) -> tuple[int, int, int] | None:
+        """(workers, microbatches, stages on each worker) of the least estimate.
+
+        Args:
+            share: of the least estimate of ``pairs`` that it must be below; else, or where there is none, None.
+        """
+        if not self.interleaved or self.interleaved[0][0] >= share * self.pairs[0][0]:
+            return None
+        _, workers, count, chunks = self.interleaved[0]
+        return workers, count, chunks
 
 
 def stages_that_may_be_faster(
@@ -70,11 +94,13 @@ def stages_that_may_be_faster(
 
 def ranked_on_whole_nodes(
     problem: Problem, step: StepSource, counts: Sequence[int] | None, exposed: float = 1.0
-) -> list[tuple[int, int]]:
+) -> RankedPairs:
     """Pairs (stages, microbatches) by rising estimate, on a cluster where stages are whole nodes.
 
     The estimate of S stages in m microbatches is t / S as above with the bubble of 1F1B, (m + S - 1) / m. Schedules
-    with less of it hold more activations: with a third of it LLaMA 405B was planned a fifth slower. Numbers of stages
+    with less of it hold more activations: with a third of it LLaMA 405B was planned a fifth slower. So interleaved
+    stages, v on each worker, whose bubble is (m + (S - 1) / v) / m (Narayanan et al., 2021, section 2.2), are ranked
+    for themselves. Numbers of stages
     are compared in a middle number of microbatches, then the best of them in others. Pairs that would take as long as
     the plan at hand with what of the bubble weight gradients cannot fill are left out.
 
@@ -91,6 +117,7 @@ def ranked_on_whole_nodes(
     cutoff_s, left = problem.subproblem.cutoff_s, problem.policy.schedules.bubble_left
     possible = list(counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0])
     estimates: dict[tuple[int, int], float] = {}
+    interleaved: dict[tuple[int, int, int], float] = {}
 
     def estimate(stages: int, per_stage: int) -> None:
         count = max((n for n in possible if n <= per_stage * stages), default=min(possible))
@@ -104,16 +131,21 @@ def ranked_on_whole_nodes(
         seconds = min(islice(_by_mesh_s(problem, graph, count, stages, least_s), policy.ranked_meshes))
         if seconds < least_s:
             estimates[stages, count] = seconds * (count + stages - 1) / count
+            for chunks in problem.policy.schedules.ranked_chunks:
+                if count % stages == 0 and stages * chunks <= policy.most_stages:
+                    interleaved[stages, count, chunks] = seconds * (count + (stages - 1) / chunks) / count
 
     for stages in stages_of_whole_nodes(problem):
         estimate(stages, policy.middle_microbatches_per_stage)
     best = dict.fromkeys(stages for stages, _ in sorted(estimates, key=lambda pair: (estimates[pair], pair)))
-    for stages in list(best)[: policy.most_ranked_stages]:
+    least = min(interleaved, key=lambda key: (interleaved[key], key), default=())
+    for stages in dict.fromkeys((*list(best)[: policy.most_ranked_stages], *least[:1])):
         for per_stage in policy.other_microbatches_per_stage:
             estimate(stages, per_stage)
     if not estimates and cutoff_s < math.inf:
         raise not_faster(problem, cutoff_s, "stages of whole nodes take as long")
-    return sorted(estimates, key=lambda pair: (estimates[pair], pair))
+    pairs = sorted((seconds, *pair) for pair, seconds in estimates.items())
+    return RankedPairs(tuple(pairs), tuple(sorted((seconds, *key) for key, seconds in interleaved.items())))
 
 
 def _equal_stages_s(problem: Problem, graph: Graph, count: int, stages: int, cutoff_s: float) -> float:

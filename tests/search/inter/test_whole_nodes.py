@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import autopar
+from autopar.search.enumeration.whole_steps import RankedPairs
 from examples import llama
 
 
@@ -13,7 +14,7 @@ def planned(layers, nodes, **options):
     sizes = {"layers": layers, "hidden": 1024, "ffn": 2048, "heads": 16, "kv_heads": 16, "vocab": 512, "seq": 512}
     step, args = llama.build("tiny", abstract=True, batch=64, remat=True, **sizes)
     cluster = autopar.Cluster.load("dgx-h100", nodes=nodes)
-    return autopar.parallelize(step, cluster=cluster, donate_argnums=0, schedule="1f1b", **options).plan(*args)
+    return autopar.parallelize(step, cluster=cluster, donate_argnums=0, **{"schedule": "1f1b", **options}).plan(*args)
 
 
 @pytest.mark.slow
@@ -27,3 +28,11 @@ def test_the_ranked_pair_is_as_fast_as_those_that_are_named():
 def test_a_number_of_microbatches_that_is_given_is_taken():
     plan = planned(16, 32, num_microbatches=8)
     assert (plan.num_microbatches, plan.num_stages > 1) == (8, True)
+
+
+def test_interleaved_stages_are_planned_where_they_are_estimated_faster_by_far():
+    pairs = ((10.0, 64, 256), (11.0, 32, 128))
+    interleaved = ((8.9, 16, 16, 4), (9.5, 16, 64, 4))
+    assert RankedPairs(pairs, interleaved).chunked(0.9) == (16, 16, 4)
+    assert RankedPairs(pairs, interleaved).chunked(0.8) is None
+    assert RankedPairs(pairs).chunked(0.9) is None

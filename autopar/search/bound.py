@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,10 +17,12 @@ from autopar.ir.analysis import live, unread_effects
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ALIASES, is_fusible, is_generator, reads_fused
+from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.attention_blocks import block_scores
+from autopar.search.critical_path import CriticalPath, in_every_microbatch
 from autopar.search.problem import Problem
-from autopar.search.sure_work import sure_works
+from autopar.search.sure_work import SureWork, sure_works
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,17 @@ class Freedom:
         most_stages: stages that others have at most, workers of them at most as many; 0 where there are none.
         block_scores: scores of one head from which attention may run in blocks; 0 where it does not.
         updates_on_hosts: whether hosts may compute the update.
+        waits: whether, of several stages, those that take what others make wait for it in every step: with all of a
+            microbatch at once, and without what steps before have left.
+        most_microbatches: of plans of several stages; None for as many as there are examples.
     """
 
     one_stage: bool = True
     most_stages: int = 0
     block_scores: int = 0
     updates_on_hosts: bool = False
+    waits: bool = True
+    most_microbatches: int | None = None
 
     @staticmethod
     def of(problem: Problem) -> Freedom:
@@ -105,7 +112,28 @@ class Freedom:
             most_stages=several if asked is None else asked if asked > 1 else 0,
             block_scores=block_scores(problem),
             updates_on_hosts=o.offload in ("auto", "update"),
+            waits=not o.names_pipeline,
+            most_microbatches=o.num_microbatches,
         )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A bound that was computed.
+
+    Args:
+        graph, cost: of which.
+        seconds: the bound.
+    """
+
+    graph: Graph
+    cost: CostModel
+    seconds: float
+
+    @property
+    def entries(self) -> int:
+        """What a `Memo` counts."""
+        return 1
 
 
 def bounded(plan: Plan, problem: Problem, freedom: Freedom) -> Plan:
@@ -120,7 +148,12 @@ def bounded(plan: Plan, problem: Problem, freedom: Freedom) -> Plan:
         freedom: over which plans the bound holds.
     """
     search = plan.content.search
-    whole_s = min(work_bound_s(problem.graph, problem.cost_model, freedom), plan.step_time)
+    key, graph, cost = ("bound", id(problem.graph), freedom), problem.graph, problem.cost_model
+    known = problem.memo.get(key)
+    if not isinstance(known, _Known) or known.graph is not graph or known.cost != cost:
+        known = _Known(graph, cost, work_bound_s(graph, cost, freedom))
+        problem.memo.keep(key, known)
+    whole_s = min(known.seconds, plan.step_time)
     search = msgspec.structs.replace(search, lower_bound=whole_s, sharding_bound=search.lower_bound)
     return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
 
@@ -133,14 +166,16 @@ def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) 
 
         one stage           T >= sum over o of r t(o, D)
         S stages or fewer   T >= sum over o of r t(o, 1) / D   and   T >= sum over o of r t(o, D) / S
+                            and   T >= sum over any chain of o that wait for each other of t(o, D m)
 
     In one stage each device does a part of every operator, of a D-th at least, one after the other; m microbatches
     do it m times in parts that are m times smaller, and m t(o, m D) >= t(o, D), for time by the number of parts does
     not fall. In stages an operator runs on the k devices of one of them for t(o, k) or longer: k t(o, k) >= t(o, 1)
-    of D devices' T seconds each, and t(o, k) >= t(o, D) of S stages' T each. Where both are free the lesser holds.
-    What counts as an operator's work is sure in any plan (`sure_work`). Where devices differ the best of any is taken
-    for all. Communication, recomputation and waiting only add to it. Prices of other classes than `CostModel` may be
-    anything: of them nothing is known.
+    of D devices' T seconds each, and t(o, k) >= t(o, D) of S stages' T each. Of one of m microbatches or fewer the
+    operators of a chain run one after another, on whatever devices (`critical_path`): that is the bubble of few
+    microbatches. Where both are free the lesser holds. What counts as an operator's work is sure in any plan
+    (`sure_work`). Where devices differ the best of any is taken for all. Communication, recomputation and other waiting
+    only add to it. Prices of other classes than `CostModel` may be anything: of them nothing is known.
 
     Args:
         graph: the whole step; loops count each trip, a ``while`` one.
@@ -149,18 +184,34 @@ def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) 
     """
     if type(cost) is not CostModel:
         return 0.0
-    freedom = freedom or Freedom(most_stages=cost.cluster.num_devices)
-    runs: dict[LeastWork, float] = defaultdict(float)
-    for work in sure_works(graph, cost, freedom.block_scores):
-        if not (freedom.updates_on_hosts and work.phase == "update"):
-            runs[work.least] += work.runs
     devices = cost.cluster.num_devices
-    split_s = math.fsum(n * cost.least_s(work, devices) for work, n in runs.items())
+    freedom = freedom or Freedom(most_stages=devices)
+    works = [
+        work
+        for work in sure_works(graph, cost, freedom.block_scores)
+        if not (freedom.updates_on_hosts and work.phase == "update")
+    ]
+    runs: dict[LeastWork, float] = defaultdict(float)
+    for work in works:
+        runs[work.least] += work.runs
+    split_s = math.fsum(n * cost.least_s(least, devices) for least, n in runs.items())
     bounds = [split_s] if freedom.one_stage else []
     if freedom.most_stages:
-        whole_s = math.fsum(n * cost.least_s(work, 1) for work, n in runs.items())
-        bounds.append(max(whole_s / devices, split_s / freedom.most_stages))
+        whole_s = math.fsum(n * cost.least_s(least, 1) for least, n in runs.items()) / devices
+        bounds.append(max(whole_s, split_s / freedom.most_stages, _chain_s(graph, cost, works, freedom)))
     return min(bounds)
+
+
+def _chain_s(graph: Graph, cost: CostModel, works: Sequence[SureWork], freedom: Freedom) -> float:
+    """Seconds of the longest chain of operators of one microbatch; 0 where none wait for each other."""
+    if not freedom.waits:
+        return 0.0
+    count = freedom.most_microbatches or batch_size(graph) or 1
+    parts = cost.cluster.num_devices * count
+    least = {work: cost.least_s(work, parts) for work in {work.least for work in works}}
+    return CriticalPath({work.id: least[work.least] for work in works}).of_step(
+        graph, in_every_microbatch(graph, count)
+    )
 
 
 def works_of(graph: Graph, *, fused: bool = False) -> Iterator[OperatorWork]:

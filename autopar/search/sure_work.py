@@ -40,11 +40,13 @@ class SureWork:
         least: of one run.
         runs: in a step, at least.
         phase: that it is in.
+        id: of the operator, after those of the loops that it is in.
     """
 
     least: LeastWork
     runs: float
     phase: str
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class _Around:
         block_scores: scores of one head from which attention may run in blocks; 0 where it does not.
         solid_inputs: inputs that are more than constants.
         is_step: whether results of the graph are those of the step.
+        prefix: ids of the loops around it.
     """
 
     graph: Graph
@@ -68,6 +71,7 @@ class _Around:
     block_scores: int
     solid_inputs: Set[str]
     is_step: bool
+    prefix: str = ""
 
 
 def sure_works(graph: Graph, cost: CostModel, block_scores: int = 0) -> Iterator[SureWork]:
@@ -88,28 +92,28 @@ def _works(around: _Around) -> Iterator[SureWork]:
     cores = _cores(around)
     returned = {o.operand for o in graph.outputs} if around.is_step else set()
     stored = returned | _read_from_memory(needed, cost, cores)
-    solid, in_memory = set(around.solid_inputs), set(around.solid_inputs)
+    values = _Values({i.name: i.type.nbytes for i in graph.inputs if i.name in around.solid_inputs})
     reads = _StateReads({i.name: i.type for i in graph.inputs} if around.is_step else {})
     for op in needed:
         phase, types = phase_of(op.scope, around.enclosing), graph.operand_types(op)
-        depends = any(isinstance(o, str) and o in solid for o in op.operands)
-        if (depends or not is_fusible(op)) and not is_generator(op) and op.id not in cores:
-            names = {v.name for v in op.results if v.type.nbytes > CONSTANT_BYTES}
-            solid |= names
-            in_memory |= names if not is_fusible(op) else set()
+        values.note(op, types, spared=op.id in cores)
         if op.regions:
-            yield from _inside(around, op, phase, solid)
+            yield from _inside(around, op, phase, values.solid)
         elif not is_generator(op) and op.primitive not in ALIASES:
             reads.note(op, types)
-            least = _least(op, types, cost, in_memory, cores)
+            least = _least(op, types, cost, values, cores)
             if is_fusible(op):
                 names = {v.name for v in op.results}
-                if names.isdisjoint(stored) or not (depends or names & returned):
+                if names.isdisjoint(stored) or not (values.depends(op) or names & returned):
                     continue
-                more = reads.bytes_for(op) if names & returned and cost.fuses else 0.0
+                more = 0.0
+                if cost.fuses and names & returned and phase == "update":
+                    more = reads.bytes_for(op)
+                elif cost.fuses and not cost.fuses_products and phase != "update":
+                    more = values.read_bytes(op)
                 least = replace(least, bytes=least.bytes + more)
             if least.flops or least.bytes:
-                yield SureWork(least, around.runs, phase)
+                yield SureWork(least, around.runs, phase, around.prefix + op.id)
 
 
 def _inside(around: _Around, op: Operator, phase: str, solid: Set[str]) -> Iterator[SureWork]:
@@ -122,7 +126,7 @@ def _inside(around: _Around, op: Operator, phase: str, solid: Set[str]) -> Itera
         pairs = zip(body.inputs, op.operands, strict=True)
         inputs = {i.name for i, o in pairs if o in solid and i.type.nbytes > CONSTANT_BYTES}
     inner = replace(around, graph=body, runs=runs, enclosing=phase, solid_inputs=inputs, is_step=False)
-    yield from _works(inner)
+    yield from _works(replace(inner, prefix=f"{around.prefix}{op.id}/"))
 
 
 def _cores(around: _Around) -> Collection[str]:
@@ -144,7 +148,7 @@ def _read_from_memory(needed: Sequence[Operator], cost: CostModel, cores: Collec
 
 
 def _least(
-    op: Operator, types: Sequence[TensorType], cost: CostModel, in_memory: Set[str], cores: Collection[str]
+    op: Operator, types: Sequence[TensorType], cost: CostModel, values: _Values, cores: Collection[str]
 ) -> LeastWork:
     """The work of one run of an operator that goes by memory.
 
@@ -152,7 +156,7 @@ def _least(
         op: the operator.
         types: of its operands.
         cost: says what compilers fuse.
-        in_memory: values that are in memory whatever is fused.
+        values: those before it.
         cores: operators that may be spared but for their products.
     """
     dtypes = tuple(sorted({t.dtype for t in types} | {v.type.dtype for v in op.results}))
@@ -167,11 +171,52 @@ def _least(
         return LeastWork(flops, operator_bytes(op, types), dtypes, kind_of(op, types), product)
     if not is_fusible(op) and not (cost.fuses and reads_fused(op)):
         return LeastWork(flops, operator_bytes(op, types), dtypes)
-    read = {o: t.nbytes for o, t in zip(op.operands, types, strict=True) if isinstance(o, str) and o in in_memory}
     results = sum(v.type.nbytes for v in op.results)
-    if cost.fuses and (is_fusible(op) or cost.fuses_products):  # read elsewhere, or by the kernel that made it
-        read = {}
-    return LeastWork(flops, float(results + sum(read.values())), dtypes)
+    if not cost.fuses:
+        read = {o: t.nbytes for o, t in zip(op.operands, types, strict=True) if o in values.in_memory}
+        return LeastWork(flops, float(results + sum(read.values())), dtypes)
+    # What elementwise operators read others may have read; on TPU a sum may be taken as its operand is made.
+    more = 0.0 if is_fusible(op) or cost.fuses_products else values.read_bytes(op)
+    return LeastWork(flops, results + more, dtypes)
+
+
+class _Values:
+    """What is known of the values of one graph, whatever is fused.
+
+    A kernel reads what it is computed from as far back as that lies in memory: of an elementwise chain of one size at
+    least the smallest value on the way. ``least_read`` has the bytes of it, by value.
+
+    Args:
+        inputs: bytes of the inputs that lie in memory.
+    """
+
+    def __init__(self, inputs: dict[str, int]) -> None:
+        self.solid = {n for n, nbytes in inputs.items() if nbytes > CONSTANT_BYTES}
+        self.in_memory = set(inputs)
+        self.least_read = dict(inputs)
+
+    def depends(self, op: Operator) -> bool:
+        """Whether more than constants decides the results of an operator."""
+        return not self.solid.isdisjoint(op.reads)
+
+    def read_bytes(self, op: Operator) -> float:
+        """Bytes that a kernel reads at least that ends in an operator."""
+        return float(max((self.least_read.get(o, 0) for o in op.reads), default=0))
+
+    def note(self, op: Operator, types: Sequence[TensorType], *, spared: bool) -> None:
+        """Notes the results of an operator; ``spared`` says that they may never be stored, nor made."""
+        if spared or is_generator(op):
+            return
+        if self.depends(op) or not is_fusible(op):
+            self.solid |= {v.name for v in op.results if v.type.nbytes > CONSTANT_BYTES}
+        for v in op.results:
+            if not is_fusible(op):
+                self.in_memory.add(v.name)
+                self.least_read[v.name] = v.type.nbytes
+                continue
+            pairs = zip(op.operands, types, strict=True)
+            of_its_size = [self.least_read.get(o, 0) for o, t in pairs if isinstance(o, str) and t.size == v.type.size]
+            self.least_read[v.name] = min(v.type.nbytes, max(of_its_size, default=0))
 
 
 class _StateReads:

@@ -14,7 +14,7 @@ from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Considered, Plan
 from autopar.plan.text import bytes_text
-from autopar.search.assemble import assemble
+from autopar.search.assemble import assemble, step_bound_s
 from autopar.search.built import built_for
 from autopar.search.clock import Clock
 from autopar.search.constraints import meshes_that_hold
@@ -337,7 +337,8 @@ def best_plan(
             )
             for a, s in zip(answers, shardings, strict=True)
         )
-        bound = min(a.solution.lower_bound for a in answers)
+        bounds = (step_bound_s(problem, a.sharding_problem, a.solution.lower_bound) for a in answers)
+        bound = min(math.inf if s is None else s for s in bounds)
     plan = assemble(
         problem,
         first.sharding_problem,

@@ -40,15 +40,14 @@ def assemble(
         sharding: what was chosen.
         strategy: name of the search.
         objective: seconds that the search minimized.
-        lower_bound: seconds proven for the objective, or None. The plan's is never above its step time: readers may
-            share a conversion that the objective counts for each.
+        lower_bound: seconds that no step is below (`step_bound_s`), or None. The plan's is never above its step time:
+            readers may share a conversion that the objective counts for each.
         considered: other options.
         clock: time of planning so far.
     """
     graph, cluster = problem.graph, problem.cluster
     stage = _stage(problem, sharding_problem, sharding)
-    least_s = _bound(problem, sharding_problem, lower_bound)
-    bound_s = None if least_s is None else min(least_s, stage.step_time)
+    bound_s = None if lower_bound is None else min(lower_bound, stage.step_time)
     content = PlanContent(
         program=graph.name,
         fingerprint=fingerprint(graph),
@@ -116,8 +115,8 @@ def _inputs(graph: Graph, sharding: Sharding) -> tuple[InputRecord, ...]:
     )
 
 
-def _bound(problem: Problem, sharding_problem: ShardingProblem, lower_bound: float | None) -> float | None:
-    """Seconds below which no step can be, from the least sum of computation and collectives.
+def step_bound_s(problem: Problem, sharding_problem: ShardingProblem, lower_bound: float | None) -> float | None:
+    """Seconds below which no step on one mesh can be, from the least sum of computation and collectives.
 
     Where they run in parallel with each other the longest of the resources takes its share of the sum or more, but for
     what joining collectives saves; and no step is shorter than what the fastest choices of all operators compute.
@@ -130,7 +129,7 @@ def _bound(problem: Problem, sharding_problem: ShardingProblem, lower_bound: flo
     if hides:
         return min(least_s, lower_bound)
     if not cost.overlaps:
-        return lower_bound * min(cost.exposed_share(of_state=s) for s in (False, True))
+        return max(0.0, lower_bound) * min(cost.exposed_share(of_state=s) for s in (False, True))
     links = {link_class(sharding_problem.mesh, axis) for axis, n in sharding_problem.mesh.axes if n > 1}
     if cost.stack.combine_bytes or cost.stack.gather_bytes:
         return least_s

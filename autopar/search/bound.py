@@ -88,8 +88,8 @@ class Freedom:
         most_stages: stages that others have at most, workers of them at most as many; 0 where there are none.
         block_scores: scores of one head from which attention may run in blocks; 0 where it does not.
         updates_on_hosts: whether hosts may compute the update.
-        waits: whether, of several stages, those that take what others make wait for it in every step: with all of a
-            microbatch at once, and without what steps before have left.
+        is_synchronous: whether, of several stages, those that take what others make wait for it in every step: for
+            all of a microbatch at once, with nothing that steps before have left.
         most_microbatches: of plans of several stages; None for as many as there are examples.
     """
 
@@ -97,7 +97,7 @@ class Freedom:
     most_stages: int = 0
     block_scores: int = 0
     updates_on_hosts: bool = False
-    waits: bool = True
+    is_synchronous: bool = True
     most_microbatches: int | None = None
 
     @staticmethod
@@ -112,13 +112,13 @@ class Freedom:
             most_stages=several if asked is None else asked if asked > 1 else 0,
             block_scores=block_scores(problem),
             updates_on_hosts=o.offload in ("auto", "update"),
-            waits=not o.names_pipeline,
+            is_synchronous=not o.names_pipeline,
             most_microbatches=o.num_microbatches,
         )
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KeptBound:
     """A bound that was computed.
 
     Args:
@@ -150,8 +150,8 @@ def bounded(plan: Plan, problem: Problem, freedom: Freedom) -> Plan:
     search = plan.content.search
     key, graph, cost = ("bound", id(problem.graph), freedom), problem.graph, problem.cost_model
     known = problem.memo.get(key)
-    if not isinstance(known, _Known) or known.graph is not graph or known.cost != cost:
-        known = _Known(graph, cost, work_bound_s(graph, cost, freedom))
+    if not isinstance(known, _KeptBound) or known.graph is not graph or known.cost != cost:
+        known = _KeptBound(graph, cost, work_bound_s(graph, cost, freedom))
         problem.memo.keep(key, known)
     whole_s = min(known.seconds, plan.step_time)
     search = msgspec.structs.replace(search, lower_bound=whole_s, sharding_bound=search.lower_bound)
@@ -204,7 +204,7 @@ def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) 
 
 def _chain_s(graph: Graph, cost: CostModel, works: Sequence[SureWork], freedom: Freedom) -> float:
     """Seconds of the longest chain of operators of one microbatch; 0 where none wait for each other."""
-    if not freedom.waits:
+    if not freedom.is_synchronous:
         return 0.0
     count = freedom.most_microbatches or batch_size(graph) or 1
     parts = cost.cluster.num_devices * count

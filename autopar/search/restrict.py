@@ -12,7 +12,7 @@ from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
 from autopar.ir import Input, Layout
 from autopar.plan import Considered, Plan
-from autopar.search.assemble import assemble
+from autopar.search.assemble import assemble, step_bound_s
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build, extract
 from autopar.search.intra.timeline import details_of
@@ -94,6 +94,7 @@ def restricted_plan(
     sharding_problem = replace(restricted.sharding_problem, notes=(*restricted.sharding_problem.notes, *notes))
     with clock.phase("extract"):
         sharding = extract(problem, sharding_problem, restricted.solution.choice)
-    objective, bound = restricted.solution.objective, restricted.solution.lower_bound
+    objective = restricted.solution.objective
+    bound = step_bound_s(problem, sharding_problem, restricted.solution.lower_bound)
     plan = assemble(problem, sharding_problem, sharding, name, objective, bound, tuple(considered), clock)
     return replace(plan, details=details_of(problem, sharding_problem, restricted.solution.choice, sharding))

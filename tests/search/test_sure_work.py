@@ -106,6 +106,15 @@ def test_no_plan_of_any_kind_is_below_it(kinds, width, batch, cluster):
     assert check_plans(kinds, width, batch, CLUSTERS[cluster], PLANS)
 
 
+@pytest.mark.parametrize("name", ["dgx-a100", "tpu-v5e"])
+def test_large_products_on_one_device_take_hardly_longer(name):
+    cluster = Cluster.load(name).part(0, 1)
+    fn, args = train_step(("tanh", "tanh"), 8192, 65536, 0.9)
+    parallel = autopar.parallelize(fn, cluster=cluster, donate_argnums=0, memory_limit=10**13)
+    step_s = parallel.plan(*args).step_time
+    assert 0.95 * step_s <= work_bound_s(graph_of(fn, *args), CostModel(cluster), Freedom()) <= step_s * (1 + 1e-9)
+
+
 @given(
     st.lists(st.tuples(st.floats(1, 1e9), st.floats(0.01, 1)), min_size=1, max_size=4, unique_by=lambda p: p[0]),
     st.floats(1, 1e10),
@@ -181,7 +190,7 @@ def test_steps_that_do_not_wait_have_no_chain():
     fn, args = train_step(("tanh",) * 4, 64, 16, 0.9)
     graph, cost = graph_of(fn, *args), CostModel(CLUSTERS["slow links"])
     waits = Freedom(one_stage=False, most_stages=10**6)
-    assert work_bound_s(graph, cost, replace(waits, waits=False)) < 0.7 * work_bound_s(graph, cost, waits)
+    assert work_bound_s(graph, cost, replace(waits, is_synchronous=False)) < 0.7 * work_bound_s(graph, cost, waits)
 
 
 def test_prices_of_another_class_have_no_bound():

@@ -1,14 +1,16 @@
 """Products in blocks next to the messages that bring operands or take sums on, inside ``jax.shard_map``.
 
-Blocks travel both ways around the ring, half of them each way, so that both directions of its links carry some.
-Messages are written down before the product that they run next to; nothing that a block computes is needed for them.
+Half of the blocks travel each way around the ring: on TPUs each direction is a link of its own, and the compiler puts
+messages next to products. XLA's compiler for GPUs joins products of one operand into one, which is ready when all
+messages are there, or puts all messages first; there blocks travel one way, in steps: one product and one message, and
+the next step waits for both.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -34,10 +36,18 @@ class Ring:
     Args:
         axes: mesh axes, in mesh order.
         context: where shards lie.
+        in_steps: one product and one message at a time, all blocks one way; else half of them each way.
     """
 
     axes: tuple[str, ...]
     context: LocalContext
+    in_steps: bool = False
+
+    @property
+    def reach(self) -> dict[int, int]:
+        """By way, ahead (1) or behind (-1), how many devices there send blocks to this one."""
+        ahead = self.size - 1 if self.in_steps else self.size // 2
+        return {1: ahead, -1: self.size - 1 - ahead}
 
     @property
     def size(self) -> int:
@@ -66,20 +76,29 @@ def gathered_product(how: CollectiveMatmul, ring: Ring, block: Any, other: Any, 
         product: multiplies blocks; of blocks that are added up in at least float32.
     """
     operand, size = OPERANDS.index(how.travels), block.shape[how.dim]
-    whole = jnp.zeros(_longer(block.shape, how.dim, ring.size), block.dtype)
-    result = None
-    for offset, arrived in _arriving(ring, block):
-        at = ring.at(offset)
-        whole = lax.dynamic_update_slice_in_dim(whole, arrived, at * size, how.dim)
-        factor = _sliced(how, ring, (other, other), at)[1 - operand]
-        part = product(arrived, factor) if operand == 0 else product(factor, arrived)
-        if how.result_dim < 0:
-            result = part if result is None else result + part
-            continue
-        if result is None:
-            result = jnp.zeros(_longer(part.shape, how.result_dim, ring.size), part.dtype)
-        result = lax.dynamic_update_slice_in_dim(result, part, at * part.shape[how.result_dim], how.result_dim)
+    whole = lax.empty(_longer(block.shape, how.dim, ring.size), block.dtype)
+    result, here = None, {1: block}
+    for k in range(ring.reach[1] + 1):
+        arriving = {way: ring.passed(here.get(way, block), way) for way, reach in ring.reach.items() if k < reach}
+        for way, arrived in here.items():
+            at = ring.at(k * way)
+            whole = lax.dynamic_update_slice_in_dim(whole, arrived, at * size, how.dim)
+            factor = _sliced(how, ring, (other, other), at)[1 - operand]
+            part = product(arrived, factor) if operand == 0 else product(factor, arrived)
+            result = _joined(how, ring, result, part, at)
+        here = arriving
+        if ring.in_steps and arriving:
+            here, result = lax.optimization_barrier((arriving, result))
     return result, whole
+
+
+def _joined(how: CollectiveMatmul, ring: Ring, result: Any, part: Any, at: Any) -> Any:
+    """The product so far with that of block ``at``: added, or in its place."""
+    if how.result_dim < 0:
+        return part if result is None else result + part
+    if result is None:
+        result = lax.empty(_longer(part.shape, how.result_dim, ring.size), part.dtype)
+    return lax.dynamic_update_slice_in_dim(result, part, at * part.shape[how.result_dim], how.result_dim)
 
 
 def scattered_product(how: CollectiveMatmul, ring: Ring, lhs: Any, rhs: Any, product: Product) -> Any:
@@ -92,35 +111,15 @@ def scattered_product(how: CollectiveMatmul, ring: Ring, lhs: Any, rhs: Any, pro
         rhs: right operand.
         product: multiplies blocks.
     """
-
-    def block(offset: int) -> Any:
-        return product(*_sliced(how, ring, (lhs, rhs), ring.at(offset)))
-
-    def added(total: Any, part: Any) -> Any:
-        return part if total is None else total + part
-
-    ahead = behind = None
-    for k in range(ring.size // 2, 0, -1):
-        ahead = ring.passed(added(ahead, block(k)), -1)
-        if k <= (ring.size - 1) // 2:
-            behind = ring.passed(added(behind, block(-k)), 1)
-    mine = added(ahead, block(0))
-    return mine if behind is None else mine + behind
-
-
-def _arriving(ring: Ring, block: Any) -> Iterator[tuple[int, Any]]:
-    """(offset, block of the device so many places on), its own first; the next are on their way when one is given."""
-    ahead = behind = block
-    arrived: list[tuple[int, Any]] = [(0, block)]
-    for k in range(1, ring.size // 2 + 1):
-        ahead = ring.passed(ahead, 1)
-        on_the_way = [(k, ahead)]
-        if k <= (ring.size - 1) // 2:
-            behind = ring.passed(behind, -1)
-            on_the_way.append((-k, behind))
-        yield from arrived
-        arrived = on_the_way
-    yield from arrived
+    sums: dict[int, Any] = {}
+    for k in range(ring.reach[1], 0, -1):
+        offsets = {way: k * way for way, reach in ring.reach.items() if k <= reach}
+        parts = {way: product(*_sliced(how, ring, (lhs, rhs), ring.at(n))) for way, n in offsets.items()}
+        if ring.in_steps:
+            lhs, parts, sums = lax.optimization_barrier((lhs, parts, sums))
+        sums = {way: ring.passed(sums[way] + part if way in sums else part, -way) for way, part in parts.items()}
+    mine = product(*_sliced(how, ring, (lhs, rhs), ring.at(0)))
+    return functools.reduce(lambda total, part: total + part, sums.values(), mine)
 
 
 def _sliced(how: CollectiveMatmul, ring: Ring, operands: tuple[Any, Any], at: Any) -> list[Any]:
@@ -145,6 +144,7 @@ class BlockProduct:
         context: where shards lie.
         names: axes of the mesh.
         apply: multiplies shards or blocks of them, into the dtype that is given, or that of the result.
+        in_steps: see `Ring`.
         result: of `gathered`, once the operand has been taken.
     """
 
@@ -152,6 +152,7 @@ class BlockProduct:
     context: LocalContext
     names: Sequence[str]
     apply: Callable[..., Any]
+    in_steps: bool = False
     result: Any = None
 
     def gathered(self, operand: int, other: Any) -> Callable[[ReshardStep, Any], Any]:
@@ -168,7 +169,7 @@ class BlockProduct:
                 return None
             wide = how.result_dim < 0 and _is_narrow(self._dtype)
             product = functools.partial(self.apply, dtype=jnp.dtype("float32")) if wide else self.apply
-            result, whole = gathered_product(how, Ring(how.axes, self.context), block, other, product)
+            result, whole = gathered_product(how, Ring(how.axes, self.context, self.in_steps), block, other, product)
             self.result = result.astype(self._dtype)
             return whole
 
@@ -181,7 +182,7 @@ class BlockProduct:
             how = scattered_matmul(self.op, self._ranks, step, self.names)
             if how is None or not lhs.size or not rhs.size:
                 return None
-            return scattered_product(how, Ring(how.axes, self.context), lhs, rhs, self.apply)
+            return scattered_product(how, Ring(how.axes, self.context, self.in_steps), lhs, rhs, self.apply)
 
         return Unmade(lambda: self.apply(lhs, rhs), scattered)
 

@@ -26,7 +26,7 @@ class Sharded:
     float32 operands, for XLA's CPU compiler has none of narrow ones; ``hosted`` names inputs that are in host memory
     until they are read; ``host_results`` are, by loop, the numbers of results that are there; ``on_host`` are ids of
     operators on hosts, ``skips_masked`` of attention that leaves scores out; ``matmuls`` says of which tensor of a
-    product blocks travel.
+    product blocks travel, ``in_steps`` that each message waits for a product.
     """
 
     operands: Mapping[str, tuple[Layout | None, ...]]
@@ -44,6 +44,7 @@ class Sharded:
     on_host: frozenset[str] = frozenset()
     skips_masked: frozenset[str] = frozenset()
     matmuls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    in_steps: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -191,7 +191,7 @@ class Interpreter:
         self, op: Operator, travels: str, env: Env, context: LocalContext, apply: Callable[..., Any]
     ) -> None:
         """A product in blocks next to a gather before it, or a scatter after it, where the value takes such a step."""
-        product = BlockProduct(op, context, self.sharded.tables.mesh.names, apply)
+        product = BlockProduct(op, context, self.sharded.tables.mesh.names, apply, self.sharded.in_steps)
         (result,), age = op.results, _age(env, op)
         types, wanted = context.operand_types, context.operand_layouts
         if travels == "result":

@@ -88,6 +88,7 @@ def sharded(plan: Plan, platform: str) -> Sharded:
         on_host=frozenset(r.id for r in content.operators if r.on_host),
         skips_masked=frozenset(r.id for r in content.operators if r.skips_masked),
         matmuls={r.id: r.collective_matmul for r in content.operators if r.collective_matmul},
+        in_steps=platform not in ("cpu", "tpu"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -109,3 +110,45 @@ def test_devices_that_do_not_compute_beside_messages_keep_collectives() -> None:
 def test_a_word_that_is_no_way_is_refused() -> None:
     with pytest.raises(AutoparError, match="collective_matmul='ring' is no way"):
         autopar.parallelize(perceptron, collective_matmul="ring")
+
+
+@pytest.mark.slow
+def test_a_transformer_with_tensor_and_sequence_parallelism() -> None:
+    """Two layers of attention and perceptrons, all gradients, with products in blocks."""
+
+    def step(p: Any, x: jax.Array) -> Any:
+        def layer(x: jax.Array, w: Any) -> jax.Array:
+            q, k, v = (jnp.einsum("btd,dhe->bthe", x, w[n]) for n in "qkv")
+            scores = jnp.einsum("bqhe,bkhe->bhqk", q, k) / 2
+            mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+            shares = jax.nn.softmax(jnp.where(mask, scores, -1e30))
+            x = x + jnp.einsum("bhqk,bkhe,hed->bqd", shares, v, w["o"])
+            return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+        def loss(p: Any) -> jax.Array:
+            return jnp.mean(jnp.square(functools.reduce(layer, p, x)))
+
+        return jax.value_and_grad(loss)(p)
+
+    shapes = {"q": (32, 8, 4), "k": (32, 8, 4), "v": (32, 8, 4), "o": (8, 4, 32), "up": (32, 64), "down": (64, 32)}
+    split = {"[qkv]": P(None, "m", None), "o": P("m", None, None), "up": P(None, "m"), "down": P("m", None)}
+    with jax.enable_x64(True):
+        p = [{n: drawn(*s, seed=i) for i, (n, s) in enumerate(shapes.items())} for _ in range(2)]
+        x = drawn(2, 64, 32, seed=9)
+        pins = {f"p[{i}]['{n}']": split["[qkv]" if n in "qkv" else n] for i in range(2) for n in shapes}
+        compiled = autopar.parallelize(
+            step,
+            cluster=toy(8),
+            num_stages=1,
+            num_microbatches=1,
+            mesh_shape=(8,),
+            collective_matmul="always",
+            attention="plain",
+            constraints={**pins, "x": P(None, "m", None)},
+            mesh_axes={"m": 8},
+        ).compile(p, x)
+        expected = jax.jit(step)(p, x)
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, 1e-10, 1e-10), compiled(p, x), expected)
+        forms = Counter(o.collective_matmul for o in compiled.plan.content.operators if o.collective_matmul)
+        assert sum(forms.values()) >= 2
+        assert any(kind == "collective-permute" for kind, _ in sent(compiled))

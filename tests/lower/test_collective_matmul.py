@@ -59,7 +59,7 @@ def spec(labels: str, label: str) -> PartitionSpec:
     return PartitionSpec(*("x" if c == label else None for c in labels))
 
 
-def block_product(op: Operator, types: tuple[TensorType, ...], devices: int) -> BlockProduct:
+def block_product(op: Operator, types: tuple[TensorType, ...], devices: int, *, in_steps: bool = False) -> BlockProduct:
     """The product of whole operands, made by `lax`."""
     result = op.results[0].type
     layouts = tuple(Layout.replicated(t.rank) for t in types)
@@ -69,7 +69,7 @@ def block_product(op: Operator, types: tuple[TensorType, ...], devices: int) -> 
     def apply(x: Any, y: Any, dtype: Any = None) -> Any:
         return lax.dot_general(x, y, numbers, preferred_element_type=dtype)
 
-    return BlockProduct(op, context, ("x",), apply)
+    return BlockProduct(op, context, ("x",), apply, in_steps)
 
 
 def drawn(*shape: int, seed: int) -> jax.Array:
@@ -83,9 +83,9 @@ def on_devices(devices: int, body: Any, in_specs: Any, out_specs: Any, *args: An
     return run.lower(*args).compile(compiler_options=QUICK)
 
 
-@settings(max_examples=8, deadline=None)
-@given(products(), st.sampled_from((0, 1)))
-def test_a_gathered_operand(product: Product, operand: int) -> None:
+@settings(max_examples=5, deadline=None)
+@given(products(), st.sampled_from((0, 1)), st.booleans())
+def test_a_gathered_operand(product: Product, operand: int, in_steps: bool) -> None:
     """The product, and the operand as a gather would leave it; n - 1 messages of a block each, and no gather."""
     lhs, rhs, sizes, devices, label = product
     labels = (lhs, rhs)
@@ -98,7 +98,7 @@ def test_a_gathered_operand(product: Product, operand: int) -> None:
         assert how is not None and (how.result_dim < 0) == (label == "k")
 
         def body(block: Any, other: Any) -> Any:
-            made = block_product(op, types, devices)
+            made = block_product(op, types, devices, in_steps=in_steps)
             whole = made.gathered(operand, other)(step, block)
             return made.result, whole
 
@@ -115,9 +115,9 @@ def test_a_gathered_operand(product: Product, operand: int) -> None:
         assert [c.full_bytes for c in sent] == [block_bytes] * (devices - 1)
 
 
-@settings(max_examples=8, deadline=None)
-@given(products())
-def test_a_sum_that_is_scattered(product: Product) -> None:
+@settings(max_examples=5, deadline=None)
+@given(products(), st.booleans())
+def test_a_sum_that_is_scattered(product: Product, in_steps: bool) -> None:
     """Each device's block of the sum of products of all devices; n - 1 messages of a block."""
     lhs, rhs, sizes, devices, label = product
     if label == "k":
@@ -129,7 +129,7 @@ def test_a_sum_that_is_scattered(product: Product) -> None:
         assert scattered_matmul(op, [t.rank for t in types], step, ("x",)) is not None
 
         def body(x: Any, y: Any) -> Any:
-            return block_product(op, types, devices).unmade(x[0], y[0]).scattered(step)
+            return block_product(op, types, devices, in_steps=in_steps).unmade(x[0], y[0]).scattered(step)
 
         x, y = (drawn(devices, *t.shape, seed=n) for n, t in enumerate(types))
         run = on_devices(devices, body, PartitionSpec("x"), spec(labels, label), x, y)

@@ -10,6 +10,7 @@ from autopar.transforms.delayed import Correction, Delayed, DelayedState, Predic
 from autopar.transforms.diloco import Diloco, DilocoState, Streaming, diloco, local_sgd
 from autopar.transforms.encoded import encoded, packed_masks
 from autopar.transforms.formats import FORMATS, Encoded, Format, mean_over_replicas
+from autopar.transforms.interchanged import interchanged
 from autopar.transforms.loss_scaling import LossScaled, ScaledState, loss_scaled
 from autopar.transforms.narrow_mean import narrow_mean
 from autopar.transforms.narrow_parameters import narrow_parameters
@@ -62,6 +63,7 @@ __all__ = [
     "diloco",
     "drawn_events",
     "encoded",
+    "interchanged",
     "local_sgd",
     "loss_scaled",
     "mean_over_replicas",

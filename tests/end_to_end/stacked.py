@@ -5,8 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from autopar.transforms import interchanged
 
-def build(layers, *, width=16, batch=8, dtype=jnp.float32, norm=None):
+
+def build(layers, *, width=16, batch=8, dtype=jnp.float32, norm=None, microbatches=1):
     """A residual network in ``jax.lax.scan``, its blocks checkpointed, with Adam written out.
 
     Args:
@@ -15,13 +17,15 @@ def build(layers, *, width=16, batch=8, dtype=jnp.float32, norm=None):
         batch: examples.
         dtype: of all arrays.
         norm: most that the gradients' global norm may be; None does not clip.
+        microbatches: into which each layer deals out the examples; 1 takes them at once.
     """
 
     def loss(params, x):
         def layer(y, own):
             return y + jnp.tanh(y @ own["up"]) @ own["down"], None
 
-        y, _ = jax.lax.scan(jax.checkpoint(layer), x @ params["in"], params["layers"])
+        block = jax.checkpoint(layer) if microbatches == 1 else interchanged(layer, microbatches)
+        y, _ = jax.lax.scan(block, x @ params["in"], params["layers"])
         return jnp.mean(y**2)
 
     def step(state, x):

@@ -45,6 +45,7 @@ class TracedStep:
         split_step: the function with stacks taken apart, where that is done already.
         without_flush: whether pipelines are cut for a schedule without a flush.
         shared: another plan of several stages with whose state the function is planned; None where it is not.
+        layered_steps: by groups and scores, the function with its stacks taken apart.
         forms: by number of microbatches, what is recomputed, what runs in blocks, whether layers are updated one at
             a time and what is padded, the function as one stage, with the ends of its layers.
     """
@@ -56,6 +57,7 @@ class TracedStep:
     split_step: SplitStep | None = None
     without_flush: bool = False
     shared: SharedState | None = None
+    layered_steps: dict[tuple[int, int], LayeredStep] = field(default_factory=dict)
     forms: dict[_Form, tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
 
     def single_stage(
@@ -90,6 +92,13 @@ class TracedStep:
     ) -> LayeredStep:
         """The step with stacks taken apart."""
         groups = group_count(layer_count(self.traced.graph), num_stages, most_groups, 1 if one_loop else 4)
+        key = groups, block_scores
+        if key not in self.layered_steps:
+            self.layered_steps[key] = self._layered(groups, block_scores)
+        return self.layered_steps[key]
+
+    def _layered(self, groups: int, block_scores: int) -> LayeredStep:
+        """The step with stacks in groups, and attention in blocks from so many scores on."""
         stages, placed = None, tuple[Constraint, ...]()
         if self.shared is not None:
             layers_split = self.shared.split(self.traced)

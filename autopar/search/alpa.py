@@ -69,6 +69,8 @@ def alpa(problem: Problem) -> Plan:
         NotFasterError: none takes less than ``cutoff_s`` of the sub-problem.
     """
     clock, known_s = Clock(), problem.subproblem.cutoff_s
+    if problem.policy.meshes.looks_only:
+        return _looked(problem, clock)
     looked = _all_looked_at(problem, clock)
     if problem.subproblem.ample_memory and not any(look.fits for look in looked):
         raise _too_little(problem)
@@ -130,6 +132,24 @@ def _all_looked_at(problem: Problem, clock: Clock) -> list[_Looked]:
             thread.shutdown(cancel_futures=True)
             raise
         return [looked[i].result() for i in range(len(meshes))]
+
+
+def _looked(problem: Problem, clock: Clock) -> Plan:
+    """The plan of what a look at each mesh finds within the memory limit; of a problem too small for one its answer."""
+    every = problem.cluster.logical_meshes(problem.options.mesh_shape)
+    answers = []
+    for mesh in meshes_that_hold(every, problem.graph, problem.options.constraints):
+        problem.checkpoint()
+        stated = _sharding_problem(problem, mesh, clock, split_phases=False)
+        if stated.broken:
+            answers.append(_left_out(_Looked(stated, None, math.inf)))
+            continue
+        with clock.phase("solve"):
+            look = first_look(stated.problem, Goal(problem.policy.overlap.gap)) or _solve(problem, stated.problem)
+        answers.append(MeshSolution(replace(stated, memory_bound=True), look))
+    plan = best_plan(problem, answers, "alpa", clock)
+    search = msgspec.structs.replace(plan.content.search, unlimited_s=plan.content.search.objective)
+    return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
 
 
 @dataclass

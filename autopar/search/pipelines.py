@@ -35,6 +35,7 @@ from autopar.search.enumeration.search_space import is_large, is_small
 from autopar.search.enumeration.shared_stages import shared_candidates
 from autopar.search.enumeration.side_by_side import side_by_side
 from autopar.search.enumeration.tiny_steps import all_slicings
+from autopar.search.first_pipeline import first_plan
 from autopar.search.parallel import SERIAL, WorkerPool, start_worker
 from autopar.search.plain_data import is_importable
 from autopar.search.problem import NotFasterError, Problem
@@ -207,13 +208,18 @@ def _of_few_slicings(search: _PipelineSearch, trials: Trials[_Trial, Plan]) -> l
     both_given = o.num_stages is not None and o.num_microbatches is not None
     # Of a small step all are kept, for the record; of others those alone that are faster than the ones before.
     seconds = None if is_small(problem) else _seconds
+    known_s = problem.subproblem.cutoff_s
+    first = first_plan(problem, search.source, search.intra, search.clock) if known_s == math.inf else None
+    cutoff_s = math.inf if first is None else first.step_time
     plans: list[Plan] = []
     for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
         worthwhile = _in_few_microbatches(search, candidates_of_round)
-        plans = trials.run(map(_Trial, worthwhile), seconds=seconds, ends=lambda _: both_given)
-        if plans:
+        plans = trials.run(map(_Trial, worthwhile), seconds=seconds, cutoff_s=cutoff_s, ends=lambda _: both_given)
+        if plans or (first is not None and trials.not_faster is not None):
             break
-    if not plans or o.num_microbatches is not None:
+    if not plans:
+        return [] if first is None else [first]
+    if o.num_microbatches is not None:
         return plans
     if not is_small(problem):
         return plans + _of_the_same_slicing(search, trials, min(plans, key=_seconds))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -30,10 +31,11 @@ from autopar.search.attention_blocks import block_scores, stage_block_scores
 from autopar.search.bound import Freedom, bounded
 from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
 from autopar.search.enumeration.candidates import schedule_of
-from autopar.search.enumeration.forms import ONE_STAGE, Form, Tried, forms, forms_on_workers
+from autopar.search.enumeration.forms import EVEN_STAGES, ONE_STAGE, Form, Tried, forms, forms_on_workers
 from autopar.search.enumeration.reach import may_be_faster, may_overlap
-from autopar.search.enumeration.search_space import is_large
+from autopar.search.enumeration.search_space import is_large, stages_of_whole_nodes
 from autopar.search.enumeration.whole_steps import ranked_on_whole_nodes, stages_that_may_be_faster
+from autopar.search.first_pipeline import first_pipeline
 from autopar.search.one_stage import OneStage, first_configuration, in_blocks, one_stage, with_padding
 from autopar.search.padding import padding_notes, paddings_of
 from autopar.search.problem import NotFasterError, Problem, not_faster
@@ -101,6 +103,8 @@ class Planner:
                 break  # stages would leave the prints out
             if form == ONE_STAGE and tried.one_stage is not None and _is_best_of_one_stage(problem, tried.one_stage):
                 continue
+            if (form == EVEN_STAGES and tried.best is not None) or (form == ONE_STAGE and tried.one_stage_is_slower):
+                continue
             try:
                 plan = self._of_form(form, problem, step, counts, tried)
             except (InfeasiblePlanError, MicrobatchError) as error:
@@ -120,6 +124,8 @@ class Planner:
         if form.is_pipeline:
             scores = stage_block_scores(problem, tried.one_stage)
             staged = replace(problem, subproblem=replace(problem.subproblem, block_scores=scores))
+            if form == EVEN_STAGES:
+                return self.even(staged, step, counts)
             if form.has_branches:
                 return self.branches(staged, step, counts, tried.cutoff_s)
             return self.pipeline(staged, step, counts, tried.cutoff_s, tried.exposed)
@@ -265,6 +271,15 @@ class Planner:
             raise not_faster(problem, cutoff_s, "interleaved stages take as long")
         return plan
 
+    def even(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
+        """Even stages of as few whole nodes as may be, nothing of which is ranked; arguments, errors as of `plan`."""
+        stages = stages_of_whole_nodes(problem)[-1:]
+        if not stages:
+            raise InfeasiblePlanError(f"no stages of {problem.graph.name} are whole nodes of {problem.cluster.name}")
+        subproblem = replace(problem.subproblem, tried_stages=tuple(stages))
+        search = partial(first_pipeline, intra=cached(self.strategy, self.cache))
+        return self._in_stages(replace(problem, subproblem=subproblem), step, counts, search, one_loop=True)
+
     def branches(
         self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf
     ) -> Plan:
@@ -276,8 +291,15 @@ class Planner:
         free = replace(problem, subproblem=subproblem, options=replace(problem.options, num_stages=asked))
         return self._in_stages(free, step, counts, cached_with_branches(self.strategy, self.cache))
 
-    def _in_stages(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, search: Strategy) -> Plan:
-        """The plan of a search that cuts stages, of the step with stacks taken apart."""
+    def _in_stages(
+        self,
+        problem: Problem,
+        step: StepSource,
+        counts: Sequence[int] | None,
+        search: Strategy,
+        one_loop: bool = False,
+    ) -> Plan:
+        """The plan of a search that cuts stages, of the step with stacks taken apart, for one loop a stage if asked."""
         o, cluster = problem.options, problem.cluster
         problem.log(f"slicing {len(problem.graph.operators)} operators into stages for {cluster}")
         stages = o.num_stages or getattr(self.strategy, "num_stages", None)
@@ -285,8 +307,8 @@ class Planner:
             (stages,) = problem.subproblem.tried_stages
         most = problem.policy.enumeration
         groups = 2 * most.most_stages if is_large(problem) else most.most_stack_groups
-        scores = problem.subproblem.block_scores
-        layered = step.layered(stages, groups, one_loop=o.offload == "layers", block_scores=scores)
+        scores, loop = problem.subproblem.block_scores, one_loop or o.offload == "layers"
+        layered = step.layered(stages, groups, one_loop=loop, block_scores=scores)
         options = replace(
             o,
             donated=layered.donated,

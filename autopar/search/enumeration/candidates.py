@@ -29,7 +29,8 @@ class Candidate:
 
     ``layers`` has the layers inside the stages, for recomputation; where it is empty each stage is one layer.
     ``meshes`` has by stage the shape of the logical mesh that suits its layers best; empty where that is not known.
-    ``schedule`` is the only one that it is for; None takes that of the options.
+    ``schedule`` is the only one that it is for; None takes that of the options. ``shares_plans`` says that isomorphic
+    stages have one plan, which fits the stage with the most microbatches in flight, whatever others have room for.
     """
 
     count: int
@@ -39,6 +40,7 @@ class Candidate:
     layers: tuple[tuple[str, ...], ...] = ()
     meshes: tuple[tuple[int, ...], ...] = ()
     schedule: Schedule | None = None
+    shares_plans: bool = False
 
 
 def schedule_of(problem: Problem) -> Schedule:

@@ -12,8 +12,9 @@ from autopar.ir.analysis import unread_effects
 from autopar.plan import Plan
 from autopar.schedule import factory_named
 from autopar.schedule.branches import Branches
+from autopar.search.enumeration.search_space import is_large
 from autopar.search.enumeration.side_by_side import has_branches
-from autopar.search.problem import Problem
+from autopar.search.problem import NotFasterError, Problem
 
 
 @dataclass(frozen=True)
@@ -24,24 +25,28 @@ class Form:
         is_pipeline: whether it has several stages.
         ample_memory: whether, of one stage, only the first configuration is planned, and only where memory is ample.
         has_branches: whether its stages are independent branches side by side.
+        is_even: whether its stages are even and nothing is compared, for a plan within seconds.
     """
 
     is_pipeline: bool
     ample_memory: bool = False
     has_branches: bool = False
+    is_even: bool = False
 
 
 ONE_STAGE = Form(is_pipeline=False)
 AMPLE_STAGE = Form(is_pipeline=False, ample_memory=True)
 PIPELINES = Form(is_pipeline=True)
 BRANCHES = Form(is_pipeline=True, has_branches=True)
+EVEN_STAGES = Form(is_pipeline=True, is_even=True)
 
 
 def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tuple[Form, ...]:
     """The forms that are planned, in order.
 
     Inside a node one stage is the likelier answer, and pipelines are tried where they may be faster. Between nodes
-    a pipeline is, unless one stage has ample memory: else it takes longer to plan without a plan to beat.
+    a pipeline is, unless one stage has ample memory: else it takes longer to plan without a plan to beat. Even stages
+    come first on many nodes, whose meshes take longer to look at, and on a large cluster where memory is not ample.
     A mesh that is asked for and has all devices is the mesh of one stage. Where the number of stages and the schedule
     are free, independent branches of the step are put side by side on parts of the devices, last. Stages run what
     outputs need: a step that prints has several where they are asked for, or one does not fit.
@@ -67,7 +72,10 @@ def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tupl
         return (ONE_STAGE,)
     branches = (BRANCHES,) if schedule == "auto" and has_branches(problem) else ()
     if schedule == "auto" and problem.cluster.num_nodes > 1:
-        return (AMPLE_STAGE, PIPELINES, ONE_STAGE, *branches)
+        even = (EVEN_STAGES,) if is_large(problem) and not cuts_stages else ()
+        if problem.cluster.num_nodes > problem.policy.sizes.many_nodes:
+            return (*even, AMPLE_STAGE, PIPELINES, ONE_STAGE, *branches)
+        return (AMPLE_STAGE, *even, PIPELINES, ONE_STAGE, *branches)
     return (ONE_STAGE, PIPELINES, *branches)
 
 
@@ -102,11 +110,13 @@ class Tried:
         best: the fastest plan; None before there is one.
         one_stage: the last plan of one stage; None before there is one.
         failures: why forms have no plan, that of one stage first.
+        one_stage_is_slower: whether one stage takes longer than the best plan, however much memory there is.
     """
 
     best: Plan | None = None
     one_stage: Plan | None = None
     failures: tuple[InfeasiblePlanError | MicrobatchError, ...] = ()
+    one_stage_is_slower: bool = False
 
     @property
     def cutoff_s(self) -> float:
@@ -115,9 +125,13 @@ class Tried:
 
     @property
     def exposed(self) -> float:
-        """Part of the seconds of computing and sending that the plan of one stage does not hide; 1 without one."""
-        objective_s = None if self.one_stage is None else self.one_stage.search.objective
-        return min(1.0, self.one_stage.step_time / objective_s) if self.one_stage and objective_s else 1.0
+        """Part of the seconds of computing and sending that the plan of one stage does not hide; 1 without one.
+
+        Without a plan of one stage it is that of the stage of the best plan that hides most.
+        """
+        stages = () if self.best is None else self.best.content.parts
+        contents = stages if self.one_stage is None else (self.one_stage.content,)
+        return min((1.0, *(c.step_time / c.search.objective for c in contents if c.search.objective)))
 
     def planned(self, form: Form, plan: Plan, least_gain: float) -> Tried:
         """With the plan of a form.
@@ -125,13 +139,14 @@ class Tried:
         Args:
             form: of the plan.
             plan: what was planned.
-            least_gain: share of the best plan's seconds that pipelines must save to be taken.
+            least_gain: share of the seconds of a plan of one stage that pipelines must save to be taken.
         """
-        below_s = self.cutoff_s * (1 - least_gain if form.is_pipeline else 1)
-        best = plan if self.best is None or plan.step_time < below_s else self.best
+        gains = form.is_pipeline and self.best is not None and self.best.num_stages == 1
+        best = plan if self.best is None or plan.step_time < self.cutoff_s * (1 - gains * least_gain) else self.best
         return replace(self, best=best, one_stage=self.one_stage if form.is_pipeline else plan)
 
     def failed(self, form: Form, error: InfeasiblePlanError | MicrobatchError) -> Tried:
         """With the failure of a form."""
         failures = (*self.failures, error) if form.is_pipeline else (error, *self.failures)
-        return replace(self, failures=failures)
+        slower = form == AMPLE_STAGE and isinstance(error, NotFasterError)
+        return replace(self, failures=failures, one_stage_is_slower=self.one_stage_is_slower or slower)

@@ -66,7 +66,9 @@ def plan_candidate(
     source = source.with_stages_after(table.after)
     sliced = source.slice(candidate.count, candidate.members)
     check_ends(problem.graph, sliced, table)
-    shared = StagePlanner(intra, candidate.meshes, pool, {} if cache is None else cache)
+    shared = StagePlanner(
+        intra, candidate.meshes, pool, {} if cache is None else cache, any_that_fits=candidate.shares_plans
+    )
     pipeline = ScheduledStages(problem, source, sliced, candidate.members, candidate.layers, table)
     parts = _planned_stages(pipeline, candidate, shared, busy or BusyStages(), cutoff_s)
     if not fits(problem, sliced, parts, table):  # each stage does, and some worker has several
@@ -85,7 +87,8 @@ def _planned_stages(
 ) -> list[PlanContent]:
     """The plan of every stage, on its devices. NotFasterError where the pipeline takes ``cutoff_s`` or more."""
     # With the fewest microbatches in flight first: what is best there is best for isomorphic stages that it fits too.
-    order = sorted(range(len(candidate.members)), key=lambda i: (in_flight(pipeline.table, i), i))
+    sign = -1 if candidate.shares_plans else 1
+    order = sorted(range(len(candidate.members)), key=lambda i: (sign * in_flight(pipeline.table, i), i))
     keys = {}
     if cutoff_s < math.inf and not pipeline.table.after:
         cluster, count = pipeline.problem.cluster, candidate.count

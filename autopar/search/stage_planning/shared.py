@@ -51,6 +51,7 @@ class StagePlanner:
         cache: plans by what they are of.
         submitted: stages whose plans are submitted to the pool.
         slower: by what they are of, stages that take longer than a plan at hand.
+        any_that_fits: whether the plan of an isomorphic stage is taken where it fits, though another might be faster.
     """
 
     intra: Callable[[Problem], Plan]
@@ -59,6 +60,7 @@ class StagePlanner:
     cache: StagePlanCache = field(default_factory=dict)
     submitted: list[tuple[Problem, Future[Plan]]] = field(default_factory=list)
     slower: dict[tuple[object, ...], list[_Slower]] = field(default_factory=dict)
+    any_that_fits: bool = False
 
     def submit(self, stage_problem: Problem) -> None:
         """Submits a stage to the pool, as it will be asked for."""
@@ -86,7 +88,8 @@ class StagePlanner:
         for k in cached:
             # What is the best within more, and needs no more than this, is the best within this.
             needed = k.content.peak_memory + extra_in_flight * k.content.stages[0].activation_bytes
-            if needed <= limit <= k.limit_bytes and extra_in_flight >= k.extra_in_flight:
+            is_best = limit <= k.limit_bytes and extra_in_flight >= k.extra_in_flight
+            if needed <= limit and (is_best or self.any_that_fits):
                 return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)
         cutoff_s = stage_problem.subproblem.cutoff_s
         for s in slower:

@@ -1,0 +1,123 @@
+"""The first pipeline of a large step: even stages on the mesh that is most like the machine, in what first fits.
+
+Nothing is ranked, priced or compared for it, so that a plan is known within seconds of the search's beginning, which
+others have to stay below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import msgspec
+
+from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
+from autopar.microbatch import batch_size
+from autopar.plan import Plan
+from autopar.search.clock import Clock
+from autopar.search.enumeration.candidates import (
+    Candidate,
+    fewest_blocks,
+    has_stage_a_worker,
+    schedule_for,
+    schedule_of,
+    table_for,
+)
+from autopar.search.enumeration.search_space import is_small, most_microbatches, stage_counts
+from autopar.search.partition.even import even_stages
+from autopar.search.partition.slicings import layers_of
+from autopar.search.problem import Problem
+from autopar.search.source import StageSource
+from autopar.search.stage_planning.candidate import plan_candidate
+
+
+def first_pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
+    """The first even pipeline that fits.
+
+    Args:
+        problem: what is planned; it has a source.
+        intra: plans one stage on its submesh.
+
+    Raises:
+        InfeasiblePlanError: none of those that are tried fits, or none is tried.
+    """
+    plan = None if problem.source is None else first_plan(problem, problem.source, intra, Clock())
+    if plan is None:
+        raise InfeasiblePlanError(f"no even stages of {problem.graph.name} fit {problem.cluster.name} at once")
+    return plan
+
+
+def first_plan(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan], clock: Clock) -> Plan | None:
+    """The first even pipeline that fits; None where none of those that are tried does.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+        intra: plans one stage on its submesh.
+        clock: takes the time.
+    """
+    if not may_be_even(problem):
+        return None
+    policy = problem.policy
+    hasty = replace(
+        policy,
+        stages=replace(policy.stages, negligible_cost=math.inf),
+        meshes=replace(policy.meshes, looks_only=True),
+    )
+    with clock.phase("first plan"):
+        for candidate in even_candidates(problem, source):
+            try:
+                plan = plan_candidate(replace(problem, policy=hasty), source, candidate, intra)
+            except (InfeasiblePlanError, ScheduleError):
+                continue
+            record = msgspec.structs.replace(plan.content.search, strategy="even stages")
+            return replace(plan, content=msgspec.structs.replace(plan.content, search=record))
+    return None
+
+
+def may_be_even(problem: Problem) -> bool:
+    """Whether a first pipeline is planned: of a large step whose number of stages or microbatches is free."""
+    o = problem.options
+    free = o.num_stages is None or o.num_microbatches is None
+    asked = o.schedule != "auto" or o.shared_stages is not None or o.names_pipeline
+    return free and not asked and len(problem.cluster.groups) == 1 and not is_small(problem)
+
+
+def even_candidates(problem: Problem, source: StageSource) -> Iterator[Candidate]:
+    """Even stages on equal submeshes: as many as there are nodes first, in many microbatches, which hold least.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+    """
+    schedule, cluster, policy = schedule_of(problem), problem.cluster, problem.policy.enumeration
+    counts = [s for s in stage_counts(problem, schedule) if cluster.num_devices % s == 0]
+    counts.sort(key=lambda s: (abs(math.log2(s / cluster.num_nodes)), -s))
+    for stages in counts[: policy.first_stage_counts]:
+        size = cluster.num_devices // stages
+        node = math.gcd(size, cluster.groups[0].devices_per_node)
+        count = problem.options.num_microbatches or _microbatches(problem, stages, size // node)
+        try:
+            microbatching = source.microbatches(count)
+            layers = layers_of(problem, source, count, stages, fewest_blocks(problem, stages))
+            here = schedule_for(problem, microbatching)
+            table = table_for(here, stages, microbatching)
+        except (MicrobatchError, ScheduleError):
+            continue
+        if len(layers.members) < stages or not has_stage_a_worker(table):
+            continue
+        shape = (size,) if size == node else (size // node, node)
+        placements = tuple((s * size, size) for s in range(stages))
+        members = even_stages(layers, stages)
+        yield Candidate(count, members, placements, math.inf, layers.members, (shape,) * stages, here, True)
+
+
+def _microbatches(problem: Problem, stages: int, replicas: int) -> int:
+    """As many microbatches as may be ranked, each of an example or more for every node of a stage.
+
+    Where that is less than is ranked for any number of stages, it is those: tokens are split as well.
+    """
+    policy, size = problem.policy.enumeration, batch_size(problem.graph) or 1
+    each = min(policy.most_ranked_per_stage * stages, size // replicas)
+    return most_microbatches(problem, max(each, policy.middle_microbatches_per_stage * stages))

@@ -1,0 +1,106 @@
+"""The first pipeline of a large step: even stages that fit, known before others are ranked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+import autopar
+from autopar.search.anytime import Incumbent
+from autopar.search.enumeration.forms import AMPLE_STAGE, EVEN_STAGES, PIPELINES, Tried, forms
+from autopar.search.policy import SearchPolicy, SizePolicy
+from autopar.search.problem import NotFasterError
+from examples import gpt, mlp
+from tests.search.problems import problem_of, toy, with_policy
+
+#: Every step is as a large one.
+LARGE = SearchPolicy(sizes=SizePolicy(tiny_operators=0, few_operators=0, small_operators=0))
+NODES = SearchPolicy(
+    sizes=SizePolicy(tiny_operators=0, few_operators=0, small_operators=0, large_nodes=2, many_nodes=2)
+)
+
+
+def planned(policy, devices=4, nodes=2, memory=150_000, **options):
+    fn, args = mlp.build(abstract=True, layers=4, hidden=64, batch=64)
+    cluster = toy(devices, nodes=nodes, bandwidth=1e7, memory=memory)
+    parallel = autopar.parallelize(fn, cluster=cluster, donate_argnums=0, **options)
+    return with_policy(parallel, policy).plan(*args)
+
+
+@pytest.fixture
+def offered(monkeypatch):
+    """Plans in the order in which they become known."""
+    plans = []
+    offer = Incumbent.offer
+
+    def note(self, plan):
+        plans.append(plan)
+        offer(self, plan)
+
+    monkeypatch.setattr(Incumbent, "offer", note)
+    return plans
+
+
+def test_without_time_even_stages_are_the_answer_and_with_it_nothing_slower(offered):
+    hasty = planned(LARGE, time_limit_s=0)
+    assert hasty.num_stages == 2 and len(offered) == 1
+    sizes = [len(stage.devices) for stage in hasty.stages]
+    assert sizes == [2, 2] and hasty.peak_memory <= 150_000
+    assert any("ended by its time limit" in note for note in hasty.notes)
+    offered.clear()
+    whole = planned(LARGE)
+    assert offered[0].step_time == hasty.step_time
+    assert whole.step_time <= hasty.step_time
+    assert whole.search.lower_bound <= whole.step_time
+
+
+def test_on_many_nodes_even_stages_come_before_one_stage(offered):
+    whole = planned(NODES, devices=8, nodes=4)
+    first = offered[0]
+    assert first.num_stages > 1 and {len(s.devices) for s in first.stages} == {8 // first.num_stages}
+    assert whole.step_time <= min(plan.step_time for plan in offered)
+
+
+def test_what_does_not_fit_is_left_to_the_search(offered):
+    fits = planned(LARGE)
+    tight = planned(LARGE, memory=int(0.8 * fits.peak_memory))
+    assert tight.peak_memory <= 0.8 * fits.peak_memory
+
+
+def test_an_even_pipeline_is_planned_as_often_as_its_stages_differ():
+    fn, args = gpt.build(abstract=True, layers=4, batch=16)
+    told: list[str] = []
+    cluster = toy(4, nodes=4, bandwidth=1e7, memory=6_000_000)
+    free = autopar.parallelize(fn, cluster=cluster, donate_argnums=0, progress=told.append, time_limit_s=0)
+    plan = with_policy(free, LARGE).plan(*args)
+    assert plan.num_stages == 4
+    assert 1 <= sum("planning stage" in line for line in told) <= 3
+
+
+def test_of_pipelines_the_faster_is_taken_however_little_it_saves():
+    plan = planned(LARGE)
+    faster = replace(plan, content=replace_step(plan.content, 0.999))
+    assert Tried(best=plan).planned(PIPELINES, faster, 0.5).best is faster
+    one = replace(plan, content=replace_step(plan.content, 1.0, plan.content.stages[:1]))
+    assert Tried(best=one, one_stage=one).planned(PIPELINES, faster, 0.5).best is one
+
+
+def test_one_stage_that_is_slower_whatever_the_memory_is_known():
+    slower = Tried().failed(AMPLE_STAGE, NotFasterError("slower"))
+    assert slower.one_stage_is_slower and not Tried().failed(PIPELINES, NotFasterError("slower")).one_stage_is_slower
+
+
+def test_even_stages_are_a_form_of_large_clusters_alone():
+    fn, args = mlp.build(abstract=True)
+    free = {"num_stages": None, "num_microbatches": None}
+    few, many = (problem_of(fn, args, toy(2 * n, nodes=n), **free) for n in (4, 128))
+    assert EVEN_STAGES not in forms(few, cuts_stages=False, tries_pipelines=True)
+    assert forms(many, cuts_stages=False, tries_pipelines=True)[0] == EVEN_STAGES
+    assert EVEN_STAGES not in forms(many, cuts_stages=True, tries_pipelines=True)
+
+
+def replace_step(content, factor, stages=None):
+    """Content of a plan whose step takes ``factor`` times as long."""
+    return msgspec.structs.replace(content, step_time=factor * content.step_time, stages=stages or content.stages)

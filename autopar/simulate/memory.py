@@ -8,7 +8,6 @@ takes the place of what passes, and counts where it is more.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -69,41 +68,71 @@ def memory_of_tasks(stages: Mapping[int, Stage], table: Table, worker: int) -> l
         table: the schedule.
         worker: its number.
     """
-    stages_here = {s: stages[s] for s in table.stages_of_worker(worker) if s in stages}
-    versions = {s: version_bytes(stage, table, s) for s, stage in stages_here.items()}
-    flying: Counter[int] = Counter()
-    put_off: Counter[int] = Counter()
-    done: Counter[int] = Counter()
+    here = {
+        s: _held_by(stages[s], version_bytes(stages[s], table, s))
+        for s in table.stages_of_worker(worker)
+        if s in stages
+    }
     accumulates = "weight" if table.splits_backward else "backward"
-
-    def in_flight_bytes(s: int, besides: int) -> int:
-        """Bytes that microbatches of a stage wait with, all but so many that run."""
-        others = max(0, flying[s] - besides)
-        here = min(others, 1 + IN_TRANSFER - besides) if stages_here[s].activations_offloaded else others
-        return (
-            here * stages_here[s].activation_bytes
-            + others * stages_here[s].received_bytes
-            + put_off[s] * stages_here[s].weight_stash_bytes
-        )
-
-    def between(without: int | None = None) -> int:
-        return sum(
-            lasting_bytes(stages_here[t]) + versions[t] + in_flight_bytes(t, 0) for t in stages_here if t != without
-        )
-
+    lasting = sum(held.lasting_bytes for held in here.values())
     tasks = []
     for task in table.rows[worker]:
-        s = task.stage
-        if s not in stages_here:
+        held = here.get(task.stage)
+        if held is None:
             continue
         # A microbatch in slices counts as a whole from its first slice on.
-        first = task.slice == 0
-        flying[s] += task.kind == "forward" and first
-        put_off[s] -= task.kind == "weight" and first  # of the one that runs it is among what passes
-        added = added_bytes(stages_here[s]) if task.kind == accumulates and done[s] else 0
-        during = running_bytes(stages_here[s]) + versions[s] + in_flight_bytes(s, 1) + added + between(s)
-        done[s] += task.kind == accumulates
-        flying[s] -= task.kind == accumulates and first
-        put_off[s] += task.kind == "backward" and table.splits_backward and first
-        tasks.append(TaskMemory(task, during, between()))
+        first, ends = task.slice == 0, task.kind == accumulates
+        held.flying += task.kind == "forward" and first
+        held.put_off -= task.kind == "weight" and first  # of the one that runs it is among what passes
+        added = held.added_bytes if ends and held.done else 0
+        during = held.running_bytes + held.in_flight_bytes(1) + added + lasting - held.lasting_bytes
+        if len(here) > 1:
+            during += sum(other.in_flight_bytes(0) for other in here.values() if other is not held)
+        held.done += ends
+        held.flying -= ends and first
+        held.put_off += task.kind == "backward" and table.splits_backward and first
+        after = lasting + sum(other.in_flight_bytes(0) for other in here.values())
+        tasks.append(TaskMemory(task, during, after))
     return tasks
+
+
+@dataclass(eq=False)
+class _Held:
+    """What a stage holds at a task of its worker's row.
+
+    Args:
+        lasting_bytes, running_bytes, added_bytes: as of the functions above, with versions of weights.
+        activation_bytes, received_bytes, stash_bytes: of a microbatch.
+        most_here: microbatches besides those that run whose activations are on the device; None for all.
+        flying, put_off, done: microbatches that are in flight, that wait for their weight gradients, that are done.
+    """
+
+    lasting_bytes: int
+    running_bytes: int
+    added_bytes: int
+    activation_bytes: int
+    received_bytes: int
+    stash_bytes: int
+    most_here: int | None
+    flying: int = 0
+    put_off: int = 0
+    done: int = 0
+
+    def in_flight_bytes(self, besides: int) -> int:
+        """Bytes that microbatches wait with, all but so many that run."""
+        others = max(0, self.flying - besides)
+        here = others if self.most_here is None else min(others, self.most_here - besides)
+        return here * self.activation_bytes + others * self.received_bytes + self.put_off * self.stash_bytes
+
+
+def _held_by(stage: Stage, versions: int) -> _Held:
+    """What a stage with so many bytes of older weights holds before a step."""
+    return _Held(
+        lasting_bytes(stage) + versions,
+        running_bytes(stage) + versions,
+        added_bytes(stage),
+        stage.activation_bytes,
+        stage.received_bytes,
+        stage.weight_stash_bytes,
+        1 + IN_TRANSFER if stage.activations_offloaded else None,
+    )

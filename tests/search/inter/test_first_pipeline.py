@@ -12,7 +12,7 @@ from autopar.search.anytime import Incumbent
 from autopar.search.enumeration.forms import AMPLE_STAGE, EVEN_STAGES, PIPELINES, Tried, forms
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.problem import NotFasterError
-from examples import gpt, mlp
+from examples import mlp
 from tests.search.problems import problem_of, toy, with_policy
 
 #: Every step is as a large one.
@@ -70,9 +70,9 @@ def test_what_does_not_fit_is_left_to_the_search(offered):
 
 
 def test_an_even_pipeline_is_planned_as_often_as_its_stages_differ():
-    fn, args = gpt.build(abstract=True, layers=4, batch=16)
+    fn, args = mlp.build(abstract=True, layers=8, hidden=64, batch=64)
     told: list[str] = []
-    cluster = toy(4, nodes=4, bandwidth=1e7, memory=6_000_000)
+    cluster = toy(4, nodes=4, bandwidth=1e7, memory=250_000)
     free = autopar.parallelize(fn, cluster=cluster, donate_argnums=0, progress=told.append, time_limit_s=0)
     plan = with_policy(free, LARGE).plan(*args)
     assert plan.num_stages == 4

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from autopar.errors import ScheduleError
-from autopar.schedule.table import KINDS, UNITS, Kind, Table, Task, marked_text, start_times
+from autopar.schedule.table import KINDS, Kind, Table, Task, marked_text
 
 
 def check_table(table: Table) -> Table:
@@ -113,7 +113,7 @@ def _check_one_worker(table: Table) -> None:
 
 
 def _check_order(table: Table) -> None:
-    starts = start_times(table, UNITS)
+    starts = table.unit_starts
     stuck = [(w, next((t for t in row if t not in starts), None)) for w, row in enumerate(table.rows)]
     blocked = [(w, t) for w, t in stuck if t is not None]
     if not blocked:

@@ -150,6 +150,11 @@ class Table:
         """The number of what a task contributes to accumulators, among the contributions of all microbatches."""
         return task.microbatch * self.num_slices + task.slice
 
+    @cached_property
+    def unit_starts(self) -> Mapping[Task, int]:
+        """When each task starts if all take one unit of time; see `start_times`."""
+        return MappingProxyType(start_times(self, UNITS))
+
     def __str__(self) -> str:
         return table_text(self)
 
@@ -184,7 +189,7 @@ def grid(table: Table) -> tuple[tuple[Task | None, ...], ...]:
 
     A table that cannot run has its tasks without the waiting between them.
     """
-    starts = start_times(table, UNITS)
+    starts = table.unit_starts
     if any(t not in starts for row in table.rows for t in row) or len(starts) != sum(map(len, table.rows)):
         return table.rows
     length = max(starts.values(), default=-1) + 1

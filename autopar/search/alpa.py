@@ -136,19 +136,26 @@ def _all_looked_at(problem: Problem, clock: Clock) -> list[_Looked]:
 
 def _looked(problem: Problem, clock: Clock) -> Plan:
     """The plan of what a look at each mesh finds within the memory limit; of a problem too small for one its answer."""
-    every = problem.cluster.logical_meshes(problem.options.mesh_shape)
-    answers = []
+    every, least_s = problem.cluster.logical_meshes(problem.options.mesh_shape), math.inf
+    answers, goal = list[MeshSolution](), Goal(problem.policy.overlap.gap)
     for mesh in meshes_that_hold(every, problem.graph, problem.options.constraints):
         problem.checkpoint()
-        stated = _sharding_problem(problem, mesh, clock, split_phases=False)
-        if stated.broken:
-            answers.append(_left_out(_Looked(stated, None, math.inf)))
+        sharding_problem = _sharding_problem(problem, mesh, clock, split_phases=False)
+        if sharding_problem.broken:
+            answers.append(_left_out(_Looked(sharding_problem, None, math.inf)))
             continue
         with clock.phase("solve"):
-            look = first_look(stated.problem, Goal(problem.policy.overlap.gap)) or _solve(problem, stated.problem)
-        answers.append(MeshSolution(replace(stated, memory_bound=True), look))
+            fits, look = False, None
+            if problem.policy.stages.negligible_cost < math.inf:  # else nobody asks what the limit costs
+                choices = replace(sharding_problem.problem, limit_bytes=None)
+                look = first_look(choices, goal) or _solve(problem, choices)
+                least_s, fits = min(least_s, look.objective), is_feasible(sharding_problem.problem, look.choice)
+            if look is None or not fits:
+                look = first_look(sharding_problem.problem, goal) or _solve(problem, sharding_problem.problem)
+        answers.append(MeshSolution(replace(sharding_problem, memory_bound=not fits), look))
     plan = best_plan(problem, answers, "alpa", clock)
-    search = msgspec.structs.replace(plan.content.search, unlimited_s=plan.content.search.objective)
+    least_s = plan.content.search.objective if least_s == math.inf else least_s
+    search = msgspec.structs.replace(plan.content.search, unlimited_s=least_s)
     return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
 
 

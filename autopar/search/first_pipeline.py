@@ -7,8 +7,8 @@ others have to stay below.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -20,6 +20,7 @@ from autopar.search.enumeration.candidates import (
     Candidate,
     fewest_blocks,
     has_stage_a_worker,
+    in_other_microbatches,
     schedule_for,
     schedule_of,
     table_for,
@@ -42,14 +43,16 @@ def first_pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
     Raises:
         InfeasiblePlanError: none of those that are tried fits, or none is tried.
     """
-    plan = None if problem.source is None else first_plan(problem, problem.source, intra, Clock())
-    if plan is None:
+    first = None if problem.source is None else first_plan(problem, problem.source, intra, Clock())
+    if first is None:
         raise InfeasiblePlanError(f"no even stages of {problem.graph.name} fit {problem.cluster.name} at once")
-    return plan
+    return first[0]
 
 
-def first_plan(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan], clock: Clock) -> Plan | None:
-    """The first even pipeline that fits; None where none of those that are tried does.
+def first_plan(
+    problem: Problem, source: StageSource, intra: Callable[[Problem], Plan], clock: Clock
+) -> tuple[Plan, Candidate] | None:
+    """The first even pipeline that fits, with what it is of; None where none of those that are tried does.
 
     Args:
         problem: what is planned.
@@ -59,21 +62,79 @@ def first_plan(problem: Problem, source: StageSource, intra: Callable[[Problem],
     """
     if not may_be_even(problem):
         return None
+    with clock.phase("first plan"):
+        for candidate in even_candidates(problem, source):
+            plan = sketch(problem, source, candidate, intra)
+            if plan is not None:
+                return plan, replace(candidate, schedule=None)
+    return None
+
+
+def sketch(
+    problem: Problem,
+    source: StageSource,
+    candidate: Candidate,
+    intra: Callable[[Problem], Plan],
+    negligible_cost: float = math.inf,
+) -> Plan | None:
+    """The plan of a candidate by a look at each kind of stage; None where no look finds what fits.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+        candidate: stages and their devices.
+        intra: plans one stage on its submesh.
+        negligible_cost: relative cost of the memory limit below which no other level of recomputation is looked at.
+    """
     policy = problem.policy
     hasty = replace(
         policy,
-        stages=replace(policy.stages, negligible_cost=math.inf),
+        stages=replace(policy.stages, negligible_cost=negligible_cost),
         meshes=replace(policy.meshes, looks_only=True),
     )
-    with clock.phase("first plan"):
-        for candidate in even_candidates(problem, source):
-            try:
-                plan = plan_candidate(replace(problem, policy=hasty), source, candidate, intra)
-            except (InfeasiblePlanError, ScheduleError):
-                continue
-            record = msgspec.structs.replace(plan.content.search, strategy="even stages")
-            return replace(plan, content=msgspec.structs.replace(plan.content, search=record))
-    return None
+    try:
+        plan = plan_candidate(replace(problem, policy=hasty), source, replace(candidate, shares_plans=True), intra)
+    except (InfeasiblePlanError, ScheduleError):
+        return None
+    record = msgspec.structs.replace(plan.content.search, strategy="look")
+    return replace(plan, content=msgspec.structs.replace(plan.content, search=record))
+
+
+@dataclass(frozen=True)
+class Sketches:
+    """Plans of candidates by looks, which say which of them is planned exactly.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+        intra: plans one stage on its submesh.
+        plans: with what they are of, in the order in which they were made.
+    """
+
+    problem: Problem
+    source: StageSource
+    intra: Callable[[Problem], Plan]
+    plans: list[tuple[Plan, Candidate]] = field(default_factory=list)
+
+    def fastest(self) -> tuple[Plan, Candidate] | None:
+        """The fastest with what it is of; None where there is none."""
+        return min(self.plans, key=lambda planned: planned[0].step_time, default=None)
+
+    def add(self, some: Iterable[Candidate]) -> None:
+        """Looks at candidates."""
+        for candidate in some:
+            if all(other != candidate for _, other in self.plans):
+                cost = self.problem.policy.stages.sketch_cost
+                plan = sketch(self.problem, self.source, candidate, self.intra, cost)
+                if plan is not None:
+                    self.plans.append((plan, candidate))
+
+    def climb(self) -> None:
+        """Looks at the slicing of the fastest in half and in twice the microbatches, and so on while that is faster."""
+        before = None
+        while (best := self.fastest()) is not None and best is not before:
+            self.add(in_other_microbatches(self.problem, self.source, best[1]))
+            before = best
 
 
 def may_be_even(problem: Problem) -> bool:
@@ -110,7 +171,7 @@ def even_candidates(problem: Problem, source: StageSource) -> Iterator[Candidate
         shape = (size,) if size == node else (size // node, node)
         placements = tuple((s * size, size) for s in range(stages))
         members = even_stages(layers, stages)
-        yield Candidate(count, members, placements, math.inf, layers.members, (shape,) * stages, here, True)
+        yield Candidate(count, members, placements, math.inf, layers.members, (shape,) * stages, here)
 
 
 def _microbatches(problem: Problem, stages: int, replicas: int) -> int:

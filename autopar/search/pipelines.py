@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,6 @@ from autopar.search.enumeration.candidates import (
     Candidate,
     candidates,
     fewest_blocks,
-    in_other_microbatches,
     schedule_of,
     uniform_candidate,
 )
@@ -35,7 +33,7 @@ from autopar.search.enumeration.search_space import is_large, is_small
 from autopar.search.enumeration.shared_stages import shared_candidates
 from autopar.search.enumeration.side_by_side import side_by_side
 from autopar.search.enumeration.tiny_steps import all_slicings
-from autopar.search.first_pipeline import first_plan
+from autopar.search.first_pipeline import Sketches, first_plan
 from autopar.search.parallel import SERIAL, WorkerPool, start_worker
 from autopar.search.plain_data import is_importable
 from autopar.search.problem import NotFasterError, Problem
@@ -205,24 +203,21 @@ def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan
 def _of_few_slicings(search: _PipelineSearch, trials: Trials[_Trial, Plan]) -> list[Plan]:
     """Plans of the slicings of the least estimates, then with half and twice the microbatches of the fastest."""
     problem, o = search.problem, search.problem.options
+    if o.num_microbatches is None and not is_small(problem):
+        return _of_the_fastest_sketch(search, trials)
     both_given = o.num_stages is not None and o.num_microbatches is not None
     # Of a small step all are kept, for the record; of others those alone that are faster than the ones before.
     seconds = None if is_small(problem) else _seconds
-    known_s = problem.subproblem.cutoff_s
-    first = first_plan(problem, search.source, search.intra, search.clock) if known_s == math.inf else None
-    cutoff_s = math.inf if first is None else first.step_time
+    known = [plan for plan, _ in _first(search)]
+    cutoff_s = min(map(_seconds, known), default=math.inf)
     plans: list[Plan] = []
     for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
-        worthwhile = _in_few_microbatches(search, candidates_of_round)
-        plans = trials.run(map(_Trial, worthwhile), seconds=seconds, cutoff_s=cutoff_s, ends=lambda _: both_given)
-        if plans or (first is not None and trials.not_faster is not None):
+        some = map(_Trial, candidates_of_round)
+        plans = trials.run(some, seconds=seconds, cutoff_s=cutoff_s, ends=lambda _: both_given)
+        if plans or (known and trials.not_faster is not None):
             break
-    if not plans:
-        return [] if first is None else [first]
-    if o.num_microbatches is not None:
-        return plans
-    if not is_small(problem):
-        return plans + _of_the_same_slicing(search, trials, min(plans, key=_seconds))
+    if not plans or o.num_microbatches is not None:
+        return plans or known
     before = 0
     while before < len(plans) and _may_win(problem, plans):
         before = len(plans)
@@ -230,32 +225,35 @@ def _of_few_slicings(search: _PipelineSearch, trials: Trials[_Trial, Plan]) -> l
     return plans
 
 
-def _in_few_microbatches(search: _PipelineSearch, some: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Candidates; of a large step none with as many stages as one that is planned, whose microbatches are halved."""
-    all_planned = is_small(search.problem) or search.problem.options.num_microbatches is not None
-    for candidate in some:
-        stages = len(candidate.members)
-        if all_planned or all(len(other.members) != stages for _, other in search.planned):
-            yield candidate
+def _of_the_fastest_sketch(search: _PipelineSearch, trials: Trials[_Trial, Plan]) -> list[Plan]:
+    """The plan of the slicing that is the fastest by looks, in half or twice its microbatches where that is faster.
 
-
-def _of_the_same_slicing(search: _PipelineSearch, trials: Trials[_Trial, Plan], fastest: Plan) -> list[Plan]:
-    """Plans of the slicing of the fastest in half and twice as many microbatches, and so on while that is faster."""
-    plans = [fastest]
-    while _may_win(search.problem, [plans[-1]]):
-        is_faster = functools.partial(_is_faster, plans[-1])
-        (candidate,) = (c for plan, c in search.planned if plan is plans[-1])
-        some = in_other_microbatches(search.problem, search.source, candidate)
-        others = (_Trial(other) for other in some if all(other != c for _, c in search.planned))
-        planned = trials.run(others, seconds=_seconds, cutoff_s=plans[-1].step_time, ends=is_faster)
-        if not any(map(is_faster, planned)):
+    Where no look finds what fits, plans of the slicings of the least estimates.
+    """
+    problem = search.problem
+    sketches = Sketches(problem, search.source, search.intra, _first(search))
+    plans: list[Plan] = []
+    for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
+        with search.clock.phase("looks"):
+            sketches.add(candidates_of_round)
+            best = sketches.fastest()
+            if best is not None and _may_win(problem, [best[0]]):
+                sketches.climb()
+                best = sketches.fastest()
+        if best is not None:
+            return [*trials.run([_Trial(best[1])], cutoff_s=best[0].step_time), best[0]]
+        plans = trials.run(map(_Trial, candidates_of_round), seconds=_seconds)
+        if plans:
             break
-        plans.append(planned[-1])
-    return plans[1:]
+    return plans
 
 
-def _is_faster(than: Plan, plan: Plan) -> bool:
-    return plan.step_time < than.step_time
+def _first(search: _PipelineSearch) -> list[tuple[Plan, Candidate]]:
+    """The first even pipeline, with what it is of, where no plan is at hand."""
+    if search.problem.subproblem.cutoff_s < math.inf:
+        return []
+    first = first_plan(search.problem, search.source, search.intra, search.clock)
+    return [] if first is None else [first]
 
 
 def _may_win(problem: Problem, plans: Sequence[Plan]) -> bool:

@@ -128,7 +128,9 @@ class Planner:
                 return self.even(staged, step, counts)
             if form.has_branches:
                 return self.branches(staged, step, counts, tried.cutoff_s)
-            return self.pipeline(staged, step, counts, tried.cutoff_s, tried.exposed)
+            # Estimates hide nothing: even stages leave out what one stage, whose share of that is known, would not.
+            slack = problem.policy.partition.near_best if tried.one_stage is None else 1.0
+            return self.pipeline(staged, step, counts, slack * tried.cutoff_s, tried.exposed)
         if not form.ample_memory:
             return self.single_stage(problem, step, counts, tried.cutoff_s)
         roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))

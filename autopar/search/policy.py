@@ -247,12 +247,14 @@ class StagePolicy:
     Args:
         negligible_cost: relative cost of a memory limit below which no other recomputation, and no other placement of
             copies, is tried: all of them do more work than the plan without a limit.
+        sketch_cost: likewise where looks compare candidates: what they leave open is as much. A choice.
         limit_attempts: memory limits that a stage is planned within before it is given up: what is known only from its
             plan (gradients that are added) comes off the next limit. Their number is a choice.
         shared_worker_attempts: likewise of stages that share a worker, which move each other's: a choice.
     """
 
     negligible_cost: float = 1e-3
+    sketch_cost: float = 0.05
     limit_attempts: int = 3
     shared_worker_attempts: int = 5
 

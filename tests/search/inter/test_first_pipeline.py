@@ -10,6 +10,7 @@ import pytest
 import autopar
 from autopar.search.anytime import Incumbent
 from autopar.search.enumeration.forms import AMPLE_STAGE, EVEN_STAGES, PIPELINES, Tried, forms
+from autopar.search.first_pipeline import Sketches
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.problem import NotFasterError
 from examples import mlp
@@ -104,3 +105,30 @@ def test_even_stages_are_a_form_of_large_clusters_alone():
 def replace_step(content, factor, stages=None):
     """Content of a plan whose step takes ``factor`` times as long."""
     return msgspec.structs.replace(content, step_time=factor * content.step_time, stages=stages or content.stages)
+
+
+def test_looks_say_which_candidate_is_planned_exactly(offered, monkeypatch):
+    made = []
+    add = Sketches.add
+
+    def note(self, some):
+        add(self, some)
+        made[:] = self.plans
+
+    monkeypatch.setattr(Sketches, "add", note)
+    plan = planned(LARGE, devices=8, nodes=4, memory=400_000, schedule="1f1b")
+    fastest, candidate = min(made, key=lambda known: known[0].step_time)
+    assert plan.step_time <= fastest.step_time
+    assert (plan.num_stages, plan.num_microbatches) == (len(candidate.members), candidate.count)
+    for count in (
+        candidate.count // 2,
+        2 * candidate.count,
+    ):  # where possible
+        same = [c for _, c in made if c.members == candidate.members and c.count == count]
+        assert same or count > 64 or count < 4
+
+
+def test_what_a_look_plans_fits(offered):
+    planned(LARGE, devices=8, nodes=4, memory=150_000)
+    pipelines = [plan for plan in offered if plan.num_stages > 1]
+    assert len(pipelines) > 1 and all(plan.peak_memory <= 150_000 for plan in pipelines)

@@ -198,17 +198,23 @@ def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) 
     bounds = [split_s] if freedom.one_stage else []
     if freedom.most_stages:
         whole_s = math.fsum(n * cost.least_s(least, 1) for least, n in runs.items()) / devices
-        bounds.append(max(whole_s, split_s / freedom.most_stages, _chain_s(graph, cost, works, freedom)))
+        least_s = max(whole_s, split_s / freedom.most_stages)
+        bounds.append(max(least_s, _chain_s(graph, cost, works, freedom, least_s)))
     return min(bounds)
 
 
-def _chain_s(graph: Graph, cost: CostModel, works: Sequence[SureWork], freedom: Freedom) -> float:
-    """Seconds of the longest chain of operators of one microbatch; 0 where none wait for each other."""
+def _chain_s(graph: Graph, cost: CostModel, works: Sequence[SureWork], freedom: Freedom, least_s: float) -> float:
+    """Seconds of the longest chain of operators of one microbatch.
+
+    0 where none wait for each other, or where all operators in a chain would not take longer than ``least_s``.
+    """
     if not freedom.is_synchronous:
         return 0.0
     count = freedom.most_microbatches or batch_size(graph) or 1
     parts = cost.cluster.num_devices * count
     least = {work: cost.least_s(work, parts) for work in {work.least for work in works}}
+    if math.fsum(work.runs * least[work.least] for work in works) <= least_s:
+        return 0.0
     return CriticalPath({work.id: least[work.least] for work in works}).of_step(
         graph, in_every_microbatch(graph, count)
     )

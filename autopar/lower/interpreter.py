@@ -169,7 +169,7 @@ class Interpreter:
 
         def apply(*operands: Any, dtype: Any = None) -> Sequence[Any]:
             params = bound.params if dtype is None else {**bound.params, "preferred_element_type": dtype}
-            wide = op.results[0].type.dtype == "f32" if dtype is None else dtype == jnp.float32
+            wide = all(v.type.dtype == "f32" for v in op.results) if dtype is None else dtype == jnp.float32
             if self.sharded.widened and op.primitive == "dot_general" and wide:
                 operands = tuple(o.astype(jnp.float32) for o in operands)
             return localize(bound.primitive, params, list(operands), context)

@@ -59,16 +59,23 @@ def add_slices_on_the_way(b: Builder, graph: Graph, op: Operator, prefix: str, b
 
 
 def _fetch_by_part(b: Builder, op: Operator, prefix: str) -> None:
-    """Moves the times at which slices of stacks in host memory come to where the trip begins with their part."""
+    """Moves the times at which slices of stacks in host memory come to where the trip begins with their part.
+
+    One kernel updates a parameter: it reads the slices of all its state at once, so they stay until it has ended.
+    """
     loop, inner = Scan.of(op), f"{prefix}{op.id}/body/"
     stacks = [b.values.get(prefix + o) if isinstance(o, str) else None for o in op.operands[loop.num_whole :]]
     entries = loop.body.inputs[loop.num_whole :]
-    slices = {i.name for i, s in zip(entries, stacks, strict=True) if s is not None and s.trips > 1}
+    slices = {i.name: s for i, s in zip(entries, stacks, strict=True) if s is not None and s.trips > 1}
     for part in separate_parts(loop.body.operators, slices):
-        values = [b.values[inner + o] for o in dict.fromkeys(o for op in part for o in op.reads) if o in slices]
+        names = [o for o in dict.fromkeys(o for op in part for o in op.reads) if o in slices]
+        values = [b.values[inner + o] for o in names]
         first = min((u.time for v in values for u in v.uses), default=0)
-        for v in values:
+        last = max((b.values[inner + v.name].time for op in part for v in op.results), default=0)
+        for name, v in zip(names, values, strict=True):
             v.time = max(v.time, first)
+            if slices[name].source:
+                _hold(b, slices[name], 1 + max((u.time for u in v.uses), default=last), 1 + last)
 
 
 def _hold(b: Builder, stack: ValueDraft, start: int, stop: int) -> None:

@@ -18,6 +18,7 @@ from jax import lax
 from autopar._compat.dtypes import jax_dtype
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Graph, Literal, Operator
+from autopar.ir.analysis import dependents
 from autopar.ir.parts import separate_parts
 from autopar.lower.layer_rows import LayerRows, rows_of
 from autopar.lower.localize.base import scalar
@@ -60,11 +61,7 @@ def _with_the_loop_last(graph: Graph, before: Graph, rows: LayerRows) -> Graph:
 def _run(bound: BoundGraph, rows: LayerRows, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
     """Every value of the step that its outputs name."""
     graph = bound.graph
-    late = set(rows.totals)
-    for op in graph.operators:
-        if late.intersection(op.reads) and op.id in rows.whole:
-            late.update(v.name for v in op.results)
-    after = {op.id for op in graph.operators if late.intersection(op.reads)}
+    after = {op.id for op in dependents([graph.by_id[id] for id in rows.whole], rows.totals)}
     env = run_whole(part_of(bound, [id for id in rows.whole if id not in after], graph.inputs, ()), env, recorder)
     if rows.totals:
         env = _add_up(bound, rows, env, recorder)

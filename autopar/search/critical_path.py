@@ -8,11 +8,12 @@ count their seconds with the update, which stages do next to each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph, Operator
+from autopar.ir.analysis import dependents
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.microbatch import analyze, batch_size
@@ -38,7 +39,8 @@ class CriticalPath:
             graph: a train step with roles.
             in_loop: ids of its operators that run in every microbatch.
         """
-        of_batch, of_model = (_reached(graph.operators, {i.name for i in graph.inputs if i.role == r}) for r in _ROLES)
+        of_role = ([i.name for i in graph.inputs if i.role == role] for role in _ROLES)
+        of_batch, of_model = ({op.id for op in dependents(graph.operators, names)} for names in of_role)
         return max(self._lengths(graph, "", "update", of_batch & of_model & in_loop, {}).values(), default=0.0)
 
     def _lengths(
@@ -96,14 +98,4 @@ def in_every_microbatch(graph: Graph, most: int) -> frozenset[str]:
             ids &= frozenset(analyze(graph, count).body)
         except MicrobatchError:
             ids &= frozenset(op.id for op in graph.operators if phase_of(op.scope) == "forward")
-    return ids
-
-
-def _reached(operators: Iterable[Operator], sources: Set[str]) -> set[str]:
-    """Ids of operators that depend on some values."""
-    names, ids = set(sources), set[str]()
-    for op in operators:
-        if not names.isdisjoint(op.reads):
-            ids.add(op.id)
-            names |= {v.name for v in op.results}
     return ids

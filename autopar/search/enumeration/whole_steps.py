@@ -100,9 +100,8 @@ def ranked_on_whole_nodes(
     The estimate of S stages in m microbatches is t / S as above with the bubble of 1F1B, (m + S - 1) / m. Schedules
     with less of it hold more activations: with a third of it LLaMA 405B was planned a fifth slower. So interleaved
     stages, v on each worker, whose bubble is (m + (S - 1) / v) / m (Narayanan et al., 2021, section 2.2), are ranked
-    for themselves. Numbers of stages
-    are compared in a middle number of microbatches, then the best of them in others. Pairs that would take as long as
-    the plan at hand with what of the bubble weight gradients cannot fill are left out.
+    for themselves. Numbers of stages are compared in a middle number of microbatches, then the best of them in others.
+    Pairs that would take as long as the plan at hand with what of the bubble weight gradients cannot fill are left out.
 
     Args:
         problem: the step in one microbatch; its number of stages is free, and its ``cutoff_s`` that of a plan at hand.

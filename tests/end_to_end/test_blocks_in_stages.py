@@ -67,7 +67,7 @@ def test_a_saved_plan_runs_in_blocks(tmp_path: Any) -> None:
 
 
 def test_stages_keep_no_scores() -> None:
-    sizes = {**TEXT, "seq": 256, "hidden": 8, "layers": 2}
+    sizes = {**TEXT, "seq": 256, "hidden": 8}
     step, args = gpt.build("tiny", abstract=True, **sizes)
     options = {"cluster": toy(2), "num_stages": 2, "num_microbatches": 4, "schedule": "gpipe", "remat": "none"}
     plain, blocks = (autopar.parallelize(step, attention=a, **options).plan(*args) for a in ("plain", "blocks"))
@@ -80,7 +80,7 @@ def test_stages_keep_no_scores() -> None:
 
 
 def test_slices_of_tokens_take_attention_as_it_is_written() -> None:
-    step, args = gpt.build("tiny", abstract=True, **{**TEXT, "heads": 2})
+    step, args = gpt.build("tiny", abstract=True, **TEXT)
     plan = autopar.parallelize(
         step, cluster=toy(2), num_stages=2, num_microbatches=2, attention="blocks", token_slices=2
     ).plan(*args)

@@ -30,6 +30,19 @@ def with_hosts(cluster, bandwidth=25e9):
     return dataclasses.replace(cluster, groups=(dataclasses.replace(group, host_bandwidth=bandwidth),))
 
 
+def verified_at_depths(depths, target, *, microbatches=1, **sizes):
+    """What the target's compiler says of plans with layers on hosts, by number of layers."""
+    pytest.importorskip("libtpu")
+    cluster = with_hosts(parse_target(target).cluster())
+    step, _ = build(2, microbatches=microbatches)
+    verified = []
+    for layers in depths:
+        args = jax.eval_shape(lambda n=layers: build(n, **sizes)[1])
+        plan = parallelize(step, cluster=cluster, offload="layers", **OPTIONS).plan(*args)
+        verified.append(verify(plan, step, *args, target=target))
+    return verified
+
+
 def on_host(plan: Plan) -> set[str]:
     return {i.path for i in plan.content.inputs if i.memory == "host"}
 
@@ -123,30 +136,17 @@ def test_gradients_that_an_update_reads_whole_are_said_to_stay():
 
 @pytest.mark.slow
 def test_compiled_memory_of_a_tpu_is_as_predicted_at_any_depth():
-    pytest.importorskip("libtpu")
-    target = "tpu:v5e:2x2"
-    cluster = with_hosts(parse_target(target).cluster())
-    found = []
-    for layers in (12, 24, 48, 96):
-        args = jax.eval_shape(lambda n=layers: build(n, width=1024, batch=64)[1])
-        step, _ = build(2)
-        plan = parallelize(step, cluster=cluster, offload="layers", **OPTIONS).plan(*args)
-        found.append(verify(plan, step, *args, target=target))
-    assert max(v.predicted_memory.total for v in found) == min(v.predicted_memory.total for v in found)
-    compiled = [v.compiled_memory.total for v in found]
+    verified = verified_at_depths((12, 24, 48, 96), "tpu:v5e:2x2", width=1024, batch=64)
+    assert max(v.predicted_memory.total for v in verified) == min(v.predicted_memory.total for v in verified)
+    compiled = [v.compiled_memory.total for v in verified]
     assert max(compiled) <= 1.01 * min(compiled)
-    assert all(0.95 < v.memory_ratio < 1.05 for v in found)
+    assert all(0.95 < v.memory_ratio < 1.05 for v in verified)
 
 
 @pytest.mark.slow
 def test_compiled_memory_of_one_tpu_is_as_predicted():
-    pytest.importorskip("libtpu")
-    target = "tpu:v6e:1x1"
-    cluster = with_hosts(parse_target(target).cluster())
-    args = jax.eval_shape(lambda: build(12, width=1024, batch=64)[1])
-    step, _ = build(2)
-    plan = parallelize(step, cluster=cluster, offload="layers", **OPTIONS).plan(*args)
-    assert 1.0 <= verify(plan, step, *args, target=target).memory_ratio < 1.15
+    (verification,) = verified_at_depths((12,), "tpu:v6e:1x1", width=1024, batch=64)
+    assert 1.0 <= verification.memory_ratio < 1.15
 
 
 def one_device(bandwidth, **device):

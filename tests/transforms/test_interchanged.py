@@ -7,12 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autopar import Cluster, parallelize, verify
+from autopar import Cluster, parallelize
 from autopar.errors import AutoparError
-from autopar.lower.aot import parse_target
 from autopar.transforms import interchanged
 from tests.end_to_end.stacked import build
-from tests.end_to_end.test_layers_on_host import OPTIONS, on_host, one_device, trained, with_hosts
+from tests.end_to_end.test_layers_on_host import (
+    OPTIONS,
+    on_host,
+    one_device,
+    trained,
+    verified_at_depths,
+    with_hosts,
+)
 
 
 def assert_near(got, wanted):
@@ -46,16 +52,8 @@ def test_device_memory_does_not_depend_on_depth():
 
 @pytest.mark.slow
 def test_compiled_memory_of_a_tpu_does_not_depend_on_depth():
-    pytest.importorskip("libtpu")
-    target = "tpu:v6e:1x1"
-    cluster = with_hosts(parse_target(target).cluster())
-    found = []
-    step, _ = build(2, microbatches=4)
-    for layers in (12, 24, 48, 96):
-        args = jax.eval_shape(lambda n=layers: build(n, width=512, batch=4096)[1])
-        plan = parallelize(step, cluster=cluster, offload="layers", **OPTIONS).plan(*args)
-        found.append(verify(plan, step, *args, target=target))
-    for memory in ([v.compiled_memory.total for v in found], [v.predicted_memory.total for v in found]):
+    verified = verified_at_depths((12, 24, 48, 96), "tpu:v6e:1x1", microbatches=4, width=512, batch=4096)
+    for memory in ([v.compiled_memory.total for v in verified], [v.predicted_memory.total for v in verified]):
         assert max(memory) <= 1.01 * min(memory)
 
 

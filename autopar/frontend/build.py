@@ -26,9 +26,11 @@ from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of
 from autopar.frontend.bodies import PLACING, body_of, recomputes, without_shardings
 from autopar.frontend.counted import Known, batched, is_indexed
+from autopar.frontend.fixed import FixedValues
 from autopar.frontend.labels import Labels
 from autopar.frontend.manual import is_manual, region
 from autopar.frontend.placed import placed_attrs, result_shardings
+from autopar.frontend.resized import band_attrs, equations_of, is_resizing, resized
 from autopar.ir import Graph, Input, Literal, Operand, Operator, Output, TensorType, Value
 from autopar.ir.analysis import live
 
@@ -84,6 +86,7 @@ class _GraphBuilder:
         self.types: dict[str, TensorType] = {}
         self.producers: dict[str, Operator] = {}
         self.given: dict[str, Any] = {}
+        self.fixed = FixedValues(self.producers)
 
     def fresh(self, scope: str, primitive: str) -> str:
         stem = f"{scope}/{primitive}" if scope else primitive
@@ -146,6 +149,10 @@ class _GraphBuilder:
         regions = region_graphs(eqn, self.labels)
         types = [tensor_type(v.aval) for v in eqn.outvars]
         params: Mapping[str, Any] = without_shardings(eqn)
+        if is_resizing(eqn.primitive.name):
+            results = self.resized(eqn, inputs, scope)
+            if results:
+                return results
         if is_indexed(eqn.primitive.name):
             params, inputs = self.counted(eqn.primitive.name, params, inputs, scope)
         if eqn.primitive.name == "reshape" and params.get("dimensions") is not None:
@@ -161,6 +168,20 @@ class _GraphBuilder:
             tuple(sorted(type(e).__name__ for e in eqn.effects)),
         )
 
+    def resized(self, eqn: JaxprEqn, inputs: list[Operand], scope: str) -> list[Operand]:
+        """Results of a read or write at fixed positions as a broadcast or slice; empty where it is none."""
+        types = [tensor_type(v.aval) for v in eqn.invars]
+        function = resized(eqn.primitive.name, eqn.params, types, lambda: self.fixed.value(inputs[1]))
+        if function is None or isinstance(inputs[0], Literal):
+            return []
+        jaxpr = equations_of(function, (types[0], types[-1]))
+        env: dict[Any, Operand] = dict(zip(jaxpr.invars, (inputs[0], inputs[-1]), strict=True))
+        for e in jaxpr.eqns:
+            operands, of_results = [self.read(env, v) for v in e.invars], [tensor_type(v.aval) for v in e.outvars]
+            results = self.plain(e.primitive, without_shardings(e), operands, of_results, scope)
+            env.update(zip(e.outvars, results, strict=True))
+        return [self.read(env, v) for v in jaxpr.outvars]
+
     def counted(
         self, primitive: str, params: Mapping[str, Any], inputs: list[Operand], scope: str
     ) -> tuple[Mapping[str, Any], list[Operand]]:
@@ -174,16 +195,8 @@ class _GraphBuilder:
             type = joined.results[0].type
             shape = (*type.shape[:-1], len(rewritten.components))
             bound = self.bounds[joined.id]
-            (index,) = self.operator(
-                bound.primitive,
-                bound.params,
-                rewritten.components,
-                [TensorType(shape, type.dtype)],
-                scope,
-                self.source,
-                {},
-                (),
-            )
+            joint = [TensorType(shape, type.dtype)]
+            (index,) = self.plain(bound.primitive, bound.params, rewritten.components, joint, scope)
             return rewritten.params, [inputs[0], index, *inputs[2:]]
         return rewritten.params, [inputs[0], indices, *inputs[2:]]
 
@@ -194,9 +207,7 @@ class _GraphBuilder:
             if sharding is not None and not isinstance(out[n], Literal):
                 type = tensor_type(eqn.outvars[n].aval)
                 constraint = sharding_constraint(type.shape, sharding)
-                (out[n],) = self.operator(
-                    constraint.primitive, constraint.params, [out[n]], [type], scope, self.source, {}, ()
-                )
+                (out[n],) = self.plain(constraint.primitive, constraint.params, [out[n]], [type], scope)
         return out
 
     def transposed(
@@ -205,25 +216,15 @@ class _GraphBuilder:
         """A reshape that reads the dims in another order, as a plain one behind a transpose: parameters, operands."""
         order = tuple(int(d) for d in params["dimensions"])
         moved = TensorType(tuple(type.shape[d] for d in order), type.dtype)
-        results = self.operator(
-            jax.lax.transpose_p, {"permutation": order}, inputs[:1], [moved], scope, self.source, {}, ()
-        )
+        results = self.plain(jax.lax.transpose_p, {"permutation": order}, inputs[:1], [moved], scope)
         return {**params, "dimensions": None}, results
 
     def barrier(self, inputs: list[Operand], types: list[TensorType], scope: str, eqn: JaxprEqn) -> list[Operand]:
         held = [i for i, operand in enumerate(inputs) if not isinstance(operand, Literal)]
         if not held:
             return inputs
-        results = self.operator(
-            optimization_barrier_p,
-            {},
-            [inputs[i] for i in held],
-            [types[i] for i in held],
-            scope,
-            self.source,
-            {},
-            (),
-        )
+        values = [inputs[i] for i in held]
+        results = self.plain(optimization_barrier_p, {}, values, [types[i] for i in held], scope)
         out = list(inputs)
         for i, result in zip(held, results, strict=True):
             out[i] = result
@@ -238,6 +239,17 @@ class _GraphBuilder:
         if producer is None or not _is_plain_reshape(producer) or not isinstance(producer.operands[0], str):
             return None
         return producer.operands[0] if self.types.get(producer.operands[0]) == type else None
+
+    def plain(
+        self,
+        primitive: Primitive,
+        params: Mapping[str, Any],
+        operands: Sequence[Operand],
+        types: Sequence[TensorType],
+        scope: str,
+    ) -> list[Operand]:
+        """An operator without regions and effects, of the line of the equation that is built."""
+        return self.operator(primitive, params, operands, types, scope, self.source, {}, ())
 
     def operator(
         self,
@@ -260,6 +272,8 @@ class _GraphBuilder:
         attrs = attrs_of(plain_params(primitive.name, params))
         if primitive.name in PLACING:
             attrs = tuple(sorted((*attrs, *placed_attrs(primitive.name, params, len(types[0].shape)))))
+        if primitive.name == "dot_general":
+            attrs = tuple(sorted((*attrs, *band_attrs(params, operands, self.fixed))))
         key = (primitive.name, repr(attrs), tuple(operands), tuple(types))  # by text: 1, 1.0 and True are equal
         if _may_merge(primitive, params, regions, effects) and key in self.seen:
             return self.seen[key]

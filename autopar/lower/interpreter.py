@@ -165,6 +165,7 @@ class Interpreter:
             self.sharded.index,
             functools.partial(self._send, _age(env, op)),
             skips_masked=id in self.sharded.skips_masked,
+            op=op,
         )
 
         def apply(*operands: Any, dtype: Any = None) -> Sequence[Any]:

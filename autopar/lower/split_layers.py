@@ -375,5 +375,6 @@ def run_on_shards(
         tuple(k or Layout.replicated(t.rank) for k, t in zip(matched.operands, types, strict=True)),
         matched.results,
         lambda axes: number,
+        op=op,
     )
     return localize(applied.primitive, applied.params, list(operands), context)

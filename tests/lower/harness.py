@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jax.sharding import AxisType, PartitionSpec
 from autopar._compat.dtypes import dtype_name
 from autopar.cluster.mesh import Link, LogicalMesh
 from autopar.frontend.attrs import attrs_of
-from autopar.ir import Layout, Literal, Operator, TensorType, Value
+from autopar.ir import Attr, Layout, Literal, Operator, TensorType, Value
 from autopar.lower.localize import LocalContext, bind, localize
 from autopar.sharding import Rule, Strategy, rule_for, strategies
 
@@ -29,6 +30,8 @@ MESHES: tuple[tuple[tuple[str, int], ...], ...] = (
     (("x", 2), ("y", 4)),
     (("x", 4), ("y", 2)),
 )
+
+EMPTY: Mapping[str, Attr] = MappingProxyType({})
 
 # Strategies compiled in one program: compiling is most of the time.
 _BATCH = 24
@@ -85,13 +88,16 @@ def _equations(
     return [read(v) for v in jaxpr.outvars]
 
 
-def case_of(function: Callable[..., Any], *arrays: Any, primitive: str | None = None) -> Case:
+def case_of(
+    function: Callable[..., Any], *arrays: Any, primitive: str | None = None, attrs: Mapping[str, Attr] = EMPTY
+) -> Case:
     """The equation of interest of ``function`` with its operands.
 
     Args:
         function: traced on ``arrays``.
         arrays: whole operands.
         primitive: name of the primitive to look at (its first equation); the only equation where None.
+        attrs: further attributes of the operator.
     """
     closed = jax.make_jaxpr(function)(*arrays)
     values = [jnp.asarray(a) if not hasattr(a, "dtype") else a for a in jax.tree.leaves(arrays)]
@@ -114,7 +120,7 @@ def case_of(function: Callable[..., Any], *arrays: Any, primitive: str | None = 
         primitive=eqn.primitive.name,
         operands=tuple(names),
         results=tuple(Value(f"result.{i}", t) for i, t in enumerate(result_types)),
-        attrs=attrs_of(eqn.params),
+        attrs=tuple(sorted((*attrs_of(eqn.params), *attrs.items()))),
     )
     return Case(op, eqn.primitive, eqn.params, tuple(operands), operand_types, result_types)
 
@@ -173,7 +179,7 @@ def _spec(layout: Layout, lead: bool) -> PartitionSpec:
 def _program(case: Case, strategy: Strategy, sizes: Mapping[str, int], mesh: jax.sharding.Mesh) -> Callable[..., Any]:
     """The case under one strategy as a function of whole operands (terms stacked in front)."""
     context = LocalContext(
-        sizes, case.operand_types, case.result_types, strategy.operand_layouts, strategy.result_layouts
+        sizes, case.operand_types, case.result_types, strategy.operand_layouts, strategy.result_layouts, op=case.op
     )
 
     def local(*microbatch_inputs: Any) -> list[Any]:
@@ -237,6 +243,7 @@ def check_localized(
     rtol: float | None = None,
     limit: int = 96,
     least: int = 2,
+    attrs: Mapping[str, Attr] = EMPTY,
 ) -> list[Strategy]:
     """Compare every strategy of a primitive with the primitive on whole operands.
 
@@ -249,10 +256,11 @@ def check_localized(
         limit: where a mesh has more strategies, this many are drawn (same ones every time).
         least: AssertionError where all meshes together have fewer strategies than this (a rule that
             splits nothing on any mesh would pass any check).
+        attrs: as in `case_of`.
 
     Returns the strategies that were run.
     """
-    case = case_of(function, *arrays, primitive=primitive)
+    case = case_of(function, *arrays, primitive=primitive, attrs=attrs)
     want = bind(case.primitive, case.params, list(case.operands))
     ran: list[Strategy] = []
     for axes in meshes:

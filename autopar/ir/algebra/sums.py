@@ -198,7 +198,7 @@ class Uses:
 
 def settings(op: Operator) -> tuple[tuple[str, Attr], ...]:
     """Attributes of a product besides its dims: precision, and the dtype that it sums in."""
-    return tuple((name, value) for name, value in op.attrs if name != "dimension_numbers")
+    return tuple((name, value) for name, value in op.attrs if name not in ("dimension_numbers", "band"))
 
 
 def _scaled(term: Term, scale: Scale) -> Term:

@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from autopar._compat.dtypes import numpy_dtype
-from autopar.ir import Layout, Literal, TensorType
+from autopar.ir import Layout, Literal, Operator, TensorType
 
 #: Mesh axes, major first -> number of this piece among those that the axes make together: an int32 scalar.
 AxisIndex: TypeAlias = Callable[[tuple[str, ...]], Any]
@@ -67,6 +67,7 @@ class LocalContext:
         index: which piece this is; inside ``jax.shard_map`` that of the device.
         send: runs a collective on a piece, in the order that the program around needs.
         skips_masked: whether an operator leaves out what its mask leaves empty.
+        op: the operator in the graph; None where what runs is not of a graph.
     """
 
     sizes: Mapping[str, int]
@@ -77,6 +78,7 @@ class LocalContext:
     index: AxisIndex = lax.axis_index
     send: Callable[[Callable[[Any], Any], Any], Any] = lambda permute, piece: permute(piece)
     skips_masked: bool = False
+    op: Operator | None = None
 
     def operand_shape(self, index: int) -> tuple[int, ...]:
         """Local shape of an operand."""

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from autopar.ir import Operator, TensorType, is_float, item_bytes
 from autopar.sharding.factors import Factor, Rule, RuleFunction
+from autopar.sharding.halo import Halo
 from autopar.sharding.loops import FactorPlaces, parallel, rule_of
 from autopar.sharding.rules.elementwise import is_number
 
@@ -36,8 +37,32 @@ def contracted(size: int, result: TensorType, *places: tuple[int, int]) -> tuple
     return (FactorPlaces(Factor(size, reduce="sum"), places),) if is_number(result.dtype) else ()
 
 
+def band(op: Operator) -> tuple[int, Halo] | None:
+    """Of a product with a fixed matrix whose nonzeros lie in a band the other operand, and the windows over it."""
+    windows: Any = dict(op.attrs).get("band")
+    return None if windows is None else (windows[0], Halo(*windows[1:]))
+
+
+def _banded(op: Operator, operand_types: tuple[TensorType, ...], side: int, halo: Halo) -> Rule:
+    """A product with a fixed matrix, of which a piece of the result needs its columns; see `band`."""
+    contract, _ = _nested(op.attr("dimension_numbers"))
+    taken, (dim,), (row,) = operand_types[side], contract[side], contract[1 - side]
+    free = [d for d in range(taken.rank) if d != dim]
+    first, at = (0, len(free)) if side == 0 else (1, 0)
+    loops = [parallel(taken.shape[d], (side, d), (2, first + n)) for n, d in enumerate(free)]
+    places = tuple(sorted(((side, dim), (1 - side, 1 - row), (2, at))))
+    loops.append(FactorPlaces(Factor(halo.count, halo=halo, halo_operand=side), places))
+    return rule_of(loops, op, operand_types, product_groups(operand_types, op.results[0].type))
+
+
 def dot_general(op: Operator, operand_types: tuple[TensorType, ...]) -> Rule:
-    """``bij,bjk->bik`` for any dimension numbers. Result dims: batch, then free of the left, then of the right."""
+    """``bij,bjk->bik`` for any dimension numbers. Result dims: batch, then free of the left, then of the right.
+
+    With a fixed matrix whose nonzeros lie in a band, the dim that it maps is split with edges of neighbours.
+    """
+    banded = band(op)
+    if banded is not None:
+        return _banded(op, operand_types, *banded)
     contract, batch = _nested(op.attr("dimension_numbers"))
     left, right = operand_types
     result = op.results[0].type

@@ -127,5 +127,16 @@ def made(d: Draw) -> None:
     d.add("made", d.choice(texts))
 
 
+def resize(d: Draw) -> None:
+    """Larger or smaller along one dim; most by a whole factor, as images are."""
+    x = d.pick("float", test=lambda t: len(t.shape) >= 1)
+    at, shape = _dim(d, x), list(d.shape_of(x))
+    sizes = [2 * shape[at], 3 * shape[at], shape[at] + 1, *(shape[at] // n for n in (2, 3) if shape[at] % n == 0)]
+    shape[at] = d.choice(sizes)
+    method = d.choice(("nearest", "bilinear", "bilinear", "cubic"))
+    d.add("resize", f"jax.image.resize({x}, {tuple(shape)}, {method!r})")
+
+
 MAKERS = {"reshape": (5.0, reshape), "transpose": (3.0, transpose), "ranks": (3.0, ranks), "join": (2.0, join),
-          "pad": (2.0, pad), "cut": (3.0, cut), "move": (3.0, move), "made": (1.0, made)}  # fmt: skip
+          "pad": (2.0, pad), "cut": (3.0, cut), "move": (3.0, move), "made": (1.0, made),
+          "resize": (1.0, resize)}  # fmt: skip

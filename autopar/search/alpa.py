@@ -15,10 +15,10 @@ from autopar.errors import InfeasiblePlanError
 from autopar.plan import Considered, Plan
 from autopar.plan.text import bytes_text
 from autopar.search.assemble import assemble, step_bound_s
-from autopar.search.built import built_for
+from autopar.search.built import built_for, sharding_problem_of, unlimited_look
 from autopar.search.clock import Clock
 from autopar.search.constraints import meshes_that_hold
-from autopar.search.intra import ShardingProblem, build, extract
+from autopar.search.intra import ShardingProblem, extract
 from autopar.search.intra.host import least_device_memory
 from autopar.search.intra.slack import Hidden, hide, step_s
 from autopar.search.intra.timeline import details_of
@@ -125,7 +125,9 @@ def _all_looked_at(problem: Problem, clock: Clock) -> list[_Looked]:
         try:
             for i in order:
                 problem.checkpoint()
-                looked[i] = thread.submit(looks.look, _sharding_problem(problem, meshes[i], clock, split_phases=False))
+                looked[i] = thread.submit(
+                    looks.look, sharding_problem_of(problem, meshes[i], clock, split_phases=False)
+                )
                 if problem.subproblem.ample_memory and i == order[0] and looked[i].result().bound_s == math.inf:
                     raise _too_little(problem)  # the least of one mesh is about that of all
         except BaseException:
@@ -140,7 +142,7 @@ def _looked(problem: Problem, clock: Clock) -> Plan:
     answers, goal = list[MeshSolution](), Goal(problem.policy.overlap.gap)
     for mesh in meshes_that_hold(every, problem.graph, problem.options.constraints):
         problem.checkpoint()
-        sharding_problem = _sharding_problem(problem, mesh, clock, split_phases=False)
+        sharding_problem = sharding_problem_of(problem, mesh, clock, split_phases=False)
         if sharding_problem.broken:
             answers.append(_left_out(_Looked(sharding_problem, None, math.inf)))
             continue
@@ -179,7 +181,7 @@ class _Looks:
         if sharding_problem.broken or memory_floor(sharding_problem.problem) > limit_bytes:
             return _Looked(sharding_problem, None, math.inf)
         with self.clock.phase("solve"):
-            look = _unlimited_look(self.problem, sharding_problem, self.cutoff_s)
+            look = unlimited_look(self.problem, sharding_problem, self.cutoff_s)
         if look is None:
             return _Looked(sharding_problem, None, -math.inf)
         fits = look.found and peak_bytes(sharding_problem.problem, look.choice) <= limit_bytes
@@ -221,10 +223,12 @@ def _without_limit(problem: Problem, looked: _Looked, clock: Clock, cutoff_s: fl
         cutoff_s: a step of another mesh, or one that another plan takes: beyond it the mesh is given up.
     """
     sharding_problem = looked.sharding_problem
-    with clock.phase("solve"):
-        free = _solve(
-            problem, replace(sharding_problem.problem, limit_bytes=None), known=looked.solution, cutoff_s=cutoff_s
-        )
+    solutions, key = built_for(problem).unlimited, (sharding_problem.mesh, cutoff_s, looked.solution)
+    if key not in solutions:
+        with clock.phase("solve"):
+            choices = replace(sharding_problem.problem, limit_bytes=None)
+            solutions[key] = _solve(problem, choices, known=looked.solution, cutoff_s=cutoff_s)
+    free = solutions[key]
     given_up = free.status is not Status.OPTIMAL and free.lower_bound > cutoff_s
     fits = (
         free.found and not given_up and peak_bytes(sharding_problem.problem, free.choice) <= problem.memory_limit_bytes
@@ -248,7 +252,7 @@ def _under_limit(problem: Problem, free: MeshSolution, clock: Clock, cutoff_s: f
             return answers
     split = free.sharding_problem
     if not problem.subproblem.separate_programs:
-        split = _sharding_problem(problem, split.mesh, clock, split_phases=True)
+        split = sharding_problem_of(problem, split.mesh, clock, split_phases=True)
     with clock.phase("solve"):
         by_phase = _solve(problem, split.problem, binds=True)
     return [
@@ -269,24 +273,6 @@ def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:
         cause="another plan is at hand that is as fast",
         remedy="take that plan, or leave cutoff_s out",
     )
-
-
-def _sharding_problem(problem: Problem, mesh: LogicalMesh, clock: Clock, *, split_phases: bool) -> ShardingProblem:
-    with clock.phase("program"):
-        built = built_for(problem)
-        if (mesh, split_phases) not in built.problems:
-            built.problems[mesh, split_phases] = build(problem, mesh, split_phases=split_phases)
-        sharding_problem = built.problems[mesh, split_phases]
-        limited = replace(sharding_problem.problem, limit_bytes=float(problem.memory_limit_bytes))
-        return replace(sharding_problem, problem=limited)
-
-
-def _unlimited_look(problem: Problem, sharding_problem: ShardingProblem, cutoff_s: float) -> Solution | None:
-    """A look at a mesh, whose phases share copies, without the memory limit."""
-    looks, key = built_for(problem).looks, (sharding_problem.mesh, cutoff_s)
-    if key not in looks:
-        looks[key] = first_look(replace(sharding_problem.problem, limit_bytes=None), Goal(PLAN_GAP, cutoff_s))
-    return looks[key]
 
 
 def _solve(

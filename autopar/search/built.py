@@ -1,4 +1,7 @@
-"""Integer programs of a graph whatever its memory limit: a stage is planned within one limit after another."""
+"""Integer programs of a graph whatever its memory limit and its microbatches in flight.
+
+A stage is planned within one limit after another, and the stages of a kind differ in these two alone.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,22 @@ from dataclasses import dataclass, field, replace
 from autopar.cluster import Cluster, LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Graph
-from autopar.search.intra import ShardingProblem
+from autopar.search.clock import Clock
+from autopar.search.intra import ShardingProblem, build
+from autopar.search.intra.memory import IN_FLIGHT
 from autopar.search.policy import SearchPolicy
 from autopar.search.problem import Options, Problem, Subproblem
-from autopar.solver import Solution
+from autopar.solver import Solution, first_look
+from autopar.solver.goal import PLAN_GAP, Goal
 
-#: Under which the memo of a search has what was built last.
-_LAST = "built last"
+#: Under which the memo of a search has what was built, and how many of these: a stage has levels of recomputation.
+_BUILT, _MOST = "built", 4
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """All of a problem but its graph, its memory limit and the seconds that its plan must stay below."""
+    """All of a problem but its graph, its memory limit, the seconds that its plan must stay below and how many
+    microbatches are in flight, where there are some."""
 
     cluster: Cluster
     cost_model: CostModel
@@ -30,31 +37,36 @@ class _Asked:
     @staticmethod
     def of(problem: Problem) -> _Asked:
         # What may lie in host memory is measured by the limit.
-        options, limit = problem.options, None if problem.options.offload == "none" else problem.memory_limit_bytes
+        options, subproblem = problem.options, problem.subproblem
+        limit = None if options.offload == "none" else problem.memory_limit_bytes
         return _Asked(
             problem.cluster,
             problem.cost_model,
             replace(options, memory_limit_bytes=limit),
             problem.policy,
-            replace(problem.subproblem, cutoff_s=math.inf),
+            replace(subproblem, cutoff_s=math.inf, extra_in_flight=min(1, subproblem.extra_in_flight)),
         )
 
 
 @dataclass(eq=False)
 class BuiltProblems:
-    """What is known of one problem under any memory limit.
+    """What is known of one problem under any memory limit, with any number of microbatches in flight.
 
     Args:
         graph: of the problem.
         asked: of it.
+        in_flight: microbatches in flight besides the one that runs, of which ``problems`` are.
         problems: by mesh, and whether phases make copies of their own, under some limit.
         looks: without a limit, by mesh and the seconds to stay below.
+        unlimited: likewise, solutions that begin from a look.
     """
 
     graph: Graph
     asked: _Asked
+    in_flight: int
     problems: dict[tuple[LogicalMesh, bool], ShardingProblem] = field(default_factory=dict)
     looks: dict[tuple[LogicalMesh, float], Solution | None] = field(default_factory=dict)
+    unlimited: dict[tuple[LogicalMesh, float, Solution | None], Solution] = field(default_factory=dict)
 
     @property
     def entries(self) -> int:
@@ -62,15 +74,76 @@ class BuiltProblems:
         return sum(n.costs.size for s in self.problems.values() for n in s.nodes)
 
 
+@dataclass(eq=False)
+class _LastBuilt:
+    """What was built last, the latest at the end."""
+
+    problems: list[BuiltProblems] = field(default_factory=list)
+
+    @property
+    def entries(self) -> int:
+        return sum(built.entries for built in self.problems)
+
+
 def built_for(problem: Problem) -> BuiltProblems:
-    """What is built for a problem: that of the last one where only the limit differs. One problem's is kept at a time.
+    """What is built for a problem: that of one of the last where only the limit and what is in flight differ.
 
     Args:
         problem: to be sharded.
     """
-    last, asked = problem.memo.get(_LAST), _Asked.of(problem)
-    if isinstance(last, BuiltProblems) and last.graph is problem.graph and last.asked == asked:
-        return last
-    built = BuiltProblems(problem.graph, asked)
-    problem.memo.keep(_LAST, built)
+    last, asked = problem.memo.get(_BUILT), _Asked.of(problem)
+    if not isinstance(last, _LastBuilt):
+        last = _LastBuilt()
+    for built in last.problems:
+        if built.graph is problem.graph and built.asked == asked:
+            return built
+    built = BuiltProblems(problem.graph, asked, problem.subproblem.extra_in_flight)
+    problem.memo.keep(_BUILT, _LastBuilt([*last.problems[1 - _MOST :], built]))
     return built
+
+
+def with_in_flight(built: ShardingProblem, before: int, after: int) -> ShardingProblem:
+    """A problem with another number of microbatches in flight, each of which takes as much.
+
+    Args:
+        built: the problem.
+        before: microbatches in flight besides the one that runs, of ``built``.
+        after: those of the answer; 0 where ``before`` is.
+    """
+    if before == after:
+        return built
+    drafts = tuple(replace(u, bytes=after * (u.bytes / before)) if u.kind == IN_FLIGHT else u for u in built.usages)
+    usages = tuple(
+        known if draft is old else replace(known, bytes=draft.bytes)
+        for known, old, draft in zip(built.problem.usages, built.usages, drafts, strict=True)
+    )
+    return replace(built, problem=replace(built.problem, usages=usages), usages=drafts)
+
+
+def sharding_problem_of(problem: Problem, mesh: LogicalMesh, clock: Clock, *, split_phases: bool) -> ShardingProblem:
+    """The stated problem of a mesh within the limit of ``problem``, built or as it was built for a like one.
+
+    Args:
+        problem: to be sharded.
+        mesh: the logical mesh.
+        clock: takes the time.
+        split_phases: see `build`.
+    """
+    with clock.phase("program"):
+        built = built_for(problem)
+        if (mesh, split_phases) not in built.problems:
+            known = replace(problem.subproblem, extra_in_flight=built.in_flight)
+            stated = replace(problem, subproblem=known)
+            built.problems[mesh, split_phases] = build(stated, mesh, split_phases=split_phases)
+        in_flight = problem.subproblem.extra_in_flight
+        sharding_problem = with_in_flight(built.problems[mesh, split_phases], built.in_flight, in_flight)
+        limited = replace(sharding_problem.problem, limit_bytes=float(problem.memory_limit_bytes))
+        return replace(sharding_problem, problem=limited)
+
+
+def unlimited_look(problem: Problem, sharding_problem: ShardingProblem, cutoff_s: float) -> Solution | None:
+    """A look at a mesh, whose phases share copies, without the memory limit."""
+    looks, key = built_for(problem).looks, (sharding_problem.mesh, cutoff_s)
+    if key not in looks:
+        looks[key] = first_look(replace(sharding_problem.problem, limit_bytes=None), Goal(PLAN_GAP, cutoff_s))
+    return looks[key]

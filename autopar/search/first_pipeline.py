@@ -26,6 +26,7 @@ from autopar.search.enumeration.candidates import (
     table_for,
 )
 from autopar.search.enumeration.search_space import is_small, most_microbatches, stage_counts
+from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.partition.even import even_stages
 from autopar.search.partition.slicings import layers_of
 from autopar.search.problem import Problem
@@ -50,7 +51,11 @@ def first_pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
 
 
 def first_plan(
-    problem: Problem, source: StageSource, intra: Callable[[Problem], Plan], clock: Clock
+    problem: Problem,
+    source: StageSource,
+    intra: Callable[[Problem], Plan],
+    clock: Clock,
+    pool: WorkerPool = SERIAL,
 ) -> tuple[Plan, Candidate] | None:
     """The first even pipeline that fits, with what it is of; None where none of those that are tried does.
 
@@ -59,12 +64,13 @@ def first_plan(
         source: cuts its step.
         intra: plans one stage on its submesh.
         clock: takes the time.
+        pool: plans some of the stages.
     """
     if not may_be_even(problem):
         return None
     with clock.phase("first plan"):
         for candidate in even_candidates(problem, source):
-            plan = sketch(problem, source, candidate, intra)
+            plan = sketch(problem, source, candidate, intra, pool)
             if plan is not None:
                 return plan, replace(candidate, schedule=None)
     return None
@@ -75,6 +81,7 @@ def sketch(
     source: StageSource,
     candidate: Candidate,
     intra: Callable[[Problem], Plan],
+    pool: WorkerPool = SERIAL,
     negligible_cost: float = math.inf,
 ) -> Plan | None:
     """The plan of a candidate by a look at each kind of stage; None where no look finds what fits.
@@ -84,6 +91,7 @@ def sketch(
         source: cuts its step.
         candidate: stages and their devices.
         intra: plans one stage on its submesh.
+        pool: plans some of them.
         negligible_cost: relative cost of the memory limit below which no other level of recomputation is looked at.
     """
     policy = problem.policy
@@ -93,7 +101,8 @@ def sketch(
         meshes=replace(policy.meshes, looks_only=True),
     )
     try:
-        plan = plan_candidate(replace(problem, policy=hasty), source, replace(candidate, shares_plans=True), intra)
+        looked_at = replace(candidate, shares_plans=True)
+        plan = plan_candidate(replace(problem, policy=hasty), source, looked_at, intra, pool)
     except (InfeasiblePlanError, ScheduleError):
         return None
     record = msgspec.structs.replace(plan.content.search, strategy="look")
@@ -108,12 +117,14 @@ class Sketches:
         problem: what is planned.
         source: cuts its step.
         intra: plans one stage on its submesh.
+        pool: plans some of them.
         plans: with what they are of, in the order in which they were made.
     """
 
     problem: Problem
     source: StageSource
     intra: Callable[[Problem], Plan]
+    pool: WorkerPool = SERIAL
     plans: list[tuple[Plan, Candidate]] = field(default_factory=list)
 
     def fastest(self) -> tuple[Plan, Candidate] | None:
@@ -125,7 +136,7 @@ class Sketches:
         for candidate in some:
             if all(other != candidate for _, other in self.plans):
                 cost = self.problem.policy.stages.sketch_cost
-                plan = sketch(self.problem, self.source, candidate, self.intra, cost)
+                plan = sketch(self.problem, self.source, candidate, self.intra, self.pool, cost)
                 if plan is not None:
                     self.plans.append((plan, candidate))
 

@@ -231,7 +231,7 @@ def _of_the_fastest_sketch(search: _PipelineSearch, trials: Trials[_Trial, Plan]
     Where no look finds what fits, plans of the slicings of the least estimates.
     """
     problem = search.problem
-    sketches = Sketches(problem, search.source, search.intra, _first(search))
+    sketches = Sketches(problem, search.source, search.intra, search.pool, _first(search))
     plans: list[Plan] = []
     for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
         with search.clock.phase("looks"):
@@ -252,7 +252,7 @@ def _first(search: _PipelineSearch) -> list[tuple[Plan, Candidate]]:
     """The first even pipeline, with what it is of, where no plan is at hand."""
     if search.problem.subproblem.cutoff_s < math.inf:
         return []
-    first = first_plan(search.problem, search.source, search.intra, search.clock)
+    first = first_plan(search.problem, search.source, search.intra, search.clock, search.pool)
     return [] if first is None else [first]
 
 

@@ -108,6 +108,17 @@ def test_who_waits_for_the_other_process_does_something_else_meanwhile() -> None
     made.close()
 
 
+def test_the_other_process_goes_on_after_calls_that_were_made_here(pool: WorkerPool) -> None:
+    first = pool.submit(time.sleep, 0.2)
+    while not first.taken:
+        time.sleep(0.001)
+    others = [pool.submit(math.sqrt, float(n)) for n in range(3)]
+    first.result()  # makes the others meanwhile, of which the pool's thread then sees nothing
+    assert all(other.done.is_set() for other in others)
+    wait_for(later := pool.submit(math.sqrt, 4.0))
+    assert later.outcome == 2.0
+
+
 def test_without_a_process_all_is_computed_here_when_it_is_wanted() -> None:
     calls: list[int] = []
     future = SERIAL.submit(calls.append, 1)

@@ -79,12 +79,15 @@ class WorkerPool:
         process: the other process; None where there is none, so that all is computed here.
         open: futures that nobody may have taken yet.
         wanted: tells the thread that serves the process that there is something to do.
+        thread: serves the process; None until something is submitted.
+        closing: whether the process is being ended.
     """
 
     process: Process | None = None
     open: deque[Future[Any]] = field(default_factory=deque)
     wanted: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     thread: threading.Thread | None = None
+    closing: bool = False
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -112,6 +115,7 @@ class WorkerPool:
         """Ends the other process; what it has not answered is computed here where it is asked for."""
         if self.process is None:
             return
+        self.closing = True
         self.process.close()
         self.wanted.release()
         if self.thread is not None:
@@ -123,8 +127,10 @@ class WorkerPool:
             self.wanted.acquire()
             try:
                 future = self.open.pop()
-            except IndexError:  # closed
-                return
+            except IndexError:  # this process has made it meanwhile, or the pool is closed
+                if self.closing:
+                    return
+                continue
             if future.take():
                 future.outcome = process.call(future.function, future.args)
                 future.done.set()

@@ -20,7 +20,7 @@ from autopar.recompute import Level
 from autopar.search.partition.dp import StageCosts
 from autopar.search.partition.submesh import Submesh
 from autopar.search.problem import Problem
-from autopar.search.stage_planning.stage import levels_of
+from autopar.search.stage_planning.stage_problem import levels_of
 from autopar.stages import Layers
 
 

@@ -14,7 +14,7 @@ from autopar.search.problem import Problem
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
 from autopar.search.profiling.sharding import PendingSharding
 from autopar.search.source import Sliced, StageSource
-from autopar.search.stage_planning.stage import levels_of
+from autopar.search.stage_planning.stage_problem import levels_of
 from autopar.stages import Layers
 
 

@@ -30,7 +30,8 @@ from autopar.search.source import StageSource
 from autopar.search.stage_planning.busy import BusyStages
 from autopar.search.stage_planning.memory import limit_of_each, most_bytes
 from autopar.search.stage_planning.shared import StagePlanCache, StagePlanner
-from autopar.search.stage_planning.stage import ScheduledStages, in_flight, plan_stage, submit_stages
+from autopar.search.stage_planning.stage import plan_stage, submit_like, submit_stages
+from autopar.search.stage_planning.stage_problem import ScheduledStages, in_flight
 
 
 def plan_candidate(
@@ -95,9 +96,12 @@ def _planned_stages(
         keys = {i: busy.key(pipeline.sliced.graphs[i], cluster.part(*candidate.devices[i]), count) for i in order}
         busy.check(keys, cutoff_s)
     submit_stages(pipeline, order, candidate.devices, shared)
-    contents = {}
-    for i in order:
+    contents: dict[int, PlanContent] = {}
+    for n, i in enumerate(order):
         contents[i] = plan_stage(pipeline, i, candidate.devices[i], shared)
+        if not candidate.shares_plans and all(pipeline.first(j) != pipeline.first(i) for j in order[:n]):
+            alike = [j for j in order[n + 1 :] if pipeline.first(j) == pipeline.first(i)]
+            submit_like(pipeline, contents[i], alike, candidate.devices, shared)
         if keys:
             busy.add(keys[i], contents[i])
             busy.check(keys, cutoff_s)

@@ -13,7 +13,12 @@ from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.step import step_of
 from autopar.search import Options, Problem, alpa
-from autopar.search.problem import NotFasterError
+from autopar.search.built import built_for, sharding_problem_of
+from autopar.search.clock import Clock
+from autopar.search.intra import build
+from autopar.search.intra.memory import IN_FLIGHT
+from autopar.search.memo import Memo
+from autopar.search.problem import InfeasiblePlanError, NotFasterError
 from autopar.search.source import Recomputation
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
 from autopar.stages import cluster
@@ -121,3 +126,40 @@ def test_blocks_are_found(seed):
 def test_what_does_not_repeat_has_no_blocks():
     assert find_repeats(list("abcdefgh"), np.ones(8)) is None
     assert find_repeats(list("abababcdefghijklmnop"), np.ones(20)) is None, "too little of the whole"
+
+
+@pytest.mark.parametrize("counts", [(1, 5, 2), (3, 1), (0, 2, 0)])
+def test_what_is_built_for_some_in_flight_serves_more_and_less(cut, counts):
+    source, layers = cut
+    sliced = source.slice(COUNT, layers.members)
+    part = MIDDLE.part(0, 2)
+    whole = Problem(sliced.graphs[1], part, CostModel(part), Options(num_microbatches=COUNT))
+    peaks = {}
+    for extra in counts:
+        subproblem = replace(
+            whole.subproblem, extra_in_flight=extra, separate_programs=True, arriving=sliced.arriving(1)
+        )
+        problem = replace(whole, subproblem=subproblem)
+        stated = built_for(problem)
+        assert (stated is built_for(replace(problem, subproblem=replace(subproblem, extra_in_flight=9)))) == bool(extra)
+        limit = replace(problem.options, memory_limit_bytes=int(0.9 * alpa(replace(problem, memo=Memo())).peak_memory))
+        for options in (problem.options, limit):
+            asked = replace(problem, options=options)
+            alone, shared = (_content_of(replace(asked, memo=memo)) for memo in (Memo(), whole.memo))
+            assert shared == alone
+        peaks[extra] = alpa(problem).content.peak_memory
+        for mesh in part.logical_meshes(None):
+            known = sharding_problem_of(problem, mesh, Clock(), split_phases=False)
+            built = build(problem, mesh, split_phases=False)
+            assert [u.kind for u in known.usages] == [u.kind for u in built.usages]
+            assert all((u.bytes == v.bytes).all() for u, v in zip(known.usages, built.usages, strict=True))
+            held = zip(known.problem.usages, built.problem.usages, strict=True)
+            assert all((u.bytes == v.bytes).all() for u, v in held)
+            assert any(u.kind == IN_FLIGHT for u in built.usages) == bool(extra)
+
+
+def _content_of(problem):
+    try:
+        return alpa(problem).content
+    except InfeasiblePlanError as error:
+        return error.fact

@@ -37,7 +37,7 @@ from autopar.search.composition.record import pipeline_of
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.source import Recomputation, Sliced
 from autopar.search.stage_planning.memory import received_bytes, stage_bytes
-from autopar.search.stage_planning.stage import in_flight
+from autopar.search.stage_planning.stage_problem import in_flight
 from autopar.simulate import step_of as simulated
 from autopar.solver import Solution, Status
 from autopar.stages import cluster as layers_of

@@ -1,0 +1,209 @@
+"""A stage as a problem of its own: its graph, its devices, and the memory that microbatches in flight leave it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autopar.errors import InfeasiblePlanError
+from autopar.ir import Graph
+from autopar.plan.text import bytes_text
+from autopar.recompute import LEVELS, Level
+from autopar.schedule import Table
+from autopar.schedule.offload import IN_TRANSFER
+from autopar.search.constraints import Constraint
+from autopar.search.problem import Problem
+from autopar.search.source import Recomputation, Sliced, StageSource
+from autopar.search.stage_planning.memory import received_bytes
+
+
+@dataclass(frozen=True)
+class ScheduledStages:
+    """A stage that is to be planned.
+
+    Args:
+        problem: the whole.
+        source: of its step.
+        sliced: its stages.
+        members: by stage the ids of its operators of the forward pass.
+        layers: of the whole forward pass, by layer the ids of its operators; empty where each stage is one.
+        table: the schedule.
+    """
+
+    problem: Problem
+    source: StageSource
+    sliced: Sliced
+    members: tuple[tuple[str, ...], ...]
+    layers: tuple[tuple[str, ...], ...]
+    table: Table
+
+    def first(self, stage: int) -> int:
+        """The first stage that is like a stage but for names."""
+        return self.sliced.isomorphic[stage] if self.sliced.isomorphic else stage
+
+    def recomputation(self, stage: int, level: Level) -> Recomputation:
+        """What ``level`` means for a stage: its layers, cut where the stage is cut."""
+        operators = set(self.members[stage])
+        layers = [tuple(id for id in layer if id in operators) for layer in self.layers]
+        return Recomputation(level, tuple(layer for layer in layers if layer) or (self.members[stage],))
+
+
+def levels_of(problem: Problem) -> tuple[Level, ...]:
+    """Levels of recomputation that may be taken."""
+    asked = problem.options.remat
+    return LEVELS if asked == "auto" else tuple(level for level in LEVELS if level == asked)
+
+
+def in_flight(table: Table, stage: int) -> int:
+    """Most microbatches whose forward pass a stage has done and whose backward pass it has not."""
+    most = 0
+    for worker in table.workers_of_stage(stage):
+        held = 0
+        for task in table.rows[worker]:
+            if task.stage == stage:
+                held += {"forward": 1, "backward": 0 if table.splits_backward else -1, "weight": -1}[task.kind]
+                most = max(most, held)
+    return max(1, most)
+
+
+@dataclass(frozen=True)
+class StageForm:
+    """A stage that recomputes and offloads some of its activations.
+
+    Args:
+        level: what is recomputed.
+        activations_offloaded: whether activations of microbatches in flight lie in host memory.
+        count: number of microbatches.
+        host_update: whether hosts update the state that only the update reads, where nobody asked for that.
+    """
+
+    level: Level
+    activations_offloaded: bool
+    count: int
+    host_update: bool = False
+
+    def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
+        """``error`` as it is: it is one of several reasons why a slicing does not fit."""
+        return error
+
+
+@dataclass(frozen=True)
+class StageProblem:
+    """A stage as a problem of its own.
+
+    Args:
+        problem: to be planned on the stage's devices, within what they leave it: of the first stage that is like it.
+        graph: of the stage itself.
+        kind: equal for stages whose graphs differ in names alone.
+        ends: last operators of its layers but the last.
+        extra_in_flight: microbatches in flight besides the one that runs.
+        whole_bytes: of a device.
+    """
+
+    problem: Problem
+    graph: Graph
+    kind: tuple[object, ...]
+    ends: tuple[str, ...]
+    extra_in_flight: int
+    whole_bytes: int
+
+
+def stage_problem(
+    pipeline: ScheduledStages,
+    stage: int,
+    placement: tuple[int, int],
+    form: StageForm,
+    shape: tuple[int, ...] | None,
+    cutoff_s: float = math.inf,
+) -> StageProblem:
+    """A stage in a form as a problem. InfeasiblePlanError where what others send it fills its devices."""
+    problem, table = pipeline.problem, pipeline.table
+    part, own = problem.cluster.part(*placement), _stage_graph(pipeline, stage, form.level)
+    like = _stage_graph(pipeline, pipeline.first(stage), form.level)
+    planned = like if like.kind == own.kind else own
+    extra = in_flight(table, stage) - 1
+    received = extra * received_bytes(pipeline.sliced, stage, placement[1])
+    whole = problem.options.memory_limit_bytes or part.memory_bytes
+    limit = whole - received
+    if limit <= 0:
+        raise _too_little(stage, extra, received, whole)
+    options = replace(
+        problem.options,
+        memory_limit_bytes=limit,
+        num_microbatches=table.num_microbatches,
+        num_stages=1,
+        schedule="auto",
+        mesh_shape=shape,
+        remat="none",
+        offload="update" if form.host_update else problem.options.offload,
+        constraints=planned.constraints,
+    )
+    subproblem = replace(
+        problem.subproblem,
+        extra_in_flight=min(extra, IN_TRANSFER) if form.activations_offloaded else extra,
+        separate_programs=True,
+        arriving=pipeline.sliced.arriving(planned.stage),
+        met=pipeline.sliced.met(planned.stage),
+        cutoff_s=cutoff_s,
+    )
+    # What would do for one stage need not do for the others.
+    reporting = replace(problem.reporting, explains_infeasible=False)
+    planned_problem = replace(
+        problem,
+        graph=planned.graph,
+        cluster=part,
+        cost_model=problem.cost_model.on(part),
+        options=options,
+        source=None,
+        subproblem=subproblem,
+        reporting=reporting,
+    )
+    return StageProblem(planned_problem, own.graph, (*own.kind, form.host_update), own.ends, extra, whole)
+
+
+@dataclass(frozen=True)
+class _StageGraph:
+    """The graph of a stage that recomputes at a level.
+
+    Args:
+        stage: its number.
+        graph: with what is recomputed.
+        constraints: on its inputs.
+        kind: equal for stages whose graphs differ in names alone.
+        ends: last operators of its layers but the last.
+    """
+
+    stage: int
+    graph: Graph
+    constraints: tuple[Constraint, ...]
+    kind: tuple[object, ...]
+    ends: tuple[str, ...]
+
+
+def _stage_graph(pipeline: ScheduledStages, stage: int, level: Level) -> _StageGraph:
+    recomputation = pipeline.recomputation(stage, level)
+    graph = pipeline.sliced.graphs[stage]
+    if level != "none":
+        count = pipeline.table.num_microbatches
+        graph = pipeline.source.recomputed(count, pipeline.members, stage, recomputation)
+    at = {id: n for n, id in enumerate(pipeline.members[stage])}
+    layers = tuple(tuple(at[id] for id in layer) for layer in recomputation.layers)
+    constraints = pipeline.sliced.constraints(stage, pipeline.problem.options.constraints)
+    kind = (pipeline.first(stage), level, layers, _asked_of(graph, constraints))
+    return _StageGraph(stage, graph, constraints, kind, tuple(layer[-1] for layer in recomputation.layers[:-1]))
+
+
+def _asked_of(graph: Graph, constraints: Sequence[Constraint]) -> tuple[object, ...]:
+    """Constraints by the numbers of inputs, whatever their names."""
+    number = {i.name: n for n, i in enumerate(graph.inputs)}
+    return tuple((number[c.value], c.shards, c.axes) for c in constraints)
+
+
+def _too_little(stage: int, extra: int, needed: int, limit: int) -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        f"stage {stage} is sent {bytes_text(needed)} ({needed} bytes) a device by others for {extra} microbatches in "
+        f"flight; the limit is {bytes_text(limit)}",
+        cause="what the backward pass takes from other stages is held for all microbatches in flight",
+        remedy="more stages, more and smaller microbatches, or schedule='1f1b'",
+    )

@@ -233,7 +233,8 @@ def _gather(op: Operator, operands: list[_Padded], arrays: list[Any], params: Pa
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     before, after = operands[0].shape, arrays[0].shape
     params["slice_sizes"] = tuple(m if k == n != 1 else k for k, n, m in zip(sizes, before, after, strict=True))
-    arrays[1] = _inside(arrays[1], numbers.start_index_map, params["mode"], before, after)
+    clamped = params["mode"] in (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+    arrays[1] = _inside(arrays[1], numbers.start_index_map, clamped, before, after)
     return arrays
 
 
@@ -243,13 +244,17 @@ def _scatter(
     """Updates are written to no padding."""
     numbers = params["dimension_numbers"]
     dims = numbers.scatter_dims_to_operand_dims
-    arrays[1] = _inside(arrays[1], dims, params["mode"], operands[0].shape, arrays[0].shape)
+    clamped = params["mode"] == lax.GatherScatterMode.CLIP
+    arrays[1] = _inside(arrays[1], dims, clamped, operands[0].shape, arrays[0].shape)
     return arrays
 
 
-def _inside(indices: Any, dims: Sequence[int], mode: Any, before: Shape, after: Shape) -> Any:
-    """Indices that mean with padding what they mean without: beyond the size they stay beyond, or are clamped."""
-    if mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS or all(before[d] == after[d] for d in dims):
+def _inside(indices: Any, dims: Sequence[int], clamped: bool, before: Shape, after: Shape) -> Any:
+    """Indices that mean with padding what they mean without: beyond the size they stay beyond, or are clamped.
+
+    Of indices that are promised to be in bounds XLA clamps reads and drops writes, and so do the ones with padding.
+    """
+    if all(before[d] == after[d] for d in dims):
         return indices
     components = []
     info: Any = jnp.iinfo
@@ -259,7 +264,7 @@ def _inside(indices: Any, dims: Sequence[int], mode: Any, before: Shape, after: 
         one = lax.slice_in_dim(indices, i, i + 1, axis=indices.ndim - 1)
         if before[d] != after[d]:
             last = np.asarray(before[d] - 1, indices.dtype)
-            if mode == lax.GatherScatterMode.CLIP:
+            if clamped:
                 one = lax.min(one, last)
             else:
                 one = lax.select(lax.gt(one, last), lax.full_like(one, after[d]), one)

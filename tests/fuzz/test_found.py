@@ -93,3 +93,20 @@ def test_an_all_to_all_after_another():
     with jax.enable_x64(True):
         args = (argument("float", (8, 2, 4), 1), argument("float", (5, 4, 2, 2), 2), argument("key", (), 3))
     assert_program(step, args, ((2, 4), 28), ((2, 4), 87))
+
+
+def test_rows_beyond_a_dim_that_is_padded():
+    """Indices that are promised to be in bounds and are not: XLA clamps the reads and drops the writes."""
+
+    def step(params, moments, data):
+        (a1,) = data
+        (v3,) = params
+        return v3[a1 % 8], v3.at[a1 % 8 - 2].get(mode="promise_in_bounds"), v3.at[a1 % 8].set(1.0, mode="drop")
+
+    def written(x, i):
+        return x.at[i % 8].set(2.0, mode="promise_in_bounds", unique_indices=False)
+
+    with jax.enable_x64(True):
+        params, index = (argument("float", (5, 8, 8, 1), 738),), argument("int", (4,), 788)
+    assert_program(step, (params, (), (index,)), *(((8,), seed) for seed in (738, 739, 741, 744)))
+    assert_program(written, (params[0], index), *(((8,), seed) for seed in (738, 739, 741, 744)))

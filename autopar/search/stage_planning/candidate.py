@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autopar.errors import InfeasiblePlanError
@@ -88,7 +87,9 @@ def _planned_stages(
     cutoff_s: float = math.inf,
 ) -> list[PlanContent]:
     """The plan of every stage, on its devices. NotFasterError where the pipeline takes ``cutoff_s`` or more."""
-    order = _order(pipeline, candidate.shares_plans)
+    # With the fewest microbatches in flight first: what is best there is best for isomorphic stages that it fits too.
+    sign = -1 if candidate.shares_plans else 1
+    order = sorted(range(len(candidate.members)), key=lambda i: (sign * in_flight(pipeline.table, i), i))
     keys = {}
     if cutoff_s < math.inf and not pipeline.table.after:
         cluster, count = pipeline.problem.cluster, candidate.count
@@ -96,38 +97,15 @@ def _planned_stages(
         busy.check(keys, cutoff_s)
     submit_stages(pipeline, order, candidate.devices, shared)
     contents: dict[int, PlanContent] = {}
-    while order:
-        i, *order = order
+    for n, i in enumerate(order):
         contents[i] = plan_stage(pipeline, i, candidate.devices[i], shared)
+        if not candidate.shares_plans and all(pipeline.first(j) != pipeline.first(i) for j in order[:n]):
+            alike = [j for j in order[n + 1 :] if pipeline.first(j) == pipeline.first(i)]
+            submit_like(pipeline, contents[i], alike, candidate.devices, shared)
         if keys:
             busy.add(keys[i], contents[i])
             busy.check(keys, cutoff_s)
-        like = [j for j in order if pipeline.first(j) == pipeline.first(i)]
-        if contents[i].memory_bound and not candidate.shares_plans and _is_first(pipeline, i, contents):
-            # The one that fits least follows: where it does not, the others are not planned.
-            order = [*like[-1:], *(j for j in order if j not in like[-1:])]
-            submit_like(pipeline, contents[i], [*like[-1:], *like[:-1]], candidate.devices, shared)
     return [on_devices(contents[i], i, placement) for i, placement in enumerate(candidate.devices)]
-
-
-def _order(pipeline: ScheduledStages, shares_plans: bool) -> list[int]:
-    """Stages in the order in which they are planned: those that no other is like, then the rest.
-
-    With the fewest microbatches in flight first: what is best there is best for isomorphic stages that it fits too.
-    Where any plan that fits will do, with the most first.
-    """
-    members = Counter(map(pipeline.first, range(len(pipeline.members))))
-    sign = -1 if shares_plans else 1
-    return sorted(
-        range(len(pipeline.members)),
-        key=lambda i: (members[pipeline.first(i)] > 1, sign * in_flight(pipeline.table, i), i),
-    )
-
-
-def _is_first(pipeline: ScheduledStages, stage: int, planned: Container[int]) -> bool:
-    """Whether no other stage that is like a stage is planned."""
-    stages = range(len(pipeline.members))
-    return not any(j in planned for j in stages if j != stage and pipeline.first(j) == pipeline.first(stage))
 
 
 def _sharing(

@@ -48,7 +48,8 @@ class Outcome:
     Args:
         kind: "ok"; "wrong" (other values), "crash" (an exception that is no AutoparError, or one without the
             user's line); "refused" (an AutoparError); "invalid" (jax itself does not take the program);
-            "unstable" (values change as much under noise in the last digits).
+            "unstable" (values change as much under noise in the last digits); "miscompiled" (compiling the plain
+            function as one changes its values, and the plan's are those of its operators one by one).
         detail: of what is not ok.
         config: that it happened with.
         primitives: names of those in the graph.
@@ -201,6 +202,8 @@ def check(
         if most > 1:
             if any(_explains(other, args, want, most, dtype) for other in noisy):
                 return Outcome("unstable", path, config, tuple(sorted(found)))
+            if _is_as_single_operators(fn, args, got, dtype):
+                return Outcome("miscompiled", f"{path} of the plain function", config, tuple(sorted(found)))
             return Outcome("wrong", f"{path} differs by {most:.1e} of what is allowed", config, tuple(sorted(found)))
     return Outcome("ok", primitives=tuple(sorted(found)))
 
@@ -209,6 +212,14 @@ def _explains(noisy: Callable[..., Any], args: Sequence[Any], want: Any, most: f
     """Whether noise in the last digits does as much as the difference ``most``."""
     moved = worst(jax.jit(noisy)(*args), want, dtype)[0]
     return moved > 1 or most <= _EXPLAINED * moved
+
+
+def _is_as_single_operators(fn: Callable[..., Any], args: Sequence[Any], got: Any, dtype: str) -> bool:
+    """Whether a result is that of the plain function operator by operator: then compiling it as one changed it."""
+    try:
+        return worst(got, jax.block_until_ready(fn(*args)), dtype)[0] <= 1
+    except Exception:  # jax runs some operators inside of a compiled function only
+        return False
 
 
 def check_program(
@@ -224,4 +235,4 @@ def assert_program(fn: Callable[..., Any], args: Sequence[Any], *plans: Config, 
     """For written-out tests: the program gives the same values planned."""
     with jax.enable_x64(True):
         outcome = check(fn, args, plans, dtype=dtype)
-    assert outcome.kind in ("ok", "refused"), f"{outcome.kind}: {outcome.detail} {outcome.config}"
+    assert outcome.kind in ("ok", "refused", "miscompiled"), f"{outcome.kind}: {outcome.detail} {outcome.config}"

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.fuzz.check import assert_program
-from tests.fuzz.support import argument
+from tests.fuzz.check import assert_program, check
+from tests.fuzz.support import argument, total, user_mesh
 
 PLANS = tuple((mesh, seed) for mesh in ((8,), (2, 4)) for seed in (1, 5, 12))
 
@@ -110,3 +110,29 @@ def test_rows_beyond_a_dim_that_is_padded():
         params, index = (argument("float", (5, 8, 8, 1), 738),), argument("int", (4,), 788)
     assert_program(step, (params, (), (index,)), *(((8,), seed) for seed in (738, 739, 741, 744)))
     assert_program(written, (params[0], index), *(((8,), seed) for seed in (738, 739, 741, 744)))
+
+
+def test_a_window_in_a_loop_beside_a_shard_map():
+    """XLA divides what stands beside a `shard_map`, and gets the gradient of the window in the loop wrong."""
+
+    def step(params):
+        def loss(p):
+            x, rows, carry = p
+            split = jax.sharding.PartitionSpec("m")
+            beside = jax.shard_map(
+                lambda part: jnp.tanh(part + jnp.sum(x)), mesh=user_mesh(2), in_specs=split, out_specs=split
+            )(x)
+            looped = jax.lax.fori_loop(0, 2, lambda _, v: jnp.tanh(v * 0.7 + jnp.mean(v @ x)), rows)
+
+            def windows(c, row):
+                top = jax.lax.reduce_window(row, -jnp.inf, jax.lax.max, (2,), (1,), "VALID")
+                return jnp.tanh(c * 0.7 + top * 0.5), ()
+
+            return total((beside, jax.lax.scan(windows, carry, looped)[0]))
+
+        return jax.value_and_grad(loss)(params)
+
+    with jax.enable_x64(True):
+        params = tuple(argument("float", s, k, "float32") for k, s in enumerate(((2, 8), (7, 2), (21, 1)), 546))
+        outcome = check(step, (params,), [((8,), 1546), ((2, 4), None)], dtype="float32")
+    assert outcome.kind in ("ok", "miscompiled"), outcome

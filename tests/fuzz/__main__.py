@@ -121,7 +121,7 @@ class Supervisor:
             out.write(json.dumps(record) + "\n")
         if test:
             (self.options.out / f"test_{self.options.seed}_{record['number']}.py").write_text(test)
-        if record["kind"] not in ("ok", "unstable", "invalid"):
+        if record["kind"] not in ("ok", "unstable", "invalid", "miscompiled"):
             print(f"{record['number']}: {record['kind']}: {record['detail'].splitlines()[0][:160]}", flush=True)
 
 

@@ -264,10 +264,7 @@ def _inside(indices: Any, dims: Sequence[int], clamped: bool, before: Shape, aft
         one = lax.slice_in_dim(indices, i, i + 1, axis=indices.ndim - 1)
         if before[d] != after[d]:
             last = np.asarray(before[d] - 1, indices.dtype)
-            if clamped:
-                one = lax.min(one, last)
-            else:
-                one = lax.select(lax.gt(one, last), lax.full_like(one, after[d]), one)
+            one = lax.min(one, last) if clamped else lax.select(lax.gt(one, last), lax.full_like(one, after[d]), one)
         components.append(one)
     return lax.concatenate(components, indices.ndim - 1) if len(components) > 1 else components[0]
 

@@ -133,8 +133,8 @@ def sharding_problem_of(problem: Problem, mesh: LogicalMesh, clock: Clock, *, sp
         built = built_for(problem)
         if (mesh, split_phases) not in built.problems:
             known = replace(problem.subproblem, extra_in_flight=built.in_flight)
-            stated = replace(problem, subproblem=known)
-            built.problems[mesh, split_phases] = build(stated, mesh, split_phases=split_phases)
+            in_form = replace(problem, subproblem=known)
+            built.problems[mesh, split_phases] = build(in_form, mesh, split_phases=split_phases)
         in_flight = problem.subproblem.extra_in_flight
         sharding_problem = with_in_flight(built.problems[mesh, split_phases], built.in_flight, in_flight)
         limited = replace(sharding_problem.problem, limit_bytes=float(problem.memory_limit_bytes))

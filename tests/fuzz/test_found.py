@@ -112,14 +112,14 @@ def test_rows_beyond_a_dim_that_is_padded():
     assert_program(written, (params[0], index), *(((8,), seed) for seed in (738, 739, 741, 744)))
 
 
-def test_a_window_in_a_loop_beside_a_shard_map():
-    """XLA divides what stands beside a `shard_map`, and gets the gradient of the window in the loop wrong."""
+def test_a_window_in_a_loop_next_to_a_shard_map():
+    """XLA divides what stands next to a `shard_map`, and gets the gradient of the window in the loop wrong."""
 
     def step(params):
         def loss(p):
             x, rows, carry = p
             split = jax.sharding.PartitionSpec("m")
-            beside = jax.shard_map(
+            split_by_user = jax.shard_map(
                 lambda part: jnp.tanh(part + jnp.sum(x)), mesh=user_mesh(2), in_specs=split, out_specs=split
             )(x)
             looped = jax.lax.fori_loop(0, 2, lambda _, v: jnp.tanh(v * 0.7 + jnp.mean(v @ x)), rows)
@@ -128,7 +128,7 @@ def test_a_window_in_a_loop_beside_a_shard_map():
                 top = jax.lax.reduce_window(row, -jnp.inf, jax.lax.max, (2,), (1,), "VALID")
                 return jnp.tanh(c * 0.7 + top * 0.5), ()
 
-            return total((beside, jax.lax.scan(windows, carry, looped)[0]))
+            return total((split_by_user, jax.lax.scan(windows, carry, looped)[0]))
 
         return jax.value_and_grad(loss)(params)
 

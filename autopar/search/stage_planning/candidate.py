@@ -100,8 +100,8 @@ def _planned_stages(
     for n, i in enumerate(order):
         contents[i] = plan_stage(pipeline, i, candidate.devices[i], shared)
         if not candidate.shares_plans and all(pipeline.first(j) != pipeline.first(i) for j in order[:n]):
-            alike = [j for j in order[n + 1 :] if pipeline.first(j) == pipeline.first(i)]
-            submit_like(pipeline, contents[i], alike, candidate.devices, shared)
+            isomorphic = [j for j in order[n + 1 :] if pipeline.first(j) == pipeline.first(i)]
+            submit_like(pipeline, contents[i], isomorphic, candidate.devices, shared)
         if keys:
             busy.add(keys[i], contents[i])
             busy.check(keys, cutoff_s)

@@ -119,9 +119,9 @@ def stage_problem(
 ) -> StageProblem:
     """A stage in a form as a problem. InfeasiblePlanError where what others send it fills its devices."""
     problem, table = pipeline.problem, pipeline.table
-    part, own = problem.cluster.part(*placement), _stage_graph(pipeline, stage, form.level)
+    part, of_stage = problem.cluster.part(*placement), _stage_graph(pipeline, stage, form.level)
     like = _stage_graph(pipeline, pipeline.first(stage), form.level)
-    planned = like if like.kind == own.kind else own
+    planned = like if like.kind == of_stage.kind else of_stage
     extra = in_flight(table, stage) - 1
     received = extra * received_bytes(pipeline.sliced, stage, placement[1])
     whole = problem.options.memory_limit_bytes or part.memory_bytes
@@ -159,7 +159,9 @@ def stage_problem(
         subproblem=subproblem,
         reporting=reporting,
     )
-    return StageProblem(planned_problem, own.graph, (*own.kind, form.host_update), own.ends, extra, whole)
+    return StageProblem(
+        planned_problem, of_stage.graph, (*of_stage.kind, form.host_update), of_stage.ends, extra, whole
+    )
 
 
 @dataclass(frozen=True)

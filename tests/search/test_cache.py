@@ -597,7 +597,7 @@ def test_a_pipeline_takes_stages_that_were_kept(monkeypatch, tmp_path: Path) -> 
     stages = len(list(tmp_path.iterdir())) - len(whole)
     assert len(whole) == 1 and stages >= 1
     whole[0].unlink()
-    monkeypatch.setattr(importlib.import_module("autopar.search.alpa"), "build", _refuse)
+    monkeypatch.setattr(importlib.import_module("autopar.search.built"), "build", _refuse)
     again = _plan(monkeypatch, tmp_path, **options)
     assert again.to_json() == first.to_json()
     assert whole[0].exists()

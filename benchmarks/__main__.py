@@ -88,6 +88,9 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
 @click.option("--instances", default="", metavar="A,B", help="Letters of instances of the contest; all unless given.")
 @click.option("--seed", default=0, help="Of the contest's solver, of what `drawn` draws, and the first of `stale`.")
 @click.option("--cases", default=drawn.CASES, help="How many problems `drawn` draws.")
+@click.option("--first", default=0, help="Number of the first of them.")
+@click.option("--compare/--no-compare", default=True, help="Whether `drawn` plans what is asked for by name too.")
+@click.option("--cpu-limit-s", default=drawn.CPU_LIMIT_S, help="CPU seconds after which `drawn` gives a plan up.")
 @click.option("--targets", default="", metavar="A,B", help="What `verified` compiles for; see benchmarks/verified.py.")
 @click.option("--examples", default="", metavar="A,B", help="What `verified` compiles; all examples unless given.")
 @click.option("--minutes", default=soak.MINUTES, help="How long `soak` kills workers.")
@@ -101,6 +104,9 @@ def main(
     instances: str,
     seed: int,
     cases: int,
+    first: int,
+    compare: bool,
+    cpu_limit_s: float,
     targets: str,
     examples: str,
     minutes: float,
@@ -120,7 +126,9 @@ def main(
         **BENCHMARKS,
         "contest": partial(contest.run, data=data, letters=letters, seed=seed),
         "kills": partial(kills.run, kills=count),
-        "drawn": partial(drawn.run, seed=seed, cases=cases),
+        "drawn": partial(
+            drawn.run, seed=seed, cases=cases, first=first, compare=compare, limit_s=cpu_limit_s, file=file
+        ),
         "soak": partial(soak.run, minutes=minutes, pause_s=pause_s),
         "stale": partial(stale.run, seed=seed),
         "verified": partial(verified.run, **chosen),

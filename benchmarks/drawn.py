@@ -2,18 +2,25 @@
 
 Every case is a model (all examples, and families that no example has), sizes of it, a cluster of 1 to 4,096 devices, a
 batch of 8 to 4,096, a memory limit from loose to an eighth, and what is given: nothing, the stages and microbatches, or
-the mesh. Case k of a seed is the same whatever the number of cases. Nothing is allocated.
+the mesh. Case k of a seed is the same whatever the number of cases. Nothing is allocated. A plan that takes more CPU
+seconds than its limit is a miss, and the next case follows.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import resource
+import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
@@ -34,6 +41,9 @@ TARGETS_S = (2.0, 8.0, 20.0)
 
 #: Times the least of what is asked for by name that a free plan may take.
 AS_FAST = 1.01
+
+#: CPU seconds of the planning process after which a plan is given up.
+CPU_LIMIT_S = 120.0
 
 _CLUSTERS = ("dgx-a100", "dgx-h100", "p3.16xlarge", "dgx-a800", "h200", "t4")
 _NODES = (1, 1, 1, 2, 4, 8, 16, 64, 128, 512)
@@ -125,25 +135,60 @@ def plan_of(case: Case, **more: Any) -> Plan:
     return plan
 
 
-def measure(case: Case, compare: bool) -> Row:
+class CpuLimitError(BaseException):
+    """A plan took more CPU seconds than its limit; no `Exception`, so that nothing inside of the planner catches it."""
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Raises `CpuLimitError` inside once this process has taken ``seconds`` more of CPU time.
+
+    It is raised as soon as the interpreter runs again: a call of compiled code is not interrupted.
+    """
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+        raise CpuLimitError(f"more than {seconds:g} CPU s")
+
+    before = signal.signal(signal.SIGXCPU, stop)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(usage.ru_utime + usage.ru_stime + seconds), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+        signal.signal(signal.SIGXCPU, before)
+
+
+def measure(case: Case, compare: bool, limit_s: float = CPU_LIMIT_S) -> Row:
     """The row of a case; with ``compare`` its free plan is laid next to plans that were asked for by name."""
     jax.config.update("jax_platforms", "cpu")
     row: dict[str, Any] = {"case": case.name}
     began_s, began_cpu_s = time.perf_counter(), _cpu_s()
     try:
-        plan = plan_of(case)
+        with cpu_limit(limit_s):
+            plan = plan_of(case)
         row.update(step_s=plan.step_time, bound_s=plan.search.lower_bound, stages=plan.num_stages)
+        row.update(microbatches=plan.num_microbatches, phases=_text(plan.phases))
         row["bound_holds"] = (plan.search.lower_bound or 0.0) <= plan.step_time
-    except autopar.AutoparError as error:
-        row["error"] = type(error).__name__
+    except (autopar.AutoparError, CpuLimitError) as error:
+        row["error"] = str(error) if isinstance(error, CpuLimitError) else type(error).__name__
+        row["in_time"] = not isinstance(error, CpuLimitError)
     row["wall_s"], row["cpu_s"] = time.perf_counter() - began_s, _cpu_s() - began_cpu_s
     row["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
     if compare and case.asked and "step_s" in row:
-        others = [other for asked in case.asked if (other := _seconds(case, asked)) is not None]
-        row["times_the_best_asked"] = row["step_s"] / min(others) if others else None
+        asked_s = [(_seconds(case, asked, limit_s), asked) for asked in case.asked]
+        fastest_s, fastest = min(((s, a) for s, a in asked_s if s is not None), default=(None, {}), key=lambda p: p[0])
+        if fastest_s is not None:
+            row.update(times_the_best_asked=row["step_s"] / fastest_s, best_asked=_text(fastest.items()))
     return row
+
+
+def _text(pairs: Iterable[tuple[str, Any]]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in pairs)
 
 
 def _usages() -> tuple[resource.struct_rusage, ...]:
@@ -155,20 +200,48 @@ def _cpu_s() -> float:
     return sum(u.ru_utime + u.ru_stime for u in _usages())
 
 
-def _seconds(case: Case, asked: Mapping[str, Any]) -> float | None:
+def _seconds(case: Case, asked: Mapping[str, Any], limit_s: float) -> float | None:
     try:
-        return plan_of(case, **asked).step_time
-    except autopar.AutoparError:
+        with cpu_limit(limit_s):
+            return plan_of(case, **asked).step_time
+    except (autopar.AutoparError, CpuLimitError):
         return None
 
 
-def run(quick: bool, say: Say, seed: int = SEED, cases: int = CASES) -> Report:
-    """The benchmark; ``quick`` takes two cases and compares none."""
+def run(
+    quick: bool,
+    say: Say,
+    seed: int = SEED,
+    cases: int = CASES,
+    first: int = 0,
+    compare: bool = True,
+    limit_s: float = CPU_LIMIT_S,
+    file: Path | None = None,
+) -> Report:
+    """The benchmark.
+
+    Args:
+        quick: whether two cases are taken and none is compared.
+        say: prints progress.
+        seed: of what is drawn.
+        cases: how many are.
+        first: number of the first.
+        compare: whether free plans are laid next to plans that are asked for by name.
+        limit_s: CPU seconds after which a plan is given up.
+        file: where the rows so far are written after each case, as JSON; None keeps them.
+    """
     rows: list[Row] = []
-    for number in range(2 if quick else cases):
+    for number in range(first, first + (2 if quick else cases)):
         case = draw(seed, number)
         say(f"drawn: {case.name}")
-        rows.append(in_new_process(measure, case, not quick))
+        began_s = time.perf_counter()
+        try:
+            rows.append(in_new_process(measure, case, compare and not quick, limit_s))
+        except BrokenProcessPool:  # the system ended it: memory
+            wall_s = time.perf_counter() - began_s
+            rows.append({"case": case.name, "error": "ended", "in_time": False, "wall_s": wall_s, "cpu_s": wall_s})
+        if file is not None:
+            file.write_text(json.dumps(rows, indent=1, default=float) + "\n", encoding="utf-8")
     return summary(rows, seed)
 
 
@@ -181,6 +254,7 @@ def summary(rows: Sequence[Row], seed: int) -> Report:
     bounds = all(row.get("bound_holds", True) for row in rows)
     fast = all(ratio <= AS_FAST for ratio in ratios)
     in_time = all(found <= target for found, target in zip(figures[0], TARGETS_S, strict=True))
+    in_time = in_time and all(row.get("in_time", True) for row in rows)
     notes = tuple(
         f"{name} s: median {median:.2f}, 95th of 100 {high:.2f}, worst {worst:.2f}"
         for name, (median, high, worst) in zip(("wall", "CPU"), figures, strict=True)

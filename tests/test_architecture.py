@@ -193,6 +193,7 @@ NUMBERS_OF_SEARCH = {
     "autopar.search.intra.timeline.MOST_OPERATORS": "size of a picture",
     "autopar.search.intra.timeline.MOST_POINTS": "size of a picture",
     "autopar.search.memo._MOST_ENTRIES": "memory of what is computed once",
+    "autopar.search.partition.dp._MOST_SUMS": "memory of sums that are made at a time",
     "autopar.search.partition.even._ROUNDING": "of sums",
     "autopar.search.intra.extract._SHOWN_OPERATORS": "length of a text",
     "autopar.search.intra.fusion.CPU_GROWTH": "what a compiler fuses: a fact",

@@ -29,6 +29,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+#: Sums that are made at a time: 32 MB.
+_MOST_SUMS = 4_000_000
+
 
 @dataclass(frozen=True)
 class StageCosts:
@@ -200,29 +203,33 @@ def _within(
     n, most = costs.num_layers, len(seconds)
     total = np.full((most + 1, n + 1, *(d + 1 for d in devices)), np.inf)
     total[(0, n, *(0 for _ in devices))] = 0.0
-    back: dict[tuple[int, ...], tuple[int, int]] = {}
+    last_of, kind_of = np.zeros(total.shape, np.int64), np.zeros(total.shape, np.int64)
     for s in range(1, most + 1):
         fits = np.isfinite(seconds[s - 1]) & (seconds[s - 1] <= bound)
         fits &= np.isfinite(total[s - 1].reshape(n + 1, -1)).any(axis=1)[1:]
-        for k in range(max(0, (num_stages or s) - s), n + 1 - s):
-            for kind, size in enumerate(costs.sizes):
-                group = costs.group(kind)
-                lasts = np.flatnonzero(fits[kind, k, k:]) + k
-                if not len(lasts) or size > devices[group]:
-                    continue
-                before = tuple(slice(0, d + 1 - size if g == group else None) for g, d in enumerate(devices))
-                after = tuple(slice(size if g == group else 0, None) for g in range(len(devices)))
-                # [last, devices left by group] -> sum
-                stage_s = seconds[s - 1][kind, k, lasts].reshape(-1, *(1 for _ in devices))
-                rest = total[s - 1][lasts + 1][(slice(None), *before)] + stage_s
-                at = np.argmin(rest, axis=0)
-                value = np.take_along_axis(rest, at[None], axis=0)[0]
-                reached = total[s, k][after]
+        begin, end = max(0, (num_stages or s) - s), n + 1 - s
+        for kind, size in enumerate(costs.sizes):
+            group = costs.group(kind)
+            lasts = np.flatnonzero(fits[kind, begin:end].any(axis=0))
+            if not len(lasts) or size > devices[group]:
+                continue
+            before = tuple(slice(0, d + 1 - size if g == group else None) for g, d in enumerate(devices))
+            after = tuple(slice(size if g == group else 0, None) for g in range(len(devices)))
+            rest = total[s - 1][lasts + 1][(slice(None), *before)]
+            step = max(1, _MOST_SUMS // rest.size)
+            for first in range(begin, end, step):
+                some = slice(first, min(end, first + step))
+                # [first, last, devices left by group] -> sum
+                stage_s = np.where(fits[kind], seconds[s - 1][kind], np.inf)[some, lasts]
+                sums = stage_s.reshape(*stage_s.shape, *(1 for _ in devices)) + rest
+                at = np.argmin(sums, axis=1)
+                value = np.take_along_axis(sums, at[:, None], axis=1)[:, 0]
+                index = (slice(None), *after)
+                reached = total[s, some][index]
                 better = value < reached
                 reached[better] = value[better]
-                for left in map(tuple, np.argwhere(better).tolist()):
-                    d = tuple(c + size if g == group else c for g, c in enumerate(left))
-                    back[s, k, *d] = (int(lasts[at[left]]), kind)
+                last_of[s, some][index][better] = lasts[at[better]]
+                kind_of[s, some][index][better] = kind
     choices = [num_stages] if num_stages is not None else range(1, most + 1)
     best = min(((float(total[(s, 0, *devices)]), s) for s in choices), default=(np.inf, 0))
     if not np.isfinite(best[0]):
@@ -231,7 +238,7 @@ def _within(
     times = []
     s, k, free = best[1], 0, devices
     while s:
-        last, kind = back[s, k, *free]
+        last, kind = int(last_of[s, k, *free]), int(kind_of[s, k, *free])
         stages.append(Slice(k, last, kind))
         times.append(float(seconds[s - 1][kind, k, last]))
         free = tuple(d - costs.sizes[kind] if g == costs.group(kind) else d for g, d in enumerate(free))

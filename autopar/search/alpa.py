@@ -5,26 +5,24 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from autopar.cluster import LogicalMesh
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Considered, Plan
 from autopar.plan.text import bytes_text
 from autopar.search.assemble import assemble, step_bound_s
-from autopar.search.built import built_for, sharding_problem_of, unlimited_look
+from autopar.search.built import built_for, sharding_problem_of
 from autopar.search.clock import Clock
-from autopar.search.constraints import meshes_that_hold
 from autopar.search.intra import ShardingProblem, extract
 from autopar.search.intra.host import least_device_memory
 from autopar.search.intra.slack import Hidden, hide, step_s
 from autopar.search.intra.timeline import details_of
+from autopar.search.looks import Looked, all_looked_at, meshes_of, solve_mesh, summed_cutoff_s, too_little
 from autopar.search.problem import NotFasterError, Problem
-from autopar.solver import ChoiceProblem, HighsSolver, Solution, Status, first_look, is_feasible, peak_bytes, solve
-from autopar.solver.goal import PLAN_GAP, Goal
+from autopar.solver import ChoiceProblem, Solution, Status, first_look, is_feasible, peak_bytes
+from autopar.solver.goal import Goal
 from autopar.solver.memory import memory_floor
 from autopar.solver.solve import LARGE
 
@@ -44,20 +42,6 @@ class MeshSolution:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class _Looked:
-    """A mesh with its stated problem and what a look at it without the memory limit says.
-
-    ``bound_s`` is less than any step without a limit takes, ``solution`` None where a proof takes as long,
-    and ``fits`` whether the choice of the look keeps the limit; where nothing does the bound is inf.
-    """
-
-    sharding_problem: ShardingProblem
-    solution: Solution | None
-    bound_s: float
-    fits: bool = False
-
-
 def alpa(problem: Problem) -> Plan:
     """The cheapest plan over all logical meshes of the cluster.
 
@@ -68,12 +52,14 @@ def alpa(problem: Problem) -> Plan:
         InfeasiblePlanError: no sharding fits the memory limit; it has the least memory that would do.
         NotFasterError: none takes less than ``cutoff_s`` of the sub-problem.
     """
-    clock, known_s = Clock(), problem.subproblem.cutoff_s
+    clock = Clock()
     if problem.policy.meshes.looks_only:
         return _looked(problem, clock)
-    looked = _all_looked_at(problem, clock)
+    meshes = meshes_of(problem)
+    known_s = summed_cutoff_s(problem, meshes, clock)
+    looked = all_looked_at(problem, meshes, known_s, clock)
     if problem.subproblem.ample_memory and not any(look.fits for look in looked):
-        raise _too_little(problem)
+        raise too_little(problem)
     answers: dict[int, list[MeshSolution]] = {}
     unlimited: dict[int, float] = {}
     best = math.inf
@@ -109,51 +95,23 @@ def alpa(problem: Problem) -> Plan:
     return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
 
 
-def _all_looked_at(problem: Problem, clock: Clock) -> list[_Looked]:
-    """A look at every mesh without the memory limit.
-
-    The mesh that is most like the machine comes first; others are looked at no longer once their bound is above what
-    is known.
-    """
-    every = problem.cluster.logical_meshes(problem.options.mesh_shape)
-    meshes = meshes_that_hold(every, problem.graph, problem.options.constraints)
-    looks = _Looks(problem, clock, problem.subproblem.cutoff_s)
-    order = sorted(range(len(meshes)), key=lambda i: (_distance(problem, meshes[i]), i))
-    looked: dict[int, Future[_Looked]] = {}
-    # Looks run without the interpreter's lock, one after another in a thread, while the next mesh is stated.
-    with ThreadPoolExecutor(1, "autopar-look") as thread:
-        try:
-            for i in order:
-                problem.checkpoint()
-                looked[i] = thread.submit(
-                    looks.look, sharding_problem_of(problem, meshes[i], clock, split_phases=False)
-                )
-                if problem.subproblem.ample_memory and i == order[0] and looked[i].result().bound_s == math.inf:
-                    raise _too_little(problem)  # the least of one mesh is about that of all
-        except BaseException:
-            thread.shutdown(cancel_futures=True)
-            raise
-        return [looked[i].result() for i in range(len(meshes))]
-
-
 def _looked(problem: Problem, clock: Clock) -> Plan:
     """The plan of what a look at each mesh finds within the memory limit; of a problem too small for one its answer."""
-    every, least_s = problem.cluster.logical_meshes(problem.options.mesh_shape), math.inf
-    answers, goal = list[MeshSolution](), Goal(problem.policy.overlap.gap)
-    for mesh in meshes_that_hold(every, problem.graph, problem.options.constraints):
+    answers, least_s, goal = list[MeshSolution](), math.inf, Goal(problem.policy.overlap.gap)
+    for mesh in meshes_of(problem):
         problem.checkpoint()
         sharding_problem = sharding_problem_of(problem, mesh, clock, split_phases=False)
         if sharding_problem.broken:
-            answers.append(_left_out(_Looked(sharding_problem, None, math.inf)))
+            answers.append(_left_out(Looked(sharding_problem, None, math.inf)))
             continue
         with clock.phase("solve"):
             fits, look = False, None
             if problem.policy.stages.negligible_cost < math.inf:  # else nobody asks what the limit costs
                 choices = replace(sharding_problem.problem, limit_bytes=None)
-                look = first_look(choices, goal) or _solve(problem, choices)
+                look = first_look(choices, goal) or solve_mesh(problem, choices)
                 least_s, fits = min(least_s, look.objective), is_feasible(sharding_problem.problem, look.choice)
             if look is None or not fits:
-                look = first_look(sharding_problem.problem, goal) or _solve(problem, sharding_problem.problem)
+                look = first_look(sharding_problem.problem, goal) or solve_mesh(problem, sharding_problem.problem)
         answers.append(MeshSolution(replace(sharding_problem, memory_bound=not fits), look))
     plan = best_plan(problem, answers, "alpa", clock)
     least_s = plan.content.search.objective if least_s == math.inf else least_s
@@ -161,36 +119,7 @@ def _looked(problem: Problem, clock: Clock) -> Plan:
     return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
 
 
-@dataclass
-class _Looks:
-    """Looks at meshes one after another.
-
-    Args:
-        problem: what is planned.
-        clock: takes the time.
-        cutoff_s: a step of another plan, or of a mesh that was looked at and fits: beyond it a mesh is given up.
-    """
-
-    problem: Problem
-    clock: Clock
-    cutoff_s: float
-
-    def look(self, sharding_problem: ShardingProblem) -> _Looked:
-        """A look at the next mesh."""
-        limit_bytes = self.problem.memory_limit_bytes
-        if sharding_problem.broken or memory_floor(sharding_problem.problem) > limit_bytes:
-            return _Looked(sharding_problem, None, math.inf)
-        with self.clock.phase("solve"):
-            look = unlimited_look(self.problem, sharding_problem, self.cutoff_s)
-        if look is None:
-            return _Looked(sharding_problem, None, -math.inf)
-        fits = look.found and peak_bytes(sharding_problem.problem, look.choice) <= limit_bytes
-        if fits:
-            self.cutoff_s = min(self.cutoff_s, look.objective)
-        return _Looked(sharding_problem, look, look.lower_bound, fits)
-
-
-def _left_out(looked: _Looked) -> MeshSolution:
+def _left_out(looked: Looked) -> MeshSolution:
     """Of a mesh that is not solved, as its bound is above what is known, or as nothing fits on it."""
     sharding_problem = replace(looked.sharding_problem, memory_bound=True)
     if looked.bound_s == math.inf:
@@ -206,14 +135,7 @@ def _given_up(answer: MeshSolution) -> MeshSolution:
     return replace(answer, solution=solution, note=_LEFT_OUT)
 
 
-def _distance(problem: Problem, mesh: LogicalMesh) -> float:
-    """How far the sizes of a mesh are from nodes by devices of a node."""
-    node = max(group.devices_per_node for group in problem.cluster.groups)
-    inner = mesh.axes[-1][1] if len(mesh.axes) > 1 or problem.cluster.num_devices <= node else 1
-    return abs(math.log2(inner / min(node, problem.cluster.num_devices)))
-
-
-def _without_limit(problem: Problem, looked: _Looked, clock: Clock, cutoff_s: float) -> MeshSolution:
+def _without_limit(problem: Problem, looked: Looked, clock: Clock, cutoff_s: float) -> MeshSolution:
     """The answer on one mesh without the memory limit; ``memory_bound`` where it breaks the limit, or was given up.
 
     Args:
@@ -227,7 +149,7 @@ def _without_limit(problem: Problem, looked: _Looked, clock: Clock, cutoff_s: fl
     if key not in solutions:
         with clock.phase("solve"):
             choices = replace(sharding_problem.problem, limit_bytes=None)
-            solutions[key] = _solve(problem, choices, known=looked.solution, cutoff_s=cutoff_s)
+            solutions[key] = solve_mesh(problem, choices, known=looked.solution, cutoff_s=cutoff_s)
     free = solutions[key]
     given_up = free.status is not Status.OPTIMAL and free.lower_bound > cutoff_s
     fits = (
@@ -245,7 +167,7 @@ def _under_limit(problem: Problem, free: MeshSolution, clock: Clock, cutoff_s: f
     answers: list[MeshSolution] = []
     if not problem.subproblem.separate_programs:
         with clock.phase("solve"):
-            shared = _solve(problem, free.sharding_problem.problem, binds=True, cutoff_s=cutoff_s)
+            shared = solve_mesh(problem, free.sharding_problem.problem, binds=True, cutoff_s=cutoff_s)
             answers.append(MeshSolution(free.sharding_problem, shared, "memory binds"))
         least = free.solution.lower_bound
         if answers[0].solution.objective <= least + problem.policy.stages.negligible_cost * abs(least):
@@ -254,16 +176,11 @@ def _under_limit(problem: Problem, free: MeshSolution, clock: Clock, cutoff_s: f
     if not problem.subproblem.separate_programs:
         split = sharding_problem_of(problem, split.mesh, clock, split_phases=True)
     with clock.phase("solve"):
-        by_phase = _solve(problem, split.problem, binds=True)
+        by_phase = solve_mesh(problem, split.problem, binds=True)
     return [
         *answers,
         MeshSolution(replace(split, memory_bound=True), by_phase, "memory binds, each phase gathers for itself"),
     ]
-
-
-def _too_little(problem: Problem) -> InfeasiblePlanError:
-    limit = bytes_text(problem.memory_limit_bytes)
-    return InfeasiblePlanError(f"{problem.graph.name} without a limit does not fit {limit} a device on any mesh")
 
 
 def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:
@@ -275,32 +192,12 @@ def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:
     )
 
 
-def _solve(
-    problem: Problem,
-    choices: ChoiceProblem,
-    *,
-    known: Solution | None = None,
-    binds: bool = False,
-    cutoff_s: float = math.inf,
-) -> Solution:
-    """The cheapest choice, up to a gap that no plan is worth waiting for."""
-    return solve(
-        choices,
-        HighsSolver(max_nodes=problem.policy.meshes.most_nodes),
-        time_limit_s=problem.options.time_limit_s,
-        seed=problem.options.seed,
-        known=known,
-        binds=binds,
-        goal=Goal(PLAN_GAP, cutoff_s),
-    )
-
-
 def _improved(problem: Problem, choices: ChoiceProblem, start: tuple[int, ...]) -> Solution:
     """A choice that is at least as cheap as ``start``: no proof is needed, and of large problems a look is enough."""
     goal = Goal(problem.policy.overlap.gap)
     free = first_look(replace(choices, limit_bytes=None), goal, start or None) if choices.columns > LARGE else None
     if free is None:
-        return _solve(problem, choices, binds=True)
+        return solve_mesh(problem, choices, binds=True)
     return free if is_feasible(choices, free.choice) else first_look(choices, goal, start or None) or free
 
 

@@ -133,9 +133,22 @@ class Planner:
             return self.pipeline(staged, step, counts, slack * tried.cutoff_s, tried.exposed)
         if not form.ample_memory:
             return self.single_stage(problem, step, counts, tried.cutoff_s)
+        return self._ample_stage(problem, step, counts, tried.cutoff_s)
+
+    def _ample_stage(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float) -> Plan:
+        """The plan of one stage in the first configuration, where memory is ample; arguments as of `single_stage`."""
         roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
-        first = first_configuration(counts or [1], problem.options.remat)
-        return self._bounded(problem, counts, self._attempt(roomy, step)(first, tried.cutoff_s, False))
+        o, blocks = problem.options, block_scores(problem)
+        first = first_configuration(counts or [1], o.remat)
+        if blocks and o.attention == "blocks":
+            first = replace(first, block_scores=blocks)
+        plan = self._attempt(roomy, step)(first, cutoff_s, False)
+        if _is_best_of_one_stage(problem, plan):
+            attempt = self._attempt(problem, step)
+            if blocks and not first.block_scores:
+                plan = in_blocks(Trials(attempt), [first.count], o.remat, blocks, plan) or plan
+            plan = with_padding(Trials(attempt), plan, paddings_of(problem, plan))
+        return self._bounded(problem, counts, plan)
 
     def single_stage(
         self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf

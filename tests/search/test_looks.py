@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
 import pytest
 
+from autopar.cluster import Cluster
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
 from autopar.search.alpa import alpa
+from autopar.search.problem import NotFasterError, Problem
 from examples import mlp
 from tests.search.problems import problem_of, toy
 
@@ -49,3 +53,28 @@ def test_some_meshes_are_left_out_by_their_bounds_alone(monkeypatch: pytest.Monk
     assert plan is not None
     assert any("left out" in c.name for c in plan.search.considered)
     assert sum(c.note == "chosen" for c in plan.search.considered) == 1
+
+
+def _on_nodes(**subproblem: Any) -> Problem:
+    fn, args = mlp.build(abstract=True, layers=4, hidden=2048, batch=8192)
+    problem = problem_of(fn, args, Cluster.load("dgx-a100", nodes=2))
+    return replace(problem, subproblem=replace(problem.subproblem, **subproblem))
+
+
+def test_what_hides_is_no_part_of_the_seconds_to_stay_below() -> None:
+    plan = alpa(_on_nodes())
+    assert plan.step_time < 0.9 * plan.search.objective, "collectives hide, or are sent together"
+    again = alpa(_on_nodes(cutoff_s=1.01 * plan.step_time))
+    assert again.step_time == plan.step_time
+    with pytest.raises(NotFasterError):
+        alpa(_on_nodes(cutoff_s=0.1 * plan.step_time))
+
+
+def test_memory_of_a_small_step_may_be_ample() -> None:
+    """A small problem has no look: whether its answer keeps the limit is known once it is solved."""
+    plan, ample = alpa(_on_nodes()), alpa(_on_nodes(ample_memory=True))
+    assert not plan.content.memory_bound and ample.step_time == plan.step_time
+    tight = _on_nodes(ample_memory=True)
+    options = replace(tight.options, memory_limit_bytes=int(0.6 * plan.peak_memory))
+    with pytest.raises(InfeasiblePlanError):
+        alpa(replace(tight, options=options))

@@ -266,7 +266,7 @@ def test_no_clock_decides_in_the_search_of_pipelines() -> None:
 
 def test_a_clock_ends_a_solve_only_where_the_user_says_so() -> None:
     assert autopar.search.Options().time_limit_s is None
-    for name in ("alpa", "restrict"):
+    for name in ("looks", "restrict"):
         calls = [n for n in ast.walk(parse(ROOT / "autopar" / "search" / f"{name}.py")) if isinstance(n, ast.Call)]
         limits = [ast.unparse(k.value) for c in calls for k in c.keywords if k.arg == "time_limit_s"]
         assert limits == ["problem.options.time_limit_s"], name

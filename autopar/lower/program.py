@@ -192,12 +192,27 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     donated = tuple(i for i, r in enumerate(plan.content.inputs) if r.path in wanted)
     program = whole if any(traced.weak) else body
     function = jax.jit(program, in_shardings=in_shardings, out_shardings=out_shardings, donate_argnums=donated)
+    options = dict(_joining(plan, platform))
     # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
     stage = plan.stages[0]
     short = platform == "cpu" and (plan.content.memory_bound or stage.remat != "none" or stage.block_scores > 0)
-    xla_options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"} if short else {}
+    if short:
+        options["xla_cpu_scheduler_type"] = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
     sizes = plan.stages[0].mesh_shape
     host_bytes = sum(
         inputs[n].local_bytes(graph.inputs[n].type, sizes) * (1 if n in donated else 2) for n in sorted(hosted.inputs)
     )
-    return LoweredProgram(function, mesh, in_shardings, out_shardings, donated, xla_options, host_bytes)
+    return LoweredProgram(function, mesh, in_shardings, out_shardings, donated, options, host_bytes)
+
+
+def _joining(plan: Plan, platform: str) -> dict[str, str]:
+    """What XLA's compiler for GPUs is told of the bytes up to which it sends collectives as one."""
+    (stage,) = plan.stages
+    if platform not in ("cuda", "gpu"):
+        return {}
+    of_kind = {
+        "all_reduce": stage.combine_bytes,
+        "reduce_scatter": stage.combine_bytes,
+        "all_gather": stage.gather_bytes,
+    }
+    return {f"xla_gpu_{kind}_combine_threshold_bytes": str(n) for kind, n in of_kind.items() if n is not None}

@@ -91,6 +91,9 @@ class Stage(Record, frozen=True):
             and the number of all; None where the stack is not cut into stages, or there is none.
         block_scores: scores of one head from which attention runs in blocks; 0 where it runs as the program says.
         padded: dims that are padded inside, one of each class: (value, number of the dim, size with padding).
+        combine_bytes: bytes up to which the compiler for GPUs is asked to send all-reduces, and reduce-scatters, as
+            one; None for its own threshold.
+        gather_bytes: the same of all-gathers.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -116,6 +119,8 @@ class Stage(Record, frozen=True):
     layered_update: bool = False
     padded: tuple[tuple[str, int, int], ...] = ()
     slices_ahead: int | None = None
+    combine_bytes: int | None = None
+    gather_bytes: int | None = None
 
     @property
     def mesh_shape(self) -> dict[str, int]:

@@ -18,6 +18,7 @@ from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, extract
 from autopar.search.intra.host import least_device_memory
 from autopar.search.intra.slack import Hidden, hide, step_s
+from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.intra.timeline import details_of
 from autopar.search.looks import Looked, all_looked_at, meshes_of, solve_mesh, summed_cutoff_s, too_little
 from autopar.search.problem import NotFasterError, Problem
@@ -238,6 +239,7 @@ def best_plan(
         taken = Hidden(first.solution, sharding)
         if improve is not None:
             taken = hide(problem, first.sharding_problem, taken, improve)
+        sharding = with_thresholds(problem, first.sharding_problem, taken.solution.choice, taken.sharding)
         considered = tuple(
             Considered(
                 f"mesh {a.sharding_problem.mesh}" + (f", {a.note}" if a.note else ""),
@@ -252,14 +254,14 @@ def best_plan(
     plan = assemble(
         problem,
         first.sharding_problem,
-        taken.sharding,
+        sharding,
         name,
         taken.solution.objective,
         None if math.isinf(bound) else float(bound),
         considered,
         clock,
     )
-    return replace(plan, details=details_of(problem, first.sharding_problem, taken.solution.choice, taken.sharding))
+    return replace(plan, details=details_of(problem, first.sharding_problem, taken.solution.choice, sharding))
 
 
 def infeasible(problem: Problem, problems: Sequence[ShardingProblem]) -> InfeasiblePlanError:

@@ -16,6 +16,7 @@ from autopar.plan import (
     SearchContent,
     Stage,
 )
+from autopar.plan.text import bytes_text
 from autopar.search.clock import Clock
 from autopar.search.intra import Sharding, ShardingProblem
 from autopar.search.intra.overlap import link_class
@@ -72,6 +73,7 @@ def assemble(
             *_batch_notes(problem, sharding),
             *_overlap_notes(sharding),
             *_matmul_notes(sharding),
+            *_joining_notes(sharding),
         ),
         memory_bound=sharding_problem.memory_bound,
         memory_limit=problem.memory_limit_bytes,
@@ -82,6 +84,7 @@ def assemble(
 
 def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Sharding) -> Stage:
     """The only stage, on all devices."""
+    joined = sharding.thresholds
     return Stage(
         mesh_axes=tuple(sharding_problem.mesh.axes),
         devices=tuple(range(problem.cluster.num_devices)),
@@ -98,6 +101,8 @@ def _stage(problem: Problem, sharding_problem: ShardingProblem, sharding: Shardi
         weight_stash_bytes=sharding.weight_stash_bytes,
         accumulation_bytes=sharding.accumulation_bytes,
         state_bytes=sharding.state_bytes,
+        combine_bytes=None if joined is None else int(joined.combine_bytes),
+        gather_bytes=None if joined is None else int(joined.gather_bytes),
     )
 
 
@@ -158,6 +163,17 @@ def _matmul_notes(sharding: Sharding) -> list[str]:
         return []
     counts = " and ".join(f"{travels[of]} of {of}" for of in ("operands", "sums") if travels[of])
     return [f"collective matmul: {counts} travel in blocks next to their products, no gather or scatter"]
+
+
+def _joining_notes(sharding: Sharding) -> list[str]:
+    """Says up to how many bytes the compiler is asked to send collectives as one."""
+    t = sharding.thresholds
+    if t is None:
+        return []
+    return [
+        f"sums are sent together up to {bytes_text(int(t.combine_bytes))}, gathers up to "
+        f"{bytes_text(int(t.gather_bytes))}: the compiler is asked to"
+    ]
 
 
 def _batch_notes(problem: Problem, sharding: Sharding) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.search.policy import OverlapPolicy, SearchPolicy
+from autopar.search.overlap_policy import OverlapPolicy
+from autopar.search.policy import SearchPolicy
 
 
 def without_estimates(policy: SearchPolicy) -> SearchPolicy:

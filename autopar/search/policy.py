@@ -8,7 +8,9 @@ speed alone (`WorkerPolicy`) never changes a plan.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from autopar.search.overlap_policy import OverlapPolicy
 
 
 @dataclass(frozen=True)
@@ -192,27 +194,6 @@ class PaddingPolicy:
 
 
 @dataclass(frozen=True)
-class OverlapPolicy:
-    """How a sharding is solved again with what computation hides, on devices that send next to computing.
-
-    Args:
-        link_shares: for each answer beyond the first the share of its seconds that a hidden conversion costs still. Of
-            eight GPTs none got faster with a share of 0 (up to 3.5 times slower: all use the same idle links), all
-            with 0.1 or 0.5, by 0 to 21%; with both in turn by 14% on average, and a third share gained 0.3%.
-        stall_share: share of a step that waits for collectives, up to which the answer stays: no more than it can be
-            won.
-        gap: relative gap at which such an answer is good enough.
-        most_blocks: blocks of a product that travel next to it: programs grow with them, and blocks become small. It is
-            a choice.
-    """
-
-    link_shares: tuple[float, ...] = (0.1, 0.5)
-    stall_share: float = 0.02
-    gap: float = 1e-2
-    most_blocks: int = 16
-
-
-@dataclass(frozen=True)
 class PartitionPolicy:
     """Which answers of the dynamic program are planned exactly.
 
@@ -385,7 +366,7 @@ class SearchPolicy:
     enumeration: EnumerationPolicy = EnumerationPolicy()
     pricing: PricingPolicy = PricingPolicy()
     meshes: MeshPolicy = MeshPolicy()
-    overlap: OverlapPolicy = OverlapPolicy()
+    overlap: OverlapPolicy = field(default_factory=OverlapPolicy)
     space: SpacePolicy = SpacePolicy()
     attention: AttentionPolicy = AttentionPolicy()
     algebra: AlgebraPolicy = AlgebraPolicy()

@@ -15,6 +15,7 @@ from autopar.plan import Considered, Plan
 from autopar.search.assemble import assemble, step_bound_s
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build, extract
+from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.intra.timeline import details_of
 from autopar.search.problem import Problem
 from autopar.solver import HighsSolver, Node, Solution, solve
@@ -94,6 +95,7 @@ def restricted_plan(
     sharding_problem = replace(restricted.sharding_problem, notes=(*restricted.sharding_problem.notes, *notes))
     with clock.phase("extract"):
         sharding = extract(problem, sharding_problem, restricted.solution.choice)
+        sharding = with_thresholds(problem, sharding_problem, restricted.solution.choice, sharding)
     objective = restricted.solution.objective
     bound = step_bound_s(problem, sharding_problem, restricted.solution.lower_bound)
     plan = assemble(problem, sharding_problem, sharding, name, objective, bound, tuple(considered), clock)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from autopar.cost import PRODUCTS, CostModel, collective_matmul_s, matrices_of
 from autopar.ir import Layout
 from autopar.search.intra.collectives import MatmulBlock, PricedCollective
+from autopar.search.intra.combine import Thresholds
 from autopar.search.intra.draft import SiteDraft, ValueDraft
 from autopar.search.intra.overlap import producers_of, timed
 from autopar.search.intra.sharding_problem import ShardingProblem
@@ -72,7 +73,11 @@ class _BlockForm:
 
 
 def timed_collectives(
-    problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
+    problem: Problem,
+    sharding_problem: ShardingProblem,
+    choice: Sequence[int],
+    sent: Sequence[PricedCollective],
+    thresholds: Thresholds | None = None,
 ) -> TimedCollectives:
     """The collectives of a choice, those of products in blocks as messages.
 
@@ -81,8 +86,9 @@ def timed_collectives(
         sharding_problem: from `build`.
         choice: strategy of each node.
         sent: from `collectives`.
+        thresholds: up to how many bytes they are sent as one; None as the stack has it.
     """
-    plain = TimedCollectives(*_timed(problem, sharding_problem, choice, sent), tuple(sent))
+    plain = TimedCollectives(*_timed(problem, sharding_problem, choice, sent, thresholds), tuple(sent))
     asked, cost = problem.options.collective_matmul, problem.cost_model
     if asked == "none" or (asked == "auto" and not cost.computes_while_sending):
         return plain
@@ -95,7 +101,7 @@ def timed_collectives(
         return plain
     listed = tuple(_listed(sent, {c.number: c for c in taken.values()}))
     in_blocks = TimedCollectives(
-        *_timed(problem, sharding_problem, choice, listed),
+        *_timed(problem, sharding_problem, choice, listed, thresholds),
         listed,
         {id: c.how.travels for id, c in taken.items()},
         {id: c.blocks * c.block_s - float(c.site.seconds[choice[c.site.node]]) for id, c in taken.items()},
@@ -104,12 +110,16 @@ def timed_collectives(
 
 
 def _timed(
-    problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
+    problem: Problem,
+    sharding_problem: ShardingProblem,
+    choice: Sequence[int],
+    sent: Sequence[PricedCollective],
+    thresholds: Thresholds | None,
 ) -> tuple[tuple[PricedCollective, ...], tuple[float, ...]]:
     """The collectives as the stack of the cluster sends them, and for each the seconds of it that nothing hides."""
     cost = problem.cost_model
     if cost.overlaps:
-        return timed(cost, sharding_problem, choice, sent)
+        return timed(cost, sharding_problem, choice, sent, thresholds)
     if not cost.knows_kernels:
         overlaps = cost.computes_while_sending
         return tuple(sent), tuple(

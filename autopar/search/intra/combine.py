@@ -1,8 +1,8 @@
 """Which collectives a compiler sends as one: those of a kind and of the same groups of devices, up to a threshold.
 
 XLA joins all-gathers, all-reduces and reduce-scatters of a computation that do not depend on each other, in the order
-of the program, until their bytes reach ``combine_bytes`` of the stack (``gather_bytes`` for all-gathers). What is
-joined begins when the last of its values is there, and ends for all who take them.
+of the program, until their bytes reach a threshold (another one for all-gathers): that of the stack, or of the plan.
+What is joined begins when the last of its values is there, and ends for all who take them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,26 @@ from dataclasses import dataclass, field
 from autopar.cost.constants import Stack
 from autopar.search.intra.collectives import PricedCollective
 
-_JOINED = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
+#: Kinds of collectives that compilers send as one.
+JOINED = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Bytes up to which a compiler sends collectives as one; 0 sends each alone.
+
+    Args:
+        combine_bytes: of all-reduces and reduce-scatters.
+        gather_bytes: of all-gathers.
+    """
+
+    combine_bytes: float
+    gather_bytes: float
+
+    @staticmethod
+    def of(stack: Stack) -> Thresholds:
+        """Those of a training program where nobody says otherwise."""
+        return Thresholds(stack.combine_bytes, stack.gather_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +78,19 @@ class _Group:
 
 
 def combined(
-    stack: Stack, sent: Sequence[PricedCollective], ends: Mapping[int, Ends], needs: Sequence[Sequence[int]]
+    thresholds: Thresholds, sent: Sequence[PricedCollective], ends: Mapping[int, Ends], needs: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], ...]:
     """Groups of two or more collectives of one region that are sent as one, by their numbers.
 
     Args:
-        stack: says up to how many bytes.
+        thresholds: up to how many bytes.
         sent: all collectives.
         ends: by number of those of the region where their values are made and taken. Those from one task to another
             are made of each other, or sent in turn: each of these is sent by itself.
         needs: by place of a task those of the tasks before it whose results it takes.
     """
     count = Counter(ends.values())
-    single = [n for n in ends if sent[n].kind in _JOINED and count[ends[n]] == 1]
+    single = [n for n in ends if sent[n].kind in JOINED and count[ends[n]] == 1]
     if len({_key(sent[n]) for n in single}) == len(single):
         return ()
     before = _before(needs)
@@ -80,7 +99,7 @@ def combined(
     for n in sorted(single, key=lambda n: (ends[n].producer, n)):
         c, taker = sent[n], 1 << ends[n].consumer
         made_of = before[ends[n].producer] if ends[n].producer >= 0 else 0
-        limit = stack.gather_bytes if c.kind == "all-gather" else stack.combine_bytes
+        limit = thresholds.gather_bytes if c.kind == "all-gather" else thresholds.combine_bytes
         group = open_groups.get(_key(c))
         if group is None or not group.takes(c, made_of, taker, limit):
             group = open_groups[_key(c)] = _Group()

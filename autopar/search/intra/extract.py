@@ -17,8 +17,9 @@ from autopar.plan import Choice, CollectiveKind, Communication, Copy, Memory, Op
 from autopar.search.intra.attention import skips_masked
 from autopar.search.intra.collective_matmul import timed_collectives
 from autopar.search.intra.collectives import PricedCollective, collectives
+from autopar.search.intra.combine import Thresholds
 from autopar.search.intra.draft import UsageDraft, ValueDraft
-from autopar.search.intra.host import HOST, hosted, moved_down, moves_s
+from autopar.search.intra.host import HOST, down_s, hosted, moves_s
 from autopar.search.intra.memory import IN_FLIGHT, is_in_flight
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.slices import slices_ahead
@@ -54,6 +55,7 @@ class Sharding:
         accumulation_bytes: bytes a device of what microbatches add up.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
         starts_s: seconds that devices wait for the host to start kernels.
+        thresholds: bytes up to which the compiler is asked to send collectives as one; None for its own.
     """
 
     inputs: Mapping[str, Layout]
@@ -76,6 +78,7 @@ class Sharding:
     accumulation_bytes: int = 0
     state_bytes: int = 0
     starts_s: float = 0.0
+    thresholds: Thresholds | None = None
 
     @property
     def step_s(self) -> float:
@@ -83,19 +86,25 @@ class Sharding:
         return self.compute_s + self.exposed_s + self.host_s + self.starts_s
 
 
-def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> Sharding:
+def extract(
+    problem: Problem,
+    sharding_problem: ShardingProblem,
+    choice: Sequence[int],
+    thresholds: Thresholds | None = None,
+) -> Sharding:
     """What ``choice`` means.
 
     Args:
         problem: what was planned.
         sharding_problem: from `build`.
         choice: strategy of each node of ``stated.problem``.
+        thresholds: bytes up to which the compiler is asked to send collectives as one; None for its own.
     """
     layouts = value_layouts(sharding_problem, choice)
     copies = copy_layouts(sharding_problem, choice, layouts)
     by_work = Works(sharding_problem, problem.graph, problem.cost_model, problem.subproblem.met)
     sent = tuple(collectives(problem, sharding_problem, choice, layouts, copies))
-    times = timed_collectives(problem, sharding_problem, choice, sent)
+    times = timed_collectives(problem, sharding_problem, choice, sent, thresholds)
     communication = _communication(times.sent, times.exposed_s, by_work)
     for s in sharding_problem.sites:
         by_work.add(s.id, s.phase, float(s.seconds[choice[s.node]]) + times.longer_s.get(s.id, 0.0))
@@ -106,23 +115,17 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
     }
     in_passes = _sliced_s(problem.cost_model, sharding_problem, moved)
     host_s = float(sum(moves_s(problem.cost_model, sharding_problem.values[k], n) for k, n in moved.items()))
-    host_s += _down_s(problem.cost_model, sharding_problem, choice)
+    host_s += down_s(problem.cost_model, sharding_problem.values.values(), choice, sharding_problem.mesh.sizes)
     for consumer, phase, seconds in in_passes:
         by_work.add(consumer, phase, seconds)
     by_work.add("", "update", host_s - sum(seconds for _, _, seconds in in_passes))
-    touches = any(d.first_touch_bandwidth is not None for d in problem.cluster.device_types)
-    made_bytes = _computed_bytes(sharding_problem, problem.graph, choice) if touches else 0.0
-    first_touch_s = problem.cost_model.first_touch_s(made_bytes)
+    first_touch_s = _first_touch_s(problem, sharding_problem, choice)
     by_work.add("", "update", first_touch_s)
     longer_s = sum(times.longer_s.values())
     replaced = there | _replacing(problem.graph, there)
-    outputs = tuple(
-        Layout.replicated(o.type.rank) if port is None else port[1][choice[port[0]]]
-        for o, port in zip(problem.graph.outputs, sharding_problem.outputs, strict=True)
-    )
     return Sharding(
         inputs={i.name: layouts[i.name] for i in problem.graph.inputs},
-        outputs=outputs,
+        outputs=_outputs(problem.graph, sharding_problem, choice),
         operators=_operators(problem.cost_model, sharding_problem, choice, replaced, times.matmuls),
         copies=tuple(Copy(k, str(layout), phase) for k, by in copies.items() for phase, layout in by.items()),
         communication=communication,
@@ -141,7 +144,23 @@ def extract(problem: Problem, sharding_problem: ShardingProblem, choice: Sequenc
         slices_ahead=slices_ahead((sharding_problem.values[k] for k in sorted(there)), sharding_problem.mesh),
         host_bytes=sum(n for k, n in moved.items() if not _is_other_name(sharding_problem.values[k])),
         starts_s=by_work.stall_s,
+        thresholds=thresholds,
     )
+
+
+def _outputs(graph: Graph, sharding_problem: ShardingProblem, choice: Sequence[int]) -> tuple[Layout, ...]:
+    """Layouts of the results."""
+    return tuple(
+        Layout.replicated(o.type.rank) if port is None else port[1][choice[port[0]]]
+        for o, port in zip(graph.outputs, sharding_problem.outputs, strict=True)
+    )
+
+
+def _first_touch_s(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence[int]) -> float:
+    """Seconds that the first writing of what a step makes takes longer, where devices say."""
+    touches = any(d.first_touch_bandwidth is not None for d in problem.cluster.device_types)
+    made_bytes = _computed_bytes(sharding_problem, problem.graph, choice) if touches else 0.0
+    return problem.cost_model.first_touch_s(made_bytes)
 
 
 def _activation_bytes(sharding_problem: ShardingProblem, layouts: Mapping[str, Layout]) -> int:
@@ -227,13 +246,6 @@ def _sliced_s(
         for u in v.uses
         if u.stacked
     ]
-
-
-def _down_s(cost: CostModel, sharding_problem: ShardingProblem, choice: Sequence[int]) -> float:
-    """Seconds of moving to hosts what operators there take of values on devices."""
-    sizes = sharding_problem.mesh.sizes
-    used = ((v, moved_down(v)) for v in sharding_problem.values.values())
-    return sum(cost.host_s(u.required[choice[u.node]].local_bytes(v.type, sizes)) for v, u in used if u is not None)
 
 
 def _replacing(graph: Graph, there: frozenset[str]) -> frozenset[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -300,3 +300,16 @@ def least_device_memory(problem: ChoiceProblem, usages: Sequence[UsageDraft]) ->
         problem, limit = replace(problem, usages=scaled, limit_bytes=least), least
         least = least_memory(problem)[0]
     return least
+
+
+def down_s(cost: CostModel, values: Iterable[ValueDraft], choice: Sequence[int], sizes: Mapping[str, int]) -> float:
+    """Seconds of moving to hosts what operators there take of values on devices.
+
+    Args:
+        cost: what moving takes.
+        values: all of a step.
+        choice: strategy of each node.
+        sizes: of the mesh's axes.
+    """
+    used = ((v, moved_down(v)) for v in values)
+    return sum(cost.host_s(u.required[choice[u.node]].local_bytes(v.type, sizes)) for v, u in used if u is not None)

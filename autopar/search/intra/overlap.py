@@ -18,7 +18,7 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
 from autopar.ir import Operator
 from autopar.search.intra.collectives import MatmulBlock, PricedCollective
-from autopar.search.intra.combine import Ends, combined
+from autopar.search.intra.combine import Ends, Thresholds, combined
 from autopar.search.intra.sharding_problem import ShardingProblem
 
 
@@ -214,16 +214,22 @@ class RegionSchedule:
 
 
 def schedules(
-    cost: CostModel, sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
+    cost: CostModel,
+    sharding_problem: ShardingProblem,
+    choice: Sequence[int],
+    sent: Sequence[PricedCollective],
+    thresholds: Thresholds | None = None,
 ) -> dict[str, RegionSchedule]:
     """The schedule of each region, innermost first; "" is the step.
 
     Args:
-        cost: says what is sent as one, and what that takes.
+        cost: says what collectives take that are sent as one.
         sharding_problem: from `build`.
         choice: strategy of each node.
         sent: all collectives of the choice, value by value.
+        thresholds: up to how many bytes they are sent as one; None as the stack has it.
     """
+    thresholds = thresholds or Thresholds.of(cost.stack)
     regions, producers = {r.id for r in sharding_problem.region_sites}, producers_of(sharding_problem)
     in_blocks = {c.block.product: c.block for c in sent if c.block is not None}
     inner: dict[str, list[tuple[int, TimedTask]]] = defaultdict(list)
@@ -249,7 +255,7 @@ def schedules(
             for c in (sent[n] for n in of_region[region])
         )
         numbers = tuple(of_region[region])
-        groups = _groups(cost, tasks, transfers, sent, numbers)
+        groups = _groups(thresholds, tasks, transfers, sent, numbers)
         transfers = _joined(cost, sharding_problem.mesh, transfers, [sent[n] for n in numbers], groups)
         by_region[region] = RegionSchedule(transfers, numbers, list_schedule(tasks, transfers, groups), groups)
     return by_region
@@ -283,7 +289,7 @@ def _ends(c: PricedCollective, producers: Mapping[str, str], known: set[str]) ->
 
 
 def _groups(
-    cost: CostModel,
+    thresholds: Thresholds,
     tasks: Sequence[TimedTask],
     transfers: Sequence[Transfer],
     sent: Sequence[PricedCollective],
@@ -297,7 +303,7 @@ def _groups(
     }
     needs = [[p for need in t.needs if (p := place.get(need, n)) < n] for n, t in enumerate(tasks)]
     index = {n: m for m, n in enumerate(numbers)}
-    return tuple(tuple(index[n] for n in group) for group in combined(cost.stack, sent, ends, needs))
+    return tuple(tuple(index[n] for n in group) for group in combined(thresholds, sent, ends, needs))
 
 
 def _joined(
@@ -319,14 +325,18 @@ def _joined(
 
 
 def timed(
-    cost: CostModel, sharding_problem: ShardingProblem, choice: Sequence[int], sent: Sequence[PricedCollective]
+    cost: CostModel,
+    sharding_problem: ShardingProblem,
+    choice: Sequence[int],
+    sent: Sequence[PricedCollective],
+    thresholds: Thresholds | None = None,
 ) -> tuple[tuple[PricedCollective, ...], tuple[float, ...]]:
     """The collectives as they are sent, and for each the seconds of it that no operator hides.
 
     The latter add up to what the cores wait for. Arguments are those of `schedules`.
     """
     as_sent, shares = list(sent), [0.0] * len(sent)
-    for of in schedules(cost, sharding_problem, choice, sent).values():
+    for of in schedules(cost, sharding_problem, choice, sent, thresholds).values():
         for n, transfer in zip(of.sent, of.transfers, strict=True):
             as_sent[n] = replace(as_sent[n], seconds=transfer.seconds)
         for consumer, wait_s in of.timing.stall_s.items():

@@ -46,9 +46,10 @@ def details_of(
     sent = tuple(
         collectives(problem, sharding_problem, choice, layouts, copy_layouts(sharding_problem, choice, layouts))
     )
-    sent = timed_collectives(problem, sharding_problem, choice, sent).listed
+    sent = timed_collectives(problem, sharding_problem, choice, sent, sharding.thresholds).listed
     if problem.cost_model.overlaps:
-        slices = _overlapped(schedules(problem.cost_model, sharding_problem, choice, sent), sharding_problem, sent)
+        of_regions = schedules(problem.cost_model, sharding_problem, choice, sent, sharding.thresholds)
+        slices = _overlapped(of_regions, sharding_problem, sent)
     else:
         share = sharding.exposed_s / sharding.communication_s if sharding.communication_s else 0.0
         slices = _in_turn(sharding_problem, choice, sent, share)

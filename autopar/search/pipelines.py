@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import msgspec
 
@@ -94,7 +95,12 @@ def branches(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
     clock = Clock()
     search = _PipelineSearch(problem, source, CachedPlanner(intra), SERIAL, clock)
     trials: Trials[_Trial, Plan] = Trials(search.attempt)
-    plans = trials.run([_Trial(c, is_optional=True) for c in some])
+    plans: list[Plan] = []
+    for _, of_count in itertools.groupby(sorted(some, key=attrgetter("count")), key=attrgetter("count")):
+        before_s = min(map(_seconds, plans), default=math.inf)
+        plans += trials.run([_Trial(c, is_optional=True) for c in of_count])
+        if plans and min(map(_seconds, plans)) >= before_s:
+            break  # more microbatches do not pay
     if not plans:
         raise _nothing_planned(problem, trials)
     best = min(plans, key=_seconds)

@@ -8,7 +8,7 @@ the layers (`_of_blocks`): what is known of one is then known of all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,8 @@ from autopar.stages.repeats import find_repeats
 MOST_BLOCKS = 160
 #: Share of a block's FLOPs above which what is before or after the blocks is a layer of its own.
 OWN_LAYER = 0.1
+#: Runs of operators that are looked at together: 8 MB an array.
+MOST_RUNS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -151,19 +153,55 @@ def _best_ends(flops: np.ndarray, cuts: np.ndarray, count: int, slack: float) ->
         best = np.full((count + 1, n + 1), np.inf)
         back = np.zeros((count + 1, n + 1), np.int64)
         best[0, 0] = 0.0
-        for k in range(1, count + 1):
-            for end in range(k, n + 1):
-                first = int(np.searchsorted(prefix, prefix[end] - limit - 1e-9 * limit))
-                if first >= end:
-                    continue
-                cost = best[k - 1, first:end] + np.where(np.arange(first, end) > 0, cuts[np.arange(first, end) - 1], 0)
-                # Of equal costs the one with the most even runs.
-                even = np.abs(prefix[end] - prefix[first:end] - prefix[-1] / count) / max(prefix[-1], 1.0)
-                at = int(np.argmin(cost * (1 + 1e-3 * even) + 1e-6 * even))
-                best[k, end], back[k, end] = cost[at], first + at
+        for runs in _runs_within(prefix, limit):
+            cut = np.where(runs.firsts > 0, cuts[runs.firsts - 1], 0)
+            # Of equal costs the one with the most even runs.
+            even = np.abs(prefix[runs.ends_of] - prefix[runs.firsts] - prefix[-1] / count) / max(prefix[-1], 1.0)
+            for k in range(1, count + 1):
+                cost = best[k - 1, runs.firsts] + cut
+                at = runs.argmin(cost * (1 + 1e-3 * even) + 1e-6 * even)
+                best[k, runs.ends], back[k, runs.ends] = cost[at], runs.firsts[at]
         if np.isfinite(best[count, n]):
             ends = [n]
             for k in range(count, 1, -1):
                 ends.append(int(back[k, ends[-1]]))
             return ends[::-1]
         slack = slack * 2 + 0.1
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of operators by their ends.
+
+    Args:
+        ends: exclusive, rising.
+        begins: by end the number of its first run.
+        firsts: of each run its first operator, rising for each end.
+        ends_of: of each run its end.
+    """
+
+    ends: np.ndarray
+    begins: np.ndarray
+    firsts: np.ndarray
+    ends_of: np.ndarray
+
+    def argmin(self, values: np.ndarray) -> np.ndarray:
+        """By end the number of the first run of the least value."""
+        least = np.repeat(np.minimum.reduceat(values, self.begins), np.diff([*self.begins, len(values)]))
+        numbers: np.ndarray = np.where(values == least, np.arange(len(values)), len(values))
+        return np.minimum.reduceat(numbers, self.begins)
+
+
+def _runs_within(prefix: np.ndarray, limit: float) -> Iterator[_Runs]:
+    """All runs of at most ``limit`` FLOPs, some ends at a time; ``prefix`` has the FLOPs of the first so many."""
+    ends = np.arange(1, len(prefix))
+    firsts = np.searchsorted(prefix, prefix[1:] - limit - 1e-9 * limit)
+    ends, firsts = ends[firsts < ends], firsts[firsts < ends]
+    done = np.cumsum(ends - firsts)
+    for part in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(done // MOST_RUNS)) + 1):
+        if not len(part):
+            continue
+        lengths = ends[part] - firsts[part]
+        begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        ends_of = np.repeat(ends[part], lengths)
+        yield _Runs(ends[part], begins, np.arange(len(ends_of)) - np.repeat(begins - firsts[part], lengths), ends_of)

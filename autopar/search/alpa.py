@@ -23,7 +23,7 @@ from autopar.search.intra.timeline import details_of
 from autopar.search.looks import Looked, all_looked_at, meshes_of, solve_mesh, summed_cutoff_s, too_little
 from autopar.search.problem import NotFasterError, Problem
 from autopar.solver import ChoiceProblem, Solution, Status, first_look, is_feasible, peak_bytes
-from autopar.solver.goal import Goal
+from autopar.solver.goal import PLAN_GAP, Goal
 from autopar.solver.memory import memory_floor
 from autopar.solver.solve import LARGE
 
@@ -78,13 +78,13 @@ def alpa(problem: Problem) -> Plan:
         answers[i] = [free]
         if free.sharding_problem.memory_bound:
             useful = free.solution.lower_bound <= min(best, known_s) and free.solution.status is not Status.INFEASIBLE
-            answers[i] = _under_limit(problem, free, clock, min(best, known_s)) if useful else [_given_up(free)]
+            answers[i] = _under_limit(problem, free, clock, best, known_s) if useful else [_given_up(free)]
         best = min([best, *(a.solution.objective for a in answers[i] if a.solution.found)])
     every = [answer for i in range(len(looked)) for answer in answers[i]]
     cheapest = min(unlimited.values(), default=math.inf)
     if unlimited and cheapest >= known_s:
         raise _no_better(problem, cheapest)
-    if unlimited and not any(answer.solution.found for answer in every):
+    if unlimited and not any(a.solution.found and a.solution.lower_bound < known_s for a in every):
         useless = [a.solution.lower_bound for a in every if a.solution.lower_bound >= known_s]
         if any(map(math.isfinite, useless)):
             raise _no_better(problem, min(useless))
@@ -159,29 +159,46 @@ def _without_limit(problem: Problem, looked: Looked, clock: Clock, cutoff_s: flo
     return MeshSolution(sharding_problem if fits else replace(sharding_problem, memory_bound=True), free)
 
 
-def _under_limit(problem: Problem, free: MeshSolution, clock: Clock, cutoff_s: float) -> list[MeshSolution]:
+def _under_limit(
+    problem: Problem, free: MeshSolution, clock: Clock, best_s: float, known_s: float
+) -> list[MeshSolution]:
     """Answers within the limit: with copies that all phases share, and with copies of each phase's own.
 
     The second cost no less than the first without a limit, for they are made more often; where the first within the
     limit costs next to nothing more than that, they are not tried. Separate programs have the second alone.
+
+    Args:
+        problem: what is planned.
+        free: the answer without the limit.
+        clock: takes the time.
+        best_s: seconds of the best answer of another mesh.
+        known_s: seconds of a plan that is at hand.
     """
-    answers: list[MeshSolution] = []
-    if not problem.subproblem.separate_programs:
+    by_phase = "memory binds, each phase gathers for itself"
+    if problem.subproblem.separate_programs:
         with clock.phase("solve"):
-            shared = solve_mesh(problem, free.sharding_problem.problem, binds=True, cutoff_s=cutoff_s)
-            answers.append(MeshSolution(free.sharding_problem, shared, "memory binds"))
-        least = free.solution.lower_bound
-        if answers[0].solution.objective <= least + problem.policy.stages.negligible_cost * abs(least):
-            return answers
-    split = free.sharding_problem
-    if not problem.subproblem.separate_programs:
-        split = sharding_problem_of(problem, split.mesh, clock, split_phases=True)
+            solution = solve_mesh(problem, free.sharding_problem.problem, binds=True, cutoff_s=known_s)
+        return [MeshSolution(replace(free.sharding_problem, memory_bound=True), solution, by_phase)]
+    shared, least, goal = free.sharding_problem, free.solution.lower_bound, Goal(PLAN_GAP, min(best_s, known_s))
+    negligible_s = least + problem.policy.stages.negligible_cost * abs(least)
     with clock.phase("solve"):
-        by_phase = solve_mesh(problem, split.problem, binds=True)
-    return [
-        *answers,
-        MeshSolution(replace(split, memory_bound=True), by_phase, "memory binds, each phase gathers for itself"),
-    ]
+        look = first_look(shared.problem, goal)
+    split, split_look, cutoff_s = None, None, goal.cutoff
+    if look is not None and look.objective > negligible_s:
+        # Which of the two forms is the cheaper looks say: the other is mostly given up by its bound.
+        split = sharding_problem_of(problem, shared.mesh, clock, split_phases=True)
+        with clock.phase("solve"):
+            split_look = first_look(split.problem, Goal(PLAN_GAP, known_s))
+        cutoff_s = min(cutoff_s, math.inf if split_look is None else split_look.objective)
+    with clock.phase("solve"):
+        solution = solve_mesh(problem, shared.problem, known=look, binds=True, cutoff_s=cutoff_s)
+    answers = [MeshSolution(shared, solution, "memory binds")]
+    if solution.objective <= negligible_s:
+        return answers
+    split = split or sharding_problem_of(problem, shared.mesh, clock, split_phases=True)
+    with clock.phase("solve"):
+        solution = solve_mesh(problem, split.problem, known=split_look, binds=True, cutoff_s=known_s)
+    return [*answers, MeshSolution(replace(split, memory_bound=True), solution, by_phase)]
 
 
 def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:
@@ -198,7 +215,7 @@ def _improved(problem: Problem, choices: ChoiceProblem, start: tuple[int, ...]) 
     goal = Goal(problem.policy.overlap.gap)
     free = first_look(replace(choices, limit_bytes=None), goal, start or None) if choices.columns > LARGE else None
     if free is None:
-        return solve_mesh(problem, choices, binds=True)
+        return solve_mesh(problem, choices, binds=True, gap=goal.gap)
     return free if is_feasible(choices, free.choice) else first_look(choices, goal, start or None) or free
 
 

@@ -149,6 +149,7 @@ def solve_mesh(
     known: Solution | None = None,
     binds: bool = False,
     cutoff_s: float = math.inf,
+    gap: float = PLAN_GAP,
 ) -> Solution:
     """The cheapest choice, up to a gap that no plan is worth waiting for.
 
@@ -158,6 +159,7 @@ def solve_mesh(
         known: what a look at it found.
         binds: whether its memory limit is known to bind.
         cutoff_s: seconds from which it is of no use.
+        gap: relative gap between cost and bound that is small enough.
     """
     return solve(
         choices,
@@ -166,5 +168,5 @@ def solve_mesh(
         seed=problem.options.seed,
         known=known,
         binds=binds,
-        goal=Goal(PLAN_GAP, cutoff_s),
+        goal=Goal(gap, cutoff_s),
     )

@@ -63,10 +63,10 @@ def one_stage(
     remat: str,
     *,
     offload: bool,
-    tiny: bool,
     layered_updates: Sequence[bool] = (False,),
     host_update: bool = False,
     cutoff_s: float = math.inf,
+    looks: Trials[OneStage, Plan] | None = None,
 ) -> Plan:
     """The plan of one stage.
 
@@ -79,11 +79,12 @@ def one_stage(
         counts: numbers of microbatches, rising.
         remat: "auto", or what is recomputed.
         offload: whether something may lie in host memory.
-        tiny: whether all configurations may be tried.
         layered_updates: where something may lie there, whether layers are updated one at a time, in order of trial.
         host_update: where something may lie there, whether hosts may update it: tried last.
         cutoff_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
             time, so the first configuration that fits and does not stay below is the last.
+        looks: of a tiny step, all of whose configurations may be tried: plans by a look within the limit, which takes a
+            part of the time. In the order of their seconds most are given up by their bound. None of other steps.
 
     Raises:
         InfeasiblePlanError: no configuration fits, or none is found to stay below ``cutoff_s``.
@@ -102,9 +103,10 @@ def one_stage(
             configurations += [OneStage(count, level, host_update=True) for level in levels for count in counts]
         plans = trials.run(configurations, seconds=_seconds, ends=_nothing_on_host, cutoff_s=cutoff_s)
         plan = min(plans, key=_seconds, default=None)
-    elif tiny:
+    elif looks is not None:
         configurations = [OneStage(count, level) for count in counts for level in (first, *more)]
-        plans = trials.run(configurations, seconds=_seconds, ends=_is_free_of_the_limit, cutoff_s=cutoff_s)
+        some = _fastest_look_first(looks, configurations) if len(configurations) > 1 else configurations
+        plans = trials.run(some, seconds=_seconds, cutoff_s=cutoff_s)
         plan = min(plans, key=_seconds, default=None)
     else:
         plan = trials.first(plain, cutoff_s) or _recomputed(trials, counts, more, cutoff_s)
@@ -183,6 +185,17 @@ def _recomputed(
         between = [OneStage(count, level) for level in levels for count in possible]
         return trials.first(between[:-1], cutoff_s) or plan
     return trials.first([OneStage(possible[0], level) for level in levels], cutoff_s) if len(possible) > 1 else None
+
+
+def _fastest_look_first(looks: Trials[OneStage, Plan], configurations: Sequence[OneStage]) -> list[OneStage]:
+    """Configurations up to the first that the limit has no part in, by the seconds of looks; those without one last."""
+    seconds: dict[OneStage, float] = {}
+    for c in configurations:
+        plans = looks.run([c])
+        seconds[c] = min(map(_seconds, plans), default=math.inf)
+        if any(map(_is_free_of_the_limit, plans)):
+            break
+    return sorted(seconds, key=lambda c: seconds[c])
 
 
 def _updates_on_hosts(plan: Plan) -> bool:

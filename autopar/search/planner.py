@@ -170,8 +170,8 @@ class Planner:
                     offload=o.offload != "none",
                     layered_updates=layered,
                     host_update=there,
-                    tiny=_is_tiny(problem),
                     cutoff_s=cutoff_s,
+                    looks=Trials(self._attempt(_with_looks_only(problem), step)) if _is_tiny(problem) else None,
                 )
             except InfeasiblePlanError as error:
                 failure = error
@@ -382,3 +382,8 @@ def _is_tiny(problem: Problem) -> bool:
 def _is_best_of_one_stage(problem: Problem, plan: Plan) -> bool:
     """Whether a plan in the first configuration is that which `one_stage` gives."""
     return problem.options.offload == "none" and not (_is_tiny(problem) and plan.content.memory_bound)
+
+
+def _with_looks_only(problem: Problem) -> Problem:
+    """A problem of which a look within the limit is the answer."""
+    return replace(problem, policy=replace(problem.policy, meshes=replace(problem.policy.meshes, looks_only=True)))

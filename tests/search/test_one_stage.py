@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pytest
@@ -48,9 +48,10 @@ class Step:
         content = SimpleNamespace(memory_bound=tight)
         return SimpleNamespace(way=(count, level), stages=[stage], content=content, step_time=seconds)
 
-    def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False, host_update=False):
+    def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False, host_update=False, looks=None):
+        looks = Trials(looks or replace(self, tried=[], enough=[]).attempt) if tiny else None
         trials = Trials(self.attempt)
-        return one_stage(trials, counts, remat, offload=offload, tiny=tiny, host_update=host_update).way
+        return one_stage(trials, counts, remat, offload=offload, host_update=host_update, looks=looks).way
 
 
 def test_what_fits_at_once_is_taken():
@@ -85,9 +86,31 @@ def test_a_tiny_step_takes_the_fastest_of_all_ways():
     step.tried.clear()
     step.enough.clear()
     assert step.chosen(tiny=True) == (4, "none")
-    assert step.tried[:3] == [(1, "none"), (1, "selective"), (1, "full")]
+    assert step.tried[:3] == [(4, "none"), (1, "selective"), (2, "selective")]
+    assert step.tried[-1] == (1, "none"), "which has no look"
     # What takes longer than the fastest so far need not be planned.
-    assert step.enough == [math.inf, math.inf, 1.25, 1.25, 1.25, 1.25, 1.25]
+    assert step.enough == [math.inf, *[1.2] * (len(step.tried) - 1)]
+
+
+def test_a_tiny_step_is_planned_first_as_a_look_at_it_is_fastest():
+    """Looks take longer than plans, each by another share: all that they see is planned, in their order."""
+    step, seen = Step(limit_bytes=60), Step(limit_bytes=60)
+
+    def look(configuration, cutoff_s, explain):
+        plan = seen.attempt(configuration, cutoff_s, explain)
+        plan.step_time *= 1 + 1 / (1 + configuration.count)
+        return plan
+
+    assert step.chosen(tiny=True, looks=look) == Step(limit_bytes=60).chosen(tiny=True)
+    assert set(step.tried) == set(seen.tried)
+    assert step.tried.index((4, "selective")) < step.tried.index((2, "selective")) < step.tried.index((1, "none"))
+    assert step.enough[0] == math.inf > step.enough[1]
+
+
+def test_looks_end_where_the_limit_has_no_part():
+    step, seen = Step(limit_bytes=200), Step(limit_bytes=200)
+    assert step.chosen(tiny=True, looks=seen.attempt) == (1, "none")
+    assert step.tried == seen.tried == [(1, "none")]
 
 
 def test_a_tiny_step_that_the_limit_has_no_part_in_has_one_way():

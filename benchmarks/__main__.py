@@ -17,6 +17,7 @@ import jax
 from rich.console import Console
 
 from benchmarks import (
+    batches,
     calibrated,
     contest,
     dispatch,
@@ -49,6 +50,7 @@ from benchmarks.stale import bench as stale
 
 BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
     {
+        "batches": batches.run,
         "calibrated": calibrated.run,
         "contest": contest.run,
         "dispatch": dispatch.run,
@@ -86,8 +88,10 @@ BENCHMARKS: Mapping[str, Callable[[bool, Say], Report]] = MappingProxyType(
     "--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the contest's instances."
 )
 @click.option("--instances", default="", metavar="A,B", help="Letters of instances of the contest; all unless given.")
-@click.option("--seed", default=0, help="Of the contest's solver, of what `drawn` draws, and the first of `stale`.")
-@click.option("--cases", default=drawn.CASES, help="How many problems `drawn` draws.")
+@click.option(
+    "--seed", default=0, help="Of the contest's solver, of what `drawn` and `batches` draw, and the first of `stale`."
+)
+@click.option("--cases", default=drawn.CASES, help="How many problems `drawn` draws, and batch sizes `batches`.")
 @click.option("--first", default=0, help="Number of the first of them.")
 @click.option("--compare/--no-compare", default=True, help="Whether `drawn` plans what is asked for by name too.")
 @click.option("--cpu-limit-s", default=drawn.CPU_LIMIT_S, help="CPU seconds after which `drawn` gives a plan up.")
@@ -124,6 +128,7 @@ def main(
     chosen = {"targets": _listed(targets), "examples": _listed(examples)}
     runs = {
         **BENCHMARKS,
+        "batches": partial(batches.run, seed=seed, batches=cases),
         "contest": partial(contest.run, data=data, letters=letters, seed=seed),
         "kills": partial(kills.run, kills=count),
         "drawn": partial(

@@ -3,11 +3,12 @@
 A pipeline of S equal stages runs each operator on D / S devices, and each device a share 1 / S of the operators. So a
 step that takes t of computing and sending where D / S devices run all of it takes, in as many microbatches,
 
-    T = h t / S
+    T = h t / S (m + b (S - 1)) / m
 
-without the bubble, what stages send each other and waiting, where h is the part of the plan of one stage that is not
-hidden behind computing. That is an estimate, for stages may be unequal, each has a mesh of its own, and as much need
-not be hidden; no bound is made of it.
+without what stages send each other and waiting, where h is the part of the plan of one stage that is not hidden behind
+computing, and b what weight gradients leave of the bubble. Of t two numbers of microbatches say what it is in others:
+t(m) = u + v m. That is an estimate, for stages may be unequal, each has a mesh of its own, and as much need not be
+hidden; no bound is made of it.
 """
 
 from __future__ import annotations
@@ -78,14 +79,10 @@ def stages_that_may_be_faster(
         if devices % stages == 0 and len(problem.cluster.groups) == 1:
             count = max((n for n in possible if n <= policy.whole_step_microbatches * stages), default=min(possible))
             try:
-                graph = step.single_stage(count, "none").graph
+                if _takes_as_long(problem, step, stages, count, possible, cutoff_s / exposed):
+                    continue
             except MicrobatchError:
-                graph = None
-            if (
-                graph is not None
-                and exposed * _equal_stages_s(problem, graph, count, stages, cutoff_s / exposed) >= cutoff_s
-            ):
-                continue
+                pass
         faster.append(stages)
     if not faster:
         raise not_faster(problem, cutoff_s, "equal stages without a bubble take as long")
@@ -147,13 +144,50 @@ def ranked_on_whole_nodes(
     return RankedPairs(tuple(pairs), tuple(sorted((seconds, *key) for key, seconds in interleaved.items())))
 
 
-def _equal_stages_s(problem: Problem, graph: Graph, count: int, stages: int, cutoff_s: float) -> float:
-    """t / S as above, of the fastest of some meshes; any number above ``cutoff_s`` where it is more."""
+def _takes_as_long(
+    problem: Problem, step: StepSource, stages: int, count: int, possible: Sequence[int], cutoff_s: float
+) -> bool:
+    """Whether t / S as above, with what is left of the bubble, takes ``cutoff_s`` or more in all microbatches.
+
+    Args:
+        problem: the step in one microbatch.
+        step: in other forms.
+        stages: S.
+        count: number of microbatches that is looked at first.
+        possible: numbers of microbatches that may be taken.
+        cutoff_s: seconds of a plan at hand, what it hides included.
+
+    Raises:
+        MicrobatchError: the step cannot be cut into numbers of microbatches that are looked at.
+    """
+    bubble = {n: 1 + problem.policy.schedules.bubble_left * (stages - 1) / n for n in possible}
+    enough_s = cutoff_s / bubble[count]
+    whole = step.single_stage(count, "none").graph
+    seconds = {count: _equal_stages_s(problem, whole, count, stages, cutoff_s, enough_s)}
+    if seconds[count] < enough_s:
+        return False
+    if seconds[count] >= cutoff_s:
+        return True
+    most = problem.policy.enumeration.most_ranked_per_stage * stages
+    other = max((n for n in possible if n <= most), default=min(possible))
+    other = min(possible) if other == count else other
+    if other == count:
+        return True
+    seconds[other] = _equal_stages_s(problem, step.single_stage(other, "none").graph, other, stages)
+    slope = (seconds[other] - seconds[count]) / (other - count)
+    return all((seconds[count] + slope * (n - count)) * bubble[n] >= cutoff_s for n in possible if n <= most)
+
+
+def _equal_stages_s(
+    problem: Problem, graph: Graph, count: int, stages: int, cutoff_s: float = math.inf, enough_s: float = math.inf
+) -> float:
+    """t / S as above of the fastest of some meshes, or of the first below ``enough_s``; any number above ``cutoff_s``
+    where it is more."""
     fastest_s = math.inf
     meshes = _by_mesh_s(problem, graph, count, stages, cutoff_s)
     for seconds in islice(meshes, problem.policy.enumeration.whole_step_meshes):
         fastest_s = min(fastest_s, seconds)
-        if fastest_s < cutoff_s:
+        if fastest_s < enough_s:
             break
     return fastest_s
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
 
 from autopar.cluster import Cluster
-from autopar.cost import CostModel, LeastWork, operator_bytes, operator_flops
+from autopar.cost import CostModel, operator_bytes, operator_flops
 from autopar.ir import Graph
 from autopar.ir.analysis import live, unread_effects
 from autopar.ir.loops import Scan
@@ -20,7 +19,9 @@ from autopar.ir.primitives import ALIASES, is_fusible, is_generator, reads_fused
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.attention_blocks import block_scores
-from autopar.search.critical_path import CriticalPath, in_every_microbatch
+from autopar.search.bounds.pipelines import least_of_all_s, microbatches_of
+from autopar.search.bounds.workers import Workers, workers_of
+from autopar.search.critical_path import in_every_microbatch
 from autopar.search.problem import Problem
 from autopar.search.sure_work import SureWork, sure_works
 
@@ -90,7 +91,7 @@ class Freedom:
         updates_on_hosts: whether hosts may compute the update.
         is_synchronous: whether, of several stages, those that take what others make wait for it in every step: for
             all of a microbatch at once, with nothing that steps before have left.
-        most_microbatches: of plans of several stages; None for as many as there are examples.
+        microbatches: their number; None for any.
     """
 
     one_stage: bool = True
@@ -98,7 +99,7 @@ class Freedom:
     block_scores: int = 0
     updates_on_hosts: bool = False
     is_synchronous: bool = True
-    most_microbatches: int | None = None
+    microbatches: int | None = None
 
     @staticmethod
     def of(problem: Problem) -> Freedom:
@@ -107,13 +108,15 @@ class Freedom:
         on_one_mesh = o.mesh_shape is not None and math.prod(o.mesh_shape) == devices
         on_one_mesh = on_one_mesh and o.schedule in ("auto", "none") and not unread_effects(problem.graph)
         several = 0 if devices == 1 or on_one_mesh else devices
+        count, size = o.num_microbatches, batch_size(problem.graph)
         return Freedom(
             one_stage=asked is None or asked == 1,
             most_stages=several if asked is None else asked if asked > 1 else 0,
             block_scores=block_scores(problem),
             updates_on_hosts=o.offload in ("auto", "update"),
             is_synchronous=not o.names_pipeline,
-            most_microbatches=o.num_microbatches,
+            # The last batch of a data set may be smaller, and take another number.
+            microbatches=count if count is not None and size and size % count == 0 else None,
         )
 
 
@@ -161,21 +164,13 @@ def bounded(plan: Plan, problem: Problem, freedom: Freedom) -> Plan:
 def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) -> float:
     """Seconds that no plan of a step is below, however it is sliced, sharded, scheduled and recomputed.
 
-    With t(o, n) the least seconds that the price of operator o comes to on each of n devices that share it
-    (`CostModel.least_s`: launch, and the roofline or the product by its sizes), r(o) how often it runs, D devices:
-
-        one stage           T >= sum over o of r t(o, D)
-        S stages or fewer   T >= sum over o of r t(o, 1) / D   and   T >= sum over o of r t(o, D) / S
-                            and   T >= sum over any chain of o that wait for each other of t(o, D m)
-
-    In one stage each device does a part of every operator, of a D-th at least, one after the other; m microbatches
-    do it m times in parts that are m times smaller, and m t(o, m D) >= t(o, D), for time by the number of parts does
-    not fall. In stages an operator runs on the k devices of one of them for t(o, k) or longer: k t(o, k) >= t(o, 1)
-    of D devices' T seconds each, and t(o, k) >= t(o, D) of S stages' T each. Of one of m microbatches or fewer the
-    operators of a chain run one after another, on whatever devices (`critical_path`): that is the bubble of few
-    microbatches. Where both are free the lesser holds. What counts as an operator's work is sure in any plan
-    (`sure_work`). Where devices differ the best of any is taken for all. Communication, recomputation and other waiting
-    only add to it. Prices of other classes than `CostModel` may be anything: of them nothing is known.
+    One stage is one worker that has all D devices; stages are on W workers that have k each. Of all numbers of workers
+    and of microbatches that are free the least holds (`autopar.search.bounds.pipelines` has the formulas). In one stage
+    each device does a part of every operator, of a D-th at least, one after the other. What counts as an operator's
+    work is sure in any plan (`sure_work`), more of it where all operators are on one stage. Of one of m microbatches the
+    operators of a chain run one after another, on whatever devices (`critical_path`): the bubble of few microbatches.
+    Where devices differ the best of any is taken for all. Communication, recomputation and other waiting only add to
+    it. Prices of other classes than `CostModel` may be anything: of them nothing is known.
 
     Args:
         graph: the whole step; loops count each trip, a ``while`` one.
@@ -186,38 +181,25 @@ def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) 
         return 0.0
     devices = cost.cluster.num_devices
     freedom = freedom or Freedom(most_stages=devices)
-    works = [
-        work
-        for work in sure_works(graph, cost, freedom.block_scores)
-        if not (freedom.updates_on_hosts and work.phase == "update")
-    ]
-    runs: dict[LeastWork, float] = defaultdict(float)
-    for work in works:
-        runs[work.least] += work.runs
-    split_s = math.fsum(n * cost.least_s(least, devices) for least, n in runs.items())
-    bounds = [split_s] if freedom.one_stage else []
+    counts = list(microbatches_of(freedom.microbatches, batch_size(graph) or 1))
+    every = in_every_microbatch(graph, counts[-1][1])
+    bounds = [math.inf]
+    if freedom.one_stage:
+        works = _works_of(graph, cost, freedom, in_stages=False)
+        bounds.append(least_of_all_s(graph, cost, works, every, [Workers(1, devices, devices)], counts[:1]))
     if freedom.most_stages:
-        whole_s = math.fsum(n * cost.least_s(least, 1) for least, n in runs.items()) / devices
-        least_s = max(whole_s, split_s / freedom.most_stages)
-        bounds.append(max(least_s, _chain_s(graph, cost, works, freedom, least_s)))
-    return min(bounds)
+        works, most = _works_of(graph, cost, freedom, in_stages=True), min(devices, freedom.most_stages)
+        some = workers_of(cost.cluster, most)
+        waits = freedom.is_synchronous
+        bounds.append(least_of_all_s(graph, cost, works, every, some, counts, waits=waits))
+    least_s = min(bounds)
+    return least_s if math.isfinite(least_s) else 0.0
 
 
-def _chain_s(graph: Graph, cost: CostModel, works: Sequence[SureWork], freedom: Freedom, least_s: float) -> float:
-    """Seconds of the longest chain of operators of one microbatch.
-
-    0 where none wait for each other, or where all operators in a chain would not take longer than ``least_s``.
-    """
-    if not freedom.is_synchronous:
-        return 0.0
-    count = freedom.most_microbatches or batch_size(graph) or 1
-    parts = cost.cluster.num_devices * count
-    least = {work: cost.least_s(work, parts) for work in {work.least for work in works}}
-    if math.fsum(work.runs * least[work.least] for work in works) <= least_s:
-        return 0.0
-    return CriticalPath({work.id: least[work.least] for work in works}).of_step(
-        graph, in_every_microbatch(graph, count)
-    )
+def _works_of(graph: Graph, cost: CostModel, freedom: Freedom, *, in_stages: bool) -> list[SureWork]:
+    """What is done in any plan, but for what hosts may do."""
+    works = sure_works(graph, cost, freedom.block_scores, in_stages=in_stages)
+    return [work for work in works if not (freedom.updates_on_hosts and work.phase == "update")]
 
 
 def works_of(graph: Graph, *, fused: bool = False) -> Iterator[OperatorWork]:

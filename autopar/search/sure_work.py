@@ -2,13 +2,14 @@
 
 Every operator runs on some devices, split or repeated, but never less than once. Those that compilers do not fuse go by
 memory and start a kernel. Of those that they fuse into their readers it is sure only where the result is one of the
-step, or is read by an operator that takes its operands from memory and depends on more than constants. Each parameter
-and each moment that an update returns in another value is read once.
+step, or is read by an operator that takes its operands from memory and depends on more than constants, or by several
+kernels of one pass that do not compute it again (`autopar.search.bounds.stored`). Where nothing is fused all are. Each
+parameter and each moment that an update returns in another value is read once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from autopar.cost import (
@@ -23,12 +24,14 @@ from autopar.cost import (
 )
 from autopar.cost.kernels import CAUSAL
 from autopar.ir import Graph, Operator, TensorType
-from autopar.ir.analysis import live
+from autopar.ir.analysis import dependents, live
 from autopar.ir.attention import attention_cores
 from autopar.ir.blockwise import find
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.ir.primitives import ALIASES, is_fusible, is_generator, reads_fused
+from autopar.search.bounds.stored import floors, floors_of_inputs, passed_on, shared_results
+from autopar.search.bounds.values import StateReads, Values
 from autopar.search.intra.fusion import CONSTANT_BYTES
 
 
@@ -59,7 +62,9 @@ class _Around:
         runs: of the graph in a step.
         enclosing: phase of the operator whose body it is.
         block_scores: scores of one head from which attention may run in blocks; 0 where it does not.
+        in_stages: whether operators may be on several stages.
         solid_inputs: inputs that are more than constants.
+        floor: of inputs, see `autopar.search.bounds.stored.floors`.
         is_step: whether results of the graph are those of the step.
         prefix: ids of the loops around it.
     """
@@ -69,21 +74,25 @@ class _Around:
     runs: float
     enclosing: str
     block_scores: int
+    in_stages: bool
     solid_inputs: Set[str]
+    floor: Mapping[str, float]
     is_step: bool
     prefix: str = ""
 
 
-def sure_works(graph: Graph, cost: CostModel, block_scores: int = 0) -> Iterator[SureWork]:
+def sure_works(graph: Graph, cost: CostModel, block_scores: int = 0, *, in_stages: bool = True) -> Iterator[SureWork]:
     """The work of a step that is done in any plan.
 
     Args:
         graph: the whole step; loops count each trip, a ``while`` one.
         cost: says what compilers fuse.
         block_scores: scores of one head from which attention may run in blocks; 0 where it does not.
+        in_stages: whether plans of several stages are among them.
     """
     solid = {i.name for i in graph.inputs if i.type.nbytes > CONSTANT_BYTES}
-    yield from _works(_Around(graph, cost, 1.0, "update", block_scores, solid, is_step=True))
+    floor = {i.name: i.type.nbytes for i in graph.inputs}
+    yield from _works(_Around(graph, cost, 1.0, "update", block_scores, in_stages, solid, floor, is_step=True))
 
 
 def _works(around: _Around) -> Iterator[SureWork]:
@@ -91,42 +100,57 @@ def _works(around: _Around) -> Iterator[SureWork]:
     needed = live(graph.operators, (o.operand for o in graph.outputs))
     cores = _cores(around)
     returned = {o.operand for o in graph.outputs} if around.is_step else set()
-    stored = returned | _read_from_memory(needed, cost, cores)
-    values = _Values({i.name: i.type.nbytes for i in graph.inputs if i.name in around.solid_inputs})
-    reads = _StateReads({i.name: i.type for i in graph.inputs} if around.is_step else {})
+    floor = floors(needed, around.floor, set() if around.in_stages else passed_on(graph, needed, around.enclosing))
+    shared = shared_results(graph, needed, floor, cost, cores, around.enclosing, _on_one_stage(around))
+    stored = returned | _read_from_memory(needed, cost, cores) | shared.keys()
+    values = Values({i.name: i.type for i in graph.inputs if i.name in around.solid_inputs})
+    reads = StateReads({i.name: i.type for i in graph.inputs} if around.is_step else {})
     for op in needed:
         phase, types = phase_of(op.scope, around.enclosing), graph.operand_types(op)
-        values.note(op, types, spared=op.id in cores)
+        written_in = next((shared[v.name] for v in op.results if v.name in shared), "")
+        values.note(op, spared=op.id in cores, written_in=written_in)
         if op.regions:
-            yield from _inside(around, op, phase, values.solid)
+            yield from _inside(around, op, phase, values.solid, floor)
         elif not is_generator(op) and op.primitive not in ALIASES:
             reads.note(op, types)
-            least = _least(op, types, cost, values, cores)
+            least = _least(op, types, phase, cost, values, cores)
             if is_fusible(op):
                 names = {v.name for v in op.results}
-                if names.isdisjoint(stored) or not (values.depends(op) or names & returned):
+                is_stored = not names.isdisjoint(stored)
+                if not (values.depends(op) or names & returned) or not (is_stored or not cost.fuses):
                     continue
-                more = 0.0
+                more = 0.0 if is_stored else -float(sum(v.type.nbytes for v in op.results))
                 if cost.fuses and names & returned and phase == "update":
                     more = reads.bytes_for(op)
                 elif cost.fuses and not cost.fuses_products and phase != "update":
-                    more = values.read_bytes(op)
+                    more = values.read_bytes(op, types, phase)
                 least = replace(least, bytes=least.bytes + more)
             if least.flops or least.bytes:
                 yield SureWork(least, around.runs, phase, around.prefix + op.id)
 
 
-def _inside(around: _Around, op: Operator, phase: str, solid: Set[str]) -> Iterator[SureWork]:
+def _on_one_stage(around: _Around) -> Collection[str] | None:
+    """Ids of operators that no two stages of a pipeline run; None for those of a loop, which is on one as it is."""
+    if not around.is_step or not around.in_stages:
+        return None
+    graph = around.graph
+    return {op.id for op in dependents(graph.operators, [i.name for i in graph.inputs if i.role == "batch"])}
+
+
+def _inside(
+    around: _Around, op: Operator, phase: str, solid: Set[str], floor: Mapping[str, float]
+) -> Iterator[SureWork]:
     """What the body of a loop does."""
     if op.primitive not in ("scan", "while"):
         return
-    body, runs, inputs = op.region("body"), around.runs, set[str]()
+    body, runs, inputs, floor_inside = op.region("body"), around.runs, set[str](), dict[str, float]()
     if op.primitive == "scan":
+        floor_inside = floors_of_inputs(op, floor)
         runs *= Scan.of(op).length
         pairs = zip(body.inputs, op.operands, strict=True)
         inputs = {i.name for i, o in pairs if o in solid and i.type.nbytes > CONSTANT_BYTES}
-    inner = replace(around, graph=body, runs=runs, enclosing=phase, solid_inputs=inputs, is_step=False)
-    yield from _works(replace(inner, prefix=f"{around.prefix}{op.id}/"))
+    inner = replace(around, graph=body, runs=runs, enclosing=phase, solid_inputs=inputs, floor=floor_inside)
+    yield from _works(replace(inner, is_step=False, prefix=f"{around.prefix}{op.id}/"))
 
 
 def _cores(around: _Around) -> Collection[str]:
@@ -148,13 +172,14 @@ def _read_from_memory(needed: Sequence[Operator], cost: CostModel, cores: Collec
 
 
 def _least(
-    op: Operator, types: Sequence[TensorType], cost: CostModel, values: _Values, cores: Collection[str]
+    op: Operator, types: Sequence[TensorType], phase: str, cost: CostModel, values: Values, cores: Collection[str]
 ) -> LeastWork:
     """The work of one run of an operator that goes by memory.
 
     Args:
         op: the operator.
         types: of its operands.
+        phase: that it is in.
         cost: says what compilers fuse.
         values: those before it.
         cores: operators that may be spared but for their products.
@@ -173,81 +198,9 @@ def _least(
         return LeastWork(flops, operator_bytes(op, types), dtypes)
     results = sum(v.type.nbytes for v in op.results)
     if not cost.fuses:
-        read = {o: t.nbytes for o, t in zip(op.operands, types, strict=True) if o in values.in_memory}
+        pairs = zip(op.operands, types, strict=True)
+        read = {o: t.nbytes for o, t in pairs if isinstance(o, str) and values.in_memory_for(o, phase)}
         return LeastWork(flops, float(results + sum(read.values())), dtypes)
     # What elementwise operators read others may have read; on TPU a sum may be taken as its operand is made.
-    more = 0.0 if is_fusible(op) or cost.fuses_products else values.read_bytes(op)
+    more = 0.0 if is_fusible(op) or cost.fuses_products else values.read_bytes(op, types, phase)
     return LeastWork(flops, results + more, dtypes)
-
-
-class _Values:
-    """What is known of the values of one graph, whatever is fused.
-
-    A kernel reads what it is computed from as far back as that lies in memory: of an elementwise chain of one size at
-    least the smallest value on the way. ``least_read`` has the bytes of it, by value.
-
-    Args:
-        inputs: bytes of the inputs that lie in memory.
-    """
-
-    def __init__(self, inputs: dict[str, int]) -> None:
-        self.solid = {n for n, nbytes in inputs.items() if nbytes > CONSTANT_BYTES}
-        self.in_memory = set(inputs)
-        self.least_read = dict(inputs)
-
-    def depends(self, op: Operator) -> bool:
-        """Whether more than constants decides the results of an operator."""
-        return not self.solid.isdisjoint(op.reads)
-
-    def read_bytes(self, op: Operator) -> float:
-        """Bytes that a kernel reads at least that ends in an operator."""
-        return float(max((self.least_read.get(o, 0) for o in op.reads), default=0))
-
-    def note(self, op: Operator, types: Sequence[TensorType], *, spared: bool) -> None:
-        """Notes the results of an operator; ``spared`` says that they may never be stored, nor made."""
-        if spared or is_generator(op):
-            return
-        if self.depends(op) or not is_fusible(op):
-            self.solid |= {v.name for v in op.results if v.type.nbytes > CONSTANT_BYTES}
-        for v in op.results:
-            if not is_fusible(op):
-                self.in_memory.add(v.name)
-                self.least_read[v.name] = v.type.nbytes
-                continue
-            pairs = zip(op.operands, types, strict=True)
-            of_its_size = [self.least_read.get(o, 0) for o, t in pairs if isinstance(o, str) and t.size == v.type.size]
-            self.least_read[v.name] = min(v.type.nbytes, max(of_its_size, default=0))
-
-
-class _StateReads:
-    """Inputs of a step that elementwise operators make others of the same size of; each is read once at least.
-
-    Args:
-        inputs: types by name; none of bodies.
-    """
-
-    def __init__(self, inputs: dict[str, TensorType]) -> None:
-        self.inputs = inputs
-        self.reached: dict[str, frozenset[str]] = {
-            name: frozenset({name}) for name, type in inputs.items() if type.nbytes > CONSTANT_BYTES
-        }
-        self.counted: set[str] = set()
-
-    def note(self, op: Operator, types: Sequence[TensorType]) -> None:
-        """Notes which inputs the results of an operator are computed from, element by element."""
-        if not is_fusible(op):
-            return
-        size = max((v.type.size for v in op.results), default=0)
-        from_: set[str] = set()
-        for o, t in zip(op.operands, types, strict=True):
-            if isinstance(o, str) and t.size == size:
-                from_ |= self.reached.get(o, frozenset())
-        for v in op.results:
-            if v.type.size == size and from_:
-                self.reached[v.name] = frozenset(from_)
-
-    def bytes_for(self, op: Operator) -> float:
-        """Bytes of the inputs that a returned operator needs and no other has counted."""
-        needed = {n for v in op.results for n in self.reached.get(v.name, frozenset())} - self.counted
-        self.counted |= needed
-        return float(sum(self.inputs[n].nbytes for n in needed))

@@ -82,7 +82,7 @@ def check_plans(kinds, width, batch, cluster, asked):
         stages = plan.num_stages
         own = Freedom() if stages == 1 else Freedom(one_stage=False, most_stages=stages)
         least_s = work_bound_s(graph, cost, own)
-        in_so_many = work_bound_s(graph, cost, replace(own, most_microbatches=plan.num_microbatches))
+        in_so_many = work_bound_s(graph, cost, replace(own, microbatches=plan.num_microbatches))
         assert everything <= least_s <= in_so_many <= plan.step_time * (1 + 1e-9), (options, in_so_many, plan.step_time)
         assert plan.search.lower_bound <= plan.step_time
     return found
@@ -155,7 +155,7 @@ def test_what_is_sure_of_an_update():
     assert [p.flops for p in products] == [2 * 16 * 256 * 256] * 2  # the batch asks for no gradient
 
 
-def chain_s(layers, scanned, most_microbatches=1):
+def chain_s(layers, scanned, microbatches=1):
     """Launches on the longest chain of a step of layers, each of a second."""
 
     def loss(weights, x):
@@ -173,7 +173,7 @@ def chain_s(layers, scanned, most_microbatches=1):
     device = Device("toy", 10**9, 1e30, (("f32", 1e30),), launch_s=1.0)
     cluster = Cluster("toy", (NodeGroup(1, 64, device, LinkSpec(1e30, 0.0), "intra"),))
     graph = graph_of(step, f32(layers, 16, 16), f32(8, 16))
-    stages = Freedom(one_stage=False, most_stages=10**6, most_microbatches=most_microbatches)
+    stages = Freedom(one_stage=False, most_stages=10**6, microbatches=microbatches)
     return work_bound_s(graph, CostModel(cluster), stages)
 
 

@@ -44,11 +44,11 @@ def test_it_counts_work_once():
     # Sums go by memory, and elementwise operators that products or sums read; a conversion is read where it is needed.
     products = (in_f32 / 2e9 + in_bf16 / 8e9) / 0.5
     found = work_bound_s(graph, CostModel(cluster))
-    assert products / 4 < found < products / 4 * 1.03
+    assert products / 4 < found < products / 4 * 1.06
     slow = replace(device, memory_bandwidth=1e6)
     slower = Cluster("toy", (NodeGroup(1, 4, slow, LinkSpec(1e9, 0.0), "intra"),))
-    # tanh of the loop is what it returns, and free there; of the five products x, w and the result go by memory.
-    five = 5 * 4 * (8 * 16 + 16 * 16 + 8 * 16)
+    # Of the five products x, w and the result go by memory; tanh of the loop reads it, and may be fused.
+    five = 5 * 4 * (8 * 16 + 16 * 16 + 8 * 16) + 5 * 4 * 8 * 16
     one = 4 * 8 * 16 + 2 * 8 * 16 + 2 * (8 * 16 + 16 * 32 + 8 * 32)  # x as bf16 is written, then read
     wide = 6 * 8 * 32  # a sum in bf16 is one in f32 of what was converted to that
     sums = 4 * 8 * 16 + 4 + 4 * 8 * 32 + 4

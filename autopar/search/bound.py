@@ -167,8 +167,8 @@ def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) 
     One stage is one worker that has all D devices; stages are on W workers that have k each. Of all numbers of workers
     and of microbatches that are free the least holds (`autopar.search.bounds.pipelines` has the formulas). In one stage
     each device does a part of every operator, of a D-th at least, one after the other. What counts as an operator's
-    work is sure in any plan (`sure_work`), more of it where all operators are on one stage. Of one of m microbatches the
-    operators of a chain run one after another, on whatever devices (`critical_path`): the bubble of few microbatches.
+    work is sure in any plan (`sure_work`). Of one of m microbatches the operators of a chain run one after another, on
+    whatever devices (`critical_path`): the bubble of few microbatches.
     Where devices differ the best of any is taken for all. Communication, recomputation and other waiting only add to
     it. Prices of other classes than `CostModel` may be anything: of them nothing is known.
 

@@ -100,10 +100,11 @@ def _works(around: _Around) -> Iterator[SureWork]:
     needed = live(graph.operators, (o.operand for o in graph.outputs))
     cores = _cores(around)
     returned = {o.operand for o in graph.outputs} if around.is_step else set()
-    floor = floors(needed, around.floor, set() if around.in_stages else passed_on(graph, needed, around.enclosing))
+    single = passed_on(graph, needed)
+    floor = floors(needed, around.floor, single)
     shared = shared_results(graph, needed, floor, cost, cores, around.enclosing, _on_one_stage(around))
     stored = returned | _read_from_memory(needed, cost, cores) | shared.keys()
-    values = Values({i.name: i.type for i in graph.inputs if i.name in around.solid_inputs})
+    values = Values({i.name: i.type for i in graph.inputs if i.name in around.solid_inputs}, single)
     reads = StateReads({i.name: i.type for i in graph.inputs} if around.is_step else {})
     for op in needed:
         phase, types = phase_of(op.scope, around.enclosing), graph.operand_types(op)
@@ -116,14 +117,15 @@ def _works(around: _Around) -> Iterator[SureWork]:
             least = _least(op, types, phase, cost, values, cores)
             if is_fusible(op):
                 names = {v.name for v in op.results}
-                is_stored = not names.isdisjoint(stored)
-                if not (values.depends(op) or names & returned) or not (is_stored or not cost.fuses):
+                if not (values.depends(op) or names & returned) or (cost.fuses and names.isdisjoint(stored)):
                     continue
-                more = 0.0 if is_stored else -float(sum(v.type.nbytes for v in op.results))
+                more = 0.0
+                if names.isdisjoint(stored):
+                    more = -float(sum(v.type.nbytes for v in op.results))
                 if cost.fuses and names & returned and phase == "update":
-                    more = reads.bytes_for(op)
+                    more += reads.bytes_for(op)
                 elif cost.fuses and not cost.fuses_products and phase != "update":
-                    more = values.read_bytes(op, types, phase)
+                    more += values.read_bytes(op, types, phase)
                 least = replace(least, bytes=least.bytes + more)
             if least.flops or least.bytes:
                 yield SureWork(least, around.runs, phase, around.prefix + op.id)

@@ -5,11 +5,14 @@ itself has (`autopar.search.intra.fusion.is_recomputed`); of others they write t
 operator alone reads it. Of which values in memory it is computed depends on the plan: recomputation and stages change
 who reads what. Sure is a floor of their bytes,
 
-    floor(v) = min(bytes of v, sum over its different operands of floor(o))    of an elementwise v
-    floor(v) = bytes of v                                                      of what has a kernel of its own
+    floor(v) = sum over its different operands of floor(o)    of an elementwise v that one such operator alone reads
+    floor(v) = min(bytes of v, that sum)                      of another elementwise v
+    floor(v) = bytes of v                                     of what has a kernel of its own
 
-and sure are those readers that are of one pass with it: in the forward pass those that its results need, for what only
-the backward pass takes may be recomputed there.
+and sure are those readers that are of one pass with it: in the forward pass those that its results need, for what
+only the backward pass takes may be recomputed there. A value of the first line may be in memory in some plan, as it is
+held for the backward pass or sent to a stage. Then it is written instead of the one that it is for alone, which is no
+larger.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from autopar.search.intra.fusion import growth_of, is_recomputed
 
 
 def floors(
-    operators: Sequence[Operator], inputs: Mapping[str, float], never_stored: Collection[str] = ()
+    operators: Sequence[Operator], inputs: Mapping[str, float], passed_on: Collection[str] = ()
 ) -> dict[str, float]:
     """By value the least bytes of what lies in memory of which it is computed, itself where it does.
 
@@ -36,7 +39,7 @@ def floors(
     Args:
         operators: of one graph, in running order.
         inputs: floors of its inputs.
-        never_stored: values that lie in memory in no plan.
+        passed_on: see `passed_on`.
     """
     floor = dict(inputs)
     for op in operators:
@@ -48,7 +51,7 @@ def floors(
             if is_generator(op):
                 floor[v.name] = 0.0
             elif is_fusible(op) or op.primitive in ALIASES:
-                floor[v.name] = least if v.name in never_stored else min(v.type.nbytes, least)
+                floor[v.name] = least if v.name in passed_on else min(v.type.nbytes, least)
             else:
                 floor[v.name] = v.type.nbytes
     return floor
@@ -82,26 +85,19 @@ def _floors_of_results(loop: Operator, floor: Mapping[str, float]) -> dict[str, 
     return results
 
 
-def passed_on(graph: Graph, needed: Sequence[Operator], enclosing: str) -> set[str]:
-    """Elementwise results of the backward pass that one elementwise operator alone reads, where there are no stages.
-
-    Nothing of the backward pass is held for another or recomputed.
+def passed_on(graph: Graph, needed: Sequence[Operator]) -> set[str]:
+    """Elementwise results that one elementwise operator alone reads, once, to make something that is no larger.
 
     Args:
         graph: the step or a body.
         needed: its operators that something needs.
-        enclosing: see `shared_results`.
     """
-    returned = {o.operand for o in graph.outputs}
+    kept = {o.operand for o in graph.outputs} | {o for op in needed if not is_fusible(op) for o in op.reads}
     takes = Counter(o for op in needed for o in op.operands if isinstance(o, str))
-    unfused = {o for op in needed if not is_fusible(op) or is_generator(op) for o in op.reads}
-    return {
-        v.name
-        for op in needed
-        if is_fusible(op) and len(op.results) == 1 and phase_of(op.scope, enclosing) == "backward"
-        for v in op.results
-        if takes[v.name] == 1 and v.name not in unfused and v.name not in returned
-    }
+    makes = {o: sum(v.type.nbytes for v in op.results) for op in needed for o in op.reads}
+    cheap = (op for op in needed if is_fusible(op) and not is_generator(op) and len(op.results) == 1)
+    results = (v for op in cheap for v in op.results if takes[v.name] == 1 and v.name not in kept)
+    return {v.name for v in results if v.type.nbytes >= makes[v.name]}
 
 
 def shared_results(
@@ -113,7 +109,7 @@ def shared_results(
     enclosing: str,
     split: Collection[str] | None,
 ) -> dict[str, str]:
-    """Elementwise results of the forward and the backward pass that are written in any plan, with their phase.
+    """Elementwise results of the forward and the backward pass that any plan writes, or what is for them alone.
 
     Args:
         graph: the step or a body.

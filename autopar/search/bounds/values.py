@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from autopar.ir import Operator, TensorType
 from autopar.ir.primitives import is_fusible, is_generator
@@ -18,13 +18,16 @@ class Values:
 
     A kernel reads what it is computed from as far back as that lies in memory. Which values do is not known: they are a
     cut between the kernel and what lies in memory in any case, so their bytes are at least what flows between the two
-    where each value lets through its bytes (the weak direction of max-flow min-cut).
+    where each value lets through its bytes (the weak direction of max-flow min-cut). What is for one elementwise
+    operator alone lets through any number: where it is in memory another kernel has read for it.
 
     Args:
         inputs: types of the inputs that lie in memory.
+        single: values that one elementwise operator alone reads.
     """
 
-    def __init__(self, inputs: Mapping[str, TensorType]) -> None:
+    def __init__(self, inputs: Mapping[str, TensorType], single: Collection[str] = ()) -> None:
+        self.single = single
         self.solid = {n for n, type in inputs.items() if type.nbytes > CONSTANT_BYTES}
         self.in_memory = set(inputs)
         self.types = dict(inputs)
@@ -57,7 +60,7 @@ class Values:
                 self.written[v.name] = written_in
 
     def in_memory_for(self, name: str, phase: str) -> bool:
-        """Whether a value lies in memory for operators of a phase."""
+        """Whether a value, or what is for it alone, lies in memory for operators of a phase."""
         return name in self.in_memory or self.written.get(name) == phase
 
     def read_bytes(self, op: Operator, types: Sequence[TensorType], phase: str) -> float:
@@ -68,23 +71,39 @@ class Values:
             types: of its operands. Of what is sliced no more is read than is taken.
             phase: of the operator.
         """
-        most, left = max((t.size for t in (*types, *(v.type for v in op.results))), default=0), dict[str, float]()
+        most = max((t.size for t in (*types, *(v.type for v in op.results))), default=0)
+        enough = sum(self._passes(o, most) for o in dict.fromkeys(op.reads))
+        flow = 0.0
+        for backwards in (False, True):  # one order finds a way that the other has closed
+            if flow < enough:
+                flow = max(flow, self._flow(op, most, phase, -1 if backwards else 1))
+        return flow
+
+    def _passes(self, name: str, most: int) -> float:
+        """Bytes that a value lets through."""
+        type = self.types.get(name)
+        if type is None or name in self.single:
+            return 0.0 if type is None else math.inf
+        return min(type.size, most) * type.nbytes / max(1, type.size)
+
+    def _flow(self, op: Operator, most: int, phase: str, order: int) -> float:
+        """Bytes that flow to an operator, its operands and theirs taken in one order, or (-1) the other."""
+        left: dict[str, float] = {}
 
         def flow(name: str, wanted: float, depth: int) -> float:
             if name not in left:
-                type = self.types.get(name)
-                left[name] = 0.0 if type is None else min(type.size, most) * type.nbytes / max(1, type.size)
+                left[name] = self._passes(name, most)
             wanted = min(wanted, left[name])
             there = self.in_memory_for(name, phase)
             sent, maker = wanted if there else 0.0, self.makers.get(name)
             if maker is not None and not there and depth < _MOST_DEPTH:
-                for o in maker.reads:
+                for o in tuple(dict.fromkeys(maker.reads))[::order]:
                     if sent < wanted:
                         sent += flow(o, wanted - sent, depth + 1)
             left[name] = left[name] - sent if sent else 0.0
             return sent
 
-        return sum(flow(o, math.inf, 0) for o in dict.fromkeys(op.reads))
+        return sum(flow(o, math.inf, 0) for o in tuple(dict.fromkeys(op.reads))[::order])
 
 
 class StateReads:

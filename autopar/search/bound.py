@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import msgspec
 
-from autopar.cluster import Cluster
-from autopar.cost import CostModel, operator_bytes, operator_flops
+from autopar.cost import CostModel
 from autopar.ir import Graph
-from autopar.ir.analysis import live, unread_effects
-from autopar.ir.loops import Scan
-from autopar.ir.phases import phase_of
-from autopar.ir.primitives import ALIASES, is_fusible, is_generator, reads_fused
+from autopar.ir.analysis import unread_effects
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.search.attention_blocks import block_scores
@@ -23,61 +17,7 @@ from autopar.search.bounds.pipelines import least_of_all_s, microbatches_of
 from autopar.search.bounds.workers import Workers, workers_of
 from autopar.search.critical_path import in_every_microbatch
 from autopar.search.problem import Problem
-from autopar.search.sure_work import SureWork, sure_works
-
-
-@dataclass(frozen=True)
-class OperatorWork:
-    """One operator and how often it runs.
-
-    Args:
-        dtypes: those that it may compute in.
-        flops: of one run.
-        bytes: that one run reads and writes at least.
-        runs: in one step, at least.
-        phase: that it is in.
-    """
-
-    dtypes: tuple[str, ...]
-    flops: float
-    bytes: float
-    runs: float
-    phase: str
-
-
-@dataclass(frozen=True)
-class BestRates:
-    """What devices of a cluster reach at best.
-
-    Args:
-        cluster: the devices; where they differ the best of any is taken.
-    """
-
-    cluster: Cluster
-
-    @cached_property
-    def memory_rate(self) -> float:
-        """Bytes a second."""
-        kinds = self.cluster.device_types
-        return max(d.memory_bandwidth * max(part for _, part in d.memory_efficiency.points) for d in kinds)
-
-    @cached_property
-    def _flops(self) -> dict[tuple[str, ...], float]:
-        return {}
-
-    def flops_rate(self, dtypes: tuple[str, ...]) -> float:
-        """FLOPs a second in the fastest of some dtypes."""
-        if dtypes not in self._flops:
-            self._flops[dtypes] = max(
-                d.flops(dtype) * max(part for _, part in d.compute_efficiency.points)
-                for d in self.cluster.device_types
-                for dtype in dtypes
-            )
-        return self._flops[dtypes]
-
-    def seconds(self, dtypes: tuple[str, ...], flops: float, moved_bytes: float) -> float:
-        """Seconds of work on one device, whichever takes longer: computing, or moving its bytes."""
-        return max(flops / self.flops_rate(dtypes) if flops else 0.0, moved_bytes / self.memory_rate)
+from autopar.search.sure_work import sure_works
 
 
 @dataclass(frozen=True)
@@ -182,69 +122,19 @@ def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) 
     devices = cost.cluster.num_devices
     freedom = freedom or Freedom(most_stages=devices)
     counts = list(microbatches_of(freedom.microbatches, batch_size(graph) or 1))
-    every = in_every_microbatch(graph, counts[-1][1])
+    works = [
+        work
+        for work in sure_works(graph, cost, freedom.block_scores, in_stages=freedom.most_stages > 0)
+        if not (freedom.updates_on_hosts and work.phase == "update")
+    ]
     bounds = [math.inf]
     if freedom.one_stage:
-        works = _works_of(graph, cost, freedom, in_stages=False)
+        fewest = counts[0][0]
+        every = in_every_microbatch(graph, fewest) if fewest > 1 else frozenset[str]()
         bounds.append(least_of_all_s(graph, cost, works, every, [Workers(1, devices, devices)], counts[:1]))
     if freedom.most_stages:
-        works, most = _works_of(graph, cost, freedom, in_stages=True), min(devices, freedom.most_stages)
-        some = workers_of(cost.cluster, most)
-        waits = freedom.is_synchronous
-        bounds.append(least_of_all_s(graph, cost, works, every, some, counts, waits=waits))
+        every = in_every_microbatch(graph, counts[-1][1])
+        some = workers_of(cost.cluster, min(devices, freedom.most_stages))
+        bounds.append(least_of_all_s(graph, cost, works, every, some, counts, waits=freedom.is_synchronous))
     least_s = min(bounds)
     return least_s if math.isfinite(least_s) else 0.0
-
-
-def _works_of(graph: Graph, cost: CostModel, freedom: Freedom, *, in_stages: bool) -> list[SureWork]:
-    """What is done in any plan, but for what hosts may do."""
-    works = sure_works(graph, cost, freedom.block_scores, in_stages=in_stages)
-    return [work for work in works if not (freedom.updates_on_hosts and work.phase == "update")]
-
-
-def works_of(graph: Graph, *, fused: bool = False) -> Iterator[OperatorWork]:
-    """What the operators of a step do that go by memory.
-
-    Args:
-        graph: the step.
-        fused: reductions read what their operands are computed from, and what constants decide is never stored.
-    """
-    return _works(graph, {o.operand for o in graph.outputs}, 1.0, "update", fused)
-
-
-def _works(graph: Graph, returned: set[object], runs: float, enclosing: str, fused: bool) -> Iterator[OperatorWork]:
-    """What operators of a graph do, those in bodies of loops included, and are in memory for.
-
-    Args:
-        graph: the step or a body.
-        returned: values that are stored in any case.
-        runs: of the graph in a step.
-        enclosing: phase of the operator whose body it is.
-        fused: see `works_of`.
-    """
-    needed = live(graph.operators, (o.operand for o in graph.outputs))
-    # Values that are in memory: made, or read, by something that does not compute where it is read.
-    stored = {*returned, *(o for op in needed if not is_fusible(op) for o in op.reads)}
-    computed = {i.name for i in graph.inputs} | {v.name for op in needed if not is_fusible(op) for v in op.results}
-    for op in needed:
-        phase = phase_of(op.scope, enclosing)
-        if op.regions:
-            if op.primitive in ("scan", "while"):
-                inside = runs * Scan.of(op).length if op.primitive == "scan" else runs
-                yield from _works(op.region("body"), set(), inside, phase, fused)
-            continue
-        if is_generator(op) or op.primitive in ALIASES:
-            continue
-        types = graph.operand_types(op)
-        dtypes = tuple(sorted({t.dtype for t in types} | {v.type.dtype for v in op.results}))
-        if fused and reads_fused(op):
-            if sum(t.nbytes for o, t in zip(op.operands, types, strict=True) if o in computed):
-                results = sum(v.type.nbytes for v in op.results if v.name in stored)
-                yield OperatorWork(dtypes, operator_flops(op, types), float(results), runs, phase)
-        elif not is_fusible(op):
-            yield OperatorWork(dtypes, operator_flops(op, types), operator_bytes(op, types), runs, phase)
-        elif any(v.name in stored for v in op.results):
-            read = sum(t.nbytes for o, t in zip(op.operands, types, strict=True) if o in computed)
-            yield OperatorWork(
-                dtypes, operator_flops(op, types), float(sum(v.type.nbytes for v in op.results) + read), runs, phase
-            )

@@ -2,24 +2,28 @@
 
 A pipeline of S equal stages on n = D / S devices each takes, with m microbatches of which each takes t on all stages,
 
-    T = t (m + (S - 1) / 3) / S + update / S + 2 (S - 1) latency,    t = sum over operators of (launch + work / (m n))
+    T = t (m + (S - 1) / 3) / S + update / S + 2 (S - 1) latency,    t = sum over operators of t(o, m n)
 
-where every device reaches its best rate, nothing is communicated inside a stage, and of the bubble a third is left, as
-where weight gradients fill it. That is an estimate, for stages may
-be unequal; it is used for what is not planned at all, and no bound is made of it.
+with what is sure of each operator (`autopar.search.sure_work`) in its least seconds on each of so many devices. Nothing
+is communicated inside a stage, and of the bubble a third is left, as where weight gradients fill it. That is an
+estimate, for stages may be unequal; it is used for what is not planned at all, and no bound is made of it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 
+from autopar.cost import LeastWork
 from autopar.errors import ScheduleError
 from autopar.ir.phases import phase_of
 from autopar.microbatch import batch_size
-from autopar.search.bound import BestRates, works_of
+from autopar.search.attention_blocks import block_scores
 from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.search_space import stage_counts
 from autopar.search.problem import Problem, not_faster
+from autopar.search.sure_work import sure_works
 
 
 def may_be_faster(problem: Problem, counts: Sequence[int] | None, cutoff_s: float) -> None:
@@ -62,25 +66,27 @@ def least_by_stages(problem: Problem, counts: Sequence[int] | None) -> dict[int,
     """`least_s` by number of stages, of those that some number of microbatches is possible with."""
     size = batch_size(problem.graph) or 1
     possible = counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0]
-    rates, cluster = BestRates(problem.cluster), problem.cluster
-    launch_s = min(d.launch_s for d in cluster.device_types)
+    cluster, cost = problem.cluster, problem.cost_model
     latency_s = min(g.intra.latency_s for g in cluster.groups)
-    loop: list[tuple[float, float]] = []
-    update: list[tuple[float, float]] = []
-    for work in works_of(problem.graph, fused=problem.cost_model.fuses):
-        target = update if work.phase == "update" else loop
-        target.append((work.runs, work.runs * rates.seconds(work.dtypes, work.flops, work.bytes)))
+    works: dict[bool, dict[LeastWork, float]] = {False: defaultdict(float), True: defaultdict(float)}
+    for work in sure_works(problem.graph, cost, block_scores(problem)):
+        works[work.phase == "update"][work.least] += work.runs
+
+    @cache
+    def each_s(parts: float, is_update: bool) -> float:
+        return sum(runs * cost.least_s(least, parts) for least, runs in works[is_update].items())
+
     seconds: dict[int, float] = {}
     schedule, left = schedule_of(problem), problem.policy.schedules.bubble_left
     for stages in stage_counts(problem, schedule):
         devices = cluster.num_devices / stages
-        own_s = sum(runs * launch_s + s / devices for runs, s in update) / stages
+        own_s = each_s(devices, True) / stages
         for count in possible:
             try:
                 schedule.table(stages, count)
             except ScheduleError:
                 continue
-            each_s = sum(runs * launch_s + s / devices / count for runs, s in loop)
-            step_s = each_s * (count + (stages - 1) * left) / stages + own_s + 2 * (stages - 1) * latency_s
+            busy_s = each_s(devices * count, False) * (count + (stages - 1) * left)
+            step_s = busy_s / stages + own_s + 2 * (stages - 1) * latency_s
             seconds[stages] = min(step_s, seconds.get(stages, step_s))
     return seconds

@@ -12,14 +12,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cost import operator_bytes, total_flops
+from autopar.cost import LeastWork, operator_bytes, total_flops
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph, Operator
 from autopar.ir.independent import IndependentBranches, grouped, independent_branches
 from autopar.ir.primitives import is_fusible
 from autopar.microbatch import Microbatching, analyze, batch_size
 from autopar.schedule.branches import Branches
-from autopar.search.bound import BestRates
 from autopar.search.enumeration.candidates import Candidate, trains
 from autopar.search.enumeration.tiny_steps import submeshes_of_all
 from autopar.search.partition.submesh import placed
@@ -32,8 +31,7 @@ from autopar.stages.layers import forward_operators
 def branches_of(problem: Problem, microbatching: Microbatching) -> IndependentBranches | None:
     """The independent branches of the forward pass; None where there are none that are much of its work."""
     operators = forward_operators(problem.graph, microbatching)
-    rates = BestRates(problem.cluster)
-    seconds = [_seconds(problem.graph, op, rates) for op in operators]
+    seconds = [_seconds(problem, op) for op in operators]
     return independent_branches(operators, seconds, problem.policy.branches.least_share)
 
 
@@ -45,12 +43,13 @@ def has_branches(problem: Problem) -> bool:
         return False
 
 
-def _seconds(graph: Graph, op: Operator, rates: BestRates) -> float:
-    """Seconds of an operator on one device at its best rates; of those that fuse into others the FLOPs alone."""
-    types = graph.operand_types(op)
+def _seconds(problem: Problem, op: Operator) -> float:
+    """The least seconds of an operator on one device; of those that fuse into others the FLOPs alone."""
+    types = problem.graph.operand_types(op)
     dtypes = tuple(sorted({v.type.dtype for v in op.results} | {t.dtype for t in types}))
     moved = 0.0 if is_fusible(op) or op.regions else operator_bytes(op, types)
-    return rates.seconds(dtypes, total_flops(graph, op), moved)
+    work = LeastWork(total_flops(problem.graph, op), moved, dtypes, starts=False)
+    return problem.cost_model.least_s(work, 1)
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,8 @@ def _counts(problem: Problem) -> list[int]:
 def _cuts(problem: Problem, microbatching: Microbatching, branches: IndependentBranches) -> Iterator[_BranchStages]:
     """All ways to put branches into two groups or more, of as many as there are devices at most."""
     most, asked = problem.policy.branches.most_branches, problem.options.num_stages
-    operators, rates = forward_operators(problem.graph, microbatching), BestRates(problem.cluster)
-    seconds = {op.id: _seconds(problem.graph, op, rates) for op in operators}
+    operators = forward_operators(problem.graph, microbatching)
+    seconds = {op.id: _seconds(problem, op) for op in operators}
     count = len(branches.branches)
     together = [[n] for n in range(min(count, most))]
     together[-1] += range(len(together), count)

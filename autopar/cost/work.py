@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autopar.cost.kernels import Matrices
@@ -69,6 +69,11 @@ class LeastWork:
     kind: Kind = ""
     product: Matrices | None = None
     starts: bool = True
+
+    def times(self, count: int) -> LeastWork:
+        """The work of so many as one operator on a stack."""
+        product = self.product and replace(self.product, batch=self.product.batch * count)
+        return replace(self, flops=count * self.flops, bytes=count * self.bytes, product=product)
 
 
 def kind_of(op: Operator, operand_types: Sequence[TensorType]) -> Kind:

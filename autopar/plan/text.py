@@ -63,15 +63,20 @@ def gap_of(bound: float | None, seconds: float) -> float | None:
     return max(0.0, 1 - bound / seconds)
 
 
+def gap_text(gap: float | None) -> str:
+    """A gap in few words: "no bound" without one, "no useful bound" where it says next to nothing."""
+    if gap is None:
+        return "no bound"
+    return "no useful bound" if gap > USELESS else f"gap {gap:.2%}"
+
+
 def bound_text(c: PlanContent) -> str:
     """How far the plan may be from the optimum: over all that was free, and over the sharding of its stages."""
     gap = gap_of(c.search.lower_bound, c.step_time)
-    if gap is None:
-        text = "no bound"
+    if gap is None or gap > USELESS:
+        text = gap_text(gap)
     elif gap < PROVEN:
         text = "proven optimal for its problem"
-    elif gap > USELESS:
-        text = "no useful bound"
     else:
         text = f"at most {gap:.2%} from the optimum"
     of_stages = [gap_of(p.search.lower_bound, p.step_time) for p in c.parts]

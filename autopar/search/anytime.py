@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from autopar.plan import Plan
-from autopar.plan.text import seconds_text
+from autopar.plan.text import USELESS, gap_text, seconds_text
 
 
 class SearchEndedError(Exception):
@@ -66,8 +66,10 @@ class Incumbent:
         def line(text: str) -> None:
             best = self.best
             if best is not None:
-                bound_s = best.search.lower_bound
-                least = "" if bound_s is None else f", bound {seconds_text(bound_s)}"
+                gap, bound_s = best.search.gap, best.search.lower_bound
+                least = (
+                    "" if gap is None else f", {gap_text(gap) if gap > USELESS else 'bound ' + seconds_text(bound_s)}"
+                )
                 elapsed_s = time.monotonic() - began_s
                 text = f"{text} (best so far {seconds_text(best.step_time)}{least}; {elapsed_s:.1f} s elapsed)"
             log(text)

@@ -10,7 +10,7 @@ from typing import Any
 
 from autopar.errors import AutoparError
 from autopar.plan import Plan
-from autopar.plan.text import bytes_text, seconds_text, table
+from autopar.plan.text import bytes_text, gap_text, seconds_text, table
 from autopar.search.problem import Problem
 from autopar.search.progress import Progress
 from autopar.search.registry import Strategy, cuts_stages, strategy_named
@@ -161,7 +161,7 @@ class Comparison:
             plans[0].peak_memory,
             seconds,
             None,
-            "" if gap is None or plans[0].search.strategy != "alpa" else f"gap {gap:.2%}",
+            "" if gap is None or plans[0].search.strategy != "alpa" else gap_text(gap),
         )
 
     def rows(self) -> tuple[tuple[str, ...], ...]:

@@ -29,7 +29,7 @@ from autopar.ir.attention import attention_cores
 from autopar.ir.blockwise import find
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
-from autopar.ir.primitives import ALIASES, is_fusible, is_generator, reads_fused
+from autopar.ir.primitives import ALIASES, FACTORIZATIONS, is_fusible, is_generator, reads_fused
 from autopar.search.bounds.stored import floors, floors_of_inputs, passed_on, shared_results
 from autopar.search.bounds.values import StateReads, Values
 from autopar.search.intra.fusion import CONSTANT_BYTES
@@ -44,12 +44,22 @@ class SureWork:
         runs: in a step, at least.
         phase: that it is in.
         id: of the operator, after those of the loops that it is in.
+        loop: id of the outermost of these loops, or "".
+        stacks: whether it may run on a stack of matrices, with others that are equal: factorizations, and products in
+            loops of the update (`autopar.lower.dealt`).
     """
 
     least: LeastWork
     runs: float
     phase: str
     id: str = ""
+    loop: str = ""
+    stacks: bool = False
+
+    @property
+    def outermost(self) -> str:
+        """Id of the operator of the step that it is, or is inside of."""
+        return self.loop or self.id
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,7 @@ class _Around:
         floor: of inputs, see `autopar.search.bounds.stored.floors`.
         is_step: whether results of the graph are those of the step.
         prefix: ids of the loops around it.
+        loop: id of the outermost of them, or "".
     """
 
     graph: Graph
@@ -79,6 +90,7 @@ class _Around:
     floor: Mapping[str, float]
     is_step: bool
     prefix: str = ""
+    loop: str = ""
 
 
 def sure_works(graph: Graph, cost: CostModel, block_scores: int = 0, *, in_stages: bool = True) -> Iterator[SureWork]:
@@ -128,7 +140,8 @@ def _works(around: _Around) -> Iterator[SureWork]:
                     more += values.read_bytes(op, types, phase)
                 least = replace(least, bytes=least.bytes + more)
             if least.flops or least.bytes:
-                yield SureWork(least, around.runs, phase, around.prefix + op.id)
+                stacks = op.primitive in FACTORIZATIONS or (bool(around.loop) and phase == "update")
+                yield SureWork(least, around.runs, phase, around.prefix + op.id, around.loop, stacks)
 
 
 def _on_one_stage(around: _Around) -> Collection[str] | None:
@@ -152,7 +165,7 @@ def _inside(
         pairs = zip(body.inputs, op.operands, strict=True)
         inputs = {i.name for i, o in pairs if o in solid and i.type.nbytes > CONSTANT_BYTES}
     inner = replace(around, graph=body, runs=runs, enclosing=phase, solid_inputs=inputs, floor=floor_inside)
-    yield from _works(replace(inner, is_step=False, prefix=f"{around.prefix}{op.id}/"))
+    yield from _works(replace(inner, is_step=False, prefix=f"{around.prefix}{op.id}/", loop=around.loop or op.id))
 
 
 def _cores(around: _Around) -> Collection[str]:

@@ -15,6 +15,8 @@ from autopar.cost import CostModel
 from autopar.frontend import SignatureOptions, flatten_call, trace
 from autopar.recompute import LEVELS
 from autopar.search import Options, Problem
+from autopar.search.bounds.pipelines import least_of_all_s
+from autopar.search.bounds.workers import Workers
 from autopar.search.intra import build
 from autopar.search.source import Recomputation
 from autopar.search.sure_work import sure_works
@@ -135,3 +137,23 @@ def test_every_form_of_drawn_steps_has_the_kernels_that_are_sure(devices, number
     kinds = tuple(random.choice(KINDS, int(random.integers(1, 4))))
     width, batch = (int(2 ** random.integers(4, 11)) for _ in range(2))
     check_forms(step_of(kinds, width, max(8, batch), number % 4 == 3, 0.9), DEVICES[devices])
+
+
+def test_matrices_that_may_be_stacked_are_counted_as_one():
+    """Factorizations of an optimizer run as one kernel (`autopar.lower.dealt`), and cost one start."""
+
+    def step(weights, x):
+        grads = jax.grad(lambda w: sum(jnp.mean((x @ v) ** 2) for v in w))(weights)
+        return [v - jnp.linalg.qr(g)[0] for v, g in zip(weights, grads, strict=True)]
+
+    weights, x = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6, jax.ShapeDtypeStruct((8, 64), jnp.float32)
+    signature, _ = flatten_call(step, (weights, x), {}, SignatureOptions())
+    traced, cluster = trace(step, signature), Cluster.load("dgx-a100").part(0, 2)
+    graph, cost = TracedStep(traced, (), (), 2).single_stage(1, "none").graph, CostModel(cluster)
+    stacked, apart = (list(sure_works(g, cost, in_stages=False)) for g in (graph, traced.graph))
+    assert sum(w.stacks for w in stacked) == 1 < sum(w.stacks for w in apart) == 6
+    ones = [
+        least_of_all_s(traced.graph, cost, [w for w in works if w.stacks], (), [Workers(1, 2, 2)], [(1, 1)])
+        for works in (stacked, apart)
+    ]
+    assert ones[1] <= ones[0] * (1 + 1e-9)

@@ -9,13 +9,14 @@ on a part of the batch each time, on the k devices of one of W workers, which ar
 
 for n t(o, n) does not fall with n, and t(o, n) does not rise. The first two are means over workers of what each does,
 by devices and by workers; in the last k is that of the largest. Operators of the update, and those that do not run in
-every microbatch, run once. W and m are a worker's choice: the least over all of them holds.
+every microbatch, run once; equal ones that may run on a stack of matrices are one. W and m may be free: the least over
+all of them holds.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import cache
 
@@ -65,8 +66,13 @@ def least_of_all_s(
     """
     repeated: dict[LeastWork, float] = defaultdict(float)
     once: dict[LeastWork, float] = defaultdict(float)
+    stacks = Counter((work.least, work.runs) for work in works if work.stacks)
+    for (least, runs), count in stacks.items():
+        once[least.times(count)] += runs
     for work in works:
-        repeats = work.phase != "update" and work.id.partition("/")[0] in every
+        if work.stacks:
+            continue
+        repeats = work.phase != "update" and work.outermost in every
         (repeated if repeats else once)[work.least] += work.runs
 
     @cache

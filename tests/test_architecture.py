@@ -182,6 +182,8 @@ def test_each_class_name_has_one_meaning() -> None:
 
 #: Numbers at the top of modules of `search` that decide nothing about a plan, with what they are.
 NUMBERS_OF_SEARCH = {
+    "autopar.search.bounds.values._MOST_DEPTH": "guard against deep recursion: less is a lower bound too",
+    "autopar.search.bounds.workers._EACH": "speed of a bound: fewer make it lower",
     "autopar.search.cache.store._EFFORT": "compression of files",
     "autopar.search.cache.store._GZIP": "zlib's name of a format",
     "autopar.search.cache.store._LEFT_S": "files that an ended writer left",

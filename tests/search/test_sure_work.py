@@ -83,7 +83,8 @@ def check_plans(kinds, width, batch, cluster, asked):
         own = Freedom() if stages == 1 else Freedom(one_stage=False, most_stages=stages)
         least_s = work_bound_s(graph, cost, own)
         in_so_many = work_bound_s(graph, cost, replace(own, microbatches=plan.num_microbatches))
-        assert everything <= least_s <= in_so_many <= plan.step_time * (1 + 1e-9), (options, in_so_many, plan.step_time)
+        bounds = [everything, least_s, in_so_many, plan.step_time]
+        assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(bounds)), (options, bounds)
         assert plan.search.lower_bound <= plan.step_time
     return found
 

@@ -124,8 +124,8 @@ def shared_results(
         return {}
     phases = {op.id: phase_of(op.scope, enclosing) for op in needed}
     passes = {p: [op for op in needed if phases[op.id] == p and op.id not in spared] for p in ("forward", "backward")}
-    made = set(names_made(passes["forward"]))
-    passes["forward"] = live(passes["forward"], [o.operand for o in graph.outputs if o.operand in made])
+    results = set(names_made(passes["forward"]))
+    passes["forward"] = live(passes["forward"], [o.operand for o in graph.outputs if o.operand in results])
     growth, written = growth_of(cost.cluster), dict[str, str]()
     for phase, operators in passes.items():
         takes: Counter[str] = Counter(o for op in operators for o in op.operands if isinstance(o, str))

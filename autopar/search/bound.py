@@ -135,6 +135,6 @@ def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) 
     if freedom.most_stages:
         every = in_every_microbatch(graph, counts[-1][1])
         some = workers_of(cost.cluster, min(devices, freedom.most_stages))
-        bounds.append(least_of_all_s(graph, cost, works, every, some, counts, waits=freedom.is_synchronous))
+        bounds.append(least_of_all_s(graph, cost, works, every, some, counts, is_synchronous=freedom.is_synchronous))
     least_s = min(bounds)
     return least_s if math.isfinite(least_s) else 0.0

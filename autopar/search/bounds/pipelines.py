@@ -51,7 +51,7 @@ def least_of_all_s(
     workers: Iterable[Workers],
     microbatches: Sequence[tuple[int, int]],
     *,
-    waits: bool = False,
+    is_synchronous: bool = False,
 ) -> float:
     """The least of all numbers of workers and microbatches; infinity where there are none.
 
@@ -62,7 +62,7 @@ def least_of_all_s(
         every: ids of operators that run in every microbatch.
         workers: numbers of workers.
         microbatches: fewest and most of some numbers.
-        waits: whether works of a microbatch wait for each other.
+        is_synchronous: whether works of a microbatch wait for each other.
     """
     repeated: dict[LeastWork, float] = defaultdict(float)
     once: dict[LeastWork, float] = defaultdict(float)
@@ -97,6 +97,6 @@ def least_of_all_s(
         if worked_s >= least_s:
             break
         # A chain has no operator twice, but where loops carry something from trip to trip.
-        waits_longer = waits and each_s(parts) + once_s(parts) > worked_s
-        least_s = min(least_s, max(worked_s, chain_s(parts) if waits_longer else 0.0))
+        may_be_longer = is_synchronous and each_s(parts) + once_s(parts) > worked_s
+        least_s = min(least_s, max(worked_s, chain_s(parts) if may_be_longer else 0.0))
     return least_s

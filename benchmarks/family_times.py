@@ -1,14 +1,17 @@
 """CPU seconds of steps of families without an example, as planned and with each sharding by hand.
 
-``python -m benchmarks.family_times [NAMES]`` compiles each of `NAMES` for eight CPU devices as planned for them and
-with the shardings of the experts of `benchmarks.family_bytes`, and runs all programs in turns in one process. What is
-compared is the least CPU time of a few steps, of all threads together: other work on the machine makes it no shorter.
+``python -m benchmarks.family_times [--cluster FILE] [NAMES]`` compiles each of `NAMES` for eight CPU devices as planned
+for them and with the shardings of the experts of `benchmarks.family_bytes`, and runs all programs in turns in one
+process, in either order by turns. What is compared is the least CPU time of a few steps, of all threads together: other
+work on the machine makes it no shorter. Plans are made for the cluster file of this machine that ``autopar calibrate
+--cpu-devices 8 -o FILE`` wrote, without FILE for one that is measured first, quickly.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import autopar
+from autopar.runtime.measuring import QUICK
 from benchmarks import family_bytes
 from benchmarks.families import Built
 
-NAMES = ("vit", "ranking", "unet", "mixer", "variational", "two towers", "linear attention", "denoising")
-ROUNDS, STEPS = 7, 3
+#: Turns, steps in a turn at most, and CPU seconds of a turn beyond which it has fewer.
+ROUNDS, STEPS, TURN_S = 5, 3, 0.3
+HOPELESS = 1.5
 
 
 def drawn(shapes: Any) -> Any:
@@ -37,11 +42,11 @@ def drawn(shapes: Any) -> Any:
     return jax.tree.map(one, shapes)
 
 
-def runners(built: Built, rules: family_bytes.Rules) -> dict[str, Callable[[], Any]]:
-    """By name what runs a step once, on placed state and batch: as planned, and by hand."""
+def runners(built: Built, rules: family_bytes.Rules, cluster: autopar.Cluster) -> dict[str, Callable[[], Any]]:
+    """By name what runs a step once, on placed state and batch: as planned for a cluster, and by hand."""
     step, shapes = built
     state, batch = drawn(shapes)
-    function = autopar.parallelize(step, cluster=autopar.Cluster.local(), num_stages=1, num_microbatches=1)
+    function = autopar.parallelize(step, cluster=cluster, num_stages=1, num_microbatches=1)
     placed = function.shard(state, batch)
     programs: dict[str, Callable[[], Any]] = {"planned": lambda: function(*placed)}
     for form in family_bytes.FORMS:
@@ -53,29 +58,53 @@ def runners(built: Built, rules: family_bytes.Rules) -> dict[str, Callable[[], A
 
 
 def seconds(programs: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Least CPU seconds of a step by name; programs take turns."""
-    least = dict.fromkeys(programs, float("inf"))
-    for run in programs.values():
+    """Least CPU seconds of a step by name; programs take turns, every other time in the other order.
+
+    What takes more than `HOPELESS` times the least at first has no other turn.
+    """
+    least: dict[str, float] = {}
+    for name, run in programs.items():
         jax.block_until_ready(run())
-    for _ in range(ROUNDS):
-        for name, run in programs.items():
-            began_s = time.process_time()
-            for _ in range(STEPS):
-                jax.block_until_ready(run())
-            least[name] = min(least[name], (time.process_time() - began_s) / STEPS)
+        least[name] = _turn_s(run, 1)
+    fastest_s = min(least.values())
+    contest = [name for name in programs if least[name] <= HOPELESS * fastest_s]
+    steps = max(1, min(STEPS, int(TURN_S / fastest_s)))
+    for n in range(ROUNDS):
+        for name in contest[:: -1 if n % 2 else 1]:
+            least[name] = min(least[name], _turn_s(programs[name], steps))
     return least
 
 
-def main(names: list[str]) -> None:
+def _turn_s(run: Callable[[], Any], steps: int) -> float:
+    began_s = time.process_time()
+    for _ in range(steps):
+        jax.block_until_ready(run())
+    return (time.process_time() - began_s) / steps
+
+
+def measured_cluster() -> autopar.Cluster:
+    """The CPU devices of this process as a quick calibration finds them."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "here.toml")
+        autopar.calibrate("here", effort=QUICK).save(file)
+        return autopar.Cluster.load(file)
+
+
+def main(names: list[str], cluster: autopar.Cluster) -> None:
     """Prints a line a family."""
-    for name in names or NAMES:
+    for name in names or family_bytes.CASES:
         build, rules = family_bytes.CASES[name]
-        took = seconds(runners(build(), rules))
+        took = seconds(runners(build(), rules, cluster))
         planned = took.pop("planned")
         best = min(took, key=lambda form: took[form])
-        print(f"{name}: {planned / took[best]:.3f} of {best} ({planned:.4f} of {took[best]:.4f} s)", flush=True)
+        others = ", ".join(f"{form} {s:.4f}" for form, s in took.items())
+        print(f"{name}: {planned / took[best]:.3f} of {best} ({planned:.4f} s; {others})", flush=True)
 
 
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--cluster")
+    given = parser.parse_args()
+    main(given.names, autopar.Cluster.load(given.cluster) if given.cluster else measured_cluster())

@@ -14,7 +14,7 @@ from autopar.cost.compute import operator_bytes, operator_flops, roofline_s, tot
 from autopar.cost.kernels import KernelRates, Matrices, Numbers, kernel_rates
 from autopar.cost.model import CostModel
 from autopar.cost.network import NetworkRates
-from autopar.cost.orders import Reorder, reorders, run_bytes
+from autopar.cost.orders import Reorder, packed, reorders, run_bytes
 from autopar.cost.sends import lane_bandwidth, lane_s, send_s
 from autopar.cost.work import PRODUCTS, Core, KernelWork, LeastWork, kind_of, matrices_of
 
@@ -42,6 +42,7 @@ __all__ = [
     "matrices_of",
     "operator_bytes",
     "operator_flops",
+    "packed",
     "reorders",
     "roofline_s",
     "run_bytes",

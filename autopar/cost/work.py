@@ -31,6 +31,7 @@ class KernelWork:
         elements: of the function.
         reordered: (bytes read, bytes between elements that come to lie side by side) of each operand that must be
             brought into another order first; see `autopar.cost.orders`.
+        copied: the number of the operand that each of ``reordered`` is.
         run_bytes: of a reduction, the bytes that lie side by side and go into one result; 0 of others.
         fused: it runs inside of the kernel of who reads it.
         core: whether it is of the core of attention, which is one kernel in some programs; see `autopar.ir.attention`.
@@ -44,6 +45,7 @@ class KernelWork:
     function: str = ""
     elements: float = 0.0
     reordered: tuple[tuple[float, int], ...] = ()
+    copied: tuple[int, ...] = ()
     run_bytes: int = 0
     fused: bool = False
     core: Core = ""

@@ -2,11 +2,13 @@
 
 Every device does the same at once, as in a step, so that what they share (the cores and the memory of a host, for
 virtual CPU devices) is shared here too. Repetitions go round all programs, so that a slow minute of a shared machine
-touches all of them.
+touches all of them. Virtual CPU devices that are at least as many as the cores keep these busy: of them CPU seconds
+over cores are counted, which other work on the machine makes no longer.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -47,16 +49,34 @@ def measure_devices(
     if len(devices) > 1:
         cases += _collectives(mesh, effort)
     say(f"compiling {len(cases)} programs for {len(devices)} {devices[0].device_kind}")
-    ready = [_prepared(case, effort) for case in cases]
+    clock = clock_of(devices[0].platform, len(devices), _cores())
+    ready = [_prepared(case, effort, clock) for case in cases]
     seconds: list[list[float]] = [[] for _ in ready]
     for n in range(effort.repeats):
         say(f"measuring, round {n + 1} of {effort.repeats}")
         for (_, run), seconds_of_case in zip(ready, seconds, strict=True):
-            seconds_of_case.append(_time(run))
+            seconds_of_case.append(_time(run, clock))
     return tuple(
         Sample(c.what, c.name, c.amount, runs, c.group, tuple(seconds_of_case), c.side_bytes)
         for c, (runs, _), seconds_of_case in zip(cases, ready, seconds, strict=True)
     )
+
+
+def clock_of(platform: str, devices: int, cores: int) -> Callable[[], float]:
+    """What counts the seconds of programs.
+
+    Args:
+        platform: of the devices, as jax names it.
+        devices: of this process.
+        cores: that this process may use.
+    """
+    if platform != "cpu" or devices < cores:
+        return time.perf_counter
+    return lambda: time.process_time() / cores
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine_name(device: Any) -> str:
@@ -71,24 +91,24 @@ def machine_name(device: Any) -> str:
     return model or platform.machine()
 
 
-def _prepared(case: Case, effort: Effort) -> tuple[int, Callable[[], Any]]:
+def _prepared(case: Case, effort: Effort, clock: Callable[[], float]) -> tuple[int, Callable[[], Any]]:
     """How often a program does its work so that it takes long enough, and what runs it."""
     runs, run = 1, case.make(1)
-    _time(run)
+    _time(run, clock)
     while case.repeated and runs < _MOST_RUNS:
-        took = min(_time(run) for _ in range(_PROBES))  # the least: another process may have taken a core
+        took = min(_time(run, clock) for _ in range(_PROBES))  # the least: another process may have taken a core
         if took >= effort.least_s:
             break
-        runs = min(_MOST_RUNS, runs * max(2, min(16, round(1.3 * effort.least_s / took))))
+        runs = min(_MOST_RUNS, runs * max(2, min(16, round(1.3 * effort.least_s / max(took, 1e-9)))))
         run = case.make(runs)
-        _time(run)
+        _time(run, clock)
     return runs, run
 
 
-def _time(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+def _time(run: Callable[[], Any], clock: Callable[[], float]) -> float:
+    start = clock()
     jax.block_until_ready(run())
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _chains(mesh: Mesh) -> list[Case]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from autopar.cost import Reorder, kind_of, reorders, run_bytes
+from autopar.cost import Reorder, kind_of, packed, reorders, run_bytes
 from tests.cost.test_compute import _operator
 
 TOKENS = (4, 8)
@@ -28,15 +28,51 @@ TOKENS = (4, 8)
         ("sbi,bij->sbj", (8, 3, 4), (3, 4, 5), ((0, 0),)),
         ("bsi,bsj->ij", (4, 1, 16), (4, 1, 32), ((0, 16 * 4),)),
         ("bsi,bsj->ij", (4, 8, 1), (4, 8, 32), ()),  # a dim of one element lies anywhere
+        ("bsi,ji->bsj", (*TOKENS, 16), (4, 16), ()),  # a matrix is transposed by the library
     ],
 )
 def test_operands_of_products(spec, left, right, expected):
+    op, types = _product(spec, left, right)
+    assert reorders(op, types) == tuple(Reorder(*e) for e in expected)
+
+
+def _product(spec, left, right):
     (lhs, rhs), out = spec.split("->")[0].split(","), spec.split("->")[1]
     summed = [c for c in lhs if c in rhs and c not in out]
     batch = [c for c in lhs if c in rhs and c in out]
     numbers = tuple(tuple(tuple(side.index(c) for c in dims) for side in (lhs, rhs)) for dims in (summed, batch))
-    op, types = _operator(lambda x, y: lax.dot_general(x, y, numbers), left, right)
-    assert reorders(op, types) == tuple(Reorder(*e) for e in expected)
+    return _operator(lambda x, y: lax.dot_general(x, y, numbers), left, right)
+
+
+@pytest.mark.parametrize(
+    ("spec", "left", "right", "transposed", "expected"),
+    [
+        ("bsi,bsj->ij", (*TOKENS, 16), (*TOKENS, 32), True, True),  # a weight's gradient, as jax writes it
+        ("bsi,bsj->ij", (*TOKENS, 16), (*TOKENS, 32), False, False),  # XLA turns the left one round itself
+        ("ji,jk->ik", (16, 8), (16, 4), True, True),
+        ("ji,jk->ik", (16, 8), (16, 4), False, True),
+        ("ij,jk->ik", (8, 16), (16, 4), False, False),
+        ("ij,jk->ik", (8, 16), (16, 4), True, True),
+        ("ij,kj->ik", (8, 16), (4, 16), True, False),
+        ("bsi,ij->bsj", (*TOKENS, 16), (16, 4), False, False),
+        ("bsi,bsj->ij", (*TOKENS, 1), (*TOKENS, 32), True, False),  # a vector
+        ("bji,bjk->bik", (3, 16, 8), (3, 16, 4), True, False),
+    ],
+)
+def test_products_whose_matrices_are_packed(spec, left, right, transposed, expected):
+    op, types = _product(spec, left, right)
+    assert [r.operand for r in packed(op, types, transposed=transposed)] == ([0, 1] if expected else [])
+
+
+def test_xla_sums_over_the_first_dim_of_a_gradients_left_matrix():
+    # The fact about the compiler that `packed` is made of: it swaps the operands of what is transposed.
+    def gradients(x, w):
+        return jax.grad(lambda w: (jnp.sin(x @ w)).sum())(w)
+
+    shapes = [jax.ShapeDtypeStruct((*TOKENS, 16), jnp.float32), jax.ShapeDtypeStruct((16, 24), jnp.float32)]
+    text = jax.jit(gradients).lower(*shapes).compile().as_text()
+    (gradient,) = re.findall(r"= f32\[16,24\]\S* dot\(.*", text)
+    assert "lhs_contracting_dims={0}" in gradient and "rhs_contracting_dims={1}" in gradient, text
 
 
 @pytest.mark.parametrize(("rows", "copies"), [((16,), 0), ((4, 4), 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 import autopar
 from autopar import Cluster
-from autopar.runtime.measuring import Effort
+from autopar.runtime.measuring import Effort, clock_of
 
 LEAST = Effort(
     products=(16, 64),
@@ -28,6 +29,16 @@ LEAST = Effort(
     first_touch=1 << 20,
 )
 KINDS = {"convolution", "reorder", "reduction", "function", "first touch"}
+
+
+def test_cpu_seconds_are_counted_of_devices_that_keep_all_cores_busy() -> None:
+    assert clock_of("cpu", 2, 4) is clock_of("gpu", 8, 4) is time.perf_counter
+    clock = clock_of("cpu", 8, 4)
+    began_s, before_s = clock(), time.process_time()
+    while time.process_time() - before_s < 0.02:
+        pass
+    took_s = clock() - began_s
+    assert 0.005 <= took_s <= (time.process_time() - 4 * began_s) / 4
 
 
 def test_one_device_and_several() -> None:

@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 from autopar.cluster import Cluster, Curve
+from autopar.cost import CostModel, KernelWork
 from autopar.cost.model import KEPT_BYTES
+from autopar.cost.orders import PACKED_STRIDE_BYTES
 from autopar.plan import Plan
 from autopar.search import alpa
-from autopar.search.intra.work import Chains
+from autopar.search.intra.work import Chains, busy_seconds
+from autopar.sharding import rule_for, strategies
 from tests.search.problems import f32, graph_of, problem_of, toy
 
 TOKENS, WIDTH = (4, 64), 32
@@ -63,6 +66,30 @@ def test_a_gradient_of_a_weight_reads_its_operand_in_another_order() -> None:
     size = 4 * 4 * 64 * WIDTH
     assert _added_s(_gradient, *args, **figures) == pytest.approx(size / (1e10 * 0.001))
     assert _added_s(lambda x, w: x @ w, f32(*TOKENS, WIDTH), f32(WIDTH, 16), **figures) == 0
+
+
+def test_matrices_are_packed_for_a_gradient_that_is_transposed() -> None:
+    args = (f32(*TOKENS, WIDTH), f32(*TOKENS, 16))
+    figures = {"reorder_efficiency": Curve(((PACKED_STRIDE_BYTES, 0.001), (PACKED_STRIDE_BYTES + 1, 1.0)))}
+    plain_s, packed_s = (_added_s(fn, *args, **figures) for fn in (_gradient, lambda x, y: _gradient(x, y).T))
+    # The copy is at the shorter stride too: it is of WIDTH floats.
+    left, right = (4 * 4 * 64 * n for n in (WIDTH, 16))
+    assert plain_s == pytest.approx(left / (1e10 * 0.001))
+    assert packed_s == pytest.approx((2 * left + right) / (1e10 * 0.001))
+
+
+def test_a_device_copies_its_pieces_of_what_is_split_and_the_whole_of_others() -> None:
+    graph = graph_of(_gradient, f32(*TOKENS, WIDTH), f32(*TOKENS, 16))
+    (op,) = (o for o in graph.operators if o.primitive == "dot_general")
+    types = tuple(graph.types[str(o)] for o in op.operands)
+    cluster = _cluster(reorder_efficiency=Curve.constant(0.001))
+    (mesh,) = toy(4).logical_meshes((4,))
+    choices = strategies(rule_for(op, types)[0], types, tuple(v.type for v in op.results), mesh)
+    work = KernelWork(0.0, 0.0, "f32", reordered=((8000.0, 128),), copied=(0,))
+    seconds = busy_seconds(CostModel(cluster), mesh, work, choices, op, types)
+    split = [bool(s.operand_layouts[0].axes) for s in choices]
+    assert {True, False} == set(split) and {1, 4} == {s.split for s in choices}
+    assert list(seconds) == pytest.approx([8000 / 1e7 / (4 if s else 1) for s in split])
 
 
 def test_what_the_operand_is_computed_from_is_read_in_that_order() -> None:

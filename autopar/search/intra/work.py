@@ -17,6 +17,7 @@ from autopar.cost import (
     Matrices,
     kind_of,
     matrices_of,
+    packed,
     reorders,
     run_bytes,
 )
@@ -40,10 +41,14 @@ class Chains:
         self.types = graph.types
         self.shared: set[str] = {o.operand for o in graph.outputs if isinstance(o.operand, str)}
         taken: set[str] = set()
+        transposed: set[str] = set()
         for op in graph.operators:
             names = set(op.reads)
+            transposed |= names if op.primitive == "transpose" else set()
             self.shared |= names & taken
             taken |= names
+        #: What a transposition reads and nothing else.
+        self.transposed = transposed - self.shared
 
     def read_bytes(self, name: str) -> float:
         """Bytes of what lies in memory that a value is computed from, no more of each than the value has itself."""
@@ -140,11 +145,15 @@ def work_of(
     work = KernelWork(options.flops, moved, dtype, kind_of(op, operand_types), run_bytes=run)
     if op.primitive in functions:
         return replace(work, function=op.primitive, elements=sum(v.type.size for v in op.results))
-    reordered = reorders(op, operand_types) if chains is not None else ()
-    if chains is None or not reordered:
+    if chains is None:
         return work
-    read = [_read_bytes(op.operands[r.operand], chains) for r in reordered]
-    return replace(work, reordered=tuple((b, r.stride_bytes) for b, r in zip(read, reordered, strict=True)))
+    by_compiler = reorders(op, operand_types)
+    by_library = packed(op, operand_types, transposed=op.results[0].name in chains.transposed)
+    read = [_read_bytes(op.operands[r.operand], chains) for r in by_compiler]
+    read += [float(operand_types[r.operand].nbytes) for r in by_library]
+    every = (*by_compiler, *by_library)
+    reordered = tuple((bytes, r.stride_bytes) for bytes, r in zip(read, every, strict=True))
+    return replace(work, reordered=reordered, copied=tuple(r.operand for r in every))
 
 
 def _read_bytes(operand: str | Literal, chains: Chains) -> float:
@@ -194,8 +203,20 @@ def busy_seconds(
         batch, m, n, k = np.array([(p.batch, p.m, p.n, p.k) for p in each]).T
         sized = Matrices(batch, m, n, k, each[0].width)
         return np.asarray(cost.product_s(sized, types[0].dtype, work.core, backward=work.backward)) + joined
+    if work.reordered:
+        return np.array([cost.work_s(_of_strategy(work, s, types, sizes), s.split) for s in strategies]) + joined
     by_split = {n: cost.work_s(work, n) for n in sorted({s.split for s in strategies})}
     return np.array([by_split[s.split] for s in strategies]) + joined
+
+
+def _of_strategy(
+    work: KernelWork, strategy: Strategy, types: Sequence[TensorType], sizes: Mapping[str, int]
+) -> KernelWork:
+    """Work of which a device does one of the strategy's parts: it copies its pieces of operands, which may be whole."""
+    layouts = strategy.operand_layouts
+    shares = [layouts[n].local_bytes(types[n], sizes) / max(1, types[n].nbytes) for n in work.copied]
+    pieces = zip(work.reordered, shares, strict=True)
+    return replace(work, reordered=tuple((bytes * s * strategy.split, stride) for (bytes, stride), s in pieces))
 
 
 def _joining_s(

@@ -215,8 +215,8 @@ def _of_strategy(
     """Work of which a device does one of the strategy's parts: it copies its pieces of operands, which may be whole."""
     layouts = strategy.operand_layouts
     shares = [layouts[n].local_bytes(types[n], sizes) / max(1, types[n].nbytes) for n in work.copied]
-    pieces = zip(work.reordered, shares, strict=True)
-    return replace(work, reordered=tuple((bytes * s * strategy.split, stride) for (bytes, stride), s in pieces))
+    copies = zip(work.reordered, shares, strict=True)
+    return replace(work, reordered=tuple((bytes * s * strategy.split, stride) for (bytes, stride), s in copies))
 
 
 def _joining_s(

@@ -27,6 +27,7 @@ _SMALL: Mapping[str, Any] = MappingProxyType(
     {"layers": 8, "hidden": 2048, "ffn": 7168, "heads": 16, "kv_heads": 8, "vocab": 32768, "seq": 512, "batch": 32}
 )
 _LARGE: Mapping[str, Any] = MappingProxyType({"seq": 2048, "batch": 64})
+_LARGE_OF_1K: Mapping[str, Any] = MappingProxyType({"seq": 2048, "batch": 32})
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "small v5p": Case("8B", _SMALL, "tpu:v5p:2x2x2", 1.75),
         "small h100": Case("8B", _SMALL, "cuda:h100:1x8", 1.75),
         "70B v5p": Case("70B", _LARGE, "tpu:v5p:4x4x4", 1.75),
-        "70B v5p, 1.3": Case("70B", _LARGE, "tpu:v5p:4x4x4", 1.3),
+        "70B v5p, 1.3": Case("70B", _LARGE_OF_1K, "tpu:v5p:4x4x4", 1.3),
         "70B h100": Case("70B", _LARGE, "cuda:h100:8x8", 1.75),
-        "70B h100, 1.3": Case("70B", _LARGE, "cuda:h100:8x8", 1.3),
+        "70B h100, 1.3": Case("70B", _LARGE_OF_1K, "cuda:h100:8x8", 1.3),
     }
 )
 

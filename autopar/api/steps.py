@@ -14,6 +14,7 @@ from autopar.errors import MicrobatchError
 from autopar.frontend import Traced
 from autopar.ir.loops import microbatch_loops
 from autopar.ir.verify import verify
+from autopar.lower.backward_update import update_in_backward, updated_in_backward
 from autopar.lower.blockwise import blockwise_bound
 from autopar.lower.dealt import dealt
 from autopar.lower.layer_update import updated_by_layer, updates_by_layer
@@ -30,7 +31,7 @@ from autopar.search.source import LayeredStep, SingleStage
 from autopar.sharding.padding import PaddedDim
 
 #: See `TracedStep.forms`.
-_Form: TypeAlias = tuple[int, Level, int, bool, tuple[PaddedDim, ...]]
+_Form: TypeAlias = tuple[int, Level, int, bool, tuple[PaddedDim, ...], bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,8 @@ class TracedStep:
         shared: another plan of several stages with whose state the function is planned; None where it is not.
         layered_steps: by groups and scores, the function with its stacks taken apart.
         forms: by number of microbatches, what is recomputed, what runs in blocks, whether layers are updated one at
-            a time and what is padded, the function as one stage, with the ends of its layers.
+            a time, what is padded, and whether layers are updated in the backward loop, the function as one stage, with
+            the ends of its layers.
     """
 
     traced: Traced
@@ -67,9 +69,10 @@ class TracedStep:
         block_scores: int = 0,
         layered_update: bool = False,
         padded: tuple[PaddedDim, ...] = (),
+        backward_update: bool = False,
     ) -> SingleStage:
         """The step as one stage. Raises MicrobatchError where there cannot be as many microbatches."""
-        key = num_microbatches, remat, block_scores, layered_update, padded
+        key = num_microbatches, remat, block_scores, layered_update, padded, backward_update
         if key not in self.forms:
             self.forms[key] = as_one_stage(
                 self.traced,
@@ -79,6 +82,7 @@ class TracedStep:
                 block_scores=block_scores,
                 layered_update=layered_update,
                 padded_dims=padded,
+                backward_update=backward_update,
             )
         form, ends = self.forms[key]
         return SingleStage(form.graph, ends)
@@ -86,6 +90,10 @@ class TracedStep:
     def may_update_by_layer(self) -> bool:
         """Whether the function has stacks of layers whose update may run a layer at a time."""
         return updates_by_layer(self.traced.graph)
+
+    def update_in_backward(self) -> tuple[bool, str]:
+        """Whether the update of stacks of layers may run inside of the backward loop over them, and what may not."""
+        return update_in_backward(self.traced.graph)
 
     def layered(
         self, num_stages: int | None, most_groups: int, *, one_loop: bool = False, block_scores: int = 0
@@ -122,7 +130,8 @@ class TracedStep:
         if plan.content.pipeline is not None:
             return self.traced
         stage = plan.stages[0]
-        key = plan.num_microbatches, stage.remat, stage.block_scores, stage.layered_update, stage.padded
+        update = stage.layered_update, stage.padded, stage.backward_update
+        key = plan.num_microbatches, stage.remat, stage.block_scores, *update
         self.single_stage(*key)
         return self.forms[key][0]
 
@@ -142,6 +151,7 @@ def as_planned(traced: Traced, plan: Plan) -> Traced:
         block_scores=stage.block_scores,
         layered_update=stage.layered_update,
         padded_dims=stage.padded,
+        backward_update=stage.backward_update,
     )[0]
 
 
@@ -155,6 +165,7 @@ def as_one_stage(
     block_scores: int = 0,
     layered_update: bool = False,
     padded_dims: Sequence[PaddedDim] = (),
+    backward_update: bool = False,
 ) -> tuple[Traced, tuple[str, ...]]:
     """A function in microbatches, with what ``remat`` does not hold recomputed.
 
@@ -167,6 +178,7 @@ def as_one_stage(
         block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
         layered_update: whether the update of stacks of layers runs a layer at a time.
         padded_dims: dims that are padded inside, one of each class.
+        backward_update: whether the update of stacks of layers runs inside of the backward loop, as far as it may.
 
     Returns it, and the ends of its layers.
 
@@ -177,6 +189,7 @@ def as_one_stage(
 
     def recomputing(held: frozenset[str]) -> tuple[Traced, tuple[str, ...]]:
         again, layer_ends = recomputed_step(plain, remat, ends, held)
+        again = updated_in_backward(again) if backward_update else again
         return microbatched(updated_by_layer(again) if layered_update else again, num_microbatches), layer_ends
 
     form, form_ends = recomputing(frozenset())

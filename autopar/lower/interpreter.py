@@ -24,7 +24,9 @@ from autopar.ir.primitives import is_generator
 from autopar.lower.collective_barriers import CollectiveBarriers, splits_inside
 from autopar.lower.collective_matmul import BlockProduct
 from autopar.lower.decisions import Sharded
+from autopar.lower.done_before import done_before
 from autopar.lower.hosted import to_device, to_host
+from autopar.lower.in_place import numbers_in_place, scan_in_place
 from autopar.lower.localize.base import LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.not_before import not_before
@@ -308,7 +310,8 @@ class Interpreter:
         consts, initial, stacks = scan.split(arrays)
         constant, carried, stacked = scan.split(layouts)
         inner = [*constant, *carried, *(k.slice() for k in stacked)]
-        _, stacked_layouts = scan.split_results(self.sharded.results[self.prefix + op.id])
+        results = self.sharded.results[self.prefix + op.id]
+        _, stacked_layouts = scan.split_results(results)
         wanted = [*carried, *(k.slice() for k in stacked_layouts)]
         length = scan.length
         if any(k.dims[0] for k in stacked):  # a microbatch goes over its own examples, with sums of its own
@@ -325,7 +328,11 @@ class Interpreter:
             return scan.split_results([to_host(a) if n in there else a for n, a in enumerate(typed)])
 
         reverse, unroll = bool(bound.params["reverse"]), bound.params.get("unroll", 1)
-        carry, ys = lax.scan(body, initial, stacks, length=length, reverse=reverse, unroll=unroll)
+        pairs = {} if self.prefix else numbers_in_place(graph, op, layouts, results, away)
+        if not self.prefix and self.sharded.memory_bound and self.phase == "backward":
+            initial = done_before(graph, env, initial)
+        on_cpu, loop = self.sharded.orders_collectives, {"length": length, "reverse": reverse, "unroll": unroll}
+        carry, ys = scan_in_place(body, initial, stacks, pairs, drops_barriers=on_cpu, **loop)
         self._leave(op, env, [*carry, *ys])
 
     def _while(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:

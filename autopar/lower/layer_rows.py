@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.ir import Graph, Layout, Literal, Operator
@@ -39,14 +39,15 @@ class LayerRows:
     whole: tuple[str, ...]
 
 
-def rows_of(graph: Graph) -> LayerRows:
+def rows_of(graph: Graph, phases: Sequence[str] = ("update",)) -> LayerRows:
     """What of a step runs layer by layer; without ``results`` where nothing does.
 
     Args:
         graph: a step.
+        phases: of operators that may: those of the backward pass add up and cast stacks of gradients.
     """
     length = layer_count(graph)
-    matches, sums = _independent(graph, length) if length > 1 else ({}, {})
+    matches, sums = _independent(graph, length, phases) if length > 1 else ({}, {})
     terms = _terms(graph, matches, sums)
     stacks = {i.name for i in graph.inputs if i.role in _STATE and i.type.rank and i.type.shape[0] == length}
     needed = {o.operand for o in graph.outputs if o.updates in stacks}
@@ -72,6 +73,24 @@ def rows_of(graph: Graph) -> LayerRows:
     return LayerRows(length, matches, results, terms, totals, tuple(reversed(whole)))
 
 
+def taken_in_slices(inside: Sequence[Operator], matches: Mapping[str, Match]) -> tuple[str, ...]:
+    """Stacks that a loop over layers takes in slices.
+
+    Args:
+        inside: operators that it runs.
+        matches: by id the layouts over layers in which they run.
+    """
+    inner = {v.name for op in inside for v in op.results}
+    return tuple(
+        dict.fromkeys(
+            o
+            for op in inside
+            for o, k in zip(op.operands, matches[op.id].operands, strict=True)
+            if isinstance(o, str) and o not in inner and k is not None and k.axes
+        )
+    )
+
+
 def _terms(graph: Graph, matches: Mapping[str, Match], sums: Mapping[str, Match]) -> dict[str, Match]:
     """Operators that a first loop over layers runs: ``sums`` that depend on none of them, and what they are made of."""
     late, first = set[str](), list[str]()
@@ -89,8 +108,8 @@ def _terms(graph: Graph, matches: Mapping[str, Match], sums: Mapping[str, Match]
     return dict(reversed(terms.items()))
 
 
-def _independent(graph: Graph, length: int) -> tuple[dict[str, Match], dict[str, Match]]:
-    """Operators of the update, with what they run on, that treat the layers of stacks independently; sums over them."""
+def _independent(graph: Graph, length: int, phases: Sequence[str]) -> tuple[dict[str, Match], dict[str, Match]]:
+    """Operators of ``phases``, with what they run on, that treat the layers of stacks independently; sums over them."""
     mesh, matches, sums = pseudo_mesh(length), dict[str, Match](), dict[str, Match]()
     split_values = {
         i.name: split(i.type.rank, 0)
@@ -102,7 +121,7 @@ def _independent(graph: Graph, length: int) -> tuple[dict[str, Match], dict[str,
             scan = Scan.of(op)
             stacks = scan.split_results(op.results)[1] if scan.length == length else []
             split_values.update((v.name, split(v.type.rank, 0)) for v in stacks)
-        elif phase_of(op.scope) == "update" and not op.regions and not op.effects and not is_generator(op):
+        elif phase_of(op.scope) in phases and not op.regions and not op.effects and not is_generator(op):
             types = graph.operand_types(op)
             states = [None if isinstance(o, Literal) else split_values.get(o) for o in op.operands]
             if not any(states):

@@ -20,7 +20,7 @@ from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Graph, Literal, Operator
 from autopar.ir.analysis import dependents
 from autopar.ir.parts import separate_parts
-from autopar.lower.layer_rows import LayerRows, rows_of
+from autopar.lower.layer_rows import LayerRows, rows_of, taken_in_slices
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.parts import Recorder, part_of, run_whole
 from autopar.lower.microbatch.retrace import retraced
@@ -67,11 +67,11 @@ def _run(bound: BoundGraph, rows: LayerRows, env: dict[str, Any], recorder: Reco
         env = _add_up(bound, rows, env, recorder)
         env = run_whole(part_of(bound, [id for id in rows.whole if id in after], graph.inputs, ()), env, recorder)
     inside = [op for op in graph.operators if op.id in rows.matches]
-    taken = _taken(inside, rows.matches)
-    ordered = _one_parameter_after_the_other(graph, inside, taken)
+    taken = taken_in_slices(inside, rows.matches)
+    ordered = one_parameter_after_the_other(graph, inside, taken)
 
     def body(carry: tuple[()], row: tuple[Any, Mapping[str, Any]]) -> tuple[tuple[()], list[Any]]:
-        trip = _Trip(bound, rows.matches, rows.length, env, row, recorder)
+        trip = Trip(bound, rows.matches, rows.length, env, row, recorder)
         rows_of_trip = {}
         for op in ordered:
             trip.run(op)
@@ -90,11 +90,11 @@ def _run(bound: BoundGraph, rows: LayerRows, env: dict[str, Any], recorder: Reco
 def _add_up(bound: BoundGraph, rows: LayerRows, env: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
     """The values so far and the sums over layers, in a loop of their own."""
     inside = [op for op in bound.graph.operators if op.id in rows.terms]
-    taken = _taken(inside, rows.terms)
-    ordered = _one_parameter_after_the_other(bound.graph, inside, taken)
+    taken = taken_in_slices(inside, rows.terms)
+    ordered = one_parameter_after_the_other(bound.graph, inside, taken)
 
     def body(sums: list[Any], row: tuple[Any, Mapping[str, Any]]) -> tuple[list[Any], None]:
-        trip = _Trip(bound, rows.terms, rows.length, env, row, recorder)
+        trip = Trip(bound, rows.terms, rows.length, env, row, recorder)
         added = dict(zip(rows.totals, sums, strict=True))
         for op in ordered:
             trip.run(op)
@@ -109,7 +109,7 @@ def _add_up(bound: BoundGraph, rows: LayerRows, env: dict[str, Any], recorder: R
     return {**env, **dict(zip(rows.totals, totals, strict=True))}
 
 
-class _Trip:
+class Trip:
     """A trip of a loop over layers as it is traced: slices become arrays of one layer when they are first read."""
 
     def __init__(
@@ -135,20 +135,7 @@ class _Trip:
         self.values.update(zip((v.name for v in op.results), results, strict=True))
 
 
-def _taken(inside: Sequence[Operator], matches: Mapping[str, Match]) -> tuple[str, ...]:
-    """Stacks that a loop takes in slices."""
-    inner = {v.name for op in inside for v in op.results}
-    return tuple(
-        dict.fromkeys(
-            o
-            for op in inside
-            for o, k in zip(op.operands, matches[op.id].operands, strict=True)
-            if isinstance(o, str) and o not in inner and k is not None and k.axes
-        )
-    )
-
-
-def _one_parameter_after_the_other(
+def one_parameter_after_the_other(
     graph: Graph, operators: Sequence[Operator], stacks: Sequence[str]
 ) -> tuple[Operator, ...]:
     """Operators of a trip: what no parameter decides first, then parameter by parameter, the largest slices last.

@@ -96,13 +96,16 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stack_groups: int = 1
     rewrites: tuple[str, ...] = ()
 
-    def in_form(self, level: Remat, layer_ends: tuple[str, ...], layered_update: bool = False) -> PlanContent:
+    def in_form(
+        self, level: Remat, layer_ends: tuple[str, ...], layered_update: bool = False, backward_update: bool = False
+    ) -> PlanContent:
         """The same, saying what its one stage recomputes and how it updates; arguments are fields of `Stage`."""
-        if level == "none" and not layered_update:
+        if level == "none" and not layered_update and not backward_update:
             return self
         (stage,) = self.stages
         ends = () if level == "none" else layer_ends
-        return replace(self, stages=(replace(stage, remat=level, layer_ends=ends, layered_update=layered_update),))
+        updates = {"layered_update": layered_update, "backward_update": backward_update}
+        return replace(self, stages=(replace(stage, remat=level, layer_ends=ends, **updates),))
 
     def in_blocks(self, block_scores: int) -> PlanContent:
         """The same, saying from which size of scores on attention runs in blocks; see `Stage`."""

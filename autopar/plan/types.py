@@ -76,6 +76,7 @@ class Stage(Record, frozen=True):
             large.
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
         layered_update: whether the update of stacks of layers runs a layer at a time.
+        backward_update: whether it runs inside of the backward loop over layers, as far as it may.
         received_bytes: bytes a device that earlier stages send for each microbatch in flight.
         remat: what is held of the forward pass for the backward pass, which recomputes the rest: "none" (nothing is
             recomputed), "selective" or "full".
@@ -121,6 +122,7 @@ class Stage(Record, frozen=True):
     slices_ahead: int | None = None
     combine_bytes: int | None = None
     gather_bytes: int | None = None
+    backward_update: bool = False
 
     @property
     def mesh_shape(self) -> dict[str, int]:

@@ -57,6 +57,8 @@ def plan_words(c: PlanContent) -> str:
     if any(s.slices_ahead is not None for s in c.stages):
         ahead = max(s.slices_ahead or 0 for s in c.stages)
         said.append("layers fetched from host memory one " + ("ahead" if ahead else "by one") + " (L2L)")
+    if any(s.backward_update for s in c.stages):
+        said.append("layers updated inside of the backward loop (no stack of gradients)")
     return ", ".join(said) if said else "arguments whole on every device"
 
 

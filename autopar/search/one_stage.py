@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Plan
@@ -25,6 +25,7 @@ class OneStage:
         layered_update: whether the update of stacks of layers runs a layer at a time.
         host_update: whether state that only the update reads lies on hosts and is updated there.
         padded: dims that are padded inside, one of each class.
+        backward_update: whether the update of stacks of layers runs inside of the backward loop.
     """
 
     count: int
@@ -33,6 +34,7 @@ class OneStage:
     layered_update: bool = False
     host_update: bool = False
     padded: tuple[PaddedDim, ...] = ()
+    backward_update: bool = False
 
     def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
         """``error``, which says in how many microbatches, and with what recomputation."""
@@ -41,6 +43,7 @@ class OneStage:
         parts += ["with attention in blocks"] * (self.block_scores > 0)
         parts += ["with the update on hosts"] * self.host_update
         parts += ["with padding"] * bool(self.padded)
+        parts += ["with layers updated in the backward loop"] * self.backward_update
         if not parts:
             return error
         return InfeasiblePlanError(
@@ -65,14 +68,17 @@ def one_stage(
     offload: bool,
     layered_updates: Sequence[bool] = (False,),
     host_update: bool = False,
+    backward_update: Callable[[], bool] = lambda: False,
     cutoff_s: float = math.inf,
     looks: Trials[OneStage, Plan] | None = None,
 ) -> Plan:
     """The plan of one stage.
 
-    One microbatch is taken and nothing recomputed where that fits. Else the fewest microbatches are taken with which
-    some plan does; where none does, as little is recomputed as must be. Of a tiny step, and where state may lie in host
-    memory, all configurations up to the first that the limit has no part in are compared, and the fastest is taken.
+    One microbatch is taken and nothing recomputed where that fits. Where memory is short of it, stacks of layers are
+    updated inside of the backward loop, if that may be and is as fast. Else the fewest microbatches are taken with
+    which some plan does; where none does, as little is recomputed as must be. Of a tiny step, and where state may lie
+    in host memory, all configurations up to the first that the limit has no part in are compared, and the fastest is
+    taken.
 
     Args:
         trials: plans in a number of microbatches at a level of recomputation.
@@ -81,6 +87,7 @@ def one_stage(
         offload: whether something may lie in host memory.
         layered_updates: where something may lie there, whether layers are updated one at a time, in order of trial.
         host_update: where something may lie there, whether hosts may update it: tried last.
+        backward_update: whether stacks may be updated in the backward loop, without ``offload``: asked if memory binds.
         cutoff_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
             time, so the first configuration that fits and does not stay below is the last.
         looks: of a tiny step, all of whose configurations may be tried: plans by a look within the limit, which takes a
@@ -90,12 +97,9 @@ def one_stage(
         InfeasiblePlanError: no configuration fits, or none is found to stay below ``cutoff_s``.
         MicrobatchError: no number of microbatches is possible.
     """
-    first = first_configuration(counts, remat).level
-    more = LEVELS[1:] if remat == "auto" else ()
-    plain = [OneStage(count, first) for count in counts]
+    levels = [first_configuration(counts, remat).level, *(LEVELS[1:] if remat == "auto" else ())]
     plan: Plan | None
     if offload:
-        levels = [first, *more]
         configurations = [
             OneStage(count, level, layered_update=by) for by in layered_updates for level in levels for count in counts
         ]
@@ -104,12 +108,15 @@ def one_stage(
         plans = trials.run(configurations, seconds=_seconds, ends=_nothing_on_host, cutoff_s=cutoff_s)
         plan = min(plans, key=_seconds, default=None)
     elif looks is not None:
-        configurations = [OneStage(count, level) for count in counts for level in (first, *more)]
+        configurations = [OneStage(count, level) for count in counts for level in levels]
+        if counts[0] == 1 and backward_update():
+            configurations[1:1] = [OneStage(1, level, backward_update=True) for level in levels]
         some = _fastest_look_first(looks, configurations) if len(configurations) > 1 else configurations
         plans = trials.run(some, seconds=_seconds, cutoff_s=cutoff_s)
         plan = min(plans, key=_seconds, default=None)
     else:
-        plan = trials.first(plain, cutoff_s) or _recomputed(trials, counts, more, cutoff_s)
+        plain = [OneStage(count, levels[0]) for count in counts]
+        plan = _in_device_memory(trials, plain, levels[1:], backward_update, cutoff_s)
     if plan is None:
         raise trials.error()
     return plan
@@ -123,6 +130,7 @@ def in_blocks(
     plain: Plan | None,
     layered_updates: Sequence[bool] = (False,),
     host_update: bool = False,
+    backward_update: Callable[[], bool] = lambda: False,
 ) -> Plan | None:
     """The plan of one stage with attention in blocks; None where none fits, or is as fast as ``plain``.
 
@@ -137,16 +145,22 @@ def in_blocks(
         plain: the plan of the plain form; None where none fits.
         layered_updates: as of `one_stage`.
         host_update: as of `one_stage`.
+        backward_update: as of `one_stage`.
     """
     first = first_configuration(counts, remat).level
     if plain is None:
         levels = (first, *(LEVELS[1:] if remat == "auto" else ()))
         updates = [*((by_layer, False) for by_layer in layered_updates), *[(False, True)] * host_update]
         each = itertools.product(updates, dict.fromkeys(levels), counts)
-        return trials.first(OneStage(count, level, block_scores, *update) for update, level, count in each)
+        forms = [OneStage(count, level, block_scores, *update) for update, level, count in each]
+        if counts[0] == 1 and backward_update():
+            in_loop = [OneStage(1, level, block_scores, backward_update=True) for level in dict.fromkeys(levels)]
+            forms = [forms[0], in_loop[0], *forms[1:], *in_loop[1:]]
+        return trials.first(forms)
     stage = plain.stages[0]
     there = _updates_on_hosts(plain)
     same = OneStage(plain.num_microbatches, stage.remat, block_scores, stage.layered_update, there)
+    same = replace(same, backward_update=stage.backward_update)
     configurations = dict.fromkeys([OneStage(counts[0], first, block_scores, layered_updates[0]), same])
     plans = trials.run(configurations, seconds=_seconds, cutoff_s=plain.step_time)
     return min((p for p in plans if p.step_time < plain.step_time), key=_seconds, default=None)
@@ -166,6 +180,37 @@ def with_padding(trials: Trials[OneStage, Plan], plan: Plan, padded: Sequence[tu
         same = OneStage(plan.num_microbatches, stage.remat, stage.block_scores, stage.layered_update, there, dims)
         plans = trials.run([same], seconds=_seconds, cutoff_s=plan.step_time)
         plan = min((*plans, plan), key=_seconds)
+    return plan
+
+
+def _in_device_memory(
+    trials: Trials[OneStage, Plan],
+    plain: Sequence[OneStage],
+    more: Sequence[Level],
+    backward_update: Callable[[], bool],
+    cutoff_s: float,
+) -> Plan | None:
+    """The plan of the first configuration that fits, or of the faster of the first two where memory is short.
+
+    Args:
+        trials: see `one_stage`.
+        plain: without recomputation beyond what is asked for, by rising number of microbatches.
+        more: levels of recomputation that are tried last.
+        backward_update: see `one_stage`.
+        cutoff_s: see `one_stage`.
+    """
+    counts = [c.count for c in plain]
+    plan = trials.first(plain[:1], cutoff_s)
+    short = trials.not_faster is None if plan is None else plan.content.memory_bound
+    in_loop = short and counts[0] == 1 and backward_update()
+    if in_loop:
+        updated = [replace(plain[0], backward_update=True)]
+        plans = trials.run(updated, cutoff_s=cutoff_s if plan is None else plan.step_time)
+        plan = min((p for p in (plan, *plans) if p is not None), key=_seconds, default=None)
+    if plan is None and trials.not_faster is None:
+        plan = trials.first(plain[1:], cutoff_s) or _recomputed(trials, counts, more, cutoff_s)
+    if plan is None and trials.not_faster is None and in_loop:
+        plan = trials.first([replace(plain[0], level=level, backward_update=True) for level in more], cutoff_s)
     return plan
 
 

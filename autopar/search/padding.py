@@ -15,14 +15,16 @@ from autopar.sharding.padding import PaddedDim, PaddedDims, candidates, named
 def paddings_of(problem: Problem, plan: Plan) -> list[tuple[PaddedDim, ...]]:
     """`paddings` of a step that has a plan of one stage without padding.
 
-    What lies on hosts has none, nor has the batch where microbatches split it: its padding would mix them.
+    What lies on hosts has none, nor have layers that are updated one at a time, nor has the batch where microbatches
+    split it: its padding would mix them.
 
     Args:
         problem: the step in one microbatch.
         plan: of it.
     """
     stage = plan.stages[0]
-    if stage.layered_update or stage.host_bytes or problem.options.offload in ("layers", "update"):
+    by_layer = stage.layered_update or stage.backward_update
+    if by_layer or stage.host_bytes or problem.options.offload in ("layers", "update"):
         return []
     classes = paddings(problem)
     return classes if plan.num_microbatches == 1 else [dims for dims in classes if not _pads_batch(problem.graph, dims)]

@@ -28,6 +28,7 @@ from autopar.plan import Plan
 from autopar.schedule import get
 from autopar.search.anytime import Converted, Incumbent, SearchEndedError
 from autopar.search.attention_blocks import block_scores, stage_block_scores
+from autopar.search.backward_update import BackwardUpdate
 from autopar.search.bound import Freedom, bounded
 from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
 from autopar.search.enumeration.candidates import schedule_of
@@ -159,6 +160,7 @@ class Planner:
         blocks = block_scores(problem)
         layered, there = _layered_updates(o.offload, step), o.offload == "auto" and not names_plan(self.strategy)
         attempt = self._attempt(problem, step)
+        in_backward = BackwardUpdate(step, o.offload)
         plain: Plan | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
         if not blocks or o.attention != "blocks":
@@ -170,6 +172,7 @@ class Planner:
                     offload=o.offload != "none",
                     layered_updates=layered,
                     host_update=there,
+                    backward_update=in_backward,
                     cutoff_s=cutoff_s,
                     looks=Trials(self._attempt(_with_looks_only(problem), step)) if _is_tiny(problem) else None,
                 )
@@ -179,12 +182,12 @@ class Planner:
             plan = plain
         else:
             trials = Trials(attempt)
-            plan = in_blocks(trials, possible, o.remat, blocks, plain, layered, there) or plain
+            plan = in_blocks(trials, possible, o.remat, blocks, plain, layered, there, in_backward) or plain
             failure = failure or (None if plan is not None else trials.error())
         if plan is None:
             assert failure is not None
             raise failure
-        plan = with_padding(Trials(attempt), plan, paddings_of(problem, plan))
+        plan = in_backward.noted(with_padding(Trials(attempt), plan, paddings_of(problem, plan)))
         return self._bounded(problem, counts, plan)
 
     def _attempt(self, problem: Problem, step: StepSource) -> Callable[[OneStage, float, bool], Plan]:
@@ -195,7 +198,7 @@ class Planner:
         def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
             count, level = configuration.count, configuration.level
             c = configuration
-            single = step.single_stage(count, level, c.block_scores, c.layered_update, c.padded)
+            single = step.single_stage(count, level, c.block_scores, c.layered_update, c.padded, c.backward_update)
             options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
             if c.host_update and options.offload == "auto":
                 options = replace(options, offload="update")
@@ -203,7 +206,8 @@ class Planner:
             reporting = replace(problem.reporting, explains_infeasible=explain)
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
             plan = self._shard(replace(stage, graph=single.graph))
-            content = plan.content.in_form(level, single.layer_ends, c.layered_update).in_blocks(c.block_scores)
+            content = plan.content.in_form(level, single.layer_ends, c.layered_update, c.backward_update)
+            content = content.in_blocks(c.block_scores)
             content = content.with_padding(c.padded, padding_notes(problem.graph, c.padded))
             notes = (*content.notes, *_meetings(single.graph))
             plan = replace(plan, content=msgspec.structs.replace(content, notes=notes))

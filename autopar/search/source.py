@@ -117,6 +117,7 @@ class StepSource(Protocol):
         block_scores: int = 0,
         layered_update: bool = False,
         padded: tuple[PaddedDim, ...] = (),
+        backward_update: bool = False,
     ) -> SingleStage:
         """The step as one stage.
 
@@ -126,6 +127,7 @@ class StepSource(Protocol):
             block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
             layered_update: whether the update of stacks of layers runs a layer at a time.
             padded: dims that are padded inside, one of each class.
+            backward_update: whether the update of stacks of layers runs inside of the backward loop, as far as it may.
 
         Raises:
             MicrobatchError: there cannot be as many microbatches.
@@ -134,6 +136,13 @@ class StepSource(Protocol):
 
     def may_update_by_layer(self) -> bool:
         """Whether the step has stacks of layers whose update may run a layer at a time."""
+        ...
+
+    def update_in_backward(self) -> tuple[bool, str]:
+        """Whether the update of stacks of layers may run inside of the backward loop over them, in one microbatch.
+
+        With a note on gradients for which that may not be; "" without any.
+        """
         ...
 
     def layered(

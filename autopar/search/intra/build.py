@@ -46,7 +46,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     constraints = {c.value: c for c in problem.options.constraints}
     offered = offloading(problem)
     split = split_phases or problem.subproblem.separate_programs
-    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split, offered)
+    b = Builder(mesh, problem.cost_model, tables_of(problem, mesh), split, offered, problem.options.donated)
     readers = Counter(o for op in graph.operators for o in set(op.reads))
     sliced = {o for op in graph.operators if op.primitive == "scan" for o in op.reads}
     replaced = {o.updates for o in graph.outputs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -25,13 +25,20 @@ class Builder:
         tables: of the mesh under these prices.
         split_phases: whether forward and backward make their own copies of a value.
         offered: what may lie in host memory.
+        donated: inputs whose buffers the step may reuse.
 
     ``time`` is that of the operator at hand, each operator being a step of time; ``phase`` is its part of the train
     step.
     """
 
     def __init__(
-        self, mesh: LogicalMesh, cost: CostModel, tables: MeshTables, split_phases: bool, offered: Offloading = NOTHING
+        self,
+        mesh: LogicalMesh,
+        cost: CostModel,
+        tables: MeshTables,
+        split_phases: bool,
+        offered: Offloading = NOTHING,
+        donated: Collection[str] = (),
     ) -> None:
         self.mesh = mesh
         self.cost = cost
@@ -47,6 +54,7 @@ class Builder:
         self.workspaces: list[UsageDraft] = []
         self.notes: dict[str, None] = dict.fromkeys(offered.notes)
         self.offered = offered
+        self.donated = donated
         self.broken: list[str] = []
         self.time = 0
         self.phase = "update"

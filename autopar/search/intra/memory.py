@@ -115,7 +115,7 @@ def _input(
     assert v.node is not None
     kind = _ROLE_KINDS.get(role, "temporaries")
     readers = [u for u in v.uses if u.time < stop - 1]
-    last = max((u.time for u in readers), default=0) + 1
+    last = max((u.done for u in readers), default=1)
     bytes = sized.of(v.type, v.layouts)
     usages = [UsageDraft(v.node, 0, last if donated else stop, on_device(v, bytes), kind, v.key)]
     usages += _moved_up(v, readers, bytes, kind)

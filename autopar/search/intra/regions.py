@@ -2,7 +2,8 @@
 
 scan: a carry has one layout, in which it enters each trip and leaves the loop; the body's result is
 resharded to it each trip. Slices of stacked inputs and outputs have the layout of the stack without
-its first dim, which is never split. Costs inside count once a trip (`length`).
+its first dim, which is never split. A stack that it replaces slice by slice is written where it lies, in the layout
+that it has there. Costs inside count once a trip (`length`).
 while: as scan with carries alone; trips are not known and counted as `autopar.ir.loops.ASSUMED_ITERATIONS`.
 cond: each branch counts with equal probability; results have one layout.
 """
@@ -16,6 +17,7 @@ from types import MappingProxyType
 import numpy as np
 
 from autopar.ir import Graph, Layout, Operand, Operator, TensorType
+from autopar.ir.in_place import replaced_in_place
 from autopar.ir.loops import Scan, While, runs_inside
 from autopar.ir.phases import phase_of
 from autopar.search.intra.builder import Builder, is_summable
@@ -53,7 +55,14 @@ class _Region:
         return self.prefix + self.op.id
 
     def enter(
-        self, operand: Operand, inner: str, type: TensorType, *, stacked: bool = False, layouts: Port | None = None
+        self,
+        operand: Operand,
+        inner: str,
+        type: TensorType,
+        *,
+        stacked: bool = False,
+        layouts: Port | None = None,
+        in_place: bool = False,
     ) -> Port:
         """Adds a region's input that takes an operand; (its node, its layouts).
 
@@ -63,6 +72,7 @@ class _Region:
             type: of the region's input.
             stacked: whether each trip takes a slice of the operand.
             layouts: node and layouts of the input, where they are there already.
+            in_place: whether the region writes the operand where it lies.
         """
         b = self.b
         node, kinds = layouts or b.free_layouts(inner, type)
@@ -80,6 +90,8 @@ class _Region:
         if source is not None and source.node is not None:
             there = not self.prefix and source.key in b.offered.nested
             b.use(source.key, node, outer, self.weight, self.id, stacked=stacked, there=there)
+            if in_place:  # it must lie in the layout that is taken
+                source.uses[-1] = replace(source.uses[-1], as_made=(True,) * len(outer))
         return node, outer
 
     def arriving(self, operand: Operand) -> Port | None:
@@ -120,12 +132,17 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
     body, consts, carries = loop.body, loop.num_consts, loop.num_carry
     begin, inner = b.time, f"{prefix}{op.id}/body/"
     region = _Region(b, op, prefix, weight, runs_inside(op, weight))
+    in_place = {} if prefix else {i: j for i, j in replaced_in_place(graph, op).items() if _is_free(b, op.operands[i])}
+    replaces = {j: i for i, j in in_place.items()}
     for i, (operand, entry) in enumerate(zip(op.operands, body.inputs, strict=True)):
         carried = consts <= i < loop.num_whole and is_summable(entry.type)
         arriving = region.arriving(operand) if i < consts else None
         layouts = arriving or b.free_layouts(inner + entry.name, entry.type, partial=carried)
         stacked = i >= loop.num_whole
-        region.operands.append(region.enter(operand, inner + entry.name, entry.type, stacked=stacked, layouts=layouts))
+        port = region.enter(
+            operand, inner + entry.name, entry.type, stacked=stacked, layouts=layouts, in_place=i in in_place
+        )
+        region.operands.append(port)
     walk(body, inner, region.inner_weight)
     b.time += 1
     region.extend({*range(consts), *range(loop.num_whole, len(op.operands))})
@@ -136,6 +153,9 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
         if j < carries:
             node, kinds = region.operands[consts + j]
             outer = kinds
+        elif j in replaces:
+            node, outer = region.operands[replaces[j]]
+            kinds = tuple(k.slice() for k in outer)
         else:
             type, name = body.outputs[j].type, prefix + result.name
             if name in b.offered.stacks:
@@ -148,12 +168,19 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
         value = b.value(
             prefix + result.name, result.type, node, outer, weight, hosted=hosted, trips=trips, replaced=trips > 1
         )
-        value.time = begin
+        written = j in replaces and op.operands[replaces[j]] in b.donated
+        value.time = b.time if written else begin  # until then what it replaces is counted
         if "backward" in passes and j < carries:
             value.phase = "backward"  # sums of gradients
         region.results.append((node, outer))
     region.record()
     add_slices_on_the_way(b, graph, op, prefix, begin)
+
+
+def _is_free(b: Builder, operand: Operand) -> bool:
+    """Whether an operand lies on the device in any case."""
+    value = b.values[operand] if isinstance(operand, str) else None
+    return value is not None and value.node is not None and not value.hosted
 
 
 def while_loop(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, weight: float) -> None:

@@ -1,0 +1,43 @@
+"""Stacks that a loop takes in slices and replaces slice by slice: they may be written where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.ir.graph import Graph, Operator
+from autopar.ir.loops import Scan
+from autopar.ir.phases import phase_of
+
+
+def replaced_in_place(graph: Graph, op: Operator) -> Mapping[int, int]:
+    """Stacks of state that a backward loop replaces and reads last: by number of the operand that of the result.
+
+    Each is an input of the step that the loop takes once, in slices, and that nothing reads after it. The loop makes
+    the stack that replaces it, which nothing else in the step reads.
+
+    Args:
+        graph: the step.
+        op: an operator of it.
+    """
+    if op.primitive != "scan" or phase_of(op.scope) != "backward":
+        return {}
+    loop = Scan.of(op)
+    stacks = {v.name: n for n, v in enumerate(op.results) if n >= loop.num_carry}
+    replaced = {o.updates: stacks[o.operand] for o in graph.outputs if o.operand in stacks and o.updates is not None}
+    if not replaced:
+        return {}
+    returned = [o.operand for o in graph.outputs]
+    behind = {o for other in graph.operators[graph.operators.index(op) + 1 :] for o in other.reads}
+    return {
+        n: replaced[operand]
+        for n, operand in enumerate(op.operands)
+        if n >= loop.num_whole
+        and isinstance(operand, str)
+        and operand in replaced
+        and op.operands.count(operand) == 1
+        and operand not in behind
+        and operand not in returned
+        and op.results[replaced[operand]].name not in behind
+        and returned.count(op.results[replaced[operand]].name) == 1
+        and op.results[replaced[operand]].type == graph.types[operand]
+    }

@@ -99,6 +99,7 @@ def microbatch_function(
     taken: Sequence[str],
     wanted: Sequence[tuple[str, Layout | None]],
     recomputation: BackwardRecomputation | None = None,
+    states: Mapping[str, Layout] | None = None,
 ) -> Callable[[Any, Sequence[Any]], list[Any]]:
     """What one microbatch computes: (its number, pieces of ``taken``) -> pieces of ``wanted``.
 
@@ -110,6 +111,7 @@ def microbatch_function(
         taken: values that they take from elsewhere.
         wanted: values asked for, each with its layout over the axis of microbatches; None for the one it has.
         recomputation: what the backward pass recomputes; None for nothing.
+        states: from `value_layouts`, where they are known.
     """
     graph = bound.graph
     part = part_of(bound, ids, [Input(n, graph.types[n]) for n in taken], [n for n, _ in wanted])
@@ -124,7 +126,7 @@ def microbatch_function(
             return [env[n] for n, _ in wanted]
 
         return at_once
-    states = value_layouts(graph, microbatching)
+    states = value_layouts(graph, microbatching) if states is None else states
     layouts = [states[n] for n in taken]
     targets = [states[n] if k is None else k for n, k in wanted]
     tables = PathTables(pseudo_mesh(microbatching.count), _never)
@@ -147,16 +149,22 @@ def microbatch_function(
 def value_layouts(graph: Graph, microbatching: Microbatching) -> dict[str, Layout]:
     """Layout over the axis of microbatches of everything that the loop reads or makes."""
     layouts: dict[str, Layout] = {}
+    whole: dict[int, Layout] = {}  # by rank
     inside = set(microbatching.body)
     for i in graph.inputs:
         layouts[i.name] = body_layout(graph, microbatching, i.name)
     for op in graph.operators:
-        for n, v in enumerate(op.results):
-            layouts[v.name] = Layout.replicated(v.type.rank)
-            if op.id in inside and op.id in microbatching.results:
-                layouts[v.name] = microbatching.results[op.id][n]
-            elif op.id in inside and op.primitive in ALIASES:
-                layouts[v.name] = layouts[str(op.operands[n])]
+        results = microbatching.results.get(op.id) if op.id in inside else None
+        if results is not None:
+            layouts.update(zip((v.name for v in op.results), results, strict=True))
+        elif op.id in inside and op.primitive in ALIASES:
+            layouts.update((v.name, layouts[str(o)]) for v, o in zip(op.results, op.operands, strict=True))
+        else:
+            for v in op.results:
+                rank = len(v.type.shape)
+                if rank not in whole:
+                    whole[rank] = Layout.replicated(rank)
+                layouts[v.name] = whole[rank]
     return layouts
 
 

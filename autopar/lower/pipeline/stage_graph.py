@@ -8,6 +8,7 @@ runtime are cut from this very graph by `autopar.lower.pipeline.programs`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autopar._compat.dtypes import numpy_dtype
+from autopar._compat.dtypes import jax_dtype, numpy_dtype
 from autopar.frontend import BoundGraph
 from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
-from autopar.ir import Graph, Input, Literal
+from autopar.ir import Graph, Input, Layout, Literal
 from autopar.ir.phases import FORWARD_LOOP, LOOP
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.join import add_term, neutral
@@ -76,7 +77,8 @@ def stage_graph(
     graph = step.graph
     avals = dict(zip((i.name for i in graph.inputs), step.avals, strict=True))
     roles = {i.name: i.role for i in graph.inputs}
-    microbatch_inputs = _piece_shapes(step.program, microbatching, parts, avals)
+    layouts = value_layouts(graph, microbatching)
+    microbatch_inputs = _piece_shapes(step.program, microbatching, layouts, parts, avals)
     shapes = [
         (str(v), avals[v.name], roles[v.name])
         if v.kind == "step"
@@ -84,7 +86,7 @@ def stage_graph(
         for v in parts.graph_inputs
     ]
     recorder = Recorder.behind(step.program)
-    work = _StageFunction(step.program, microbatching, parts, recorder, recomputation)
+    work = _StageFunction(step.program, microbatching, layouts, parts, recorder, recomputation)
     closed = jax.make_jaxpr(work.step)(*(shape for _, shape, _ in shapes))
     paths = [*(graph.outputs[i].path for i in parts.outputs), *map(str, parts.graph_sends)]
     program = build_graph(
@@ -113,7 +115,11 @@ def _is_stacked(j: Joined) -> bool:
 
 
 def _piece_shapes(
-    bound: BoundGraph, microbatching: Microbatching, parts: StageParts, avals: dict[str, Any]
+    bound: BoundGraph,
+    microbatching: Microbatching,
+    layouts: Mapping[str, Layout],
+    parts: StageParts,
+    avals: dict[str, Any],
 ) -> dict[str, Any]:
     """Shapes of what comes from elsewhere: pieces for the loop, whole values after it."""
     types = bound.graph.types
@@ -122,7 +128,6 @@ def _piece_shapes(
         shape = list(types[n].shape)
         shape[microbatching.batch[n]] //= microbatching.count
         shapes[n] = jax.ShapeDtypeStruct(tuple(shape), avals[n].dtype)
-    layouts = value_layouts(bound.graph, microbatching)
     for r in parts.received:
         local = layouts[r.name].local_shape(types[r.name].shape, {AXIS: microbatching.count})
         shapes[r.name] = jax.ShapeDtypeStruct(local, numpy_dtype(types[r.name].dtype))
@@ -138,17 +143,13 @@ class _StageFunction:
         self,
         bound: BoundGraph,
         microbatching: Microbatching,
+        layouts: Mapping[str, Layout],
         parts: StageParts,
         recorder: Recorder,
         recomputation: BackwardRecomputation | None,
     ) -> None:
-        self.bound, self.microbatching, self.parts, self.recorder, self.recomputation = (
-            bound,
-            microbatching,
-            parts,
-            recorder,
-            recomputation,
-        )
+        self.bound, self.microbatching, self.layouts = bound, microbatching, layouts
+        self.parts, self.recorder, self.recomputation = parts, recorder, recomputation
 
     def step(self, *arrays: Any) -> list[Any]:
         p, graph = self.parts, self.bound.graph
@@ -188,11 +189,10 @@ class _StageFunction:
             taken,
             [*((j.name, j.layout) for j in p.joined), *((n, None) for n in p.sent)],
             self.recomputation,
+            self.layouts,
         )
         sums = [j for j in p.joined if not _is_stacked(j)]
         rows = [j for j in p.joined if _is_stacked(j)]
-        shapes = jax.eval_shape(microbatch, jnp.int32(0), [env[n] for n in taken])
-        made_shapes = dict(zip([*(j.name for j in p.joined), *p.sent], shapes, strict=True))
 
         def body(carry: list[Any], number: Any) -> tuple[list[Any], list[Any]]:
             outputs = dict(
@@ -209,9 +209,9 @@ class _StageFunction:
             ]
 
         start = [
-            neutral(types[j.name], j.layout.reduce) if j.layout.partial else _empty(made_shapes[j.name]) for j in sums
+            neutral(types[j.name], j.layout.reduce) if j.layout.partial else self._empty(j.name, j.layout) for j in sums
         ]
-        start += [_empty(made_shapes[n]) for n in p.sent]
+        start += [self._empty(n, self.layouts[n]) for n in p.sent]
         with jax.named_scope(LOOP), jax.named_scope(FORWARD_LOOP):
             carry, stacks = lax.scan(body, start, jnp.arange(self.microbatching.count, dtype=jnp.int32))
         joined = {
@@ -229,6 +229,7 @@ class _StageFunction:
             return True
         return name in self.microbatching.body_inputs and name not in self.microbatching.batch
 
-
-def _empty(shape: Any) -> Any:
-    return jnp.zeros(shape.shape, shape.dtype)
+    def _empty(self, name: str, layout: Layout) -> Any:
+        """Zeros of the type of one microbatch's piece of a value, in its layout over the microbatches."""
+        type = self.bound.graph.types[name]
+        return jnp.zeros(layout.local_shape(type.shape, {AXIS: self.microbatching.count}), jax_dtype(type.dtype))

@@ -15,12 +15,16 @@ of the program, ZeRO-1/2/3 and FSDP are among its solutions. Bytes of live value
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
 
 from autopar.cluster import LogicalMesh
 from autopar.ir.primitives import wire_of
 from autopar.ir.products import read_by_products
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.connect import add_input, add_outputs, connect
+from autopar.search.intra.draft import Array
 from autopar.search.intra.host import add_host_seconds, offloading
 from autopar.search.intra.memory import usages
 from autopar.search.intra.sharding_problem import ShardingProblem
@@ -70,12 +74,11 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
     for value in list(b.values.values()):
         connect(b, value)
     add_host_seconds(problem.cost_model, b.nodes, b.values, mesh.sizes)
-    usage = [*usages(problem, b.values, b.copies, mesh.sizes, b.time + 1), *b.workspaces]
-    matrices = {id(m): m for m in b.edges.values()}  # many edges share one
-    costly = {identity: bool(m.any()) for identity, m in matrices.items()}
+    usage = [*usages(problem, b.values, b.copies, b.layouts, b.time + 1), *b.workspaces]
+    costly = _costly(b.edges)
     choice = ChoiceProblem(
         nodes=tuple(Node(n.name, n.costs) for n in b.nodes),
-        edges=tuple(Edge(s, t, b.edges[s, t]) for s, t in sorted(b.edges) if costly[id(b.edges[s, t])]),
+        edges=tuple(Edge(s, t, b.edges[s, t]) for s, t in sorted(b.edges) if costly[_base(b.edges[s, t])]),
         usages=tuple(SolverUsage(u.node, u.start, u.stop, u.bytes) for u in usage),
         limit_bytes=float(problem.memory_limit_bytes),
     )
@@ -92,3 +95,14 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
         tuple(b.notes),
         broken=tuple(b.broken),
     )
+
+
+def _costly(edges: Mapping[tuple[int, int], Array]) -> Mapping[int, bool]:
+    """By `_base` of a matrix whether anything in it costs something: many edges share one, or its transpose."""
+    return {base: bool(costs.any()) for base, costs in {_base(costs): costs for costs in edges.values()}.items()}
+
+
+def _base(costs: Array) -> int:
+    """Identity of the array that a matrix is all of."""
+    base = costs.base
+    return id(base) if isinstance(base, np.ndarray) and base.size == costs.size else id(costs)

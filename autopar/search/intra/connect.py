@@ -15,10 +15,10 @@ from autopar.search.intra.builder import Builder
 from autopar.search.intra.constrained import constrained
 from autopar.search.intra.draft import CopyDraft, Use, ValueDraft
 from autopar.search.intra.labels import input_label, layout_label
-from autopar.search.intra.memory import local_bytes
-from autopar.search.intra.uses import firsts
+from autopar.search.intra.layouts import Pairs
+from autopar.search.intra.uses import First, firsts
 
-Readers = Sequence[tuple[Use, NDArray[np.bool_]]]
+Readers = Sequence[First]
 
 
 def add_input(
@@ -52,26 +52,27 @@ def add_input(
     if not plain:
         b.broken.append(name)
         plain = layouts
-    pairs = [(k, k) for k in plain]
-    if copy_of is not None:
-        pairs = [(k, c) for k in plain for c in (k, *b.layouts.coarser(k))]
-
-    has_copy, sliced = len(pairs) > len(plain), name in b.offered.stacks
+    pairs = b.layouts.with_copies(plain) if copy_of is not None else b.layouts.with_themselves(plain)
+    has_copy, sliced = len(pairs.pairs) > len(plain), name in b.offered.stacks
     nested = name in b.offered.nested
     forced = (sliced and b.offered.forced) or name in b.offered.update.inputs
-    here = [] if forced else pairs
-    there = [(k, k) for k in plain if not k.dims[0]] if sliced or nested else pairs if name in b.offered.inputs else []
-    n, pairs = len(here), [*here, *there]
-    hosted = (False,) * n + (True,) * len(there) if there else ()
+    here = Pairs((), (), ()) if forced else pairs
+    there = Pairs((), (), ())
+    if sliced or nested:
+        there = Pairs.of((k, k) for k in plain if not k.dims[0])
+    elif name in b.offered.inputs:
+        there = pairs
+    n, pairs = len(here.pairs), here.and_then(there)
+    hosted = (False,) * n + (True,) * len(there.pairs) if there.pairs else ()
 
-    node = b.node(name, np.zeros(len(pairs)), functools.partial(input_label, pairs, n))
+    node = b.node(name, np.zeros(len(pairs.pairs)), functools.partial(input_label, pairs.pairs, n))
     trips = type.shape[0] if sliced else 1
-    stored = [k for k, _ in pairs]
+    stored = pairs.stored
     b.value(
         name, type, node, stored, 1.0, source=name, hosted=hosted, arriving=arriving, trips=trips, replaced=replaced
     )
     if has_copy and copy_of is not None:
-        b.copies.append(CopyDraft(copy_of, node, tuple(c for _, c in pairs)))
+        b.copies.append(CopyDraft(copy_of, node, pairs.read))
 
 
 def add_outputs(b: Builder, graph: Graph) -> list[tuple[int, tuple[Layout, ...]] | None]:
@@ -103,7 +104,7 @@ def add_outputs(b: Builder, graph: Graph) -> list[tuple[int, tuple[Layout, ...]]
 
 def connect(b: Builder, value: ValueDraft) -> None:
     """Adds the edges from a value to those who take it, through a shared copy where there are several."""
-    if value.node is None:
+    if value.node is None or not (value.uses or value.source):
         return
     uses = firsts(value.uses, b.split_phases)
     outside = [(u, new) for u, new in uses if u.node != value.node]
@@ -146,11 +147,11 @@ def _take_all(b: Builder, value: ValueDraft, readers: Readers) -> None:
 
 
 def _take(
-    b: Builder, value: ValueDraft, node: int, layouts: tuple[Layout, ...], use: Use, new: NDArray[np.bool_]
+    b: Builder, value: ValueDraft, node: int, layouts: tuple[Layout, ...], use: Use, new: NDArray[np.bool_] | None
 ) -> None:
     """Adds what a use costs that takes a value from where ``node`` decides, in one of ``layouts``."""
     costs = b.layouts.sending(value.wire).resharding(value.sent, layouts, use.required, use.weight)
-    costs = costs if new.all() else np.where(new, costs, 0.0)
+    costs = costs if new is None else np.where(new, costs, 0.0)
     in_slices = value.trips > 1 or (value.alias and value.hosted)
     if in_slices or any(use.as_made):  # slices alone are on the device: nothing can be laid out otherwise
         other = np.array([[k != required for required in use.required] for k in layouts])
@@ -171,14 +172,13 @@ def _connect_input(b: Builder, value: ValueDraft, readers: Readers) -> None:
         gather = np.diagonal(table.resharding(value.sent, stored, used))
         b.nodes[value.node].costs = gather * max(1, len(phases))
     for u, new in readers:
-        direct = table.resharding(value.sent, stored, u.required)
-        costs = np.minimum(direct, table.resharding(value.sent, used, u.required)) * u.weight
+        costs = table.nearer(value.sent, stored, used, u.required, u.weight)
         if u.stacked or u.until:  # the loop may take what is there, not a copy that nobody counted
             there = np.array([[k in (a, c) for k in u.required] for a, c in zip(stored, used, strict=True)])
             if not u.stacked:  # or a small one
-                bytes = [local_bytes(value.type, k, b.mesh.sizes) for k in (stored, u.required)]
+                bytes = [b.layouts.local_bytes(value.type, k) for k in (stored, u.required)]
                 there |= bytes[0][:, None] >= bytes[1][None, :]
             costs = np.where(there, costs, np.inf)
         if any(u.as_made):
             costs = np.where([[k != required for required in u.required] for k in stored], np.inf, costs)
-        b.edge(value.node, u.node, np.where(new, costs, 0.0))
+        b.edge(value.node, u.node, costs if new is None else np.where(new, costs, 0.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,31 @@ from autopar.ir import Layout, TensorType
 from autopar.search.intra.draft import Array
 from autopar.search.resharding import path_tables
 from autopar.sharding import Factor, Rule, strategies
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Layouts in which an input may lie and in which it is read.
+
+    Args:
+        pairs: all of them.
+        stored: the first of each.
+        read: the second of each.
+    """
+
+    pairs: tuple[tuple[Layout, Layout], ...]
+    stored: tuple[Layout, ...]
+    read: tuple[Layout, ...]
+
+    @staticmethod
+    def of(pairs: Iterable[tuple[Layout, Layout]]) -> Pairs:
+        """Some pairs."""
+        kept = tuple(pairs)
+        return Pairs(kept, tuple(k for k, _ in kept), tuple(c for _, c in kept))
+
+    def and_then(self, others: Pairs) -> Pairs:
+        """These and others; these themselves where there are no others."""
+        return Pairs.of((*self.pairs, *others.pairs)) if others.pairs else self
 
 
 @dataclass
@@ -28,7 +53,12 @@ class LayoutTable:
     by_layouts: dict[tuple[Layout, ...], int] = field(default_factory=dict)
     distinct: list[tuple[tuple[Layout, ...], NDArray[np.int64]]] = field(default_factory=list)
     by_identity: dict[tuple[TensorType, int, int, float], tuple[object, object, Array]] = field(default_factory=dict)
+    nearest: dict[tuple[TensorType, int, int, int, float], tuple[object, object, object, Array]] = field(
+        default_factory=dict
+    )
     unions: dict[tuple[int, ...], tuple[object, tuple[Layout, ...]]] = field(default_factory=dict)
+    paired: dict[tuple[int, bool], tuple[object, Pairs]] = field(default_factory=dict)
+    shards: dict[int, Array] = field(default_factory=dict)
     entries: int = 0
     wire: str = ""
     narrow: dict[str, LayoutTable] = field(default_factory=dict)
@@ -66,6 +96,29 @@ class LayoutTable:
             layouts.append(Layout(tuple(tuple(a for a in dim if a not in gone) for dim in layout.dims)))
         return layouts
 
+    def with_themselves(self, layouts: tuple[Layout, ...]) -> Pairs:
+        """Each layout with itself; the same object for the same tuple."""
+        return self._paired(layouts, False)
+
+    def with_copies(self, layouts: tuple[Layout, ...]) -> Pairs:
+        """Each layout with itself and with those that are coarser; the same object for the same tuple."""
+        return self._paired(layouts, True)
+
+    def _paired(self, layouts: tuple[Layout, ...], copies: bool) -> Pairs:
+        key = (id(layouts), copies)
+        if key not in self.paired:  # what the identity is of is kept alive here
+            pairs = Pairs.of((k, c) for k in layouts for c in (k, *(self.coarser(k) if copies else ())))
+            self.paired[key] = (layouts, pairs)
+        return self.paired[key][1]
+
+    def local_bytes(self, type: TensorType, layouts: tuple[Layout, ...]) -> Array:
+        """Bytes of one device's piece of a tensor of ``type`` in each of some layouts."""
+        number = self._number(layouts)
+        if number not in self.shards:
+            once, at = self.distinct[number]
+            self.shards[number] = np.array([k.shards(self.mesh.sizes) for k in once], dtype=np.float64)[at]
+        return np.asarray(np.ceil(type.nbytes / self.shards[number]))
+
     def together(self, parts: tuple[tuple[Layout, ...], ...]) -> tuple[Layout, ...]:
         """All layouts of some tuples, sorted; the same object for the same tuples."""
         key = tuple(map(id, parts))
@@ -94,6 +147,25 @@ class LayoutTable:
             self.entries += seconds.size
         self.by_identity[identity] = (sources, targets, seconds)
         return seconds
+
+    def nearer(
+        self,
+        type: TensorType,
+        stored: tuple[Layout, ...],
+        used: tuple[Layout, ...],
+        targets: tuple[Layout, ...],
+        weight: float,
+    ) -> Array:
+        """The lesser of what `resharding` takes from ``stored`` and from ``used``, as long: a value is in both."""
+        if stored is used:
+            return self.resharding(type, stored, targets, weight)
+        identity = (type, id(stored), id(used), id(targets), weight)
+        if identity not in self.nearest:
+            either = (self.resharding(type, layouts, targets, weight) for layouts in (stored, used))
+            seconds = np.minimum(*either)
+            self.entries += seconds.size
+            self.nearest[identity] = (stored, used, targets, seconds)
+        return self.nearest[identity][3]
 
     def _number(self, layouts: Sequence[Layout]) -> int:
         """The number of a tuple of layouts, equal for equal ones; each object is hashed once."""

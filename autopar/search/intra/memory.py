@@ -15,15 +15,17 @@ between updates is on the device from its first reader to its last, and what rep
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.ir import Layout, TensorType
 from autopar.ir.phases import LOOP
 from autopar.search.intra.draft import Array, CopyDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.host import host_usage, on_device
+from autopar.search.intra.layouts import LayoutTable
 from autopar.search.problem import Problem
 
 #: Kind of what microbatches in flight hold besides the one that runs.
@@ -36,7 +38,7 @@ def usages(
     problem: Problem,
     values: Mapping[str, ValueDraft],
     copies: Sequence[CopyDraft],
-    sizes: Mapping[str, int],
+    layouts: LayoutTable,
     stop: int,
 ) -> list[UsageDraft]:
     """All usages, in the order of the values."""
@@ -47,7 +49,7 @@ def usages(
         by_value[c.key].append(c)
     replaced = {o.operand: values[o.updates] for o in problem.graph.outputs if o.updates and values[o.updates].hosted}
     usages: list[UsageDraft] = []
-    sized = Sizes(sizes)
+    sized, fuses_products = Sizes(layouts), problem.cost_model.fuses_products
     until = _until(values)
     for v in values.values():
         if v.node is None or not v.layouts:
@@ -72,11 +74,13 @@ def usages(
             usages += _replacing(v, replaced[v.key], by_value[v.key], sized, stop, until)
         else:
             usages += _made(v, v.key in returned, by_value[v.key], sized, stop, until)
-            if v.transient and problem.cost_model.fuses_products:
+            if v.transient and fuses_products:
                 usages += _operands(v, [u for u in v.uses if u.node != v.node], sized)
             if v.hosted and not v.made_there:  # what the host makes is there in parts, or replaces what is counted
                 usages.append(host_usage(problem, v, sized.of(v.type, v.layouts), stop))
-    return [u for u in usages if u.stop > u.start and np.any(u.bytes)]
+    arrays = {id(u.bytes): u.bytes for u in usages}  # many share one
+    some = {identity: bool(bytes.any()) for identity, bytes in arrays.items()}
+    return [u for u in usages if u.stop > u.start and some[id(u.bytes)]]
 
 
 def is_in_flight(v: ValueDraft) -> bool:
@@ -88,25 +92,28 @@ def is_in_flight(v: ValueDraft) -> bool:
     return not entering and any(u.phase == "backward" for u in v.uses)
 
 
-def local_bytes(type: TensorType, layouts: Iterable[Layout], sizes: Mapping[str, int]) -> Array:
-    """Bytes of one device's piece in each of ``layouts``."""
-    by_layout = {k: float(k.local_bytes(type, sizes)) for k in set(layouts)}
-    return np.array([by_layout[k] for k in layouts])
-
-
 @dataclass
 class Sizes:
-    """`local_bytes` on one mesh, remembered by identity of the tuple of layouts (kept alive here)."""
+    """Bytes of pieces on one mesh, remembered by identity of the tuple of layouts (kept alive here)."""
 
-    sizes: Mapping[str, int]
+    layouts: LayoutTable
     known: dict[tuple[TensorType, int], tuple[tuple[Layout, ...], Array]] = field(default_factory=dict)
+    differing: dict[tuple[int, int], tuple[object, object, NDArray[np.bool_]]] = field(default_factory=dict)
 
     def of(self, type: TensorType, layouts: tuple[Layout, ...]) -> Array:
         """Bytes of one device's piece in each of ``layouts``."""
         key = (type, id(layouts))
         if key not in self.known:
-            self.known[key] = (layouts, local_bytes(type, layouts, self.sizes))
+            self.known[key] = (layouts, self.layouts.local_bytes(type, layouts))
         return self.known[key][1]
+
+    def apart(self, stored: tuple[Layout, ...], read: tuple[Layout, ...]) -> NDArray[np.bool_]:
+        """Where two tuples of layouts differ."""
+        key = (id(stored), id(read))
+        if key not in self.differing:
+            marks = np.array([a != b for a, b in zip(stored, read, strict=True)])
+            self.differing[key] = (stored, read, marks)
+        return self.differing[key][2]
 
 
 def _input(
@@ -137,8 +144,7 @@ def _copies(v: ValueDraft, copies: Sequence[CopyDraft], sized: Sizes, stop: int)
     usages = []
     readers = [u for u in v.uses if u.time < stop - 1]
     for c in copies:
-        same = np.array([a == b for a, b in zip(v.layouts, c.layouts, strict=True)])
-        extra = np.where(same, 0.0, sized.of(v.sent, c.layouts))
+        extra = np.where(sized.apart(v.layouts, c.layouts), sized.of(v.sent, c.layouts), 0.0)
         for phase in c.phases:
             taken = [u for u in readers if u.phase == phase or (phase == "" and u.phase != "update")]
             if taken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autopar.cluster import LogicalMesh
 from autopar.cost import operator_bytes, operator_flops
@@ -36,6 +37,11 @@ class OperatorOptions:
     flops: float
     bytes: float
 
+    @cached_property
+    def sends(self) -> bool:
+        """Whether some strategy has neighbours send each other something."""
+        return any(s.exchanges or s.rings for s in self.strategies)
+
     def only(self, strategies: tuple[Strategy, ...]) -> OperatorOptions:
         """These options, restricted (or repeated) to ``strategies``."""
         return OperatorOptions(
@@ -55,7 +61,7 @@ class OperatorTable:
     Args:
         mesh: the mesh.
         space: which splits with edges of neighbours are among the options.
-        cache, summed, matched: what was asked before.
+        cache, summed, matched, partials: what was asked before.
     """
 
     mesh: LogicalMesh
@@ -63,6 +69,7 @@ class OperatorTable:
     cache: dict[tuple[object, ...], OperatorOptions] = field(default_factory=dict)
     summed: dict[int, tuple[OperatorOptions, OperatorOptions]] = field(default_factory=dict)
     matched: dict[tuple[object, ...], tuple[object, OperatorOptions | None]] = field(default_factory=dict)
+    partials: dict[int, tuple[object, bool]] = field(default_factory=dict)
 
     def options(
         self, op: Operator, operand_types: tuple[TensorType, ...], zeros: tuple[bool, ...], on_demand: tuple[bool, ...]
@@ -75,7 +82,7 @@ class OperatorTable:
             zeros: for each operand whether it is known to be zero (a zero may stand for a partial sum).
             on_demand: for each operand whether it is a literal or made on demand.
         """
-        types = tuple(v.type for v in op.results)
+        types = tuple([v.type for v in op.results])
         key = (op.primitive, op.attrs, operand_types, types, zeros, on_demand, bool(op.effects))
         options = self.cache.get(key)
         if options is None:
@@ -130,6 +137,12 @@ class OperatorTable:
             kept = tuple(s for s in options.strategies if all(a.group is not None for a in s.assignments))
             cached = self.summed[id(options)] = (options, options.only(kept) if kept else options)
         return cached[1]
+
+    def partial(self, layouts: tuple[Layout, ...]) -> bool:
+        """Whether one of some layouts is a partial sum; each tuple is looked at once, and kept alive here."""
+        if id(layouts) not in self.partials:
+            self.partials[id(layouts)] = (layouts, any(k.partial for k in layouts))
+        return self.partials[id(layouts)][1]
 
     def followed(
         self, options: OperatorOptions, operand: int, same_value: tuple[int, ...], layouts: tuple[Layout, ...]

@@ -20,7 +20,6 @@ from autopar.ir.loops import Scan
 from autopar.ir.parts import separate_parts
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.draft import UsageDraft, ValueDraft
-from autopar.search.intra.memory import local_bytes
 
 
 def trips_ahead(mesh: LogicalMesh) -> int:
@@ -81,6 +80,6 @@ def _fetch_by_part(b: Builder, op: Operator, prefix: str) -> None:
 def _hold(b: Builder, stack: ValueDraft, start: int, stop: int) -> None:
     """A slice of ``stack`` on the device from ``start`` on, where the stack is in host memory."""
     if start < stop and stack.node is not None:
-        bytes = local_bytes(stack.type, stack.layouts, b.mesh.sizes) / stack.trips
+        bytes = b.layouts.local_bytes(stack.type, stack.layouts) / stack.trips
         slices = np.where(np.array(stack.hosted), bytes, 0.0)
         b.workspaces.append(UsageDraft(stack.node, start, stop, slices, "temporaries", stack.key))

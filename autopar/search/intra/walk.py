@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.cost import ATTENTIONS, Core, KernelWork
 from autopar.ir import Graph, Literal, Operator, TensorType
-from autopar.ir.attention import attention_cores, on_chip_operators
-from autopar.ir.converging import converging
-from autopar.ir.phases import phase_of
 from autopar.ir.primitives import (
     ADDITIONS,
     ALIASES,
-    DENSE_CONTRACTIONS,
     RESHAPES,
     is_fusible,
     is_generator,
@@ -36,6 +31,7 @@ from autopar.search.intra.joined import JoinedKernels
 from autopar.search.intra.labels import strategy_label
 from autopar.search.intra.operators import OperatorOptions
 from autopar.search.intra.regions import REGIONS
+from autopar.search.intra.surroundings import Surroundings, surroundings
 from autopar.search.intra.update import UpdateStreams
 from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of
 from autopar.sharding import Strategy
@@ -45,56 +41,13 @@ _CODES = ("i8", "u8", "i4", "u4", "f8_", "f4_")
 
 
 @dataclass(frozen=True)
-class _Surroundings:
-    """What the operators of one graph have around them.
-
-    Args:
-        prefix: names of the enclosing regions.
-        weight: how often a step the graph runs.
-        shared: values with several readers, the graph's results counted.
-        returned: operands of the graph's results.
-        fusible: by value, for each operator that reads it, whether that is elementwise.
-        read_fused: values whose readers all compute it as they read it.
-        cores: by id, operators of attention cores and whether their mask is causal.
-        on_chip: ids of operators whose results stay on the chip.
-        widened: products that one conversion to a wider dtype alone reads, and that dtype.
-        inner: values that only operators of the forward or backward pass read: no gradients of parameters.
-        converging: values that one kernel alone reads, where compilers fuse all of it.
-    """
-
-    prefix: str
-    weight: float
-    shared: frozenset[str]
-    returned: frozenset[str]
-    fusible: Mapping[str, Sequence[bool]]
-    read_fused: frozenset[str]
-    cores: Mapping[str, bool]
-    on_chip: Collection[str]
-    widened: Mapping[str, str]
-    inner: frozenset[str]
-    converging: frozenset[str]
-
-    def fuses(self, op: Operator) -> bool:
-        """Whether an operator is elementwise, and its results go to one elementwise reader each."""
-        if self.returns(op) or not is_fusible(op):
-            return False
-        return all(v.name in self.converging or self.fusible.get(v.name) == [True] for v in op.results)
-
-    def returns(self, op: Operator) -> bool:
-        """Whether a result of an operator is one of the graph."""
-        return any(v.name in self.returned for v in op.results)
-
-    def may_recompute(self, op: Operator) -> bool:
-        """Whether each reader of an operator's results can compute them as it reads."""
-        return not self.returns(op) and all(v.name in self.read_fused for v in op.results)
-
-
-@dataclass(frozen=True)
 class _Kernel:
     """How an operator runs: its work, and what of it is in memory.
 
     Args:
         work: what one run takes.
+        returned: a result of it is one of the graph.
+        in_memory: it takes its operands from memory.
         fused: its results go to an only reader that is elementwise too.
         transient: its readers compute its results as they read.
         basis: bytes of the stored values that its results are computed from.
@@ -103,6 +56,8 @@ class _Kernel:
     """
 
     work: KernelWork
+    returned: bool
+    in_memory: bool
     fused: bool
     transient: bool
     basis: float
@@ -122,6 +77,8 @@ class GraphWalk:
         cluster = builder.cost.cluster
         self.builder = builder
         self.updates = updates
+        self.fuses, self.fuses_products = builder.cost.fuses, builder.cost.fuses_products
+        self.reorders = any(d.reorder_efficiency is not None for d in cluster.device_types)
         self.operators = builder.tables.operators
         self.growth = growth_of(cluster)
         self.functions = frozenset(name for d in cluster.device_types for name, _ in d.function_s)
@@ -138,11 +95,12 @@ class GraphWalk:
             weight: how often a step it runs.
         """
         b = self.builder
-        around = self._surroundings(graph, prefix, weight)
+        on_host = frozenset() if prefix else b.offered.update.operators
+        around = surroundings(graph, prefix, weight, b.phase, b.cost, on_host)
         enclosing = b.phase
         for op in graph.operators:
             b.time += 1
-            b.phase = phase_of(op.scope, enclosing)
+            b.phase = around.phases[op.id]
             handler = REGIONS.get(op.primitive)
             if handler is not None and op.regions:
                 handler(b, self.graph, graph, op, prefix, weight)
@@ -154,39 +112,6 @@ class GraphWalk:
             else:
                 self._operator(graph, op, around)
         b.phase = enclosing
-
-    def _surroundings(self, graph: Graph, prefix: str, weight: float) -> _Surroundings:
-        fusible: dict[str, list[bool]] = {}
-        read_fused: dict[str, bool] = {}
-        readers: dict[str, set[str]] = {}
-        returned = frozenset(o.operand for o in graph.outputs if isinstance(o.operand, str))
-        kept = set(returned)
-        cost = self.builder.cost
-        products = DENSE_CONTRACTIONS if cost.fuses_products else frozenset()
-        for op in graph.operators:
-            if phase_of(op.scope, self.builder.phase) == "update":
-                kept.update(op.reads)
-            here = not self._on_host(op, prefix)
-            reads = here and (reads_fused(op) or op.primitive in products)
-            for operand in op.operands:
-                if isinstance(operand, str):
-                    fusible.setdefault(operand, []).append(is_fusible(op) and here)
-                    read_fused[operand] = read_fused.get(operand, True) and reads
-                    readers.setdefault(operand, set()).add(op.id)
-        cores = attention_cores(graph) if cost.knows_kernels else {}
-        return _Surroundings(
-            prefix,
-            weight,
-            shared=frozenset(name for name, ids in readers.items() if len(ids) + (name in returned) > 1),
-            returned=returned,
-            fusible=fusible,
-            read_fused=frozenset(name for name, all_fused in read_fused.items() if all_fused),
-            cores=cores,
-            on_chip=on_chip_operators(graph, cores) if cost.stack.fused_attention else (),
-            widened=_widened(graph) if cost.fuses_products else {},
-            inner=frozenset(readers.keys() - kept),
-            converging=converging(graph) if cost.fuses_products else frozenset(),
-        )
 
     def _on_host(self, op: Operator, prefix: str) -> bool:
         """Whether an operator runs on the host."""
@@ -207,13 +132,13 @@ class GraphWalk:
             if source.node is not None:
                 b.use(source.key, source.node, source.layouts, weight, prefix + op.id)
 
-    def _operator(self, graph: Graph, op: Operator, around: _Surroundings) -> None:
+    def _operator(self, graph: Graph, op: Operator, around: Surroundings) -> None:
         """Adds an operator: a node of its own or one that it follows, its uses of operands, its results."""
         b, id, weight = self.builder, around.prefix + op.id, around.weight
         types = graph.operand_types(op)
         sources = [None if isinstance(o, Literal) else b.values[around.prefix + o] for o in op.operands]
         options = self._options(op, types, sources)
-        kernel = self._kernel(graph, op, around, sources, options)
+        kernel = self._kernel(graph, op, types, around, sources, options)
         options, constraint = asked(op, self._with_scalar_sums(op, sources, options), b.mesh)
         if constraint:
             b.notes[constraint] = None
@@ -222,11 +147,13 @@ class GraphWalk:
             options = followed[1]
         strategies = options.strategies
         there = self._on_host(op, around.prefix)
-        busy = self._seconds(kernel.work, strategies, op, types) * weight
+        busy = self._seconds(kernel.work, strategies, op, types)
+        if weight != 1.0:
+            busy = busy * weight
         if there:  # one pass over what is returned, into which the others are fused
             written = [written_s(b.cost, op, s.result_layouts, b.mesh.sizes) for s in strategies]
-            busy = around.returns(op) * np.array(written)
-        costs = busy + edges_s(b.cost, b.mesh, strategies, op, types) * weight
+            busy = kernel.returned * np.array(written)
+        costs = busy + edges_s(b.cost, b.mesh, strategies, op, types) * weight if options.sends else busy
         if followed is None:
             node = b.node(id, costs, functools.partial(strategy_label, strategies))
         else:
@@ -235,7 +162,7 @@ class GraphWalk:
             b.nodes[node].members.append(id)
         for i, source in enumerate(sources):
             if source is not None and source.node is not None:
-                heavy = not reads_fused(op) and not there
+                heavy = kernel.in_memory and not there
                 b.use(source.key, node, options.operands[i], weight, id, heavy=heavy, there=there)
         of = sources[0] if op.primitive in RESHAPES else None
         for j, result in enumerate(op.results):
@@ -256,10 +183,12 @@ class GraphWalk:
         self, op: Operator, types: tuple[TensorType, ...], sources: Sequence[ValueDraft | None]
     ) -> OperatorOptions:
         """What the rule of an operator offers, with a note where it has none or runs on one device."""
-        on_demand = tuple(s is None or s.node is None for s in sources)
+        on_demand = tuple([s is None or s.node is None for s in sources])
         zeros = tuple(
-            o.is_zero if isinstance(o, Literal) else s is not None and s.zero
-            for o, s in zip(op.operands, sources, strict=True)
+            [
+                o.is_zero if isinstance(o, Literal) else s is not None and s.zero
+                for o, s in zip(op.operands, sources, strict=True)
+            ]
         )
         options = self.operators.options(op, types, zeros, on_demand)
         place = op.source or op.id
@@ -274,38 +203,53 @@ class GraphWalk:
         self,
         graph: Graph,
         op: Operator,
-        around: _Surroundings,
+        types: tuple[TensorType, ...],
+        around: Surroundings,
         sources: Sequence[ValueDraft | None],
         options: OperatorOptions,
     ) -> _Kernel:
         """Work of an operator in its place; which of its operands and results are in memory."""
-        b, types = self.builder, graph.operand_types(op)
-        operands = {o: b.values[around.prefix + o] for o in op.reads}
-        basis = sum(v.basis if v.transient else 0.0 if v.node is None else v.type.nbytes for v in operands.values())
+        b = self.builder
+        elementwise, returned = is_fusible(op), around.returns(op)
+        reads = elementwise or reads_fused(op)
         stored = frozenset().union(*map(stored_of, sources))
-        kernels = [b.values[k].type for k in sorted(stored)] if b.cost.fuses else None
-        if b.cost.fuses_products:  # each value once
-            basis = sum(b.values[k].type.nbytes for k in stored)
-        constant = not around.returns(op) and kernels is not None and is_constant(op, sum(t.nbytes for t in kernels))
-        updates = kernels is not None and self.updates and not around.prefix and b.phase == "update" and is_fusible(op)
-        fused = around.fuses(op)
-        recomputed = around.may_recompute(op) and (updates or is_recomputed(op, basis, self.growth))
-        transient = fused or constant or recomputed or op.id in around.on_chip
-        moved = moved_bytes(op, types, sources, options, fused)
-        if kernels is not None and reads_fused(op):
+        kernels = [b.values[k].type for k in sorted(stored)] if self.fuses else None
+        if self.fuses_products:  # each value once
+            basis: float = sum(b.values[k].type.nbytes for k in stored)
+        else:
+            operands = {s.key: s for s in sources if s is not None}
+            basis = sum(v.basis if v.transient else 0.0 if v.node is None else v.type.nbytes for v in operands.values())
+        constant = (
+            elementwise and not returned and kernels is not None and is_constant(op, sum(t.nbytes for t in kernels))
+        )
+        updates = kernels is not None and self.updates and not around.prefix and b.phase == "update" and elementwise
+        fused = elementwise and not returned and around.fuses(op)
+        transient = fused or constant or op.id in around.on_chip
+        if not transient and elementwise and not returned and around.may_recompute(op):
+            transient = updates or is_recomputed(op, basis, self.growth)
+        if kernels is None or not reads:
+            moved = moved_bytes(op, types, sources, options, fused)
+            if self.fuses_products:
+                self.joined.begin(op, [around.prefix + v.name for v in op.results], b.time)
+        else:
             if updates:
                 kernels = self.streams.read(op, stored, b.values, transient)
-            elif b.cost.fuses_products and not transient:
+            elif self.fuses_products and not transient:
                 results = [around.prefix + v.name for v in op.results]
                 kernels = self.joined.read(op, results, stored, b.values, b.time)
             moved = kernel_bytes(op, types, kernels, transient)
-        elif b.cost.fuses_products:
-            self.joined.begin(op, [around.prefix + v.name for v in op.results], b.time)
-        work = work_of(op, types, options, moved, self._chains(graph), self.functions)
         core: Core = "" if op.id not in around.cores else "causal" if around.cores[op.id] else "whole"
-        backward = bool(core) and b.phase == "backward"
-        work = replace(work, fused=transient and is_fusible(op), core=core, backward=backward)
-        return _Kernel(work, fused, transient, basis, stored, constant)
+        work = work_of(
+            op,
+            types,
+            options,
+            moved,
+            self._chains(graph),
+            self.functions,
+            fused=transient and elementwise,
+            attention=(core, bool(core) and b.phase == "backward"),
+        )
+        return _Kernel(work, returned, not reads, fused, transient, basis, stored, constant)
 
     def _with_scalar_sums(
         self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions
@@ -318,7 +262,7 @@ class GraphWalk:
 
     def _chains(self, graph: Graph) -> Chains | None:
         """The chains of a graph, where devices say what bringing operands into another order takes."""
-        if all(d.reorder_efficiency is None for d in self.builder.cost.cluster.device_types):
+        if not self.reorders:
             return None
         if id(graph) not in self.chains:  # the key is an identity; what it is of is kept alive here
             self.chains[id(graph)] = (graph, Chains(graph))
@@ -334,7 +278,7 @@ class GraphWalk:
         return self.busy[key][1]
 
     def _followed(
-        self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions, around: _Surroundings
+        self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions, around: Surroundings
     ) -> tuple[int, OperatorOptions] | None:
         """The node that ``op`` follows and its strategy for each of that node's choices; None if it has its own.
 
@@ -349,32 +293,19 @@ class GraphWalk:
         computed = [(i, s) for i, s in laid_out if not s.source]
         if not computed:
             return None
-        i, source = max(computed, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
+        i, source = computed[0]
+        if len(computed) > 1:
+            i, source = max(computed, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
         if source.wire:
             return None  # in its format it is sent, what is made of it is not
         if source.type.dtype.startswith(_CODES) and max(v.type.nbytes for v in op.results) > source.type.nbytes:
             return None  # what is sent is best sent as codes
-        several = any(s.node != source.node for _, s in laid_out)
-        widens = all(v.name in around.inner and v.type.nbytes > source.type.nbytes for v in op.results)
-        if (several or op.operands[i] in around.shared or widens) and any(k.partial for k in source.layouts):
-            return None
+        if self.operators.partial(source.layouts):
+            several = any(s.node != source.node for _, s in laid_out)
+            widens = all(v.name in around.inner and v.type.nbytes > source.type.nbytes for v in op.results)
+            if several or op.operands[i] in around.shared or widens:
+                return None
         same = tuple(j for j, s in laid_out if s is source)
         matched = self.operators.followed(options, i, same, source.layouts)
         assert source.node is not None
         return None if matched is None else (source.node, matched)
-
-
-def _widened(graph: Graph) -> dict[str, str]:
-    """Products that one conversion to a wider dtype alone reads, and that dtype: XLA makes them in it."""
-    makers, readers = graph.producers, Counter(o for op in graph.operators for o in op.operands if isinstance(o, str))
-    readers.update(o.operand for o in graph.outputs if isinstance(o.operand, str))
-    dtypes: dict[str, str] = {}
-    for op in graph.operators:
-        (operand, *_), maker = op.operands or ("",), None
-        if op.primitive == "convert_element_type" and isinstance(operand, str) and readers[operand] == 1:
-            maker = makers.get(operand)
-        if maker is not None and maker.primitive in DENSE_CONTRACTIONS:
-            (product,), (result,) = maker.results, op.results
-            if result.type.nbytes > product.type.nbytes:
-                dtypes[product.name] = result.type.dtype
-    return dtypes

@@ -12,6 +12,7 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import (
     ATTENTIONS,
     PRODUCTS,
+    Core,
     CostModel,
     KernelWork,
     Matrices,
@@ -129,6 +130,9 @@ def work_of(
     moved: float,
     chains: Chains | None,
     functions: frozenset[str],
+    *,
+    fused: bool,
+    attention: tuple[Core, bool],
 ) -> KernelWork:
     """The work of one run of an operator.
 
@@ -139,10 +143,15 @@ def work_of(
         moved: from `moved_bytes`.
         chains: of the operator's graph; None where the order of operands takes no time.
         functions: primitives whose elements some device counts.
+        fused: see `KernelWork`.
+        attention: what of the core of attention it is, and whether of its backward pass.
     """
-    types = [*operand_types, *(v.type for v in op.results)]
-    dtype, run = types[0].dtype if types else "f32", run_bytes(op, operand_types)
-    work = KernelWork(options.flops, moved, dtype, kind_of(op, operand_types), run_bytes=run)
+    first = operand_types[0] if operand_types else op.results[0].type if op.results else None
+    dtype, run = "f32" if first is None else first.dtype, run_bytes(op, operand_types)
+    kind = kind_of(op, operand_types)
+    work = KernelWork(
+        options.flops, moved, dtype, kind, run_bytes=run, fused=fused, core=attention[0], backward=attention[1]
+    )
     if op.primitive in functions:
         return replace(work, function=op.primitive, elements=sum(v.type.size for v in op.results))
     if chains is None:

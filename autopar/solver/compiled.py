@@ -142,14 +142,33 @@ def _least_differences(costs: Array, add_to: Array) -> None:
 
 def _is_no_sum(costs: Array, noise: float) -> bool:
     rows, columns = costs.shape
-    if min(rows, columns) < 2:
-        return False
     most = -np.inf
     for i in range(rows):
         for j in range(columns):
             most = max(most, abs(costs[i, j]))
-    corner = costs[0, 0] + costs[rows - 1, columns - 1] - costs[0, columns - 1] - costs[rows - 1, 0]
-    return bool(np.isinf(most) or abs(corner) > 4 * noise * most)
+    if np.isinf(most):
+        return True
+    if min(rows, columns) > 1:
+        corner = costs[0, 0] + costs[rows - 1, columns - 1] - costs[0, columns - 1] - costs[rows - 1, 0]
+        if abs(corner) > 4 * noise * most:
+            return True
+    for i in range(rows):
+        for j in range(columns):
+            if abs(costs[i, j] - costs[i, 0] - (costs[0, j] - costs[0, 0])) > noise * most:
+                return True
+    return False
+
+
+def _least_products(left: Array, right: Array) -> Array:
+    rows, inner = left.shape
+    columns = right.shape[1]
+    out = np.full((rows, columns), np.inf)
+    for i in range(rows):
+        for k in range(inner):
+            add = left[i, k]
+            for j in range(columns):
+                out[i, j] = min(out[i, j], add + right[k, j])
+    return out
 
 
 def _least_differences_numpy(costs: Array, add_to: Array) -> None:
@@ -188,5 +207,8 @@ least_differences: Callable[[Array, Array], None] = (
     compiled(_least_differences) if COMPILED else _least_differences_numpy
 )
 
-#: Whether a matrix has inf, or its corners show that it is no row term plus column term; None without numba.
+#: Whether a matrix has inf, or is no row term plus column term; None without numba.
 is_no_sum: Callable[[Array, float], bool] | None = compiled(_is_no_sum) if COMPILED else None
+
+#: The min-plus product ``out[i, j] = min_k (left[i, k] + right[k, j])``; None without numba.
+least_products: Callable[[Array, Array], Array] | None = compiled(_least_products) if COMPILED else None

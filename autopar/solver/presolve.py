@@ -94,6 +94,7 @@ def reduce_problem(problem: ChoiceProblem, times: Sequence[int] | None = None) -
         compiled = import_module("autopar.solver.compiled")
         space.add_differences = compiled.least_differences if compiled.COMPILED else None
         space.is_no_sum = compiled.is_no_sum
+        space.least_products = compiled.least_products
     _run(space)
     if space.infeasible:
         return Reduction(None, 0.0, (), (), (), len(problem.nodes))
@@ -171,9 +172,10 @@ def _fold_edges(space: Workspace, nodes: Sequence[int], changed: set[int]) -> No
             space.fresh[v].discard(u)
             space.fresh[u].discard(v)
             costs = space.edges[v][u]
-            if space.is_no_sum is not None and space.is_no_sum(costs, NOISE):
-                continue
-            terms = fold_constants(costs)
+            if space.is_no_sum is None:
+                terms = fold_constants(costs)
+            else:
+                terms = None if space.is_no_sum(costs, NOISE) else (costs[:, 0], costs[0] - costs[0, 0])
             if terms is not None:
                 space.costs[v] = space.costs[v] + terms[0]
                 space.costs[u] = space.costs[u] + terms[1]
@@ -194,7 +196,7 @@ def _eliminate(space: Workspace, v: int) -> None:
             space.unsure.add(u)
     else:
         u, w = around
-        joint = least_sum(space.edges[u][v] + node_costs, space.edges[v][w])
+        joint = (space.least_products or least_sum)(space.edges[u][v] + node_costs, space.edges[v][w])
         known = space.edges[u].get(w)
         total = joint if known is None else known + joint
     space.take_out(v)

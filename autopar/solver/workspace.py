@@ -61,7 +61,7 @@ class Workspace:
         fresh: by node the neighbours to which the matrix is new since folding last looked.
         doubt: by node the neighbours to which the matrix may have inf.
         unsure: nodes whose own costs may have inf.
-        add_differences, is_no_sum: see `autopar.solver.compiled`; None where that is not worth loading.
+        add_differences, is_no_sum, least_products: see `autopar.solver.compiled`; None where that is not worth loading.
     """
 
     costs: list[Array]
@@ -77,6 +77,7 @@ class Workspace:
     unsure: set[int] = field(default_factory=set)
     add_differences: Callable[[Array, Array], None] | None = None
     is_no_sum: Callable[[Array, float], bool] | None = None
+    least_products: Callable[[Array, Array], Array] | None = None
 
     @staticmethod
     def of(problem: ChoiceProblem, times: Sequence[int]) -> Workspace:
@@ -94,10 +95,11 @@ class Workspace:
                 doubt[v].add(u)
         held: list[list[tuple[int, int, Array]]] = [[] for _ in range(size)]
         moments = np.asarray(times, dtype=np.int64)
-        for usage in problem.usages:
-            first, last = np.searchsorted(moments, [usage.start, usage.stop])
+        ends = np.array([(usage.start, usage.stop) for usage in problem.usages], dtype=np.int64).reshape(-1, 2)
+        spans = np.searchsorted(moments, ends).tolist() if moments.size else ()
+        for usage, (first, last) in zip(problem.usages, spans, strict=bool(moments.size)):
             if first < last and usage.bytes.any():
-                held[usage.node].append((int(first), int(last), usage.bytes))
+                held[usage.node].append((first, last, usage.bytes))
         usages = [_runs(column) for column in held]
         costs = [node.costs for node in problem.nodes]
         space = Workspace(costs, [np.arange(c.size) for c in costs], edges, usages, [True] * size)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from autopar.solver import ExhaustiveSolver, Status, objective, reduce_problem
+from autopar.solver.compiled import is_no_sum, least_products
 from autopar.solver.presolve import least_sum
+from autopar.solver.workspace import NOISE, fold_constants
 from tests.solver.problems import ladder, random_problem, with_limit
 
 
@@ -58,3 +60,17 @@ def test_min_plus_product() -> None:
     left, right = r.random((3, 5)), r.random((5, 4))
     wanted = [[min(left[i, k] + right[k, j] for k in range(5)) for j in range(4)] for i in range(3)]
     assert np.array_equal(least_sum(left, right), wanted)
+
+
+def test_compiled_loops_agree_with_numpy() -> None:
+    r = np.random.default_rng(1)
+    assert is_no_sum is not None and least_products is not None
+    for rows, columns in ((1, 1), (1, 5), (4, 1), (2, 2), (7, 3)):
+        summed = r.random((rows, 1)) + r.random((1, columns))
+        odd, forbidding = summed.copy(), summed.copy()
+        odd[rows // 2, columns // 2] += 1e-3
+        forbidding[0, -1] = math.inf
+        for costs in (summed, odd, forbidding, np.zeros((rows, columns)), r.random((rows, columns))):
+            assert is_no_sum(costs, NOISE) == (fold_constants(costs) is None)
+            other = np.asfortranarray(r.random((columns, 3)))
+            assert np.array_equal(least_products(costs, other), least_sum(costs, other))

@@ -25,8 +25,8 @@ _BUILT, _MOST = "built", 4
 
 @dataclass(frozen=True)
 class _Asked:
-    """All of a problem but its graph, its memory limit, the seconds that its plan must stay below and how many
-    microbatches are in flight, where there are some."""
+    """All of a problem but its graph, its memory limit, the meshes that it may take, the seconds that its plan must
+    stay below and how many microbatches are in flight, where there are some."""
 
     cluster: Cluster
     cost_model: CostModel
@@ -42,7 +42,7 @@ class _Asked:
         return _Asked(
             problem.cluster,
             problem.cost_model,
-            replace(options, memory_limit_bytes=limit),
+            replace(options, memory_limit_bytes=limit, mesh_shape=None),
             problem.policy,
             replace(subproblem, cutoff_s=math.inf, extra_in_flight=min(1, subproblem.extra_in_flight)),
         )

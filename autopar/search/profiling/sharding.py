@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,6 +24,9 @@ from autopar.search.source import Sliced
 from autopar.solver import HighsSolver, Solution, Status, first_look, solve
 from autopar.solver.goal import PLAN_GAP, Goal
 from autopar.stages import StageMap
+
+#: Under which the memo of a search has answers, and how many of these.
+_ANSWERS, _MOST = "layers without a limit", 24
 
 
 def layer_costs(problem: Problem, part: Cluster, whole: Sliced, by_layer: StageMap, count: int) -> LayerCosts:
@@ -69,7 +72,7 @@ class PendingSharding:
         cost_model = problem.cost_model.on(part)
         single = replace(problem, graph=whole.graphs[0], cluster=part, cost_model=cost_model, options=options)
         silent = replace(single, reporting=Reporting(), source=None, anytime=None)
-        answers = tuple(pool.submit(_without_limit, silent, mesh) for mesh in part.logical_meshes(shape))
+        answers = tuple(_answer(silent, mesh, pool) for mesh in part.logical_meshes(shape))
         return PendingSharding(single, whole, count, answers)
 
     def solved(self, by_layer: StageMap | None = None) -> LayerSharding:
@@ -80,6 +83,35 @@ class PendingSharding:
         return LayerSharding(
             self.problem, sharding_problem, answer.choice, self.whole, by_layer or self.whole.map, self.count
         )
+
+
+@dataclass(eq=False)
+class _Answers:
+    """Answers to problems of this search, the latest at the end: numbers of layers share most of their pieces."""
+
+    known: list[tuple[Problem, LogicalMesh, Future[tuple[ShardingProblem, Solution]]]] = field(default_factory=list)
+
+    @property
+    def entries(self) -> int:
+        """See `autopar.search.memo.Counted`: arrays are those of tables, which count them."""
+        return 0
+
+
+def _answer(problem: Problem, mesh: LogicalMesh, pool: WorkerPool) -> Future[tuple[ShardingProblem, Solution]]:
+    """The answer of `_without_limit`, of the same graph where that was asked for."""
+    memo = problem.memo.get(_ANSWERS)
+    known = memo.known if isinstance(memo, _Answers) else []
+    for other, on, future in known:
+        if other.graph is problem.graph and on == mesh and _asked(other) == _asked(problem):
+            return future
+    future = pool.submit(_without_limit, problem, mesh)
+    problem.memo.keep(_ANSWERS, _Answers([*known[1 - _MOST :], (problem, mesh, future)]))
+    return future
+
+
+def _asked(problem: Problem) -> tuple[object, ...]:
+    """All of a problem that an answer depends on but its graph."""
+    return problem.options, problem.cluster, problem.cost_model, problem.policy, problem.subproblem
 
 
 def _without_limit(problem: Problem, mesh: LogicalMesh) -> tuple[ShardingProblem, Solution]:

@@ -20,6 +20,7 @@ from autopar.search.enumeration import candidates, rank_pairs
 from autopar.search.parallel import SERIAL
 from autopar.search.partition.slicings import layers_of
 from autopar.search.partition.submesh import Submesh
+from autopar.search.profiling import sharding
 from autopar.search.profiling.profiler import LayerProfiler
 from examples import mlp
 
@@ -65,6 +66,19 @@ def test_prices_at_both_ends_are_those_that_were_made():
         for level, way in costs.recomputed.items():
             assert way.loop_s == pytest.approx(real.recomputed[level].loop_s)
             assert way.activation_bytes == pytest.approx(real.recomputed[level].activation_bytes)
+
+
+def test_what_is_the_same_in_two_divisions_is_priced_once(monkeypatch: pytest.MonkeyPatch):
+    made, priced = problem(), []
+    plain = sharding._without_limit
+    monkeypatch.setattr(sharding, "_without_limit", lambda p, mesh: priced.append(mesh) or plain(p, mesh))
+    costs = prices(made, 2).on(Submesh(0, 4))[0]
+    once = len(priced)
+    again = prices(made, 2).on(Submesh(0, 4))[0]
+    assert once > 0 and len(priced) == once
+    assert np.array_equal(costs.loop_s, again.loop_s)
+    prices(replace(made, options=replace(made.options, memory_limit_bytes=10**8)), 2).on(Submesh(0, 4))
+    assert len(priced) == 2 * once
 
 
 def test_prices_between_are_near_those_that_would_be_made():

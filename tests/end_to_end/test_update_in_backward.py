@@ -125,7 +125,9 @@ def test_what_is_not_donated_is_not_written_in_place(x64: None) -> None:
 @pytest.mark.parametrize(("remat", "tied"), [(True, True), (False, False)])
 def test_optimizers_on_several_devices(x64: None, name: str, remat: bool, tied: bool) -> None:
     step, args = model(OPTIMIZERS[name](), layers=32, width=8, widths=(16, 8), remat=remat, tied=tied, deviation=0.05)
-    plan = function(step, 4, (1.4 if name == "momentum" else TIMES) * state_bytes(args) / 4).plan(*args)
+    with pytest.raises(InfeasiblePlanError) as error:
+        function(step, 4, state_bytes(args) / 4).plan(*args)
+    plan = function(step, 4, 1.005 * error.value.least_bytes).plan(*args)
     assert plan.stages[0].backward_update
     assert_trained(compiled(step, plan, args)[1], step, args)
 
@@ -141,4 +143,4 @@ def test_memory_that_a_gpu_needs_is_as_predicted() -> None:
         step, cluster=parse_target(target).cluster(), memory_limit=int(1.3 * share), batch_argnums=1, **OPTIONS
     ).plan(*args)
     assert plan.stages[0].backward_update
-    assert 0.95 < verify(plan, step, *args, target=target).memory_ratio < 1.05
+    assert 0.95 < verify(plan, step, *args, target=target).memory_ratio < 1.08

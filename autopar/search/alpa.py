@@ -97,8 +97,15 @@ def alpa(problem: Problem) -> Plan:
 
 
 def _looked(problem: Problem, clock: Clock) -> Plan:
-    """The plan of what a look at each mesh finds within the memory limit; of a problem too small for one its answer."""
+    """The plan of what a look at each mesh finds within the memory limit; of a problem too small for one its answer.
+
+    Raises:
+        InfeasiblePlanError: no look finds what fits.
+        NotFasterError: none takes less than ``cutoff_s`` of the sub-problem, however much memory there is.
+    """
     answers, least_s, goal = list[MeshSolution](), math.inf, Goal(problem.policy.overlap.gap)
+    # What hides behind computation is in a sum, and not in a step.
+    cutoff_s, bounds_s = problem.policy.partition.near_best * problem.subproblem.cutoff_s, list[float]()
     for mesh in meshes_of(problem):
         problem.checkpoint()
         sharding_problem = sharding_problem_of(problem, mesh, clock, split_phases=False)
@@ -109,11 +116,17 @@ def _looked(problem: Problem, clock: Clock) -> Plan:
             fits, look = False, None
             if problem.policy.stages.negligible_cost < math.inf:  # else nobody asks what the limit costs
                 choices = replace(sharding_problem.problem, limit_bytes=None)
-                look = first_look(choices, goal) or solve_mesh(problem, choices)
+                look = first_look(choices, replace(goal, cutoff=cutoff_s)) or solve_mesh(problem, choices)
+                bounds_s.append(look.lower_bound)
+                if look.lower_bound >= cutoff_s:
+                    answers.append(_left_out(Looked(sharding_problem, look, look.lower_bound)))
+                    continue
                 least_s, fits = min(least_s, look.objective), is_feasible(sharding_problem.problem, look.choice)
             if look is None or not fits:
                 look = first_look(sharding_problem.problem, goal) or solve_mesh(problem, sharding_problem.problem)
         answers.append(MeshSolution(replace(sharding_problem, memory_bound=not fits), look))
+    if bounds_s and min(bounds_s) >= cutoff_s:
+        raise _no_better(problem, min(bounds_s))
     plan = best_plan(problem, answers, "alpa", clock)
     least_s = plan.content.search.objective if least_s == math.inf else least_s
     search = msgspec.structs.replace(plan.content.search, unlimited_s=least_s)

@@ -7,10 +7,8 @@ others have to stay below.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-
-import msgspec
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
 from autopar.microbatch import batch_size
@@ -20,18 +18,18 @@ from autopar.search.enumeration.candidates import (
     Candidate,
     fewest_blocks,
     has_stage_a_worker,
-    in_other_microbatches,
     schedule_for,
     schedule_of,
     table_for,
 )
 from autopar.search.enumeration.search_space import is_small, most_microbatches, stage_counts
+from autopar.search.enumeration.whole_steps import by_likeness
 from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.partition.even import even_stages
 from autopar.search.partition.slicings import layers_of
 from autopar.search.problem import Problem
+from autopar.search.sketches import sketch
 from autopar.search.source import StageSource
-from autopar.search.stage_planning.candidate import plan_candidate
 
 
 def first_pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
@@ -69,83 +67,11 @@ def first_plan(
     if not may_be_even(problem):
         return None
     with clock.phase("first plan"):
-        for candidate in even_candidates(problem, source):
+        for candidate in even_candidates(problem, source, problem.policy.enumeration.first_stage_counts):
             plan = sketch(problem, source, candidate, intra, pool)
             if plan is not None:
                 return plan, replace(candidate, schedule=None)
     return None
-
-
-def sketch(
-    problem: Problem,
-    source: StageSource,
-    candidate: Candidate,
-    intra: Callable[[Problem], Plan],
-    pool: WorkerPool = SERIAL,
-    negligible_cost: float = math.inf,
-) -> Plan | None:
-    """The plan of a candidate by a look at each kind of stage; None where no look finds what fits.
-
-    Args:
-        problem: what is planned.
-        source: cuts its step.
-        candidate: stages and their devices.
-        intra: plans one stage on its submesh.
-        pool: plans some of them.
-        negligible_cost: relative cost of the memory limit below which no other level of recomputation is looked at.
-    """
-    policy = problem.policy
-    hasty = replace(
-        policy,
-        stages=replace(policy.stages, negligible_cost=negligible_cost),
-        meshes=replace(policy.meshes, looks_only=True),
-    )
-    try:
-        looked_at = replace(candidate, shares_plans=True)
-        plan = plan_candidate(replace(problem, policy=hasty), source, looked_at, intra, pool)
-    except (InfeasiblePlanError, ScheduleError):
-        return None
-    record = msgspec.structs.replace(plan.content.search, strategy="look")
-    return replace(plan, content=msgspec.structs.replace(plan.content, search=record))
-
-
-@dataclass(frozen=True)
-class Sketches:
-    """Plans of candidates by looks, which say which of them is planned exactly.
-
-    Args:
-        problem: what is planned.
-        source: cuts its step.
-        intra: plans one stage on its submesh.
-        pool: plans some of them.
-        plans: with what they are of, in the order in which they were made.
-    """
-
-    problem: Problem
-    source: StageSource
-    intra: Callable[[Problem], Plan]
-    pool: WorkerPool = SERIAL
-    plans: list[tuple[Plan, Candidate]] = field(default_factory=list)
-
-    def fastest(self) -> tuple[Plan, Candidate] | None:
-        """The fastest with what it is of; None where there is none."""
-        return min(self.plans, key=lambda planned: planned[0].step_time, default=None)
-
-    def add(self, some: Iterable[Candidate]) -> None:
-        """Looks at candidates."""
-        for candidate in some:
-            if all(other != candidate for _, other in self.plans):
-                cost = self.problem.policy.stages.sketch_cost
-                plan = sketch(self.problem, self.source, candidate, self.intra, self.pool, cost)
-                if plan is not None:
-                    self.plans.append((plan, candidate))
-
-    def climb(self) -> None:
-        """Looks at the slicing of the fastest in half and in twice the microbatches, and so on while that is faster."""
-        before = None
-        while (best := self.fastest()) is not None and best is not before:
-            self.add(in_other_microbatches(self.problem, self.source, best[1]))
-            before = best
 
 
 def may_be_even(problem: Problem) -> bool:
@@ -156,17 +82,48 @@ def may_be_even(problem: Problem) -> bool:
     return free and not asked and len(problem.cluster.groups) == 1 and not is_small(problem)
 
 
-def even_candidates(problem: Problem, source: StageSource) -> Iterator[Candidate]:
+def has_equal_stages(source: StageSource, candidate: Candidate) -> bool:
+    """Whether all stages of a candidate but the first and the last, two or more, are isomorphic.
+
+    Args:
+        source: cuts the step.
+        candidate: stages.
+    """
+    kinds = source.slice(candidate.count, candidate.members).isomorphic[1:-1]
+    return len(kinds) > 1 and len(set(kinds)) == 1
+
+
+def other_even_candidates(problem: Problem, source: StageSource, candidate: Candidate) -> Iterator[Candidate]:
+    """Even stages in other numbers, and then those of a candidate on other logical meshes, the likeliest first.
+
+    Of a step whose stages are equal these are what the dynamic program chooses from.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+        candidate: even stages on equal submeshes.
+    """
+    for other in even_candidates(problem, source, None):
+        if len(other.members) != len(candidate.members):
+            yield replace(other, schedule=None)
+    (first, size), shape = candidate.devices[0], candidate.meshes[0]
+    meshes = by_likeness(problem.cluster.part(first, size))
+    for mesh in [m for m in meshes if m.shape != shape][: problem.policy.enumeration.sketched_meshes]:
+        yield replace(candidate, meshes=(mesh.shape,) * len(candidate.members))
+
+
+def even_candidates(problem: Problem, source: StageSource, most: int | None) -> Iterator[Candidate]:
     """Even stages on equal submeshes: as many as there are nodes first, in many microbatches, which hold least.
 
     Args:
         problem: what is planned.
         source: cuts its step.
+        most: numbers of stages; None for all.
     """
-    schedule, cluster, policy = schedule_of(problem), problem.cluster, problem.policy.enumeration
+    schedule, cluster = schedule_of(problem), problem.cluster
     counts = [s for s in stage_counts(problem, schedule) if cluster.num_devices % s == 0]
     counts.sort(key=lambda s: (abs(math.log2(s / cluster.num_nodes)), -s))
-    for stages in counts[: policy.first_stage_counts]:
+    for stages in counts[:most]:
         size = cluster.num_devices // stages
         node = math.gcd(size, cluster.groups[0].devices_per_node)
         count = problem.options.num_microbatches or _microbatches(problem, stages, size // node)

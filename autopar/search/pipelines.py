@@ -34,10 +34,11 @@ from autopar.search.enumeration.search_space import is_large, is_small
 from autopar.search.enumeration.shared_stages import shared_candidates
 from autopar.search.enumeration.side_by_side import side_by_side
 from autopar.search.enumeration.tiny_steps import all_slicings
-from autopar.search.first_pipeline import Sketches, first_plan
+from autopar.search.first_pipeline import first_plan, has_equal_stages, other_even_candidates
 from autopar.search.parallel import SERIAL, WorkerPool, start_worker
 from autopar.search.plain_data import is_importable
 from autopar.search.problem import NotFasterError, Problem
+from autopar.search.sketches import Sketches
 from autopar.search.source import StageSource
 from autopar.search.stage_planning.busy import BusyStages
 from autopar.search.stage_planning.candidate import plan_candidate
@@ -234,11 +235,20 @@ def _of_few_slicings(search: _PipelineSearch, trials: Trials[_Trial, Plan]) -> l
 def _of_the_fastest_sketch(search: _PipelineSearch, trials: Trials[_Trial, Plan]) -> list[Plan]:
     """The plan of the slicing that is the fastest by looks, in half or twice its microbatches where that is faster.
 
-    Where no look finds what fits, plans of the slicings of the least estimates.
+    Equal stages are looked at in several numbers and on several meshes. Else looks are at slicings of the least
+    estimates; where none finds what fits, these are planned.
     """
     problem = search.problem
     sketches = Sketches(problem, search.source, search.intra, search.pool, _first(search))
     plans: list[Plan] = []
+    first = sketches.fastest()
+    if first is not None and has_equal_stages(search.source, first[1]):
+        with search.clock.phase("looks"):
+            others = other_even_candidates(problem, search.source, first[1])
+            sketches.add(others, problem.policy.schedules.least_gain)
+            sketches.climb()
+        fastest = sketches.fastest() or first
+        return [*trials.run([_Trial(fastest[1])], cutoff_s=fastest[0].step_time), fastest[0]]
     for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
         with search.clock.phase("looks"):
             sketches.add(candidates_of_round)

@@ -35,7 +35,11 @@ from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.forms import EVEN_STAGES, ONE_STAGE, Form, Tried, forms, forms_on_workers
 from autopar.search.enumeration.reach import may_be_faster, may_overlap
 from autopar.search.enumeration.search_space import is_large, stages_of_whole_nodes
-from autopar.search.enumeration.whole_steps import ranked_on_whole_nodes, stages_that_may_be_faster
+from autopar.search.enumeration.whole_steps import (
+    counts_that_may_fit,
+    ranked_on_whole_nodes,
+    stages_that_may_be_faster,
+)
 from autopar.search.first_pipeline import first_pipeline
 from autopar.search.one_stage import OneStage, first_configuration, in_blocks, one_stage, with_padding
 from autopar.search.padding import padding_notes, paddings_of
@@ -157,6 +161,8 @@ class Planner:
         """The best plan of one stage; arguments as of `plan`, and seconds that it must stay below."""
         o, size = problem.options, batch_size(problem.graph) or 1
         possible = [2**k for k in range(size.bit_length())] if counts is None else counts
+        if cutoff_s < math.inf and o.offload == "none" and not _is_tiny(problem) and len(possible) > 2:
+            possible = counts_that_may_fit(problem, step, possible)
         blocks = block_scores(problem)
         layered, there = _layered_updates(o.offload, step), o.offload == "auto" and not names_plan(self.strategy)
         attempt = self._attempt(problem, step)

@@ -77,6 +77,7 @@ class EnumerationPolicy:
             half to an eighth.
         first_stage_counts: numbers of even stages of which the first that fits is planned before any is ranked: a
             choice.
+        sketched_meshes: logical meshes besides the most likely one that equal stages are looked at on: a choice.
     """
 
     most_stages: int = 64
@@ -101,6 +102,7 @@ class EnumerationPolicy:
     middle_microbatches_per_stage: int = 4
     other_microbatches_per_stage: tuple[int, ...] = (1, 8)
     first_stage_counts: int = 2
+    sketched_meshes: int = 2
 
 
 @dataclass(frozen=True)

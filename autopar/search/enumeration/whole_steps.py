@@ -14,10 +14,12 @@ hidden; no bound is made of it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from autopar.cluster import Cluster, LogicalMesh
 from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.microbatch import batch_size
@@ -28,6 +30,7 @@ from autopar.search.problem import Problem, not_faster
 from autopar.search.source import StepSource
 from autopar.solver import first_look, solve
 from autopar.solver.goal import Goal
+from autopar.solver.memory import memory_floor
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,38 @@ def ranked_on_whole_nodes(
     return RankedPairs(tuple(pairs), tuple(sorted((seconds, *key) for key, seconds in interleaved.items())))
 
 
+def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int]) -> list[int]:
+    """Numbers of microbatches, rising, from the first on in which one stage that recomputes nothing may fit.
+
+    More microbatches hold less, so that the first is found by halving: by what all values hold at least on the mesh
+    that is most like the machine, which is about the least of every mesh. Where none may fit all are given.
+
+    Args:
+        problem: the step in one microbatch.
+        step: in other forms.
+        counts: numbers of microbatches that may be taken, rising.
+    """
+
+    def fits(count: int) -> bool:
+        try:
+            graph = step.single_stage(count, "none").graph
+        except MicrobatchError:
+            return False
+        problem.checkpoint()
+        options = replace(problem.options, num_microbatches=count, num_stages=1, remat="auto", schedule="auto")
+        sharding_problem = build(replace(problem, graph=graph, options=options), by_likeness(problem.cluster)[0])
+        return not sharding_problem.broken and memory_floor(sharding_problem.problem) <= problem.memory_limit_bytes
+
+    first = bisect_left(counts, True, key=fits)
+    return list(counts[first:] or counts)
+
+
+def by_likeness(part: Cluster) -> list[LogicalMesh]:
+    """Logical meshes, those most like the machine first: nodes by devices of a node."""
+    node = part.groups[0].devices_per_node
+    return sorted(part.logical_meshes(None), key=lambda m: (abs(math.log2(m.shape[-1] / node)), m.shape))
+
+
 def _takes_as_long(
     problem: Problem, step: StepSource, stages: int, count: int, possible: Sequence[int], cutoff_s: float
 ) -> bool:
@@ -198,9 +233,8 @@ def _by_mesh_s(problem: Problem, graph: Graph, count: int, stages: int, cutoff_s
     part = problem.cluster.part(0, problem.cluster.num_devices // stages)
     options = replace(problem.options, num_microbatches=count, num_stages=1, offload="none", constraints=())
     whole = replace(problem, graph=graph, cluster=part, cost_model=problem.cost_model.on(part), options=options)
-    node = part.groups[0].devices_per_node
     policy, fastest_s = problem.policy.enumeration, cutoff_s
-    for mesh in sorted(part.logical_meshes(None), key=lambda m: (abs(math.log2(m.shape[-1] / node)), m.shape)):
+    for mesh in by_likeness(part):
         sharding_problem = build(whole, mesh)
         free = replace(sharding_problem.problem, limit_bytes=None)
         goal = Goal(policy.whole_step_gap, stages * fastest_s)

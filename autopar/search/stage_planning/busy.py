@@ -10,7 +10,7 @@ memory limit had a part in bounds nothing: under another schedule the limit may 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cluster import Cluster
@@ -75,3 +75,25 @@ class BusyStages:
         least_s = self.least_s(keys)
         if least_s >= cutoff_s:
             raise NotFasterError(f"{len(keys)} stages take at least {least_s:.6g} s, not less than {cutoff_s:.6g} s")
+
+
+def least_of_looks_s(contents: Mapping[int, PlanContent], first: Sequence[int], count: int, left: float) -> float:
+    """Seconds of a pipeline whose stages take as long as those of their kinds that are planned: an estimate, no bound.
+
+    The slowest stage does all its work and waits for a share of one microbatch of every other, which weight gradients
+    do not fill.
+
+    Args:
+        contents: plans of stages, by their number.
+        first: for each stage the first that it is isomorphic to.
+        count: microbatches.
+        left: the share.
+    """
+    by_kind = {first[i]: dict(content.stages[0].work_times) for i, content in contents.items()}
+    loops_s, busy_s = list[float](), list[float]()
+    for kind in first:
+        times = by_kind.get(kind, {})
+        loops_s.append(times.get("forward", 0.0) + times.get("backward", 0.0))
+        busy_s.append(loops_s[-1] + times.get("meeting", 0.0) + times.get("update", 0.0))
+    total_s = sum(loops_s)
+    return max(busy + left / count * (total_s - loop) for busy, loop in zip(busy_s, loops_s, strict=True))

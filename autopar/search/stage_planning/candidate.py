@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autopar.errors import InfeasiblePlanError
@@ -21,13 +22,15 @@ from autopar.search.composition.schedules import (
 )
 from autopar.search.enumeration.candidates import (
     Candidate,
+    has_stage_a_worker,
     schedule_for,
     table_for,
 )
+from autopar.search.enumeration.search_space import is_small
 from autopar.search.parallel import SERIAL, WorkerPool
-from autopar.search.problem import Problem
+from autopar.search.problem import NotFasterError, Problem
 from autopar.search.source import StageSource
-from autopar.search.stage_planning.busy import BusyStages
+from autopar.search.stage_planning.busy import BusyStages, least_of_looks_s
 from autopar.search.stage_planning.memory import limit_of_each, most_bytes
 from autopar.search.stage_planning.shared import StagePlanCache, StagePlanner
 from autopar.search.stage_planning.stage import plan_stage, submit_like, submit_stages
@@ -87,25 +90,100 @@ def _planned_stages(
     cutoff_s: float = math.inf,
 ) -> list[PlanContent]:
     """The plan of every stage, on its devices. NotFasterError where the pipeline takes ``cutoff_s`` or more."""
-    # With the fewest microbatches in flight first: what is best there is best for isomorphic stages that it fits too.
-    sign = -1 if candidate.shares_plans else 1
-    order = sorted(range(len(candidate.members)), key=lambda i: (sign * in_flight(pipeline.table, i), i))
+    order = _in_order(pipeline, looks=candidate.shares_plans)
+    # Looks go on as long as those that are there say that it may be of use.
+    sketching = candidate.shares_plans and cutoff_s < math.inf and has_stage_a_worker(pipeline.table)
     keys = {}
-    if cutoff_s < math.inf and not pipeline.table.after:
+    if cutoff_s < math.inf and not pipeline.table.after and not candidate.shares_plans:
         cluster, count = pipeline.problem.cluster, candidate.count
         keys = {i: busy.key(pipeline.sliced.graphs[i], cluster.part(*candidate.devices[i]), count) for i in order}
         busy.check(keys, cutoff_s)
-    submit_stages(pipeline, order, candidate.devices, shared)
+    if not sketching:
+        submit_stages(pipeline, order, candidate.devices, shared)
     contents: dict[int, PlanContent] = {}
+    by_kind: dict[int, StagePlanner] = {}
     for n, i in enumerate(order):
-        contents[i] = plan_stage(pipeline, i, candidate.devices[i], shared)
-        if not candidate.shares_plans and all(pipeline.first(j) != pipeline.first(i) for j in order[:n]):
-            isomorphic = [j for j in order[n + 1 :] if pipeline.first(j) == pipeline.first(i)]
-            submit_like(pipeline, contents[i], isomorphic, candidate.devices, shared)
+        kind = pipeline.first(i)
+        of_use_s = cutoff_s if sketching else math.inf
+        contents[i] = plan_stage(pipeline, i, candidate.devices[i], by_kind.get(kind, shared), of_use_s)
+        if kind not in by_kind:
+            isomorphic = [j for j in order[n + 1 :] if pipeline.first(j) == kind]
+            by_kind[kind] = replace(shared, any_that_fits=_may_share(pipeline, candidate, contents[i], i))
+            if not by_kind[kind].any_that_fits:
+                submit_like(pipeline, contents[i], isomorphic, candidate.devices, shared)
+            if sketching:
+                _check_looks(pipeline, contents, cutoff_s)
+        if sketching and n == 0:
+            others = [j for j in order if pipeline.first(j) != kind]
+            submit_stages(pipeline, others, candidate.devices, shared, cutoff_s)
         if keys:
             busy.add(keys[i], contents[i])
             busy.check(keys, cutoff_s)
     return [on_devices(contents[i], i, placement) for i, placement in enumerate(candidate.devices)]
+
+
+def _in_order(pipeline: ScheduledStages, *, looks: bool) -> list[int]:
+    """Stages as they are planned.
+
+    Those with the fewest microbatches in flight come first: what is best there is best for isomorphic stages that it
+    fits too. Of looks, whose plans serve all that they fit, those come first that most are like, with the most in
+    flight. Of large steps the one of each kind with the most comes first: others may do with its plan.
+    """
+    stages = range(len(pipeline.members))
+    alike = Counter(map(pipeline.first, stages))
+    flying = {i: in_flight(pipeline.table, i) for i in stages}
+    if looks:
+        return sorted(stages, key=lambda i: (-alike[pipeline.first(i)], -flying[i], i))
+    order = sorted(stages, key=lambda i: (flying[i], i))
+    if is_small(pipeline.problem):
+        return order
+    tightest = set({pipeline.first(i): i for i in sorted(stages, key=lambda i: (flying[i], -i))}.values())
+    return sorted(order, key=lambda i: i not in tightest)
+
+
+def _check_looks(pipeline: ScheduledStages, contents: Mapping[int, PlanContent], cutoff_s: float) -> None:
+    """Returns where stages that were looked at may be of a pipeline that takes less than ``cutoff_s``.
+
+    Raises:
+        NotFasterError: by an estimate they are not.
+    """
+    first = [pipeline.first(stage) for stage in range(len(pipeline.members))]
+    left = pipeline.problem.policy.schedules.bubble_left
+    least_s = least_of_looks_s(contents, first, pipeline.table.num_microbatches, left)
+    if least_s >= cutoff_s:
+        raise NotFasterError(f"{len(first)} stages take about {least_s:.6g} s, not less than {cutoff_s:.6g} s")
+
+
+def _may_share(pipeline: ScheduledStages, candidate: Candidate, content: PlanContent, stage: int) -> bool:
+    """Whether others of its kind take the plan of the stage with the most microbatches in flight where it fits.
+
+    Looks do; of large steps plans where others, with more room, would save next to nothing: with f of F microbatches
+    in flight a stage is taken to save (1 - f / F) of what the memory limit costs. All of a step waits for the worker
+    that is busy for the longest, and the first microbatch for every stage.
+
+    Args:
+        pipeline: what is planned.
+        candidate: its stages.
+        content: the plan of the stage.
+        stage: its number.
+    """
+    if candidate.shares_plans or is_small(pipeline.problem):
+        return candidate.shares_plans
+    search, table, kind = content.search, pipeline.table, pipeline.first(stage)
+    if not content.memory_bound:
+        return True
+    sum_s = next((c.step_time for c in search.considered if c.note == "chosen"), None)  # before anything was hidden
+    if search.unlimited_s is None or not sum_s:
+        return False
+    cost, most = max(0.0, 1.0 - search.unlimited_s / sum_s), in_flight(table, stage)
+    saved = {
+        i: cost * (1 - in_flight(table, i) / most) for i in range(len(pipeline.members)) if pipeline.first(i) == kind
+    }
+    workers = [[i for i in table.stages_of_worker(w) if i in saved] for w in range(table.num_workers)]
+    busiest = max(map(len, workers))
+    with_room = max(len(stages) - sum(saved[i] for i in stages) for stages in workers)
+    share = (busiest - with_room + sum(saved.values()) / table.num_microbatches) / busiest
+    return share <= pipeline.problem.policy.stages.negligible_cost
 
 
 def _sharing(

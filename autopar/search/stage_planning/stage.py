@@ -17,6 +17,7 @@ from autopar.plan import PlanContent
 from autopar.plan.text import bytes_text
 from autopar.schedule.offload import IN_TRANSFER
 from autopar.search.intra.host import share_bytes
+from autopar.search.problem import NotFasterError
 from autopar.search.stage_planning.memory import stage_bytes
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
 from autopar.search.stage_planning.stage_problem import (
@@ -29,7 +30,13 @@ from autopar.search.stage_planning.stage_problem import (
 from autopar.search.trials import Trials
 
 
-def plan_stage(pipeline: ScheduledStages, stage: int, placement: tuple[int, int], shared: StagePlanner) -> PlanContent:
+def plan_stage(
+    pipeline: ScheduledStages,
+    stage: int,
+    placement: tuple[int, int],
+    shared: StagePlanner,
+    cutoff_s: float = math.inf,
+) -> PlanContent:
     """The plan of one stage, within the memory that microbatches in flight leave.
 
     Nothing is recomputed where that fits as it would be without a limit, or for next to nothing more. Else the
@@ -40,19 +47,30 @@ def plan_stage(pipeline: ScheduledStages, stage: int, placement: tuple[int, int]
         stage: its number.
         placement: its first device and the number of devices.
         shared: plans one stage on its submesh.
+        cutoff_s: busy seconds of a step from which its plan is of no use.
 
     Raises:
         InfeasiblePlanError: no level fits.
+        NotFasterError: it takes ``cutoff_s`` or more.
     """
     shape, asked = _first_shape(pipeline, stage, placement, shared), _shape_asked_for(pipeline, placement)
     if shape != asked:
-        with contextlib.suppress(InfeasiblePlanError):
-            return _on_mesh(pipeline, stage, placement, shape, shared)
-    return _on_mesh(pipeline, stage, placement, asked, shared)
+        try:
+            return _on_mesh(pipeline, stage, placement, shape, shared, cutoff_s)
+        except NotFasterError:
+            if cutoff_s < math.inf:
+                raise
+        except InfeasiblePlanError:
+            pass
+    return _on_mesh(pipeline, stage, placement, asked, shared, cutoff_s)
 
 
 def submit_stages(
-    pipeline: ScheduledStages, order: Sequence[int], placements: Sequence[tuple[int, int]], shared: StagePlanner
+    pipeline: ScheduledStages,
+    order: Sequence[int],
+    placements: Sequence[tuple[int, int]],
+    shared: StagePlanner,
+    cutoff_s: float = math.inf,
 ) -> None:
     """Submits the first plan of each kind of stage to the pool of workers, which gets as far as it does.
 
@@ -61,6 +79,7 @@ def submit_stages(
         order: in which stages are planned.
         placements: by stage its first device and the number of devices.
         shared: plans one stage on its submesh.
+        cutoff_s: see `plan_stage`.
     """
     if shared.pool.process is None:
         return
@@ -72,7 +91,7 @@ def submit_stages(
         first.setdefault((pipeline.first(stage), size, bisect_right(starts, begin), shape), (stage, shape))
     for stage, shape in first.values() if len(first) > 1 else ():
         with contextlib.suppress(InfeasiblePlanError):  # raised where it is planned
-            shared.submit(stage_problem(pipeline, stage, placements[stage], form, shape).problem)
+            shared.submit(stage_problem(pipeline, stage, placements[stage], form, shape, cutoff_s).problem)
 
 
 def submit_like(
@@ -121,6 +140,7 @@ def _on_mesh(
     placement: tuple[int, int],
     shape: tuple[int, ...] | None,
     shared: StagePlanner,
+    cutoff_s: float,
 ) -> PlanContent:
     """`plan_stage` on the logical mesh of a shape, or on all of them."""
     part, levels = pipeline.problem.cluster.part(*placement), levels_of(pipeline.problem)
@@ -138,9 +158,12 @@ def _on_mesh(
     updated = [replace(f, host_update=True) for f in (first, *more, *offloaded)] * may_update_on_hosts(pipeline)
 
     def forms() -> Iterator[StageForm]:
+        yield first
+        if trials.not_faster is not None:  # all others do more work
+            return
         # After the host, the smallest: where it does not fit, nothing does that stays on the device.
         tried = [first, *offloaded, *more[-1:]]
-        yield from tried
+        yield from tried[1:]
         if len(trials.failures) < len(tried):
             yield from reversed(more[:-1])
         yield from updated
@@ -148,7 +171,7 @@ def _on_mesh(
     def ends(planned: _PlannedForm) -> bool:
         return planned.form == first and (planned.free or limit_is_negligible(planned.content, negligible))
 
-    plans = trials.run(forms(), seconds=lambda planned: planned.seconds, ends=ends)
+    plans = trials.run(forms(), cutoff_s=cutoff_s, seconds=lambda planned: planned.seconds, ends=ends)
     if not plans:
         raise trials.not_faster or [*trials.impossible.values(), *trials.failures.values()][-1]
     return min(plans, key=lambda planned: planned.seconds).content

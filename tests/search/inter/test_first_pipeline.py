@@ -10,7 +10,7 @@ import pytest
 import autopar
 from autopar.search.anytime import Incumbent
 from autopar.search.enumeration.forms import AMPLE_STAGE, EVEN_STAGES, PIPELINES, Tried, forms
-from autopar.search.first_pipeline import Sketches
+from autopar.search.sketches import Sketches
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.problem import NotFasterError
 from examples import mlp

@@ -28,7 +28,7 @@ from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.partition.even import even_stages
 from autopar.search.partition.slicings import layers_of
 from autopar.search.problem import Problem
-from autopar.search.sketches import sketch
+from autopar.search.sketches import Sketches, sketch
 from autopar.search.source import StageSource
 
 
@@ -80,6 +80,21 @@ def may_be_even(problem: Problem) -> bool:
     free = o.num_stages is None or o.num_microbatches is None
     asked = o.schedule != "auto" or o.shared_stages is not None or o.names_pipeline
     return free and not asked and len(problem.cluster.groups) == 1 and not is_small(problem)
+
+
+def fastest_of_equal_stages(sketches: Sketches) -> tuple[Plan, Candidate] | None:
+    """The fastest of a first pipeline and of those that are near it; None where there is none, or its stages differ.
+
+    Args:
+        sketches: with the first pipeline; those that are looked at are added.
+    """
+    first = sketches.fastest()
+    if first is None or not has_equal_stages(sketches.source, first[1]):
+        return None
+    others = other_even_candidates(sketches.problem, sketches.source, first[1])
+    sketches.add(others, sketches.problem.policy.schedules.least_gain)
+    sketches.climb()
+    return sketches.fastest()
 
 
 def has_equal_stages(source: StageSource, candidate: Candidate) -> bool:

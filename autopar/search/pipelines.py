@@ -34,7 +34,7 @@ from autopar.search.enumeration.search_space import is_large, is_small
 from autopar.search.enumeration.shared_stages import shared_candidates
 from autopar.search.enumeration.side_by_side import side_by_side
 from autopar.search.enumeration.tiny_steps import all_slicings
-from autopar.search.first_pipeline import first_plan, has_equal_stages, other_even_candidates
+from autopar.search.first_pipeline import fastest_of_equal_stages, first_plan
 from autopar.search.parallel import SERIAL, WorkerPool, start_worker
 from autopar.search.plain_data import is_importable
 from autopar.search.problem import NotFasterError, Problem
@@ -241,14 +241,10 @@ def _of_the_fastest_sketch(search: _PipelineSearch, trials: Trials[_Trial, Plan]
     problem = search.problem
     sketches = Sketches(problem, search.source, search.intra, search.pool, _first(search))
     plans: list[Plan] = []
-    first = sketches.fastest()
-    if first is not None and has_equal_stages(search.source, first[1]):
-        with search.clock.phase("looks"):
-            others = other_even_candidates(problem, search.source, first[1])
-            sketches.add(others, problem.policy.schedules.least_gain)
-            sketches.climb()
-        fastest = sketches.fastest() or first
-        return [*trials.run([_Trial(fastest[1])], cutoff_s=fastest[0].step_time), fastest[0]]
+    with search.clock.phase("looks"):
+        best = fastest_of_equal_stages(sketches)
+    if best is not None:
+        return [*trials.run([_Trial(best[1])], cutoff_s=best[0].step_time), best[0]]
     for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
         with search.clock.phase("looks"):
             sketches.add(candidates_of_round)

@@ -32,6 +32,7 @@ from autopar.search.problem import NotFasterError, Problem
 from autopar.search.source import StageSource
 from autopar.search.stage_planning.busy import BusyStages, least_of_looks_s
 from autopar.search.stage_planning.memory import limit_of_each, most_bytes
+from autopar.search.stage_planning.recomputed import cost_of_limit_s
 from autopar.search.stage_planning.shared import StagePlanCache, StagePlanner
 from autopar.search.stage_planning.stage import plan_stage, submit_like, submit_stages
 from autopar.search.stage_planning.stage_problem import ScheduledStages, in_flight
@@ -101,13 +102,17 @@ def _planned_stages(
     if not sketching:
         submit_stages(pipeline, order, candidate.devices, shared)
     contents: dict[int, PlanContent] = {}
-    by_kind: dict[int, StagePlanner] = {}
+    by_kind, tightest = dict[int, StagePlanner](), dict[int, int]()
     for n, i in enumerate(order):
         kind = pipeline.first(i)
         of_use_s = cutoff_s if sketching else math.inf
-        contents[i] = plan_stage(pipeline, i, candidate.devices[i], by_kind.get(kind, shared), of_use_s)
+        planner = by_kind.get(kind, shared)
+        if not candidate.shares_plans and kind in by_kind and not _may_take(pipeline, i, tightest[kind]):
+            planner = shared
+        contents[i] = plan_stage(pipeline, i, candidate.devices[i], planner, of_use_s)
         if kind not in by_kind:
             isomorphic = [j for j in order[n + 1 :] if pipeline.first(j) == kind]
+            tightest[kind] = i
             by_kind[kind] = replace(shared, any_that_fits=_may_share(pipeline, candidate, contents[i], i))
             if not by_kind[kind].any_that_fits:
                 submit_like(pipeline, contents[i], isomorphic, candidate.devices, shared)
@@ -130,10 +135,10 @@ def _in_order(pipeline: ScheduledStages, *, looks: bool) -> list[int]:
     flight. Of large steps the one of each kind with the most comes first: others may do with its plan.
     """
     stages = range(len(pipeline.members))
-    alike = Counter(map(pipeline.first, stages))
+    members = Counter(map(pipeline.first, stages))
     flying = {i: in_flight(pipeline.table, i) for i in stages}
     if looks:
-        return sorted(stages, key=lambda i: (-alike[pipeline.first(i)], -flying[i], i))
+        return sorted(stages, key=lambda i: (-members[pipeline.first(i)], -flying[i], i))
     order = sorted(stages, key=lambda i: (flying[i], i))
     if is_small(pipeline.problem):
         return order
@@ -169,21 +174,26 @@ def _may_share(pipeline: ScheduledStages, candidate: Candidate, content: PlanCon
     """
     if candidate.shares_plans or is_small(pipeline.problem):
         return candidate.shares_plans
-    search, table, kind = content.search, pipeline.table, pipeline.first(stage)
-    if not content.memory_bound:
-        return True
-    sum_s = next((c.step_time for c in search.considered if c.note == "chosen"), None)  # before anything was hidden
-    if search.unlimited_s is None or not sum_s:
+    table, kind, cost_s = pipeline.table, pipeline.first(stage), cost_of_limit_s(content)
+    if not cost_s < math.inf:
         return False
-    cost, most = max(0.0, 1.0 - search.unlimited_s / sum_s), in_flight(table, stage)
+    sum_s, most = cost_s + (content.search.unlimited_s or 0.0), in_flight(table, stage)
     saved = {
-        i: cost * (1 - in_flight(table, i) / most) for i in range(len(pipeline.members)) if pipeline.first(i) == kind
+        i: cost_s * (1 - in_flight(table, i) / most)
+        for i in range(len(pipeline.members))
+        if pipeline.first(i) == kind and _may_take(pipeline, i, stage)
     }
     workers = [[i for i in table.stages_of_worker(w) if i in saved] for w in range(table.num_workers)]
-    busiest = max(map(len, workers))
-    with_room = max(len(stages) - sum(saved[i] for i in stages) for stages in workers)
-    share = (busiest - with_room + sum(saved.values()) / table.num_microbatches) / busiest
-    return share <= pipeline.problem.policy.stages.negligible_cost
+    busiest_s = sum_s * max(map(len, workers))
+    with_room_s = max(sum(sum_s - saved[i] for i in stages) for stages in workers)
+    longer_s = busiest_s - with_room_s + sum(saved.values()) / table.num_microbatches
+    return longer_s <= pipeline.problem.policy.stages.negligible_cost * busiest_s
+
+
+def _may_take(pipeline: ScheduledStages, stage: int, tightest: int) -> bool:
+    """Whether a stage may take the plan of the one with the most in flight: one with half as many is next to others
+    of which few microbatches are in flight, and what it takes is not hidden behind them."""
+    return 2 * in_flight(pipeline.table, stage) >= in_flight(pipeline.table, tightest)
 
 
 def _sharing(

@@ -16,9 +16,11 @@ from autopar.errors import InfeasiblePlanError
 from autopar.plan import PlanContent
 from autopar.plan.text import bytes_text
 from autopar.schedule.offload import IN_TRANSFER
+from autopar.search.enumeration.search_space import is_small
 from autopar.search.intra.host import share_bytes
 from autopar.search.problem import NotFasterError
 from autopar.search.stage_planning.memory import stage_bytes
+from autopar.search.stage_planning.recomputed import cost_of_limit_s, recomputed_s
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
 from autopar.search.stage_planning.stage_problem import (
     ScheduledStages,
@@ -147,8 +149,12 @@ def _on_mesh(
     count = pipeline.table.num_microbatches
     negligible = pipeline.problem.policy.stages.negligible_cost
 
+    of_first: list[PlanContent] = []
+
     def attempt(form: StageForm, cutoff_s: float, explain: bool) -> _PlannedForm:
         content, free = _at_level(pipeline, stage, placement, form, shape, shared, cutoff_s)
+        if form == first:
+            of_first.append(content)
         return _PlannedForm(form, content, seconds_with_moves(content, pipeline.problem.cost_model.on(part)), free)
 
     trials = Trials(attempt)
@@ -157,15 +163,23 @@ def _on_mesh(
 
     updated = [replace(f, host_update=True) for f in (first, *more, *offloaded)] * may_update_on_hosts(pipeline)
 
+    def may_pay(form: StageForm) -> bool:
+        if not of_first or first.level != "none" or is_small(pipeline.problem):
+            return True
+        again_s, unlimited_s = recomputed_s(pipeline, stage, part, form.level), of_first[0].search.unlimited_s or 0.0
+        # What hides behind computation is in a sum, and not in a step.
+        most_s = pipeline.problem.policy.partition.near_best * cutoff_s
+        return again_s < cost_of_limit_s(of_first[0]) and unlimited_s + again_s < most_s
+
     def forms() -> Iterator[StageForm]:
         yield first
         if trials.not_faster is not None:  # all others do more work
             return
         # After the host, the smallest: where it does not fit, nothing does that stays on the device.
-        tried = [first, *offloaded, *more[-1:]]
+        tried = [first, *offloaded, *filter(may_pay, more[-1:])]
         yield from tried[1:]
         if len(trials.failures) < len(tried):
-            yield from reversed(more[:-1])
+            yield from filter(may_pay, reversed(more[:-1]))
         yield from updated
 
     def ends(planned: _PlannedForm) -> bool:

@@ -1,0 +1,91 @@
+"""What recomputation takes at least: levels that cost a stage more than its memory limit does are not planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
+from autopar.ir import Graph
+from autopar.plan import PlanContent
+from autopar.recompute import Level, Phases, select
+from autopar.search.problem import Problem
+from autopar.search.stage_planning.stage_problem import ScheduledStages
+from autopar.search.sure_work import SureWork, sure_works
+
+
+def cost_of_limit_s(content: PlanContent) -> float:
+    """Seconds of a step that the memory limit costs a stage which recomputes nothing, at most.
+
+    They are the difference of two sums of the seconds of operators and messages, before anything is hidden: that of
+    the plan, and the least of any without the limit. 0 where the limit has no part in the plan, inf where that is not
+    known.
+
+    Args:
+        content: the plan of the stage.
+    """
+    search = content.search
+    if not content.memory_bound:
+        return 0.0
+    sum_s = next((c.step_time for c in search.considered if c.note == "chosen"), None)
+    if search.unlimited_s is None or sum_s is None:
+        return float("inf")
+    return max(0.0, sum_s - search.unlimited_s)
+
+
+def recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Level) -> float:
+    """Seconds of a step that a stage computes again at least: work t(o, D) of what it does not hold, on D devices.
+
+    m microbatches take m t(o, m D) >= t(o, D) for it, for time by the number of parts does not fall.
+
+    Args:
+        pipeline: what is planned.
+        stage: its number.
+        part: its devices.
+        level: what is recomputed.
+    """
+    problem, parts = pipeline.problem, pipeline.sliced.parts[stage]
+    if type(problem.cost_model) is not CostModel:
+        return 0.0
+    phases = Phases.of(problem.graph, parts.body, parts.backward)
+    selected = select(problem.graph, phases, pipeline.recomputation(stage, level).layers, level)
+    again = {id for group in selected.groups for id in group.operators}
+    cost = problem.cost_model.on(part)
+    return sum(w.runs * cost.least_s(w.least, part.num_devices) for w in _works(problem) if _is_in(w.id, again))
+
+
+@dataclass(frozen=True)
+class _Works:
+    """The sure work of a graph.
+
+    Args:
+        graph: of which.
+        works: its operators'.
+    """
+
+    graph: Graph
+    works: tuple[SureWork, ...]
+
+    @property
+    def entries(self) -> int:
+        """Numbers in its arrays."""
+        return len(self.works)
+
+
+def _works(problem: Problem) -> tuple[SureWork, ...]:
+    key = ("sure work", id(problem.graph))
+    known = problem.memo.get(key)
+    if not isinstance(known, _Works) or known.graph is not problem.graph:
+        blocks = problem.subproblem.block_scores
+        known = _Works(problem.graph, tuple(sure_works(problem.graph, problem.cost_model, blocks)))
+        problem.memo.keep(key, known)
+    return known.works
+
+
+def _is_in(id: str, operators: set[str]) -> bool:
+    """Whether an operator, whose id follows those of the loops that it is in, is one of ``operators`` or in one."""
+    while id:
+        if id in operators:
+            return True
+        id = id.rpartition("/")[0]
+    return False

@@ -169,7 +169,7 @@ def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int
         sharding_problem = build(replace(problem, graph=graph, options=options), by_likeness(problem.cluster)[0])
         return not sharding_problem.broken and memory_floor(sharding_problem.problem) <= problem.memory_limit_bytes
 
-    first = bisect_left(counts, True, key=fits)
+    first = 0 if fits(counts[0]) else bisect_left(counts, True, lo=1, key=fits)
     return list(counts[first:] or counts)
 
 

@@ -191,9 +191,13 @@ def _may_share(pipeline: ScheduledStages, candidate: Candidate, content: PlanCon
 
 
 def _may_take(pipeline: ScheduledStages, stage: int, tightest: int) -> bool:
-    """Whether a stage may take the plan of the one with the most in flight: one with half as many is next to others
-    of which few microbatches are in flight, and what it takes is not hidden behind them."""
-    return 2 * in_flight(pipeline.table, stage) >= in_flight(pipeline.table, tightest)
+    """Whether a stage may take the plan of the one of its kind with the most microbatches in flight.
+
+    Where workers have one stage, those with less than half as many in flight are planned: they are next to the last,
+    and what they take longer is hidden behind few microbatches.
+    """
+    table = pipeline.table
+    return not has_stage_a_worker(table) or 2 * in_flight(table, stage) >= in_flight(table, tightest)
 
 
 def _sharing(

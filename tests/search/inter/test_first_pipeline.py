@@ -10,9 +10,9 @@ import pytest
 import autopar
 from autopar.search.anytime import Incumbent
 from autopar.search.enumeration.forms import AMPLE_STAGE, EVEN_STAGES, PIPELINES, Tried, forms
-from autopar.search.sketches import Sketches
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.problem import NotFasterError
+from autopar.search.sketches import Sketches
 from examples import mlp
 from tests.search.problems import problem_of, toy, with_policy
 
@@ -111,8 +111,8 @@ def test_looks_say_which_candidate_is_planned_exactly(offered, monkeypatch):
     made = []
     add = Sketches.add
 
-    def note(self, some):
-        add(self, some)
+    def note(self, *some):
+        add(self, *some)
         made[:] = self.plans
 
     monkeypatch.setattr(Sketches, "add", note)

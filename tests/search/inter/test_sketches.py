@@ -1,0 +1,155 @@
+"""Looks that decide what is planned exactly: they end where they are slower, and leave out what cannot gain."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+import autopar
+from autopar.errors import InfeasiblePlanError
+from autopar.search.enumeration import whole_steps
+from autopar.search.enumeration.candidates import Candidate
+from autopar.search.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
+from autopar.search.planner import Planner
+from autopar.search.policy import SearchPolicy, SizePolicy
+from autopar.search.sketches import limit_cost, may_gain, sketch
+from autopar.search.stage_planning import stage
+from autopar.search.stage_planning.busy import least_of_looks_s
+from examples import mlp
+from tests.search.inter.test_busy import content_of
+from tests.search.problems import toy, with_policy
+
+#: Every step is as a large one.
+LARGE = SearchPolicy(sizes=SizePolicy(tiny_operators=0, few_operators=0, small_operators=0))
+
+
+def planned(policy=LARGE, memory=10**9, nodes=4, devices=None, batch=64, **options):
+    fn, args = mlp.build(abstract=True, layers=8, hidden=64, batch=batch)
+    cluster = toy(devices or nodes, nodes=nodes, bandwidth=1e7, memory=memory)
+    return with_policy(autopar.parallelize(fn, cluster=cluster, donate_argnums=0, **options), policy).plan(*args)
+
+
+@pytest.fixture
+def layered(monkeypatch):
+    """The problem, its source and the strategy of a search of pipelines."""
+    searches = []
+    in_stages = Planner._in_stages
+
+    def note(self, problem, step, counts, search, one_loop=False):
+        def noted(whole):
+            searches.append(whole)
+            return search(whole)
+
+        return in_stages(self, problem, step, counts, noted, one_loop)
+
+    monkeypatch.setattr(Planner, "_in_stages", note)
+    planned(time_limit_s=0, num_microbatches=16, schedule="1f1b", memory=400_000)
+    return replace(searches[0], anytime=None)
+
+
+def test_a_look_ends_once_its_stages_take_as_long(layered):
+    first = next(even_candidates(layered, layered.source, 1))
+    assert has_equal_stages(layered.source, first)
+    stages = []
+
+    def intra(problem):
+        stages.append(problem)
+        return autopar.search.alpa(problem)
+
+    whole = sketch(layered, layered.source, first, intra)
+    assert whole is not None
+    needed = len(stages)
+    stages.clear()
+    assert sketch(layered, layered.source, first, intra, cutoff_s=0.5 * whole.step_time) is None
+    assert 1 <= len(stages) < needed
+    in_time = sketch(layered, layered.source, first, intra, cutoff_s=1.5 * whole.step_time)
+    assert in_time is not None and in_time.step_time == pytest.approx(whole.step_time)
+
+
+def test_near_a_first_pipeline_are_other_numbers_of_stages_and_other_meshes(layered):
+    first = next(even_candidates(layered, layered.source, 1))
+    others = list(other_even_candidates(layered, layered.source, first))
+    assert {len(c.members) for c in others} == {2, 8} - {len(first.members)} or len(first.members) not in {
+        len(c.members) for c in others if c.meshes == first.meshes
+    }
+    assert all(c.schedule is None and c != first for c in others)
+
+
+def test_the_slowest_stage_waits_for_a_share_of_a_microbatch_of_each_other():
+    contents = {1: content_of(4.0, 8.0, 1.0), 3: content_of(8.0, 16.0, 2.0)}
+    # Stage 2 is as stage 1; stage 0 is not known.
+    assert least_of_looks_s(contents, (0, 1, 1, 3), 4, 0.5) == pytest.approx(26.0 + 0.5 / 4 * 24.0)
+
+
+def at(count, stages=4):
+    members = tuple((f"op{s}",) for s in range(stages))
+    return Candidate(count, members, tuple((s, 1) for s in range(stages)), 0.0)
+
+
+def with_step(plan, step_s, **content):
+    return replace(plan, content=msgspec.structs.replace(plan.content, step_time=step_s, **content))
+
+
+def test_more_microbatches_gain_the_bubble_and_what_the_limit_costs():
+    plan = planned(num_stages=4, num_microbatches=16, schedule="1f1b")
+    assert limit_cost(plan) == 0.0
+    assert may_gain(plan, at(8), 16, {}, 0.005)  # 3 / 8 of a microbatch in all
+    assert not may_gain(plan, at(512), 1024, {}, 0.005)
+    bound = tuple(msgspec.structs.replace(c, memory_bound=True) for c in plan.content.parts)
+    assert may_gain(with_step(plan, plan.step_time, parts=bound), at(512), 1024, {}, 0.005)
+
+
+def test_fewer_microbatches_are_looked_at_unless_the_bubble_takes_what_they_gain():
+    plan = planned(num_stages=4, num_microbatches=16, schedule="1f1b")
+    here, twice = with_step(plan, 10.0), with_step(plan, 10.1)
+    assert may_gain(here, at(64), 32, {}, 0.005)
+    assert not may_gain(here, at(64), 32, {64: here, 128: twice}, 0.005)
+    assert may_gain(here, at(64), 32, {64: here, 128: with_step(plan, 14.0)}, 0.005)
+
+
+def test_recomputation_takes_no_less_than_is_said_before_it_is_planned(monkeypatch):
+    said = []
+    recomputed_s = stage.recomputed_s
+
+    def note(pipeline, number, part, level):
+        seconds = recomputed_s(pipeline, number, part, level)
+        said.append((number, level, seconds))
+        return seconds
+
+    monkeypatch.setattr(stage, "recomputed_s", note)
+    asked = {"num_stages": 2, "num_microbatches": 4, "schedule": "1f1b", "nodes": 2, "devices": 4, "batch": 1024}
+    ample = planned(remat="none", mesh_shape=(2,), **asked)
+    for share in (0.95, 0.85, 0.75, 0.65):
+        with contextlib.suppress(InfeasiblePlanError):
+            planned(memory=int(share * ample.peak_memory), mesh_shape=(2,), **asked)
+    assert {level for _, level, _ in said} == {"full", "selective"} and any(s > 0 for _, _, s in said)
+    least = {level: planned(remat=level, mesh_shape=(2,), **asked).content.parts for level in ("full", "selective")}
+    for number, level, seconds in said:
+        more_s = least[level][number].search.objective - ample.content.parts[number].search.objective
+        assert seconds <= more_s * (1 + 1e-9) + 1e-12
+
+
+def test_numbers_of_microbatches_in_which_nothing_fits_are_left_out(monkeypatch):
+    asked = []
+    single_stage = Planner.single_stage
+
+    def note(self, problem, step, *more):
+        asked.append((problem, step))
+        return single_stage(self, problem, step, *more)
+
+    monkeypatch.setattr(Planner, "single_stage", note)
+    shape = {"batch": 4096, "num_stages": 1}
+    planned(**shape)
+    problem, step = asked[0]
+    possible = [1, 2, 4, 8, 16, 32, 64]
+    assert whole_steps.counts_that_may_fit(problem, step, possible) == possible
+    memory = int(0.6 * planned(num_microbatches=1, remat="none", **shape).peak_memory)
+    short = replace(problem, options=replace(problem.options, memory_limit_bytes=memory))
+    counts = whole_steps.counts_that_may_fit(short, step, possible)
+    assert counts == possible[-len(counts) :] and 1 < len(counts) < len(possible)
+    for count in possible[: -len(counts)]:
+        with pytest.raises(InfeasiblePlanError):
+            planned(memory=memory, num_microbatches=count, remat="none", **shape)

@@ -13,16 +13,10 @@ import msgspec
 
 from autopar.cost import CostModel
 from autopar.errors import ConstraintError, InfeasiblePlanError, MicrobatchError, ScheduleError
-from autopar.plan import (
-    Considered,
-    Plan,
-)
+from autopar.plan import Considered, Plan
 from autopar.schedule import get
 from autopar.search.clock import Clock
-from autopar.search.composition.schedules import (
-    idle_share,
-    with_launches,
-)
+from autopar.search.composition.schedules import idle_share, with_launches
 from autopar.search.enumeration.candidates import (
     Candidate,
     candidates,

@@ -34,8 +34,10 @@ def cost_of_limit_s(content: PlanContent) -> float:
 
 
 def recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Level) -> float:
-    """Seconds of a step that a stage computes again at least: work t(o, D) of what it does not hold, on D devices.
+    """Seconds of a step that a stage computes again at least, about: t(o, D) of what it does not hold, on D devices.
 
+    Operators that go by memory are left out: what the step writes in any case may stay in a kernel where it is made
+    again.
     m microbatches take m t(o, m D) >= t(o, D) for it, for time by the number of parts does not fall.
 
     Args:
@@ -77,7 +79,10 @@ def _works(problem: Problem) -> tuple[SureWork, ...]:
     known = problem.memo.get(key)
     if not isinstance(known, _Works) or known.graph is not problem.graph:
         blocks = problem.subproblem.block_scores
-        known = _Works(problem.graph, tuple(sure_works(problem.graph, problem.cost_model, blocks)))
+        known = _Works(
+            problem.graph,
+            tuple(w for w in sure_works(problem.graph, problem.cost_model, blocks) if w.least.flops > w.least.bytes),
+        )
         problem.memo.keep(key, known)
     return known.works
 

@@ -228,7 +228,7 @@ def _improved(problem: Problem, choices: ChoiceProblem, start: tuple[int, ...]) 
     goal = Goal(problem.policy.overlap.gap)
     free = first_look(replace(choices, limit_bytes=None), goal, start or None) if choices.columns > LARGE else None
     if free is None:
-        return solve_mesh(problem, choices, binds=True, gap=goal.gap)
+        return solve_mesh(problem, choices, binds=True)
     return free if is_feasible(choices, free.choice) else first_look(choices, goal, start or None) or free
 
 

@@ -91,7 +91,8 @@ def one_stage(
         cutoff_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
             time, so the first configuration that fits and does not stay below is the last.
         looks: of a tiny step, all of whose configurations may be tried: plans by a look within the limit, which takes a
-            part of the time. In the order of their seconds most are given up by their bound. None of other steps.
+            part of the time. In the order of their seconds most are given up by their bound. ``trials`` itself where a
+            strategy has no looks; None of other steps.
 
     Raises:
         InfeasiblePlanError: no configuration fits, or none is found to stay below ``cutoff_s``.
@@ -111,9 +112,7 @@ def one_stage(
         configurations = [OneStage(count, level) for count in counts for level in levels]
         if counts[0] == 1 and backward_update():
             configurations[1:1] = [OneStage(1, level, backward_update=True) for level in levels]
-        some = _fastest_look_first(looks, configurations) if len(configurations) > 1 else configurations
-        plans = trials.run(some, seconds=_seconds, cutoff_s=cutoff_s)
-        plan = min(plans, key=_seconds, default=None)
+        plan = _fastest(trials, looks, configurations, cutoff_s)
     else:
         plain = [OneStage(count, levels[0]) for count in counts]
         plan = _in_device_memory(trials, plain, levels[1:], backward_update, cutoff_s)
@@ -230,6 +229,20 @@ def _recomputed(
         between = [OneStage(count, level) for level in levels for count in possible]
         return trials.first(between[:-1], cutoff_s) or plan
     return trials.first([OneStage(possible[0], level) for level in levels], cutoff_s) if len(possible) > 1 else None
+
+
+def _fastest(
+    trials: Trials[OneStage, Plan],
+    looks: Trials[OneStage, Plan],
+    configurations: Sequence[OneStage],
+    cutoff_s: float,
+) -> Plan | None:
+    """The fastest plan of a tiny step up to the first that the limit has no part in; arguments as of `one_stage`."""
+    if looks is trials or len(configurations) == 1:
+        plans = trials.run(configurations, seconds=_seconds, ends=_is_free_of_the_limit, cutoff_s=cutoff_s)
+    else:
+        plans = trials.run(_fastest_look_first(looks, configurations), seconds=_seconds, cutoff_s=cutoff_s)
+    return min(plans, key=_seconds, default=None)
 
 
 def _fastest_look_first(looks: Trials[OneStage, Plan], configurations: Sequence[OneStage]) -> list[OneStage]:

@@ -21,6 +21,8 @@ class OverlapPolicy:
         joining_factors: thresholds that are compared, over the bytes that take as long to send as the latency.
         least_joining_gain: share of a step that another threshold than the compiler's own must save: prices err by
             more.
+        joins_named: whether plans that are named by hand have thresholds of their own: they are compared with published
+            runs, which had the compiler's.
         most_joined_operators: operators of a program up to which thresholds are compared: a schedule of so many takes
             a tenth of a second.
     """
@@ -31,4 +33,5 @@ class OverlapPolicy:
     most_blocks: int = 16
     joining_factors: tuple[int, ...] = (1, 4, 16, 64)
     least_joining_gain: float = 1e-3
+    joins_named: bool = False
     most_joined_operators: int = 5000

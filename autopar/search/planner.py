@@ -26,6 +26,7 @@ from autopar.ir.loops import microbatch_loops
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.schedule import get
+from autopar.search.alpa import alpa
 from autopar.search.anytime import Converted, Incumbent, SearchEndedError
 from autopar.search.attention_blocks import block_scores, stage_block_scores
 from autopar.search.backward_update import BackwardUpdate
@@ -41,6 +42,7 @@ from autopar.search.enumeration.whole_steps import (
     stages_that_may_be_faster,
 )
 from autopar.search.first_pipeline import first_pipeline
+from autopar.search.looks import with_looks_only
 from autopar.search.one_stage import OneStage, first_configuration, in_blocks, one_stage, with_padding
 from autopar.search.padding import padding_notes, paddings_of
 from autopar.search.problem import NotFasterError, Problem, not_faster
@@ -166,13 +168,15 @@ class Planner:
         blocks = block_scores(problem)
         layered, there = _layered_updates(o.offload, step), o.offload == "auto" and not names_plan(self.strategy)
         attempt = self._attempt(problem, step)
+        trials = Trials(attempt)
+        looks = Trials(self._attempt(with_looks_only(problem), step)) if self.strategy is alpa else trials
         in_backward = BackwardUpdate(step, o.offload)
         plain: Plan | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
         if not blocks or o.attention != "blocks":
             try:
                 plain = one_stage(
-                    Trials(attempt),
+                    trials,
                     possible,
                     o.remat,
                     offload=o.offload != "none",
@@ -180,7 +184,7 @@ class Planner:
                     host_update=there,
                     backward_update=in_backward,
                     cutoff_s=cutoff_s,
-                    looks=Trials(self._attempt(_with_looks_only(problem), step)) if _is_tiny(problem) else None,
+                    looks=looks if _is_tiny(problem) else None,
                 )
             except InfeasiblePlanError as error:
                 failure = error
@@ -392,8 +396,3 @@ def _is_tiny(problem: Problem) -> bool:
 def _is_best_of_one_stage(problem: Problem, plan: Plan) -> bool:
     """Whether a plan in the first configuration is that which `one_stage` gives."""
     return problem.options.offload == "none" and not (_is_tiny(problem) and plan.content.memory_bound)
-
-
-def _with_looks_only(problem: Problem) -> Problem:
-    """A problem of which a look within the limit is the answer."""
-    return replace(problem, policy=replace(problem.policy, meshes=replace(problem.policy.meshes, looks_only=True)))

@@ -95,7 +95,8 @@ def restricted_plan(
     sharding_problem = replace(restricted.sharding_problem, notes=(*restricted.sharding_problem.notes, *notes))
     with clock.phase("extract"):
         sharding = extract(problem, sharding_problem, restricted.solution.choice)
-        sharding = with_thresholds(problem, sharding_problem, restricted.solution.choice, sharding)
+        if problem.policy.overlap.joins_named:
+            sharding = with_thresholds(problem, sharding_problem, restricted.solution.choice, sharding)
     objective = restricted.solution.objective
     bound = step_bound_s(problem, sharding_problem, restricted.solution.lower_bound)
     plan = assemble(problem, sharding_problem, sharding, name, objective, bound, tuple(considered), clock)

@@ -37,8 +37,8 @@ def plans(strategy: str, nodes: int, latency_s: float, layers: int, width: int, 
     """Those of a perceptron with the compiler's own thresholds, and with the best."""
     step, args = perceptron(*[width] * (layers + 1), batch=batch)
     problem = problem_of(step, args, cluster(nodes, latency_s))
-    plain = replace(problem, policy=replace(problem.policy, overlap=OverlapPolicy(most_joined_operators=0)))
-    return strategy_named(strategy)(plain), strategy_named(strategy)(problem)
+    joining = replace(problem, policy=replace(problem.policy, overlap=OverlapPolicy(joins_named=True)))
+    return strategy_named(strategy)(problem), strategy_named(strategy)(joining)
 
 
 @settings(max_examples=12)

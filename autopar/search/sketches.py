@@ -11,6 +11,7 @@ import msgspec
 from autopar.errors import InfeasiblePlanError, ScheduleError
 from autopar.plan import Plan, PlanContent
 from autopar.search.enumeration.candidates import Candidate, in_other_microbatches
+from autopar.search.looks import with_looks_only
 from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
@@ -38,15 +39,11 @@ def sketch(
         cutoff_s: seconds from which the plan is of no use: once the stages that are looked at take as long by an
             estimate, no other is.
     """
-    policy = problem.policy
-    hasty = replace(
-        policy,
-        stages=replace(policy.stages, negligible_cost=negligible_cost),
-        meshes=replace(policy.meshes, looks_only=True),
-    )
+    stages = replace(problem.policy.stages, negligible_cost=negligible_cost)
+    hasty = with_looks_only(replace(problem, policy=replace(problem.policy, stages=stages)))
     try:
         looked_at = replace(candidate, shares_plans=True)
-        plan = plan_candidate(replace(problem, policy=hasty), source, looked_at, intra, pool, cutoff_s=cutoff_s)
+        plan = plan_candidate(hasty, source, looked_at, intra, pool, cutoff_s=cutoff_s)
     except (InfeasiblePlanError, ScheduleError):
         return None
     record = msgspec.structs.replace(plan.content.search, strategy="look")

@@ -196,10 +196,10 @@ def _takes_as_long(
         MicrobatchError: the step cannot be cut into numbers of microbatches that are looked at.
     """
     bubble = {n: 1 + problem.policy.schedules.bubble_left * (stages - 1) / n for n in possible}
-    enough_s = cutoff_s / bubble[count]
+    sufficient_s = cutoff_s / bubble[count]
     whole = step.single_stage(count, "none").graph
-    seconds = {count: _equal_stages_s(problem, whole, count, stages, cutoff_s, enough_s)}
-    if seconds[count] < enough_s:
+    seconds = {count: _equal_stages_s(problem, whole, count, stages, cutoff_s, sufficient_s)}
+    if seconds[count] < sufficient_s:
         return False
     if seconds[count] >= cutoff_s:
         return True
@@ -214,15 +214,17 @@ def _takes_as_long(
 
 
 def _equal_stages_s(
-    problem: Problem, graph: Graph, count: int, stages: int, cutoff_s: float = math.inf, enough_s: float = math.inf
+    problem: Problem, graph: Graph, count: int, stages: int, cutoff_s: float = math.inf, sufficient_s: float = math.inf
 ) -> float:
-    """t / S as above of the fastest of some meshes, or of the first below ``enough_s``; any number above ``cutoff_s``
-    where it is more."""
+    """t / S as above of the fastest of some meshes, or of the first below ``sufficient_s``.
+
+    Any number above ``cutoff_s`` where it is more.
+    """
     fastest_s = math.inf
     meshes = _by_mesh_s(problem, graph, count, stages, cutoff_s)
     for seconds in islice(meshes, problem.policy.enumeration.whole_step_meshes):
         fastest_s = min(fastest_s, seconds)
-        if fastest_s < enough_s:
+        if fastest_s < sufficient_s:
             break
     return fastest_s
 

@@ -30,8 +30,8 @@ from autopar.search.intra.host_update import written_s
 from autopar.search.intra.joined import JoinedKernels
 from autopar.search.intra.labels import strategy_label
 from autopar.search.intra.operators import OperatorOptions
+from autopar.search.intra.region_facts import RegionFacts, region_facts
 from autopar.search.intra.regions import REGIONS
-from autopar.search.intra.surroundings import Surroundings, surroundings
 from autopar.search.intra.update import UpdateStreams
 from autopar.search.intra.work import Chains, busy_seconds, kernel_bytes, moved_bytes, stored_of, work_of
 from autopar.sharding import Strategy
@@ -96,7 +96,7 @@ class GraphWalk:
         """
         b = self.builder
         on_host = frozenset() if prefix else b.offered.update.operators
-        around = surroundings(graph, prefix, weight, b.phase, b.cost, on_host)
+        around = region_facts(graph, prefix, weight, b.phase, b.cost, on_host)
         enclosing = b.phase
         for op in graph.operators:
             b.time += 1
@@ -132,7 +132,7 @@ class GraphWalk:
             if source.node is not None:
                 b.use(source.key, source.node, source.layouts, weight, prefix + op.id)
 
-    def _operator(self, graph: Graph, op: Operator, around: Surroundings) -> None:
+    def _operator(self, graph: Graph, op: Operator, around: RegionFacts) -> None:
         """Adds an operator: a node of its own or one that it follows, its uses of operands, its results."""
         b, id, weight = self.builder, around.prefix + op.id, around.weight
         types = graph.operand_types(op)
@@ -204,7 +204,7 @@ class GraphWalk:
         graph: Graph,
         op: Operator,
         types: tuple[TensorType, ...],
-        around: Surroundings,
+        around: RegionFacts,
         sources: Sequence[ValueDraft | None],
         options: OperatorOptions,
     ) -> _Kernel:
@@ -278,7 +278,7 @@ class GraphWalk:
         return self.busy[key][1]
 
     def _followed(
-        self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions, around: Surroundings
+        self, op: Operator, sources: Sequence[ValueDraft | None], options: OperatorOptions, around: RegionFacts
     ) -> tuple[int, OperatorOptions] | None:
         """The node that ``op`` follows and its strategy for each of that node's choices; None if it has its own.
 

@@ -30,7 +30,7 @@ def _tried(monkeypatch, u, v, cutoff_s, exposed=1.0, possible=lambda count: True
             raise MicrobatchError(f"{count} microbatches")
         return SimpleNamespace(graph=None)
 
-    def equal(problem, graph, count, stages, cutoff_s=math.inf, enough_s=math.inf):
+    def equal(problem, graph, count, stages, cutoff_s=math.inf, sufficient_s=math.inf):
         return u + v * count
 
     monkeypatch.setattr(whole_steps, "_equal_stages_s", equal)

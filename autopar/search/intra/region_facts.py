@@ -16,7 +16,7 @@ from autopar.ir.primitives import DENSE_CONTRACTIONS, is_fusible, reads_fused
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RegionFacts:
     """What the operators of one graph have around them.
 
     Args:
@@ -60,9 +60,9 @@ class Surroundings:
         return self.read_fused.issuperset([v.name for v in op.results])
 
 
-def surroundings(
+def region_facts(
     graph: Graph, prefix: str, weight: float, phase: str, cost: CostModel, on_host: AbstractSet[str]
-) -> Surroundings:
+) -> RegionFacts:
     """What the operators of a graph have around them.
 
     Args:
@@ -95,7 +95,7 @@ def surroundings(
             read_fused[operand] = read_fused[operand] and reads
             readers[operand].add(op.id)
     cores = attention_cores(graph) if cost.knows_kernels else {}
-    return Surroundings(
+    return RegionFacts(
         prefix,
         weight,
         phases,

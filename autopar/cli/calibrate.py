@@ -34,7 +34,7 @@ _HERE = "here"
 )
 @click.option("--workers", type=click.IntRange(min=2), metavar="N", help="Workers on Ray.  [default: as Cluster.ray()]")
 @click.option("--name", metavar="NAME", help="Name of the cluster.  [default: that of the file]")
-@click.option("--quick", is_flag=True, help="Few sizes and repetitions: seconds instead of a minute, and rough.")
+@click.option("--quick", is_flag=True, help="Few sizes and repetitions: a minute or so, not several, and rough.")
 @options.quiet_option
 def command(
     output: str,
@@ -48,8 +48,8 @@ def command(
     """Measure the devices at hand and write a cluster file.
 
     Matrix products, memory, what starting an operator costs, and collectives are timed on all devices of this process
-    at once; with --ray on one worker of each kind, and transfers between workers besides. The file holds what was
-    fitted, with the date and the spread; plan with --cluster FILE.
+    at once, collectives in groups of several sizes; with --ray on one worker of each kind, and transfers between
+    workers besides. The file holds what was fitted, with the date and the spread; plan with --cluster FILE.
     """
     if not Path(output).absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {str(Path(output).parent)!r}", param_hint="-o")

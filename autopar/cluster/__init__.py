@@ -4,6 +4,18 @@ from autopar.cluster.catalog import available
 from autopar.cluster.cluster import Cluster
 from autopar.cluster.device import Curve, Device
 from autopar.cluster.group import LinkSpec, NodeGroup
+from autopar.cluster.measured import MeasuredCollective
 from autopar.cluster.mesh import Link, LogicalMesh, Span
 
-__all__ = ["Cluster", "Curve", "Device", "Link", "LinkSpec", "LogicalMesh", "NodeGroup", "Span", "available"]
+__all__ = [
+    "Cluster",
+    "Curve",
+    "Device",
+    "Link",
+    "LinkSpec",
+    "LogicalMesh",
+    "MeasuredCollective",
+    "NodeGroup",
+    "Span",
+    "available",
+]

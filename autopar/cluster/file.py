@@ -11,6 +11,7 @@ import msgspec
 from autopar.cluster.checks import positive, whole
 from autopar.cluster.device import Curve, Device
 from autopar.cluster.group import LinkSpec, NodeGroup
+from autopar.cluster.measured import MeasuredCollective
 from autopar.errors import ClusterError
 
 # The bound is there to refuse inf; NaN fails every comparison.
@@ -44,6 +45,12 @@ class _DeviceFile(_Strict, frozen=True):
     function_s: dict[str, Any] = {}  # checked below, as peak_flops
 
 
+class _CollectiveFile(_Strict, frozen=True):
+    kind: Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
+    devices: Annotated[int, msgspec.Meta(ge=2, le=1 << 20)]
+    seconds: Annotated[tuple[tuple[_Positive, _Positive], ...], msgspec.Meta(min_length=1)]
+
+
 class _LinkFile(_Strict, frozen=True):
     bandwidth: _Positive
     latency_s: _NotNegative
@@ -52,6 +59,7 @@ class _LinkFile(_Strict, frozen=True):
     torus_dims: _Count = 1
     switch_share: _Fraction | None = None
     group_shares: tuple[tuple[_Count, _Fraction], ...] = ()
+    collectives: tuple[_CollectiveFile, ...] = ()
 
 
 class _GroupFile(_Strict, frozen=True):
@@ -77,6 +85,7 @@ _TABLES: Mapping[str, type[msgspec.Struct]] = {
     "groups": _GroupFile,
     "groups.device": _DeviceFile,
     "groups.intra": _LinkFile,
+    "groups.intra.collectives": _CollectiveFile,
     "groups.inter": _LinkFile,
     "groups.slices": _LinkFile,
 }
@@ -113,16 +122,20 @@ def _curve(where: str, value: float | list[tuple[float, float]]) -> Curve:
         raise ClusterError(f"{where}: {error.fact}", remedy=error.remedy) from error
 
 
-def _link(table: _LinkFile) -> LinkSpec:
-    return LinkSpec(
-        table.bandwidth,
-        table.latency_s,
-        table.efficiency,
-        table.node_bandwidth,
-        table.torus_dims,
-        table.switch_share,
-        table.group_shares,
-    )
+def _link(where: str, table: _LinkFile) -> LinkSpec:
+    try:
+        return LinkSpec(
+            table.bandwidth,
+            table.latency_s,
+            table.efficiency,
+            table.node_bandwidth,
+            table.torus_dims,
+            table.switch_share,
+            table.group_shares,
+            tuple(MeasuredCollective(c.kind, c.devices, c.seconds) for c in table.collectives),
+        )
+    except ClusterError as error:  # all else was checked before
+        raise ClusterError(f"{where}.collectives: {error.fact}", remedy=error.remedy) from error
 
 
 def _device(where: str, table: _DeviceFile) -> Device:
@@ -179,11 +192,11 @@ def parse(data: Any, where: str) -> tuple[str, tuple[NodeGroup, ...]]:
                 count=group.count,
                 devices_per_node=group.devices_per_node,
                 device=_device(f"{path}.device", group.device),
-                intra=_link(group.intra),
-                inter=_link(group.inter) if isinstance(group.inter, _LinkFile) else group.inter,
+                intra=_link(f"{path}.intra", group.intra),
+                inter=_link(f"{path}.inter", group.inter) if isinstance(group.inter, _LinkFile) else group.inter,
                 host_memory_bytes=None if host is None else whole(f"{path}.host_memory_bytes", host),
                 host_bandwidth=group.host_bandwidth,
-                slices=None if group.slices is None else _link(group.slices),
+                slices=None if group.slices is None else _link(f"{path}.slices", group.slices),
                 measured=group.measured,
             )
         )
@@ -208,6 +221,7 @@ def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
             value.torus_dims,
             value.switch_share,
             value.group_shares,
+            tuple(_CollectiveFile(m.kind, m.devices, m.seconds) for m in value.collectives),  # type: ignore[arg-type]
         )
 
     tables = [

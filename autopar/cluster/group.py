@@ -8,6 +8,7 @@ from typing import Literal
 
 from autopar.cluster.checks import fraction, positive, whole
 from autopar.cluster.device import Device
+from autopar.cluster.measured import MeasuredCollective
 from autopar.errors import ClusterError
 
 
@@ -28,6 +29,8 @@ class LinkSpec:
         group_shares: where links join pairs of devices: (number of devices, the share of ``bandwidth`` that the links
             between so many neighbours are), by number; other groups reach what the next smaller one does, all devices
             of a node all of it. Empty where a switch joins all. Only for links inside a node.
+        collectives: what was measured of collectives; other kinds take what latency and bandwidth say. Only for links
+            inside a node.
 
     Raises:
         ClusterError: a value is impossible; it names the field.
@@ -40,6 +43,7 @@ class LinkSpec:
     torus_dims: int = 1
     switch_share: float | None = None
     group_shares: tuple[tuple[int, float], ...] = ()
+    collectives: tuple[MeasuredCollective, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bandwidth", positive("LinkSpec.bandwidth", self.bandwidth))
@@ -55,6 +59,10 @@ class LinkSpec:
             whole("LinkSpec.group_shares", count)
             fraction("LinkSpec.group_shares", share)
         object.__setattr__(self, "group_shares", tuple(shares))
+        measured = sorted(self.collectives, key=lambda m: (m.kind, m.devices))
+        if len({(m.kind, m.devices) for m in measured}) < len(measured):
+            raise ClusterError("LinkSpec.collectives has a kind of one number of devices twice", remedy="give it once")
+        object.__setattr__(self, "collectives", tuple(measured))
 
     def group_bandwidth(self, count: int) -> float:
         """Bytes/s that each of ``count`` neighbours sends to the others of them at most."""

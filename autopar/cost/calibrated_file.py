@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autopar.cluster import Curve, LinkSpec, NodeGroup
+from autopar.cluster import Curve, LinkSpec, MeasuredCollective, NodeGroup
 from autopar.cost.calibrated_kinds import Kinds
 from autopar.cost.calibration import Calibration, Rate
 from autopar.cost.links import Network
@@ -98,10 +98,13 @@ def _group(measured: MeasuredGroup) -> list[str]:
         lines += ["# One device: not measured, taken from the file that knows such devices.", *_link(group.intra)]
     else:
         lines += [
-            f"# Fitted to collectives of all devices: error {fitted.link_error:.1%}, spread {fitted.link_spread:.1%}.",
+            f"# Fitted to collectives: error {fitted.link_error:.1%}, spread {fitted.link_spread:.1%}.",
             f"bandwidth = {fitted.link.bandwidth:.4g}",
             f"latency_s = {fitted.link.latency_s:.4g}",
         ]
+    if fitted.collectives:
+        lines += ["# What they took, all groups of so many devices at once: [bytes of the full tensor, seconds]."]
+        lines += ["collectives = [", *(f"    {_collective(m)}," for m in fitted.collectives), "]"]
     return [*lines, "", "[groups.inter]", *_inter(measured)]
 
 
@@ -151,6 +154,11 @@ def _kinds(kinds: Kinds) -> list[str]:
 
 def _curve(curve: Curve, digits: int = 3) -> str:
     return "[" + ", ".join(f"[{x:.4g}, {y:.{digits}f}]" for x, y in curve.points) + "]"
+
+
+def _collective(measured: MeasuredCollective) -> str:
+    seconds = ", ".join(f"[{b:.9g}, {s:.4g}]" for b, s in measured.seconds)
+    return f'{{ kind = "{measured.kind}", devices = {measured.devices}, seconds = [{seconds}] }}'
 
 
 def _product(pair: tuple[str, Rate]) -> str:

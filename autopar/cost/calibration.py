@@ -7,7 +7,8 @@ What is fitted, each by medians of repeated measurements:
     products       the curve is the geometric mean of the rates of the shapes of one size; its best is the peak
     memory         likewise, of cheap elementwise operators and sums
     links          alpha and beta of `autopar.cost.collectives`, least squares of relative errors over all
-                   collectives and sizes
+                   collectives, groups and sizes
+    collectives    medians by kind, group and bytes, over groups of neighbours and of devices far apart
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from autopar.cluster import Curve, Link
+from autopar.cluster import Curve, Link, MeasuredCollective
 from autopar.cost.collectives import collective_on_link_s
 from autopar.errors import AutoparError
 
@@ -47,7 +48,7 @@ class Sample:
             a copy in another order or a reduction, bytes of the full tensor of a collective, elements of a function,
             bytes of new memory; of one of ``runs``.
         runs: how often the program does it.
-        group: devices that a collective runs over.
+        group: devices that a collective runs over, all groups at once.
         seconds: of the whole program, one for each repetition.
         side_bytes: of a copy in another order the bytes between elements that come to lie side by side; of a
             reduction the bytes side by side that go into one result.
@@ -100,6 +101,7 @@ class Calibration:
         link_error: median relative error of the fitted link.
         link_spread: median spread of the collectives' measurements.
         chain_spread: likewise of the chains.
+        collectives: what they took, by kind and group.
     """
 
     call_s: float
@@ -110,6 +112,7 @@ class Calibration:
     link_error: float
     link_spread: float
     chain_spread: float
+    collectives: tuple[MeasuredCollective, ...] = ()
 
 
 def spread_of(seconds: Sequence[float]) -> float:
@@ -149,6 +152,7 @@ def fit(samples: Sequence[Sample]) -> Calibration:
         link_error(by_what["collective"], call_s, link) if link else 0.0,
         median_spread(by_what["collective"]),
         median_spread(chains),
+        collectives_of(by_what["collective"], call_s),
     )
 
 
@@ -213,6 +217,24 @@ def fit_link(collectives: Sequence[Sample], call_s: float) -> Link:
     if per_byte_s <= 0:
         per_byte_s = min(1 / b for _, b in rows if b > 0)
     return Link(1 / per_byte_s, latency_s)
+
+
+def collectives_of(collectives: Sequence[Sample], call_s: float) -> tuple[MeasuredCollective, ...]:
+    """What collectives took, by kind, group and bytes; that fewer bytes took longer than more is taken for noise.
+
+    Args:
+        collectives: samples; those of one kind, group and size are of groups that lie differently.
+        call_s: seconds of a call, taken off each.
+    """
+    measured: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for s in collectives:
+        measured[s.name, s.group][s.amount].append(_collective_s(s, call_s))
+    collectives_by_group = []
+    for (kind, group), by_bytes in sorted(measured.items()):
+        sizes = sorted(by_bytes)
+        seconds = itertools.accumulate((statistics.geometric_mean(by_bytes[b]) for b in sizes), max)
+        collectives_by_group.append(MeasuredCollective(kind, group, tuple(zip(sizes, seconds, strict=True))))
+    return tuple(collectives_by_group)
 
 
 def link_error(collectives: Sequence[Sample], call_s: float, link: Link) -> float:

@@ -15,6 +15,7 @@ from autopar.cost.collectives import all_reduce_tree_s, collective_s
 from autopar.cost.compute import least_roofline_s, roofline_s
 from autopar.cost.constants import Constants, Stack, load_constants
 from autopar.cost.kernels import KernelRates, Matrices, Numbers, kernel_rates
+from autopar.cost.measured import measured_s
 from autopar.cost.network import NetworkRates
 from autopar.cost.work import Core, KernelWork, LeastWork
 
@@ -67,10 +68,15 @@ class CostModel:
     def collective_s(self, kind: str, full_bytes: float, axes: tuple[str, ...], mesh: LogicalMesh) -> float:
         """Seconds of a collective over ``axes`` of ``mesh``.
 
-        Where kernels have `rates` these are nodes of several devices, see `autopar.cost.network`; else the ring of
+        Inside a node it is what was measured there, if anything was, see `autopar.cost.measured`. Else where kernels
+        have `rates` these are nodes of several devices, see `autopar.cost.network`; others have the ring of
         `autopar.cost.collectives.collective_s`.
         """
         span = mesh.link(axes).span
+        if span is not None and span.nodes == 1:
+            seconds = measured_s(kind, full_bytes, span.inside, span.intra)
+            if seconds is not None:
+                return seconds
         if self.network is not None and span is not None and kind not in ("collective-permute", "send"):
             return self.network.collective_s(kind, full_bytes, span)
         ring_s = collective_s(kind, full_bytes, axes, mesh)

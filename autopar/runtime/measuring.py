@@ -18,11 +18,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import AxisType, Mesh
 
 from autopar.cost.calibration import Sample, What
 from autopar.runtime.cases import AXIS, QUICK, Case, Effort, looped, program
+from autopar.runtime.measuring_collectives import collective_cases
 from autopar.runtime.measuring_kinds import special_cases
 
 _DTYPES = (("f32", jnp.float32), ("bf16", jnp.bfloat16))
@@ -47,7 +47,7 @@ def measure_devices(
     mesh = Mesh(np.array(devices, dtype=object), (AXIS,), axis_types=(AxisType.Auto,))
     cases = [*_chains(mesh), *_products(mesh, effort), *_copies(mesh, effort), *special_cases(mesh, effort)]
     if len(devices) > 1:
-        cases += _collectives(mesh, effort)
+        cases += collective_cases(devices, effort)
     say(f"compiling {len(cases)} programs for {len(devices)} {devices[0].device_kind}")
     clock = clock_of(devices[0].platform, len(devices), _cores())
     ready = [_prepared(case, effort, clock) for case in cases]
@@ -175,33 +175,3 @@ def _copies(mesh: Mesh, effort: Effort) -> list[Case]:
     # Read and written; the sum reads once more.
     steps = ((arithmetic, 2.0), (summed, 3.0))
     return [case(step, size, moved) for size in effort.copies for step, moved in steps]
-
-
-def _collectives(mesh: Mesh, effort: Effort) -> list[Case]:
-    n = mesh.size
-
-    def case(kind: str, size: int) -> Case:
-        # As many elements as every device can split evenly.
-        length = max(n, size // 4 // n * n)
-        full = {"all-reduce": length, "reduce-scatter": length, "all-gather": length * n, "all-to-all": length * n}
-
-        def step(y: Any) -> Any:
-            match kind:
-                case "all-reduce":
-                    return lax.psum(y, AXIS) * (1 / n)
-                case "reduce-scatter":
-                    return jnp.tile(lax.psum_scatter(y, AXIS, tiled=True) * (1 / n), n)
-                case "all-gather":
-                    return lax.all_gather(y, AXIS, tiled=True)[:length]
-                case "all-to-all":
-                    return lax.all_to_all(y, AXIS, 0, 0, tiled=True)
-                case _:
-                    return lax.ppermute(y, AXIS, [(i, (i + 1) % n) for i in range(n)])
-
-        def make(runs: int) -> Callable[[], Any]:
-            return program(mesh, looped(step, runs), [((length,), jnp.float32)])
-
-        return Case("collective", kind, 4.0 * full.get(kind, length), n, make)
-
-    kinds = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
-    return [case(kind, size) for kind in kinds for size in effort.collectives]

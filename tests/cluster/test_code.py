@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup
+from autopar.cluster import Cluster, Curve, Device, LinkSpec, MeasuredCollective, NodeGroup
 from autopar.errors import ClusterError
 
 LINK = LinkSpec(1e9, 1e-6)
@@ -34,6 +34,10 @@ def _device(**changes):
         (lambda: LinkSpec(1e9, 0, efficiency=2), "LinkSpec.efficiency"),
         (lambda: LinkSpec(1e9, 0, node_bandwidth=0), "LinkSpec.node_bandwidth"),
         (lambda: LinkSpec(1e9, 0, torus_dims=0), "LinkSpec.torus_dims"),
+        (lambda: MeasuredCollective("all-reduce", 1, ((1.0, 1.0),)), "devices is 1"),
+        (lambda: MeasuredCollective("all-reduce", 2, ()), "no points"),
+        (lambda: MeasuredCollective("all-reduce", 2, ((1.0, 1.0), (2.0, 0.5))), "must rise"),
+        (lambda: LinkSpec(1e9, 0, collectives=(MeasuredCollective("send", 2, ((1.0, 1.0),)),) * 2), "twice"),
         (lambda: NodeGroup(0, 1, _device(), LINK, LINK), "NodeGroup.count"),
         (lambda: NodeGroup(1, True, _device(), LINK, LINK), "NodeGroup.devices_per_node"),
         (lambda: NodeGroup(1, 1, _device(), LINK, "none"), "NodeGroup.inter"),
@@ -71,6 +75,14 @@ def test_a_curve_is_linear_in_the_logarithm():
     assert curve.at(1e4) == pytest.approx(0.4)
     assert Curve.constant(0.7).at(123) == 0.7
     assert Curve(((5.0, 0.7),)) == Curve.constant(0.7)
+
+
+def test_measured_seconds_are_a_line_between_points_and_beyond_them():
+    measured = MeasuredCollective("all-reduce", 4, ((1e3, 2e-5), (1e5, 3e-5), (1e6, 1e-4)))
+    assert [measured.at(b) for b in (1, 1e3, 1e5, 1e6)] == pytest.approx([2e-5, 2e-5, 3e-5, 1e-4])
+    assert measured.at(5.05e4) == pytest.approx(2.5e-5)
+    assert measured.at(1e6 + 999e3) == pytest.approx(1e-4 + 8e-5)
+    assert MeasuredCollective("all-reduce", 4, ((1e3, 2e-5),)).at(3e3) == pytest.approx(6e-5)
 
 
 def _found(kind, platform="gpu", limit=None, process=0, slice=0):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup, available
+from autopar.cluster import Cluster, Curve, Device, LinkSpec, MeasuredCollective, NodeGroup, available
 from autopar.cluster.catalog import find, read
 from autopar.errors import ClusterError
 
@@ -193,6 +193,13 @@ def test_an_impossible_number_is_named(path, value):
         ((*DEVICE, "function_s"), {"exp": "fast"}),
         ((*DEVICE, "function_s"), 1e-9),
         ((*INTER, "efficiency"), 1.01),
+        ((*INTRA, "collectives"), [{"kind": "sum", "devices": 2, "seconds": [[1.0, 1.0]]}]),
+        ((*INTRA, "collectives"), [{"kind": "all-gather", "devices": 1, "seconds": [[1.0, 1.0]]}]),
+        ((*INTRA, "collectives"), [{"kind": "all-gather", "devices": 2, "seconds": []}]),
+        ((*INTRA, "collectives"), [{"kind": "all-gather", "devices": 2, "seconds": [[1.0, 1.0]]}] * 2),
+        ((*INTRA, "collectives"), [{"kind": "all-gather", "devices": 2, "seconds": [[1.0, 0.0]]}]),
+        ((*INTRA, "collectives"), [{"kind": "all-gather", "devices": 2, "seconds": [[2.0, 1.0], [1.0, 2.0]]}]),
+        ((*INTRA, "collectives"), [{"kind": "all-gather", "devices": 2, "seconds": [[1.0, 2.0], [2.0, 1.0]]}]),
     ],
     ids=str,
 )
@@ -262,6 +269,12 @@ def test_no_two_files_claim_one_kind_of_device():
 
 
 numbers = st.floats(1e-6, 1e20)
+measured = st.builds(
+    MeasuredCollective,
+    kind=st.sampled_from(["all-reduce", "all-to-all"]),
+    devices=st.integers(2, 9),
+    seconds=st.dictionaries(numbers, st.just(1e-5), min_size=1, max_size=3).map(lambda d: tuple(sorted(d.items()))),
+)
 fractions = st.floats(0.001, 1.0)
 links = st.builds(
     LinkSpec,
@@ -272,6 +285,7 @@ links = st.builds(
     torus_dims=st.integers(1, 3),
     switch_share=st.none() | st.floats(0.1, 1.0),
     group_shares=st.dictionaries(st.integers(1, 8), fractions, max_size=3).map(lambda d: tuple(d.items())),
+    collectives=st.lists(measured, max_size=3, unique_by=lambda m: (m.kind, m.devices)).map(tuple),
 )
 curves = st.dictionaries(numbers, fractions, min_size=1, max_size=4).map(lambda d: Curve(tuple(sorted(d.items()))))
 devices = st.builds(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from autopar import AutoparError, Cluster
 from autopar.cluster import Link
+from autopar.cost import CostModel
 from autopar.cost.calibrated_file import Circumstances, MeasuredGroup, file_text
-from autopar.cost.calibration import Sample, fit, fit_link, link_error
+from autopar.cost.calibration import Sample, collectives_of, fit, fit_link, link_error
 from autopar.cost.collectives import collective_on_link_s
+from autopar.cost.measured import measured_s
 
 CALL_S, LAUNCH_S, FLOPS, BANDWIDTH = 2e-4, 3e-6, 5e10, 2e10
 LINK = Link(1.5e9, 2e-5)
@@ -98,3 +101,75 @@ def test_what_is_missing_is_said() -> None:
         fit([s for s in samples() if s.what != "chain"])
     with pytest.raises(AutoparError, match="products in f32"):
         fit([s for s in samples() if s.name != "f32"])
+
+
+def device_s(kind: str, nbytes: float, group: int) -> float:
+    """A synthetic device: threads that wait for each other cost a level of a tree each, permutes wait for all."""
+    if kind == "collective-permute":
+        return 6e-5 + nbytes / 3e9
+    wire = {"all-reduce": 1.0, "reduce-scatter": 0.5, "all-gather": 1.0, "all-to-all": 1 / group}[kind]
+    return 2.5e-5 * math.log2(group) + wire * nbytes / 3e9
+
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+SIZES = (2.0**10, 2.0**14, 2.0**18, 2.0**22)
+
+
+def grouped(noise: float = 0.0) -> list[Sample]:
+    """Collectives of groups of 2, 4 and 8, each of neighbours and of devices far apart."""
+    return [
+        sample("collective", kind, size, device_s(kind, size, group), 100 + far, group, noise)
+        for kind in KINDS
+        for group in (2, 4, 8)
+        for size in SIZES
+        for far in range(1 + (group < 8))
+    ]
+
+
+def read_again(tmp_path: Path, collectives: list[Sample]) -> Cluster:
+    plain = [s for s in samples() if s.what != "collective"]
+    measured = MeasuredGroup(Cluster.load("local-cpu").groups[0], fit([*plain, *collectives]), HOW)
+    (tmp_path / "mine.toml").write_text(file_text("mine", [measured]), encoding="utf-8")
+    return Cluster.load(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize(("noise", "within"), [(0.0, 1e-3), (0.05, 0.15)])
+def test_groups_of_every_size_are_priced_as_they_were_measured(tmp_path: Path, noise: float, within: float) -> None:
+    """On 8, 2x4 and 4x2, at the sizes that were measured and at those between; no ring gives such latencies."""
+    cluster = read_again(tmp_path, grouped(noise))
+    cost = CostModel(cluster)
+    for shape in ((8,), (2, 4), (4, 2)):
+        (mesh,) = cluster.logical_meshes(shape)
+        for axis, group in mesh.axes:
+            for kind in KINDS:
+                for size in (*SIZES, 2.0**12, 3e6):
+                    want = pytest.approx(device_s(kind, size, group), rel=within)
+                    assert cost.collective_s(kind, size, (axis,), mesh) == want
+                assert cost.collective_s(kind, 8 * SIZES[-1], (axis,), mesh) == pytest.approx(
+                    device_s(kind, 8 * SIZES[-1], group), rel=2 * within
+                )
+    (mesh,) = cluster.logical_meshes((2, 4))
+    assert cost.collective_s("all-reduce", 1e5, ("x", "y"), mesh) == pytest.approx(
+        device_s("all-reduce", 1e5, 8), rel=within
+    )
+
+
+def test_groups_between_and_beyond_the_measured_ones(tmp_path: Path) -> None:
+    """6 devices lie between 4 and 8, 16 have more messages than 8, and cluster files without groups keep the ring."""
+    cluster = read_again(tmp_path, grouped())
+    link = cluster.groups[0].intra
+    four, six, eight, sixteen = (measured_s("all-gather", 1e5, n, link) for n in (4, 6, 8, 16))
+    assert four is not None and six is not None and eight is not None and sixteen is not None
+    assert four < six < eight < sixteen < 3 * eight
+    assert measured_s("all-gather", 1e5, 1, link) == measured_s("all-gather", 0.0, 8, link) == 0.0
+    assert measured_s("send", 1e5, 2, link) is None
+    old = Cluster.load("local-cpu")
+    (mesh,) = old.logical_meshes((2, 4))
+    ring_s = collective_on_link_s("all-gather", 1e5, 4, mesh.link(("y",)))
+    assert CostModel(old).collective_s("all-gather", 1e5, ("y",), mesh) == ring_s
+
+
+def test_fewer_bytes_that_took_longer_are_noise() -> None:
+    took = [Sample("collective", "all-reduce", b, 1, 2, (s,) * 2) for b, s in ((1e3, 2e-5), (1e4, 1e-5), (1e6, 1e-3))]
+    (found,) = collectives_of(took, 0.0)
+    assert [x for p in found.seconds for x in p] == pytest.approx([1e3, 2e-5, 1e4, 2e-5, 1e6, 1e-3])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import statistics
 import subprocess
 import sys
 import time
@@ -9,11 +12,15 @@ import tomllib
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 import autopar
 from autopar import Cluster
+from autopar.cost import CostModel
 from autopar.runtime.measuring import Effort, clock_of
+from autopar.runtime.measuring_collectives import KINDS as COLLECTIVES
+from autopar.runtime.measuring_collectives import collective_cases, layouts
 
 LEAST = Effort(
     products=(16, 64),
@@ -50,6 +57,53 @@ def test_one_device_and_several() -> None:
     assert device.reorder_efficiency is not None and device.reduction_efficiency is not None
     assert device.convolution_efficiency is not None and device.kernel_gradient_efficiency is not None
     assert {s.name for s in found.samples if s.what == "function"} >= {"", "exp", "tanh", "log", "erf", "sin"}
+
+
+def test_groups_are_those_of_the_axes_of_meshes() -> None:
+    """(groups far apart, devices of a group, groups near): each size of neighbours and of devices far apart."""
+    assert layouts(8) == ((4, 2, 1), (1, 2, 4), (2, 4, 1), (1, 4, 2), (1, 8, 1))
+    assert layouts(6) == ((3, 2, 1), (1, 2, 3), (1, 6, 1))
+    assert layouts(2) == ((1, 2, 1),)
+
+
+def test_collectives_run_in_their_groups() -> None:
+    """Sums of equal numbers tell how many devices took part."""
+    cases = collective_cases(jax.devices()[:4], Effort(collectives=(1 << 10,)))
+    assert {(c.name, c.group) for c in cases} == {(kind, n) for kind in COLLECTIVES for n in (2, 4)}
+    assert len(cases) == 3 * len(COLLECTIVES)
+    for case in cases:
+        shards = np.asarray(case.make(1)()).reshape(4, -1) / 1e-3
+        scattered = shards.shape[1] // case.group if case.name == "reduce-scatter" else shards.shape[1]
+        summed = case.group if case.name in ("all-reduce", "reduce-scatter") else 1
+        np.testing.assert_allclose(shards[:, :scattered], summed, rtol=1e-5)
+        np.testing.assert_allclose(shards[:, scattered:], 1, rtol=1e-5)
+        assert case.amount == (1 << 10) * (case.group if case.name in ("all-gather", "all-to-all") else 1)
+
+
+@pytest.mark.slow
+def test_meshes_are_ordered_as_their_collectives_are_measured() -> None:
+    """CPU seconds of collectives along axes of 8, 2x4 and 4x2, of a size that the calibration had not."""
+    devices, size, rounds = jax.devices("cpu")[:8], 1 << 16, 7
+    effort = dataclasses.replace(LEAST, collectives=(1 << 12, 1 << 18), least_s=2e-3, repeats=5)
+    cost = CostModel(Cluster.from_dict(tomllib.loads(autopar.calibrate("here", devices=devices, effort=effort).text)))
+    cases = collective_cases(devices, Effort(collectives=(size,)))
+    ready = [c.make(50) for c in cases]
+    took: list[list[float]] = [[] for _ in cases]
+    clock = clock_of("cpu", 8, 1)
+    for _ in range(rounds):
+        for run, seconds in zip(ready, took, strict=True):
+            began_s = clock()
+            jax.block_until_ready(run())
+            seconds.append(clock() - began_s)
+    meshes = {8: (8,), 4: (2, 4), 2: (4, 2)}
+    pairs = []
+    for case, seconds in zip(cases, took, strict=True):
+        (mesh,) = cost.cluster.logical_meshes(meshes[case.group])
+        predicted_s = cost.collective_s(case.name, case.amount, mesh.names[-1:], mesh)
+        pairs.append((case.name, statistics.median(seconds), predicted_s))
+    apart = [(a, b) for a, b in itertools.permutations(pairs, 2) if a[0] == b[0] and a[1] > 1.4 * b[1]]
+    assert len(apart) >= 10
+    assert all(a[2] > b[2] for a, b in apart), [(a, b) for a, b in apart if a[2] <= b[2]]
 
 
 @pytest.mark.slow

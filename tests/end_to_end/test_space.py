@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,8 +17,11 @@ import autopar
 from autopar.api.options import ParallelOptions
 from autopar.api.parallelize import parallelize_with
 from autopar.lower.hlo import collectives
+from autopar.search.intra import build, extract
+from autopar.search.intra.edges import there_already
 from autopar.search.policy import SearchPolicy, SpacePolicy
-from tests.search.problems import f32, toy
+from autopar.solver import solve
+from tests.search.problems import f32, problem_of, toy
 
 IMAGES = ("NHWC", "HWIO", "NHWC")
 
@@ -135,6 +139,22 @@ def test_halos_of_a_train_step_are_those_counted_by_hand() -> None:
     sent = [c for c in collectives(program.as_text()) if c.kind == "collective-permute"]
     assert Counter(c.full_bytes for c in sent) == wanted
     assert sum(c.wire_bytes for c in sent) == sum(size * count for size, count in wanted.items()) == 21824
+    planned = [c for c in program.plan.communication if c.kind == "collective-permute"]
+    assert Counter({c.bytes: c.count for c in planned}) == wanted  # XLA sends once what is the same
+
+
+def test_what_is_minimized_has_shared_halos_once() -> None:
+    """The sum over nodes and edges of the answer is what its operators and collectives take."""
+    params, x, y = arguments(64, 1, 4, f32)
+    problem = replace(problem_of(train_step, (params, x, y), toy(8)), policy=SearchPolicy(space=ALL))
+    (mesh,) = problem.cluster.logical_meshes((8,))
+    sharding_problem = build(problem, mesh)
+    solution = solve(replace(sharding_problem.problem, limit_bytes=None))
+    sharding = extract(problem, sharding_problem, solution.choice)
+    assert sum(c.count for c in sharding.communication if c.kind == "collective-permute") == 22
+    assert solution.objective == pytest.approx(sharding.compute_s + sharding.communication_s, rel=1e-9)
+    shared = [s for s in sharding_problem.sites if there_already(sharding_problem.sites, s, solution.choice)]
+    assert len(shared) == 6 and {s.phase for s in shared} == {"backward"}
 
 
 def crops(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autopar.ir import Layout
 from autopar.search.intra.draft import Use
-from autopar.search.intra.edges import edges
+from autopar.search.intra.edges import edges, there_already
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.problem import Problem
 from autopar.search.resharding import path_tables
@@ -102,7 +102,8 @@ def _edges(problem: Problem, sharding_problem: ShardingProblem, choice: Sequence
         if not strategy.exchanges and not strategy.rings:
             continue
         prefix = s.id.removesuffix(s.op.id)
-        for e in edges(problem.cost_model, sharding_problem.mesh, strategy, s.op, s.types):
+        there = there_already(sharding_problem.sites, s, choice)
+        for e in edges(problem.cost_model, sharding_problem.mesh, strategy, s.op, s.types, there):
             value = f"{prefix}{s.op.operands[e.operand]}"
             use = Use(s.node, (), s.weight, s.time, s.id, s.phase, heavy=True)
             axes = "+".join(e.axes)

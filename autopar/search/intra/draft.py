@@ -145,7 +145,11 @@ class NodeDraft:
 
 @dataclass(frozen=True)
 class SiteDraft:
-    """An operator, what it does, its phase, and for each choice of its node its strategy and busy seconds a step."""
+    """An operator, what it does, its phase, and for each choice of its node its strategy and busy seconds a step.
+
+    ``shared`` tells of operands whose edges neighbours may have sent before: (operand, index of the site that had them
+    first, its operand).
+    """
 
     id: str
     op: Operator
@@ -157,6 +161,7 @@ class SiteDraft:
     weight: float
     time: int
     phase: str = ""
+    shared: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,28 @@
-"""What operators send to neighbours while they run, edges of shards and whole pieces: bytes, and seconds."""
+"""What operators send to neighbours while they run, edges of shards and whole pieces: bytes, and seconds.
+
+Edges that one operator had from neighbours serve those who read the same value later, in the same layout and over the
+same windows, as the gradient of a kernel after the convolution: XLA sends what is the same once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from autopar.cluster import LogicalMesh
 from autopar.cost import CostModel
-from autopar.ir import Operator, TensorType
+from autopar.ir import Layout, Literal, Operator, TensorType
 from autopar.search.intra.attention import dealt, skips_masked
-from autopar.search.intra.draft import Array
+from autopar.search.intra.builder import Builder
+from autopar.search.intra.draft import SiteDraft
 from autopar.sharding import Strategy
-from autopar.sharding.halo import messages
+from autopar.sharding.halo import HaloExchange, messages
+
+#: Layout of an operand and the edges of its shards that come from neighbours; None where none come.
+Exchanged: TypeAlias = tuple[Layout, tuple[HaloExchange, ...]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,12 @@ class NeighbourMessage:
 
 
 def edges(
-    cost: CostModel, mesh: LogicalMesh, strategy: Strategy, op: Operator, types: Sequence[TensorType]
+    cost: CostModel,
+    mesh: LogicalMesh,
+    strategy: Strategy,
+    op: Operator,
+    types: Sequence[TensorType],
+    there: Collection[int] = (),
 ) -> Iterator[NeighbourMessage]:
     """The messages of one run of an operator.
 
@@ -44,8 +58,9 @@ def edges(
         strategy: of the operator.
         op: the operator.
         types: of its operands.
+        there: operands whose edges are there already.
     """
-    for operand in sorted({e.operand for e in strategy.exchanges}):
+    for operand in sorted({e.operand for e in strategy.exchanges}.difference(there)):
         type = types[operand]
         shape = strategy.operand_layouts[operand].local_shape(type.shape, mesh.sizes)
         for elements, axes in messages(strategy.exchanges, operand, shape):
@@ -63,10 +78,63 @@ def edges(
             yield NeighbourMessage(operand, bytes, axes, cost.collective_s("collective-permute", bytes, axes, mesh))
 
 
-def edges_s(
-    cost: CostModel, mesh: LogicalMesh, strategies: Sequence[Strategy], op: Operator, types: Sequence[TensorType]
-) -> Array | float:
-    """Seconds of the messages of one run of an operator, by strategy; 0.0 where none sends anything."""
-    if not any(s.exchanges or s.rings for s in strategies):
-        return 0.0
-    return np.array([sum(e.seconds for e in edges(cost, mesh, s, op, types)) for s in strategies], float)
+def exchanged(strategy: Strategy, operand: int) -> Exchanged:
+    """What a strategy has of neighbours of an operand; None also where something goes back to them."""
+    of_operand = tuple(replace(e, operand=0) for e in strategy.exchanges if e.operand == operand)
+    if not of_operand or any(e.returns for e in of_operand):
+        return None
+    return strategy.operand_layouts[operand], of_operand
+
+
+class SharedEdges:
+    """Who had edges of a value from neighbours first, by value and, where passes share nothing, by pass."""
+
+    def __init__(self) -> None:
+        self.first: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def add(self, b: Builder, site: SiteDraft, prefix: str) -> SiteDraft:
+        """Adds the seconds of an operator's messages to its node, and to the edge to who had the same edges first.
+
+        Args:
+            b: where they are added.
+            site: the operator, which will be the next site.
+            prefix: names of the enclosing regions.
+
+        Returns:
+            The site, with who had its edges first.
+        """
+        shared: dict[int, tuple[int, int]] = {}
+        for operand, name in enumerate(site.op.operands):
+            if isinstance(name, Literal) or not any(exchanged(s, operand) for s in site.strategies):
+                continue
+            first = self.first.setdefault(
+                (prefix + name, site.phase if b.split_phases else ""), (len(b.sites), operand)
+            )
+            if first[0] < len(b.sites):
+                shared[operand] = first
+        sent = [list(edges(b.cost, b.mesh, s, site.op, site.types)) for s in site.strategies]
+        own_s = [sum(m.seconds for m in messages if m.operand not in shared) for messages in sent]
+        b.nodes[site.node].costs = b.nodes[site.node].costs + site.weight * np.array(own_s, float)
+        for operand, (earlier, of_operand) in shared.items():
+            seconds = np.array([sum(m.seconds for m in messages if m.operand == operand) for messages in sent], float)
+            before = [exchanged(s, of_operand) for s in b.sites[earlier].strategies]
+            after = [exchanged(s, operand) for s in site.strategies]
+            same = np.array([[x is not None and x == y for y in after] for x in before])
+            b.edge(b.sites[earlier].node, site.node, np.where(same, 0.0, site.weight * seconds))
+        return replace(site, shared=tuple((operand, *first) for operand, first in shared.items()))
+
+
+def there_already(sites: Sequence[SiteDraft], site: SiteDraft, choice: Sequence[int]) -> frozenset[int]:
+    """Operands of an operator whose edges an earlier one had from neighbours.
+
+    Args:
+        sites: of all operators.
+        site: of the operator.
+        choice: strategy of each node.
+    """
+
+    def of(s: SiteDraft, operand: int) -> Exchanged:
+        return exchanged(s.strategies[choice[s.node]], operand)
+
+    pairs = ((operand, of(site, operand), of(sites[earlier], first)) for operand, earlier, first in site.shared)
+    return frozenset(operand for operand, mine, before in pairs if mine is not None and mine == before)

@@ -24,7 +24,7 @@ from autopar.search.intra.attention import workspaces
 from autopar.search.intra.builder import Builder
 from autopar.search.intra.constrained import asked
 from autopar.search.intra.draft import Array, SiteDraft, UsageDraft, ValueDraft
-from autopar.search.intra.edges import edges_s
+from autopar.search.intra.edges import SharedEdges
 from autopar.search.intra.fusion import growth_of, is_constant, is_recomputed
 from autopar.search.intra.host_update import written_s
 from autopar.search.intra.joined import JoinedKernels
@@ -85,6 +85,7 @@ class GraphWalk:
         self.busy = builder.tables.busy
         self.chains: dict[int, tuple[Graph, Chains]] = {}
         self.streams, self.joined = UpdateStreams(), JoinedKernels()
+        self.edges = SharedEdges()
 
     def graph(self, graph: Graph, prefix: str, weight: float) -> None:
         """Adds all operators of a graph whose inputs are there already.
@@ -153,12 +154,11 @@ class GraphWalk:
         if there:  # one pass over what is returned, into which the others are fused
             written = [written_s(b.cost, op, s.result_layouts, b.mesh.sizes) for s in strategies]
             busy = kernel.returned * np.array(written)
-        costs = busy + edges_s(b.cost, b.mesh, strategies, op, types) * weight if options.sends else busy
         if followed is None:
-            node = b.node(id, costs, functools.partial(strategy_label, strategies))
+            node = b.node(id, busy, functools.partial(strategy_label, strategies))
         else:
             node = followed[0]
-            b.nodes[node].costs = b.nodes[node].costs + costs
+            b.nodes[node].costs = b.nodes[node].costs + busy
             b.nodes[node].members.append(id)
         for i, source in enumerate(sources):
             if source is not None and source.node is not None:
@@ -177,7 +177,8 @@ class GraphWalk:
         if op.primitive in ATTENTIONS:
             needed = workspaces(b.cost, b.mesh, op, strategies, types)
             b.workspaces.append(UsageDraft(node, b.time, b.time + 1, needed, "temporaries", f"{id}: blocks"))
-        b.sites.append(SiteDraft(id, op, types, kernel.work, node, strategies, busy, weight, b.time, b.phase))
+        site = SiteDraft(id, op, types, kernel.work, node, strategies, busy, weight, b.time, b.phase)
+        b.sites.append(self.edges.add(b, site, around.prefix) if options.sends else site)
 
     def _options(
         self, op: Operator, types: tuple[TensorType, ...], sources: Sequence[ValueDraft | None]

@@ -12,14 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import autopar
+from autopar.api.options import ParallelOptions
+from autopar.api.parallelize import parallelize_with
+from autopar.frontend.manual.region import is_manual, region
 from tests.end_to_end.clusters import FAST, MIDDLE
-from tests.end_to_end.compare import assert_same
+from tests.end_to_end.compare import assert_same, assert_trees_same
 from tests.end_to_end.random_plans import random_plan
+from tests.fuzz.check import padded_plan
 
 
 def mesh_of(*shape: int) -> jax.sharding.Mesh:
@@ -197,6 +201,52 @@ def test_microbatches():
         return w - 0.1 * g, loss
 
     assert_same(step, (array(4, 2), array(16, 4)), cluster=MIDDLE, num_microbatches=2)
+
+
+def _with_numbers(w: Any, v: Any) -> Any:
+    """Numbers that jax writes into a region with its mesh in their types, beside and inside of a loop."""
+    scale = jnp.full((), 0.7, w.dtype) * 0.5
+    looped = lax.fori_loop(0, 2, lambda _, u: jnp.tanh(u * 0.7 + scale), w)
+    return jnp.tanh(v * 0.7 + jnp.mean(looped) * 0.5) + lax.ppermute(v, "p", _RING)
+
+
+def _inner(value: Any) -> list[Any]:
+    """The jaxprs in a parameter of an equation."""
+    bodies = value if isinstance(value, tuple | list) else (value,)
+    return [b.jaxpr if isinstance(b, ClosedJaxpr) else b for b in bodies if isinstance(b, ClosedJaxpr | Jaxpr)]
+
+
+def _meshes(jaxpr: Any) -> set[Any]:
+    """Meshes in the types of all values of a jaxpr, numbers included."""
+    atoms = [*jaxpr.invars, *jaxpr.constvars, *(v for e in jaxpr.eqns for v in (*e.invars, *e.outvars))]
+    types = [v.aval for v in atoms] + [jax.typeof(v.val) for v in atoms if isinstance(v, Literal)]
+    found = {t.sharding.mesh for t in types if not t.sharding.mesh.empty}
+    return found.union(*(_meshes(b) for e in jaxpr.eqns for p in e.params.values() for b in _inner(p)))
+
+
+def test_a_region_on_whole_arrays_knows_no_mesh():
+    """What it makes meets values of the program around, and jax mixes no values of two meshes."""
+    f = mapped(_with_numbers, mesh_of(8), (P(), P("p")), P("p"))
+    step = jax.value_and_grad(lambda w, v: jnp.sin(f(w, v)).sum(), (0, 1))
+    closed = jax.make_jaxpr(step)(array(15), array(8, 3))
+    regions = [e for e in closed.jaxpr.eqns if is_manual(e)]
+    assert len(regions) == 2
+    assert any(_meshes(e.params["jaxpr"]) for e in regions)  # there is something to leave out
+    assert [_meshes(region(e).jaxpr) for e in regions] == [set(), set()]
+
+
+def test_a_region_with_numbers_in_a_program_that_is_traced_again():
+    """Dims padded inside, and the gradient's mesh beside that of the region."""
+    f = mapped(_with_numbers, mesh_of(8), (P(), P("p")), P("p"))
+
+    def step(w, v):
+        return jax.value_and_grad(lambda w, v: jnp.sin(f(w, v)).sum(), (0, 1))(w, v)
+
+    args = (array(15), array(8, 3))
+    options = ParallelOptions(cluster=MIDDLE, mesh_shape=(2, 4), search=padded_plan(step, args, 3), num_stages=1)
+    compiled = parallelize_with(step, options).compile(*args)
+    assert compiled.plan.stages[0].padded
+    assert_trees_same(compiled(*args), jax.jit(step)(*args))
 
 
 def test_what_cannot_be_batched_is_refused():

@@ -46,10 +46,10 @@ class Body:
         """
         open_jaxpr: Jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
         env: dict[Any, Any] = dict(zip(open_jaxpr.invars, operands, strict=True))
-        env.update(zip(open_jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=True))
+        env.update(zip(open_jaxpr.constvars, map(_without_mesh, getattr(jaxpr, "consts", ())), strict=True))
 
         def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, JaxLiteral) else env[atom]
+            return _without_mesh(atom.val) if isinstance(atom, JaxLiteral) else env[atom]
 
         for eqn in open_jaxpr.eqns:
             stack = current_name_stack() + eqn.source_info.name_stack
@@ -133,6 +133,14 @@ class Body:
 _LOOPS: Mapping[str, Callable[[Body, JaxprEqn, list[Any]], Sequence[Any]]] = MappingProxyType(
     {"scan": Body.scan, "while": Body.loop, "cond": Body.branch}
 )
+
+
+def _without_mesh(written: Any) -> Any:
+    """A number or array that is written into a region, without the mesh of the region, which jax keeps in its type.
+
+    What comes of it outside of the region would be of that mesh, and jax mixes no values of two.
+    """
+    return written.view() if isinstance(written, np.ndarray) else written
 
 
 def refused(eqn: JaxprEqn) -> TraceError:

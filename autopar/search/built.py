@@ -14,7 +14,7 @@ from autopar.ir import Graph
 from autopar.search.clock import Clock
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.intra.memory import IN_FLIGHT
-from autopar.search.policy import SearchPolicy
+from autopar.search.policy import SearchPolicy, StagePolicy
 from autopar.search.problem import Options, Problem, Subproblem
 from autopar.solver import Solution, first_look
 from autopar.solver.goal import PLAN_GAP, Goal
@@ -39,11 +39,13 @@ class _Asked:
         # What may lie in host memory is measured by the limit.
         options, subproblem = problem.options, problem.subproblem
         limit = None if options.offload == "none" else problem.memory_limit_bytes
+        # Looks and exact plans state the same.
+        meshes = replace(problem.policy.meshes, looks_only=False)
         return _Asked(
             problem.cluster,
             problem.cost_model,
             replace(options, memory_limit_bytes=limit, mesh_shape=None),
-            problem.policy,
+            replace(problem.policy, meshes=meshes, stages=StagePolicy()),
             replace(subproblem, cutoff_s=math.inf, extra_in_flight=min(1, subproblem.extra_in_flight)),
         )
 

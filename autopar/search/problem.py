@@ -95,6 +95,8 @@ class Subproblem:
         tried_stages: numbers of stages that may be faster than another plan; None for any.
         ample_memory: whether plans are of use only where the memory limit has no part in that of some mesh.
         block_scores: scores of one head from which attention of stages runs in blocks; 0 where it does not.
+        other_stages: stages besides this one that its worker has, the state of each of which takes as much there;
+            `extra_in_flight` then counts their microbatches too.
     """
 
     extra_in_flight: int = 0
@@ -107,6 +109,7 @@ class Subproblem:
     tried_stages: tuple[int, ...] | None = None
     ample_memory: bool = False
     block_scores: int = 0
+    other_stages: int = 0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.combine import Thresholds
 from autopar.search.intra.draft import UsageDraft, ValueDraft
 from autopar.search.intra.host import HOST, down_s, hosted, moves_s
-from autopar.search.intra.memory import IN_FLIGHT, is_in_flight
+from autopar.search.intra.memory import BESIDES, is_in_flight
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.slices import slices_ahead
 from autopar.search.intra.works import Works, loops, outermost
@@ -322,7 +322,7 @@ def memory_of(sharding_problem: ShardingProblem, choice: Sequence[int]) -> Memor
     if not sharding_problem.usages:
         return Memory()
     views = views_of(sharding_problem, choice)
-    usages = [u for u in sharding_problem.usages if u.key not in views and u.kind not in (IN_FLIGHT, HOST)]
+    usages = [u for u in sharding_problem.usages if u.key not in views and u.kind not in (*BESIDES, HOST)]
     fullest = int(np.argmax(_held(usages, choice)))
     kinds: dict[str, int] = defaultdict(int)
     for u in usages:
@@ -344,7 +344,7 @@ def _held(usages: Sequence[UsageDraft], choice: Sequence[int]) -> np.ndarray:
 def _computed_bytes(sharding_problem: ShardingProblem, graph: Graph, choice: Sequence[int]) -> float:
     """Most bytes a device at any time of what a step makes and gives up again: no inputs, and no results."""
     kept = {i.name for i in graph.inputs} | {o.operand for o in graph.outputs} | views_of(sharding_problem, choice)
-    computed = [u for u in sharding_problem.usages if u.key not in kept and u.kind not in (IN_FLIGHT, HOST)]
+    computed = [u for u in sharding_problem.usages if u.key not in kept and u.kind not in (*BESIDES, HOST)]
     return float(_held(computed, choice).max()) if computed else 0.0
 
 

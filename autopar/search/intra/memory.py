@@ -21,15 +21,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.ir import Layout, TensorType
+from autopar.ir import Graph, Layout, TensorType
+from autopar.ir.loops import Scan
 from autopar.ir.phases import LOOP
 from autopar.search.intra.draft import Array, CopyDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.host import host_usage, on_device
 from autopar.search.intra.layouts import LayoutTable
+from autopar.search.intra.works import loops
 from autopar.search.problem import Problem
 
 #: Kind of what microbatches in flight hold besides the one that runs.
 IN_FLIGHT = "waiting"
+
+#: Kind of the state of other stages of the same worker.
+OTHER_STAGES = "other stages"
+
+#: Kinds of what is there besides the stage that is planned.
+BESIDES = (IN_FLIGHT, OTHER_STAGES)
 
 _ROLE_KINDS = {"parameter": "parameters", "optimizer": "optimizer", "batch": "batch"}
 
@@ -43,6 +51,7 @@ def usages(
 ) -> list[UsageDraft]:
     """All usages, in the order of the values."""
     roles = {i.name: i.role for i in problem.graph.inputs}
+    lasting = _lasting(problem.graph) if problem.subproblem.other_stages else frozenset[str]()
     returned = {o.operand for o in problem.graph.outputs}
     by_value: dict[str, list[CopyDraft]] = defaultdict(list)
     for c in copies:
@@ -66,6 +75,9 @@ def usages(
         if problem.subproblem.extra_in_flight and is_in_flight(v):
             each = sized.of(v.type, v.layouts)
             usages.append(UsageDraft(v.node, 0, stop, problem.subproblem.extra_in_flight * each, IN_FLIGHT, v.key))
+        if v.key in lasting:
+            each = problem.subproblem.other_stages * on_device(v, sized.of(v.type, v.layouts))
+            usages.append(UsageDraft(v.node, 0, stop, each, OTHER_STAGES, v.key))
         if v.source:
             usages += _input(v, roles[v.key], v.key in problem.options.donated, by_value[v.key], sized, stop)
             if v.hosted:
@@ -90,6 +102,12 @@ def is_in_flight(v: ValueDraft) -> bool:
         return False
     entering = v.key.rpartition("/body/")[2].startswith("in.")
     return not entering and any(u.phase == "backward" for u in v.uses)
+
+
+def _lasting(graph: Graph) -> frozenset[str]:
+    """What lies on a worker through the works of its other stages: state, and what microbatches add up."""
+    state = {i.name for i in graph.inputs if i.role in ("parameter", "optimizer")}
+    return frozenset(state.union(v.name for loop in loops(graph) for v in loop.results[: Scan.of(loop).num_carry]))
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pickle import PickleError
 import autopar.search  # noqa: F401 -- loaded while the other process is still tracing
 from autopar.search.garbage import rare_collections
 from autopar.search.parallel.process import NoAnswerError
+from autopar.search.parallel.recall import Recall
 
 
 def main(descriptor: int) -> None:
@@ -18,7 +19,7 @@ def main(descriptor: int) -> None:
         descriptor: of this end of the connection.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks ends this one
-    connection = Connection(descriptor)
+    connection, recall = Connection(descriptor), Recall()
     with rare_collections():
         while True:
             try:
@@ -26,7 +27,7 @@ def main(descriptor: int) -> None:
             except EOFError:
                 return
             try:
-                answer = function(*args)
+                answer = function(*map(recall.known, args))
             except Exception as error:
                 answer = error
             try:

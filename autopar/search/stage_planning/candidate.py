@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from autopar.search.enumeration.search_space import is_small
 from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.problem import NotFasterError, Problem
 from autopar.search.source import StageSource
+from autopar.search.stage_planning.alike import AlikeStages
 from autopar.search.stage_planning.busy import BusyStages, least_of_looks_s
 from autopar.search.stage_planning.memory import limit_of_each, most_bytes
 from autopar.search.stage_planning.recomputed import cost_of_limit_s
@@ -103,13 +105,15 @@ def _planned_stages(
         submit_stages(pipeline, order, candidate.devices, shared)
     contents: dict[int, PlanContent] = {}
     by_kind, tightest = dict[int, StagePlanner](), dict[int, int]()
+    alike = AlikeStages(pipeline, candidate.devices, candidate.meshes)
     for n, i in enumerate(order):
         kind = pipeline.first(i)
         of_use_s = cutoff_s if sketching else math.inf
         planner = by_kind.get(kind, shared)
         if not candidate.shares_plans and kind in by_kind and not _may_take(pipeline, i, tightest[kind]):
             planner = shared
-        contents[i] = plan_stage(pipeline, i, candidate.devices[i], planner, of_use_s)
+        contents[i] = alike.known(i) or plan_stage(pipeline, i, candidate.devices[i], planner, of_use_s)
+        alike.keep(i, contents[i])
         if kind not in by_kind:
             isomorphic = [j for j in order[n + 1 :] if pipeline.first(j) == kind]
             tightest[kind] = i
@@ -203,19 +207,51 @@ def _may_take(pipeline: ScheduledStages, stage: int, tightest: int) -> bool:
 def _sharing(
     pipeline: ScheduledStages, candidate: Candidate, shared: StagePlanner, parts: Sequence[PlanContent]
 ) -> list[PlanContent]:
-    """The plan of every stage where those of a worker fit together; ``parts`` are plans that do not."""
+    """The plan of every stage where those of a worker fit together; ``parts`` are plans that do not.
+
+    Of large steps each stage is planned with room for the other stages of its worker, as if they were like it: what
+    lasts counts once for each of them, what passes once. Else, and where that does not fit, each has a limit of its
+    own, less and less: a plan may keep it by what passes, which does not help the others.
+    """
     problem, table = pipeline.problem, pipeline.table
     limit = problem.memory_limit_bytes
-    stage_limit, most = limit_of_each(parts, table, limit)
-    for _ in range(problem.policy.stages.shared_worker_attempts):
-        options = replace(problem.options, memory_limit_bytes=stage_limit)
-        within = replace(pipeline, problem=replace(problem, options=options))
-        contents = _planned_stages(within, candidate, shared, BusyStages())
+    attempts = problem.policy.stages.shared_worker_attempts
+    if not is_small(problem):
+        with contextlib.suppress(InfeasiblePlanError):
+            return _within_limits(replace(pipeline, together=True), candidate, shared, limit, attempts)
+    return _within_limits(pipeline, candidate, shared, limit_of_each(parts, table, limit), attempts)
+
+
+def _within_limits(
+    pipeline: ScheduledStages, candidate: Candidate, shared: StagePlanner, stage_limit: int, attempts: int
+) -> list[PlanContent]:
+    """The plan of every stage within the first limit, from ``stage_limit`` on, in which those of a worker fit together.
+
+    Args:
+        pipeline: what is planned.
+        candidate: its stages.
+        shared: plans one stage on its submesh.
+        stage_limit: bytes a device of a stage.
+        attempts: limits that are tried.
+
+    Raises:
+        InfeasiblePlanError: in none of them they do.
+    """
+    problem, table, contents = pipeline.problem, pipeline.table, list[PlanContent]()
+    for _ in range(attempts):
+        contents = _planned_stages(_within(pipeline, stage_limit), candidate, shared, BusyStages())
         if fits(problem, pipeline.sliced, contents, table):
             return contents
         needed = most_bytes(contents, pipeline.sliced, table)
-        stage_limit = max(1, stage_limit - -(-(needed - limit) // most))
-    raise _too_many(problem, table, needed)
+        most = 1 if pipeline.together else max(len(table.stages_of_worker(w)) for w in range(table.num_workers))
+        stage_limit = max(1, stage_limit - -(-(needed - problem.memory_limit_bytes) // most))
+    raise _too_many(problem, table, most_bytes(contents, pipeline.sliced, table))
+
+
+def _within(pipeline: ScheduledStages, limit_bytes: int) -> ScheduledStages:
+    """A pipeline each of whose stages has a memory limit of its own."""
+    options = replace(pipeline.problem.options, memory_limit_bytes=limit_bytes)
+    return replace(pipeline, problem=replace(pipeline.problem, options=options))
 
 
 def _too_many(problem: Problem, table: Table, needed: int) -> InfeasiblePlanError:

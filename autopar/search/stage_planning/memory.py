@@ -79,8 +79,8 @@ def most_bytes(parts: Sequence[PlanContent], sliced: Sliced, table: Table) -> in
     return max(worker_bytes(parts, sliced, table, w) for w in range(table.num_workers))
 
 
-def limit_of_each(parts: Sequence[PlanContent], table: Table, limit: int) -> tuple[int, int]:
-    """Bytes a device within which each stage has to stay for those of a worker to fit ``limit``, and their number.
+def limit_of_each(parts: Sequence[PlanContent], table: Table, limit: int) -> int:
+    """Bytes a device within which each stage has to stay for those of a worker to fit ``limit``.
 
     With n stages of l lasting bytes each, of which one runs at a time and passes through p bytes, n l + p = limit, and
     a stage alone needs l + p = (limit + (n - 1) p) / n.
@@ -92,4 +92,4 @@ def limit_of_each(parts: Sequence[PlanContent], table: Table, limit: int) -> tup
     """
     most = max(len(table.stages_of_worker(w)) for w in range(table.num_workers))
     passing = min(passing_bytes(c.stages[0]) + added_bytes(c.stages[0]) for c in parts)
-    return (limit + (most - 1) * passing) // most, most
+    return (limit + (most - 1) * passing) // most

@@ -46,9 +46,45 @@ def recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Le
         part: its devices.
         level: what is recomputed.
     """
-    problem, parts = pipeline.problem, pipeline.sliced.parts[stage]
+    problem, first = pipeline.problem, pipeline.first(stage)
     if type(problem.cost_model) is not CostModel:
         return 0.0
+    key = (
+        "recomputed",
+        id(problem.graph),
+        pipeline.members[first],
+        pipeline.table.num_microbatches,
+        pipeline.layers,
+        part,
+        level,
+    )
+    known = problem.memo.get(key)
+    if not isinstance(known, _Again) or known.graph is not problem.graph:
+        known = _Again(problem.graph, _recomputed_s(pipeline, first, part, level))
+        problem.memo.keep(key, known)
+    return known.seconds
+
+
+@dataclass(frozen=True)
+class _Again:
+    """What stages that are alike compute again.
+
+    Args:
+        graph: of the step.
+        seconds: of a step.
+    """
+
+    graph: Graph
+    seconds: float
+
+    @property
+    def entries(self) -> int:
+        """What a `Memo` counts."""
+        return 1
+
+
+def _recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Level) -> float:
+    problem, parts = pipeline.problem, pipeline.sliced.parts[stage]
     phases = Phases.of(problem.graph, parts.body, parts.backward)
     selected = select(problem.graph, phases, pipeline.recomputation(stage, level).layers, level)
     again = {id for group in selected.groups for id in group.operators}

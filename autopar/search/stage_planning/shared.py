@@ -14,6 +14,7 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.plan import Plan, PlanContent
 from autopar.search.parallel import SERIAL, Future, WorkerPool
 from autopar.search.problem import NotFasterError, Problem
+from autopar.simulate.memory import lasting_bytes
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ class StagePlanner:
         cached, slower = self.cache.setdefault(key, []), self.slower.setdefault(key, [])
         for k in cached:
             # What is the best within more, and needs no more than this, is the best within this.
-            needed = k.content.peak_memory + extra_in_flight * k.content.stages[0].activation_bytes
+            planned = k.content.stages[0]
+            others_bytes = stage_problem.subproblem.other_stages * lasting_bytes(planned)
+            needed = k.content.peak_memory + extra_in_flight * planned.activation_bytes + others_bytes
             is_best = limit <= k.limit_bytes and extra_in_flight >= k.extra_in_flight
             if needed <= limit and (is_best or self.any_that_fits):
                 return k.content if k.graph is graph else renamed_content(k.content, k.graph, graph)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import InfeasiblePlanError
@@ -29,6 +29,8 @@ class ScheduledStages:
         members: by stage the ids of its operators of the forward pass.
         layers: of the whole forward pass, by layer the ids of its operators; empty where each stage is one.
         table: the schedule.
+        together: whether each stage is planned with room for the other stages of its worker, which are taken to be
+            like it.
     """
 
     problem: Problem
@@ -37,10 +39,24 @@ class ScheduledStages:
     members: tuple[tuple[str, ...], ...]
     layers: tuple[tuple[str, ...], ...]
     table: Table
+    together: bool = False
 
     def first(self, stage: int) -> int:
         """The first stage that is like a stage but for names."""
         return self.sliced.isomorphic[stage] if self.sliced.isomorphic else stage
+
+    def other_stages(self, stage: int) -> int:
+        """Stages of the worker of a stage that it is planned with room for."""
+        workers = self.table.workers_of_stage(stage) if self.together else ()
+        return max((len(self.table.stages_of_worker(w)) for w in workers), default=1) - 1
+
+    def in_flight(self, stage: int) -> int:
+        """Most microbatches in flight on a stage, or on all stages of its worker that it is planned with room for."""
+        if not self.other_stages(stage):
+            return in_flight(self.table, stage)
+        return max(
+            _in_flight(self.table, w, self.table.stages_of_worker(w)) for w in self.table.workers_of_stage(stage)
+        )
 
     def recomputation(self, stage: int, level: Level) -> Recomputation:
         """What ``level`` means for a stage: its layers, cut where the stage is cut."""
@@ -57,14 +73,16 @@ def levels_of(problem: Problem) -> tuple[Level, ...]:
 
 def in_flight(table: Table, stage: int) -> int:
     """Most microbatches whose forward pass a stage has done and whose backward pass it has not."""
-    most = 0
-    for worker in table.workers_of_stage(stage):
-        held = 0
-        for task in table.rows[worker]:
-            if task.stage == stage:
-                held += {"forward": 1, "backward": 0 if table.splits_backward else -1, "weight": -1}[task.kind]
-                most = max(most, held)
-    return max(1, most)
+    return max(1, *(_in_flight(table, worker, (stage,)) for worker in table.workers_of_stage(stage)))
+
+
+def _in_flight(table: Table, worker: int, stages: Collection[int]) -> int:
+    most = held = 0
+    for task in table.rows[worker]:
+        if task.stage in stages:
+            held += {"forward": 1, "backward": 0 if table.splits_backward else -1, "weight": -1}[task.kind]
+            most = max(most, held)
+    return most
 
 
 @dataclass(frozen=True)
@@ -122,7 +140,7 @@ def stage_problem(
     part, of_stage = problem.cluster.part(*placement), _stage_graph(pipeline, stage, form.level)
     like = _stage_graph(pipeline, pipeline.first(stage), form.level)
     planned = like if like.kind == of_stage.kind else of_stage
-    extra = in_flight(table, stage) - 1
+    extra, others = pipeline.in_flight(stage) - 1, pipeline.other_stages(stage)
     received = extra * received_bytes(pipeline.sliced, stage, placement[1])
     whole = problem.options.memory_limit_bytes or part.memory_bytes
     limit = whole - received
@@ -146,6 +164,7 @@ def stage_problem(
         arriving=pipeline.sliced.arriving(planned.stage),
         met=pipeline.sliced.met(planned.stage),
         cutoff_s=cutoff_s,
+        other_stages=others,
     )
     # What would do for one stage need not do for the others.
     reporting = replace(problem.reporting, explains_infeasible=False)
@@ -160,8 +179,20 @@ def stage_problem(
         reporting=reporting,
     )
     return StageProblem(
-        planned_problem, of_stage.graph, (*of_stage.kind, form.host_update), of_stage.ends, extra, whole
+        planned_problem, of_stage.graph, (*of_stage.kind, form.host_update, others), of_stage.ends, extra, whole
     )
+
+
+def graph_in_form(pipeline: ScheduledStages, stage: int, level: Level) -> tuple[Graph, tuple[str, ...]]:
+    """The graph of a stage that recomputes at a level, and the last operators of its layers but the last.
+
+    Args:
+        pipeline: what is planned.
+        stage: its number.
+        level: what is recomputed.
+    """
+    of_stage = _stage_graph(pipeline, stage, level)
+    return of_stage.graph, of_stage.ends
 
 
 @dataclass(frozen=True)

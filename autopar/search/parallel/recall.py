@@ -1,0 +1,39 @@
+"""`Recall`: problems of one search that arrive in another process one by one share there what they compute once."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from autopar.ir import Graph
+from autopar.search.memo import Memo
+from autopar.search.problem import Problem
+
+Argument = TypeVar("Argument")
+
+#: Graphs that are compared with one that arrives: kinds of stages, at each level of recomputation.
+_MOST_GRAPHS = 8
+
+
+@dataclass(eq=False)
+class Recall:
+    """What a process knows from the calls that it has made.
+
+    Args:
+        memo: what their problems have computed.
+        graphs: theirs, the latest at the end.
+    """
+
+    memo: Memo = field(default_factory=Memo)
+    graphs: deque[Graph] = field(default_factory=lambda: deque(maxlen=_MOST_GRAPHS))
+
+    def known(self, argument: Argument) -> Argument:
+        """A problem with the graph, if it is equal, and the memo of those before; anything else as it is."""
+        if not isinstance(argument, Problem):
+            return argument
+        graph = next((graph for graph in self.graphs if graph == argument.graph), None)
+        if graph is None:
+            graph = argument.graph
+            self.graphs.append(graph)
+        return replace(argument, graph=graph, memo=self.memo)

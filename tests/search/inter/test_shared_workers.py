@@ -1,0 +1,140 @@
+"""Several stages on a worker: each is planned with room for the others, and one of those with the same problem."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from dataclasses import replace
+
+import pytest
+
+import autopar
+from autopar.cost import CostModel
+from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.lower.pipeline.source import TracedStages
+from autopar.lower.step import step_of
+from autopar.schedule import get
+from autopar.search import Options, Problem, alpa
+from autopar.search.intra import build
+from autopar.search.intra.extract import memory_of
+from autopar.search.intra.memory import OTHER_STAGES
+from autopar.search.parallel.recall import Recall
+from autopar.search.policy import SearchPolicy, SizePolicy
+from autopar.search.stage_planning.alike import AlikeStages
+from autopar.search.stage_planning.candidate import plan_candidate
+from autopar.search.stage_planning.stage_problem import ScheduledStages, in_flight
+from autopar.solver import peak_bytes, solve
+from autopar.stages import cluster
+from examples import gpt, mlp
+from tests.end_to_end.clusters import MIDDLE
+from tests.search.problems import problem_of, toy, with_policy
+
+COUNT = 4
+
+
+@pytest.fixture(scope="module")
+def cut():
+    """A GPT of six blocks and a head, a stage for each."""
+    fn, args = gpt.build("tiny", layers=6, abstract=True)
+    signature, _ = flatten_call(fn, args, {}, SignatureOptions())
+    source = TracedStages(step_of(trace(fn, signature)))
+    layers = cluster(source.step.graph, source.microbatches(COUNT), 6, fewest=6)
+    return source.slice(COUNT, layers.members)
+
+
+def stage_of(sliced, others: int) -> Problem:
+    part = MIDDLE.part(0, 2)
+    whole = Problem(sliced.graphs[1], part, CostModel(part), Options(num_microbatches=COUNT))
+    known = replace(whole.subproblem, extra_in_flight=2, separate_programs=True, arriving=sliced.arriving(1))
+    return replace(whole, subproblem=replace(known, other_stages=others))
+
+
+def test_the_state_of_other_stages_counts_once_for_each(cut):
+    """A choice that n stages share a worker with takes n times what lasts and once what passes."""
+    alone, shared = stage_of(cut, 0), stage_of(cut, 3)
+    for mesh in alone.cluster.logical_meshes(None):
+        problem, with_others = build(alone, mesh), build(shared, mesh)
+        choice = solve(replace(problem.problem, limit_bytes=None)).choice
+        lasting = sum(u.bytes[choice[u.node]] for u in with_others.usages if u.kind == OTHER_STAGES)
+        state = sum(
+            v.layouts[choice[v.node]].local_bytes(v.type, mesh.sizes)
+            for i in alone.graph.inputs
+            if i.role in ("parameter", "optimizer") and (v := problem.values[i.name]).node is not None
+        )
+        assert lasting >= 3 * state > 0, "what microbatches add up lasts too"
+        assert peak_bytes(with_others.problem, choice) == pytest.approx(peak_bytes(problem.problem, choice) + lasting)
+        here, there = (memory_of(p, choice) for p in (problem, with_others))
+        assert here == there, "a plan says what its stage takes, and nothing of the others"
+
+
+def test_stages_of_a_worker_fit_together(monkeypatch):
+    """Under limits from loose to tight each stage is planned with room for the others, and all keep the memory."""
+    module, together = sys.modules[plan_candidate.__module__], list[bool]()
+    within = module._within_limits
+
+    def watched(pipeline, *more):
+        contents = within(pipeline, *more)
+        together.append(pipeline.together)
+        return contents
+
+    monkeypatch.setattr(module, "_within_limits", watched)
+    fn, args = mlp.build(abstract=True, layers=8, hidden=256, batch=256)
+    large = SearchPolicy(sizes=replace(SizePolicy(), small_operators=0))
+
+    def plan(limit=None):
+        options = {"num_stages": 8, "num_microbatches": 8, "schedule": "interleaved", "donate_argnums": 0}
+        cluster = autopar.Cluster.load("dgx-a100")
+        return with_policy(autopar.parallelize(fn, cluster=cluster, memory_limit=limit, **options), large).plan(*args)
+
+    free = plan()
+    assert not together
+    for share in (0.97, 0.9, 0.8):
+        limit = int(share * free.peak_memory)
+        assert plan(limit).peak_memory <= limit
+    assert together and all(together)
+
+
+def test_one_plan_for_stages_with_the_same_problem(monkeypatch):
+    """Plans are the same, to the byte, whether stages that are alike are planned one by one or once."""
+    fn, args = mlp.build(abstract=True, layers=12)
+    parallel = autopar.parallelize(
+        fn, cluster=toy(4), num_stages=6, num_microbatches=4, schedule=get("interleaved", chunks=3)
+    )
+    shared = []
+    known = AlikeStages.known
+    monkeypatch.setattr(AlikeStages, "known", lambda *a: shared.append(known(*a)) or shared[-1])
+    plan = parallel.plan(*args)
+    assert any(content is not None for content in shared)
+    monkeypatch.setattr(AlikeStages, "known", lambda *_: None)
+    assert parallel.plan(*args).to_json() == plan.to_json()
+
+
+def test_in_flight_of_a_worker_is_of_all_its_stages():
+    table = get("interleaved", chunks=2).table(8, 8)
+    pipeline = ScheduledStages(None, None, None, (), (), table, together=True)  # type: ignore[arg-type]
+    for worker in range(table.num_workers):
+        stages = table.stages_of_worker(worker)
+        flying = most = 0
+        for task in table.rows[worker]:
+            flying += 1 if task.kind == "forward" else -1
+            most = max(most, flying)
+        assert all(pipeline.in_flight(s) == most for s in stages)
+        assert most <= sum(in_flight(table, s) for s in stages)
+        assert {pipeline.other_stages(s) for s in stages} == {len(stages) - 1}
+    alone = replace(pipeline, together=False)
+    assert all(alone.in_flight(s) == in_flight(table, s) and not alone.other_stages(s) for s in range(8))
+
+
+def test_another_process_recalls_the_problems_of_a_search():
+    """What arrives has the graph and the memo of what arrived before it; other graphs have their own."""
+    fn, args = mlp.build(abstract=True)
+    problem, other = problem_of(fn, args, toy(4)), problem_of(fn, args, toy(2))
+    recall = Recall()
+    first, again = (recall.known(pickle.loads(pickle.dumps(problem))) for _ in range(2))
+    assert first == problem and first.graph is again.graph and first.memo is again.memo
+    changed = replace(other, graph=replace(other.graph, name="another"))
+    assert recall.known(changed).graph is changed.graph
+    assert recall.known("text") == "text"
+    limit = replace(problem.options, memory_limit_bytes=int(0.95 * alpa(problem).peak_memory))
+    for asked in (problem, replace(problem, options=limit), problem):
+        assert alpa(recall.known(pickle.loads(pickle.dumps(asked)))).to_json() == alpa(asked).to_json()

@@ -355,9 +355,12 @@ class WorkerPolicy:
 
     Args:
         least_operators: operators of a step from which a process is started, which takes it a second.
+        most_graphs: graphs that the process compares with one that arrives: kinds of stages, at each level of
+            recomputation. A choice.
     """
 
     least_operators: int = 1000
+    most_graphs: int = 8
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,6 @@ from autopar.search.problem import Problem
 
 Argument = TypeVar("Argument")
 
-#: Graphs that are compared with one that arrives: kinds of stages, at each level of recomputation.
-_MOST_GRAPHS = 8
-
 
 @dataclass(eq=False)
 class Recall:
@@ -26,7 +23,7 @@ class Recall:
     """
 
     memo: Memo = field(default_factory=Memo)
-    graphs: deque[Graph] = field(default_factory=lambda: deque(maxlen=_MOST_GRAPHS))
+    graphs: deque[Graph] = field(default_factory=deque)
 
     def known(self, argument: Argument) -> Argument:
         """A problem with the graph, if it is equal, and the memo of those before; anything else as it is."""
@@ -36,4 +33,6 @@ class Recall:
         if graph is None:
             graph = argument.graph
             self.graphs.append(graph)
+            if len(self.graphs) > argument.policy.workers.most_graphs:
+                self.graphs.popleft()
         return replace(argument, graph=graph, memo=self.memo)

@@ -31,8 +31,8 @@ from autopar.search.enumeration.search_space import is_small
 from autopar.search.parallel import SERIAL, WorkerPool
 from autopar.search.problem import NotFasterError, Problem
 from autopar.search.source import StageSource
-from autopar.search.stage_planning.alike import AlikeStages
 from autopar.search.stage_planning.busy import BusyStages, least_of_looks_s
+from autopar.search.stage_planning.isomorphic import IsomorphicStages
 from autopar.search.stage_planning.memory import limit_of_each, most_bytes
 from autopar.search.stage_planning.recomputed import cost_of_limit_s
 from autopar.search.stage_planning.shared import StagePlanCache, StagePlanner
@@ -105,15 +105,15 @@ def _planned_stages(
         submit_stages(pipeline, order, candidate.devices, shared)
     contents: dict[int, PlanContent] = {}
     by_kind, tightest = dict[int, StagePlanner](), dict[int, int]()
-    alike = AlikeStages(pipeline, candidate.devices, candidate.meshes)
+    plans = IsomorphicStages(pipeline, candidate.devices, candidate.meshes)
     for n, i in enumerate(order):
         kind = pipeline.first(i)
         of_use_s = cutoff_s if sketching else math.inf
         planner = by_kind.get(kind, shared)
         if not candidate.shares_plans and kind in by_kind and not _may_take(pipeline, i, tightest[kind]):
             planner = shared
-        contents[i] = alike.known(i) or plan_stage(pipeline, i, candidate.devices[i], planner, of_use_s)
-        alike.keep(i, contents[i])
+        contents[i] = plans.known(i) or plan_stage(pipeline, i, candidate.devices[i], planner, of_use_s)
+        plans.keep(i, contents[i])
         if kind not in by_kind:
             isomorphic = [j for j in order[n + 1 :] if pipeline.first(j) == kind]
             tightest[kind] = i

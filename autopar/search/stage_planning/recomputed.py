@@ -67,7 +67,7 @@ def recomputed_s(pipeline: ScheduledStages, stage: int, part: Cluster, level: Le
 
 @dataclass(frozen=True)
 class _Again:
-    """What stages that are alike compute again.
+    """What isomorphic stages compute again.
 
     Args:
         graph: of the step.

@@ -20,8 +20,8 @@ from autopar.search.intra.extract import memory_of
 from autopar.search.intra.memory import OTHER_STAGES
 from autopar.search.parallel.recall import Recall
 from autopar.search.policy import SearchPolicy, SizePolicy
-from autopar.search.stage_planning.alike import AlikeStages
 from autopar.search.stage_planning.candidate import plan_candidate
+from autopar.search.stage_planning.isomorphic import IsomorphicStages
 from autopar.search.stage_planning.stage_problem import ScheduledStages, in_flight
 from autopar.solver import peak_bytes, solve
 from autopar.stages import cluster
@@ -95,17 +95,17 @@ def test_stages_of_a_worker_fit_together(monkeypatch):
 
 
 def test_one_plan_for_stages_with_the_same_problem(monkeypatch):
-    """Plans are the same, to the byte, whether stages that are alike are planned one by one or once."""
+    """Plans are the same, to the byte, whether isomorphic stages are planned one by one or once."""
     fn, args = mlp.build(abstract=True, layers=12)
     parallel = autopar.parallelize(
         fn, cluster=toy(4), num_stages=6, num_microbatches=4, schedule=get("interleaved", chunks=3)
     )
     shared = []
-    known = AlikeStages.known
-    monkeypatch.setattr(AlikeStages, "known", lambda *a: shared.append(known(*a)) or shared[-1])
+    known = IsomorphicStages.known
+    monkeypatch.setattr(IsomorphicStages, "known", lambda *a: shared.append(known(*a)) or shared[-1])
     plan = parallel.plan(*args)
     assert any(content is not None for content in shared)
-    monkeypatch.setattr(AlikeStages, "known", lambda *_: None)
+    monkeypatch.setattr(IsomorphicStages, "known", lambda *_: None)
     assert parallel.plan(*args).to_json() == plan.to_json()
 
 

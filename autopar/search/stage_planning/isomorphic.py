@@ -17,7 +17,7 @@ from autopar.search.stage_planning.stage_problem import ScheduledStages, graph_i
 
 
 @dataclass(frozen=True)
-class AlikeStages:
+class IsomorphicStages:
     """Plans of stages of one candidate by what they are of.
 
     Args:

@@ -20,9 +20,7 @@ from functools import partial
 import msgspec
 
 from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
-from autopar.ir import Graph
 from autopar.ir.analysis import unread_effects
-from autopar.ir.loops import microbatch_loops
 from autopar.microbatch import batch_size
 from autopar.plan import Plan
 from autopar.schedule import get
@@ -32,6 +30,7 @@ from autopar.search.attention_blocks import block_scores, stage_block_scores
 from autopar.search.backward_update import BackwardUpdate
 from autopar.search.bound import Freedom, bounded
 from autopar.search.cache import PlanCache, cached, cached_with_branches, cached_with_stages
+from autopar.search.clock import Clock
 from autopar.search.enumeration.candidates import schedule_of
 from autopar.search.enumeration.forms import EVEN_STAGES, ONE_STAGE, Form, Tried, forms, forms_on_workers
 from autopar.search.enumeration.reach import may_be_faster, may_overlap
@@ -43,6 +42,7 @@ from autopar.search.enumeration.whole_steps import (
 )
 from autopar.search.first_pipeline import first_pipeline
 from autopar.search.looks import with_looks_only
+from autopar.search.notes import left_out, meetings
 from autopar.search.one_stage import OneStage, first_configuration, in_blocks, one_stage, with_padding
 from autopar.search.padding import padding_notes, paddings_of
 from autopar.search.problem import NotFasterError, Problem, not_faster
@@ -50,6 +50,9 @@ from autopar.search.registry import Strategy, cuts_stages, names_one_stage, name
 from autopar.search.source import StepSource
 from autopar.search.token_slices import in_slices
 from autopar.search.trials import Trials
+
+#: Phase of the seconds that no phase of the plan has.
+OTHER_ATTEMPTS = "other attempts"
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Planner:
                 reporting = replace(reporting, log=incumbent.telling(reporting.log))
             watched = replace(problem, anytime=incumbent, reporting=reporting)
             cuts, tries = cuts_stages(self.strategy), self.tries_pipelines and not names_one_stage(self.strategy)
-            return self._best(watched, step, counts, forms(watched, cuts_stages=cuts, tries_pipelines=tries))
+            return self._timed(watched, step, counts, forms(watched, cuts_stages=cuts, tries_pipelines=tries))
         except (SearchEndedError, KeyboardInterrupt) as ended:
             plan = incumbent.cut_short("Ctrl-C" if isinstance(ended, KeyboardInterrupt) else "its time limit")
             if plan is None:
@@ -99,7 +102,14 @@ class Planner:
     def on_workers(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
         """The fastest plan of stages that workers in other processes carry out; arguments and errors as of `plan`."""
         tries = self.tries_pipelines and not cuts_stages(self.strategy) and not names_one_stage(self.strategy)
-        return self._best(problem, step, counts, forms_on_workers(problem, tries_branches=tries))
+        return self._timed(problem, step, counts, forms_on_workers(problem, tries_branches=tries))
+
+    def _timed(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, some: Sequence[Form]) -> Plan:
+        """`_best`, whose phases have the seconds of what it did not take: ranking, bounds, plans that lost."""
+        clock = Clock()
+        with clock.phase(OTHER_ATTEMPTS):
+            plan = self._best(problem, step, counts, some)
+        return replace(plan, phases=clock.rest(OTHER_ATTEMPTS, plan.phases))
 
     def _best(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, some: Sequence[Form]) -> Plan:
         """The fastest plan of ``some`` forms."""
@@ -219,7 +229,7 @@ class Planner:
             content = plan.content.in_form(level, single.layer_ends, c.layered_update, c.backward_update)
             content = content.in_blocks(c.block_scores)
             content = content.with_padding(c.padded, padding_notes(problem.graph, c.padded))
-            notes = (*content.notes, *_meetings(single.graph))
+            notes = (*content.notes, *meetings(single.graph))
             plan = replace(plan, content=msgspec.structs.replace(content, notes=notes))
             problem.offer(bounded(plan, problem, freedom))
             return plan
@@ -354,7 +364,7 @@ class Planner:
             anytime=None if problem.anytime is None else Converted(problem.anytime, layered.of_step),
         )
         plan = search(whole)
-        if note := _left_out(layered.graph):
+        if note := left_out(layered.graph):
             plan = replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, note)))
         if o.token_slices is not None:
             plan = in_slices(whole, layered.graph, plan, o.token_slices)
@@ -363,23 +373,6 @@ class Planner:
     def _shard(self, problem: Problem) -> Plan:
         problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
-
-
-def _meetings(graph: Graph) -> list[str]:
-    """That examples meet, where a step in one stage has several loops over microbatches."""
-    loops = microbatch_loops(graph)
-    if loops < 2:
-        return []
-    return [f"examples meet: {loops} loops over the microbatches run the forward pass {loops} times"]
-
-
-def _left_out(graph: Graph) -> str:
-    """What stages do not run; "" where they run all."""
-    unread = unread_effects(graph)
-    if not unread:
-        return ""
-    lines = ", ".join(dict.fromkeys(op.source or op.id for op in unread))
-    return f"stages run what outputs need, no print or callback without a result ({lines}): num_stages=1 runs them"
 
 
 def _layered_updates(offload: str, step: StepSource) -> tuple[bool, ...]:

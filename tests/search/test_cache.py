@@ -80,6 +80,7 @@ DEMANDS = {
     "tried_stages": (2, 4),
     "ample_memory": True,
     "block_scores": 64,
+    "other_stages": 2,
 }
 
 

@@ -117,6 +117,7 @@ def ranked_on_whole_nodes(
     possible = list(counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0])
     estimates: dict[tuple[int, int], float] = {}
     interleaved: dict[tuple[int, int, int], float] = {}
+    fastest_mesh: dict[int, LogicalMesh] = {}
 
     def estimate(stages: int, per_stage: int) -> None:
         count = max((n for n in possible if n <= per_stage * stages), default=min(possible))
@@ -127,8 +128,12 @@ def ranked_on_whole_nodes(
         except MicrobatchError:
             return
         least_s = cutoff_s / (1 + left * (stages - 1) / count) / exposed
-        seconds = min(islice(_by_mesh_s(problem, graph, count, stages, least_s), policy.ranked_meshes))
+        # The mesh that is the fastest in one number of microbatches is taken for the others.
+        known = [fastest_mesh[stages]] if stages in fastest_mesh else None
+        by_mesh = islice(_by_mesh_s(problem, graph, count, stages, least_s, known), policy.ranked_meshes)
+        seconds, mesh = min(by_mesh, key=lambda timed: timed[0])
         if seconds < least_s:
+            fastest_mesh.setdefault(stages, mesh)
             estimates[stages, count] = seconds * (count + stages - 1) / count
             for chunks in problem.policy.schedules.ranked_chunks:
                 if count % stages == 0 and stages * chunks <= policy.most_stages:
@@ -222,25 +227,41 @@ def _equal_stages_s(
     """
     fastest_s = math.inf
     meshes = _by_mesh_s(problem, graph, count, stages, cutoff_s)
-    for seconds in islice(meshes, problem.policy.enumeration.whole_step_meshes):
+    for seconds, _ in islice(meshes, problem.policy.enumeration.whole_step_meshes):
         fastest_s = min(fastest_s, seconds)
         if fastest_s < sufficient_s:
             break
     return fastest_s
 
 
-def _by_mesh_s(problem: Problem, graph: Graph, count: int, stages: int, cutoff_s: float) -> Iterator[float]:
-    """t / S as above by mesh, those most like the machine first; infinity above ``cutoff_s`` and the fastest so far."""
+def _by_mesh_s(
+    problem: Problem,
+    graph: Graph,
+    count: int,
+    stages: int,
+    cutoff_s: float,
+    some: Sequence[LogicalMesh] | None = None,
+) -> Iterator[tuple[float, LogicalMesh]]:
+    """t / S as above by mesh, those most like the machine first; infinity above ``cutoff_s`` and the fastest so far.
+
+    Args:
+        problem: the step in one microbatch.
+        graph: the step in ``count`` microbatches.
+        count: their number.
+        stages: S.
+        cutoff_s: seconds that are of no use.
+        some: meshes that are looked at; None for all.
+    """
     problem.checkpoint()
     part = problem.cluster.part(0, problem.cluster.num_devices // stages)
     options = replace(problem.options, num_microbatches=count, num_stages=1, offload="none", constraints=())
     whole = replace(problem, graph=graph, cluster=part, cost_model=problem.cost_model.on(part), options=options)
     policy, fastest_s = problem.policy.enumeration, cutoff_s
-    for mesh in by_likeness(part):
+    for mesh in some or by_likeness(part):
         sharding_problem = build(whole, mesh)
         free = replace(sharding_problem.problem, limit_bytes=None)
         goal = Goal(policy.whole_step_gap, stages * fastest_s)
         look = first_look(free, goal) or solve(free, goal=goal)
         seconds = look.objective / stages if look.found else math.inf
         fastest_s = min(fastest_s, seconds)
-        yield seconds
+        yield seconds, mesh

@@ -8,7 +8,8 @@ What is fitted, each by medians of repeated measurements:
     memory         likewise, of cheap elementwise operators and sums
     links          alpha and beta of `autopar.cost.collectives`, least squares of relative errors over all
                    collectives, groups and sizes
-    collectives    medians by kind, group and bytes, over groups of neighbours and of devices far apart
+    collectives    medians by kind, group and bytes, over groups of neighbours and of devices far apart, and what one
+                   between two products takes longer than in a row of collectives
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -32,7 +33,7 @@ _LEAST_SHARE, LEAST_EFFICIENCY = 0.5, 1e-3
 
 What = Literal[
     "call", "chain", "product", "copy", "collective",
-    "convolution", "reorder", "reduction", "function", "first touch",
+    "between", "convolution", "reorder", "reduction", "function", "first touch",
 ]  # fmt: skip
 
 
@@ -42,8 +43,10 @@ class Sample:
 
     Args:
         what: a "call" of next to nothing, a "chain" of tiny operators, a matrix "product", a "copy" (an elementwise
-            operator or a sum), a "collective", or a kind of `autopar.cost.calibrated_kinds`.
-        name: dtype of products and copies; kind of the collective or convolution; the function; "" for others.
+            operator or a sum), a "collective", a product with or without a collective "between" it and the next one, or
+            a kind of `autopar.cost.calibrated_kinds`.
+        name: dtype of products and copies; kind of the collective or convolution, "" of products between which there
+            is none; the function; "" for others.
         amount: operators of a chain, FLOPs of a product or convolution, bytes read and written by a copy, bytes read by
             a copy in another order or a reduction, bytes of the full tensor of a collective, elements of a function,
             bytes of new memory; of one of ``runs``.
@@ -152,7 +155,7 @@ def fit(samples: Sequence[Sample]) -> Calibration:
         link_error(by_what["collective"], call_s, link) if link else 0.0,
         median_spread(by_what["collective"]),
         median_spread(chains),
-        collectives_of(by_what["collective"], call_s),
+        collectives_of(by_what["collective"], call_s, by_what["between"]),
     )
 
 
@@ -219,12 +222,16 @@ def fit_link(collectives: Sequence[Sample], call_s: float) -> Link:
     return Link(1 / per_byte_s, latency_s)
 
 
-def collectives_of(collectives: Sequence[Sample], call_s: float) -> tuple[MeasuredCollective, ...]:
+def collectives_of(
+    collectives: Sequence[Sample], call_s: float, between: Sequence[Sample] = ()
+) -> tuple[MeasuredCollective, ...]:
     """What collectives took, by kind, group and bytes; that fewer bytes took longer than more is taken for noise.
 
     Args:
         collectives: samples; those of one kind, group and size are of groups that lie differently.
         call_s: seconds of a call, taken off each.
+        between: samples of products with and without a collective between them: devices that wait for each other
+            change places on the cores of a host, and find their caches lost.
     """
     measured: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for s in collectives:
@@ -234,7 +241,22 @@ def collectives_of(collectives: Sequence[Sample], call_s: float) -> tuple[Measur
         sizes = sorted(by_bytes)
         seconds = itertools.accumulate((statistics.geometric_mean(by_bytes[b]) for b in sizes), max)
         collectives_by_group.append(MeasuredCollective(kind, group, tuple(zip(sizes, seconds, strict=True))))
-    return tuple(collectives_by_group)
+    more_s = _between_s(collectives_by_group, between, call_s)
+    return tuple(replace(m, seconds=tuple((b, t + more_s) for b, t in m.seconds)) for m in collectives_by_group)
+
+
+def _between_s(collectives: Sequence[MeasuredCollective], between: Sequence[Sample], call_s: float) -> float:
+    """Seconds that small all-reduces take longer between products than in a row: the median of groups, or 0."""
+    alone_s = [_collective_s(s, call_s) for s in between if not s.name]
+    if not alone_s:
+        return 0.0
+    in_a_row_s = {m.devices: m.seconds[0][1] for m in collectives if m.kind == "all-reduce"}
+    longer_s = [
+        _collective_s(s, call_s) - statistics.median(alone_s) - in_a_row_s[s.group]
+        for s in between
+        if s.name and s.group in in_a_row_s
+    ]
+    return max(0.0, statistics.median(longer_s)) if longer_s else 0.0
 
 
 def link_error(collectives: Sequence[Sample], call_s: float, link: Link) -> float:

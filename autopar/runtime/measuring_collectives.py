@@ -19,6 +19,8 @@ from jax.sharding import AxisType, Mesh
 from autopar.cluster.arrange import prime_factors
 from autopar.runtime.cases import AXIS, Case, Effort, looped, program
 
+#: Side of matrices between whose products there are collectives, and elements of these.
+_SIDE, _SMALL = 256, 256
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 
 
@@ -44,7 +46,27 @@ def collective_cases(devices: Sequence[Any], effort: Effort) -> list[Case]:
         Mesh(places.reshape(shape), ("far", AXIS, "near"), axis_types=(AxisType.Auto,) * 3)
         for shape in layouts(len(devices))
     ]
-    return [_case(mesh, kind, size) for kind in KINDS for mesh in meshes for size in effort.collectives]
+    collectives = [_case(mesh, kind, size) for kind in KINDS for mesh in meshes for size in effort.collectives]
+    by_size = {mesh.shape[AXIS]: mesh for mesh in meshes}
+    return [*collectives, _between(meshes[0], ""), *(_between(mesh, "all-reduce") for mesh in by_size.values())]
+
+
+def _between(mesh: Mesh, kind: str) -> Case:
+    """Products of one device, and after each an all-reduce of what is small."""
+
+    def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        product, small = state
+        product = product @ product
+        small = small + product[0, 0]
+        return product, lax.psum(small, AXIS) if kind else small * 2
+
+    def make(runs: int) -> Callable[[], Any]:
+        def body(x: Any, y: Any) -> Any:
+            return looped(step, runs)((x, y))[1]
+
+        return program(mesh, body, [((_SIDE, _SIDE), jnp.float32), ((_SMALL,), jnp.float32)])
+
+    return Case("between", kind, 4.0 * _SMALL, mesh.shape[AXIS] if kind else 1, make)
 
 
 def _case(mesh: Mesh, kind: str, size: int) -> Case:

@@ -169,6 +169,18 @@ def test_groups_between_and_beyond_the_measured_ones(tmp_path: Path) -> None:
     assert CostModel(old).collective_s("all-gather", 1e5, ("y",), mesh) == ring_s
 
 
+@pytest.mark.parametrize(("longer_s", "more_s"), [(3e-4, 3e-4), (-1e-5, 0.0)])
+def test_collectives_between_products_wait_longer(longer_s: float, more_s: float) -> None:
+    """By what the smallest all-reduce takes longer there than in a row, by the median of groups; never shorter."""
+    row = collectives_of(grouped(), CALL_S)
+    products = [sample("between", "", 1024, 1.5e-3)]
+    least_s = {n: device_s("all-reduce", SIZES[0], n) for n in (2, 4)}
+    waits = [sample("between", "all-reduce", 1024, 1.5e-3 + s + longer_s, group=n) for n, s in least_s.items()]
+    for plain, longer in zip(row, collectives_of(grouped(), CALL_S, [*products, *waits]), strict=True):
+        assert (plain.kind, plain.devices) == (longer.kind, longer.devices)
+        assert [s for _, s in longer.seconds] == pytest.approx([s + more_s for _, s in plain.seconds])
+
+
 def test_fewer_bytes_that_took_longer_are_noise() -> None:
     took = [Sample("collective", "all-reduce", b, 1, 2, (s,) * 2) for b, s in ((1e3, 2e-5), (1e4, 1e-5), (1e6, 1e-3))]
     (found,) = collectives_of(took, 0.0)

@@ -68,7 +68,13 @@ def test_groups_are_those_of_the_axes_of_meshes() -> None:
 
 def test_collectives_run_in_their_groups() -> None:
     """Sums of equal numbers tell how many devices took part."""
-    cases = collective_cases(jax.devices()[:4], Effort(collectives=(1 << 10,)))
+    every = collective_cases(jax.devices()[:4], Effort(collectives=(1 << 10,)))
+    cases = [c for c in every if c.what == "collective"]
+    assert [(c.what, c.name, c.group) for c in every if c not in cases] == [
+        ("between", "", 1),
+        ("between", "all-reduce", 2),
+        ("between", "all-reduce", 4),
+    ]
     assert {(c.name, c.group) for c in cases} == {(kind, n) for kind in COLLECTIVES for n in (2, 4)}
     assert len(cases) == 3 * len(COLLECTIVES)
     for case in cases:
@@ -86,7 +92,7 @@ def test_meshes_are_ordered_as_their_collectives_are_measured() -> None:
     devices, size, rounds = jax.devices("cpu")[:8], 1 << 16, 7
     effort = dataclasses.replace(LEAST, collectives=(1 << 12, 1 << 18), least_s=2e-3, repeats=5)
     cost = CostModel(Cluster.from_dict(tomllib.loads(autopar.calibrate("here", devices=devices, effort=effort).text)))
-    cases = collective_cases(devices, Effort(collectives=(size,)))
+    cases = [c for c in collective_cases(devices, Effort(collectives=(size,))) if c.what == "collective"]
     ready = [c.make(50) for c in cases]
     took: list[list[float]] = [[] for _ in cases]
     clock = clock_of("cpu", 8, 1)

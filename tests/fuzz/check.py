@@ -25,6 +25,7 @@ from tests.end_to_end.compare import host
 from tests.end_to_end.random_plans import random_plan
 from tests.fuzz.precision import coarser
 from tests.fuzz.program import Program, arguments, load, source
+from tests.fuzz.terms import not_finite_by_terms
 
 #: How much larger than what noise does a difference may be that rounding explains.
 _EXPLAINED = 10
@@ -48,8 +49,9 @@ class Outcome:
     Args:
         kind: "ok"; "wrong" (other values), "crash" (an exception that is no AutoparError, or one without the
             user's line); "refused" (an AutoparError); "invalid" (jax itself does not take the program);
-            "unstable" (values change as much under noise in the last digits); "miscompiled" (compiling the plain
-            function as one changes its values, and the plan's are those of its operators one by one).
+            "unstable" (values change as much under noise in the last digits, or are not finite and become nan when a
+            zero is added to a factor); "miscompiled" (compiling the plain function as one changes its values, and the
+            plan's are those of its operators one by one).
         detail: of what is not ok.
         config: that it happened with.
         primitives: names of those in the graph.
@@ -200,7 +202,8 @@ def check(
         found |= names
         most, path = worst(got, want, dtype)
         if most > 1:
-            if any(_explains(other, args, want, most, dtype) for other in noisy):
+            explained = any(_explains(other, args, want, most, dtype) for other in noisy)
+            if explained or _is_not_finite_by_terms(fn, args, got, want, dtype):
                 return Outcome("unstable", path, config, tuple(sorted(found)))
             if _is_as_single_operators(fn, args, got, dtype):
                 return Outcome("miscompiled", f"{path} of the plain function", config, tuple(sorted(found)))
@@ -212,6 +215,14 @@ def _explains(noisy: Callable[..., Any], args: Sequence[Any], want: Any, most: f
     """Whether noise in the last digits does as much as the difference ``most``."""
     moved = worst(jax.jit(noisy)(*args), want, dtype)[0]
     return moved > 1 or most <= _EXPLAINED * moved
+
+
+def _is_not_finite_by_terms(fn: Callable[..., Any], args: Sequence[Any], got: Any, want: Any, dtype: str) -> bool:
+    """Whether a result is that of the plain function but for nan where sums of terms have it in place of inf."""
+    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (got, want)]
+    if jax.tree.structure(got) != jax.tree.structure(want) or shapes[0] != shapes[1]:
+        return False
+    return worst(got, not_finite_by_terms(fn, args, got, want), dtype)[0] <= 1
 
 
 def _is_as_single_operators(fn: Callable[..., Any], args: Sequence[Any], got: Any, dtype: str) -> bool:

@@ -136,3 +136,17 @@ def test_a_window_in_a_loop_next_to_a_shard_map():
         params = tuple(argument("float", s, k, "float32") for k, s in enumerate(((2, 8), (7, 2), (21, 1)), 546))
         outcome = check(step, (params,), [((8,), 1546), ((2, 4), None)], dtype="float32")
     assert outcome.kind in ("ok", "miscompiled"), outcome
+
+
+def test_a_sum_over_devices_is_added_after_a_factor_that_is_not_finite():
+    """Of a write that is clipped jax's gradient divides by a count of 0: inf, and nan where a device's term is 0."""
+
+    def step(x, i, u):
+        return jax.grad(lambda u: jnp.sum(jnp.sin(x.at[i].max(u, mode="clip"))))(u)
+
+    with jax.enable_x64(True):
+        args = (argument("float", (8, 16), 1), jnp.asarray([9, 12, 3, 30]), argument("float", (4, 16), 2) + 1)
+        outcomes = [check(step, args, [plan]) for plan in (((8,), None), ((8,), 1), ((8,), 0), ((2, 4), 0))]
+        inside = check(step, (args[0], args[1] % 8, args[2]), [((8,), 0), ((2, 4), 0)])
+    assert [o.kind for o in outcomes] == ["ok", "ok", "unstable", "unstable"], outcomes
+    assert inside.kind == "ok", inside

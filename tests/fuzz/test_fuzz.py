@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import pytest
 
 from tests.fuzz.__main__ import Supervisor, _options, summary
-from tests.fuzz.check import PADDED_EVERY, apart, check, check_program, configs
+from tests.fuzz.check import PADDED_EVERY, apart, check, check_program, configs, worst
 from tests.fuzz.generate import generate
 from tests.fuzz.operators import OPERATORS
 from tests.fuzz.program import Program, Statement, Type, arguments, load, source
 from tests.fuzz.shrink import shrunk
+from tests.fuzz.terms import with_zero_terms
 from tests.fuzz.worker import ENVIRONMENT
 from tests.fuzz.written import as_test
 
@@ -109,6 +110,47 @@ def test_wrong_unstable_and_invalid_are_told_apart(monkeypatch):
 
     monkeypatch.setattr("tests.fuzz.check.run_planned", broken)
     assert check(jnp.sin, (x,), plans).kind == "crash"
+
+
+def _scaled(x):
+    scaled = jnp.sin(x) / jnp.zeros(())
+    return scaled, jnp.log(jnp.zeros(4)), jnp.tanh(scaled)
+
+
+_INF, _NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("scaled", "other", "finite", "kind"),
+    [
+        (_INF, -_INF, 0.0, "ok"),
+        (_NAN, -_INF, 0.0, "unstable"),
+        (-_INF, -_INF, 0.0, "wrong"),  # the other infinity
+        (1.0, -_INF, 0.0, "wrong"),
+        (_INF, _NAN, 0.0, "wrong"),  # it comes of no product
+        (_NAN, -_INF, _NAN, "wrong"),
+        (_NAN, -_INF, 1e-3, "wrong"),
+    ],
+)
+def test_only_products_of_what_is_not_finite_explain_nan(monkeypatch, scaled, other, finite, kind):
+    def planned(fn, args, config):
+        a, b, c = fn(*args)
+        return (a.at[1].set(scaled), b.at[1].set(other), c.at[1].add(finite)), set()
+
+    monkeypatch.setattr("tests.fuzz.check.run_planned", planned)
+    assert check(_scaled, (jnp.arange(1.0, 4.0),), [((8,), None)]).kind == kind
+
+
+def test_a_zero_in_every_factor_changes_no_finite_value():
+    def step(x, w):
+        def loss(w):
+            hidden = jax.checkpoint(lambda v: jax.nn.relu(v @ w) * 0.5)(x)
+            return jnp.mean(jax.lax.scan(lambda c, r: (c * r, c), jnp.ones(8), hidden)[1] / 3)
+
+        return {"loss": jax.value_and_grad(loss)(w), "count": jnp.arange(4) * 2}
+
+    args = (jnp.arange(24.0).reshape(4, 6) / 24, jnp.ones((6, 8)))
+    assert worst(with_zero_terms(step)(*args), step(*args))[0] == 0
 
 
 def _chain() -> Program:

@@ -91,11 +91,12 @@ def branches(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
     search = _PipelineSearch(problem, source, CachedPlanner(intra), SERIAL, clock)
     trials: Trials[_Trial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
+    most_s = problem.policy.partition.far * problem.subproblem.cutoff_s
     for _, of_count in itertools.groupby(sorted(some, key=attrgetter("count")), key=attrgetter("count")):
         before_s = min(map(_seconds, plans), default=math.inf)
         plans += trials.run([_Trial(c, is_optional=True) for c in of_count])
-        if plans and min(map(_seconds, plans)) >= before_s:
-            break  # more microbatches do not pay
+        if plans and min(map(_seconds, plans)) >= min(before_s, most_s):
+            break  # more microbatches do not pay: all they gain is that branches and what joins them run at once
     if not plans:
         raise _nothing_planned(problem, trials)
     best = min(plans, key=_seconds)

@@ -95,6 +95,8 @@ class EnumerationPolicy:
     whole_step_meshes: int = 3
     whole_step_microbatches: int = 2
     most_uneven: float = 1.1
+    most_uneven_runs: float = 1.5
+    heavy_share: float = 0.01
     most_stage_counts: int = 4
     most_ranked_stages: int = 2
     most_planned_pairs: int = 3
@@ -261,7 +263,7 @@ class SchedulePolicy:
         bubble_left: share of the bubble of 1F1B that weight gradients cannot fill (Qi et al., 2023: a third where a
             forward pass, a backward pass for inputs and one for weights take equally long).
         ranked_chunks: stages on each worker of interleaved schedules that are ranked on more than 16 nodes: four have
-            a quarter of the bubble; more have launches and messages that layers are too few for.
+            a quarter of the bubble, two half of it where layers are too few for four; more have launches and messages.
         token_units: equal parts of a sequence of which slices of tokens have whole numbers.
     """
 
@@ -272,7 +274,7 @@ class SchedulePolicy:
     start_s: float = 2e-4
     most_activation_growth: float = 2.0
     bubble_left: float = 1 / 3
-    ranked_chunks: tuple[int, ...] = (4,)
+    ranked_chunks: tuple[int, ...] = (2, 4)
     token_units: int = 32
 
 

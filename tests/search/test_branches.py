@@ -10,6 +10,7 @@ import pytest
 
 import autopar
 from autopar import AutoparError, InfeasiblePlanError
+from autopar.search import pipelines
 from autopar.search.policy import SearchPolicy
 from tests.end_to_end.towers import Towers, drawn
 from tests.search.problems import f32, toy, with_policy
@@ -47,6 +48,22 @@ def test_the_search_finds_towers_of_large_matrices_and_few_examples():
     assert free.schedule == "branches"
     assert "branches side by side: state[0]['tower0'] on device" in str(free)
     assert free.step_time < planned(towers, cluster, num_stages=1).step_time
+
+
+@pytest.mark.parametrize(("far", "more"), [(1.0, False), (1e9, True)])
+def test_branches_far_slower_than_the_plan_at_hand_are_planned_in_one_microbatch(monkeypatch, far, more):
+    """More of them let branches run beside what joins them, and gain no more than that."""
+    counts, plan_candidate = set(), pipelines.plan_candidate
+
+    def recorded(problem, source, candidate, *args):
+        if candidate.schedule is not None and candidate.schedule.name == "branches":
+            counts.add(candidate.count)
+        return plan_candidate(problem, source, candidate, *args)
+
+    monkeypatch.setattr(pipelines, "plan_candidate", recorded)
+    policy = replace(POLICY, partition=replace(POLICY.partition, far=far))
+    planned(Towers((8, 2), width=128, batch=256), toy(2), policy)
+    assert (1 in counts, len(counts) > 1) == (True, more)
 
 
 def test_devices_are_shared_by_the_work_of_branches():

@@ -6,11 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
+from autopar.cost import total_flops
 from autopar.ir import Graph
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
 from autopar.microbatch import batch_size
 from autopar.schedule import Schedule
+from autopar.search.partition.even import even_ends
 from autopar.search.problem import Problem
 
 
@@ -84,13 +88,40 @@ def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
     return [s * schedule.chunks for s in worker_counts if tried is None or s * schedule.chunks in tried]
 
 
+def unevenness(problem: Problem, stages: int) -> float:
+    """Times its share of the forward pass that the heaviest of so many stages has at least.
+
+    Args:
+        problem: what is planned. Parts are the layers of its loops; where there are none, operators in running order,
+            and it is infinity where these are too few.
+        stages: their number.
+    """
+    graph, blocks = problem.graph, loops_over_layers(problem.graph)
+    if blocks:
+        return stages * math.ceil(blocks / stages) / blocks
+    flops = np.array([total_flops(graph, op) for op in graph.operators if phase_of(op.scope) == "forward"])
+    heavy = flops[flops > problem.policy.enumeration.heavy_share * flops.max()] if flops.size else flops
+    if heavy.size < stages:
+        return math.inf
+    sums = np.concatenate([[0.0], np.cumsum(heavy)])
+    ends = even_ends(heavy.tolist(), stages)
+    return stages * float(np.diff(sums[[0, *ends]]).max()) / float(sums[-1])
+
+
+def may_have_stages(problem: Problem, stages: int) -> bool:
+    """Whether so many stages on a large cluster are even enough.
+
+    Args:
+        problem: what is planned.
+        stages: on all workers together.
+    """
+    policy = problem.policy.enumeration
+    most = policy.most_uneven if loops_over_layers(problem.graph) else policy.most_uneven_runs
+    return stages <= policy.most_stages and unevenness(problem, stages) <= most
+
+
 def stages_of_whole_nodes(problem: Problem) -> list[int]:
     """Numbers of stages on a large cluster, the largest few: whole nodes each, nearly equal shares of layers."""
     policy, nodes = problem.policy.enumeration, problem.cluster.num_nodes
-    blocks = loops_over_layers(problem.graph)
-
-    def is_even(stages: int) -> bool:
-        return not blocks or stages * math.ceil(blocks / stages) <= policy.most_uneven * blocks
-
-    numbers = [s for s in range(2, policy.most_stages + 1) if nodes % s == 0 and is_even(s)]
+    numbers = [s for s in range(2, policy.most_stages + 1) if nodes % s == 0 and may_have_stages(problem, s)]
     return numbers[-policy.most_stage_counts :]

@@ -9,6 +9,12 @@ without what stages send each other and waiting, where h is the part of the plan
 computing, and b what weight gradients leave of the bubble. Of t two numbers of microbatches say what it is in others:
 t(m) = u + v m. That is an estimate, for stages may be unequal, each has a mesh of its own, and as much need not be
 hidden; no bound is made of it.
+
+On a cluster where stages are whole nodes pairs of S and m are ranked by u t / S with the bubble of 1F1B,
+(m + S - 1) / m, where t is a step with what hides behind computing, and u what the heaviest stage has more than its
+share. Schedules with less of the bubble hold more activations: LLaMA 405B was planned a fifth slower by a third of it.
+So interleaved stages, v on each worker, whose bubble is (m + (S - 1) / v) / m (Narayanan et al., 2021, section 2.2),
+are ranked for themselves.
 """
 
 from __future__ import annotations
@@ -24,11 +30,12 @@ from autopar.errors import MicrobatchError
 from autopar.ir import Graph
 from autopar.microbatch import batch_size
 from autopar.search.enumeration.reach import least_by_stages
-from autopar.search.enumeration.search_space import stages_of_whole_nodes
-from autopar.search.intra import build
+from autopar.search.enumeration.search_space import may_have_stages, stages_of_whole_nodes, unevenness
+from autopar.search.intra import ShardingProblem, build, extract
+from autopar.search.intra.slack import step_s
 from autopar.search.problem import Problem, not_faster
 from autopar.search.source import StepSource
-from autopar.solver import first_look, solve
+from autopar.solver import Solution, first_look, solve
 from autopar.solver.goal import Goal
 from autopar.solver.memory import memory_floor
 
@@ -51,7 +58,8 @@ class RankedPairs:
         Args:
             share: of the least estimate of ``pairs`` that it must be below; else, or where there is none, None.
         """
-        if not self.interleaved or self.interleaved[0][0] >= share * self.pairs[0][0]:
+        least_s = self.pairs[0][0] if self.pairs else math.inf
+        if not self.interleaved or self.interleaved[0][0] >= share * least_s:
             return None
         _, workers, count, chunks = self.interleaved[0]
         return workers, count, chunks
@@ -97,11 +105,9 @@ def ranked_on_whole_nodes(
 ) -> RankedPairs:
     """Pairs (stages, microbatches) by rising estimate, on a cluster where stages are whole nodes.
 
-    The estimate of S stages in m microbatches is t / S as above with the bubble of 1F1B, (m + S - 1) / m. Schedules
-    with less of it hold more activations: with a third of it LLaMA 405B was planned a fifth slower. So interleaved
-    stages, v on each worker, whose bubble is (m + (S - 1) / v) / m (Narayanan et al., 2021, section 2.2), are ranked
-    for themselves. Numbers of stages are compared in a middle number of microbatches, then the best of them in others.
-    Pairs that would take as long as the plan at hand with what of the bubble weight gradients cannot fill are left out.
+    Estimates are as above. Numbers of stages are compared in a middle number of microbatches, and in the first of the
+    others where they take as long as the plan at hand there; then the best of them in others. Pairs that would take as
+    long as that plan with what of the bubble weight gradients cannot fill are left out.
 
     Args:
         problem: the step in one microbatch; its number of stages is free, and its ``cutoff_s`` that of a plan at hand.
@@ -112,44 +118,48 @@ def ranked_on_whole_nodes(
     Raises:
         NotFasterError: none may take less than ``cutoff_s``.
     """
-    policy, size = problem.policy.enumeration, batch_size(problem.graph) or 1
-    cutoff_s, left = problem.subproblem.cutoff_s, problem.policy.schedules.bubble_left
+    policy, left = problem.policy.enumeration, problem.policy.schedules.bubble_left
+    cutoff_s, size = problem.subproblem.cutoff_s, batch_size(problem.graph) or 1
+    hidden = min(exposed, 1 / problem.policy.partition.near_best)
     possible = list(counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0])
     estimates: dict[tuple[int, int], float] = {}
     interleaved: dict[tuple[int, int, int], float] = {}
-    fastest_mesh: dict[int, LogicalMesh] = {}
+    looked: set[tuple[int, int]] = set()
+    fastest_mesh: dict[int, LogicalMesh] = {}  # in one number of microbatches, which is taken for the others
 
     def estimate(stages: int, per_stage: int) -> None:
         count = max((n for n in possible if n <= per_stage * stages), default=min(possible))
-        if (stages, count) in estimates:
+        if (stages, count) in looked:
             return
+        looked.add((stages, count))
         try:
-            graph = step.single_stage(count, "none").graph
+            graph, uneven = step.single_stage(count, "none").graph, unevenness(problem, stages)
         except MicrobatchError:
             return
-        least_s = cutoff_s / (1 + left * (stages - 1) / count) / exposed
-        # The mesh that is the fastest in one number of microbatches is taken for the others.
-        known = [fastest_mesh[stages]] if stages in fastest_mesh else None
-        by_mesh = islice(_by_mesh_s(problem, graph, count, stages, least_s, known), policy.ranked_meshes)
-        seconds, mesh = min(by_mesh, key=lambda timed: timed[0])
+        least_s = cutoff_s / (1 + left * (stages - 1) / count) / uneven
+        some = _steps_by_mesh_s(problem, graph, count, stages, least_s, hidden, fastest_mesh.get(stages))
+        seconds, mesh = min(some, key=lambda timed: timed[0])
         if seconds < least_s:
             fastest_mesh.setdefault(stages, mesh)
-            estimates[stages, count] = seconds * (count + stages - 1) / count
-            for chunks in problem.policy.schedules.ranked_chunks:
-                if count % stages == 0 and stages * chunks <= policy.most_stages:
-                    interleaved[stages, count, chunks] = seconds * (count + (stages - 1) / chunks) / count
+            estimates[stages, count] = uneven * seconds * (count + stages - 1) / count
+        for chunks in problem.policy.schedules.ranked_chunks:
+            seconds_s = seconds * unevenness(problem, stages * chunks) * (count + (stages - 1) / chunks) / count
+            if count % stages == 0 and may_have_stages(problem, stages * chunks) and seconds_s < cutoff_s:
+                interleaved[stages, count, chunks] = seconds_s
 
     for stages in stages_of_whole_nodes(problem):
         estimate(stages, policy.middle_microbatches_per_stage)
+        if all(s != stages for s, _ in estimates):
+            estimate(stages, policy.other_microbatches_per_stage[0])
     best = dict.fromkeys(stages for stages, _ in sorted(estimates, key=lambda pair: (estimates[pair], pair)))
     least = min(interleaved, key=lambda key: (interleaved[key], key), default=())
     for stages in dict.fromkeys((*list(best)[: policy.most_ranked_stages], *least[:1])):
         for per_stage in policy.other_microbatches_per_stage:
             estimate(stages, per_stage)
-    if not estimates and cutoff_s < math.inf:
+    if not estimates and not interleaved and cutoff_s < math.inf:
         raise not_faster(problem, cutoff_s, "stages of whole nodes take as long")
-    pairs = sorted((seconds, *pair) for pair, seconds in estimates.items())
-    return RankedPairs(tuple(pairs), tuple(sorted((seconds, *key) for key, seconds in interleaved.items())))
+    chunked = sorted((seconds, *key) for key, seconds in interleaved.items())
+    return RankedPairs(tuple(sorted((seconds, *pair) for pair, seconds in estimates.items())), tuple(chunked))
 
 
 def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int]) -> list[int]:
@@ -227,41 +237,67 @@ def _equal_stages_s(
     """
     fastest_s = math.inf
     meshes = _by_mesh_s(problem, graph, count, stages, cutoff_s)
-    for seconds, _ in islice(meshes, problem.policy.enumeration.whole_step_meshes):
+    for seconds in islice(meshes, problem.policy.enumeration.whole_step_meshes):
         fastest_s = min(fastest_s, seconds)
         if fastest_s < sufficient_s:
             break
     return fastest_s
 
 
-def _by_mesh_s(
+def _by_mesh_s(problem: Problem, graph: Graph, count: int, stages: int, cutoff_s: float) -> Iterator[float]:
+    """t / S as above by mesh, those most like the machine first; infinity above ``cutoff_s`` and the fastest so far."""
+    fastest_s = cutoff_s
+    whole = _on_one_stage(problem, graph, count, stages)
+    for mesh in by_likeness(whole.cluster):
+        _, look = _look(whole, mesh, stages * fastest_s)
+        seconds = look.objective / stages if look.found else math.inf
+        fastest_s = min(fastest_s, seconds)
+        yield seconds
+
+
+def _steps_by_mesh_s(
     problem: Problem,
     graph: Graph,
     count: int,
     stages: int,
     cutoff_s: float,
-    some: Sequence[LogicalMesh] | None = None,
+    hidden: float,
+    known: LogicalMesh | None,
 ) -> Iterator[tuple[float, LogicalMesh]]:
-    """t / S as above by mesh, those most like the machine first; infinity above ``cutoff_s`` and the fastest so far.
+    """Seconds of a step over S by ranked mesh, with what computation hides; infinity from ``cutoff_s`` on.
 
     Args:
         problem: the step in one microbatch.
-        graph: the step in ``count`` microbatches.
-        count: their number.
+        graph: the step in ``count`` of them.
+        count: number of microbatches.
         stages: S.
-        cutoff_s: seconds that are of no use.
-        some: meshes that are looked at; None for all.
+        cutoff_s: seconds from which they are of no use.
+        hidden: share of computing and sending below which a step is taken never to be.
+        known: the mesh that is looked at; None for the likeliest ones.
     """
+    whole = _on_one_stage(problem, graph, count, stages)
+    likeliest = by_likeness(whole.cluster)[: problem.policy.enumeration.ranked_meshes]
+    for mesh in likeliest if known is None else [known]:
+        sharding_problem, look = _look(whole, mesh, stages * cutoff_s / hidden)
+        if not look.found or look.objective >= stages * cutoff_s / hidden:
+            yield math.inf, mesh
+            continue
+        seconds = step_s(extract(whole, sharding_problem, look.choice)) / stages
+        cutoff_s = min(cutoff_s, seconds)
+        yield seconds, mesh
+
+
+def _on_one_stage(problem: Problem, graph: Graph, count: int, stages: int) -> Problem:
+    """The whole step in ``count`` microbatches on the devices of one of so many equal stages."""
     problem.checkpoint()
     part = problem.cluster.part(0, problem.cluster.num_devices // stages)
     options = replace(problem.options, num_microbatches=count, num_stages=1, offload="none", constraints=())
-    whole = replace(problem, graph=graph, cluster=part, cost_model=problem.cost_model.on(part), options=options)
-    policy, fastest_s = problem.policy.enumeration, cutoff_s
-    for mesh in some or by_likeness(part):
-        sharding_problem = build(whole, mesh)
-        free = replace(sharding_problem.problem, limit_bytes=None)
-        goal = Goal(policy.whole_step_gap, stages * fastest_s)
-        look = first_look(free, goal) or solve(free, goal=goal)
-        seconds = look.objective / stages if look.found else math.inf
-        fastest_s = min(fastest_s, seconds)
-        yield seconds, mesh
+    return replace(problem, graph=graph, cluster=part, cost_model=problem.cost_model.on(part), options=options)
+
+
+def _look(whole: Problem, mesh: LogicalMesh, cutoff_s: float) -> tuple[ShardingProblem, Solution]:
+    """The problem of a mesh, and a look at it without a memory limit, or its answer where it is too small for one."""
+    sharding_problem = build(whole, mesh)
+    free = replace(sharding_problem.problem, limit_bytes=None)
+    goal = Goal(whole.policy.enumeration.whole_step_gap, cutoff_s)
+    return sharding_problem, first_look(free, goal) or solve(free, goal=goal)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
 
 import autopar
-from autopar.cost import CostModel
+from autopar.cost import CostModel, total_flops
 from autopar.frontend import SignatureOptions, flatten_call, trace
+from autopar.ir.phases import phase_of
 from autopar.lower.split_layers import split_layers
 from autopar.lower.step import step_of
 from autopar.schedule import get
@@ -19,6 +22,7 @@ from autopar.search.enumeration.search_space import (
     most_microbatches,
     stage_counts,
     stages_of_whole_nodes,
+    unevenness,
 )
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.problem import Options
@@ -51,6 +55,28 @@ def test_a_large_cluster_has_stages_of_whole_nodes_with_as_many_layers_each():
 def test_stages_of_whole_nodes_have_nearly_equal_shares_of_layers(layers, nodes, counts):
     """126 layers on 2,048 nodes make 16 stages of at most eight: as many layers each is not asked for."""
     assert stages_of_whole_nodes(problem(nodes, layers=layers, scan=True, batch=32)) == counts
+
+
+@pytest.mark.parametrize(("stages", "uneven"), [(2, 1.0), (4, 1.0), (8, 16 / 12), (12, 1.0), (16, 16 / 12)])
+def test_stages_of_a_loop_are_as_uneven_as_their_layers(stages, uneven):
+    assert unevenness(problem(48, layers=12, scan=True, batch=96), stages) == pytest.approx(uneven)
+
+
+def test_stages_of_a_model_without_loops_are_as_uneven_as_the_best_runs_of_its_products():
+    unrolled = problem(32, layers=3, hidden=64, batch=32)
+    flops = [total_flops(unrolled.graph, op) for op in unrolled.graph.operators if phase_of(op.scope) == "forward"]
+    heavy = [f for f in flops if f > 0.01 * max(flops)]
+    for stages in (2, 3):
+        cuts = itertools.combinations(range(1, len(heavy)), stages - 1)
+        runs = ([sum(heavy[a:b]) for a, b in itertools.pairwise((0, *ends, len(heavy)))] for ends in cuts)
+        assert unevenness(unrolled, stages) == pytest.approx(stages * min(map(max, runs)) / sum(heavy))
+    assert unevenness(unrolled, len(heavy) + 1) == math.inf
+
+
+def test_stages_of_a_large_cluster_are_no_more_than_the_model_has_even_parts():
+    """Of two unrolled layers 16 stages, which share 64 nodes too, would have one of 2.4 times its share."""
+    few = problem(64, layers=2, batch=64)
+    assert stages_of_whole_nodes(few) == [2, 4, 8]
 
 
 @pytest.mark.parametrize(("limit", "count"), [(96, 96), (95, 48), (7, 6), (1, 1)])

@@ -36,3 +36,13 @@ def test_interleaved_stages_are_planned_where_they_are_estimated_faster_by_far()
     assert RankedPairs(pairs, interleaved).chunked(0.9) == (16, 16, 4)
     assert RankedPairs(pairs, interleaved).chunked(0.8) is None
     assert RankedPairs(pairs).chunked(0.9) is None
+    assert RankedPairs((), interleaved).chunked(0.9) == (16, 16, 4)
+
+
+@pytest.mark.slow
+def test_interleaved_stages_that_hide_what_they_send_are_found():
+    """In four microbatches a stage none of these pipelines is as fast as one stage, and in one a stage they are."""
+    free = planned(32, 32, schedule="auto")
+    schedule = autopar.schedule.get("interleaved", chunks=4)
+    named = [planned(32, 32, schedule=schedule, num_stages=16, num_microbatches=4), planned(32, 32, num_stages=1)]
+    assert free.step_time <= 1.01 * min(plan.step_time for plan in named)

@@ -15,7 +15,7 @@ from autopar.cost.kernels import KernelRates, Matrices, Numbers, kernel_rates
 from autopar.cost.model import CostModel
 from autopar.cost.network import NetworkRates
 from autopar.cost.orders import Reorder, packed, reorders, run_bytes
-from autopar.cost.sends import lane_bandwidth, lane_s, send_s
+from autopar.cost.sends import lane_bandwidth, lane_s, least_latency_s, send_s
 from autopar.cost.work import PRODUCTS, Core, KernelWork, LeastWork, kind_of, matrices_of
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "kind_of",
     "lane_bandwidth",
     "lane_s",
+    "least_latency_s",
     "matrices_of",
     "operator_bytes",
     "operator_flops",

@@ -51,6 +51,16 @@ def send_s(cluster: Cluster, nbytes: float, source: Sequence[int], target: Seque
     return max(seconds)
 
 
+def least_latency_s(cluster: Cluster) -> float:
+    """Seconds that `send_s` takes at least, whatever is sent between whichever devices.
+
+    Args:
+        cluster: where they are.
+    """
+    between = [g.inter for g in cluster.groups if cluster.num_nodes > 1 and isinstance(g.inter, LinkSpec)]
+    return min(link.latency_s for link in (*between, *(g.intra for g in cluster.groups)))
+
+
 def _spread(devices: Sequence[int], count: int) -> list[int]:
     """``count`` of ``devices``, evenly."""
     return [devices[i * len(devices) // count] for i in range(count)]

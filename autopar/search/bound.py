@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from autopar.cost import CostModel
+from autopar.cost import CostModel, least_latency_s
 from autopar.ir import Graph
 from autopar.ir.analysis import unread_effects
 from autopar.microbatch import batch_size
@@ -32,6 +32,8 @@ class Freedom:
         is_synchronous: whether, of several stages, those that take what others make wait for it in every step: for
             all of a microbatch at once, with nothing that steps before have left.
         microbatches: their number; None for any.
+        sends: whether a stage is on one worker, or on two that share the microbatches, as by all schedules that may be
+            tried where none is named; by tables of users it may be on any number.
     """
 
     one_stage: bool = True
@@ -40,6 +42,7 @@ class Freedom:
     updates_on_hosts: bool = False
     is_synchronous: bool = True
     microbatches: int | None = None
+    sends: bool = False
 
     @staticmethod
     def of(problem: Problem) -> Freedom:
@@ -57,6 +60,7 @@ class Freedom:
             is_synchronous=not o.names_pipeline,
             # The last batch of a data set may be smaller, and take another number.
             microbatches=count if count is not None and size and size % count == 0 else None,
+            sends=o.schedule in ("auto", "none"),
         )
 
 
@@ -108,9 +112,9 @@ def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) 
     and of microbatches that are free the least holds (`autopar.search.bounds.pipelines` has the formulas). In one stage
     each device does a part of every operator, of a D-th at least, one after the other. What counts as an operator's
     work is sure in any plan (`sure_work`). Of one of m microbatches the operators of a chain run one after another, on
-    whatever devices (`critical_path`): the bubble of few microbatches.
-    Where devices differ the best of any is taken for all. Communication, recomputation and other waiting only add to
-    it. Prices of other classes than `CostModel` may be anything: of them nothing is known.
+    whatever devices (`critical_path`): the bubble of few microbatches; with what they send from worker to worker.
+    Where devices differ the best of any is taken for all. Other communication, recomputation and other waiting only add
+    to it. Prices of other classes than `CostModel` may be anything: of them nothing is known.
 
     Args:
         graph: the whole step; loops count each trip, a ``while`` one.
@@ -135,6 +139,10 @@ def work_bound_s(graph: Graph, cost: CostModel, freedom: Freedom | None = None) 
     if freedom.most_stages:
         every = in_every_microbatch(graph, counts[-1][1])
         some = workers_of(cost.cluster, min(devices, freedom.most_stages))
-        bounds.append(least_of_all_s(graph, cost, works, every, some, counts, is_synchronous=freedom.is_synchronous))
+        latency_s = least_latency_s(cost.cluster) if freedom.sends else 0.0
+        is_synchronous = freedom.is_synchronous
+        bounds.append(
+            least_of_all_s(graph, cost, works, every, some, counts, is_synchronous=is_synchronous, latency_s=latency_s)
+        )
     least_s = min(bounds)
     return least_s if math.isfinite(least_s) else 0.0

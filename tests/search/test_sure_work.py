@@ -16,6 +16,7 @@ from autopar.cluster import Cluster, Curve, Device, LinkSpec, NodeGroup
 from autopar.cost import CostModel, LeastWork, Matrices
 from autopar.cost.compute import least_roofline_s, roofline_s
 from autopar.search.bound import Freedom, work_bound_s
+from autopar.search.bounds.pipelines import with_sends_s
 from autopar.search.sure_work import sure_works
 from tests.search.problems import f32, graph_of, toy
 
@@ -71,7 +72,7 @@ def check_plans(kinds, width, batch, cluster, asked):
     """No plan is below the bound of all plans, of one stage, of as many stages. Returns how many were there."""
     fn, args = train_step(kinds, width, batch, 0.9)
     graph, cost, found = graph_of(fn, *args), CostModel(cluster), 0
-    everything = work_bound_s(graph, cost, Freedom(most_stages=cluster.num_devices))
+    everything = work_bound_s(graph, cost, Freedom(most_stages=cluster.num_devices, sends=True))
     assert everything > 0
     for options in asked:
         try:
@@ -80,7 +81,7 @@ def check_plans(kinds, width, batch, cluster, asked):
             continue
         found += 1
         stages = plan.num_stages
-        own = Freedom() if stages == 1 else Freedom(one_stage=False, most_stages=stages)
+        own = Freedom() if stages == 1 else Freedom(one_stage=False, most_stages=stages, sends=True)
         least_s = work_bound_s(graph, cost, own)
         in_so_many = work_bound_s(graph, cost, replace(own, microbatches=plan.num_microbatches))
         bounds = [everything, least_s, in_so_many, plan.step_time]
@@ -192,6 +193,32 @@ def test_steps_that_do_not_wait_have_no_chain():
     graph, cost = graph_of(fn, *args), CostModel(CLUSTERS["slow links"])
     waits = Freedom(one_stage=False, most_stages=10**6)
     assert work_bound_s(graph, cost, replace(waits, is_synchronous=False)) < 0.7 * work_bound_s(graph, cost, waits)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(1e-6, 1.0), st.integers(1, 512), st.floats(0.0, 1e-2))
+def test_no_equal_pipeline_takes_less_than_a_chain_with_its_sends(chain_s, count, latency_s):
+    """W workers with a W-th of the chain each: the first microbatch, what it waits for, and then one after another."""
+    least_s = with_sends_s(chain_s, count, latency_s)
+    assert least_s >= chain_s
+    for workers in (*range(1, 65), 128, 1024, 10**5):
+        step_s = chain_s + latency_s * (workers - 1) + (count - 1) * chain_s / workers
+        halves_s = chain_s + latency_s * (workers - 1) + (max(1, count / 2) - 1) * chain_s / workers  # as of Chimera
+        assert least_s <= min(step_s, halves_s) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("count", [16, 64])
+def test_what_a_chain_sends_is_in_the_bound_of_pipelines(count):
+    """Sixteen layers whose launches take a second each, on up to 64 devices, with links of sixteen seconds."""
+    device = Device("toy", 10**9, 1e30, (("f32", 1e30),), launch_s=1.0)
+    cluster = Cluster("toy", (NodeGroup(1, 64, device, LinkSpec(1e30, 16.0), "intra"),))
+    fn, args = train_step(("tanh",) * 16, 16, 8 * count, 0.9)
+    graph, cost = graph_of(fn, *args), CostModel(cluster)
+    waits = Freedom(one_stage=False, most_stages=64, microbatches=count)
+    without, with_sends = (work_bound_s(graph, cost, replace(waits, sends=sends)) for sends in (False, True))
+    assert with_sends > 1.02 * without
+    single = replace(waits, most_stages=1)
+    assert work_bound_s(graph, cost, replace(single, sends=True)) == work_bound_s(graph, cost, single)
 
 
 def test_prices_of_another_class_have_no_bound():

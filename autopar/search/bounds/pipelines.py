@@ -11,6 +11,15 @@ for n t(o, n) does not fall with n, and t(o, n) does not rise. The first two are
 by devices and by workers; in the last k is that of the largest. Operators of the update, and those that do not run in
 every microbatch, run once; equal ones that may run on a stack of matrices are one. W and m may be free: the least over
 all of them holds.
+
+Communication that no pipeline avoids is that of a chain, of c seconds in a microbatch. Stages have one worker, or two
+that share the microbatches (Chimera); one that has half of them is looked at. A worker that has p seconds of its chain
+runs them m / 2 times, p <= 2 T / m, so that the chain is on m c / 2 T workers or more. Between two of them something is
+sent that the next one waits for, in a latency l at least:
+
+    T >= c + l (m c / 2 T - 1),    T >= ((c - l) + sqrt((c - l)^2 + 2 l m c)) / 2
+
+It says more than the chain where many workers share short work.
 """
 
 from __future__ import annotations
@@ -52,6 +61,7 @@ def least_of_all_s(
     microbatches: Sequence[tuple[int, int]],
     *,
     is_synchronous: bool = False,
+    latency_s: float = 0.0,
 ) -> float:
     """The least of all numbers of workers and microbatches; infinity where there are none.
 
@@ -63,6 +73,7 @@ def least_of_all_s(
         workers: numbers of workers.
         microbatches: fewest and most of some numbers.
         is_synchronous: whether works of a microbatch wait for each other.
+        latency_s: seconds that sending from one worker to another takes at least; 0 where a stage may be on any number.
     """
     repeated: dict[LeastWork, float] = defaultdict(float)
     once: dict[LeastWork, float] = defaultdict(float)
@@ -93,10 +104,23 @@ def least_of_all_s(
         return max(some.least_devices * few / cost.cluster.num_devices, many / some.most)
 
     least_s, pairs = math.inf, [(some, *counts) for some in workers for counts in microbatches]
-    for worked_s, parts in sorted((work_s(some, fewest), some.most_devices * most) for some, fewest, most in pairs):
+    worked = sorted((work_s(some, fewest), some.most_devices * most, fewest) for some, fewest, most in pairs)
+    for worked_s, parts, fewest in worked:
         if worked_s >= least_s:
             break
         # A chain has no operator twice, but where loops carry something from trip to trip.
-        may_be_longer = is_synchronous and each_s(parts) + once_s(parts) > worked_s
-        least_s = min(least_s, max(worked_s, chain_s(parts) if may_be_longer else 0.0))
+        may_be_longer = is_synchronous and with_sends_s(each_s(parts) + once_s(parts), fewest, latency_s) > worked_s
+        least_s = min(least_s, max(worked_s, with_sends_s(chain_s(parts), fewest, latency_s) if may_be_longer else 0.0))
     return least_s
+
+
+def with_sends_s(chain_s: float, count: int, latency_s: float) -> float:
+    """Seconds of a chain with what is sent between the workers that it is on at least.
+
+    Args:
+        chain_s: of one microbatch.
+        count: microbatches.
+        latency_s: of sending.
+    """
+    rest_s = chain_s - latency_s
+    return max(chain_s, (rest_s + math.sqrt(rest_s**2 + 2 * latency_s * count * chain_s)) / 2)

@@ -287,6 +287,8 @@ class Planner:
                 return self._in_stages(replace(problem, subproblem=subproblem), step, [count], search)
             except InfeasiblePlanError as error:
                 failures.append(error)
+                if isinstance(error, NotFasterError):  # pairs of larger estimates are less likely to be
+                    break
         raise failures[0] if failures else not_faster(problem, problem.subproblem.cutoff_s, "no stages of whole nodes")
 
     def _interleaved(

@@ -210,7 +210,7 @@ def test_what_was_measured_is_planned_with(tmp_path: Path, transport: str, worke
     assert {s.how for s in found.links} == ({"bounce", "fan", "chain"} if workers > 2 else {"bounce", "chain"})
     assert all(len(s.seconds) == LEAST.repeats and min(s.seconds) > 0 for s in found.links)
     kinds = {"convolution", "reorder", "reduction", "function", "first touch"}
-    assert {s.what for s in found.samples} == kinds | {"call", "chain", "product", "copy", "collective"}
+    assert {s.what for s in found.samples} == kinds | {"call", "chain", "product", "copy", "collective", "between"}
     worker_group = cluster.worker_groups[-1]
     assert isinstance(worker_group, FragileWorkerGroup)
     assert all((h._link.transfers is not None) == (transport == "direct") for h in worker_group._hosts)

@@ -69,6 +69,8 @@ class EnumerationPolicy:
         most_uneven: times its share of the layers that a stage on a large cluster may have: a choice. 126 layers make
             16 stages of at most 8.
         most_stage_counts: numbers of stages that are ranked there, the largest: a choice.
+        most_stage_devices: devices of a stage of whole nodes, where fewer are possible: on 2,048 of them a stage of
+            LLaMA 405B is planned in 25 CPU s. A choice.
         most_ranked_stages: of them those that are ranked in several numbers of microbatches: a choice.
         most_planned_pairs: pairs of stages and microbatches that are planned there, each where the one before does not
             fit: a choice.
@@ -99,6 +101,7 @@ class EnumerationPolicy:
     heavy_share: float = 0.01
     most_stage_counts: int = 4
     most_ranked_stages: int = 2
+    most_stage_devices: int = 1024
     most_planned_pairs: int = 3
     ranked_meshes: int = 2
     middle_microbatches_per_stage: int = 4

@@ -147,19 +147,25 @@ def ranked_on_whole_nodes(
             if count % stages == 0 and may_have_stages(problem, stages * chunks) and seconds_s < cutoff_s:
                 interleaved[stages, count, chunks] = seconds_s
 
-    for stages in stages_of_whole_nodes(problem):
+    for stages in _on_few_devices(problem, stages_of_whole_nodes(problem)):
         estimate(stages, policy.middle_microbatches_per_stage)
         if all(s != stages for s, _ in estimates):
             estimate(stages, policy.other_microbatches_per_stage[0])
     best = dict.fromkeys(stages for stages, _ in sorted(estimates, key=lambda pair: (estimates[pair], pair)))
-    least = min(interleaved, key=lambda key: (interleaved[key], key), default=())
-    for stages in dict.fromkeys((*list(best)[: policy.most_ranked_stages], *least[:1])):
+    chunked_best = dict.fromkeys(key[0] for key in sorted(interleaved, key=lambda key: (interleaved[key], key)))
+    for stages in dict.fromkeys(s for some in (best, chunked_best) for s in list(some)[: policy.most_ranked_stages]):
         for per_stage in policy.other_microbatches_per_stage:
             estimate(stages, per_stage)
     if not estimates and not interleaved and cutoff_s < math.inf:
         raise not_faster(problem, cutoff_s, "stages of whole nodes take as long")
     chunked = sorted((seconds, *key) for key, seconds in interleaved.items())
     return RankedPairs(tuple(sorted((seconds, *pair) for pair, seconds in estimates.items())), tuple(chunked))
+
+
+def _on_few_devices(problem: Problem, every: Sequence[int]) -> Sequence[int]:
+    """Numbers of stages that have few devices each, where there are some: others have many meshes, each slow to plan."""
+    most = problem.policy.enumeration.most_stage_devices
+    return [stages for stages in every if problem.cluster.num_devices <= most * stages] or every
 
 
 def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int]) -> list[int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import autopar
-from autopar.search.enumeration.whole_steps import RankedPairs
-from examples import llama
+from autopar.search.enumeration.whole_steps import RankedPairs, _on_few_devices
+from examples import llama, mlp
+from tests.search.problems import problem_of
 
 
 def planned(layers, nodes, **options):
@@ -46,3 +47,10 @@ def test_interleaved_stages_that_hide_what_they_send_are_found():
     schedule = autopar.schedule.get("interleaved", chunks=4)
     named = [planned(32, 32, schedule=schedule, num_stages=16, num_microbatches=4), planned(32, 32, num_stages=1)]
     assert free.step_time <= 1.01 * min(plan.step_time for plan in named)
+
+
+def test_stages_have_few_devices_where_that_is_possible():
+    fn, args = mlp.build(abstract=True)
+    problem = problem_of(fn, args, autopar.Cluster.load("dgx-h100", nodes=512))
+    assert _on_few_devices(problem, (2, 4, 8)) == [4, 8], "of 4,096 devices at most 1,024"
+    assert _on_few_devices(problem, (2,)) == (2,)

@@ -163,7 +163,7 @@ def ranked_on_whole_nodes(
 
 
 def _on_few_devices(problem: Problem, every: Sequence[int]) -> Sequence[int]:
-    """Numbers of stages that have few devices each, where there are some: others have many meshes, each slow to plan."""
+    """Numbers of stages with few devices each, where there are some: others have many meshes, each slow to plan."""
     most = problem.policy.enumeration.most_stage_devices
     return [stages for stages in every if problem.cluster.num_devices <= most * stages] or every
 

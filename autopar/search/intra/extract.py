@@ -19,11 +19,11 @@ from autopar.search.intra.collective_matmul import timed_collectives
 from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.combine import Thresholds
 from autopar.search.intra.draft import UsageDraft, ValueDraft
-from autopar.search.intra.host import HOST, down_s, hosted, moves_s
+from autopar.search.intra.host import down_s, hosted, moves_s
 from autopar.search.intra.memory import BESIDES, is_in_flight
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.slices import slices_ahead
-from autopar.search.intra.works import Works, loops, outermost
+from autopar.search.intra.works import Works, carried, loops, outermost
 from autopar.search.problem import Problem
 from autopar.sharding.collective_matmul import Travels
 
@@ -198,8 +198,8 @@ def _weight_stash_bytes(
 
 def _accumulation_bytes(sharding_problem: ShardingProblem, graph: Graph, layouts: Mapping[str, Layout]) -> int:
     """Bytes of what loops over microbatches carry on from one to the next: gradients, losses."""
-    carried = (v for loop in loops(graph) for v in loop.results[: Scan.of(loop).num_carry])
-    return sum(layouts[v.name].local_bytes(v.type, sharding_problem.mesh.sizes) for v in carried if v.name in layouts)
+    sizes = sharding_problem.mesh.sizes
+    return sum(layouts[v.name].local_bytes(v.type, sizes) for v in carried(graph) if v.name in layouts)
 
 
 def _state_bytes(
@@ -322,7 +322,7 @@ def memory_of(sharding_problem: ShardingProblem, choice: Sequence[int]) -> Memor
     if not sharding_problem.usages:
         return Memory()
     views = views_of(sharding_problem, choice)
-    usages = [u for u in sharding_problem.usages if u.key not in views and u.kind not in (*BESIDES, HOST)]
+    usages = [u for u in sharding_problem.usages if u.key not in views and u.kind not in BESIDES]
     fullest = int(np.argmax(_held(usages, choice)))
     kinds: dict[str, int] = defaultdict(int)
     for u in usages:
@@ -344,7 +344,7 @@ def _held(usages: Sequence[UsageDraft], choice: Sequence[int]) -> np.ndarray:
 def _computed_bytes(sharding_problem: ShardingProblem, graph: Graph, choice: Sequence[int]) -> float:
     """Most bytes a device at any time of what a step makes and gives up again: no inputs, and no results."""
     kept = {i.name for i in graph.inputs} | {o.operand for o in graph.outputs} | views_of(sharding_problem, choice)
-    computed = [u for u in sharding_problem.usages if u.key not in kept and u.kind not in (*BESIDES, HOST)]
+    computed = [u for u in sharding_problem.usages if u.key not in kept and u.kind not in BESIDES]
     return float(_held(computed, choice).max()) if computed else 0.0
 
 

@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import Graph, Layout, TensorType
-from autopar.ir.loops import Scan
 from autopar.ir.phases import LOOP
 from autopar.search.intra.draft import Array, CopyDraft, UsageDraft, Use, ValueDraft
-from autopar.search.intra.host import host_usage, on_device
+from autopar.search.intra.host import HOST, host_usage, on_device
 from autopar.search.intra.layouts import LayoutTable
-from autopar.search.intra.works import loops
+from autopar.search.intra.works import carried
 from autopar.search.problem import Problem
 
 #: Kind of what microbatches in flight hold besides the one that runs.
@@ -36,8 +35,8 @@ IN_FLIGHT = "waiting"
 #: Kind of the state of other stages of the same worker.
 OTHER_STAGES = "other stages"
 
-#: Kinds of what is there besides the stage that is planned.
-BESIDES = (IN_FLIGHT, OTHER_STAGES)
+#: Kinds of what is there besides the stage that is planned, or in host memory.
+BESIDES = (IN_FLIGHT, OTHER_STAGES, HOST)
 
 _ROLE_KINDS = {"parameter": "parameters", "optimizer": "optimizer", "batch": "batch"}
 
@@ -107,7 +106,7 @@ def is_in_flight(v: ValueDraft) -> bool:
 def _lasting(graph: Graph) -> frozenset[str]:
     """What lies on a worker through the works of its other stages: state, and what microbatches add up."""
     state = {i.name for i in graph.inputs if i.role in ("parameter", "optimizer")}
-    return frozenset(state.union(v.name for loop in loops(graph) for v in loop.results[: Scan.of(loop).num_carry]))
+    return frozenset(state.union(v.name for v in carried(graph)))
 
 
 @dataclass

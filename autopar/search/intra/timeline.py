@@ -15,7 +15,6 @@ from autopar.plan.details import Details, MemoryPoint, TimelineSlice
 from autopar.search.intra.collective_matmul import timed_collectives
 from autopar.search.intra.collectives import PricedCollective, collectives
 from autopar.search.intra.extract import Sharding, copy_layouts, value_layouts, views_of
-from autopar.search.intra.host import HOST
 from autopar.search.intra.memory import BESIDES
 from autopar.search.intra.overlap import RegionSchedule, link_class, region_of, schedules
 from autopar.search.intra.sharding_problem import ShardingProblem
@@ -130,7 +129,7 @@ def _memory(
 ) -> tuple[MemoryPoint, ...]:
     """Bytes by kind when operators start, at most `MOST_POINTS` times; the fullest moment is among them."""
     views = views_of(sharding_problem, choice)
-    usages = [u for u in sharding_problem.usages if u.key not in views and u.kind not in (*BESIDES, HOST)]
+    usages = [u for u in sharding_problem.usages if u.key not in views and u.kind not in BESIDES]
     if not usages:
         return ()
     size = max(u.stop for u in usages) + 1

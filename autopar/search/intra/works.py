@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Set
 
 from autopar.cost import CostModel
-from autopar.ir import Graph, Operator
+from autopar.ir import Graph, Operator, Value
 from autopar.ir.analysis import closure
+from autopar.ir.loops import Scan
 from autopar.ir.phases import LOOP
 from autopar.search.intra.draft import SiteDraft
 from autopar.search.intra.sharding_problem import ShardingProblem
@@ -86,6 +87,11 @@ def outermost(id: str) -> str:
 def loops(graph: Graph) -> list[Operator]:
     """The loops over microbatches."""
     return [op for op in graph.operators if op.primitive == "scan" and op.id.startswith(LOOP)]
+
+
+def carried(graph: Graph) -> list[Value]:
+    """What the loops over microbatches carry on from one to the next: gradients that are added up, losses."""
+    return [v for loop in loops(graph) for v in loop.results[: Scan.of(loop).num_carry]]
 
 
 def _sent(graph: Graph) -> frozenset[str]:

@@ -9,9 +9,6 @@ import pytest
 
 import autopar
 from autopar.cost import CostModel
-from autopar.frontend import SignatureOptions, flatten_call, trace
-from autopar.lower.pipeline.source import TracedStages
-from autopar.lower.step import step_of
 from autopar.search import Options, Problem, alpa
 from autopar.search.built import built_for, sharding_problem_of
 from autopar.search.clock import Clock
@@ -21,10 +18,10 @@ from autopar.search.memo import Memo
 from autopar.search.problem import InfeasiblePlanError, NotFasterError
 from autopar.search.source import Recomputation
 from autopar.search.stage_planning.shared import StagePlanner, renamed_content
-from autopar.stages import cluster
 from autopar.stages.repeats import find_repeats
-from examples import gpt, mlp
+from examples import mlp
 from tests.end_to_end.clusters import MIDDLE
+from tests.search.inter.blocks import cut_into_blocks
 
 COUNT = 4
 
@@ -32,11 +29,7 @@ COUNT = 4
 @pytest.fixture(scope="module")
 def cut():
     """A GPT of six blocks and a head, a stage for each."""
-    fn, args = gpt.build("tiny", layers=6, abstract=True)
-    signature, _ = flatten_call(fn, args, {}, SignatureOptions())
-    source = TracedStages(step_of(trace(fn, signature)))
-    layers = cluster(source.step.graph, source.microbatches(COUNT), 6, fewest=6)
-    return source, layers
+    return cut_into_blocks(COUNT)
 
 
 def test_blocks_are_the_layers(cut):

@@ -37,8 +37,11 @@ from examples import gpt, llama, mlp, moe, wide_resnet
 CASES = 20
 SEED = 0
 
-#: Wall seconds: median, 95th of a hundred, worst.
+#: Wall seconds to the first plan near the final one: median, 95th of a hundred, worst.
 TARGETS_S = (2.0, 8.0, 20.0)
+
+#: Times the step of the final plan that is near it.
+NEAR = 1.01
 
 #: Times the least of what is asked for by name that a free plan may take.
 AS_FAST = 1.01
@@ -177,6 +180,7 @@ def measure(case: Case, compare: bool, limit_s: float = CPU_LIMIT_S) -> Row:
         row["error"] = str(error) if isinstance(error, CpuLimitError) else type(error).__name__
         row["in_time"] = not isinstance(error, CpuLimitError)
     row["wall_s"], row["cpu_s"] = time.perf_counter() - began_s, _cpu_s() - began_cpu_s
+    row["near_s"] = row["wall_s"] if "step_s" not in row else first_near_s(plan, row["wall_s"])
     row["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
@@ -186,6 +190,18 @@ def measure(case: Case, compare: bool, limit_s: float = CPU_LIMIT_S) -> Row:
         if fastest_s is not None:
             row.update(times_the_best_asked=row["step_s"] / fastest_s, best_asked=_text(fastest.items()))
     return row
+
+
+def first_near_s(plan: Plan, wall_s: float) -> float:
+    """Seconds until a plan within `NEAR` of the final one was known.
+
+    Args:
+        plan: the final one.
+        wall_s: seconds until it was there, with those of building the function before planning began.
+    """
+    before_s = max(wall_s - sum(s for _, s in plan.phases), 0.0)
+    times = (at_s for at_s, step_s in plan.search.incumbents if step_s <= NEAR * plan.step_time)
+    return min(before_s + next(times, wall_s), wall_s)
 
 
 def _text(pairs: Iterable[tuple[str, Any]]) -> str:
@@ -240,7 +256,8 @@ def run(
             rows.append(in_new_process(measure, case, compare and not quick, limit_s))
         except BrokenProcessPool:  # the system ended it: memory
             wall_s = time.perf_counter() - began_s
-            rows.append({"case": case.name, "error": "ended", "in_time": False, "wall_s": wall_s, "cpu_s": wall_s})
+            seconds = dict.fromkeys(("near_s", "wall_s", "cpu_s"), wall_s)
+            rows.append({"case": case.name, "error": "ended", "in_time": False, **seconds})
         if file is not None:
             file.write_text(json.dumps(rows, indent=1, default=float) + "\n", encoding="utf-8")
     return summary(rows, seed)
@@ -248,17 +265,19 @@ def run(
 
 def summary(rows: Sequence[Row], seed: int) -> Report:
     """The report of measured rows."""
+    firsts = sorted(float(row["near_s"]) for row in rows)
     walls = sorted(float(row["wall_s"]) for row in rows)
     cpus = sorted(float(row["cpu_s"]) for row in rows)
-    figures = [(statistics.median(s), s[math.ceil(0.95 * len(s)) - 1], s[-1]) for s in (walls, cpus)]
+    figures = [(statistics.median(s), s[math.ceil(0.95 * len(s)) - 1], s[-1]) for s in (firsts, walls, cpus)]
     ratios = [float(r["times_the_best_asked"]) for r in rows if r.get("times_the_best_asked") is not None]
     bounds = all(row.get("bound_holds", True) for row in rows)
     fast = all(ratio <= AS_FAST for ratio in ratios)
     in_time = all(found <= target for found, target in zip(figures[0], TARGETS_S, strict=True))
     in_time = in_time and all(row.get("in_time", True) for row in rows)
+    names = (f"to {NEAR:g} of the final plan, wall", "wall", "CPU")
     notes = tuple(
         f"{name} s: median {median:.2f}, 95th of 100 {high:.2f}, worst {worst:.2f}"
-        for name, (median, high, worst) in zip(("wall", "CPU"), figures, strict=True)
+        for name, (median, high, worst) in zip(names, figures, strict=True)
     )
     gaps = sorted(1 - float(r["bound_s"] or 0.0) / float(r["step_s"]) for r in rows if r.get("step_s"))
     if gaps:

@@ -178,10 +178,11 @@ class PureFunction:
             with rare_collections():
                 traced, plan = search(signature, self.options.memory_limit_bytes)
                 plan = with_prices(self.options, self._like, signature, plan)
-        phases = (*traced.phases, *clock.phases(), *plan.phases)
         searched = partial(self.searched, self._traced[signature], self.options.memory_limit_bytes)
         again = None if self.options.plan is not None else SearchedAgain(searched, plan.content)
-        plan = Plan(plan.content, phases, input_tree(traced), with_operators(plan.details, traced.graph), again)
+        details = with_operators(plan.details, traced.graph)
+        plan = replace(plan, input_tree=input_tree(traced), details=details, again=again)
+        plan = plan.after((*traced.phases, *clock.phases()))
         self.planned[signature] = traced, plan
         return traced, plan
 

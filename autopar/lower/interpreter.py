@@ -17,6 +17,7 @@ from jax import lax
 
 from autopar._compat.host_compute import on_host
 from autopar.frontend import Bound, BoundGraph
+from autopar.frontend.while_loop import while_loop
 from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.loops import Scan, While
 from autopar.ir.phases import phase_of
@@ -342,7 +343,7 @@ class Interpreter:
         layouts_in_cond, layouts_in_body, carried = loop.split(layouts)
         predicate = bound.regions["cond"].graph.outputs[0].type
 
-        def undecided(carry: Sequence[Any]) -> Any:
+        def goes_on(carry: Sequence[Any]) -> Any:
             out = self.inside(op, "cond").run(
                 bound.regions["cond"],
                 [*in_cond, *carry],
@@ -351,22 +352,12 @@ class Interpreter:
             )
             return jnp.asarray(out[0])
 
-        def cond(carry: Sequence[Any]) -> Any:
-            return jnp.any(undecided(carry)) if predicate.rank else undecided(carry)
-
         def body(carry: Sequence[Any]) -> list[Any]:
             region = bound.regions["body"]
             out = self.inside(op, "body").run(region, [*in_body, *carry], [*layouts_in_body, *carried], carried)
-            new = [_typed(a, o.type) for a, o in zip(out, region.graph.outputs, strict=True)]
-            if not predicate.rank:
-                return new
-            goes_on = undecided(carry)  # a batch of loops under vmap: those that are done keep what they have
-            return [
-                jnp.where(lax.broadcast_in_dim(goes_on, a.shape, range(predicate.rank)), a, b)
-                for a, b in zip(new, carry, strict=True)
-            ]
+            return [_typed(a, o.type) for a, o in zip(out, region.graph.outputs, strict=True)]
 
-        self._leave(op, env, lax.while_loop(cond, body, initial))
+        self._leave(op, env, while_loop(goes_on, body, initial, predicate.rank))
 
     def _cond(self, bound: Bound, graph: Graph, op: Operator, env: Env) -> None:
         arrays, layouts = self._enter(graph, op, env)

@@ -36,6 +36,8 @@ class SearchRecord:
         seconds: seconds that it took; None in a plan that was loaded.
         phases: (phase, seconds) of planning, in order; empty in a plan that was loaded.
         step_time: predicted seconds of a step of the plan.
+        incumbents: (seconds since planning began, predicted seconds of a step) of each plan that was the best known,
+            in order; empty in a plan that was loaded or asked for by name.
     """
 
     strategy: str
@@ -45,6 +47,7 @@ class SearchRecord:
     seconds: float | None
     phases: tuple[tuple[str, float], ...]
     step_time: float
+    incumbents: tuple[tuple[float, float], ...] = ()
 
     @property
     def gap(self) -> float | None:
@@ -65,6 +68,7 @@ class Plan:
         input_tree: structure of the arguments; None in a plan that was loaded.
         details: what is shown of operators besides their sharding.
         again: the search, for what is asked later; None in a plan that was loaded.
+        incumbents: see `SearchRecord`.
     """
 
     content: PlanContent
@@ -72,6 +76,13 @@ class Plan:
     input_tree: Any = field(default=None, compare=False)
     details: Details = field(default=NO_DETAILS, compare=False)
     again: SearchAgain | None = field(default=None, compare=False)
+    incumbents: tuple[tuple[float, float], ...] = field(default=(), compare=False)
+
+    def after(self, phases: Sequence[tuple[str, float]]) -> Plan:
+        """The plan with phases, as (phase, seconds), that were there before its search."""
+        before_s = sum(seconds for _, seconds in phases)
+        incumbents = tuple((before_s + at_s, step_s) for at_s, step_s in self.incumbents)
+        return replace(self, phases=(*phases, *self.phases), incumbents=incumbents)
 
     @property
     def step_time(self) -> float:
@@ -128,7 +139,16 @@ class Plan:
         """How the plan was found."""
         s = self.content.search
         seconds = sum(t for _, t in self.phases) if self.phases else None
-        return SearchRecord(s.strategy, s.objective, s.lower_bound, s.considered, seconds, self.phases, self.step_time)
+        return SearchRecord(
+            s.strategy,
+            s.objective,
+            s.lower_bound,
+            s.considered,
+            seconds,
+            self.phases,
+            self.step_time,
+            self.incumbents,
+        )
 
     @property
     def input_shardings(self) -> Any:

@@ -61,6 +61,9 @@ def alpa(problem: Problem) -> Plan:
     looked = all_looked_at(problem, meshes, known_s, clock)
     if problem.subproblem.ample_memory and not any(look.fits for look in looked):
         raise too_little(problem)
+    first = min((look for look in looked if look.fits), key=lambda look: look.bound_s, default=None)
+    if first is not None:
+        _offer(problem, first.sharding_problem, first.solution)
     answers: dict[int, list[MeshSolution]] = {}
     unlimited: dict[int, float] = {}
     best = math.inf
@@ -203,6 +206,8 @@ def _under_limit(
         with clock.phase("solve"):
             split_look = first_look(split.problem, Goal(PLAN_GAP, known_s))
         cutoff_s = min(cutoff_s, math.inf if split_look is None else split_look.objective)
+        _offer(problem, split, split_look)
+    _offer(problem, shared, look)
     with clock.phase("solve"):
         solution = solve_mesh(problem, shared.problem, known=look, binds=True, cutoff_s=cutoff_s)
     answers = [MeshSolution(shared, solution, "memory binds")]
@@ -211,7 +216,16 @@ def _under_limit(
     split = split or sharding_problem_of(problem, shared.mesh, clock, split_phases=True)
     with clock.phase("solve"):
         solution = solve_mesh(problem, split.problem, known=split_look, binds=True, cutoff_s=known_s)
-    return [*answers, MeshSolution(replace(split, memory_bound=True), solution, by_phase)]
+    return [*answers, MeshSolution(split, solution, by_phase)]
+
+
+def _offer(problem: Problem, sharding_problem: ShardingProblem, look: Solution | None) -> None:
+    """Offers the plan of a look that keeps the limit, where the mesh takes longer to solve than a plan to assemble."""
+    least_columns = problem.policy.meshes.offered_columns
+    if problem.anytime is None or look is None or not look.found or look.status is Status.OPTIMAL:
+        return
+    if sharding_problem.problem.columns >= least_columns and is_feasible(sharding_problem.problem, look.choice):
+        problem.offer(best_plan(problem, [MeshSolution(sharding_problem, look)], "alpa", Clock()))
 
 
 def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -39,10 +39,16 @@ class Incumbent:
     Args:
         deadline: of `time.monotonic`, from which on the search ends as soon as a plan is known.
         best: the plan; None until one is offered.
+        began_s: `time.monotonic` when the search began.
+        one_stage: the fastest plan of one stage.
+        history: (seconds since then, seconds of a step) of each plan that was the best known.
     """
 
     deadline: float = math.inf
     best: Plan | None = None
+    began_s: float = field(default_factory=time.monotonic)
+    one_stage: Plan | None = None
+    history: list[tuple[float, float]] = field(default_factory=list)
 
     @staticmethod
     def within(time_limit_s: float | None) -> Incumbent:
@@ -51,17 +57,34 @@ class Incumbent:
 
     def offer(self, plan: Plan) -> None:
         """See `Anytime`."""
+        if plan.num_stages == 1 and (self.one_stage is None or plan.step_time < self.one_stage.step_time):
+            self.one_stage = plan
         if self.best is None or plan.step_time < self.best.step_time:
             self.best = plan
+            self.history.append((time.monotonic() - self.began_s, plan.step_time))
 
     def checkpoint(self) -> None:
         """See `Anytime`."""
         if self.best is not None and time.monotonic() >= self.deadline:
             raise SearchEndedError
 
+    def fastest(self, plan: Plan, least_gain: float) -> Plan:
+        """The answer of a search, or the fastest offer of one stage where that saves more than a share of its step.
+
+        Sums of seconds say what is solved to the end, and a look that they leave out may hide more of what it sends.
+        Offers of several stages that are not the answer have schedules whose launches cost more than they save.
+
+        Args:
+            plan: the answer.
+            least_gain: the share.
+        """
+        one = self.one_stage
+        if one is None or one.step_time >= (1 - least_gain) * plan.step_time:
+            return plan
+        return replace(one, phases=plan.phases)
+
     def telling(self, log: Callable[[str], None]) -> Callable[[str], None]:
-        """``log`` with the best plan known and the seconds since now behind each line."""
-        began_s = time.monotonic()
+        """``log`` with the best plan known and the seconds of searching behind each line."""
 
         def line(text: str) -> None:
             best = self.best
@@ -70,7 +93,7 @@ class Incumbent:
                 least = (
                     "" if gap is None else f", {gap_text(gap) if gap > USELESS else 'bound ' + seconds_text(bound_s)}"
                 )
-                elapsed_s = time.monotonic() - began_s
+                elapsed_s = time.monotonic() - self.began_s
                 text = f"{text} (best so far {seconds_text(best.step_time)}{least}; {elapsed_s:.1f} s elapsed)"
             log(text)
 
@@ -87,6 +110,24 @@ class Incumbent:
         note = f"the search was ended by {cause}: this is the best plan until then, and a longer search may find better"
         content = msgspec.structs.replace(self.best.content, notes=(*self.best.content.notes, note))
         return replace(self.best, content=content)
+
+
+@dataclass(frozen=True)
+class OfParts:
+    """An incumbent of a search that plans parts of a step: their plans are none of the step.
+
+    Args:
+        of: says whether to go on.
+    """
+
+    of: Anytime
+
+    def offer(self, plan: Plan) -> None:
+        """Leaves the plan of a part."""
+
+    def checkpoint(self) -> None:
+        """See `Anytime`."""
+        self.of.checkpoint()
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,19 @@ def first_configuration(counts: Sequence[int], remat: str) -> OneStage:
     return OneStage(counts[0], "none" if remat == "auto" else next(level for level in LEVELS if level == remat))
 
 
+@dataclass(frozen=True)
+class Shortage:
+    """What is asked where memory is short.
+
+    Args:
+        backward_update: whether stacks may be updated in the backward loop.
+        may_fit: of numbers of microbatches, rising, those from the first on that may fit.
+    """
+
+    backward_update: Callable[[], bool] = lambda: False
+    may_fit: Callable[[Sequence[int]], Sequence[int]] = lambda counts: counts
+
+
 def one_stage(
     trials: Trials[OneStage, Plan],
     counts: Sequence[int],
@@ -68,7 +81,7 @@ def one_stage(
     offload: bool,
     layered_updates: Sequence[bool] = (False,),
     host_update: bool = False,
-    backward_update: Callable[[], bool] = lambda: False,
+    shortage: Shortage = Shortage(),
     cutoff_s: float = math.inf,
     looks: Trials[OneStage, Plan] | None = None,
 ) -> Plan:
@@ -87,7 +100,7 @@ def one_stage(
         offload: whether something may lie in host memory.
         layered_updates: where something may lie there, whether layers are updated one at a time, in order of trial.
         host_update: where something may lie there, whether hosts may update it: tried last.
-        backward_update: whether stacks may be updated in the backward loop, without ``offload``: asked if memory binds.
+        shortage: asked if memory binds, without ``offload``.
         cutoff_s: seconds of a step that a plan must stay below to be of use. More microbatches and more work cost more
             time, so the first configuration that fits and does not stay below is the last.
         looks: of a tiny step, all of whose configurations may be tried: plans by a look within the limit, which takes a
@@ -110,12 +123,12 @@ def one_stage(
         plan = min(plans, key=_seconds, default=None)
     elif looks is not None:
         configurations = [OneStage(count, level) for count in counts for level in levels]
-        if counts[0] == 1 and backward_update():
+        if counts[0] == 1 and shortage.backward_update():
             configurations[1:1] = [OneStage(1, level, backward_update=True) for level in levels]
         plan = _fastest(trials, looks, configurations, cutoff_s)
     else:
         plain = [OneStage(count, levels[0]) for count in counts]
-        plan = _in_device_memory(trials, plain, levels[1:], backward_update, cutoff_s)
+        plan = _in_device_memory(trials, plain, levels[1:], shortage, cutoff_s)
     if plan is None:
         raise trials.error()
     return plan
@@ -186,7 +199,7 @@ def _in_device_memory(
     trials: Trials[OneStage, Plan],
     plain: Sequence[OneStage],
     more: Sequence[Level],
-    backward_update: Callable[[], bool],
+    shortage: Shortage,
     cutoff_s: float,
 ) -> Plan | None:
     """The plan of the first configuration that fits, or of the faster of the first two where memory is short.
@@ -195,19 +208,21 @@ def _in_device_memory(
         trials: see `one_stage`.
         plain: without recomputation beyond what is asked for, by rising number of microbatches.
         more: levels of recomputation that are tried last.
-        backward_update: see `one_stage`.
+        shortage: see `one_stage`.
         cutoff_s: see `one_stage`.
     """
     counts = [c.count for c in plain]
     plan = trials.first(plain[:1], cutoff_s)
     short = trials.not_faster is None if plan is None else plan.content.memory_bound
-    in_loop = short and counts[0] == 1 and backward_update()
+    in_loop = short and counts[0] == 1 and shortage.backward_update()
     if in_loop:
         updated = [replace(plain[0], backward_update=True)]
         plans = trials.run(updated, cutoff_s=cutoff_s if plan is None else plan.step_time)
         plan = min((p for p in (plan, *plans) if p is not None), key=_seconds, default=None)
     if plan is None and trials.not_faster is None:
-        plan = trials.first(plain[1:], cutoff_s) or _recomputed(trials, counts, more, cutoff_s)
+        may_fit = set(shortage.may_fit(counts[1:]) if len(counts) > 2 else counts)
+        some = [c for c in plain[1:] if c.count in may_fit]
+        plan = trials.first(some, cutoff_s) or _recomputed(trials, counts, more, cutoff_s)
     if plan is None and trials.not_faster is None and in_loop:
         plan = trials.first([replace(plain[0], level=level, backward_update=True) for level in more], cutoff_s)
     return plan

@@ -6,17 +6,14 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
-
-import msgspec
+from dataclasses import replace
 
 from autopar.cost import CostModel
-from autopar.errors import ConstraintError, InfeasiblePlanError, MicrobatchError, ScheduleError
-from autopar.plan import Considered, Plan
+from autopar.errors import InfeasiblePlanError, MicrobatchError, ScheduleError
+from autopar.plan import Plan
 from autopar.schedule import get
 from autopar.search.clock import Clock
-from autopar.search.composition.schedules import idle_share, with_launches
+from autopar.search.composition.schedules import idle_share
 from autopar.search.enumeration.candidates import (
     Candidate,
     candidates,
@@ -24,19 +21,24 @@ from autopar.search.enumeration.candidates import (
     schedule_of,
     uniform_candidate,
 )
-from autopar.search.enumeration.search_space import is_large, is_small
+from autopar.search.enumeration.search_space import is_large, is_of_few_operators, is_small
 from autopar.search.enumeration.shared_stages import shared_candidates
-from autopar.search.enumeration.side_by_side import side_by_side
 from autopar.search.enumeration.tiny_steps import all_slicings
 from autopar.search.first_pipeline import fastest_of_equal_stages, first_plan
-from autopar.search.parallel import SERIAL, WorkerPool, start_worker
+from autopar.search.parallel import WorkerPool, start_worker
+from autopar.search.pipeline_trials import (
+    PipelineSearch,
+    PipelineTrial,
+    fastest_of,
+    launched_s,
+    nothing_planned,
+    seconds_of,
+)
 from autopar.search.plain_data import is_importable
-from autopar.search.problem import NotFasterError, Problem
+from autopar.search.problem import Problem
 from autopar.search.sketches import Sketches
 from autopar.search.source import StageSource
-from autopar.search.stage_planning.busy import BusyStages
-from autopar.search.stage_planning.candidate import plan_candidate
-from autopar.search.stage_planning.shared import CachedPlanner, StagePlanCache
+from autopar.search.stage_planning.shared import CachedPlanner
 from autopar.search.trials import Trials
 from autopar.sharding.registry import registered_rules
 from autopar.stages import cluster
@@ -66,155 +68,47 @@ def pipeline(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
         return _best(problem, source, intra, pool)
 
 
-def branches(problem: Problem, intra: Callable[[Problem], Plan]) -> Plan:
-    """The best plan with independent branches side by side on parts of the devices.
-
-    Args:
-        problem: what is planned; it has a source.
-        intra: plans one stage on its submesh.
-
-    Raises:
-        InfeasiblePlanError: the step has no such branches, or no way of placing them fits.
-        MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
-    """
-    source = problem.source
-    some = [] if source is None else side_by_side(problem, source)
-    if source is None or not some:
-        stages = problem.options.num_stages
-        raise InfeasiblePlanError(
-            f"{problem.graph.name} has no independent branches that may run side by side"
-            + ("" if stages is None else f" in {stages} stages"),
-            cause="every expensive operator waits for the others, or there is one device",
-            remedy='schedule="auto", and num_stages="auto" where branches are asked for',
-        )
-    clock = Clock()
-    search = _PipelineSearch(problem, source, CachedPlanner(intra), SERIAL, clock)
-    trials: Trials[_Trial, Plan] = Trials(search.attempt)
-    plans: list[Plan] = []
-    most_s = problem.policy.partition.far * problem.subproblem.cutoff_s
-    for _, of_count in itertools.groupby(sorted(some, key=attrgetter("count")), key=attrgetter("count")):
-        before_s = min(map(_seconds, plans), default=math.inf)
-        plans += trials.run([_Trial(c, is_optional=True) for c in of_count])
-        if plans and min(map(_seconds, plans)) >= min(before_s, most_s):
-            break  # more microbatches do not pay: all they gain is that branches and what joins them run at once
-    if not plans:
-        raise _nothing_planned(problem, trials)
-    best = min(plans, key=_seconds)
-    record = msgspec.structs.replace(best.content.search, considered=_considered(plans, best))
-    return Plan(msgspec.structs.replace(best.content, search=record), clock.phases())
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """A candidate that may be planned.
-
-    Args:
-        candidate: stages and their devices.
-        below_s: seconds, launches included, that its plan must stay below.
-        is_optional: whether another plan is there, so that a schedule that cannot run it is no fault.
-        shares_stages: whether stages are planned once for all candidates with the same members.
-    """
-
-    candidate: Candidate
-    below_s: float = math.inf
-    is_optional: bool = False
-    shares_stages: bool = False
-
-    @property
-    def count(self) -> int:
-        """Number of microbatches."""
-        return self.candidate.count
-
-    def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
-        """``error``, which names the stage."""
-        return error
-
-
-@dataclass(frozen=True)
-class _PipelineSearch:
-    """The search of the pipelines of one problem.
-
-    Args:
-        problem: what is planned.
-        source: cuts its step.
-        intra: plans one stage on its submesh.
-        pool: of workers.
-        clock: takes the time of phases.
-        stage_plans: by the members of stages the plans that candidates share.
-        busy: what stages take that were planned.
-        planned: plans with what they are of.
-    """
-
-    problem: Problem
-    source: StageSource
-    intra: Callable[[Problem], Plan]
-    pool: WorkerPool
-    clock: Clock
-    stage_plans: dict[tuple[tuple[str, ...], ...], StagePlanCache] = field(default_factory=dict)
-    busy: BusyStages = field(default_factory=BusyStages)
-    planned: list[tuple[Plan, Candidate]] = field(default_factory=list)
-
-    def attempt(self, trial: _Trial, cutoff_s: float, explain: bool) -> Plan:
-        """The plan of a candidate; see `Trials`."""
-        problem, candidate = self.problem, trial.candidate
-        cache = self.stage_plans.setdefault(candidate.members, {}) if trial.shares_stages else None
-        with self.clock.phase("stages"):
-            try:
-                plan = plan_candidate(
-                    problem, self.source, candidate, self.intra, self.pool, cache, self.busy, cutoff_s
-                )
-            except ConstraintError as error:  # other slicings give the stage more devices
-                raise InfeasiblePlanError(error.fact, cause=error.cause, remedy=error.remedy) from error
-            except ScheduleError as error:
-                if not trial.is_optional:
-                    raise
-                raise InfeasiblePlanError(error.fact, cause=error.cause, remedy=error.remedy) from error
-        if trial.below_s < math.inf and _launched_s(problem, plan, plan.schedule, trial.candidate) >= trial.below_s:
-            raise NotFasterError(f"schedule {plan.schedule} is not faster")
-        self.planned.append((plan, candidate))
-        return plan
-
-
 def _best(problem: Problem, source: StageSource, intra: Callable[[Problem], Plan], pool: WorkerPool) -> Plan:
     """`pipeline`, with a pool of workers."""
     clock, o = Clock(), problem.options
     with clock.phase("slice"):
         slicings = all_slicings(problem, source) if o.shared_stages is None else None
-    search = _PipelineSearch(problem, source, intra if slicings is None else CachedPlanner(intra), pool, clock)
-    trials: Trials[_Trial, Plan] = Trials(search.attempt)
+    search = PipelineSearch(problem, source, intra if slicings is None else CachedPlanner(intra), pool, clock)
+    trials: Trials[PipelineTrial, Plan] = Trials(search.attempt)
     plans: list[Plan] = []
     if o.shared_stages is not None:
-        plans = trials.run(map(_Trial, shared_candidates(problem, source, o.shared_stages)), ends=lambda _: True)
+        plans = trials.run(map(PipelineTrial, shared_candidates(problem, source, o.shared_stages)), ends=lambda _: True)
     elif slicings is not None:
         cutoff_s = problem.subproblem.cutoff_s
         for slicing in slicings:
-            planned = trials.run([_Trial(slicing)], cutoff_s=min(map(_seconds, plans), default=cutoff_s))
+            planned = trials.run([PipelineTrial(slicing)], cutoff_s=min(map(seconds_of, plans), default=cutoff_s))
             plans += planned
             plans += [p for plan in planned for p in trials.run(_under_other_schedules(problem, slicing, plan))]
     else:
         plans = _of_few_slicings(search, trials)
     if plans and o.schedule == "auto" and o.num_stages is None and _may_win(problem, plans):
-        plans += trials.run(_with_two_stages_per_worker(problem, source, min(plans, key=_seconds)))
+        # Several stages on each worker are equal runs on equal submeshes.
+        equal = [plan for plan in plans if problem.cluster.num_devices % plan.num_stages == 0]
+        if equal:
+            plans += trials.run(_with_two_stages_per_worker(problem, source, min(equal, key=seconds_of)))
     if not plans:
-        raise _nothing_planned(problem, trials)
-    best = min(plans, key=_seconds)
-    record = msgspec.structs.replace(best.content.search, considered=_considered(plans, best))
-    return Plan(msgspec.structs.replace(best.content, search=record), clock.phases())
+        raise nothing_planned(problem, trials)
+    return fastest_of(plans, clock)
 
 
-def _of_few_slicings(search: _PipelineSearch, trials: Trials[_Trial, Plan]) -> list[Plan]:
+def _of_few_slicings(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]) -> list[Plan]:
     """Plans of the slicings of the least estimates, then with half and twice the microbatches of the fastest."""
     problem, o = search.problem, search.problem.options
     if o.num_microbatches is None and not is_small(problem):
         return _of_the_fastest_sketch(search, trials)
     both_given = o.num_stages is not None and o.num_microbatches is not None
     # Of a small step all are kept, for the record; of others those alone that are faster than the ones before.
-    seconds = None if is_small(problem) else _seconds
+    seconds = None if is_small(problem) else seconds_of
     known = [plan for plan, _ in _first(search)]
-    cutoff_s = min(map(_seconds, known), default=math.inf)
+    cutoff_s = min(map(seconds_of, known), default=math.inf)
     plans: list[Plan] = []
     for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
-        some = map(_Trial, candidates_of_round)
+        some = map(PipelineTrial, candidates_of_round)
         plans = trials.run(some, seconds=seconds, cutoff_s=cutoff_s, ends=lambda _: both_given)
         if plans or (known and trials.not_faster is not None):
             break
@@ -223,11 +117,11 @@ def _of_few_slicings(search: _PipelineSearch, trials: Trials[_Trial, Plan]) -> l
     before = 0
     while before < len(plans) and _may_win(problem, plans):
         before = len(plans)
-        plans += trials.run(map(_Trial, _neighbours(problem, search.source, plans, search.pool)))
+        plans += trials.run(map(PipelineTrial, _neighbours(problem, search.source, plans, search.pool)))
     return plans
 
 
-def _of_the_fastest_sketch(search: _PipelineSearch, trials: Trials[_Trial, Plan]) -> list[Plan]:
+def _of_the_fastest_sketch(search: PipelineSearch, trials: Trials[PipelineTrial, Plan]) -> list[Plan]:
     """The plan of the slicing that is the fastest by looks, in half or twice its microbatches where that is faster.
 
     Equal stages are looked at in several numbers and on several meshes. Else looks are at slicings of the least
@@ -239,7 +133,7 @@ def _of_the_fastest_sketch(search: _PipelineSearch, trials: Trials[_Trial, Plan]
     with search.clock.phase("looks"):
         best = fastest_of_equal_stages(sketches)
     if best is not None:
-        return [*trials.run([_Trial(best[1])], cutoff_s=best[0].step_time), best[0]]
+        return [*trials.run([PipelineTrial(best[1])], cutoff_s=best[0].step_time), best[0]]
     for candidates_of_round in _rounds(problem, search.source, search.pool, search.clock):
         with search.clock.phase("looks"):
             sketches.add(candidates_of_round)
@@ -248,14 +142,14 @@ def _of_the_fastest_sketch(search: _PipelineSearch, trials: Trials[_Trial, Plan]
                 sketches.climb()
                 best = sketches.fastest()
         if best is not None:
-            return [*trials.run([_Trial(best[1])], cutoff_s=best[0].step_time), best[0]]
-        plans = trials.run(map(_Trial, candidates_of_round), seconds=_seconds)
+            return [*trials.run([PipelineTrial(best[1])], cutoff_s=best[0].step_time), best[0]]
+        plans = trials.run(map(PipelineTrial, candidates_of_round), seconds=seconds_of)
         if plans:
             break
     return plans
 
 
-def _first(search: _PipelineSearch) -> list[tuple[Plan, Candidate]]:
+def _first(search: PipelineSearch) -> list[tuple[Plan, Candidate]]:
     """The first even pipeline, with what it is of, where no plan is at hand."""
     if search.problem.subproblem.cutoff_s < math.inf:
         return []
@@ -265,38 +159,14 @@ def _first(search: _PipelineSearch) -> list[tuple[Plan, Candidate]]:
 
 def _may_win(problem: Problem, plans: Sequence[Plan]) -> bool:
     """Whether a change of microbatches or schedule may make the fastest plan faster than the plan at hand."""
-    return min(map(_seconds, plans)) < problem.policy.partition.near_best * problem.subproblem.cutoff_s
-
-
-def _seconds(plan: Plan) -> float:
-    return plan.step_time
-
-
-def _nothing_planned(
-    problem: Problem, trials: Trials[_Trial, Plan]
-) -> ConstraintError | InfeasiblePlanError | MicrobatchError:
-    """The first failure, a constraint itself where stages were asked for; where nothing was tried, why."""
-    failures: list[InfeasiblePlanError | MicrobatchError] = [*trials.failures.values(), *trials.impossible.values()]
-    if failures:
-        cause = failures[0].__cause__
-        return cause if isinstance(cause, ConstraintError) and problem.options.num_stages is not None else failures[0]
-    if problem.subproblem.cutoff_s < math.inf:
-        return NotFasterError(
-            f"no pipeline of {problem.graph.name} is estimated to take less than {problem.subproblem.cutoff_s:.6g} s",
-            cause="another plan is at hand that is as fast",
-            remedy="ask for num_stages to have one all the same",
-        )
-    return InfeasiblePlanError(
-        f"no way to cut {problem.graph.name} into stages fits {problem.cluster.name}",
-        cause="too few layers, devices or bytes for the number of stages",
-        remedy="fewer stages, more microbatches, or a higher memory_limit",
-    )
+    return min(map(seconds_of, plans)) < problem.policy.partition.near_best * problem.subproblem.cutoff_s
 
 
 def _rounds(problem: Problem, source: StageSource, pool: WorkerPool, clock: Clock) -> Iterator[list[Candidate]]:
     """Candidates that are worth planning; the next are, where none of these fits.
 
-    Where whole blocks do not fit, parts of them may; and where these do not, other slicings.
+    Where whole blocks do not fit, parts of them may; and where these do not, other slicings. What fits takes longer
+    than the least estimate: where that is as long as a plan at hand takes, no others are tried.
     """
     tried: set[Candidate] = set()
     policy = problem.policy.partition
@@ -313,17 +183,18 @@ def _rounds(problem: Problem, source: StageSource, pool: WorkerPool, clock: Cloc
             cutoff_s = math.inf if schedule_of(problem).chunks > 1 else problem.subproblem.cutoff_s
             near = [c for c in ranked if c.estimate_s <= policy.near_best * min(ranked[0].estimate_s, cutoff_s)]
             near = near[: policy.most_near]
-            if is_small(problem) and near:
-                near += _best_of_each(
-                    ranked,
-                    {len(c.members) for c in near},
-                    min(policy.far * ranked[0].estimate_s, policy.near_best * cutoff_s),
-                )
+            most_s = min(policy.far * ranked[0].estimate_s, policy.near_best * cutoff_s) if near else 0.0
+            if is_of_few_operators(problem):
+                near = [c for c in ranked if c.estimate_s <= most_s]
+            elif is_small(problem):
+                near += _best_of_each(ranked, {len(c.members) for c in near}, most_s)
             if ranked and not near:  # all of them take longer than a plan that is at hand
                 return
             ranked = near
         tried.update(ranked)
         yield ranked
+        if ranked and ranked[0].estimate_s >= problem.subproblem.cutoff_s:
+            return
 
 
 def _best_of_each(candidates: Sequence[Candidate], planned: set[int], most_s: float) -> list[Candidate]:
@@ -343,7 +214,7 @@ def _neighbours(problem: Problem, source: StageSource, plans: Sequence[Plan], po
                 yield from itertools.islice(candidates(replace(problem, options=options), source, None, pool, False), 1)
 
 
-def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -> Iterator[_Trial]:
+def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -> Iterator[PipelineTrial]:
     """A candidate with its stages planned for another schedule than ``plan`` is, where memory is short.
 
     Stages that lie within the limit whatever the schedule are the same for all, and timed in all of them.
@@ -351,25 +222,9 @@ def _under_other_schedules(problem: Problem, candidate: Candidate, plan: Plan) -
     policy = problem.policy.schedules
     short = policy.most_activation_growth * plan.peak_memory >= problem.memory_limit_bytes
     if problem.options.schedule == "auto" and short:
-        below_s = _launched_s(problem, plan, plan.schedule, candidate) - policy.least_gain * plan.step_time
+        below_s = launched_s(problem, plan, plan.schedule, candidate) - policy.least_gain * plan.step_time
         for name in policy.one_stage_per_worker:
-            yield _Trial(replace(candidate, schedule=get(name)), below_s, is_optional=True)
-
-
-def _launched_s(problem: Problem, plan: Plan, schedule: str, candidate: Candidate) -> float:
-    """Seconds of a step with those of launches by a schedule."""
-    table = get(schedule).table(len(candidate.members), candidate.count)
-    return with_launches(problem.policy.schedules, plan.step_time, table)
-
-
-def _considered(plans: Sequence[Plan], best: Plan) -> tuple[Considered, ...]:
-    """The fastest plan of each kind."""
-    kinds: dict[str, Plan] = {}
-    for p in sorted(plans, key=lambda p: p.step_time):
-        kinds.setdefault(f"{p.num_stages} stages, {p.num_microbatches} microbatches, {p.schedule}", p)
-    return tuple(
-        Considered(name, p.step_time, p.peak_memory, "chosen" if p is best else "") for name, p in kinds.items()
-    )
+            yield PipelineTrial(replace(candidate, schedule=get(name)), below_s, is_optional=True)
 
 
 def may_run_in_worker(problem: Problem, intra: Callable[[Problem], Plan]) -> bool:
@@ -378,7 +233,7 @@ def may_run_in_worker(problem: Problem, intra: Callable[[Problem], Plan]) -> boo
     return importable and type(problem.cost_model) is CostModel and problem.reporting.progress is None
 
 
-def _with_two_stages_per_worker(problem: Problem, source: StageSource, best: Plan) -> Iterator[_Trial]:
+def _with_two_stages_per_worker(problem: Problem, source: StageSource, best: Plan) -> Iterator[PipelineTrial]:
     """Candidates with two stages on each worker, where the workers of ``best``, with one, are idle for long."""
     workers, count = best.num_stages, best.num_microbatches
     policy = problem.policy
@@ -397,4 +252,4 @@ def _with_two_stages_per_worker(problem: Problem, source: StageSource, best: Pla
         with contextlib.suppress(ScheduleError):
             candidate = uniform_candidate(problem, layers, workers * schedule.chunks, schedule, count)
             if candidate is not None:
-                yield _Trial(replace(candidate, schedule=schedule), is_optional=True, shares_stages=True)
+                yield PipelineTrial(replace(candidate, schedule=schedule), is_optional=True, shares_stages=True)

@@ -43,7 +43,7 @@ from autopar.search.enumeration.whole_steps import (
 from autopar.search.first_pipeline import first_pipeline
 from autopar.search.looks import with_looks_only
 from autopar.search.notes import left_out, meetings
-from autopar.search.one_stage import OneStage, first_configuration, in_blocks, one_stage, with_padding
+from autopar.search.one_stage import OneStage, Shortage, first_configuration, in_blocks, one_stage, with_padding
 from autopar.search.padding import padding_notes, paddings_of
 from autopar.search.problem import NotFasterError, Problem, not_faster
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage, names_plan
@@ -92,12 +92,14 @@ class Planner:
                 reporting = replace(reporting, log=incumbent.telling(reporting.log))
             watched = replace(problem, anytime=incumbent, reporting=reporting)
             cuts, tries = cuts_stages(self.strategy), self.tries_pipelines and not names_one_stage(self.strategy)
-            return self._timed(watched, step, counts, forms(watched, cuts_stages=cuts, tries_pipelines=tries))
+            plan = self._timed(watched, step, counts, forms(watched, cuts_stages=cuts, tries_pipelines=tries))
+            plan = incumbent.fastest(plan, problem.policy.schedules.least_gain)
         except (SearchEndedError, KeyboardInterrupt) as ended:
-            plan = incumbent.cut_short("Ctrl-C" if isinstance(ended, KeyboardInterrupt) else "its time limit")
-            if plan is None:
+            best = incumbent.cut_short("Ctrl-C" if isinstance(ended, KeyboardInterrupt) else "its time limit")
+            if best is None:
                 raise
-            return plan
+            plan = best
+        return replace(plan, incumbents=tuple(incumbent.history))
 
     def on_workers(self, problem: Problem, step: StepSource, counts: Sequence[int] | None) -> Plan:
         """The fastest plan of stages that workers in other processes carry out; arguments and errors as of `plan`."""
@@ -173,8 +175,9 @@ class Planner:
         """The best plan of one stage; arguments as of `plan`, and seconds that it must stay below."""
         o, size = problem.options, batch_size(problem.graph) or 1
         possible = [2**k for k in range(size.bit_length())] if counts is None else counts
+        may_fit: Callable[[Sequence[int]], Sequence[int]] = partial(counts_that_may_fit, problem, step)
         if cutoff_s < math.inf and o.offload == "none" and not _is_tiny(problem) and len(possible) > 2:
-            possible = counts_that_may_fit(problem, step, possible)
+            possible, may_fit = may_fit(possible), tuple
         blocks = block_scores(problem)
         layered, there = _layered_updates(o.offload, step), o.offload == "auto" and not names_plan(self.strategy)
         attempt = self._attempt(problem, step)
@@ -192,7 +195,7 @@ class Planner:
                     offload=o.offload != "none",
                     layered_updates=layered,
                     host_update=there,
-                    backward_update=in_backward,
+                    shortage=Shortage(in_backward, may_fit),
                     cutoff_s=cutoff_s,
                     looks=looks if _is_tiny(problem) else None,
                 )
@@ -225,21 +228,29 @@ class Planner:
             subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
             reporting = replace(problem.reporting, explains_infeasible=explain)
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
-            plan = self._shard(replace(stage, graph=single.graph))
-            content = plan.content.in_form(level, single.layer_ends, c.layered_update, c.backward_update)
-            content = content.in_blocks(c.block_scores)
-            content = content.with_padding(c.padded, padding_notes(problem.graph, c.padded))
-            notes = (*content.notes, *meetings(single.graph))
-            plan = replace(plan, content=msgspec.structs.replace(content, notes=notes))
+
+            def in_form(plan: Plan) -> Plan:
+                content = plan.content.in_form(level, single.layer_ends, c.layered_update, c.backward_update)
+                content = content.in_blocks(c.block_scores)
+                content = content.with_padding(c.padded, padding_notes(problem.graph, c.padded))
+                notes = (*content.notes, *meetings(single.graph))
+                return replace(plan, content=msgspec.structs.replace(content, notes=notes))
+
+            looks = problem.anytime and Converted(problem.anytime, lambda p: bounded(in_form(p), problem, freedom))
+            plan = in_form(self._shard(replace(stage, graph=single.graph, anytime=looks)))
             problem.offer(bounded(plan, problem, freedom))
             return plan
 
         return attempt
 
     def _bounded(self, problem: Problem, counts: Sequence[int] | None, plan: Plan) -> Plan:
-        """A plan of one stage with a bound over all that was free."""
+        """A plan of one stage with a bound over all that was free.
+
+        Where memory binds readers may share a conversion that the integer program counts for each of them: what it
+        proves is no bound of other shardings then.
+        """
         o = problem.options
-        free = o.num_stages is None or counts is None or o.remat == "auto"
+        free = o.num_stages is None or counts is None or o.remat == "auto" or plan.content.memory_bound
         return bounded(plan, problem, Freedom.of(problem)) if free else plan
 
     def pipeline(

@@ -45,6 +45,7 @@ class EnumerationPolicy:
 
     Args:
         most_stages: stages on a large cluster: a choice. Published runs of 1,000 and more devices have 64 and fewer.
+        most_stages_of_few: of a step of few operators any number of stages up to this is tried, a power of two or not.
         most_stack_groups: groups into which a stack of layers is split where the number of stages is free: a choice, as
             many as ``most_layers``.
         most_slicings: slicings of a tiny step up to which all of them are planned; more go to the dynamic program.
@@ -74,7 +75,7 @@ class EnumerationPolicy:
         most_ranked_stages: of them those that are ranked in several numbers of microbatches: a choice.
         most_planned_pairs: pairs of stages and microbatches that are planned there, each where the one before does not
             fit: a choice.
-        ranked_meshes: meshes that a whole step is sharded on to rank it: a choice.
+        ranked_meshes: meshes that a whole step is sharded on to rank it, or to see whether it may fit: a choice.
         middle_microbatches_per_stage, other_microbatches_per_stage: microbatches a stage that are ranked: bubbles of a
             half to an eighth.
         first_stage_counts: numbers of even stages of which the first that fits is planned before any is ranked: a
@@ -83,6 +84,7 @@ class EnumerationPolicy:
     """
 
     most_stages: int = 64
+    most_stages_of_few: int = 4
     most_stack_groups: int = 32
     most_slicings: int = 250
     large_microbatches_per_stage: int = 8
@@ -132,10 +134,13 @@ class MeshPolicy:
             same 48 calls: bounds and elimination decide most problems before a tree begins, and wide problems short of
             memory end by steps of their own (`autopar.solver.bounded`).
         looks_only: whether a look that keeps the limit is the answer, whatever its gap.
+        offered_columns: columns from which the plan of a look is offered as incumbent before the mesh is solved:
+            solving takes seconds there where memory is short, assembling a tenth of one. A choice.
     """
 
     most_nodes: int = 10_000
     looks_only: bool = False
+    offered_columns: int = 10_000
 
 
 @dataclass(frozen=True)
@@ -291,12 +296,14 @@ class BranchPolicy:
         most_branches: branches that are put on workers in every way; of more the smallest ones stay together.
         most_candidates: ways of putting branches on parts of the devices that are planned, those of the least
             estimates: a choice.
+        most_candidates_of_few: likewise of a step of few operators, where one takes hundredths of a second.
         most_microbatches: of a step with branches in side-by-side stages: a choice, as nothing but the join waits.
     """
 
     least_share: float = 0.05
     most_branches: int = 6
     most_candidates: int = 6
+    most_candidates_of_few: int = 24
     most_microbatches: int = 8
 
 

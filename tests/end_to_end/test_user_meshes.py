@@ -87,6 +87,34 @@ def test_bodies(part):
     assert_same(lambda x: jax.tree.map(jnp.sin, f(x)), (array(64, 16),), cluster=FAST, search=random_plan(part))
 
 
+def _rounds(row: Any, most: Any) -> Any:
+    """Number of rounds, which depends on the row, the row after them and the last random number."""
+
+    def turn(s: Any) -> Any:
+        key, n, v, _ = s
+        key, drawn = jax.random.split(key)
+        return key, n + 1, jnp.tanh(v * 0.7 + 0.1), jax.random.uniform(drawn)
+
+    first = (jax.random.key(3), 0, row, jnp.zeros((), row.dtype))
+    return lax.while_loop(lambda s: s[1] < most + (jnp.mean(row) > 0), turn, first)[1:]
+
+
+@pytest.mark.parametrize("shape", [(12, 3), (8, 5, 3)])
+def test_a_batch_of_loops(shape):
+    """Under ``vmap`` the condition has dims, and a loop that is done before others keeps its values."""
+
+    def rows(v, most):
+        run = functools.partial(_rounds, most=most)
+        for _ in shape[1:]:
+            run = jax.vmap(run)
+        return run(v)
+
+    f = mapped(lambda w, v: (rows(w, 2), rows(v, lax.axis_index("p"))), mesh_of(4), (P(), P("p")), (P(), P("p")))
+    x = array(*shape)
+    assert 0 < (x.mean(-1) > 0).sum() < x[..., 0].size
+    assert_same(f, (x, x), cluster=FAST, search=random_plan(1))
+
+
 @pytest.mark.parametrize("check_vma", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_gradients(check_vma):
     """Data parallelism by hand over one axis, a matrix product split over the other."""

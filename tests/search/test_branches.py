@@ -10,12 +10,13 @@ import pytest
 
 import autopar
 from autopar import AutoparError, InfeasiblePlanError
-from autopar.search import pipelines
+from autopar.search import pipeline_trials
 from autopar.search.policy import SearchPolicy
 from tests.end_to_end.towers import Towers, drawn
 from tests.search.problems import f32, toy, with_policy
 
 POLICY = SearchPolicy()
+SKEWED, TRUNK = Towers((8, 2), width=128, batch=256), Towers((2, 4), width=256, batch=64, trunk=4)
 EVERY = replace(POLICY, branches=replace(POLICY.branches, most_candidates=10**9))
 
 
@@ -50,20 +51,23 @@ def test_the_search_finds_towers_of_large_matrices_and_few_examples():
     assert free.step_time < planned(towers, cluster, num_stages=1).step_time
 
 
-@pytest.mark.parametrize(("far", "more"), [(1.0, False), (1e9, True)])
-def test_branches_far_slower_than_the_plan_at_hand_are_planned_in_one_microbatch(monkeypatch, far, more):
-    """More of them let branches run beside what joins them, and gain no more than that."""
-    counts, plan_candidate = set(), pipelines.plan_candidate
+@pytest.mark.parametrize(("towers", "counts"), [(SKEWED, [1]), (TRUNK, [1, 2])])
+def test_more_microbatches_are_planned_where_workers_that_join_branches_may_gain(monkeypatch, towers, counts):
+    """They let branches run while others are joined: where the busiest worker is busy all the time nothing is gained.
+
+    Of each number but the first the placements of one cut are planned.
+    """
+    planned_counts, plan_candidate = list[int](), pipeline_trials.plan_candidate
 
     def recorded(problem, source, candidate, *args):
         if candidate.schedule is not None and candidate.schedule.name == "branches":
-            counts.add(candidate.count)
+            planned_counts.append(candidate.count)
         return plan_candidate(problem, source, candidate, *args)
 
-    monkeypatch.setattr(pipelines, "plan_candidate", recorded)
-    policy = replace(POLICY, partition=replace(POLICY.partition, far=far))
-    planned(Towers((8, 2), width=128, batch=256), toy(2), policy)
-    assert (1 in counts, len(counts) > 1) == (True, more)
+    monkeypatch.setattr(pipeline_trials, "plan_candidate", recorded)
+    planned(towers, toy(2), schedule="branches")
+    assert sorted(set(planned_counts)) == counts
+    assert all(planned_counts.count(count) <= 4 for count in counts[1:])
 
 
 def test_devices_are_shared_by_the_work_of_branches():
@@ -114,7 +118,7 @@ def chosen_and_best(number):
     return (
         seconds(towers, cluster),
         seconds(towers, cluster, schedule="branches"),
-        seconds(towers, cluster, EVERY, schedule="branches"),
+        min(seconds(towers, cluster, EVERY, schedule="branches", num_microbatches=n) for n in (1, 2, 4, 8)),
         min(others),
     )
 

@@ -565,7 +565,7 @@ def _refuse(*_: object, **__: object) -> None:
 
 def _forbid_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever states a sharding problem or slices a step from now on fails."""
-    for module, name in (("built", "build"), ("restrict", "build"), ("pipelines", "plan_candidate")):
+    for module, name in (("built", "build"), ("restrict", "build"), ("pipeline_trials", "plan_candidate")):
         monkeypatch.setattr(importlib.import_module(f"autopar.search.{module}"), name, _refuse)
 
 

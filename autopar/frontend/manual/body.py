@@ -21,6 +21,7 @@ from autopar.frontend.manual.collective import collective
 from autopar.frontend.manual.kinds import Index
 from autopar.frontend.manual.parameters import COLLECTIVES, collective_of
 from autopar.frontend.manual.ragged import ragged_all_to_all
+from autopar.frontend.while_loop import while_loop
 
 #: (equation, operands) -> results of a region inside this one.
 Nested = Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]
@@ -112,13 +113,13 @@ class Body:
         params = eqn.params
         in_cond, first = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
-        def goes_on(carry: Any) -> Any:
+        def goes_on(carry: Sequence[Any]) -> Any:
             return self.run(params["cond_jaxpr"], [*operands[:in_cond], *carry])[0]
 
-        def body(carry: Any) -> Any:
+        def body(carry: Sequence[Any]) -> list[Any]:
             return self.run(params["body_jaxpr"], [*operands[in_cond:first], *carry])
 
-        return list(lax.while_loop(goes_on, body, operands[first:]))
+        return while_loop(goes_on, body, operands[first:], params["cond_jaxpr"].out_avals[0].ndim)
 
     def branch(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         """A ``cond``."""

@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any
 
 from autopar.plan import Plan
+from autopar.search.branches import branches
 from autopar.search.cache.key import key_of
 from autopar.search.cache.store import PlanCache
 from autopar.search.clock import Clock
-from autopar.search.pipelines import branches, pipeline
+from autopar.search.pipelines import pipeline
 from autopar.search.problem import Problem
 from autopar.search.registry import Strategy, cuts_stages
 

@@ -11,7 +11,12 @@ from autopar.ir.phases import phase_of
 from autopar.microbatch import Microbatching
 from autopar.schedule import Schedule, Table, Task, check_barrier, get
 from autopar.search.enumeration.rank_pairs import ranked_pairs
-from autopar.search.enumeration.search_space import is_large, microbatches_and_stages, stage_counts
+from autopar.search.enumeration.search_space import (
+    is_large,
+    is_of_few_operators,
+    microbatches_and_stages,
+    stage_counts,
+)
 from autopar.search.parallel import WorkerPool
 from autopar.search.partition.even import even_stages
 from autopar.search.partition.slicings import layers_of, slicings
@@ -119,7 +124,7 @@ def _numbers(
 ) -> Iterable[tuple[int, list[int]]]:
     """Numbers of microbatches, each with the numbers of stages that are tried with it."""
     o = problem.options
-    ranked = not is_large(problem)
+    ranked = not is_large(problem) and not is_of_few_operators(problem)
     if ranked and o.num_microbatches is None and o.num_stages is None and schedule.chunks == 1:
         blocks = {s: fewest and fewest(s) for s in stage_counts(problem, schedule)}
         if pairs := ranked_pairs(problem, source, schedule, blocks, pool, profilers):

@@ -48,8 +48,9 @@ def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tupl
     a pipeline is, unless one stage has ample memory: else it takes longer to plan without a plan to beat. Even stages
     come first on many nodes, whose meshes take longer to look at, and on a large cluster where memory is not ample.
     A mesh that is asked for and has all devices is the mesh of one stage. Where the number of stages and the schedule
-    are free, independent branches of the step are put side by side on parts of the devices, last. Stages run what
-    outputs need: a step that prints has several where they are asked for, or one does not fit.
+    are free, independent branches of the step are put side by side on parts of the devices: before pipelines, which
+    take longer to plan, and last on a large cluster, where estimates leave out pipelines that are near a plan at hand.
+    Stages run what outputs need: a step that prints has several where they are asked for, or one does not fit.
 
     Args:
         problem: what is planned.
@@ -75,8 +76,10 @@ def forms(problem: Problem, *, cuts_stages: bool, tries_pipelines: bool) -> tupl
         even = (EVEN_STAGES,) if is_large(problem) and not cuts_stages else ()
         if problem.cluster.num_nodes > problem.policy.sizes.many_nodes:
             return (*even, AMPLE_STAGE, PIPELINES, ONE_STAGE, *branches)
-        return (AMPLE_STAGE, *even, PIPELINES, ONE_STAGE, *branches)
-    return (ONE_STAGE, PIPELINES, *branches)
+        if even:
+            return (AMPLE_STAGE, *even, PIPELINES, ONE_STAGE, *branches)
+        return (AMPLE_STAGE, *branches, PIPELINES, ONE_STAGE)
+    return (ONE_STAGE, *branches, PIPELINES)
 
 
 def forms_on_workers(problem: Problem, *, tries_branches: bool) -> tuple[Form, ...]:

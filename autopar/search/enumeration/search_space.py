@@ -23,6 +23,11 @@ def is_small(problem: Problem) -> bool:
     return len(problem.graph.operators) < problem.policy.sizes.small_operators
 
 
+def is_of_few_operators(problem: Problem) -> bool:
+    """Whether a step is so small that most pairs of stages and microbatches are planned exactly."""
+    return len(problem.graph.operators) < problem.policy.sizes.few_operators
+
+
 def is_large(problem: Problem) -> bool:
     """Whether the cluster has so many nodes that stages are whole nodes of it."""
     cluster = problem.cluster
@@ -56,11 +61,11 @@ def microbatch_counts(problem: Problem) -> list[int]:
     """
     size = batch_size(problem.graph) or 1
     stages = problem.options.num_stages or 2
-    policy, few_operators = problem.policy.enumeration, problem.policy.sizes.few_operators
+    policy = problem.policy.enumeration
     least, most = policy.least_microbatches_per_stage * stages, policy.most_microbatches_per_stage * stages
     counts = [n for k in range(size.bit_length()) if size % (n := 2**k) == 0]
     fitting = [n for n in counts if least <= n <= most] or counts[-1:]
-    few = [n for n in counts if n <= fitting[-1]] if len(problem.graph.operators) < few_operators else []
+    few = [n for n in counts if n <= fitting[-1]] if is_of_few_operators(problem) else []
     return sorted({fitting[0], fitting[-1], *few})
 
 
@@ -84,7 +89,10 @@ def stage_counts(problem: Problem, schedule: Schedule) -> list[int]:
     else:
         most = 2 * nodes if nodes > 1 else devices
         powers = [s for s in (2, 4, 8, 16, 32, 64) if s <= most and devices % s == 0]
-        worker_counts = [s for s in powers if nodes == 1 or s * 2 > nodes / 2]
+        worker_counts = [s for s in powers if nodes == 1 or is_small(problem) or s * 2 > nodes / 2]
+        if is_of_few_operators(problem):
+            few = range(2, min(most, problem.policy.enumeration.most_stages_of_few) + 1)
+            worker_counts = sorted({*worker_counts, *few})
     return [s * schedule.chunks for s in worker_counts if tried is None or s * schedule.chunks in tried]
 
 

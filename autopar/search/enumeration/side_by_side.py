@@ -8,9 +8,10 @@ enumerated, and those of the least estimates are planned.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.cost import LeastWork, operator_bytes, total_flops
 from autopar.errors import MicrobatchError
@@ -20,12 +21,16 @@ from autopar.ir.primitives import is_fusible
 from autopar.microbatch import Microbatching, analyze, batch_size
 from autopar.schedule.branches import Branches
 from autopar.search.enumeration.candidates import Candidate, trains
+from autopar.search.enumeration.search_space import is_of_few_operators
 from autopar.search.enumeration.tiny_steps import submeshes_of_all
 from autopar.search.partition.submesh import placed
 from autopar.search.problem import Problem
 from autopar.search.source import StageSource
 from autopar.stages import cluster
 from autopar.stages.layers import forward_operators
+
+#: Ways to give devices to groups: by group (first device, number of devices).
+_Places = Sequence[tuple[tuple[int, int], ...]]
 
 
 def branches_of(problem: Problem, microbatching: Microbatching) -> IndependentBranches | None:
@@ -67,8 +72,8 @@ class _BranchStages:
     weights: tuple[float, ...]
 
 
-def side_by_side(problem: Problem, source: StageSource) -> list[Candidate]:
-    """Candidates with branches side by side, those of the least estimates first.
+def side_by_side(problem: Problem, source: StageSource) -> Iterator[list[Candidate]]:
+    """Candidates with branches side by side, by number of microbatches, those of the least estimates first.
 
     Args:
         problem: what is planned.
@@ -77,8 +82,11 @@ def side_by_side(problem: Problem, source: StageSource) -> list[Candidate]:
     Raises:
         MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
     """
-    asked = problem.options.num_microbatches
-    candidates: list[Candidate] = []
+    asked, policy = problem.options.num_microbatches, problem.policy.branches
+    most = policy.most_candidates
+    if is_of_few_operators(problem):
+        most = max(most, policy.most_candidates_of_few)
+    places_of: dict[int, _Places] = {}
     for count in [asked] if asked is not None else _counts(problem):
         try:
             microbatching = source.microbatches(count)
@@ -89,14 +97,14 @@ def side_by_side(problem: Problem, source: StageSource) -> list[Candidate]:
         branches = branches_of(problem, microbatching)
         if branches is None:
             continue
-        layers = cluster(problem.graph, microbatching, problem.policy.enumeration.most_layers, fewest=None).members
-        some = [
-            replace(c, layers=layers)
+        cuts = (
+            placement
             for cut in _cuts(problem, microbatching, branches)
-            for c in _placed(problem, cut, count)
-        ]
-        candidates += sorted(some, key=lambda c: c.estimate_s)[: problem.policy.branches.most_candidates]
-    return sorted(candidates, key=lambda c: c.estimate_s)
+            for placement in _placed(cut, _places(problem, len(cut.groups), places_of))
+        )
+        least = heapq.nsmallest(most, cuts, key=lambda placement: placement.estimate_s)
+        layers = cluster(problem.graph, microbatching, problem.policy.enumeration.most_layers, fewest=None).members
+        yield [_candidate(problem, placement, count, layers) for placement in least]
 
 
 def _counts(problem: Problem) -> list[int]:
@@ -136,20 +144,49 @@ def _partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
             yield [*rest[:n], [items[0], *rest[n]], *rest[n + 1 :]]
 
 
-def _placed(problem: Problem, cut: _BranchStages, count: int) -> Iterator[Candidate]:
+def _places(problem: Problem, groups: int, known: dict[int, _Places]) -> _Places:
+    """Ways to give all devices to so many groups; ``known`` has them by number of groups."""
+    if groups not in known:
+        known[groups] = [placed(problem.cluster, kinds) for kinds in submeshes_of_all(problem, groups)]
+    return known[groups]
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """A cut on devices.
+
+    Args:
+        estimate_s: seconds of the slowest group, and of what is before and behind the groups.
+        cut: the stages.
+        places: by worker its devices.
+        workers: by stage its worker.
+    """
+
+    estimate_s: float
+    cut: _BranchStages
+    places: tuple[tuple[int, int], ...]
+    workers: tuple[int, ...]
+
+
+def _placed(cut: _BranchStages, places_of_groups: _Places) -> Iterator[_Placement]:
     """A cut on all submeshes; what is before and behind the groups on the devices of each of them."""
-    after, first, groups = _after(problem.graph, cut.members), cut.groups.start, len(cut.groups)
+    first, groups = cut.groups.start, len(cut.groups)
     others = [s for s in range(len(cut.members)) if s not in cut.groups]
-    for kinds in submeshes_of_all(problem, groups):
-        places = placed(problem.cluster, kinds)
-        for homes in itertools.product(range(groups), repeat=len(others)):
-            worker_of = {**{s: s - first for s in cut.groups}, **dict(zip(others, homes, strict=True))}
+    for places in places_of_groups:
+        slowest_s = max(cut.weights[s] / places[s - first][1] for s in cut.groups)
+        for joining in itertools.product(range(groups), repeat=len(others)):
+            worker_of = {**{s: s - first for s in cut.groups}, **dict(zip(others, joining, strict=True))}
             workers = tuple(worker_of[s] for s in range(len(cut.members)))
-            seconds = [w / places[workers[s]][1] for s, w in enumerate(cut.weights)]
-            estimate_s = max(seconds[s] for s in cut.groups) + sum(seconds[s] for s in others)
-            schedule = Branches(after, workers, trains(problem))
-            devices = tuple(places[w] for w in workers)
-            yield Candidate(count, cut.members, devices, estimate_s, schedule=schedule)
+            estimate_s = slowest_s + sum(cut.weights[s] / places[worker_of[s]][1] for s in others)
+            yield _Placement(estimate_s, cut, places, workers)
+
+
+def _candidate(problem: Problem, placement: _Placement, count: int, layers: tuple[tuple[str, ...], ...]) -> Candidate:
+    """A placement in so many microbatches."""
+    cut, workers = placement.cut, placement.workers
+    schedule = Branches(_after(problem.graph, cut.members), workers, trains(problem))
+    devices = tuple(placement.places[w] for w in workers)
+    return Candidate(count, cut.members, devices, placement.estimate_s, layers, schedule=schedule)
 
 
 def _after(graph: Graph, members: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:

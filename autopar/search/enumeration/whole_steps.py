@@ -70,6 +70,9 @@ def stages_that_may_be_faster(
 ) -> tuple[int, ...]:
     """Numbers of stages with which a pipeline may take less than ``cutoff_s``.
 
+    Of numbers that do not divide the devices no equal stage is looked at: they are tried where one that does may be
+    faster.
+
     Args:
         problem: the step in one microbatch.
         step: in other forms.
@@ -83,11 +86,15 @@ def stages_that_may_be_faster(
     devices, policy = problem.cluster.num_devices, problem.policy.enumeration
     size = batch_size(problem.graph) or 1
     possible = list(counts or [2**k for k in range(size.bit_length()) if size % 2**k == 0])
-    faster = []
+    faster, divides, uneven = list[int](), False, list[int]()
     for stages, least_s in sorted(least_by_stages(problem, counts).items()):
         if least_s >= cutoff_s:
             continue
-        if devices % stages == 0 and len(problem.cluster.groups) == 1:
+        if devices % stages:
+            uneven.append(stages)
+            continue
+        divides = True
+        if len(problem.cluster.groups) == 1:
             count = max((n for n in possible if n <= policy.whole_step_microbatches * stages), default=min(possible))
             try:
                 if _takes_as_long(problem, step, stages, count, possible, cutoff_s / exposed):
@@ -95,6 +102,8 @@ def stages_that_may_be_faster(
             except MicrobatchError:
                 pass
         faster.append(stages)
+    if faster or not divides:
+        faster = sorted([*faster, *uneven])
     if not faster:
         raise not_faster(problem, cutoff_s, "equal stages without a bubble take as long")
     return tuple(faster)
@@ -171,8 +180,8 @@ def _on_few_devices(problem: Problem, every: Sequence[int]) -> Sequence[int]:
 def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int]) -> list[int]:
     """Numbers of microbatches, rising, from the first on in which one stage that recomputes nothing may fit.
 
-    More microbatches hold less, so that the first is found by halving: by what all values hold at least on the mesh
-    that is most like the machine, which is about the least of every mesh. Where none may fit all are given.
+    More microbatches hold less, so that the first is found by halving: by what all values hold at least on some mesh,
+    that most like the machine first. Where none may fit all are given.
 
     Args:
         problem: the step in one microbatch.
@@ -187,8 +196,9 @@ def counts_that_may_fit(problem: Problem, step: StepSource, counts: Sequence[int
             return False
         problem.checkpoint()
         options = replace(problem.options, num_microbatches=count, num_stages=1, remat="auto", schedule="auto")
-        sharding_problem = build(replace(problem, graph=graph, options=options), by_likeness(problem.cluster)[0])
-        return not sharding_problem.broken and memory_floor(sharding_problem.problem) <= problem.memory_limit_bytes
+        stage = replace(problem, graph=graph, options=options)
+        some = (build(stage, mesh) for mesh in by_likeness(problem.cluster)[: problem.policy.enumeration.ranked_meshes])
+        return any(not s.broken and memory_floor(s.problem) <= problem.memory_limit_bytes for s in some)
 
     first = 0 if fits(counts[0]) else bisect_left(counts, True, lo=1, key=fits)
     return list(counts[first:] or counts)

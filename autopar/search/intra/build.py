@@ -93,6 +93,7 @@ def build(problem: Problem, mesh: LogicalMesh, *, split_phases: bool = False) ->
         tuple(usage),
         tuple(outputs),
         tuple(b.notes),
+        memory_bound=split_phases,  # a copy of one phase is given back before the next
         broken=tuple(b.broken),
     )
 

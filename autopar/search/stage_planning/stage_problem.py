@@ -12,6 +12,7 @@ from autopar.plan.text import bytes_text
 from autopar.recompute import LEVELS, Level
 from autopar.schedule import Table
 from autopar.schedule.offload import IN_TRANSFER
+from autopar.search.anytime import OfParts
 from autopar.search.constraints import Constraint
 from autopar.search.problem import Problem
 from autopar.search.source import Recomputation, Sliced, StageSource
@@ -177,6 +178,7 @@ def stage_problem(
         source=None,
         subproblem=subproblem,
         reporting=reporting,
+        anytime=None if problem.anytime is None else OfParts(problem.anytime),
     )
     return StageProblem(
         planned_problem, of_stage.graph, (*of_stage.kind, form.host_update, others), of_stage.ends, extra, whole

@@ -20,6 +20,7 @@ from autopar.search.enumeration import candidates, rank_pairs
 from autopar.search.parallel import SERIAL
 from autopar.search.partition.slicings import layers_of
 from autopar.search.partition.submesh import Submesh
+from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.profiling import sharding
 from autopar.search.profiling.profiler import LayerProfiler
 from examples import mlp
@@ -38,7 +39,8 @@ def problem(memory: int = 10**9) -> Problem:
     traced = trace(fn, flatten_call(fn, args, {}, SignatureOptions())[0])
     cluster = nodes(memory)
     options = Options(num_stages=None, num_microbatches=None, memory_limit_bytes=memory)
-    return Problem(traced.graph, cluster, CostModel(cluster), options, TracedStages(step_of(traced)))
+    policy = SearchPolicy(sizes=SizePolicy(few_operators=0))  # of few operators all pairs are planned
+    return Problem(traced.graph, cluster, CostModel(cluster), options, TracedStages(step_of(traced)), policy)
 
 
 def prices(made: Problem, count: int) -> LayerProfiler:

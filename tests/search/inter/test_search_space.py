@@ -89,9 +89,21 @@ def test_what_is_asked_for_is_what_is_tried():
     assert list(microbatches_and_stages(problem(48, options=asked), get("1f1b"))) == [(24, [6])]
 
 
-@pytest.mark.parametrize(("nodes", "found"), [(1, [2, 4, 8]), (2, [2, 4]), (4, [2, 4, 8]), (8, [4, 8, 16])])
-def test_few_nodes_have_powers_of_two(nodes, found):
-    assert stage_counts(problem(nodes), get("1f1b")) == found
+@pytest.mark.parametrize(
+    ("nodes", "counts"), [(1, [2, 3, 4, 8]), (2, [2, 3, 4]), (4, [2, 3, 4, 8]), (8, [2, 3, 4, 8, 16])]
+)
+def test_few_nodes_have_powers_of_two_and_small_steps_some_others(nodes, counts):
+    few, sizes = problem(nodes), SizePolicy(few_operators=10**6)
+    assert stage_counts(with_sizes(few, sizes), get("1f1b")) == counts
+    powers = [s for s in counts if s != 3]
+    small, larger = SizePolicy(few_operators=0, small_operators=10**6), SizePolicy(few_operators=0, small_operators=0)
+    assert stage_counts(with_sizes(few, small), get("1f1b")) == powers
+    # Of others stages of more than three nodes are not tried.
+    assert stage_counts(with_sizes(few, larger), get("1f1b")) == [s for s in powers if nodes < 8 or s > 2]
+
+
+def with_sizes(problem: Problem, sizes: SizePolicy) -> Problem:
+    return replace(problem, policy=replace(problem.policy, sizes=sizes))
 
 
 def test_stages_of_a_large_cluster_are_tried_where_their_number_is_free():

@@ -46,7 +46,7 @@ class Expected:
     missed: int
 
 
-TINY = Expected(0.95, 1.2, 0.9, 1.12, 0)
+TINY = Expected(0.99, 1.01, 0.92, 1.02, 0)
 BY_ESTIMATES = Expected(0.9, 1.5, 0.55, 1.8, 3)
 
 

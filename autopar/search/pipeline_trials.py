@@ -1,0 +1,143 @@
+"""`PipelineSearch`: plans slicings of a step, for the search of pipelines and for that of branches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from autopar.errors import ConstraintError, InfeasiblePlanError, MicrobatchError, ScheduleError
+from autopar.plan import Considered, Plan
+from autopar.schedule import get
+from autopar.search.clock import Clock
+from autopar.search.composition.schedules import with_launches
+from autopar.search.enumeration.candidates import Candidate
+from autopar.search.parallel import WorkerPool
+from autopar.search.problem import NotFasterError, Problem
+from autopar.search.source import StageSource
+from autopar.search.stage_planning.busy import BusyStages
+from autopar.search.stage_planning.candidate import plan_candidate
+from autopar.search.stage_planning.shared import StagePlanCache
+from autopar.search.trials import Trials
+
+
+@dataclass(frozen=True)
+class PipelineTrial:
+    """A candidate that may be planned.
+
+    Args:
+        candidate: stages and their devices.
+        below_s: seconds, launches included, that its plan must stay below.
+        is_optional: whether another plan is there, so that a schedule that cannot run it is no fault.
+        shares_stages: whether stages are planned once for all candidates with the same members.
+    """
+
+    candidate: Candidate
+    below_s: float = math.inf
+    is_optional: bool = False
+    shares_stages: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of microbatches."""
+        return self.candidate.count
+
+    def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
+        """``error``, which names the stage."""
+        return error
+
+
+@dataclass(frozen=True)
+class PipelineSearch:
+    """The search of the pipelines of one problem.
+
+    Args:
+        problem: what is planned.
+        source: cuts its step.
+        intra: plans one stage on its submesh.
+        pool: of workers.
+        clock: takes the time of phases.
+        stage_plans: by the members of stages the plans that candidates share.
+        busy: what stages take that were planned.
+        planned: plans with what they are of.
+    """
+
+    problem: Problem
+    source: StageSource
+    intra: Callable[[Problem], Plan]
+    pool: WorkerPool
+    clock: Clock
+    stage_plans: dict[tuple[tuple[str, ...], ...], StagePlanCache] = field(default_factory=dict)
+    busy: BusyStages = field(default_factory=BusyStages)
+    planned: list[tuple[Plan, Candidate]] = field(default_factory=list)
+
+    def attempt(self, trial: PipelineTrial, cutoff_s: float, explain: bool) -> Plan:
+        """The plan of a candidate; see `Trials`."""
+        problem, candidate = self.problem, trial.candidate
+        cache = self.stage_plans.setdefault(candidate.members, {}) if trial.shares_stages else None
+        with self.clock.phase("stages"):
+            try:
+                plan = plan_candidate(
+                    problem, self.source, candidate, self.intra, self.pool, cache, self.busy, cutoff_s
+                )
+            except ConstraintError as error:  # other slicings give the stage more devices
+                raise InfeasiblePlanError(error.fact, cause=error.cause, remedy=error.remedy) from error
+            except ScheduleError as error:
+                if not trial.is_optional:
+                    raise
+                raise InfeasiblePlanError(error.fact, cause=error.cause, remedy=error.remedy) from error
+        if trial.below_s < math.inf and launched_s(problem, plan, plan.schedule, trial.candidate) >= trial.below_s:
+            raise NotFasterError(f"schedule {plan.schedule} is not faster")
+        self.planned.append((plan, candidate))
+        return plan
+
+
+def launched_s(problem: Problem, plan: Plan, schedule: str, candidate: Candidate) -> float:
+    """Seconds of a step with those of launches by a schedule."""
+    table = get(schedule).table(len(candidate.members), candidate.count)
+    return with_launches(problem.policy.schedules, plan.step_time, table)
+
+
+def seconds_of(plan: Plan) -> float:
+    """Seconds of a step."""
+    return plan.step_time
+
+
+def fastest_of(plans: Sequence[Plan], clock: Clock) -> Plan:
+    """The fastest of some plans, whose record has the others; its phases are those of ``clock``."""
+    best = min(plans, key=seconds_of)
+    record = msgspec.structs.replace(best.content.search, considered=_considered(plans, best))
+    return Plan(msgspec.structs.replace(best.content, search=record), clock.phases())
+
+
+def _considered(plans: Sequence[Plan], best: Plan) -> tuple[Considered, ...]:
+    """The fastest plan of each kind."""
+    kinds: dict[str, Plan] = {}
+    for p in sorted(plans, key=lambda p: p.step_time):
+        kinds.setdefault(f"{p.num_stages} stages, {p.num_microbatches} microbatches, {p.schedule}", p)
+    return tuple(
+        Considered(name, p.step_time, p.peak_memory, "chosen" if p is best else "") for name, p in kinds.items()
+    )
+
+
+def nothing_planned(
+    problem: Problem, trials: Trials[PipelineTrial, Plan]
+) -> ConstraintError | InfeasiblePlanError | MicrobatchError:
+    """The first failure, a constraint itself where stages were asked for; where nothing was tried, why."""
+    failures: list[InfeasiblePlanError | MicrobatchError] = [*trials.failures.values(), *trials.impossible.values()]
+    if failures:
+        cause = failures[0].__cause__
+        return cause if isinstance(cause, ConstraintError) and problem.options.num_stages is not None else failures[0]
+    if problem.subproblem.cutoff_s < math.inf:
+        return NotFasterError(
+            f"no pipeline of {problem.graph.name} is estimated to take less than {problem.subproblem.cutoff_s:.6g} s",
+            cause="another plan is at hand that is as fast",
+            remedy="ask for num_stages to have one all the same",
+        )
+    return InfeasiblePlanError(
+        f"no way to cut {problem.graph.name} into stages fits {problem.cluster.name}",
+        cause="too few layers, devices or bytes for the number of stages",
+        remedy="fewer stages, more microbatches, or a higher memory_limit",
+    )

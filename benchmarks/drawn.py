@@ -123,8 +123,8 @@ def draw(seed: int, number: int) -> Case:
         inner = 2 ** int(random.integers(0, int(math.log2(devices)) + 1))
         options.update(num_stages=1, mesh_shape=(devices // inner, inner) if 1 < inner < devices else (devices,))
     elif devices > 1:
-        counts = [n for n in (4, 16) if n <= batch]
-        asked = ({"num_stages": 1}, *({"num_stages": s, "num_microbatches": n} for s in (2, 4) for n in counts))
+        counts = [n for n in (1, 4, 16) if n <= batch]
+        asked = ({"num_stages": 1}, *({"num_stages": s, "num_microbatches": n} for s in (2, 4, 8) for n in counts))
         asked = tuple(a for a in asked if a["num_stages"] <= devices)
     name = f"{number}: {family} {preset} {given}, batch {batch}, {devices} devices"
     return Case(name, family, preset, sizes, cluster, nodes, options, asked)

@@ -104,7 +104,8 @@ def ranked_pairs(
     policy, best = problem.policy.enumeration, problem.policy.partition.ranked_pairs
     stages = stage_counts(problem, schedule)
     size = batch_size(problem.graph) or 1
-    counts = [2**k for k in range(size.bit_length()) if size % 2**k == 0 and 2**k >= min(stages, default=size)]
+    least = 1 if is_small(problem) else min(stages, default=size)
+    counts = [2**k for k in range(size.bit_length()) if size % 2**k == 0 and 2**k >= least]
     counts = [n for n in counts if n <= policy.most_ranked_per_stage * max(stages, default=1)]
     if len(counts) < 3:
         return []
@@ -119,7 +120,8 @@ def ranked_pairs(
         for n, layers in ((counts[0], few), (counts[-1], many)):
             if (n, layers) not in profilers:
                 profilers[n, layers] = LayerProfiler(problem, source, n, layers, pool)
-        by_cost += _pairs((profilers[counts[0], few], profilers[counts[-1], many]), s, _possible(schedule, s, counts))
+        ends = profilers[counts[0], few], profilers[counts[-1], many]
+        by_cost += _pairs(ends, s, _possible(problem, schedule, s, counts))
     cutoff_s = problem.policy.partition.near_best * problem.subproblem.cutoff_s
     if by_cost and all(estimate_s >= cutoff_s for _, estimate_s, _, _ in by_cost):
         raise not_faster(problem, problem.subproblem.cutoff_s, "layers as they are priced take longer by far")
@@ -133,13 +135,14 @@ def ranked_pairs(
     return [*pairs[:best], *others]
 
 
-def _possible(schedule: Schedule, stages: int, counts: Sequence[int]) -> Iterator[int]:
+def _possible(problem: Problem, schedule: Schedule, stages: int, counts: Sequence[int]) -> Iterator[int]:
+    """Numbers of microbatches, one for each stage at least but where latency may be all that a small step waits for."""
     for count in counts:
         try:
             schedule.table(stages, count)
         except ScheduleError:
             continue
-        if count >= stages:
+        if count >= stages or is_small(problem):
             yield count
 
 

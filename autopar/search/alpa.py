@@ -12,6 +12,7 @@ import msgspec
 from autopar.errors import InfeasiblePlanError
 from autopar.plan import Considered, Plan
 from autopar.plan.text import bytes_text
+from autopar.search.anytime import OfParts, faster_by
 from autopar.search.assemble import assemble, step_bound_s
 from autopar.search.built import built_for, sharding_problem_of
 from autopar.search.clock import Clock
@@ -61,9 +62,10 @@ def alpa(problem: Problem) -> Plan:
     looked = all_looked_at(problem, meshes, known_s, clock)
     if problem.subproblem.ample_memory and not any(look.fits for look in looked):
         raise too_little(problem)
+    offers = list[Plan]()
     first = min((look for look in looked if look.fits), key=lambda look: look.bound_s, default=None)
     if first is not None:
-        _offer(problem, first.sharding_problem, first.solution)
+        offers += _offered(problem, first.sharding_problem, first.solution)
     answers: dict[int, list[MeshSolution]] = {}
     unlimited: dict[int, float] = {}
     best = math.inf
@@ -81,7 +83,8 @@ def alpa(problem: Problem) -> Plan:
         answers[i] = [free]
         if free.sharding_problem.memory_bound:
             useful = free.solution.lower_bound <= min(best, known_s) and free.solution.status is not Status.INFEASIBLE
-            answers[i] = _under_limit(problem, free, clock, best, known_s) if useful else [_given_up(free)]
+            limited = useful and _under_limit(problem, free, clock, best, known_s, offers)
+            answers[i] = limited or [_given_up(free)]
         best = min([best, *(a.solution.objective for a in answers[i] if a.solution.found)])
     every = [answer for i in range(len(looked)) for answer in answers[i]]
     cheapest = min(unlimited.values(), default=math.inf)
@@ -93,6 +96,9 @@ def alpa(problem: Problem) -> Plan:
             raise _no_better(problem, min(useless))
     improve = functools.partial(_improved, problem)
     plan = best_plan(problem, every, "alpa", clock, improve)
+    # A look may hide more of what it sends than the answer of the least sum. A plan that is kept makes no offers.
+    offer = min(offers, key=lambda plan: plan.step_time, default=None)
+    plan = faster_by(plan, offer, problem.policy.schedules.least_gain)
     if not plan.content.memory_bound or len(unlimited) < len(looked):
         return plan
     search = msgspec.structs.replace(plan.content.search, unlimited_s=cheapest)
@@ -176,7 +182,7 @@ def _without_limit(problem: Problem, looked: Looked, clock: Clock, cutoff_s: flo
 
 
 def _under_limit(
-    problem: Problem, free: MeshSolution, clock: Clock, best_s: float, known_s: float
+    problem: Problem, free: MeshSolution, clock: Clock, best_s: float, known_s: float, offers: list[Plan]
 ) -> list[MeshSolution]:
     """Answers within the limit: with copies that all phases share, and with copies of each phase's own.
 
@@ -189,6 +195,7 @@ def _under_limit(
         clock: takes the time.
         best_s: seconds of the best answer of another mesh.
         known_s: seconds of a plan that is at hand.
+        offers: takes the plans of looks.
     """
     by_phase = "memory binds, each phase gathers for itself"
     if problem.subproblem.separate_programs:
@@ -206,8 +213,8 @@ def _under_limit(
         with clock.phase("solve"):
             split_look = first_look(split.problem, Goal(PLAN_GAP, known_s))
         cutoff_s = min(cutoff_s, math.inf if split_look is None else split_look.objective)
-        _offer(problem, split, split_look)
-    _offer(problem, shared, look)
+        offers += _offered(problem, split, split_look)
+    offers += _offered(problem, shared, look)
     with clock.phase("solve"):
         solution = solve_mesh(problem, shared.problem, known=look, binds=True, cutoff_s=cutoff_s)
     answers = [MeshSolution(shared, solution, "memory binds")]
@@ -219,13 +226,19 @@ def _under_limit(
     return [*answers, MeshSolution(split, solution, by_phase)]
 
 
-def _offer(problem: Problem, sharding_problem: ShardingProblem, look: Solution | None) -> None:
-    """Offers the plan of a look that keeps the limit, where the mesh takes longer to solve than a plan to assemble."""
+def _offered(problem: Problem, sharding_problem: ShardingProblem, look: Solution | None) -> list[Plan]:
+    """The plan of a look that keeps the limit, which is offered, where the mesh takes longer to solve than a plan to
+    assemble; of a part of a step none."""
     least_columns = problem.policy.meshes.offered_columns
-    if problem.anytime is None or look is None or not look.found or look.status is Status.OPTIMAL:
-        return
-    if sharding_problem.problem.columns >= least_columns and is_feasible(sharding_problem.problem, look.choice):
-        problem.offer(best_plan(problem, [MeshSolution(sharding_problem, look)], "alpa", Clock()))
+    if problem.anytime is None or isinstance(problem.anytime, OfParts):
+        return []
+    if look is None or not look.found or look.status is Status.OPTIMAL:
+        return []
+    if sharding_problem.problem.columns < least_columns or not is_feasible(sharding_problem.problem, look.choice):
+        return []
+    plan = best_plan(problem, [MeshSolution(sharding_problem, look)], "alpa", Clock())
+    problem.offer(plan)
+    return [plan]
 
 
 def _no_better(problem: Problem, cheapest_s: float) -> NotFasterError:

@@ -78,10 +78,7 @@ class Incumbent:
             plan: the answer.
             least_gain: the share.
         """
-        one = self.one_stage
-        if one is None or one.step_time >= (1 - least_gain) * plan.step_time:
-            return plan
-        return replace(one, phases=plan.phases)
+        return faster_by(plan, self.one_stage, least_gain)
 
     def telling(self, log: Callable[[str], None]) -> Callable[[str], None]:
         """``log`` with the best plan known and the seconds of searching behind each line."""
@@ -110,6 +107,13 @@ class Incumbent:
         note = f"the search was ended by {cause}: this is the best plan until then, and a longer search may find better"
         content = msgspec.structs.replace(self.best.content, notes=(*self.best.content.notes, note))
         return replace(self.best, content=content)
+
+
+def faster_by(plan: Plan, other: Plan | None, least_gain: float) -> Plan:
+    """``other``, if it takes less by more than a share of the step of ``plan``; else ``plan``."""
+    if other is None or other.step_time >= (1 - least_gain) * plan.step_time:
+        return plan
+    return replace(other, phases=plan.phases)
 
 
 @dataclass(frozen=True)

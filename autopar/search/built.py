@@ -73,7 +73,7 @@ class BuiltProblems:
     @property
     def entries(self) -> int:
         """Numbers in its arrays."""
-        return sum(n.costs.size for s in self.problems.values() for n in s.nodes)
+        return sum(s.entries for s in self.problems.values())
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from autopar.cluster import LogicalMesh
 from autopar.ir import Layout
@@ -41,3 +42,8 @@ class ShardingProblem:
     notes: tuple[str, ...]
     memory_bound: bool = False
     broken: tuple[str, ...] = ()
+
+    @cached_property
+    def entries(self) -> int:
+        """Numbers in its arrays, about: those of its nodes."""
+        return sum(n.costs.size for n in self.nodes)

@@ -162,6 +162,21 @@ def test_what_cannot_be_sent_is_computed_here(pool: WorkerPool) -> None:
     assert still.outcome == 2.0
 
 
+class _Filled(dict):
+    """A cache that another thread fills whenever it is pickled."""
+
+    def __reduce__(self):
+        raise RuntimeError("dictionary changed size during iteration")
+
+
+def test_what_changes_while_it_is_sent_is_computed_here(pool: WorkerPool) -> None:
+    changing = pool.submit(len, _Filled(a=1))
+    wait_for(changing)
+    assert isinstance(changing.outcome, NoAnswerError) and changing.result() == 1
+    wait_for(still := pool.submit(math.sqrt, 4.0))
+    assert still.outcome == 2.0
+
+
 def _closure(value: int):
     return lambda: value
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,11 +57,15 @@ class Process:
         return Process(child, near)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """What the function returns there, or the exception that it raises; `NoAnswerError` where none comes."""
+        """What the function returns there, or the exception that it raises; `NoAnswerError` where none comes.
+
+        Whatever keeps an answer from coming is none of the function's errors: who waits computes it here. Another
+        thread may fill a cache of an argument while it is pickled, which ends with a `RuntimeError`.
+        """
         try:
             self.connection.send((function, args))
             return self.connection.recv()
-        except (OSError, EOFError, ValueError, TypeError, AttributeError, ImportError, pickle.PickleError) as error:
+        except Exception as error:
             return NoAnswerError(f"no answer from the worker process: {error!r}")
 
     def close(self) -> None:

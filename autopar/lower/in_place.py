@@ -29,7 +29,7 @@ def numbers_in_place(
     return {
         i - scan.num_whole: j - scan.num_carry
         for i, j in replaced_in_place(graph, op).items()
-        if i not in away and layouts[i] == results[j] and not layouts[i].dims[0]
+        if i >= scan.num_whole and i not in away and layouts[i] == results[j] and not layouts[i].dims[0]
     }
 
 

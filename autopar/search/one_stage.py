@@ -26,6 +26,7 @@ class OneStage:
         host_update: whether state that only the update reads lies on hosts and is updated there.
         padded: dims that are padded inside, one of each class.
         backward_update: whether the update of stacks of layers runs inside of the backward loop.
+        segment_layers: layers of a segment that the backward pass runs again at once; 0 leaves loops as they are.
     """
 
     count: int
@@ -35,6 +36,7 @@ class OneStage:
     host_update: bool = False
     padded: tuple[PaddedDim, ...] = ()
     backward_update: bool = False
+    segment_layers: int = 0
 
     def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
         """``error``, which says in how many microbatches, and with what recomputation."""
@@ -44,6 +46,7 @@ class OneStage:
         parts += ["with the update on hosts"] * self.host_update
         parts += ["with padding"] * bool(self.padded)
         parts += ["with layers updated in the backward loop"] * self.backward_update
+        parts += [f"in segments of {self.segment_layers} layers"] * bool(self.segment_layers)
         if not parts:
             return error
         return InfeasiblePlanError(

@@ -221,7 +221,9 @@ class Planner:
         def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
             count, level = configuration.count, configuration.level
             c = configuration
-            single = step.single_stage(count, level, c.block_scores, c.layered_update, c.padded, c.backward_update)
+            single = step.single_stage(
+                count, level, c.block_scores, c.layered_update, c.padded, c.backward_update, c.segment_layers
+            )
             options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
             if c.host_update and options.offload == "auto":
                 options = replace(options, offload="update")
@@ -230,7 +232,8 @@ class Planner:
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
 
             def in_form(plan: Plan) -> Plan:
-                content = plan.content.in_form(level, single.layer_ends, c.layered_update, c.backward_update)
+                loops = c.layered_update, c.backward_update, c.segment_layers
+                content = plan.content.in_form(level, single.layer_ends, *loops)
                 content = content.in_blocks(c.block_scores)
                 content = content.with_padding(c.padded, padding_notes(problem.graph, c.padded))
                 notes = (*content.notes, *meetings(single.graph))

@@ -225,9 +225,10 @@ def _backward(
             here = first + number
             slices = {**loop.rows({**whole, **written}, here), **dict(zip(pair.stacks, residuals, strict=True))}
             after, rows = layer(carry, slices)
-            if ends:  # what a layer reads of a stack it has read before it writes
-                after, new = lax.optimization_barrier((after, [rows[n] for n in ends.values()]))
-                written = {n: _put(written[n], row, here) for n, row in zip(ends, new, strict=True)}
+            if ends:
+                with loop.recorder.around(loop.op):  # what a layer reads of a stack it has read before it writes
+                    at, after, new = lax.optimization_barrier((here, after, [rows[n] for n in ends.values()]))
+                    written = {n: _put(written[n], row, at) for n, row in zip(ends, new, strict=True)}
             return (after, written), [rows[n] for n in given]
 
         _, residuals = again.over(ahead, start, _numbers(layers))

@@ -175,7 +175,7 @@ def in_blocks(
     stage = plain.stages[0]
     there = _updates_on_hosts(plain)
     same = OneStage(plain.num_microbatches, stage.remat, block_scores, stage.layered_update, there)
-    same = replace(same, backward_update=stage.backward_update)
+    same = replace(same, backward_update=stage.backward_update, segment_layers=stage.segment_layers)
     configurations = dict.fromkeys([OneStage(counts[0], first, block_scores, layered_updates[0]), same])
     plans = trials.run(configurations, seconds=_seconds, cutoff_s=plain.step_time)
     return min((p for p in plans if p.step_time < plain.step_time), key=_seconds, default=None)
@@ -193,6 +193,7 @@ def with_padding(trials: Trials[OneStage, Plan], plan: Plan, padded: Sequence[tu
     for dims in padded:
         there = _updates_on_hosts(plan)
         same = OneStage(plan.num_microbatches, stage.remat, stage.block_scores, stage.layered_update, there, dims)
+        same = replace(same, segment_layers=stage.segment_layers)
         plans = trials.run([same], seconds=_seconds, cutoff_s=plan.step_time)
         plan = min((*plans, plan), key=_seconds)
     return plan

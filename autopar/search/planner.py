@@ -47,6 +47,7 @@ from autopar.search.one_stage import OneStage, Shortage, first_configuration, in
 from autopar.search.padding import padding_notes, paddings_of
 from autopar.search.problem import NotFasterError, Problem, not_faster
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage, names_plan
+from autopar.search.segments import Segments
 from autopar.search.source import StepSource
 from autopar.search.token_slices import in_slices
 from autopar.search.trials import Trials
@@ -184,6 +185,8 @@ class Planner:
         trials = Trials(attempt)
         looks = Trials(self._attempt(with_looks_only(problem), step)) if self.strategy is alpa else trials
         in_backward = BackwardUpdate(step, o.offload)
+        segments = Segments(problem, step, names_plan(self.strategy))
+        shortage = Shortage(in_backward, may_fit, segments, problem.policy.stages.segment_cost)
         plain: Plan | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
         if not blocks or o.attention != "blocks":
@@ -195,7 +198,7 @@ class Planner:
                     offload=o.offload != "none",
                     layered_updates=layered,
                     host_update=there,
-                    shortage=Shortage(in_backward, may_fit),
+                    shortage=shortage,
                     cutoff_s=cutoff_s,
                     looks=looks if _is_tiny(problem) else None,
                 )
@@ -205,7 +208,7 @@ class Planner:
             plan = plain
         else:
             trials = Trials(attempt)
-            plan = in_blocks(trials, possible, o.remat, blocks, plain, layered, there, in_backward) or plain
+            plan = in_blocks(trials, possible, o.remat, blocks, plain, layered, there, shortage) or plain
             failure = failure or (None if plan is not None else trials.error())
         if plan is None:
             assert failure is not None

@@ -53,6 +53,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "small h100": Case("8B", _SMALL, "cuda:h100:1x8", 1.75),
         "70B v5p": Case("70B", _LARGE, "tpu:v5p:4x4x4", 1.75),
         "70B v5p, 1.3": Case("70B", _LARGE_OF_1K, "tpu:v5p:4x4x4", 1.3),
+        "70B v5p, 1.3, 2k tokens": Case("70B", _LARGE, "tpu:v5p:4x4x4", 1.3),
         "70B h100": Case("70B", _LARGE, "cuda:h100:8x8", 1.75),
         "70B h100, 1.3": Case("70B", _LARGE_OF_1K, "cuda:h100:8x8", 1.3),
     }

@@ -22,6 +22,8 @@ from autopar.lower.microbatch import microbatched
 from autopar.lower.padded import padded
 from autopar.lower.pipeline.source import TracedStages
 from autopar.lower.recompute import recomputed_step
+from autopar.lower.segment_loops import segment_lengths
+from autopar.lower.segments import in_segments
 from autopar.lower.split_layers import SplitStep, group_count, layer_count, split_layers
 from autopar.microbatch import operators_between
 from autopar.plan import Plan
@@ -31,7 +33,7 @@ from autopar.search.source import LayeredStep, SingleStage
 from autopar.sharding.padding import PaddedDim
 
 #: See `TracedStep.forms`.
-_Form: TypeAlias = tuple[int, Level, int, bool, tuple[PaddedDim, ...], bool]
+_Form: TypeAlias = tuple[int, Level, int, bool, tuple[PaddedDim, ...], bool, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +50,8 @@ class TracedStep:
         shared: another plan of several stages with whose state the function is planned; None where it is not.
         layered_steps: by groups and scores, the function with its stacks taken apart.
         forms: by number of microbatches, what is recomputed, what runs in blocks, whether layers are updated one at
-            a time, what is padded, and whether layers are updated in the backward loop, the function as one stage, with
-            the ends of its layers.
+            a time, what is padded, whether layers are updated in the backward loop, and how many layers a segment has,
+            the function as one stage, with the ends of its layers.
     """
 
     traced: Traced
@@ -70,9 +72,10 @@ class TracedStep:
         layered_update: bool = False,
         padded: tuple[PaddedDim, ...] = (),
         backward_update: bool = False,
+        segment_layers: int = 0,
     ) -> SingleStage:
         """The step as one stage. Raises MicrobatchError where there cannot be as many microbatches."""
-        key = num_microbatches, remat, block_scores, layered_update, padded, backward_update
+        key = num_microbatches, remat, block_scores, layered_update, padded, backward_update, segment_layers
         if key not in self.forms:
             self.forms[key] = as_one_stage(
                 self.traced,
@@ -83,6 +86,7 @@ class TracedStep:
                 layered_update=layered_update,
                 padded_dims=padded,
                 backward_update=backward_update,
+                segment_layers=segment_layers,
             )
         form, ends = self.forms[key]
         return SingleStage(form.graph, ends)
@@ -94,6 +98,10 @@ class TracedStep:
     def update_in_backward(self) -> tuple[bool, str]:
         """Whether the update of stacks of layers may run inside of the backward loop over them, and what may not."""
         return update_in_backward(self.traced.graph)
+
+    def segments(self) -> tuple[int, ...]:
+        """Numbers of layers a segment with which loops over layers may keep less, the best first; see `in_segments`."""
+        return segment_lengths(self.traced.graph)
 
     def layered(
         self, num_stages: int | None, most_groups: int, *, one_loop: bool = False, block_scores: int = 0
@@ -130,7 +138,7 @@ class TracedStep:
         if plan.content.pipeline is not None:
             return self.traced
         stage = plan.stages[0]
-        update = stage.layered_update, stage.padded, stage.backward_update
+        update = stage.layered_update, stage.padded, stage.backward_update, stage.segment_layers
         key = plan.num_microbatches, stage.remat, stage.block_scores, *update
         self.single_stage(*key)
         return self.forms[key][0]
@@ -152,6 +160,7 @@ def as_planned(traced: Traced, plan: Plan) -> Traced:
         layered_update=stage.layered_update,
         padded_dims=stage.padded,
         backward_update=stage.backward_update,
+        segment_layers=stage.segment_layers,
     )[0]
 
 
@@ -166,6 +175,7 @@ def as_one_stage(
     layered_update: bool = False,
     padded_dims: Sequence[PaddedDim] = (),
     backward_update: bool = False,
+    segment_layers: int = 0,
 ) -> tuple[Traced, tuple[str, ...]]:
     """A function in microbatches, with what ``remat`` does not hold recomputed.
 
@@ -179,6 +189,7 @@ def as_one_stage(
         layered_update: whether the update of stacks of layers runs a layer at a time.
         padded_dims: dims that are padded inside, one of each class.
         backward_update: whether the update of stacks of layers runs inside of the backward loop, as far as it may.
+        segment_layers: layers of a segment that the backward pass runs again at once; 0 leaves loops as they are.
 
     Returns it, and the ends of its layers.
 
@@ -190,6 +201,7 @@ def as_one_stage(
     def recomputing(held: frozenset[str]) -> tuple[Traced, tuple[str, ...]]:
         again, layer_ends = recomputed_step(plain, remat, ends, held)
         again = updated_in_backward(again) if backward_update else again
+        again = in_segments(again, segment_layers) if segment_layers else again
         return microbatched(updated_by_layer(again) if layered_update else again, num_microbatches), layer_ends
 
     form, form_ends = recomputing(frozenset())

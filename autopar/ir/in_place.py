@@ -1,4 +1,7 @@
-"""Stacks that a loop takes in slices and replaces slice by slice: they may be written where they lie."""
+"""Stacks that a loop takes in slices and replaces slice by slice: they may be written where they lie.
+
+A loop over segments of layers carries such a stack, and writes it row by row.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from collections.abc import Mapping
 from autopar.ir.graph import Graph, Operator
 from autopar.ir.loops import Scan
 from autopar.ir.phases import phase_of
+from autopar.ir.segments import sliced_inside
 
 
 def replaced_in_place(graph: Graph, op: Operator) -> Mapping[int, int]:
     """Stacks of state that a backward loop replaces and reads last: by number of the operand that of the result.
 
-    Each is an input of the step that the loop takes once, in slices, and that nothing reads after it. The loop makes
-    the stack that replaces it, which nothing else in the step reads.
+    Each is an input of the step that the loop takes once, in slices, or carries and takes in rows, and that nothing
+    reads after it. The loop makes the stack that replaces it, which nothing else in the step reads.
 
     Args:
         graph: the step.
@@ -22,7 +26,8 @@ def replaced_in_place(graph: Graph, op: Operator) -> Mapping[int, int]:
     if op.primitive != "scan" or phase_of(op.scope) != "backward":
         return {}
     loop = Scan.of(op)
-    stacks = {v.name: n for n, v in enumerate(op.results) if n >= loop.num_carry}
+    carried = {n - loop.num_consts for n in sliced_inside(op) if n >= loop.num_consts}
+    stacks = {v.name: n for n, v in enumerate(op.results) if n >= loop.num_carry or n in carried}
     replaced = {o.updates: stacks[o.operand] for o in graph.outputs if o.operand in stacks and o.updates is not None}
     if not replaced:
         return {}
@@ -31,9 +36,9 @@ def replaced_in_place(graph: Graph, op: Operator) -> Mapping[int, int]:
     return {
         n: replaced[operand]
         for n, operand in enumerate(op.operands)
-        if n >= loop.num_whole
-        and isinstance(operand, str)
+        if isinstance(operand, str)
         and operand in replaced
+        and (n >= loop.num_whole if replaced[operand] >= loop.num_carry else n == loop.num_consts + replaced[operand])
         and op.operands.count(operand) == 1
         and operand not in behind
         and operand not in returned

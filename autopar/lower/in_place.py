@@ -11,6 +11,7 @@ from jax import lax
 from autopar.ir import Graph, Layout, Operator
 from autopar.ir.in_place import replaced_in_place
 from autopar.ir.loops import Scan
+from autopar.ir.segments import SEGMENTS
 
 
 def numbers_in_place(
@@ -29,7 +30,7 @@ def numbers_in_place(
     return {
         i - scan.num_whole: j - scan.num_carry
         for i, j in replaced_in_place(graph, op).items()
-        if i not in away and layouts[i] == results[j] and not layouts[i].dims[0]
+        if i >= scan.num_whole and i not in away and layouts[i] == results[j] and not layouts[i].dims[0]
     }
 
 
@@ -75,6 +76,27 @@ def scan_in_place(
     (carry, written), rest = lax.scan(trip, (initial, [stacks[n] for n in pairs]), (numbers, fixed), **options)
     others, results = iter(rest), dict(zip(pairs.values(), written, strict=True))
     return carry, [results[n] if n in results else next(others) for n in range(len(results) + len(rest))]
+
+
+def ends_layer(op: Operator) -> bool:
+    """Whether an operator is the barrier behind which a layer of a segment writes its rows of stacks."""
+    return op.primitive == "optimization_barrier" and op.scope.rpartition("/")[2] == SEGMENTS
+
+
+def behind_layer(graph: Graph, op: Operator, arrays: Sequence[Any]) -> list[Any]:
+    """What such a barrier gives where the compiler drops barriers.
+
+    Args:
+        graph: body of the loop.
+        op: the barrier: of the number of the layer, what the loop carries on, and the rows.
+        arrays: its operands.
+    """
+    carried = {o.operand for o in graph.outputs}
+    rows = [n for n, v in enumerate(op.results) if n and v.name not in carried]
+    carry = [a for n, a in enumerate(arrays) if n and n not in rows]
+    _, new = _after_all(carry, [arrays[n] for n in rows], arrays[0], True)
+    given = dict(zip(rows, new, strict=True))
+    return [given.get(n, a) for n, a in enumerate(arrays)]
 
 
 def _after_all(carry: list[Any], rows: list[Any], number: Any, drops_barriers: bool) -> tuple[list[Any], list[Any]]:

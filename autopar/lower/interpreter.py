@@ -27,7 +27,7 @@ from autopar.lower.collective_matmul import BlockProduct
 from autopar.lower.decisions import Sharded
 from autopar.lower.done_before import done_before
 from autopar.lower.hosted import to_device, to_host
-from autopar.lower.in_place import numbers_in_place, scan_in_place
+from autopar.lower.in_place import behind_layer, ends_layer, numbers_in_place, scan_in_place
 from autopar.lower.localize.base import LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.not_before import not_before
@@ -244,7 +244,11 @@ class Interpreter:
         bound = graph.bounds[op.id]
         sources = [env[str(o)] for o in op.operands]
         held = [(i, s) for i, s in enumerate(sources) if isinstance(s, Held)]
-        passed = bind(bound.primitive, bound.params, [s.take(s.layout, "") for _, s in held])
+        pieces = [s.take(s.layout, "") for _, s in held]
+        if self.sharded.orders_collectives and ends_layer(op) and len(held) == len(sources):
+            passed = behind_layer(graph.graph, op, pieces)
+        else:
+            passed = bind(bound.primitive, bound.params, pieces)
         after = {i: array for (i, _), array in zip(held, passed, strict=True)}
         if self.sharded.recomputes and SCOPE in op.scope and len(held) > 1:
             inputs = {i.name for i in graph.graph.inputs}

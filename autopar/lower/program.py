@@ -195,7 +195,8 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     options = dict(_joining(plan, platform))
     # XLA's CPU compiler schedules for concurrency, breadth first, unless told that memory is what is short.
     stage = plan.stages[0]
-    short = platform == "cpu" and (plan.content.memory_bound or stage.remat != "none" or stage.block_scores > 0)
+    again = stage.remat != "none" or stage.segment_layers > 0
+    short = platform == "cpu" and (plan.content.memory_bound or again or stage.block_scores > 0)
     if short:
         options["xla_cpu_scheduler_type"] = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
     sizes = plan.stages[0].mesh_shape

@@ -97,15 +97,24 @@ class PlanContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rewrites: tuple[str, ...] = ()
 
     def in_form(
-        self, level: Remat, layer_ends: tuple[str, ...], layered_update: bool = False, backward_update: bool = False
+        self,
+        level: Remat,
+        layer_ends: tuple[str, ...],
+        layered_update: bool = False,
+        backward_update: bool = False,
+        segment_layers: int = 0,
     ) -> PlanContent:
         """The same, saying what its one stage recomputes and how it updates; arguments are fields of `Stage`."""
-        if level == "none" and not layered_update and not backward_update:
+        if level == "none" and not (layered_update or backward_update or segment_layers):
             return self
         (stage,) = self.stages
         ends = () if level == "none" else layer_ends
-        updates = {"layered_update": layered_update, "backward_update": backward_update}
-        return replace(self, stages=(replace(stage, remat=level, layer_ends=ends, **updates),))
+        loops = {
+            "layered_update": layered_update,
+            "backward_update": backward_update,
+            "segment_layers": segment_layers,
+        }
+        return replace(self, stages=(replace(stage, remat=level, layer_ends=ends, **loops),))
 
     def in_blocks(self, block_scores: int) -> PlanContent:
         """The same, saying from which size of scores on attention runs in blocks; see `Stage`."""

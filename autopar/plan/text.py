@@ -124,8 +124,8 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
     ]
     if c.num_microbatches > 1 or len(c.stages) > 1:
         rows.insert(4, ("pipeline", pipeline_text(c)))
-    if any(s.remat != "none" for s in c.stages):
-        levels = ", ".join(f"stage {i}: {s.remat}" for i, s in enumerate(c.stages))
+    if any(s.remat != "none" or s.segment_layers for s in c.stages):
+        levels = ", ".join(f"stage {i}: {recomputed_text(s)}" for i, s in enumerate(c.stages))
         rows.insert(-2, ("recomputed", f"{levels} (what is not held for the backward pass)"))
     if any(s.host_bytes for s in c.stages):
         moves = ", ".join(
@@ -152,6 +152,13 @@ def fetched_text(stage: Stage) -> str:
     if stage.slices_ahead is None:
         return ""
     return ", layers fetched one ahead" if stage.slices_ahead else ", layers fetched one by one"
+
+
+def recomputed_text(stage: Stage) -> str:
+    """What a stage recomputes: ``full``, ``segments of 8 layers``, or both."""
+    parts = [stage.remat] if stage.remat != "none" or not stage.segment_layers else []
+    parts += [f"segments of {counted(stage.segment_layers, 'layer')}"] if stage.segment_layers else []
+    return ", ".join(parts)
 
 
 def layers_text(stage: Stage) -> str:

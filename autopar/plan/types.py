@@ -77,6 +77,8 @@ class Stage(Record, frozen=True):
         state_bytes: bytes a device of parameters and optimizer state that lie there between steps.
         layered_update: whether the update of stacks of layers runs a layer at a time.
         backward_update: whether it runs inside of the backward loop over layers, as far as it may.
+        segment_layers: layers of a segment of the loops over layers, of which what enters is kept, and which the
+            backward pass runs again at once; 0 where loops run as the program says.
         received_bytes: bytes a device that earlier stages send for each microbatch in flight.
         remat: what is held of the forward pass for the backward pass, which recomputes the rest: "none" (nothing is
             recomputed), "selective" or "full".
@@ -123,6 +125,7 @@ class Stage(Record, frozen=True):
     combine_bytes: int | None = None
     gather_bytes: int | None = None
     backward_update: bool = False
+    segment_layers: int = 0
 
     @property
     def mesh_shape(self) -> dict[str, int]:

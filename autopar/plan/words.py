@@ -51,6 +51,9 @@ def plan_words(c: PlanContent) -> str:
     if any(s.remat != "none" for s in c.stages):
         levels = sorted({s.remat for s in c.stages} - {"none"})
         said.append(f"{' and '.join(levels)} recomputation")
+    if any(s.segment_layers for s in c.stages):
+        layers = max(s.segment_layers for s in c.stages)
+        said.append("each layer computed again" if layers == 1 else f"segments of {layers} layers computed again")
     if any(s.host_bytes for s in c.stages):
         updated = any(r.on_host for part in (c, *c.parts) for r in part.operators)
         said.append("state of the update in host memory" + (", updated there (ZeRO-Offload)" if updated else ""))

@@ -38,7 +38,8 @@ class SearchedAgain:
     def _stage(self) -> Problem:
         """The step as one stage in as many microbatches, and with as much recomputed, as the plan."""
         (problem, step), c = self.searched(), self.content
-        graph = step.single_stage(c.num_microbatches, c.stages[0].remat).graph
+        stage = c.stages[0]
+        graph = step.single_stage(c.num_microbatches, stage.remat, segment_layers=stage.segment_layers).graph
         options = replace(problem.options, num_microbatches=c.num_microbatches, num_stages=1, schedule="auto")
         reporting = replace(problem.reporting, explains_infeasible=False)
         return replace(problem, graph=graph, options=options, reporting=reporting)

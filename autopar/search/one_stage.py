@@ -26,6 +26,7 @@ class OneStage:
         host_update: whether state that only the update reads lies on hosts and is updated there.
         padded: dims that are padded inside, one of each class.
         backward_update: whether the update of stacks of layers runs inside of the backward loop.
+        segment_layers: layers of a segment that the backward pass runs again at once; 0 leaves loops as they are.
     """
 
     count: int
@@ -35,6 +36,7 @@ class OneStage:
     host_update: bool = False
     padded: tuple[PaddedDim, ...] = ()
     backward_update: bool = False
+    segment_layers: int = 0
 
     def described(self, error: InfeasiblePlanError) -> InfeasiblePlanError:
         """``error``, which says in how many microbatches, and with what recomputation."""
@@ -44,6 +46,7 @@ class OneStage:
         parts += ["with the update on hosts"] * self.host_update
         parts += ["with padding"] * bool(self.padded)
         parts += ["with layers updated in the backward loop"] * self.backward_update
+        parts += [f"in segments of {self.segment_layers} layers"] * bool(self.segment_layers)
         if not parts:
             return error
         return InfeasiblePlanError(
@@ -67,10 +70,14 @@ class Shortage:
     Args:
         backward_update: whether stacks may be updated in the backward loop.
         may_fit: of numbers of microbatches, rising, those from the first on that may fit.
+        segments: numbers of layers a segment with which loops over layers keep less, the best first.
+        segment_cost: relative cost of the limit from which these are tried though the first configuration fits.
     """
 
     backward_update: Callable[[], bool] = lambda: False
     may_fit: Callable[[Sequence[int]], Sequence[int]] = lambda counts: counts
+    segments: Callable[[], Sequence[int]] = tuple
+    segment_cost: float = math.inf
 
 
 def one_stage(
@@ -89,9 +96,9 @@ def one_stage(
 
     One microbatch is taken and nothing recomputed where that fits. Where memory is short of it, stacks of layers are
     updated inside of the backward loop, if that may be and is as fast. Else the fewest microbatches are taken with
-    which some plan does; where none does, as little is recomputed as must be. Of a tiny step, and where state may lie
-    in host memory, all configurations up to the first that the limit has no part in are compared, and the fastest is
-    taken.
+    which some plan does; where none does, as little is recomputed as must be. Segments of layers are taken instead
+    where they fit and are faster. Of a tiny step, and where state may lie in host memory, all configurations up to the
+    first that the limit has no part in are compared, and the fastest is taken.
 
     Args:
         trials: plans in a number of microbatches at a level of recomputation.
@@ -123,8 +130,11 @@ def one_stage(
         plan = min(plans, key=_seconds, default=None)
     elif looks is not None:
         configurations = [OneStage(count, level) for count in counts for level in levels]
-        if counts[0] == 1 and shortage.backward_update():
+        first, in_loop = configurations[0], counts[0] == 1 and shortage.backward_update()
+        if in_loop:
             configurations[1:1] = [OneStage(1, level, backward_update=True) for level in levels]
+        for update in (False, True)[: 1 + in_loop]:
+            configurations += [replace(first, backward_update=update, segment_layers=k) for k in shortage.segments()]
         plan = _fastest(trials, looks, configurations, cutoff_s)
     else:
         plain = [OneStage(count, levels[0]) for count in counts]
@@ -142,7 +152,7 @@ def in_blocks(
     plain: Plan | None,
     layered_updates: Sequence[bool] = (False,),
     host_update: bool = False,
-    backward_update: Callable[[], bool] = lambda: False,
+    shortage: Shortage = Shortage(),
 ) -> Plan | None:
     """The plan of one stage with attention in blocks; None where none fits, or is as fast as ``plain``.
 
@@ -157,7 +167,7 @@ def in_blocks(
         plain: the plan of the plain form; None where none fits.
         layered_updates: as of `one_stage`.
         host_update: as of `one_stage`.
-        backward_update: as of `one_stage`.
+        shortage: as of `one_stage`.
     """
     first = first_configuration(counts, remat).level
     if plain is None:
@@ -165,14 +175,16 @@ def in_blocks(
         updates = [*((by_layer, False) for by_layer in layered_updates), *[(False, True)] * host_update]
         each = itertools.product(updates, dict.fromkeys(levels), counts)
         forms = [OneStage(count, level, block_scores, *update) for update, level, count in each]
-        if counts[0] == 1 and backward_update():
-            in_loop = [OneStage(1, level, block_scores, backward_update=True) for level in dict.fromkeys(levels)]
-            forms = [forms[0], in_loop[0], *forms[1:], *in_loop[1:]]
-        return trials.first(forms)
+        in_loop = counts[0] == 1 and shortage.backward_update()
+        if in_loop:
+            updated = [OneStage(1, level, block_scores, backward_update=True) for level in dict.fromkeys(levels)]
+            forms = [forms[0], updated[0], *forms[1:], *updated[1:]]
+        short = OneStage(counts[0], first, block_scores, backward_update=in_loop)
+        return trials.first([*forms, *(replace(short, segment_layers=k) for k in shortage.segments())])
     stage = plain.stages[0]
     there = _updates_on_hosts(plain)
     same = OneStage(plain.num_microbatches, stage.remat, block_scores, stage.layered_update, there)
-    same = replace(same, backward_update=stage.backward_update)
+    same = replace(same, backward_update=stage.backward_update, segment_layers=stage.segment_layers)
     configurations = dict.fromkeys([OneStage(counts[0], first, block_scores, layered_updates[0]), same])
     plans = trials.run(configurations, seconds=_seconds, cutoff_s=plain.step_time)
     return min((p for p in plans if p.step_time < plain.step_time), key=_seconds, default=None)
@@ -190,6 +202,7 @@ def with_padding(trials: Trials[OneStage, Plan], plan: Plan, padded: Sequence[tu
     for dims in padded:
         there = _updates_on_hosts(plan)
         same = OneStage(plan.num_microbatches, stage.remat, stage.block_scores, stage.layered_update, there, dims)
+        same = replace(same, segment_layers=stage.segment_layers)
         plans = trials.run([same], seconds=_seconds, cutoff_s=plan.step_time)
         plan = min((*plans, plan), key=_seconds)
     return plan
@@ -225,7 +238,42 @@ def _in_device_memory(
         plan = trials.first(some, cutoff_s) or _recomputed(trials, counts, more, cutoff_s)
     if plan is None and trials.not_faster is None and in_loop:
         plan = trials.first([replace(plain[0], level=level, backward_update=True) for level in more], cutoff_s)
-    return plan
+    if not short or (plan is None and trials.not_faster is not None):
+        return plan
+    return _in_segments(trials, counts, replace(plain[0], backward_update=in_loop), plan, shortage, cutoff_s)
+
+
+def _in_segments(
+    trials: Trials[OneStage, Plan],
+    counts: Sequence[int],
+    first: OneStage,
+    plan: Plan | None,
+    shortage: Shortage,
+    cutoff_s: float,
+) -> Plan | None:
+    """The plan of the first number of layers a segment that fits, if it is faster than ``plan``; else ``plan``.
+
+    Args:
+        trials: see `one_stage`.
+        counts: likewise.
+        first: the configuration that segments are made of.
+        plan: the best without; None where none fits.
+        shortage: see `one_stage`.
+        cutoff_s: likewise.
+    """
+    if plan is not None and plan.num_microbatches == first.count and plan.stages[0].remat == first.level:
+        unlimited_s = plan.content.search.unlimited_s
+        if unlimited_s is None or plan.step_time < (1 + shortage.segment_cost) * unlimited_s:
+            return plan
+    forms = [replace(first, segment_layers=k) for k in shortage.segments()]
+    found = trials.first(forms, cutoff_s if plan is None else min(cutoff_s, plan.step_time))
+    possible = trials.possible(counts)
+    if found is None and plan is None and forms and len(possible) > 1 and trials.not_faster is None:
+        least = replace(forms[0], backward_update=False)
+        found = trials.first([replace(least, count=possible[-1])], cutoff_s)
+        if found is not None:
+            found = trials.first([replace(least, count=count) for count in possible[1:-1]], cutoff_s) or found
+    return min((p for p in (plan, found) if p is not None), key=_seconds, default=None)
 
 
 def _recomputed(

@@ -47,6 +47,7 @@ from autopar.search.one_stage import OneStage, Shortage, first_configuration, in
 from autopar.search.padding import padding_notes, paddings_of
 from autopar.search.problem import NotFasterError, Problem, not_faster
 from autopar.search.registry import Strategy, cuts_stages, names_one_stage, names_plan
+from autopar.search.segments import Segments
 from autopar.search.source import StepSource
 from autopar.search.token_slices import in_slices
 from autopar.search.trials import Trials
@@ -184,6 +185,8 @@ class Planner:
         trials = Trials(attempt)
         looks = Trials(self._attempt(with_looks_only(problem), step)) if self.strategy is alpa else trials
         in_backward = BackwardUpdate(step, o.offload)
+        segments = Segments(problem, step, names_plan(self.strategy))
+        shortage = Shortage(in_backward, may_fit, segments, problem.policy.stages.segment_cost)
         plain: Plan | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
         if not blocks or o.attention != "blocks":
@@ -195,7 +198,7 @@ class Planner:
                     offload=o.offload != "none",
                     layered_updates=layered,
                     host_update=there,
-                    shortage=Shortage(in_backward, may_fit),
+                    shortage=shortage,
                     cutoff_s=cutoff_s,
                     looks=looks if _is_tiny(problem) else None,
                 )
@@ -205,7 +208,7 @@ class Planner:
             plan = plain
         else:
             trials = Trials(attempt)
-            plan = in_blocks(trials, possible, o.remat, blocks, plain, layered, there, in_backward) or plain
+            plan = in_blocks(trials, possible, o.remat, blocks, plain, layered, there, shortage) or plain
             failure = failure or (None if plan is not None else trials.error())
         if plan is None:
             assert failure is not None
@@ -221,7 +224,9 @@ class Planner:
         def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
             count, level = configuration.count, configuration.level
             c = configuration
-            single = step.single_stage(count, level, c.block_scores, c.layered_update, c.padded, c.backward_update)
+            single = step.single_stage(
+                count, level, c.block_scores, c.layered_update, c.padded, c.backward_update, c.segment_layers
+            )
             options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
             if c.host_update and options.offload == "auto":
                 options = replace(options, offload="update")
@@ -230,7 +235,8 @@ class Planner:
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
 
             def in_form(plan: Plan) -> Plan:
-                content = plan.content.in_form(level, single.layer_ends, c.layered_update, c.backward_update)
+                loops = c.layered_update, c.backward_update, c.segment_layers
+                content = plan.content.in_form(level, single.layer_ends, *loops)
                 content = content.in_blocks(c.block_scores)
                 content = content.with_padding(c.padded, padding_notes(problem.graph, c.padded))
                 notes = (*content.notes, *meetings(single.graph))

@@ -244,12 +244,15 @@ class StagePolicy:
         limit_attempts: memory limits that a stage is planned within before it is given up: what is known only from its
             plan (gradients that are added) comes off the next limit. Their number is a choice.
         shared_worker_attempts: likewise of stages that share a worker, which move each other's: a choice.
+        segment_cost: relative cost of a memory limit from which segments of layers are tried though a plan fits: they
+            run the forward pass once more, a quarter to a third of a step that products bind. A choice.
     """
 
     negligible_cost: float = 1e-3
     sketch_cost: float = 0.05
     limit_attempts: int = 3
     shared_worker_attempts: int = 5
+    segment_cost: float = 0.2
 
 
 @dataclass(frozen=True)

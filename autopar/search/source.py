@@ -118,6 +118,7 @@ class StepSource(Protocol):
         layered_update: bool = False,
         padded: tuple[PaddedDim, ...] = (),
         backward_update: bool = False,
+        segment_layers: int = 0,
     ) -> SingleStage:
         """The step as one stage.
 
@@ -128,6 +129,7 @@ class StepSource(Protocol):
             layered_update: whether the update of stacks of layers runs a layer at a time.
             padded: dims that are padded inside, one of each class.
             backward_update: whether the update of stacks of layers runs inside of the backward loop, as far as it may.
+            segment_layers: layers of a segment that the backward pass runs again at once; 0 leaves loops as they are.
 
         Raises:
             MicrobatchError: there cannot be as many microbatches.
@@ -142,6 +144,13 @@ class StepSource(Protocol):
         """Whether the update of stacks of layers may run inside of the backward loop over them, in one microbatch.
 
         With a note on gradients for which that may not be; "" without any.
+        """
+        ...
+
+    def segments(self) -> tuple[int, ...]:
+        """Numbers of layers a segment with which loops over layers may keep less for the backward pass, best first.
+
+        Empty where no loop may run in segments.
         """
         ...
 

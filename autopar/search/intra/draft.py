@@ -72,6 +72,7 @@ class ValueDraft:
         stored: if it is transient, keys of the values in memory that a kernel reads to have it.
         constant: constants alone decide it, so that it is computed where it is read.
         alias: another name of a value that is accounted for elsewhere.
+        in_rows: a stack that a loop of segments takes and gives whole, whose body reads and writes rows of it.
         wire: text of the `autopar.ir.formats.WireFormat` in which it is sent, or "": as it is.
         halved: its readers are products that take half of its bits, which is all that the compiler sends.
         widened: dtype to which the only reader of a product converts it: it is stored so. "" of others.
@@ -100,6 +101,7 @@ class ValueDraft:
     stored: frozenset[str] = frozenset()
     constant: bool = False
     alias: bool = False
+    in_rows: bool = False
     wire: str = ""
     halved: bool = False
     widened: str = ""

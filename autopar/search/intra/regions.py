@@ -3,7 +3,8 @@
 scan: a carry has one layout, in which it enters each trip and leaves the loop; the body's result is
 resharded to it each trip. Slices of stacked inputs and outputs have the layout of the stack without
 its first dim, which is never split. A stack that it replaces slice by slice is written where it lies, in the layout
-that it has there. Costs inside count once a trip (`length`).
+that it has there. Costs inside count once a trip (`length`). Loops over segments of layers take stacks whole, of which
+their bodies read and write rows (`autopar.ir.segments`): these too are split in other dims than the first.
 while: as scan with carries alone; trips are not known and counted as `autopar.ir.loops.ASSUMED_ITERATIONS`.
 cond: each branch counts with equal probability; results have one layout.
 """
@@ -20,6 +21,7 @@ from autopar.ir import Graph, Layout, Operand, Operator, TensorType
 from autopar.ir.in_place import replaced_in_place
 from autopar.ir.loops import Scan, While, runs_inside
 from autopar.ir.phases import phase_of
+from autopar.ir.segments import sliced_inside
 from autopar.search.intra.builder import Builder, is_summable
 from autopar.search.intra.draft import RegionSite
 from autopar.search.intra.slices import add_slices_on_the_way
@@ -99,6 +101,17 @@ class _Region:
         source = self.b.values[self.prefix + operand] if isinstance(operand, str) else None
         return None if source is None or source.node is None or not source.arriving else (source.node, source.layouts)
 
+    def in_rows(self, operand: Operand, inner: str, type: TensorType) -> Port:
+        """The node and layouts of a stack that a loop of segments takes whole, and in rows: those of its slices.
+
+        A loop inside of such a loop takes it as it is there.
+        """
+        source = self.b.values[self.prefix + operand] if isinstance(operand, str) else None
+        if source is not None and source.node is not None and source.in_rows:
+            return source.node, source.layouts
+        node, kinds = self.b.free_layouts(inner, TensorType(type.shape[1:], type.dtype))
+        return node, tuple(k.stack() for k in kinds)
+
     def leave(self, region: Graph, at: int, prefix: str, port: Port, weight: float) -> None:
         """The region's output number ``at`` ends in the layouts of ``port``; ``prefix`` is that of the region."""
         operand = region.outputs[at].operand
@@ -133,19 +146,22 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
     begin, inner = b.time, f"{prefix}{op.id}/body/"
     region = _Region(b, op, prefix, weight, runs_inside(op, weight))
     in_place = {} if prefix else {i: j for i, j in replaced_in_place(graph, op).items() if _is_free(b, op.operands[i])}
-    replaces = {j: i for i, j in in_place.items()}
+    replaces, in_rows = {j: i for i, j in in_place.items()}, sliced_inside(op)
     for i, (operand, entry) in enumerate(zip(op.operands, body.inputs, strict=True)):
         carried = consts <= i < loop.num_whole and is_summable(entry.type)
-        arriving = region.arriving(operand) if i < consts else None
-        layouts = arriving or b.free_layouts(inner + entry.name, entry.type, partial=carried)
+        layouts = region.arriving(operand) if i < consts else None
+        if i in in_rows:
+            layouts = region.in_rows(operand, inner + entry.name, entry.type)
+        layouts = layouts or b.free_layouts(inner + entry.name, entry.type, partial=carried)
         stacked = i >= loop.num_whole
         port = region.enter(
             operand, inner + entry.name, entry.type, stacked=stacked, layouts=layouts, in_place=i in in_place
         )
         region.operands.append(port)
+        b.values[inner + entry.name].in_rows = i in in_rows
     walk(body, inner, region.inner_weight)
     b.time += 1
-    region.extend({*range(consts), *range(loop.num_whole, len(op.operands))})
+    region.extend({*range(consts), *range(loop.num_whole, len(op.operands)), *in_place})
     passes = {phase_of(o.scope, b.phase) for o in body.operators}
     for j, result in enumerate(op.results):
         hosted: tuple[bool, ...] = ()
@@ -165,9 +181,11 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
                 node, kinds = b.free_layouts(name, type, partial=is_summable(type))
             outer = tuple(k.stack() for k in kinds)
         region.leave(body, j, inner, (node, kinds), region.inner_weight)
+        rows = consts + j in in_rows and j < carries
         value = b.value(
-            prefix + result.name, result.type, node, outer, weight, hosted=hosted, trips=trips, replaced=trips > 1
-        )
+            prefix + result.name, result.type, node, outer, weight, hosted=hosted, trips=trips, replaced=trips > 1,
+            alias=rows and bool(prefix), in_rows=rows,
+        )  # fmt: skip
         written = j in replaces and op.operands[replaces[j]] in b.donated
         value.time = b.time if written else begin  # until then what it replaces is counted
         if "backward" in passes and j < carries:

@@ -165,6 +165,7 @@ class GraphWalk:
                 heavy = kernel.in_memory and not there
                 b.use(source.key, node, options.operands[i], weight, id, heavy=heavy, there=there)
         of = sources[0] if op.primitive in RESHAPES else None
+        writes = op.primitive == "dynamic_update_slice" and sources[0] is not None and sources[0].in_rows
         for j, result in enumerate(op.results):
             b.value(
                 around.prefix + result.name, result.type, node, options.results[j], weight,
@@ -172,7 +173,7 @@ class GraphWalk:
                 view=of.source if of is not None else "",
                 stored=kernel.stored if kernel.transient else frozenset(), constant=kernel.constant,
                 widened=around.widened.get(result.name, ""),
-                made_there=there, hosted=(True,) * len(strategies) if there else (),
+                made_there=there, hosted=(True,) * len(strategies) if there else (), alias=writes, in_rows=writes,
             )  # fmt: skip
         if op.primitive in ATTENTIONS:
             needed = workspaces(b.cost, b.mesh, op, strategies, types)
@@ -295,7 +296,9 @@ class GraphWalk:
         if not computed:
             return None
         i, source = computed[0]
-        if len(computed) > 1:
+        if sources[0] is not None and sources[0].in_rows:  # rows lie as their stack does
+            i, source = 0, sources[0]
+        elif len(computed) > 1:
             i, source = max(computed, key=lambda e: (e[1].type.rank, e[1].time, -e[0]))
         if source.wire:
             return None  # in its format it is sent, what is made of it is not

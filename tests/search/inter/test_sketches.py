@@ -14,6 +14,7 @@ from autopar.search.enumeration import whole_steps
 from autopar.search.enumeration.candidates import Candidate
 from autopar.search.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
 from autopar.search.planner import Planner
+from autopar.search.single_stage import OneStagePlanner
 from autopar.search.policy import SearchPolicy, SizePolicy
 from autopar.search.sketches import limit_cost, may_gain, sketch
 from autopar.search.stage_planning import stage
@@ -134,13 +135,13 @@ def test_recomputation_takes_no_less_than_is_said_before_it_is_planned(monkeypat
 
 def test_numbers_of_microbatches_in_which_nothing_fits_are_left_out(monkeypatch):
     asked = []
-    single_stage = Planner.single_stage
+    best = OneStagePlanner.best
 
     def note(self, problem, step, *more):
         asked.append((problem, step))
-        return single_stage(self, problem, step, *more)
+        return best(self, problem, step, *more)
 
-    monkeypatch.setattr(Planner, "single_stage", note)
+    monkeypatch.setattr(OneStagePlanner, "best", note)
     shape = {"batch": 4096, "num_stages": 1}
     planned(**shape)
     problem, step = asked[0]

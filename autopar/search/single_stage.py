@@ -1,0 +1,179 @@
+"""`OneStagePlanner`: the best plan of one stage, in whatever microbatches, with whatever recomputation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+
+from autopar.errors import InfeasiblePlanError, MicrobatchError
+from autopar.microbatch import batch_size
+from autopar.plan import Plan
+from autopar.search.alpa import alpa
+from autopar.search.anytime import Converted
+from autopar.search.attention_blocks import block_scores
+from autopar.search.backward_update import BackwardUpdate
+from autopar.search.bound import Freedom, bounded
+from autopar.search.cache import PlanCache, cached
+from autopar.search.enumeration.whole_steps import counts_that_may_fit
+from autopar.search.looks import with_looks_only
+from autopar.search.notes import meetings
+from autopar.search.one_stage import OneStage, Shortage, first_configuration, in_blocks, one_stage, with_padding
+from autopar.search.padding import padding_notes, paddings_of
+from autopar.search.problem import NotFasterError, Problem
+from autopar.search.registry import Strategy, names_plan
+from autopar.search.segments import Segments
+from autopar.search.source import StepSource
+from autopar.search.trials import Trials
+
+
+@dataclass(frozen=True)
+class OneStagePlanner:
+    """Plans steps as one stage.
+
+    Args:
+        strategy: shards it.
+        cache: plans that are kept; None keeps none.
+    """
+
+    strategy: Strategy
+    cache: PlanCache | None = None
+
+    def ample(self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float) -> Plan:
+        """The plan of one stage in the first configuration, where memory is ample; arguments as of `best`."""
+        roomy = replace(problem, subproblem=replace(problem.subproblem, ample_memory=True))
+        o, blocks = problem.options, block_scores(problem)
+        first = first_configuration(counts or [1], o.remat)
+        if blocks and o.attention == "blocks":
+            first = replace(first, block_scores=blocks)
+        plan = self._attempt(roomy, step)(first, cutoff_s, False)
+        if is_best_of_one_stage(problem, plan):
+            attempt = self._attempt(problem, step)
+            if blocks and not first.block_scores:
+                plan = in_blocks(Trials(attempt), [first.count], o.remat, blocks, plan) or plan
+            plan = with_padding(Trials(attempt), plan, paddings_of(problem, plan))
+        return self._bounded(problem, counts, plan)
+
+    def best(
+        self, problem: Problem, step: StepSource, counts: Sequence[int] | None, cutoff_s: float = math.inf
+    ) -> Plan:
+        """The best plan.
+
+        Args:
+            problem: the step in one microbatch, where it runs, and what is asked for; what is None is free.
+            step: the step in other forms.
+            counts: numbers of microbatches that may be taken, the first is wanted; None where all may.
+            cutoff_s: seconds of a step that the plan must stay below to be of use.
+
+        Raises:
+            InfeasiblePlanError: nothing fits the memory.
+            MicrobatchError: the step cannot be cut into the number of microbatches that was asked for.
+        """
+        o, size = problem.options, batch_size(problem.graph) or 1
+        possible = [2**k for k in range(size.bit_length())] if counts is None else counts
+        may_fit: Callable[[Sequence[int]], Sequence[int]] = partial(counts_that_may_fit, problem, step)
+        if cutoff_s < math.inf and o.offload == "none" and not is_tiny(problem) and len(possible) > 2:
+            possible, may_fit = may_fit(possible), tuple
+        blocks = block_scores(problem)
+        layered, there = _layered_updates(o.offload, step), o.offload == "auto" and not names_plan(self.strategy)
+        attempt = self._attempt(problem, step)
+        trials = Trials(attempt)
+        looks = Trials(self._attempt(with_looks_only(problem), step)) if self.strategy is alpa else trials
+        in_backward = BackwardUpdate(step, o.offload)
+        segments = Segments(problem, step, names_plan(self.strategy))
+        shortage = Shortage(in_backward, may_fit, segments, problem.policy.stages.segment_cost)
+        plain: Plan | None = None
+        failure: InfeasiblePlanError | MicrobatchError | None = None
+        if not blocks or o.attention != "blocks":
+            try:
+                plain = one_stage(
+                    trials,
+                    possible,
+                    o.remat,
+                    offload=o.offload != "none",
+                    layered_updates=layered,
+                    host_update=there,
+                    shortage=shortage,
+                    cutoff_s=cutoff_s,
+                    looks=looks if is_tiny(problem) else None,
+                )
+            except InfeasiblePlanError as error:
+                failure = error
+        if not blocks or isinstance(failure, MicrobatchError | NotFasterError):
+            plan = plain
+        else:
+            trials = Trials(attempt)
+            plan = in_blocks(trials, possible, o.remat, blocks, plain, layered, there, shortage) or plain
+            failure = failure or (None if plan is not None else trials.error())
+        if plan is None:
+            assert failure is not None
+            raise failure
+        plan = in_backward.noted(with_padding(Trials(attempt), plan, paddings_of(problem, plan)))
+        return self._bounded(problem, counts, plan)
+
+    def _attempt(self, problem: Problem, step: StepSource) -> Callable[[OneStage, float, bool], Plan]:
+        """What plans one stage in a configuration; see `Trials`."""
+
+        freedom = Freedom.of(problem)
+
+        def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
+            count, level = configuration.count, configuration.level
+            c = configuration
+            single = step.single_stage(
+                count, level, c.block_scores, c.layered_update, c.padded, c.backward_update, c.segment_layers
+            )
+            options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
+            if c.host_update and options.offload == "auto":
+                options = replace(options, offload="update")
+            subproblem = replace(problem.subproblem, uniform_stages=False, cutoff_s=cutoff_s)
+            reporting = replace(problem.reporting, explains_infeasible=explain)
+            stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
+
+            def in_form(plan: Plan) -> Plan:
+                loops = c.layered_update, c.backward_update, c.segment_layers
+                content = plan.content.in_form(level, single.layer_ends, *loops)
+                content = content.in_blocks(c.block_scores)
+                content = content.with_padding(c.padded, padding_notes(problem.graph, c.padded))
+                notes = (*content.notes, *meetings(single.graph))
+                return replace(plan, content=msgspec.structs.replace(content, notes=notes))
+
+            looks = problem.anytime and Converted(problem.anytime, lambda p: bounded(in_form(p), problem, freedom))
+            plan = in_form(self._shard(replace(stage, graph=single.graph, anytime=looks)))
+            problem.offer(bounded(plan, problem, freedom))
+            return plan
+
+        return attempt
+
+    def _bounded(self, problem: Problem, counts: Sequence[int] | None, plan: Plan) -> Plan:
+        """A plan of one stage with a bound over all that was free.
+
+        Where memory binds readers may share a conversion that the integer program counts for each of them: what it
+        proves is no bound of other shardings then.
+        """
+        o = problem.options
+        free = o.num_stages is None or counts is None or o.remat == "auto" or plan.content.memory_bound
+        return bounded(plan, problem, Freedom.of(problem)) if free else plan
+
+    def _shard(self, problem: Problem) -> Plan:
+        problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
+        return cached(self.strategy, self.cache)(problem)
+
+
+def _layered_updates(offload: str, step: StepSource) -> tuple[bool, ...]:
+    """Whether layers are updated one at a time, in the order in which that is tried."""
+    if offload == "none" or not step.may_update_by_layer():
+        return (False,)
+    return (True,) if offload == "layers" else (False, True)
+
+
+def is_tiny(problem: Problem) -> bool:
+    """Whether a step is so small that all of its configurations are compared."""
+    return len(problem.graph.operators) <= problem.policy.sizes.tiny_operators
+
+
+def is_best_of_one_stage(problem: Problem, plan: Plan) -> bool:
+    """Whether a plan in the first configuration is that which `one_stage` gives."""
+    return problem.options.offload == "none" and not (is_tiny(problem) and plan.content.memory_bound)

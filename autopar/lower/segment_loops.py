@@ -1,7 +1,7 @@
 """Which pairs of loops over layers may run in segments, and how long segments are worth a try.
 
-A forward loop over l layers leaves a stack of what its backward loop reads. In segments of k layers it leaves what enters
-each segment, and the backward pass runs a segment again for what its layers leave (Chen et al., 2016):
+A forward loop over l layers leaves a stack of what its backward loop reads. In segments of k layers it leaves what
+enters each segment, and the backward pass runs a segment again for what its layers leave (Chen et al., 2016):
 
     bytes = l / k * what enters a layer + k * what a layer leaves
 
@@ -80,14 +80,17 @@ def loop_pairs(graph: Graph) -> tuple[LoopPair, ...]:
 
 
 def pairs_in_segments(graph: Graph, layers: int) -> tuple[LoopPair, ...]:
-    """Those pairs of loops that segments of so many layers divide."""
+    """Those pairs of loops of a step whose layers segments of so many divide."""
     return tuple(p for p in loop_pairs(graph) if 0 < layers < p.length and p.length % layers == 0)
 
 
 def segment_lengths(graph: Graph) -> tuple[int, ...]:
     """Numbers of layers a segment that are worth a try, that which keeps the fewest bytes first.
 
-    None where there are no such loops, or where what enters a layer is all that it leaves and layers are few.
+    None where there are no such loops, nor where none of these numbers divides the layers and keeps less.
+
+    Args:
+        graph: a step.
     """
     pairs = loop_pairs(graph)
     now = sum(p.kept_bytes(0) for p in pairs)

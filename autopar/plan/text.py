@@ -156,7 +156,7 @@ def fetched_text(stage: Stage) -> str:
 
 def recomputed_text(stage: Stage) -> str:
     """What a stage recomputes: ``full``, ``segments of 8 layers``, or both."""
-    parts = [stage.remat] if stage.remat != "none" or not stage.segment_layers else []
+    parts = [str(stage.remat)] if stage.remat != "none" or not stage.segment_layers else []
     parts += [f"segments of {counted(stage.segment_layers, 'layer')}"] if stage.segment_layers else []
     return ", ".join(parts)
 

@@ -77,7 +77,7 @@ def test_more_microbatches_are_taken_where_they_are_faster(x64: None) -> None:
     """They compute as much as one, and where links cost nothing no longer."""
     step, args = activations()
     limit = 1.03 * least_bytes(step, args, 2)
-    options: dict[str, Any] = {"num_microbatches": None, "bandwidth": 1e13}
+    options: dict[str, Any] = {"num_microbatches": "auto", "bandwidth": 1e13}
     plan = planned(step, args, 2, limit, **options)
     alone = planned(step, args, 2, limit, bandwidth=1e13)
     assert alone.stages[0].segment_layers and plan.step_time <= alone.step_time

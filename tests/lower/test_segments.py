@@ -166,7 +166,9 @@ def test_a_stack_that_something_else_reads_is_kept(x64: None) -> None:
     assert any(v.type.shape == (LAYERS, 4, WIDTH) for op in graph.operators for v in op.results if v.name in returned)
 
 
-@pytest.mark.parametrize(("layers", "wanted"), [(4, ()), (12, (3, 4)), (16, (4, 2)), (64, (8, 4)), (80, (8, 10)), (7, ())])
+@pytest.mark.parametrize(
+    ("layers", "wanted"), [(4, ()), (12, (3, 4)), (16, (4, 2)), (64, (8, 4)), (80, (8, 10)), (7, ())]
+)
 def test_lengths_are_near_the_root_of_the_layers(x64: None, layers: int, wanted: tuple[int, ...]) -> None:
     step, args = model(optax.sgd(1e-2), layers=layers, remat=True)
     lengths = segment_lengths(traced(step, args)[0].graph)

@@ -14,8 +14,8 @@ from autopar.search.enumeration import whole_steps
 from autopar.search.enumeration.candidates import Candidate
 from autopar.search.first_pipeline import even_candidates, has_equal_stages, other_even_candidates
 from autopar.search.planner import Planner
-from autopar.search.single_stage import OneStagePlanner
 from autopar.search.policy import SearchPolicy, SizePolicy
+from autopar.search.single_stage import OneStagePlanner
 from autopar.search.sketches import limit_cost, may_gain, sketch
 from autopar.search.stage_planning import stage
 from autopar.search.stage_planning.busy import least_of_looks_s

@@ -13,9 +13,14 @@ from autopar.ir.loops import Scan
 SEGMENTS = "segments"
 
 
+def of_segments(op: Operator) -> bool:
+    """Whether an operator is what runs layers in segments: a loop, or what reads and writes rows of stacks in one."""
+    return op.scope.rpartition("/")[2] == SEGMENTS
+
+
 def is_segmented(op: Operator) -> bool:
     """Whether an operator is a loop over segments of layers, or over the layers of one."""
-    return op.primitive == "scan" and op.scope.rpartition("/")[2] == SEGMENTS
+    return op.primitive == "scan" and of_segments(op)
 
 
 def sliced_inside(op: Operator) -> frozenset[int]:

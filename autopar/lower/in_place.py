@@ -11,7 +11,7 @@ from jax import lax
 from autopar.ir import Graph, Layout, Operator
 from autopar.ir.in_place import replaced_in_place
 from autopar.ir.loops import Scan
-from autopar.ir.segments import SEGMENTS
+from autopar.ir.segments import of_segments
 
 
 def numbers_in_place(
@@ -80,7 +80,7 @@ def scan_in_place(
 
 def ends_layer(op: Operator) -> bool:
     """Whether an operator is the barrier behind which a layer of a segment writes its rows of stacks."""
-    return op.primitive == "optimization_barrier" and op.scope.rpartition("/")[2] == SEGMENTS
+    return op.primitive == "optimization_barrier" and of_segments(op)
 
 
 def behind_layer(graph: Graph, op: Operator, arrays: Sequence[Any]) -> list[Any]:

@@ -31,7 +31,7 @@ from autopar.lower.in_place import behind_layer, ends_layer, numbers_in_place, s
 from autopar.lower.localize.base import LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.not_before import not_before
-from autopar.lower.values import ComputedValue, Held, converted_inside, taken_in_slices
+from autopar.lower.values import ComputedValue, Held, converted_inside, rows_as_bits, taken_in_slices
 from autopar.recompute.rewrite import SCOPE
 from autopar.sharding.collective_matmul import OPERANDS
 from autopar.sharding.routes import Routes
@@ -185,6 +185,7 @@ class Interpreter:
         taken = zip(op.operands, types, wanted, strict=True)
         operands = [self._there(env, *o) for o in taken] if there else self._operands(env, op, types, wanted)
         outputs = on_host(apply, operands) if there else apply(*operands)
+        outputs = rows_as_bits(graph, op, outputs) if self.sharded.memory_bound else outputs
         age = _age(env, op)
         for v, layout, array in zip(op.results, results, outputs, strict=True):
             held = self.held(v.name, v.type, layout, array, age)

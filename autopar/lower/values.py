@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.ir import Layout, Operator, TensorType
+from autopar.ir import Graph, Layout, Operator, TensorType
 from autopar.ir.loops import Scan
 from autopar.ir.primitives import PASSED_ON
+from autopar.ir.segments import of_segments
 from autopar.lower.collective_barriers import CollectiveBarriers
 from autopar.lower.hosted import to_device, to_host
 from autopar.lower.localize.base import AxisIndex
@@ -185,15 +186,35 @@ def converted_inside(slices: Sequence[Any], scan: Scan) -> list[Any]:
         scan: the loop.
     """
     entries = scan.split(scan.body.inputs)[2]
-    sources, converted = {e.name: e.name for e in entries}, set[str]()
-    for op in scan.body.operators:
+    converted = _converted(scan.body, [e.name for e in entries])
+    pairs = zip(entries, slices, strict=True)
+    return [_as_bits(x) if e.name in converted and x.dtype == jnp.float32 else x for e, x in pairs]
+
+
+def rows_as_bits(graph: Graph, op: Operator, rows: Sequence[Any]) -> Sequence[Any]:
+    """`converted_inside` of the row that a loop of segments reads of a stack; what others make is given as it is.
+
+    Args:
+        graph: body of the loop.
+        op: an operator of it.
+        rows: its results.
+    """
+    if op.primitive != "gather" or not of_segments(op) or rows[0].dtype != jnp.float32:
+        return rows
+    (row,) = op.results
+    return [_as_bits(rows[0])] if _converted(graph, [row.name]) else rows
+
+
+def _converted(graph: Graph, names: Sequence[str]) -> set[str]:
+    """Those of some values that operators of a graph convert to bfloat16."""
+    sources, converted = dict(zip(names, names, strict=True)), set[str]()
+    for op in graph.operators:
         for n, operand in enumerate(op.operands):
             if operand in sources and op.primitive in PASSED_ON:
                 sources[op.results[n].name] = sources[operand]
             elif operand in sources and op.primitive == "convert_element_type" and op.results[0].type.dtype == "bf16":
                 converted.add(sources[operand])
-    pairs = zip(entries, slices, strict=True)
-    return [_as_bits(x) if e.name in converted and x.dtype == jnp.float32 else x for e, x in pairs]
+    return converted
 
 
 def _as_bits(array: Any) -> Any:

@@ -126,7 +126,6 @@ LONG_FUNCTIONS = {
 #: and arrays one by one.
 MANY_PARAMETERS = {
     "autopar.api.parallelize.parallelize": 29,
-    "autopar.api.steps.as_one_stage": 9,
     "autopar.search.one_stage.one_stage": 9,
     "autopar.cli.compare.command": 12,
     "autopar.cli.plan.command": 9,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from autopar.api.constraints import Pin, constraints_of, merged
 from autopar.api.restacked import restacked
@@ -32,8 +31,35 @@ from autopar.search.constraints import Constraint
 from autopar.search.source import LayeredStep, SingleStage
 from autopar.sharding.padding import PaddedDim
 
-#: See `TracedStep.forms`.
-_Form: TypeAlias = tuple[int, Level, int, bool, tuple[PaddedDim, ...], bool, int]
+
+@dataclass(frozen=True)
+class Form:
+    """A form of a step as one stage.
+
+    Args:
+        num_microbatches: their number.
+        remat: what is held of the forward pass.
+        block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
+        layered_update: whether the update of stacks of layers runs a layer at a time.
+        padded: dims that are padded inside, one of each class.
+        backward_update: whether the update of stacks of layers runs inside of the backward loop, as far as it may.
+        segment_layers: layers of a segment that the backward pass runs again at once; 0 leaves loops as they are.
+    """
+
+    num_microbatches: int
+    remat: Level
+    block_scores: int = 0
+    layered_update: bool = False
+    padded: tuple[PaddedDim, ...] = ()
+    backward_update: bool = False
+    segment_layers: int = 0
+
+    @staticmethod
+    def of(plan: Plan) -> Form:
+        """That of a plan of one stage."""
+        (s,) = plan.stages
+        loops = s.backward_update, s.segment_layers
+        return Form(plan.num_microbatches, s.remat, s.block_scores, s.layered_update, s.padded, *loops)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +75,7 @@ class TracedStep:
         without_flush: whether pipelines are cut for a schedule without a flush.
         shared: another plan of several stages with whose state the function is planned; None where it is not.
         layered_steps: by groups and scores, the function with its stacks taken apart.
-        forms: by number of microbatches, what is recomputed, what runs in blocks, whether layers are updated one at
-            a time, what is padded, whether layers are updated in the backward loop, and how many layers a segment has,
-            the function as one stage, with the ends of its layers.
+        forms: by form the function as one stage, with the ends of its layers.
     """
 
     traced: Traced
@@ -62,7 +86,7 @@ class TracedStep:
     without_flush: bool = False
     shared: SharedState | None = None
     layered_steps: dict[tuple[int, int], LayeredStep] = field(default_factory=dict)
-    forms: dict[_Form, tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
+    forms: dict[Form, tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
 
     def single_stage(
         self,
@@ -75,21 +99,15 @@ class TracedStep:
         segment_layers: int = 0,
     ) -> SingleStage:
         """The step as one stage. Raises MicrobatchError where there cannot be as many microbatches."""
-        key = num_microbatches, remat, block_scores, layered_update, padded, backward_update, segment_layers
-        if key not in self.forms:
-            self.forms[key] = as_one_stage(
-                self.traced,
-                self.num_devices,
-                num_microbatches,
-                remat,
-                block_scores=block_scores,
-                layered_update=layered_update,
-                padded_dims=padded,
-                backward_update=backward_update,
-                segment_layers=segment_layers,
-            )
-        form, ends = self.forms[key]
-        return SingleStage(form.graph, ends)
+        form = Form(num_microbatches, remat, block_scores, layered_update, padded, backward_update, segment_layers)
+        traced, ends = self._in(form)
+        return SingleStage(traced.graph, ends)
+
+    def _in(self, form: Form) -> tuple[Traced, tuple[str, ...]]:
+        """The function in a form, with the ends of its layers."""
+        if form not in self.forms:
+            self.forms[form] = as_one_stage(self.traced, self.num_devices, form)
+        return self.forms[form]
 
     def may_update_by_layer(self) -> bool:
         """Whether the function has stacks of layers whose update may run a layer at a time."""
@@ -135,13 +153,7 @@ class TracedStep:
 
     def form_of(self, plan: Plan) -> Traced:
         """The function in the form that a plan is of."""
-        if plan.content.pipeline is not None:
-            return self.traced
-        stage = plan.stages[0]
-        update = stage.layered_update, stage.padded, stage.backward_update, stage.segment_layers
-        key = plan.num_microbatches, stage.remat, stage.block_scores, *update
-        self.single_stage(*key)
-        return self.forms[key][0]
+        return self.traced if plan.content.pipeline is not None else self._in(Form.of(plan))[0]
 
     def _of_step(self, layers_split: SplitStep, block_scores: int) -> Callable[[Plan], Plan]:
         return lambda plan: restacked(plan, self.traced.graph, layers_split, block_scores)
@@ -150,67 +162,42 @@ class TracedStep:
 def as_planned(traced: Traced, plan: Plan) -> Traced:
     """A function in the form that a plan of one stage was made for."""
     (stage,) = plan.stages
-    return as_one_stage(
-        traced,
-        len(stage.devices),
-        plan.num_microbatches,
-        stage.remat,
-        stage.layer_ends,
-        block_scores=stage.block_scores,
-        layered_update=stage.layered_update,
-        padded_dims=stage.padded,
-        backward_update=stage.backward_update,
-        segment_layers=stage.segment_layers,
-    )[0]
+    return as_one_stage(traced, len(stage.devices), Form.of(plan), stage.layer_ends)[0]
 
 
 def as_one_stage(
-    traced: Traced,
-    num_devices: int,
-    num_microbatches: int,
-    remat: Level,
-    ends: Sequence[str] | None = None,
-    *,
-    block_scores: int = 0,
-    layered_update: bool = False,
-    padded_dims: Sequence[PaddedDim] = (),
-    backward_update: bool = False,
-    segment_layers: int = 0,
+    traced: Traced, num_devices: int, form: Form, ends: Sequence[str] | None = None
 ) -> tuple[Traced, tuple[str, ...]]:
-    """A function in microbatches, with what ``remat`` does not hold recomputed.
+    """A function in microbatches, with what is not held recomputed.
 
     Args:
         traced: the function.
         num_devices: over which independent factorizations are dealt out.
-        num_microbatches: their number.
-        remat: what is held of the forward pass.
+        form: the form.
         ends: of its layers, as a plan records them; None finds them.
-        block_scores: scores of one head from which attention runs in blocks; 0 leaves it as it is.
-        layered_update: whether the update of stacks of layers runs a layer at a time.
-        padded_dims: dims that are padded inside, one of each class.
-        backward_update: whether the update of stacks of layers runs inside of the backward loop, as far as it may.
-        segment_layers: layers of a segment that the backward pass runs again at once; 0 leaves loops as they are.
 
     Returns it, and the ends of its layers.
 
     Raises:
         MicrobatchError: there cannot be as many microbatches.
     """
-    plain = dealt(padded(traced, padded_dims), num_devices)
+    plain = dealt(padded(traced, form.padded), num_devices)
 
     def recomputing(held: frozenset[str]) -> tuple[Traced, tuple[str, ...]]:
-        again, layer_ends = recomputed_step(plain, remat, ends, held)
-        again = updated_in_backward(again) if backward_update else again
-        again = in_segments(again, segment_layers) if segment_layers else again
-        return microbatched(updated_by_layer(again) if layered_update else again, num_microbatches), layer_ends
+        again, layer_ends = recomputed_step(plain, form.remat, ends, held)
+        again = updated_in_backward(again) if form.backward_update else again
+        again = in_segments(again, form.segment_layers) if form.segment_layers else again
+        again = updated_by_layer(again) if form.layered_update else again
+        return microbatched(again, form.num_microbatches), layer_ends
 
-    form, form_ends = recomputing(frozenset())
-    if remat != "none" and microbatch_loops(form.graph) > 2:
+    step, step_ends = recomputing(frozenset())
+    if form.remat != "none" and microbatch_loops(step.graph) > 2:
         # What meets would be computed again, and the examples meet again for it.
         with contextlib.suppress(MicrobatchError):
-            fewer, _ = recomputing(operators_between(plain.graph, num_microbatches))
-            form = min(form, fewer, key=lambda f: microbatch_loops(f.graph))
-    form = replace(form, program=blockwise_bound(form.program, block_scores)) if block_scores else form
-    if form is not traced:
-        verify(form.graph)
-    return form, form_ends
+            fewer, _ = recomputing(operators_between(plain.graph, form.num_microbatches))
+            step = min(step, fewer, key=lambda s: microbatch_loops(s.graph))
+    if form.block_scores:
+        step = replace(step, program=blockwise_bound(step.program, form.block_scores))
+    if step is not traced:
+        verify(step.graph)
+    return step, step_ends

@@ -213,10 +213,9 @@ def _backward(
 
     def segment(state: tuple[Sequence[Any], Mapping[str, Any]], row: tuple[Any, Sequence[Any]]) -> tuple[Any, Any]:
         (carry, written), (first, start) = state, row
-        there = {**whole, **written}
 
         def ahead(carry: Sequence[Any], number: Any) -> tuple[list[Any], list[Any]]:
-            rows = again.rows(there, first + number)
+            rows = again.rows({**whole, **written}, first + number)
             outputs = again.trip(carry, [rows[n] for n in again.names], [*carried, *left], again=True)
             return outputs[: len(carried)], outputs[len(carried) :]
 
@@ -236,9 +235,8 @@ def _backward(
 
     first = (loop.initial, {n: whole.pop(n) for n in ends})
     (carry, written), rows = loop.over(segment, first, (_numbers(pair.length // layers, layers), entered))
-    results = {stacks[j]: written[n] for n, j in ends.items()}
-    results.update((stacks[n], _joined(r)) for n, r in zip(given, rows, strict=True))
-    return {**dict(zip(carries, carry, strict=True)), **results}
+    joined = {stacks[n]: _joined(r) for n, r in zip(given, rows, strict=True)}
+    return {**dict(zip(carries, carry, strict=True)), **{stacks[j]: written[n] for n, j in ends.items()}, **joined}
 
 
 def _left(again: _Loop, pair: LoopPair) -> list[int]:

@@ -139,6 +139,11 @@ def one_stage(
     else:
         plain = [OneStage(count, levels[0]) for count in counts]
         plan = _in_device_memory(trials, plain, levels[1:], shortage, cutoff_s)
+    return _planned(trials, plan)
+
+
+def _planned(trials: Trials[OneStage, Plan], plan: Plan | None) -> Plan:
+    """The plan; where there is none why."""
     if plan is None:
         raise trials.error()
     return plan
@@ -266,14 +271,14 @@ def _in_segments(
         if unlimited_s is None or plan.step_time < (1 + shortage.segment_cost) * unlimited_s:
             return plan
     forms = [replace(first, segment_layers=k) for k in shortage.segments()]
-    found = trials.first(forms, cutoff_s if plan is None else min(cutoff_s, plan.step_time))
+    segmented = trials.first(forms, cutoff_s if plan is None else min(cutoff_s, plan.step_time))
     possible = trials.possible(counts)
-    if found is None and plan is None and forms and len(possible) > 1 and trials.not_faster is None:
+    if segmented is None and plan is None and forms and len(possible) > 1 and trials.not_faster is None:
         least = replace(forms[0], backward_update=False)
-        found = trials.first([replace(least, count=possible[-1])], cutoff_s)
-        if found is not None:
-            found = trials.first([replace(least, count=count) for count in possible[1:-1]], cutoff_s) or found
-    return min((p for p in (plan, found) if p is not None), key=_seconds, default=None)
+        segmented = trials.first([replace(least, count=possible[-1])], cutoff_s)
+        if segmented is not None:
+            segmented = trials.first([replace(least, count=count) for count in possible[1:-1]], cutoff_s) or segmented
+    return min((p for p in (plan, segmented) if p is not None), key=_seconds, default=None)
 
 
 def _recomputed(

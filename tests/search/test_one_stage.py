@@ -45,8 +45,10 @@ class Step:
         tight = needed > 0.9 * self.limit_bytes
         stage = SimpleNamespace(host_bytes=needed < self.on_devices, remat=level)
         seconds = 1.0 + 0.1 * doublings + 0.25 * levels + tight
-        content = SimpleNamespace(memory_bound=tight)
-        return SimpleNamespace(way=(count, level), stages=[stage], content=content, step_time=seconds)
+        content = SimpleNamespace(memory_bound=tight, search=SimpleNamespace(unlimited_s=None))
+        return SimpleNamespace(
+            way=(count, level), num_microbatches=count, stages=[stage], content=content, step_time=seconds
+        )
 
     def chosen(self, counts=COUNTS, remat="auto", offload=False, tiny=False, host_update=False, looks=None):
         looks = Trials(looks or replace(self, tried=[], enough=[]).attempt) if tiny else None

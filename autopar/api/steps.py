@@ -33,7 +33,7 @@ from autopar.sharding.padding import PaddedDim
 
 
 @dataclass(frozen=True)
-class Form:
+class OneStageForm:
     """A form of a step as one stage.
 
     Args:
@@ -55,11 +55,11 @@ class Form:
     segment_layers: int = 0
 
     @staticmethod
-    def of(plan: Plan) -> Form:
+    def of(plan: Plan) -> OneStageForm:
         """That of a plan of one stage."""
         (s,) = plan.stages
         loops = s.backward_update, s.segment_layers
-        return Form(plan.num_microbatches, s.remat, s.block_scores, s.layered_update, s.padded, *loops)
+        return OneStageForm(plan.num_microbatches, s.remat, s.block_scores, s.layered_update, s.padded, *loops)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ class TracedStep:
     without_flush: bool = False
     shared: SharedState | None = None
     layered_steps: dict[tuple[int, int], LayeredStep] = field(default_factory=dict)
-    forms: dict[Form, tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
+    forms: dict[OneStageForm, tuple[Traced, tuple[str, ...]]] = field(default_factory=dict)
 
     def single_stage(
         self,
@@ -99,11 +99,13 @@ class TracedStep:
         segment_layers: int = 0,
     ) -> SingleStage:
         """The step as one stage. Raises MicrobatchError where there cannot be as many microbatches."""
-        form = Form(num_microbatches, remat, block_scores, layered_update, padded, backward_update, segment_layers)
+        form = OneStageForm(
+            num_microbatches, remat, block_scores, layered_update, padded, backward_update, segment_layers
+        )
         traced, ends = self._in(form)
         return SingleStage(traced.graph, ends)
 
-    def _in(self, form: Form) -> tuple[Traced, tuple[str, ...]]:
+    def _in(self, form: OneStageForm) -> tuple[Traced, tuple[str, ...]]:
         """The function in a form, with the ends of its layers."""
         if form not in self.forms:
             self.forms[form] = as_one_stage(self.traced, self.num_devices, form)
@@ -153,7 +155,7 @@ class TracedStep:
 
     def form_of(self, plan: Plan) -> Traced:
         """The function in the form that a plan is of."""
-        return self.traced if plan.content.pipeline is not None else self._in(Form.of(plan))[0]
+        return self.traced if plan.content.pipeline is not None else self._in(OneStageForm.of(plan))[0]
 
     def _of_step(self, layers_split: SplitStep, block_scores: int) -> Callable[[Plan], Plan]:
         return lambda plan: restacked(plan, self.traced.graph, layers_split, block_scores)
@@ -162,11 +164,11 @@ class TracedStep:
 def as_planned(traced: Traced, plan: Plan) -> Traced:
     """A function in the form that a plan of one stage was made for."""
     (stage,) = plan.stages
-    return as_one_stage(traced, len(stage.devices), Form.of(plan), stage.layer_ends)[0]
+    return as_one_stage(traced, len(stage.devices), OneStageForm.of(plan), stage.layer_ends)[0]
 
 
 def as_one_stage(
-    traced: Traced, num_devices: int, form: Form, ends: Sequence[str] | None = None
+    traced: Traced, num_devices: int, form: OneStageForm, ends: Sequence[str] | None = None
 ) -> tuple[Traced, tuple[str, ...]]:
     """A function in microbatches, with what is not held recomputed.
 

@@ -245,11 +245,11 @@ class Interpreter:
         bound = graph.bounds[op.id]
         sources = [env[str(o)] for o in op.operands]
         held = [(i, s) for i, s in enumerate(sources) if isinstance(s, Held)]
-        pieces = [s.take(s.layout, "") for _, s in held]
+        arrays = [s.take(s.layout, "") for _, s in held]
         if self.sharded.orders_collectives and ends_layer(op) and len(held) == len(sources):
-            passed = behind_layer(graph.graph, op, pieces)
+            passed = behind_layer(graph.graph, op, arrays)
         else:
-            passed = bind(bound.primitive, bound.params, pieces)
+            passed = bind(bound.primitive, bound.params, arrays)
         after = {i: array for (i, _), array in zip(held, passed, strict=True)}
         if self.sharded.recomputes and SCOPE in op.scope and len(held) > 1:
             inputs = {i.name for i in graph.graph.inputs}

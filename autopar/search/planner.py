@@ -185,8 +185,8 @@ class Planner:
         trials = Trials(attempt)
         looks = Trials(self._attempt(with_looks_only(problem), step)) if self.strategy is alpa else trials
         in_backward = BackwardUpdate(step, o.offload)
-        segments = Segments(problem, step, names_plan(self.strategy))
-        shortage = Shortage(in_backward, may_fit, segments, problem.policy.stages.segment_cost)
+        segments, least = Segments(problem, step, names_plan(self.strategy)), problem.policy.stages.segment_cost
+        shortage = Shortage(in_backward, may_fit, segments, least)
         plain: Plan | None = None
         failure: InfeasiblePlanError | MicrobatchError | None = None
         if not blocks or o.attention != "blocks":
@@ -222,11 +222,9 @@ class Planner:
         freedom = Freedom.of(problem)
 
         def attempt(configuration: OneStage, cutoff_s: float, explain: bool) -> Plan:
-            count, level = configuration.count, configuration.level
-            c = configuration
-            single = step.single_stage(
-                count, level, c.block_scores, c.layered_update, c.padded, c.backward_update, c.segment_layers
-            )
+            c, count, level = configuration, configuration.count, configuration.level
+            inside = c.backward_update, c.segment_layers
+            single = step.single_stage(count, level, c.block_scores, c.layered_update, c.padded, *inside)
             options = replace(problem.options, num_microbatches=count, num_stages=1, schedule="auto", remat="auto")
             if c.host_update and options.offload == "auto":
                 options = replace(options, offload="update")
@@ -235,8 +233,7 @@ class Planner:
             stage = replace(problem, options=options, subproblem=subproblem, reporting=reporting)
 
             def in_form(plan: Plan) -> Plan:
-                loops = c.layered_update, c.backward_update, c.segment_layers
-                content = plan.content.in_form(level, single.layer_ends, *loops)
+                content = plan.content.in_form(level, single.layer_ends, c.layered_update, *inside)
                 content = content.in_blocks(c.block_scores)
                 content = content.with_padding(c.padded, padding_notes(problem.graph, c.padded))
                 notes = (*content.notes, *meetings(single.graph))

@@ -1,4 +1,4 @@
-"""Whether layers may be updated inside of the backward loop, asked where memory is short, with what is said of it."""
+"""Whether layers are updated one at a time, and whether inside of the backward loop, with what is said of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autopar.search.source import StepSource
 
 @dataclass
 class BackwardUpdate:
-    """What a step says of it, if it is asked.
+    """What a step says of updates in the backward loop, asked where memory is short.
 
     Args:
         step: the step.
@@ -37,3 +37,15 @@ class BackwardUpdate:
         if not plan.content.memory_bound or not self.notes:
             return plan
         return replace(plan, content=msgspec.structs.replace(plan.content, notes=(*plan.content.notes, *self.notes)))
+
+
+def layered_updates(offload: str, step: StepSource) -> tuple[bool, ...]:
+    """Whether layers are updated one at a time, in a loop of their own, in the order in which that is tried.
+
+    Args:
+        offload: the option.
+        step: the step.
+    """
+    if offload == "none" or not step.may_update_by_layer():
+        return (False,)
+    return (True,) if offload == "layers" else (False, True)

@@ -266,18 +266,21 @@ def _in_segments(
         shortage: see `one_stage`.
         cutoff_s: likewise.
     """
+    forms = [replace(first, segment_layers=k) for k in shortage.segments()]
+    if not forms:
+        return plan
     if plan is not None and plan.num_microbatches == first.count and plan.stages[0].remat == first.level:
         unlimited_s = plan.content.search.unlimited_s
         if unlimited_s is None or plan.step_time < (1 + shortage.segment_cost) * unlimited_s:
             return plan
-    forms = [replace(first, segment_layers=k) for k in shortage.segments()]
     segmented = trials.first(forms, cutoff_s if plan is None else min(cutoff_s, plan.step_time))
     possible = trials.possible(counts)
-    if segmented is None and plan is None and forms and len(possible) > 1 and trials.not_faster is None:
+    if segmented is None and plan is None and len(possible) > 1 and trials.not_faster is None:
         least = replace(forms[0], backward_update=False)
         segmented = trials.first([replace(least, count=possible[-1])], cutoff_s)
         if segmented is not None:
-            segmented = trials.first([replace(least, count=count) for count in possible[1:-1]], cutoff_s) or segmented
+            between = [replace(least, count=count) for count in possible[1:-1]]
+            segmented = trials.first(between, cutoff_s) or segmented
     return min((p for p in (plan, segmented) if p is not None), key=_seconds, default=None)
 
 

@@ -15,7 +15,7 @@ from autopar.plan import Plan
 from autopar.search.alpa import alpa
 from autopar.search.anytime import Converted
 from autopar.search.attention_blocks import block_scores
-from autopar.search.backward_update import BackwardUpdate
+from autopar.search.backward_update import BackwardUpdate, layered_updates
 from autopar.search.bound import Freedom, bounded
 from autopar.search.cache import PlanCache, cached
 from autopar.search.enumeration.whole_steps import counts_that_may_fit
@@ -78,7 +78,7 @@ class OneStagePlanner:
         if cutoff_s < math.inf and o.offload == "none" and not is_tiny(problem) and len(possible) > 2:
             possible, may_fit = may_fit(possible), tuple
         blocks = block_scores(problem)
-        layered, there = _layered_updates(o.offload, step), o.offload == "auto" and not names_plan(self.strategy)
+        layered, there = layered_updates(o.offload, step), o.offload == "auto" and not names_plan(self.strategy)
         attempt = self._attempt(problem, step)
         trials = Trials(attempt)
         looks = Trials(self._attempt(with_looks_only(problem), step)) if self.strategy is alpa else trials
@@ -160,13 +160,6 @@ class OneStagePlanner:
     def _shard(self, problem: Problem) -> Plan:
         problem.log(f"planning {len(problem.graph.operators)} operators for {problem.cluster}")
         return cached(self.strategy, self.cache)(problem)
-
-
-def _layered_updates(offload: str, step: StepSource) -> tuple[bool, ...]:
-    """Whether layers are updated one at a time, in the order in which that is tried."""
-    if offload == "none" or not step.may_update_by_layer():
-        return (False,)
-    return (True,) if offload == "layers" else (False, True)
 
 
 def is_tiny(problem: Problem) -> bool:

@@ -21,10 +21,11 @@ from autopar.search.intra.host import least_device_memory
 from autopar.search.intra.slack import Hidden, hide, step_s
 from autopar.search.intra.thresholds import with_thresholds
 from autopar.search.intra.timeline import details_of
+from autopar.search.limit_looks import LimitLooks, look_within_limit, looks_within_limit
 from autopar.search.looks import Looked, all_looked_at, meshes_of, solve_mesh, summed_cutoff_s, too_little
 from autopar.search.problem import NotFasterError, Problem
 from autopar.solver import ChoiceProblem, Solution, Status, first_look, is_feasible, peak_bytes
-from autopar.solver.goal import PLAN_GAP, Goal
+from autopar.solver.goal import Goal
 from autopar.solver.memory import memory_floor
 from autopar.solver.solve import LARGE
 
@@ -69,13 +70,28 @@ def alpa(problem: Problem) -> Plan:
     answers: dict[int, list[MeshSolution]] = {}
     unlimited: dict[int, float] = {}
     best = math.inf
-    # Those first that are likely to keep the limit: what they take says which of the others are of use.
-    for i in sorted(range(len(looked)), key=lambda i: (not looked[i].fits, looked[i].bound_s, i)):
+
+    def offer(sharding_problem: ShardingProblem, look: Solution | None) -> None:
+        """Offers the plan of a look."""
+        offers.extend(_offered(problem, sharding_problem, look))
+
+    within = looks_within_limit(problem, looked, known_s, clock, offer)
+
+    def order(i: int) -> tuple[bool, float, float, int]:
+        """Those first that are likely to keep the limit, the cheapest first: they say which of others are of use."""
+        look = looked[i]
+        cost_s = within[i].cost_s if i in within else look.solution.objective if look.fits and look.solution else 0.0
+        return not look.fits, cost_s, look.bound_s, i
+
+    for i in sorted(range(len(looked)), key=order):
         answers[i] = [_left_out(looked[i])]
         if looked[i].bound_s == math.inf:
             continue
         unlimited[i] = looked[i].bound_s
         if looked[i].bound_s > min(best, known_s):
+            continue
+        if i in within and within[i].is_useless(best, known_s):
+            answers[i] = [_left_out(replace(looked[i], bound_s=max(looked[i].bound_s, within[i].bound_s)))]
             continue
         problem.checkpoint()
         free = _without_limit(problem, looked[i], clock, min(best, known_s))
@@ -83,7 +99,7 @@ def alpa(problem: Problem) -> Plan:
         answers[i] = [free]
         if free.sharding_problem.memory_bound:
             useful = free.solution.lower_bound <= min(best, known_s) and free.solution.status is not Status.INFEASIBLE
-            limited = useful and _under_limit(problem, free, clock, best, known_s, offers)
+            limited = useful and _under_limit(problem, free, clock, best, known_s, offers, within.get(i))
             answers[i] = limited or [_given_up(free)]
         best = min([best, *(a.solution.objective for a in answers[i] if a.solution.found)])
     every = [answer for i in range(len(looked)) for answer in answers[i]]
@@ -97,8 +113,8 @@ def alpa(problem: Problem) -> Plan:
     improve = functools.partial(_improved, problem)
     plan = best_plan(problem, every, "alpa", clock, improve)
     # A look may hide more of what it sends than the answer of the least sum. A plan that is kept makes no offers.
-    offer = min(offers, key=lambda plan: plan.step_time, default=None)
-    plan = faster_by(plan, offer, problem.policy.schedules.least_gain)
+    offered = min(offers, key=lambda plan: plan.step_time, default=None)
+    plan = faster_by(plan, offered, problem.policy.schedules.least_gain)
     if not plan.content.memory_bound or len(unlimited) < len(looked):
         return plan
     search = msgspec.structs.replace(plan.content.search, unlimited_s=cheapest)
@@ -182,7 +198,13 @@ def _without_limit(problem: Problem, looked: Looked, clock: Clock, cutoff_s: flo
 
 
 def _under_limit(
-    problem: Problem, free: MeshSolution, clock: Clock, best_s: float, known_s: float, offers: list[Plan]
+    problem: Problem,
+    free: MeshSolution,
+    clock: Clock,
+    best_s: float,
+    known_s: float,
+    offers: list[Plan],
+    looks: LimitLooks | None = None,
 ) -> list[MeshSolution]:
     """Answers within the limit: with copies that all phases share, and with copies of each phase's own.
 
@@ -196,33 +218,31 @@ def _under_limit(
         best_s: seconds of the best answer of another mesh.
         known_s: seconds of a plan that is at hand.
         offers: takes the plans of looks.
+        looks: at the mesh within the limit, where there were some already.
     """
     by_phase = "memory binds, each phase gathers for itself"
     if problem.subproblem.separate_programs:
         with clock.phase("solve"):
-            solution = solve_mesh(problem, free.sharding_problem.problem, binds=True, cutoff_s=known_s)
+            known = None if looks is None else looks.shared
+            solution = solve_mesh(problem, free.sharding_problem.problem, known=known, binds=True, cutoff_s=known_s)
         return [MeshSolution(replace(free.sharding_problem, memory_bound=True), solution, by_phase)]
-    shared, least, goal = free.sharding_problem, free.solution.lower_bound, Goal(PLAN_GAP, min(best_s, known_s))
+    shared, least = free.sharding_problem, free.solution.lower_bound
     negligible_s = least + problem.policy.stages.negligible_cost * abs(least)
-    with clock.phase("solve"):
-        look = first_look(shared.problem, goal)
-    split, split_look, cutoff_s = None, None, goal.cutoff
-    if look is not None and look.objective > negligible_s:
-        # Which of the two forms is the cheaper looks say: the other is mostly given up by its bound.
-        split = sharding_problem_of(problem, shared.mesh, clock, split_phases=True)
-        with clock.phase("solve"):
-            split_look = first_look(split.problem, Goal(PLAN_GAP, known_s))
-        cutoff_s = min(cutoff_s, math.inf if split_look is None else split_look.objective)
-        offers += _offered(problem, split, split_look)
-    offers += _offered(problem, shared, look)
+    if looks is None:
+        looks = look_within_limit(problem, shared, clock, least_s=least, best_s=best_s, known_s=known_s)
+        offers += [p for of, look in looks.forms(shared) for p in _offered(problem, of, look)]
+    # Which of the two forms is the cheaper looks say: the other is mostly given up by its bound.
+    look, split, split_look = looks.shared, looks.split, looks.split_look
+    cutoff_s = min(best_s, known_s, math.inf if split_look is None else split_look.objective)
     with clock.phase("solve"):
         solution = solve_mesh(problem, shared.problem, known=look, binds=True, cutoff_s=cutoff_s)
     answers = [MeshSolution(shared, solution, "memory binds")]
     if solution.objective <= negligible_s:
         return answers
     split = split or sharding_problem_of(problem, shared.mesh, clock, split_phases=True)
+    cutoff_s = min(known_s, looks.times_joined * min(best_s, solution.objective))
     with clock.phase("solve"):
-        solution = solve_mesh(problem, split.problem, known=split_look, binds=True, cutoff_s=known_s)
+        solution = solve_mesh(problem, split.problem, known=split_look, binds=True, cutoff_s=cutoff_s)
     return [*answers, MeshSolution(split, solution, by_phase)]
 
 

@@ -43,6 +43,15 @@ class Goal:
         """Whether a bound says that nothing is of use."""
         return bound + self.offset > self.cutoff
 
+    def saves_little(self, bound: float, share: float) -> bool:
+        """Whether a bound says that no choice costs less than the cutoff by more than a share of it."""
+        return self.cutoff < math.inf and bound + self.offset >= self.cutoff - share * abs(self.cutoff)
+
+    def over(self, cost: float, share: float) -> float:
+        """By how much a choice of so much costs more than one that is of use, which saves a share of it, or more."""
+        whole = cost + self.offset
+        return max(0.0, whole - min(whole, self.cutoff) + share * abs(min(whole, self.cutoff)))
+
     def less(self, offset: float) -> Goal:
         """The goal for a reduced problem, with ``offset`` taken out of its cost."""
         return replace(self, offset=self.offset + offset)

@@ -25,10 +25,14 @@ class HighsSolver:
         gap: relative gap, on the part of the cost that is open to choice, at which to stop; 0 wants the proof.
         max_nodes: of a branch-and-bound tree, after which to stop, however long they take: a limit that does not
             depend on how busy the machine is; None for no limit.
+        open_cost: cost between a choice and the bound at which to stop; 0 wants the proof.
+        restarts: whether HiGHS may begin anew with what its root has fixed, as it does where a proof is wanted.
     """
 
     gap: float = 0.0
     max_nodes: int | None = None
+    open_cost: float = 0.0
+    restarts: bool = True
 
     @property
     def name(self) -> str:
@@ -65,7 +69,14 @@ class HighsSolver:
                 return done(Status.FEASIBLE if best else Status.UNKNOWN, best, _floor(program))
             begin = program.values(best) if best else None
             answer = run_highs(
-                program, time_limit_s=left, start=begin, seed=seed, gap=self.gap, max_nodes=self.max_nodes
+                program,
+                time_limit_s=left,
+                start=begin,
+                seed=seed,
+                gap=self.gap,
+                max_nodes=self.max_nodes,
+                open_cost=self.open_cost * program.scale,
+                restarts=self.restarts,
             )
             if answer.status == "failed":
                 raise SolverError(f"HiGHS stopped with {answer.said!r} on {program.costs.size} columns")
@@ -84,7 +95,7 @@ class HighsSolver:
                 raise SolverError(f"HiGHS's solution takes a forbidden pair ({answer.said})")
             if best and objective(problem, best) < objective(problem, choice):
                 choice = best
-            proven = answer.status == "optimal" and self.gap == 0.0
+            proven = answer.status == "optimal" and self.gap == 0.0 and self.open_cost == 0.0
             return done(Status.OPTIMAL if proven else Status.FEASIBLE, choice, bound)
 
 

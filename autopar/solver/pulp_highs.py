@@ -48,6 +48,8 @@ def run_highs(
     seed: int,
     gap: float,
     max_nodes: int | None = None,
+    open_cost: float = 0.0,
+    restarts: bool = True,
 ) -> HighsOutcome:
     """Solve ``program``.
 
@@ -58,6 +60,8 @@ def run_highs(
         seed: of HiGHS's random numbers.
         gap: relative gap at which to stop.
         max_nodes: of the branch-and-bound tree, or None.
+        open_cost: scaled cost between a solution and the bound at which to stop.
+        restarts: whether it may begin anew with what its root has fixed.
     """
     problem = _model(program)
     options: dict[str, Any] = {
@@ -68,9 +72,11 @@ def run_highs(
         "primal_feasibility_tolerance": 1e-9,
         "dual_feasibility_tolerance": 1e-9,
     }
+    if not restarts:
+        options["mip_allow_restart"] = False
     if max_nodes is not None:
         options["mip_max_nodes"] = max_nodes
-    solver = _Highs(msg=False, threads=_THREADS, timeLimit=time_limit_s, gapRel=gap, gapAbs=0.0, **options)
+    solver = _Highs(msg=False, threads=_THREADS, timeLimit=time_limit_s, gapRel=gap, gapAbs=open_cost, **options)
     solver.start = start
     problem.solve(solver)
     return _answer(problem.solverModel)

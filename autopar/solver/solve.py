@@ -160,7 +160,8 @@ class _Rounds:
         while True:
             reduction = reduce_problem(problem, times)
             if (times or binds) and reduction.problem is not None and plan_elimination(reduction.problem) is None:
-                if self.best and Goal(WIDE_GAP).reached(self.best_cost, self.bound) and goal.gap > 0:
+                near = Goal(WIDE_GAP).reached(self.best_cost, self.bound) or goal.saves_little(self.bound, WIDE_GAP)
+                if self.best and near and goal.gap > 0:
                     return self.answer(Status.FEASIBLE)
                 # A wide problem is solved with multipliers on all rows at once; few rows would only make it narrower.
                 times = maximal_times(problem.usages)

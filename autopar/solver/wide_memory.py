@@ -3,8 +3,8 @@
 For multipliers y the problem with memory priced has no memory rows: presolve and `wide` solve it, so L(y) of
 `multipliers` comes with a choice that attains it, or nearly. Each choice is a plane over all y; the next y lies between
 the best so far and the highest point under all planes (in-out separation: Wentges, Int. Trans. Opl. Res. 4, 1997). The
-two bounds of max L meet. Choices on the way that fit are answers, and so is the best mixture of all of them, which the
-engine finds: the problem of the strategies that some choice took, and of those that messages say cost little more.
+two bounds of max L meet. Choices on the way that fit are answers, and so is the best mixture of all of them (see
+`mixtures`): the problem of the strategies that some choice took, and of those that messages say cost little more.
 """
 
 from __future__ import annotations
@@ -21,19 +21,16 @@ from autopar.solver.cutting_planes import Planes
 from autopar.solver.elimination import MOST_ENTRIES
 from autopar.solver.evaluate import is_feasible, objective, within
 from autopar.solver.goal import PROOF, Goal
-from autopar.solver.highs import HighsSolver
 from autopar.solver.messages import Messages
+from autopar.solver.mixtures import mix
 from autopar.solver.multipliers import Prices
 from autopar.solver.presolve import reduce_problem
 from autopar.solver.problem import Array, ChoiceProblem, Usage
-from autopar.solver.restricted import eliminated, lowest, restricted
+from autopar.solver.restricted import eliminated
 from autopar.solver.wide import climb
 
 _SWEEPS = 48  # for the min-marginals at the best y
 _TRIES = 25  # values of y
-_MORE = (0, 300, 1200)  # strategies beyond one a node and those that some choice took; the last if no choice fits yet
-_ENOUGH = 5e-3  # relative gap at which no further mixture is tried
-_PATIENCE = 60  # nodes of HiGHS's tree for one mixture; no seconds, so that a busy machine gives the same answer
 # Relative gap to which the problem of one y is solved: least, most, and as part of what is open.
 _NEAR, _FAR, _PART = 1e-5, 1e-3, 0.1
 _STEP = 0.7  # of the way from the best y to the highest point under the planes; with one row all of it
@@ -159,12 +156,7 @@ def price_wide(
         if low > bound:
             bound, best_y = low, y
     messages = _messages(search, best_y, deadline)
-    for more in _MORE:
-        if goal.reached(search.cost, bound) or goal.hopeless(bound) or time.monotonic() > deadline:
-            break
-        _mix(search, messages.excess, more, engine, deadline, seed)
-        if search.choice is not None and (more > 0 or search.cost - bound <= _ENOUGH * abs(search.cost)):
-            break
+    mix(search, messages.excess, bound, engine, deadline, seed, goal)
     slack = (constant := limit * float(best_y.sum())) + _ROUNDING * abs(constant)
     return Prices(bound, search.choice, search.cost, tuple(np.asarray(m - slack) for m in messages.marginals))
 
@@ -178,26 +170,3 @@ def _messages(search: _WideSearch, y: Array, deadline: float) -> Messages:
             break
         messages.sweep()
     return messages
-
-
-def _mix(
-    search: _WideSearch, excess: Sequence[Array], more: int, engine: Solver, deadline: float, seed: int
-) -> None:  # fmt: skip
-    """Note the cheapest choice of strategies that some choice seen took, or of the ``more`` of least ``excess``."""
-    keep = lowest(excess, more)
-    for choice in search.seen:
-        for marks, k in zip(keep, choice, strict=True):
-            marks[k] = True
-    reduction = restricted(search.problem, keep)
-    if reduction.problem is None:
-        return
-    left = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
-    if isinstance(engine, HighsSolver):
-        engine = replace(engine, max_nodes=_PATIENCE)
-    begin = None if search.choice is None else reduction.project(search.choice)
-    if not reduction.problem.nodes:
-        search.take(reduction.lift(()))
-        return
-    answer = engine.solve(reduction.problem, time_limit_s=left, start=begin, seed=seed)
-    if answer.choice:
-        search.take(reduction.lift(answer.choice))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -64,12 +64,9 @@ def alpa(problem: Problem) -> Plan:
     if problem.subproblem.ample_memory and not any(look.fits for look in looked):
         raise too_little(problem)
     offers = list[Plan]()
-    first = min((look for look in looked if look.fits), key=lambda look: look.bound_s, default=None)
-    if first is not None:
+    for first in sorted((look for look in looked if look.fits), key=lambda look: look.bound_s)[:1]:
         offers += _offered(problem, first.sharding_problem, first.solution)
-    answers: dict[int, list[MeshSolution]] = {}
-    unlimited: dict[int, float] = {}
-    best = math.inf
+    answers, unlimited, best = dict[int, list[MeshSolution]](), dict[int, float](), math.inf
 
     def offer(sharding_problem: ShardingProblem, look: Solution | None) -> None:
         """Offers the plan of a look."""
@@ -77,13 +74,7 @@ def alpa(problem: Problem) -> Plan:
 
     within = looks_within_limit(problem, looked, known_s, clock, offer)
 
-    def order(i: int) -> tuple[bool, float, float, int]:
-        """Those first that are likely to keep the limit, the cheapest first: they say which of others are of use."""
-        look = looked[i]
-        cost_s = within[i].cost_s if i in within else look.solution.objective if look.fits and look.solution else 0.0
-        return not look.fits, cost_s, look.bound_s, i
-
-    for i in sorted(range(len(looked)), key=order):
+    for i in _order(looked, within):
         answers[i] = [_left_out(looked[i])]
         if looked[i].bound_s == math.inf:
             continue
@@ -104,12 +95,7 @@ def alpa(problem: Problem) -> Plan:
         best = min([best, *(a.solution.objective for a in answers[i] if a.solution.found)])
     every = [answer for i in range(len(looked)) for answer in answers[i]]
     cheapest = min(unlimited.values(), default=math.inf)
-    if unlimited and cheapest >= known_s:
-        raise _no_better(problem, cheapest)
-    if unlimited and not any(a.solution.found and a.solution.lower_bound < known_s for a in every):
-        useless = [a.solution.lower_bound for a in every if a.solution.lower_bound >= known_s]
-        if any(map(math.isfinite, useless)):
-            raise _no_better(problem, min(useless))
+    _refuse_useless(problem, unlimited, every, known_s)
     improve = functools.partial(_improved, problem)
     plan = best_plan(problem, every, "alpa", clock, improve)
     # A look may hide more of what it sends than the answer of the least sum. A plan that is kept makes no offers.
@@ -119,6 +105,40 @@ def alpa(problem: Problem) -> Plan:
         return plan
     search = msgspec.structs.replace(plan.content.search, unlimited_s=cheapest)
     return replace(plan, content=msgspec.structs.replace(plan.content, search=search))
+
+
+def _order(looked: Sequence[Looked], within: Mapping[int, LimitLooks]) -> list[int]:
+    """Numbers of the meshes, those first that are likely to keep the limit, the cheapest first.
+
+    What they take says which of the others are of use.
+    """
+
+    def key(i: int) -> tuple[bool, float, float, int]:
+        look = looked[i]
+        cost_s = within[i].cost_s if i in within else look.solution.objective if look.fits and look.solution else 0.0
+        return not look.fits, cost_s, look.bound_s, i
+
+    return sorted(range(len(looked)), key=key)
+
+
+def _refuse_useless(
+    problem: Problem, unlimited: Mapping[int, float], every: Sequence[MeshSolution], known_s: float
+) -> None:
+    """Raises `NotFasterError` where bounds say that no mesh takes less than a plan that is at hand.
+
+    Args:
+        problem: what is planned.
+        unlimited: by mesh the bound without a limit, of those that may fit.
+        every: the answers.
+        known_s: seconds of the plan at hand.
+    """
+    cheapest = min(unlimited.values(), default=math.inf)
+    if unlimited and cheapest >= known_s:
+        raise _no_better(problem, cheapest)
+    if unlimited and not any(a.solution.found and a.solution.lower_bound < known_s for a in every):
+        useless = [a.solution.lower_bound for a in every if a.solution.lower_bound >= known_s]
+        if any(map(math.isfinite, useless)):
+            raise _no_better(problem, min(useless))
 
 
 def _looked(problem: Problem, clock: Clock) -> Plan:

@@ -38,8 +38,8 @@ class LimitLooks:
 
     def forms(self, shared: ShardingProblem) -> tuple[tuple[ShardingProblem, Solution | None], ...]:
         """Problems of the mesh, of which ``shared`` has copies that all phases share, with the looks at them."""
-        own = () if self.split is None else ((self.split, self.split_look),)
-        return ((shared, self.shared), *own)
+        split = () if self.split is None else ((self.split, self.split_look),)
+        return ((shared, self.shared), *split)
 
     @property
     def cost_s(self) -> float:

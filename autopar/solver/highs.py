@@ -26,7 +26,7 @@ class HighsSolver:
         max_nodes: of a branch-and-bound tree, after which to stop, however long they take: a limit that does not
             depend on how busy the machine is; None for no limit.
         open_cost: cost between a choice and the bound at which to stop; 0 wants the proof.
-        restarts: whether HiGHS may begin anew with what its root has fixed, as it does where a proof is wanted.
+        restarts: whether HiGHS may start again with what its root has fixed, as it does where a proof is wanted.
     """
 
     gap: float = 0.0

@@ -61,7 +61,7 @@ def run_highs(
         gap: relative gap at which to stop.
         max_nodes: of the branch-and-bound tree, or None.
         open_cost: scaled cost between a solution and the bound at which to stop.
-        restarts: whether it may begin anew with what its root has fixed.
+        restarts: whether it may start again with what its root has fixed.
     """
     problem = _model(program)
     options: dict[str, Any] = {

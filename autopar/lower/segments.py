@@ -104,10 +104,10 @@ class _Loop:
         """Names of its carries and stacks."""
         return self.scan.split_results([v.name for v in self.op.results])
 
-    def over(self, body: Any, initial: Any, xs: Any) -> tuple[Any, Any]:
-        """``lax.scan`` in the direction of this loop, with its marks."""
+    def over(self, body: Any, initial: Any, xs: Any, length: int | None = None) -> tuple[Any, Any]:
+        """``lax.scan`` in the direction of this loop, with its marks; of so many trips where it may have no stacks."""
         with self.recorder.around(self.op):
-            return lax.scan(body, initial, xs, reverse=bool(self.bound.params["reverse"]))
+            return lax.scan(body, initial, xs, length=length, reverse=bool(self.bound.params["reverse"]))
 
     def trip(
         self, carry: Sequence[Any], slices: Sequence[Any], wanted: Sequence[int], *, again: bool = False
@@ -170,7 +170,7 @@ def _forward(loop: _Loop, pair: LoopPair, layers: int) -> tuple[Sequence[Any], d
         return after, (carry, rows)
 
     if layers == 1:
-        carry, (entered, rows) = loop.over(alone, loop.initial, loop.stacks)
+        carry, (entered, rows) = loop.over(alone, loop.initial, loop.stacks, loop.scan.length)
     else:
         carry, (entered, rows) = loop.over(segment, loop.initial, _numbers(pair.length // layers, layers))
         rows = [_joined(r) for r in rows]

@@ -204,3 +204,14 @@ def test_what_has_no_such_loops_stays_as_it_is(x64: None) -> None:
 def test_a_length_that_does_not_divide_the_layers_changes_nothing(x64: None) -> None:
     step, _ = traced(step_of(scanned(plain_layer, remat=True)), arguments())
     assert all(in_segments(step, k) is step for k in (0, 4, 5, LAYERS, 2 * LAYERS))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_loop_of_one_layer_takes_no_stacks(x64: None, layers: int) -> None:
+    def step(p: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(q: jax.Array) -> jax.Array:
+            return jnp.sum(jax.lax.scan(lambda y, _: (jnp.tanh(y @ q), None), x, None, length=6)[0])
+
+        return p - jax.grad(loss)(p)
+
+    assert_same(step, (jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), jnp.linspace(-1.0, 2.0, 12).reshape(4, 3)), layers)

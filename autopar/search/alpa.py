@@ -63,9 +63,7 @@ def alpa(problem: Problem) -> Plan:
     looked = all_looked_at(problem, meshes, known_s, clock)
     if problem.subproblem.ample_memory and not any(look.fits for look in looked):
         raise too_little(problem)
-    offers = list[Plan]()
-    for first in sorted((look for look in looked if look.fits), key=lambda look: look.bound_s)[:1]:
-        offers += _offered(problem, first.sharding_problem, first.solution)
+    offers = _first_offered(problem, looked)
     answers, unlimited, best = dict[int, list[MeshSolution]](), dict[int, float](), math.inf
 
     def offer(sharding_problem: ShardingProblem, look: Solution | None) -> None:
@@ -264,6 +262,12 @@ def _under_limit(
     with clock.phase("solve"):
         solution = solve_mesh(problem, split.problem, known=split_look, binds=True, cutoff_s=cutoff_s)
     return [*answers, MeshSolution(split, solution, by_phase)]
+
+
+def _first_offered(problem: Problem, looked: Sequence[Looked]) -> list[Plan]:
+    """The plan of the look of the least bound among those that keep the limit, as `_offered` has it."""
+    first = min((look for look in looked if look.fits), key=lambda look: look.bound_s, default=None)
+    return [] if first is None else _offered(problem, first.sharding_problem, first.solution)
 
 
 def _offered(problem: Problem, sharding_problem: ShardingProblem, look: Solution | None) -> list[Plan]:

@@ -33,17 +33,19 @@ NODES = Cluster(
 )
 
 
+def half_precision_loss(weights, x):
+    """That of layers of bf16 products with f32 parameters."""
+    h = x.astype(jnp.bfloat16)
+    for w in weights:
+        h = jnp.tanh(h @ w.astype(jnp.bfloat16))
+    return (h * h).astype(jnp.float32).mean()
+
+
 def adam(state, x):
     """A step of layers of bf16 products with f32 parameters and moments."""
     weights, means, squares = state
 
-    def loss(weights):
-        h = x.astype(jnp.bfloat16)
-        for w in weights:
-            h = jnp.tanh(h @ w.astype(jnp.bfloat16))
-        return (h * h).astype(jnp.float32).mean()
-
-    value, grads = jax.value_and_grad(loss)(weights)
+    value, grads = jax.value_and_grad(half_precision_loss)(weights, x)
     means = [0.9 * m + 0.1 * g for m, g in zip(means, grads, strict=True)]
     squares = [0.99 * s + 0.01 * g * g for s, g in zip(squares, grads, strict=True)]
     moved = zip(weights, means, squares, strict=True)

@@ -14,20 +14,14 @@ import pytest
 
 import autopar
 from autopar.plan import Plan
-from tests.end_to_end.test_copies_in_nodes import NODES
+from tests.end_to_end.test_copies_in_nodes import NODES, half_precision_loss
 
 
 def momentum(state, x):
     """A step of layers of bf16 products with f32 parameters and moments."""
     weights, means = state
 
-    def loss(weights):
-        h = x.astype(jnp.bfloat16)
-        for w in weights:
-            h = jnp.tanh(h @ w.astype(jnp.bfloat16))
-        return (h * h).astype(jnp.float32).mean()
-
-    value, grads = jax.value_and_grad(loss)(weights)
+    value, grads = jax.value_and_grad(half_precision_loss)(weights, x)
     means = [0.9 * m + 0.1 * g for m, g in zip(means, grads, strict=True)]
     return ([w - 1e-3 * m for w, m in zip(weights, means, strict=True)], means), value
 

@@ -84,6 +84,7 @@ lint: $(VENV)/.dev-stamp  ## the static checks alone
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m tests.sizes
 
 .PHONY: test
 test: lint  ## static checks and all tests but the slow ones

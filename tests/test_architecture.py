@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 import autopar
 import autopar.errors
+from tests.sizes import warnings
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "autopar").rglob("*.py"))
@@ -54,6 +56,7 @@ MUTABLE_DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast
 MUTABLE_MAKERS = ("Counter", "OrderedDict", "bytearray", "defaultdict", "deque", "dict", "list", "set")
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -114,71 +117,19 @@ def text_files() -> list[Path]:
     return sorted(paths)
 
 
-#: Files with more than 400 lines, functions with more than 60 lines or 8 parameters.
-LARGE_FILES: dict[str, int] = {}
-#: What is larger, with its size: the two functions of the public interface that say every option in their docstrings,
-#: where users read them. The list only gets shorter, and the sizes in it smaller.
-LONG_FUNCTIONS = {
-    "autopar.api.parallelize.parallelize": 115,
-    "autopar.cluster.cluster.ray": 65,
-}
-#: Functions for users say what they can do by keyword, commands by options; kernels that numba compiles take scalars
-#: and arrays one by one.
-MANY_PARAMETERS = {
-    "autopar.api.parallelize.parallelize": 29,
-    "autopar.search.one_stage.one_stage": 9,
-    "autopar.cli.compare.command": 12,
-    "autopar.cli.plan.command": 9,
-    "autopar.cli.schedules.command": 9,
-    "autopar.cli.verify.command": 10,
-    "autopar.cluster.cluster.ray": 20,
-    "autopar.solver.lagrange.trees.best_on_tree": 12,
-    "autopar.solver.lagrange.trees.grow": 9,
-    "autopar.solver.lagrange.trees.walk": 9,
-    "autopar.transforms.one_bit_adam.one_bit_adam": 9,
-}
-
-
-def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """All functions and methods, by module and name."""
-    for path in SOURCES:
-        for node in ast.walk(parse(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield f"{module_name(path)}.{node.name}", node
-
-
-def over(sizes: dict[str, int], limit: int, known: dict[str, int]) -> dict[str, int]:
-    """What is larger than ``limit`` and than it is known to be."""
-    return {name: n for name, n in sizes.items() if n > max(limit, known.get(name, 0))}
-
-
-def test_files_and_functions_stay_small() -> None:
-    lengths = {module_name(p): len(p.read_text(encoding="utf-8").splitlines()) for p in SOURCES}
-    lines: dict[str, int] = {}
-    parameters: dict[str, int] = {}
-    for name, f in functions():
-        given = [a.arg for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs)]
-        lines[name] = max(lines.get(name, 0), (f.end_lineno or 0) - f.lineno + 1)
-        parameters[name] = max(parameters.get(name, 0), len(given) - (given[:1] in (["self"], ["cls"])))
-    assert len(lines) > 800
-    assert over(lengths, 400, LARGE_FILES) == {}
-    assert over(lines, 60, LONG_FUNCTIONS) == {}
-    assert over(parameters, 8, MANY_PARAMETERS) == {}
-
-
-def test_what_is_allowed_to_be_large_exists() -> None:
-    known = {name for name, _ in functions()} | {module_name(p) for p in SOURCES}
-    assert {*LARGE_FILES, *LONG_FUNCTIONS, *MANY_PARAMETERS} - known == set()
-
-
-def test_each_class_name_has_one_meaning() -> None:
-    places: dict[str, list[str]] = {}
-    for path in SOURCES:
-        for node in ast.walk(parse(path)):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(module_name(path))
-    assert len(places) > 500
-    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("class A: pass\n", []),
+        ("\n" * 501, ["m: 501 lines"]),
+        ("def f():\n" + "    x = 1\n" * 60, ["m.f: 61 lines"]),
+        ("class A:\n    def f(self, a, b, c, d, e, *, f, g, h): pass\n", []),
+        ("class A:\n    def f(self, a, b, c, d, e, *, f, g, h, i): pass\n", ["m.f: 9 parameters"]),
+        ("class A: pass\nclass A: pass\n", ["class A: in m, m"]),
+    ],
+)
+def test_sizes_and_names_are_warnings(source: str, lines: list[str]) -> None:
+    assert [*warnings([("m", source)])] == lines
 
 
 #: Numbers at the top of modules of `search` that decide nothing about a plan, with what they are.

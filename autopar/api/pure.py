@@ -27,7 +27,7 @@ from autopar.api.many_hosts import agree, many, same_arguments, share, takes_one
 from autopar.api.options import ParallelOptions
 from autopar.api.progress import shown
 from autopar.api.replanned import verified_plan, with_prices
-from autopar.api.rewritten import form_of, rewritten, with_rewrites
+from autopar.api.rewritten import about, form_of, rewritten
 from autopar.api.shared_state import SharedState
 from autopar.api.steps import TracedStep, as_planned
 from autopar.api.user_mesh import outside
@@ -222,7 +222,7 @@ class PureFunction:
         is_staged = problem.subproblem.on_workers or problem.options.names_pipeline
         search = self._planner.on_workers if is_staged else self._planner.plan
         plan = search(problem, step, self._counts(traced.graph))
-        return step.form_of(plan), with_rewrites(plan, traced)
+        return step.form_of(plan), about(plan, traced)
 
     def searched(self, traced: Traced, limit_bytes: int | None) -> tuple[Problem, TracedStep]:
         """What is planned within ``limit_bytes`` a device, and the function in other forms."""

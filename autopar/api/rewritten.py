@@ -9,6 +9,7 @@ import msgspec
 
 from autopar.api.options import ParallelOptions
 from autopar.cluster import Cluster
+from autopar.cost import product_flops
 from autopar.frontend import Traced
 from autopar.lower.algebra import reassociated_bound
 from autopar.plan import Plan
@@ -33,11 +34,11 @@ def form_of(traced: Traced, plan: Plan) -> Traced:
     return traced if plan.rewrites or traced.as_written is None else traced.as_written
 
 
-def with_rewrites(plan: Plan, traced: Traced) -> Plan:
-    """``plan`` with what was rewritten of its function."""
-    if not traced.rewrites:
-        return plan
-    return replace(plan, content=msgspec.structs.replace(plan.content, rewrites=traced.rewrites))
+def about(plan: Plan, traced: Traced) -> Plan:
+    """``plan`` with facts about its function: what was rewritten, and the FLOPs of its products as written."""
+    written = traced.graph if traced.as_written is None else traced.as_written.graph
+    facts = msgspec.structs.replace(plan.content, rewrites=traced.rewrites, product_flops=product_flops(written))
+    return replace(plan, content=facts)
 
 
 def _num_devices(options: ParallelOptions) -> int:

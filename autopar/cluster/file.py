@@ -72,6 +72,7 @@ class _GroupFile(_Strict, frozen=True):
     host_bandwidth: _Positive | None = None
     slices: _LinkFile | None = None
     measured: str = ""
+    device_dollars_per_hour: _Positive | None = None
 
 
 class _ClusterFile(_Strict, frozen=True):
@@ -198,6 +199,7 @@ def parse(data: Any, where: str) -> tuple[str, tuple[NodeGroup, ...]]:
                 host_bandwidth=group.host_bandwidth,
                 slices=None if group.slices is None else _link(f"{path}.slices", group.slices),
                 measured=group.measured,
+                device_dollars_per_hour=group.device_dollars_per_hour,
             )
         )
     return table.name, tuple(groups)
@@ -250,6 +252,7 @@ def plain(name: str, groups: Sequence[NodeGroup]) -> dict[str, Any]:
             host_bandwidth=g.host_bandwidth,
             slices=None if g.slices is None else link(g.slices),
             measured=g.measured,
+            device_dollars_per_hour=g.device_dollars_per_hour,
         )
         for g in groups
     ]

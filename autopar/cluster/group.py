@@ -85,6 +85,7 @@ class NodeGroup:
         host_bandwidth: bytes/s in one direction between one device and its host's memory, or None where unknown.
         slices: the link between TPU slices, each of them such a group with ``inter="intra"``; None where unknown.
         measured: when and on what its figures were measured, as `autopar calibrate` writes it; "" where they were not.
+        device_dollars_per_hour: price of one device for an hour, or None where unknown; it decides nothing.
 
     Raises:
         ClusterError: a value is impossible; it names the field.
@@ -99,8 +100,12 @@ class NodeGroup:
     host_bandwidth: float | None = None
     slices: LinkSpec | None = None
     measured: str = ""
+    device_dollars_per_hour: float | None = None
 
     def __post_init__(self) -> None:
+        if self.device_dollars_per_hour is not None:
+            price = positive("NodeGroup.device_dollars_per_hour", self.device_dollars_per_hour)
+            object.__setattr__(self, "device_dollars_per_hour", price)
         object.__setattr__(self, "count", whole("NodeGroup.count", self.count))
         object.__setattr__(self, "devices_per_node", whole("NodeGroup.devices_per_node", self.devices_per_node))
         if not isinstance(self.inter, LinkSpec) and self.inter != "intra":

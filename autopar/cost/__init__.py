@@ -16,6 +16,7 @@ from autopar.cost.model import CostModel
 from autopar.cost.network import NetworkRates
 from autopar.cost.orders import Reorder, packed, reorders, run_bytes
 from autopar.cost.sends import lane_bandwidth, lane_s, least_latency_s, send_s
+from autopar.cost.utilization import product_flops
 from autopar.cost.work import PRODUCTS, Core, KernelWork, LeastWork, kind_of, matrices_of
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "operator_bytes",
     "operator_flops",
     "packed",
+    "product_flops",
     "reorders",
     "roofline_s",
     "run_bytes",

@@ -41,7 +41,7 @@ def _leave_out_defaults(plan: dict[str, Any]) -> None:
         cluster = json.loads(plan["cluster"])
         if isinstance(cluster, dict) and _canonical(cluster) == plan["cluster"]:
             plan["cluster"] = cluster
-    for name in ("pipeline", "cuts", "parts", "rewrites"):
+    for name in ("pipeline", "cuts", "parts", "rewrites", "product_flops"):
         if not plan[name]:
             del plan[name]
     if plan["stack_groups"] == 1:

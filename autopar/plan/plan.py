@@ -20,6 +20,7 @@ from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.logical import axis_rules
 from autopar.plan.pipeline import Pipeline
 from autopar.plan.text import counted, explain_text, gap_of, html_summary, plan_text
+from autopar.plan.throughput import Throughput, throughput
 from autopar.plan.types import Communication, Considered, Stage
 
 
@@ -93,6 +94,11 @@ class Plan:
     def peak_memory(self) -> int:
         """Predicted bytes on the fullest device."""
         return self.content.peak_memory
+
+    @property
+    def throughput(self) -> Throughput:
+        """Examples, tokens and dollars of a step, and its model FLOPs utilization."""
+        return throughput(self.content)
 
     @property
     def num_stages(self) -> int:

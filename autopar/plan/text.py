@@ -12,6 +12,7 @@ from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.groups import input_groups
 from autopar.plan.paths import matches
+from autopar.plan.throughput import throughput, throughput_text
 from autopar.plan.types import Choice, Considered, InputRecord, Stage
 from autopar.plan.words import plan_words
 
@@ -119,6 +120,7 @@ def summary_rows(c: PlanContent, phases: Sequence[tuple[str, float]]) -> list[tu
         ("cluster", c.cluster_name),
         ("mesh", mesh),
         ("step time", f"{seconds_text(c.step_time)} predicted"),
+        *([("throughput", rate)] if (rate := throughput_text(throughput(c))) else []),
         ("peak memory", f"{bytes_text(c.peak_memory)} a device predicted"),
         ("search", f"{c.search.strategy}: {bound}"),
     ]

@@ -314,6 +314,7 @@ groups = st.builds(
     inter=links | st.just("intra"),
     host_memory_bytes=st.none() | st.integers(1, 2**50),
     host_bandwidth=st.none() | numbers,
+    device_dollars_per_hour=st.none() | numbers,
 )
 clusters = st.builds(
     Cluster, name=st.text(min_size=1, max_size=8), groups=st.lists(groups, min_size=1, max_size=3).map(tuple)

@@ -1,12 +1,19 @@
-"""Files and folders that only their owner can read or change, checked when they are used."""
+"""Files that are written whole or not at all, and files and folders that only their owner can change.
+
+`private_folder`, `read_own` and `read_kept` check who may write whenever they are called. `write_whole` writes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
+import secrets
 import stat
 from pathlib import Path
+
+#: Links that a path may lead over; Linux follows no more.
+_MOST_LINKS = 40
 
 
 def private_folder(path: str | os.PathLike[str], *, tighten: bool = False) -> Path:
@@ -33,12 +40,80 @@ def private_folder(path: str | os.PathLike[str], *, tighten: bool = False) -> Pa
         about = folder.lstat()
     if about.st_uid != os.geteuid() or about.st_mode & 0o077:
         raise PermissionError(f"{folder} belongs to another user, or others can enter it; chmod 700 makes it private")
-    for part in folder.parents:
-        above = part.stat()
-        others_write = above.st_mode & 0o002 and not above.st_mode & stat.S_ISVTX
-        if above.st_uid not in (0, os.geteuid()) or others_write:
-            raise PermissionError(f"{folder} can be replaced by others, who may write to {part}")
+    _check_route(folder)
     return folder
+
+
+def _check_route(folder: Path) -> None:
+    """Raises PermissionError where another user can put something else in the place of a folder.
+
+    Folders above it, those that links on the route lead to, and the links themselves belong to this user or to root.
+    Others write to such a folder only where they cannot rename what is in it (the sticky bit).
+    """
+    routes, checked, links = [folder], set[str](), 0
+    while routes:
+        for part in routes.pop().parents:
+            if str(part) in checked:
+                continue
+            checked.add(str(part))
+            about = part.lstat()
+            is_link = stat.S_ISLNK(about.st_mode)
+            if is_link:
+                links += 1
+                if links > _MOST_LINKS:
+                    raise PermissionError(f"{folder} lies behind more than {_MOST_LINKS} links")
+                routes.append(part.parent / os.readlink(part) / "target")
+            replaces = not is_link and not about.st_mode & stat.S_ISVTX and _others_write(about)
+            if about.st_uid not in (0, os.geteuid()) or replaces:
+                raise PermissionError(f"{folder} can be replaced by others, who may write to {part} or own it")
+
+
+def _others_write(about: os.stat_result) -> bool:
+    """Whether users but the owner and root may write. Root's group and a user's own group, of one number with the user
+    by convention, have no other members."""
+    own_group = about.st_gid == 0 or about.st_gid == os.geteuid() == os.getegid()
+    return bool(about.st_mode & 0o002) or (bool(about.st_mode & 0o020) and not own_group)
+
+
+def read_kept(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """The content of a file in a private folder; the folders above it are checked, too.
+
+    Args:
+        path: of the file.
+        most_bytes: that it may have.
+
+    Raises:
+        PermissionError: another user can change the file, or could have put it there.
+        ValueError: it is too large.
+        OSError: it cannot be read.
+    """
+    if not os.path.lexists(path):
+        raise FileNotFoundError(os.fspath(path))
+    private_folder(os.path.dirname(os.path.abspath(path)), tighten=True)
+    return read_own(path, most_bytes)
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes, *, private: bool = False) -> None:
+    """Writes ``content`` (text as UTF-8) to ``path`` so that the file is the old one or the new one, never a part.
+
+    Args:
+        path: of the file.
+        content: all of it.
+        private: whether only its owner can read it. Else it has the mode of the file that it replaces, or of a new
+            file under the umask.
+    """
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    mode = 0o600 if private else 0o666
+    try:
+        _write_new(part, content.encode() if isinstance(content, str) else content, mode, sync=True)
+        if not private:
+            with contextlib.suppress(OSError):
+                part.chmod(stat.S_IMODE(target.stat().st_mode))
+        os.replace(part, target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_private(path: str | os.PathLike[str], data: bytes, *, sync: bool = False) -> None:
@@ -49,7 +124,11 @@ def write_private(path: str | os.PathLike[str], data: bytes, *, sync: bool = Fal
         data: its content.
         sync: whether to return when it is on disk.
     """
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    _write_new(path, data, 0o600, sync=sync)
+
+
+def _write_new(path: str | os.PathLike[str], data: bytes, mode: int, *, sync: bool) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
         if sync:

@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 
+from autopar._compat.private import write_whole
 from autopar.cluster import Cluster, NodeGroup
 from autopar.cost.calibrated_file import Circumstances, MeasuredGroup, file_text
 from autopar.cost.calibrated_kinds import fit_kinds
 from autopar.cost.calibration import Calibration, Sample, fit
 from autopar.cost.links import LinkSample, fit_network
 from autopar.errors import ClusterError
-from autopar.plan import write_whole
 from autopar.runtime.measuring import Effort, machine_name, measure_devices
 from autopar.runtime.ray.cluster import RayCluster
 from autopar.runtime.ray.measured import MeasuredKind, measure_workers

@@ -14,12 +14,13 @@ from typing import Any
 
 import jax
 
+from autopar._compat.private import write_whole
 from autopar.api.parallel_function import ParallelFunction
 from autopar.api.parallelize import parallelize
 from autopar.cost.collectives import KINDS
 from autopar.errors import AutoparError
 from autopar.lower.hlo import operations
-from autopar.plan import Plan, write_whole
+from autopar.plan import Plan
 from autopar.plan.details import TimelineSlice
 from autopar.plan.text import seconds_text, table
 from autopar.simulate.chrome import stage_trace

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
+from autopar._compat.private import write_whole
 from autopar.errors import AutoparError
-from autopar.plan import write_whole
 from autopar.report.sections import Section
 
 

@@ -1,6 +1,5 @@
 """`Plan`: what a search decided, as plain data with a JSON form."""
 
-from autopar.plan.codec import write_whole
 from autopar.plan.content import PlanContent, SearchContent
 from autopar.plan.pipeline import Pipeline, PipelineTransfer, PipelineValue, PipelineWork
 from autopar.plan.plan import Plan, SearchRecord
@@ -38,5 +37,4 @@ __all__ = [
     "SearchContent",
     "SearchRecord",
     "Stage",
-    "write_whole",
 ]

@@ -1,17 +1,13 @@
-"""Plans as JSON: canonical text, a format version, files written whole or not at all."""
+"""Plans as JSON: canonical text and a format version."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from autopar._compat.private import write_private
 from autopar.errors import PlanMismatchError
 from autopar.plan.checks import MOST_BYTES, check_content
 from autopar.plan.content import PlanContent
@@ -103,18 +99,3 @@ def _with_cluster_text(plan: Any) -> None:
 
 def _canonical(cluster: dict[str, Any]) -> str:
     return json.dumps(cluster, sort_keys=True, separators=(",", ":"))
-
-
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes ``content`` (text as UTF-8) to ``path`` so that the file is the old one or the new one, never a part.
-
-    Only its owner can read it.
-    """
-    target = Path(path)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-    try:
-        write_private(part, content.encode() if isinstance(content, str) else content, sync=True)
-        os.replace(part, target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from autopar._compat.private import write_whole
 from autopar._compat.trees import device_mesh, local_devices, partition_spec
 from autopar.errors import PlanMismatchError
 from autopar.ir import Layout
 from autopar.plan.again import ALTERNATIVE, MOST_OPERATORS, SearchAgain
-from autopar.plan.codec import decode, encode, write_whole
+from autopar.plan.codec import decode, encode
 from autopar.plan.content import PlanContent
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.plan.logical import axis_rules

@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from autopar._compat.private import write_whole
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.errors import AutoparError
 from autopar.ir.parse import GraphSyntaxError, parse_graph
 from autopar.ir.text import graph_text
 from autopar.ir.verify import verify
-from autopar.plan import write_whole
 from autopar.search.constraints import Constraint
 from autopar.search.problem import Options, Problem
 

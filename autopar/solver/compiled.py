@@ -29,7 +29,7 @@ MISSING = (
 #: Whether numba is there.
 COMPILED = find_spec("numba") is not None
 
-_FOLDER = kernel_folder(os.environ) if COMPILED else None
+_FOLDER = kernel_folder(os.environ)
 _SOURCE = source_hash() if COMPILED else ""
 
 if not COMPILED:
@@ -41,9 +41,8 @@ def compiled(function: Function) -> Function:
     if not COMPILED:
         return function
     dispatcher: Any = import_module("numba").njit(nogil=True)(function)
-    if _FOLDER is not None:
-        # What ``cache=True`` would do, with a cache that processes can share.
-        dispatcher._cache = KernelCache(f"{function.__module__}.{function.__qualname__}", _FOLDER, _SOURCE)
+    # What ``cache=True`` would do, with a cache that processes can share.
+    dispatcher._cache = KernelCache(f"{function.__module__}.{function.__qualname__}", _FOLDER, _SOURCE)
     return cast(Function, dispatcher)
 
 

@@ -3,7 +3,7 @@
 A file holds one function for one signature; its name is a hash of all that the code depends on: the text of all
 modules of the solver with such functions (a loop includes those that it calls), the signature, the processor, and the
 versions of Python, numpy and numba. Files are written whole or not at all, and never change, so processes share them
-without locks. Loading one runs what is in it: a folder that others may write to is not used.
+without locks. Loading one runs what is in it: each time it is checked that no other user can have written it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import hashlib
 import os
 import pickle
 import platform
-import secrets
-import stat
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,12 +23,15 @@ from typing import Any
 
 import numpy as np
 
+from autopar._compat.private import private_folder, read_kept, write_whole
+
 #: Environment variable that names the folder of what autopar keeps, or turns that off.
 CACHE_VARIABLE = "AUTOPAR_CACHE_DIR"
 
 _OFF = ("", "0", "none", "off")
 _SUFFIX = ".kernel"
 _UNUSED_S = 60 * 86400.0  # after which a file is removed
+_MOST_BYTES = 2**26
 
 
 def cache_root(environment: Mapping[str, str]) -> Path | None:
@@ -50,27 +52,14 @@ def cache_root(environment: Mapping[str, str]) -> Path | None:
         return None
 
 
-def kernel_folder(environment: Mapping[str, str]) -> Path | None:
-    """The folder of compiled loops, made if need be; None where nobody but the user may write, which cannot be had.
+def kernel_folder(environment: Mapping[str, str]) -> Path:
+    """The folder of compiled loops, which need not exist.
 
     Where nothing of a user's programs is kept, machine code lies with the bytecode of the package: it depends on
     autopar's own source alone.
     """
     root = cache_root(environment)
-    folder = Path(__file__).parent / "__pycache__" / "kernels" if root is None else root / "kernels"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.lstat()
-    except OSError:
-        return None
-    user = os.getuid() if hasattr(os, "getuid") else about.st_uid
-    private = stat.S_ISDIR(about.st_mode) and about.st_uid == user
-    if private and about.st_mode & 0o077:
-        try:
-            folder.chmod(0o700)
-        except OSError:
-            private = False
-    return folder if private else None
+    return Path(__file__).parent / "__pycache__" / "kernels" if root is None else root / "kernels"
 
 
 @dataclass(frozen=True)
@@ -97,12 +86,12 @@ class KernelCache:
         context.refresh()
         path = self._path(signature, context.codegen())
         try:
-            data = path.read_bytes()
-            payload = pickle.loads(data)
+            payload = pickle.loads(read_kept(path, _MOST_BYTES))
             compiled = import_module("numba.core.compiler").CompileResult._rebuild(context, *payload)
-        except FileNotFoundError:
+        except PermissionError as error:
+            _warn(error)
             return None
-        except Exception:  # a file that was cut short or damaged may raise anything
+        except Exception:  # there is no such file, or one that was cut short or damaged, which may raise anything
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -114,15 +103,13 @@ class KernelCache:
             return
         path = self._path(signature, compiled.library.codegen)
         data = import_module("numba.core.serialize").dumps(compiled._reduce())
-        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        with contextlib.suppress(OSError):
-            try:
-                part.touch(mode=0o600)
-                part.write_bytes(data)
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
-            self._drop_unused()
+        try:
+            private_folder(self.folder, tighten=True)
+            write_whole(path, data, private=True)
+        except OSError as error:
+            _warn(error)
+            return
+        self._drop_unused()
 
     def enable(self) -> None:
         """Part of numba's interface; a cache is always enabled."""
@@ -142,6 +129,17 @@ class KernelCache:
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < time.time() - _UNUSED_S:
                     path.unlink()
+
+
+def _warn(error: OSError) -> None:
+    """Says once that code is compiled again because of who may write to files; what the system refuses is silent."""
+    if isinstance(error, PermissionError) and error.errno is None:
+        warnings.warn(
+            f"compiled loops of the solver are not kept, and each process compiles them for some 10 seconds: {error}; "
+            f"{CACHE_VARIABLE} names another folder",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def source_hash() -> str:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar._compat import private
+from autopar._compat.private import write_whole
 from autopar.cluster import Cluster
 from autopar.errors import PlanMismatchError
-from autopar.plan import FORMAT_VERSION, Plan, codec, write_whole
+from autopar.plan import FORMAT_VERSION, Plan
 from tests.plan.plans import plans, small_plan
 
 
@@ -176,7 +178,7 @@ def test_a_failing_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
 
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(codec.os, name, fails)
+            patch.setattr(private.os, name, fails)
             with pytest.raises(OSError, match="disk full"):
                 small_plan().save(path)
         assert path.read_text() == "old"
@@ -195,9 +197,18 @@ def test_numbers_that_json_does_not_know_are_not_written(number: float, tmp_path
     assert Plan.load(tmp_path / "plan.json") == plan
 
 
-def test_a_saved_file_is_of_its_owner_alone(tmp_path: Path) -> None:
-    small_plan().save(tmp_path / "plan.json")
-    assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o600
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_a_saved_file_has_the_mode_of_any_new_file(tmp_path: Path, umask: int) -> None:
+    """And that of the file that it replaces."""
+    path, before = tmp_path / "plan.json", os.umask(umask)
+    try:
+        small_plan().save(path)
+        assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+        path.chmod(0o640)
+        small_plan().save(path)
+        assert path.stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)
 
 
 def test_check_program_names_both() -> None:

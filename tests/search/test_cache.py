@@ -435,7 +435,7 @@ def test_a_folder_that_cannot_be_used_is_no_error(problem: Problem, tmp_path: Pa
 
 
 def test_a_full_disk_is_no_error(problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(importlib.import_module("autopar.search.cache.store"), "write_whole", full)

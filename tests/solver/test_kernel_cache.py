@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from autopar.solver.kernel_cache import CACHE_VARIABLE, cache_root, kernel_folder
+from autopar._compat.private import write_private
+from autopar.solver.kernel_cache import CACHE_VARIABLE, KernelCache, cache_root, kernel_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,28 +45,150 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out.strip()
 
 
-def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
-    folder = kernel_folder({CACHE_VARIABLE: str(tmp_path)})
-    assert folder == tmp_path / "kernels"
-    assert folder.stat().st_mode & 0o777 == 0o700
+class Leaves:
+    """Makes a folder when it is read by pickle."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+class Codegen:
+    """As much of numba's context as a file's name depends on."""
+
+    def refresh(self) -> None:
+        pass
+
+    def codegen(self) -> Codegen:
+        return self
+
+    def magic_tuple(self) -> tuple[str, ...]:
+        return ("processor",)
+
+
+STRANGER = 65534
+
+
+def give(path: Path) -> None:
+    """Gives a file to another user, which only root can."""
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+
+
+def others_may_write_above(root: Path) -> None:
+    root.chmod(0o777)
+
+
+def a_group_may_write_above(root: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    os.chown(root, -1, STRANGER)
+    root.chmod(0o775)
+
+
+def others_may_write_further_above(root: Path) -> None:
+    root.parent.chmod(0o777)
+
+
+def another_user_owns_what_is_above(root: Path) -> None:
+    give(root)
+
+
+def another_user_owns_the_folder(root: Path) -> None:
+    give(root / "kernels")
+    (root / "kernels").chmod(0o777)
+
+
+def another_user_owns_the_file(root: Path) -> None:
+    for file in (root / "kernels").iterdir():
+        give(file)
+
+
+def others_may_write_to_the_file(root: Path) -> None:
+    for file in (root / "kernels").iterdir():
+        file.chmod(0o666)
+
+
+def the_file_is_a_link(root: Path) -> None:
+    for file in (root / "kernels").iterdir():
+        file.rename(root / "file")
+        file.symlink_to(root / "file")
+
+
+def the_folder_is_a_link(root: Path) -> None:
+    (root / "kernels").rename(root / "elsewhere")
+    (root / "kernels").symlink_to(root / "elsewhere")
+
+
+def another_users_link_leads_there(root: Path) -> None:
+    root.rename(root.parent / "elsewhere")
+    root.symlink_to(root.parent / "elsewhere")
+    give(root)
+
+
+def others_may_write_where_a_link_leads(root: Path) -> None:
+    (root.parent / "open" / "in").mkdir(parents=True)
+    root.rename(root.parent / "open" / "in" / "cache")
+    root.symlink_to("open/in/cache")
+    (root.parent / "open").chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        others_may_write_above,
+        others_may_write_further_above,
+        a_group_may_write_above,
+        another_user_owns_what_is_above,
+        another_user_owns_the_folder,
+        another_user_owns_the_file,
+        others_may_write_to_the_file,
+        the_file_is_a_link,
+        the_folder_is_a_link,
+        another_users_link_leads_there,
+        others_may_write_where_a_link_leads,
+    ],
+)
+def test_nothing_is_run_that_another_user_may_have_left(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    """Folders are looked at when code is loaded: they may have changed since this module was imported."""
+    root, ran = tmp_path / "above" / "cache", tmp_path / "ran"
+    cache = KernelCache("function", kernel_folder({CACHE_VARIABLE: str(root)}), "source")
+    root.mkdir(parents=True, mode=0o755)
+    cache.folder.mkdir(mode=0o700)
+    path = cache._path("signature", Codegen())
+    write_private(path, pickle.dumps(Leaves(ran)))
+    assert cache.load_overload("signature", Codegen()) is None and ran.exists()  # a file of one's own is run
+    ran.rmdir()
+    spoil(root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert cache.load_overload("signature", Codegen()) is None and not ran.exists()
+
+
+def test_where_others_may_write_each_process_compiles_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    process = start(tmp_path / "open")
+    out, err = process.communicate(timeout=200)
+    assert out.strip() == "True True" and "can be replaced by others" in err and CACHE_VARIABLE in err
+    assert not list((tmp_path / "open" / "kernels").iterdir())
+
+
+def test_an_own_folder_that_others_can_enter_is_made_private(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    folder.mkdir()
     folder.chmod(0o777)
-    assert kernel_folder({CACHE_VARIABLE: str(tmp_path)}) == folder
+    assert finish(start(tmp_path)) == "True True"
     assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_link_or_a_file_in_its_place_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "kernels").symlink_to(tmp_path / "elsewhere")
-    assert kernel_folder({CACHE_VARIABLE: str(tmp_path)}) is None
-    (tmp_path / "kernels").unlink()
-    (tmp_path / "kernels").write_text("")
-    assert kernel_folder({CACHE_VARIABLE: str(tmp_path)}) is None
+    assert finish(start(tmp_path)) == "True False"
 
 
 def test_where_nothing_is_kept_of_programs_code_lies_with_the_package() -> None:
     assert cache_root({CACHE_VARIABLE: "off"}) is None
-    folder = kernel_folder({CACHE_VARIABLE: "off"})
-    assert folder is None or "__pycache__" in folder.parts
+    assert "__pycache__" in kernel_folder({CACHE_VARIABLE: "off"}).parts
 
 
 def test_processes_share_what_one_compiled(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from autopar._compat.private import private_folder, read_own
+from autopar._compat.private import private_folder, read_kept, write_whole
 from autopar.errors import PlanMismatchError
-from autopar.plan import Plan, PlanContent, write_whole
+from autopar.plan import Plan, PlanContent
 from autopar.plan.codec import encode
 from autopar.plan.details import NO_DETAILS, Details
 from autopar.search.plain_data import environment_hash
@@ -65,7 +65,7 @@ class PlanCache:
         """
         path = self._path(key)
         try:
-            raw = read_own(path, self.most_bytes)
+            raw = read_kept(path, self.most_bytes)
         except (OSError, ValueError):
             return None
         try:
@@ -84,7 +84,7 @@ class PlanCache:
             raw = _packed(key, content, details)
             if len(raw) <= self.most_bytes and _unpacked(key, raw).content == content:
                 private_folder(self.folder, tighten=True)
-                write_whole(self._path(key), raw)
+                write_whole(self._path(key), raw, private=True)
                 self._drop_oldest()
 
     def sizes(self) -> tuple[int, ...]:

@@ -11,14 +11,14 @@ from autopar.api.parallel_function import ParallelFunction
 from autopar.api.parallelize import parallelize, parallelize_with
 from autopar.cluster import Cluster
 from autopar.plan import Plan
-from autopar.search.compare import STANDARD, Budget, Budgeted, Comparison, compare_problem, run_trials
+from autopar.search.compare import STANDARD, Budget, Budgeted, Comparison, Named, compare_problem, run_trials
 from autopar.search.problem import Problem
 
 
 def compare(
     fn: Callable[..., Any] | Problem,
     *args: Any,
-    search: Sequence[str] = STANDARD,
+    search: Sequence[Named] = STANDARD,
     time_limit_s: float | None = 60.0,
     steps: int | None = None,
     seeds: Sequence[int] = (0,),
@@ -29,7 +29,7 @@ def compare(
     Args:
         fn: a train step, plain or decorated, or an `autopar.search.Problem`.
         args: its arguments, arrays or `jax.ShapeDtypeStruct`; none for a problem.
-        search: names of strategies.
+        search: names of strategies, or strategies as (name that the table shows, strategy).
         time_limit_s: seconds that each may search one mesh; None waits.
         steps: choices that each may evaluate on one mesh, where it counts them.
         seeds: strategies that draw numbers search once with each.
@@ -53,7 +53,7 @@ def compare_with(
     fn: Callable[..., Any],
     args: Sequence[Any],
     options: ParallelOptions,
-    search: Sequence[str],
+    search: Sequence[Named],
     budget: Budget,
     say: Callable[[str], None] | None = None,
 ) -> Comparison:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -13,14 +14,22 @@ from autopar.cli.group import Command
 from autopar.cli.output import print_json, print_section, progress
 from autopar.cli.plan import chosen_cluster
 from autopar.cli.target import load, parse_target, user_code
+from autopar.cluster import Cluster
 from autopar.report.sections import Section
-from autopar.search.compare import COLUMNS, STANDARD, Budget, Comparison, compare_problem
+from autopar.search.compare import COLUMNS, STANDARD, Budget, Comparison, Named, compare_problem
+from autopar.search.degrees import all_degrees, degrees_text
 from autopar.search.files import load_problem
 
 
 @click.command(cls=Command, name="compare")
 @click.argument("target", metavar="FILE.py:FUNC")
 @click.option("--search", metavar="A,B,C", help="Strategies.  [default: alpa,data-parallel,zero1,zero3,megatron]")
+@click.option(
+    "--degrees",
+    is_flag=True,
+    help="Compare plans by their degrees: every tp, pp, dp and ZeRO stage but those that are given.",
+)
+@options.degree_options
 @click.option("--time-limit", type=float, default=60.0, show_default=True, metavar="S", help="Seconds for one mesh.")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Choices for one mesh, where they are counted.")
 @click.option("--seed", "seeds", type=int, multiple=True, metavar="N", help="May be given several times.  [default: 0]")
@@ -35,6 +44,7 @@ from autopar.search.files import load_problem
 def command(
     target: str,
     search: str | None,
+    degrees: bool,
     time_limit: float,
     steps: int | None,
     seeds: tuple[int, ...],
@@ -52,13 +62,15 @@ def command(
     Every strategy plans the function under the same budget; nothing is run. Shown are the predicted step time of its
     plan, how much slower that is than the best, the spread over seeds, memory, and how long planning took. The JSON
     has the best cost against time of every search. The function, its arguments and the cluster are given as to
-    `autopar plan`. A file of `autopar.search.save_problem` (.json, .json.gz) in place of FILE.py:FUNC needs no jax.
+    `autopar plan`. With --degrees every degree of tensor, pipeline and data parallelism is planned with each ZeRO
+    stage; degrees that are given, as --tp 8, stay as they are. A file of `autopar.search.save_problem` (.json,
+    .json.gz) in place of FILE.py:FUNC needs no jax.
     """
     budget = Budget(time_limit, steps, seeds or (0,))
     if target.endswith((".json", ".json.gz")):
         check_problem_options(click.get_current_context())
         problem = load_problem(target)
-        names = STANDARD if search is None else tuple(n for n in search.split(",") if n)
+        names = searched(search, degrees=False)
         with progress(quiet) as say:
             show(compare_problem(problem, names, budget, say), form)
         return
@@ -73,12 +85,24 @@ def command(
         request = planning.PlanRequest(arguments, preset, set_, cluster, **asked)
         say(f"loading {wanted.place}")
         function, values = planning.function_and_arguments(load(wanted), wanted, request)
-        names = STANDARD if search is None else tuple(n for n in search.split(",") if n)
+        if request.degrees and not degrees:
+            raise click.UsageError("--tp and the other degrees need --degrees here; `autopar plan` takes them alone")
+        names = searched(search, degrees)
         for name in names:
             planning.check_strategy(name)
-        plain, plan_options = planning.options_of(function, request)
+        plain, plan_options = planning.options_of(function, replace(request, **dict.fromkeys(planning.DEGREES)))
+        if degrees:
+            every = all_degrees(plan_options.cluster or Cluster.local(), request.degrees)
+            names = (*names, *((degrees_text(manual), manual) for manual in every))
         comparison = api.compare_with(plain, values, plan_options, names, budget, say)
     show(comparison, form)
+
+
+def searched(search: str | None, degrees: bool) -> tuple[Named, ...]:
+    """Names of strategies that are compared: those that were given, else the search next to degrees, or `STANDARD`."""
+    if search is not None:
+        return tuple(n for n in search.split(",") if n)
+    return ("alpa",) if degrees else STANDARD
 
 
 def check_problem_options(ctx: click.Context) -> None:

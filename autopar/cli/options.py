@@ -60,6 +60,22 @@ search_option: Option = click.option(
     "--search", metavar="NAME", help="Search strategy; see `autopar strategies`.  [default: alpa]"
 )
 
+#: The plan by its degrees of parallelism: ``tp``, ``pp``, ``dp``, ``cp``, ``ep``, ``zero``, ``chunks``.
+degree_options: Option = options(
+    *(
+        click.option(f"--{name}", type=click.IntRange(min=1), metavar="N", help=text)
+        for name, text in (
+            ("tp", "Devices that share the matrices of a layer (tensor parallelism)."),
+            ("pp", "Pipeline stages."),
+            ("dp", "Replicas that share the batch.  [default: the devices that the other degrees leave]"),
+            ("cp", "Devices that share the tokens of an example (context parallelism)."),
+            ("ep", "Devices, of those of --dp, that share experts."),
+            ("chunks", "Chunks of each pipeline stage."),
+        )
+    ),
+    click.option("--zero", type=click.IntRange(0, 3), metavar="N", help="ZeRO stage, 0 to 3."),
+)
+
 #: How time is divided, and what is not held: ``microbatches``, ``stages``, ``schedule``, ``remat``, ``offload``.
 pipeline_options: Option = options(
     click.option(

@@ -28,6 +28,7 @@ PAGES = (".html", ".htm")
 @options.target_options
 @options.cluster_options
 @options.search_option
+@options.degree_options
 @options.pipeline_options
 @options.precision_options
 @options.limit_options
@@ -60,7 +61,7 @@ def command(
 
     FUNC is an ordinary jax function in FILE.py, or a decorated one; module:func works too. Its arguments come from
     --args. A module with build(preset, *, abstract, ...) needs no FUNC. Nothing is run, and the cluster need not
-    be there.
+    be there. --tp, --pp, --dp, --cp, --ep, --zero and --chunks price the plan that they name.
     """
     wanted = parse_target(target)
     alternatives = asked.pop("alternatives")

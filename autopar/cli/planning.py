@@ -21,6 +21,10 @@ from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.precision import precision_of, wire_of
 from autopar.search import strategies
+from autopar.search.degrees import named_degrees
+
+#: Options that name a plan by its degrees of parallelism.
+DEGREES = ("tp", "pp", "dp", "cp", "ep", "chunks", "zero")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class PlanRequest:
         overrides: further arguments of ``build``.
         cluster: what to plan for.
         search: name of a strategy.
+        tp, pp, dp, cp, ep, chunks, zero: degrees of the plan that is asked for by name; see `autopar.search.Manual`.
         microbatches: number of microbatches, or "auto".
         stages: number of stages, or "auto".
         schedule: name of a pipeline schedule.
@@ -54,6 +59,13 @@ class PlanRequest:
     overrides: Mapping[str, Any]
     cluster: Cluster | None
     search: str | None = None
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    chunks: int | None = None
+    zero: int | None = None
     microbatches: int | str | None = None
     stages: int | str | None = None
     schedule: str | None = None
@@ -68,6 +80,12 @@ class PlanRequest:
     time_limit: float | None = None
     exhaustive: bool | None = None
     verify: str | None = None
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The degrees that were given, by argument of `autopar.search.Manual`."""
+        values = {name: getattr(self, name) for name in DEGREES}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def limit_bytes(text: str | None) -> int | None:
@@ -186,4 +204,8 @@ def options_of(function: Any, request: PlanRequest) -> tuple[Callable[..., Any],
     options = ParallelOptions()
     if isinstance(function, ParallelFunction):
         options, function = function.options, function.function
+    if request.degrees:
+        if request.search is not None:
+            raise click.UsageError(f"--{next(iter(request.degrees))} names a plan, so --search does not apply")
+        known["search"] = named_degrees(known.get("cluster") or options.cluster or Cluster.local(), request.degrees)
     return function, dataclasses.replace(options, **known, plan=None)

@@ -222,14 +222,18 @@ class Comparison:
 COLUMNS = ("place", "strategy", "step time", "to best", "spread", "peak memory", "planning", "note")
 
 
+#: A strategy by its registered name, or as (name that the table shows, strategy).
+Named = str | tuple[str, Strategy]
+
+
 def compare_problem(
-    problem: Problem, names: Sequence[str], budget: Budget, say: Callable[[str], None] | None = None
+    problem: Problem, names: Sequence[Named], budget: Budget, say: Callable[[str], None] | None = None
 ) -> Comparison:
     """Strategies on one problem.
 
     Args:
         problem: what is planned; one that has no source has one stage in every plan.
-        names: registered names.
+        names: registered names, or strategies with names.
         budget: of every search.
         say: called with a line when a search begins.
 
@@ -241,17 +245,17 @@ def compare_problem(
 
 
 def run_trials(
-    names: Sequence[str], budget: Budget, plan: Callable[[Budgeted], Plan], say: Callable[[str], None] | None = None
+    names: Sequence[Named], budget: Budget, plan: Callable[[Budgeted], Plan], say: Callable[[str], None] | None = None
 ) -> tuple[Trial, ...]:
     """Every strategy with every seed; further seeds only of those that say more than once what they have.
 
     Args:
-        names: registered names.
+        names: registered names, or strategies with names.
         budget: of every search.
         plan: makes the plan of a strategy.
         say: called with a line when a search begins.
     """
-    known = [(name, strategy_named(name)) for name in names]
+    known = [(n, strategy_named(n)) if isinstance(n, str) else n for n in names]
     trials: list[Trial] = []
     for name, strategy in known:
         for number, seed in enumerate(budget.seeds):

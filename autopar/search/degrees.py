@@ -13,9 +13,6 @@ from autopar.cluster import Cluster
 from autopar.errors import InfeasiblePlanError
 from autopar.search.manual import Manual
 
-#: ZeRO stages that differ: stages 1 and 2 are one plan, see `Manual`.
-_ZERO_STAGES = (0, 1, 3)
-
 
 def named_degrees(cluster: Cluster, given: Mapping[str, Any]) -> Manual:
     """The plan of the given degrees; dp takes the devices that the others leave.
@@ -53,7 +50,8 @@ def all_degrees(cluster: Cluster, given: Mapping[str, Any]) -> tuple[Manual, ...
     devices, node = cluster.num_devices, min(g.devices_per_node for g in cluster.groups)
     divisors = [n for n in range(1, devices + 1) if devices % n == 0]
     plans = []
-    for tp, pp, dp, zero in itertools.product(divisors, divisors, divisors, _ZERO_STAGES):
+    zero_stages = (0, 1, 3)  # stages 1 and 2 are one plan, see `Manual`
+    for tp, pp, dp, zero in itertools.product(divisors, divisors, divisors, zero_stages):
         degrees: dict[str, Any] = {"tp": tp, "pp": pp, "dp": dp, "zero": zero}
         fixed = all(degrees.get(name, value) == value for name, value in given.items())
         splits_state = zero == 0 or dp > 1

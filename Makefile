@@ -98,6 +98,13 @@ test-all: lint  ## static checks and all tests, the slow ones too: about three h
 mutations: $(VENV)/.dev-stamp  ## faults put in one at a time, and the tests that catch them: half an hour on two cores
 	$(VENV)/bin/python -m tests.mutations
 
+# Without SHARD the part that the commit's hash chooses, as continuous integration does. Tests that have not ended after
+# SHARD_MINUTES are left to another commit, whose hash draws another order.
+SHARD_MINUTES ?= 20
+.PHONY: test-shard
+test-shard: $(VENV)/.dev-stamp  ## one of the eight parts of the slow tests: make test-shard SHARD=3
+	@$(VENV)/bin/python -m tests.shards --minutes $(SHARD_MINUTES) $(SHARD)
+
 .PHONY: test-slow
 test-slow: $(VENV)/.dev-stamp  ## the slow tests
 	$(VENV)/bin/python -m pytest -m slow

@@ -83,6 +83,7 @@ def run(quick: bool, say: Say) -> Report:
         tuple(rows),
         within,
         notes=tuple(found.text.splitlines()),
+        measured=("measured_s",),
     )
 
 

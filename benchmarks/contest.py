@@ -130,4 +130,4 @@ def run(quick: bool, say: Say, data: Path | None = None, letters: str = "", seed
         f"sum of best/cost, none above 1: {ours:.5f}; the winner's: {winners:.5f}",
         "best: of all teams of the contest",
     )
-    return Report("contest", TARGET, tuple(rows), passed and ours >= winners, notes)
+    return Report("contest", TARGET, tuple(rows), passed and ours >= winners, notes, measured=("time_s",))

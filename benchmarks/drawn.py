@@ -287,4 +287,11 @@ def summary(rows: Sequence[Row], seed: int) -> Report:
         )
     compared = f"free against asked: {len(ratios)} cases, worst {max(ratios, default=1.0):.4f}"
     target = f"median {TARGETS_S[0]}, 95th {TARGETS_S[1]}, worst {TARGETS_S[2]} s; bounds hold; free <= {AS_FAST} asked"
-    return Report("drawn", target, tuple(rows), bounds and fast and in_time, (f"seed {seed}", *notes, compared))
+    return Report(
+        "drawn",
+        target,
+        tuple(rows),
+        bounds and fast and in_time,
+        (f"seed {seed}", *notes, compared),
+        measured=("wall_s", "cpu_s"),
+    )

@@ -22,7 +22,7 @@ import numpy as np
 
 import autopar
 from autopar.runtime.measuring import QUICK
-from benchmarks import family_bytes
+from benchmarks import family_bytes, reference
 from benchmarks.families import Built
 
 #: Turns, steps in a turn at most, and CPU seconds of a turn beyond which it has fewer.
@@ -92,13 +92,15 @@ def measured_cluster() -> autopar.Cluster:
 
 def main(names: list[str], cluster: autopar.Cluster) -> None:
     """Prints a line a family."""
+    reference_s = reference.seconds()
     for name in names or family_bytes.CASES:
         build, rules = family_bytes.CASES[name]
         took = seconds(runners(build(), rules, cluster))
         planned = took.pop("planned")
         best = min(took, key=lambda form: took[form])
         others = ", ".join(f"{form} {s:.4f}" for form, s in took.items())
-        print(f"{name}: {planned / took[best]:.3f} of {best} ({planned:.4f} s; {others})", flush=True)
+        said = f"{planned:.4f} s, {planned / reference_s:.3g} ref; {others}"
+        print(f"{name}: {planned / took[best]:.3f} of {best} ({said})", flush=True)
 
 
 if __name__ == "__main__":

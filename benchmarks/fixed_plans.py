@@ -29,6 +29,7 @@ from autopar.cluster import Device, LinkSpec, NodeGroup
 from autopar.errors import AutoparError
 from autopar.plan import SearchContent
 from autopar.search.cache import VARIABLE
+from benchmarks import reference
 from examples import gpt, llama, mlp, moe, wide_resnet
 
 FILE = Path(__file__).with_suffix(".json")
@@ -183,6 +184,8 @@ def _hash(plan: Plan) -> str:
 def digests(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
     """By name what is kept of each plan, or the error where there is none."""
     found: dict[str, dict[str, Any]] = {}
+    reference_s = reference.seconds()
+    print(f"{reference_s:6.2f} CPU s  reference", file=sys.stderr)
     for case in cases:
         began_s = time.process_time()
         try:
@@ -190,7 +193,8 @@ def digests(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
         except AutoparError as error:
             found[case.name] = {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
         text = found[case.name].get("pipeline") or found[case.name]["error"]
-        print(f"{time.process_time() - began_s:6.2f} CPU s  {case.name}: {text}", file=sys.stderr)
+        took_s = time.process_time() - began_s
+        print(f"{took_s:6.2f} CPU s ({took_s / reference_s:.3g} ref)  {case.name}: {text}", file=sys.stderr)
     return found
 
 

@@ -178,4 +178,4 @@ def run(quick: bool, say: Say, kills: int = KILLS) -> Report:
     passed = whole and len(killed.given) == kills and bool(plain.result) and plain.result == killed.result
     notes = () if passed else ("last lines of the killed run:", *killed.text.splitlines()[-20:])
     target = "parameters equal to the bit, no processes and no unfinished checkpoints left"
-    return Report("kills", target, tuple(rows), passed, notes)
+    return Report("kills", target, tuple(rows), passed, notes, measured=("run_s",))

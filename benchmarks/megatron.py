@@ -246,4 +246,5 @@ def run(quick: bool, say: Say) -> Report:
             "peak bytes: the fullest device of the simulated step",
         ),
         (("megatron, all ways", tuple(every)),),
+        measured=("planning_s", "wall_s"),
     )

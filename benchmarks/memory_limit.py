@@ -95,4 +95,5 @@ def run(quick: bool, say: Say) -> Report:
         tuple(rows),
         bool(ratios) and max(ratios) <= TARGET,
         (f"largest compiled/limit: {max(ratios, default=0):.3f} over {len(ratios)} feasible limits",),
+        measured=("planning_s",),
     )

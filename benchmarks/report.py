@@ -25,6 +25,7 @@ class Report:
         passed: whether the target is met.
         notes: lines to read with the table.
         details: more tables by title, as rows.
+        measured: columns, of all tables, with seconds that were measured here; other seconds are predicted.
     """
 
     name: str
@@ -33,22 +34,40 @@ class Report:
     passed: bool
     notes: tuple[str, ...] = ()
     details: tuple[tuple[str, tuple[Row, ...]], ...] = ()
+    measured: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return dataclasses.asdict(self)
 
 
-def table(title: str, rows: tuple[Row, ...]) -> Table:
-    """A table of ``rows``; the columns are the keys, in the order in which they first appear."""
+def table(title: str, rows: tuple[Row, ...], measured: tuple[str, ...] = (), reference_s: float = 0.0) -> Table:
+    """A table of ``rows``; the columns are the keys, in the order in which they first appear.
+
+    Args:
+        title: above it.
+        rows: its lines.
+        measured: columns of seconds that are also shown as multiples of ``reference_s``.
+        reference_s: see `benchmarks.reference`.
+    """
     columns = list(dict.fromkeys(key for row in rows for key in row))
     made = Table(title=title, title_justify="left", show_lines=False)
     for column in columns:
         number = any(isinstance(row.get(column), int | float) and not isinstance(row.get(column), bool) for row in rows)
         made.add_column(column, justify="right" if number else "left")
     for row in rows:
-        made.add_row(*(cell(column, row.get(column)) for column in columns))
+        made.add_row(
+            *(
+                cell(column, row.get(column)) + (multiple(row.get(column), reference_s) if column in measured else "")
+                for column in columns
+            )
+        )
     return made
+
+
+def multiple(seconds: Any, reference_s: float) -> str:
+    """Seconds as so many times the reference, in brackets; "" where there are none."""
+    return f" ({seconds / reference_s:.3g} ref)" if isinstance(seconds, int | float) and reference_s > 0 else ""
 
 
 def cell(column: str, value: Any) -> str:

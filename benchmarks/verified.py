@@ -154,4 +154,5 @@ def run(quick: bool, say: Say, targets: Sequence[str] = (), examples: Sequence[s
         bool(shown) and all(v.explained and v.memory_ok for v in shown),
         notes=tuple(notes),
         details=(("collectives by kind", tuple(details)), ("seconds by group", tuple(seconds))),
+        measured=("compile_s",),
     )

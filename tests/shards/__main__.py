@@ -1,0 +1,126 @@
+"""``python -m tests.shards [K]``: one part of the slow tests within a time, in an order that the commit draws.
+
+Without K it is the part of the commit's hash. Tests that have not ended within the time count neither way; another
+commit draws another order, so that each test comes up. Exits with 1 where a test fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+
+from tests.shards.parts import PARTS, ROOT, Part, Unit, chosen, units
+
+_NO_TESTS = 5  # pytest's exit code where none was collected
+_GRACE_S = 30.0  # after an interrupt, for fixtures that end what they started
+
+
+def commit() -> str:
+    """Hash of the commit that is checked out; "0" where there is none."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "0"
+
+
+@click.command()
+@click.argument("number", required=False, type=click.IntRange(1, len(PARTS)))
+@click.option("--minutes", default=20.0, help="Of wall time; what runs then is ended.")
+@click.option("--processes", default=2, help="Files that are tried at the same time.")
+@click.option("--seed", default="", help="Of the order; the commit's hash unless given.")
+def main(number: int | None, minutes: float, processes: int, seed: str) -> None:
+    """Runs part NUMBER."""
+    drawn_by = seed or commit()
+    number = number or chosen(commit())
+    part = PARTS[number - 1]
+    python = _python(part)
+    click.echo(f"shard {number} of {len(PARTS)}: {part.name}, {minutes:g} minutes at most, order of {drawn_by[:12]}")
+    tests = list(units(part))
+    random.Random(drawn_by).shuffle(tests)
+    seconds_from_now = time.monotonic() + 60 * minutes
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
+        results = Path(folder) / "results.jsonl"
+        randomly = str(random.Random(drawn_by).randrange(2**31))
+        ended = list(pool.map(lambda unit: run(python, unit, results, randomly, seconds_from_now), tests))
+        lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    outcomes = [json.loads(line) for line in lines]
+    counts = Counter(outcome["outcome"] for outcome in outcomes)
+    for outcome in outcomes:
+        if outcome["outcome"] == "failed":
+            click.echo(f"FAILED {outcome['test']}")
+    broken = [unit.file for unit, how in zip(tests, ended, strict=True) if how == "failed"]
+    cut = sum(how == "cut" for how in ended)
+    click.echo(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    click.echo(f"{cut} of {len(tests)} pieces of files did not end in the time")
+    good = not broken and not counts["failed"]
+    click.echo(f"shard {number} ({part.name}): {'passed' if good else 'FAILED'}; again: make test-shard SHARD={number}")
+    sys.exit(0 if good else 1)
+
+
+def run(python: Path, unit: Unit, results: Path, seed: str, until_s: float) -> str:
+    """Runs a unit's tests; returns "passed", "failed", or "cut" where the time ended before them.
+
+    Args:
+        python: interpreter with pytest.
+        unit: of tests.
+        results: a file that gets a line for each test that ended.
+        seed: of the order in the file.
+        until_s: of the monotonic clock, when the tests are interrupted.
+    """
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        return "cut"
+    command = [str(python), "-m", "pytest", "-q", "-m", "slow", "-p", "tests.shards.bounded", "-p", "no:cacheprovider"]
+    command += [
+        f"--randomly-seed={seed}",
+        "--piece",
+        f"{unit.piece}/{unit.pieces}",
+        "--results",
+        str(results),
+        unit.file,
+    ]
+    with tempfile.TemporaryFile("w+") as output:
+        # A session of its own: an interrupt reaches pytest and what it started.
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=dict(os.environ)
+        )
+        try:
+            code = process.wait(left_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return "cut"
+        if code in (0, _NO_TESTS):
+            return "passed"
+        output.seek(0)
+        click.echo(output.read())
+    return "failed"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for kind in (signal.SIGINT, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, kind)
+            process.wait(_GRACE_S)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _python(part: Part) -> Path:
+    """The interpreter of a part's environment, which is made if need be; this process's for ``.venv``."""
+    if part.environment == ".venv":
+        return Path(sys.executable)
+    subprocess.run(["make", f"{part.environment}/.stamp"], cwd=ROOT, check=True)
+    return ROOT / part.environment / "bin" / "python"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Parts of the slow tests, one of which continuous integration runs for a commit.
+
+`chosen` is where a caller starts. A part is folders and files; a file belongs to the part with the longest of its
+prefixes, so each file is in one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the slow tests.
+
+    Args:
+        name: in the last line of a run.
+        prefixes: of the paths of its files.
+        environment: the folder of its Python.
+    """
+
+    name: str
+    prefixes: tuple[str, ...]
+    environment: str = ".venv"
+
+
+#: The number of a part is its place, from 1 on.
+PARTS = (
+    Part("ray", ("tests/runtime_ray/",)),
+    Part("hosts", ("tests/runtime_hosts/",)),
+    Part(
+        "drawn",
+        ("tests/fuzz/", "tests/end_to_end/test_random_plans.py", "tests/search/test_random_graphs.py"),
+    ),
+    Part("combined", ("tests/end_to_end/test_everything_combined.py", "tests/end_to_end/test_pipeline_matrix.py")),
+    Part("end to end", ("tests/end_to_end/",)),
+    Part(
+        "planning",
+        (
+            "tests/benchmarks/",
+            "tests/cluster/",
+            "tests/cost/",
+            "tests/schedule/",
+            "tests/search/",
+            "tests/sharding/",
+            "tests/simulate/",
+            "tests/solver/",
+        ),
+    ),
+    Part("steps", ("tests/",)),
+    Part("public", ("tests/public/",), ".venv-public"),
+)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Tests that one process runs: those of ``file`` whose place is ``piece`` of ``pieces`` in turn."""
+
+    file: str
+    piece: int
+    pieces: int
+
+
+def chosen(commit: str) -> int:
+    """Number of the part for a commit's hash, in hexadecimal digits."""
+    return int(commit, 16) % len(PARTS) + 1
+
+
+def part_of(file: str) -> Part:
+    """The part of a file, whose path is relative to the root."""
+    return max(PARTS, key=lambda part: max((len(p) for p in part.prefixes if file.startswith(p)), default=-1))
+
+
+def files(part: Part) -> tuple[str, ...]:
+    """Files of a part with slow tests."""
+    found = (p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "tests").rglob("test_*.py")) if _has_slow(p))
+    return tuple(name for name in found if part_of(name) is part)
+
+
+def units(part: Part) -> Iterator[Unit]:
+    """The tests of a part, in two pieces a file: two processes share the tests of a large file."""
+    for file in files(part):
+        for piece in range(2):
+            yield Unit(file, piece, 2)
+
+
+def _has_slow(path: Path) -> bool:
+    return "mark.slow" in path.read_text(encoding="utf-8")

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.shards import __main__ as shards
+from tests.shards.parts import PARTS, ROOT, Unit, chosen, files, part_of
+
+PYTHON = Path(sys.executable)
+TESTS = """
+import time
+import pytest
+pytestmark = pytest.mark.slow
+
+@pytest.mark.parametrize("n", range(5))
+def test_holds(n):
+    assert n < LESS
+
+def test_waits():
+    time.sleep(SECONDS)
+
+@pytest.mark.timeout(3600)
+def test_takes_an_hour():
+    raise AssertionError("it is left to make test-all")
+"""
+
+
+def test_each_file_with_slow_tests_is_in_one_part() -> None:
+    found = [file for part in PARTS for file in files(part)]
+    slow = {p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("test_*.py") if "mark.slow" in p.read_text()}
+    assert len(found) == len(set(found)) and set(found) == slow
+    assert all(files(part) for part in PARTS)
+    assert part_of("tests/public/test_steps.py").environment == ".venv-public"
+
+
+def test_a_commit_chooses_each_part_alike() -> None:
+    assert {chosen(f"{n:040x}") for n in range(8)} == set(range(1, len(PARTS) + 1))
+
+
+def written(folder: Path, less: int, seconds: float = 0.0) -> str:
+    path = folder / "test_drawn.py"
+    path.write_text(TESTS.replace("LESS", str(less)).replace("SECONDS", str(seconds)))
+    return str(path)
+
+
+def outcomes(path: Path) -> dict[str, str]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {line["test"].rpartition("::")[2]: line["outcome"] for line in lines}
+
+
+def test_pieces_are_all_tests_but_those_of_hours(tmp_path) -> None:
+    results, file = tmp_path / "results", written(tmp_path, 5)
+    first = shards.run(PYTHON, Unit(file, 0, 2), results, "1", time.monotonic() + 600)
+    kept = set(outcomes(results))
+    assert first == shards.run(PYTHON, Unit(file, 1, 2), results, "1", time.monotonic() + 600) == "passed"
+    names = {*(f"test_holds[{n}]" for n in range(5)), "test_waits"}
+    assert kept < names == set(outcomes(results)) and set(outcomes(results).values()) == {"passed"}
+
+
+def test_tests_are_ended_with_the_time(tmp_path) -> None:
+    results, file = tmp_path / "results", written(tmp_path, 5, 600.0)
+    assert shards.run(PYTHON, Unit(file, 0, 1), results, "1", time.monotonic() + 4) == "cut"
+    assert shards.run(PYTHON, Unit(file, 0, 1), results, "1", time.monotonic() - 1) == "cut"
+    assert "test_waits" not in outcomes(results)
+
+
+@pytest.mark.parametrize(("less", "code", "word"), [(5, 0, "passed"), (4, 1, "FAILED")])
+def test_a_failing_test_fails_the_run_and_the_last_line_names_the_part(tmp_path, monkeypatch, less, code, word) -> None:
+    file = written(tmp_path, less)
+    monkeypatch.setattr(shards, "units", lambda part: iter([Unit(file, 0, 1)]))
+    done = CliRunner().invoke(shards.main, ["2", "--minutes", "10"])
+    assert done.exit_code == code
+    assert done.output.splitlines()[-1].startswith(f"shard 2 (hosts): {word}")
+    assert "make test-shard SHARD=2" in done.output.splitlines()[-1]

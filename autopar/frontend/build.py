@@ -353,31 +353,34 @@ def build_graph(
     inputs: Sequence[tuple[str, str]] | None = None,
     out_paths: Sequence[str] | None = None,
     labels: Labels | None = None,
+    constant_inputs: bool = False,
 ) -> BoundGraph:
     """The graph of a closed jaxpr.
 
     Args:
-        closed: the jaxpr. Its constants become ``constant`` operators, or, where ``inputs`` is given,
-            further inputs of role "constant" (so that large arrays are arguments of the program).
+        closed: the jaxpr.
         name: name of the graph.
         inputs: name and role of each input; ``in.0``, ``in.1``.. of role "other" where None.
         out_paths: text path of each output; ``out.0``.. where None.
         labels: what marks in the name stacks stand for, where the function interprets another graph.
+        constant_inputs: whether the jaxpr's constants become further inputs of role "constant", so that large arrays
+            are arguments of the program. Otherwise they become ``constant`` operators, as those of inner jaxprs do.
     """
     jaxpr = closed.jaxpr
     builder = _GraphBuilder(labels)
     variables = list(jaxpr.invars)
-    if inputs is None:
-        named = [(f"in.{i}", "other") for i in range(len(variables))]
-        builder.types.update((n, tensor_type(v.aval)) for (n, _), v in zip(named, variables, strict=True))
-        operands = builder.closed(closed, [n for n, _ in named], "")
-    else:
-        named = [*inputs, *((f"closed_over.{i}", "constant") for i in range(len(jaxpr.constvars)))]
+    named = list(inputs or ((f"in.{i}", "other") for i in range(len(variables))))
+    count = len(variables)
+    if constant_inputs:
+        named += [(f"closed_over.{i}", "constant") for i in range(len(jaxpr.constvars))]
         variables += jaxpr.constvars
-        names = [n for n, _ in named]
-        builder.types.update((n, tensor_type(v.aval)) for n, v in zip(names, variables, strict=True))
-        builder.given.update(zip(names[len(inputs) :], closed.consts, strict=True))
-        operands = builder.jaxpr(jaxpr, names[: len(inputs)], "", names[len(inputs) :])
+    names = [n for n, _ in named]
+    builder.types.update((n, tensor_type(v.aval)) for n, v in zip(names, variables, strict=True))
+    if constant_inputs:
+        builder.given.update(zip(names[count:], closed.consts, strict=True))
+        operands = builder.jaxpr(jaxpr, names[:count], "", names[count:])
+    else:
+        operands = builder.closed(closed, names, "")
     outputs = tuple(
         Output(operand, path, tensor_type(v.aval))
         for operand, path, v in zip(

@@ -162,7 +162,8 @@ def trace(
     paths, closed_over = call.argument_paths, tuple(closed.consts)
 
     def built(closed: ClosedJaxpr) -> BoundGraph:
-        bound = build_graph(closed, callable_name(fn), [(path, "other") for path, _, _ in paths], call.out_paths)
+        inputs = [(path, "other") for path, _, _ in paths]
+        bound = build_graph(closed, callable_name(fn), inputs, call.out_paths, constant_inputs=True)
         graph = order(assign_roles(bound.graph, [(argument, inner) for _, argument, inner in paths], batch_argnums))
         return replace(bound, graph=graph)
 

@@ -155,7 +155,7 @@ def _retraced(whole: Step, split_values: _SplitValues, groups: int, leaves: set[
     program = build_graph(closed, graph.name, names, paths, split_values.recorder.labels)
     new = program.graph
     marked = tuple(replace(o, updates=u) for o, u in zip(new.outputs, updates, strict=True))
-    final = Graph(new.name, new.inputs[: len(names)], new.operators, marked)
+    final = Graph(new.name, new.inputs, new.operators, marked)
     step = Step(replace(program, graph=final, origins={}), tuple(avals))
     return SplitStep(step, groups, tuple(inputs), tuple(outputs))
 

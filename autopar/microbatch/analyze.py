@@ -373,7 +373,10 @@ def operand_layouts(
         return None
     if op.regions:
         matched_again = region_states(graph, op, states, op.id, axis, out)
-        return None if matched_again is None else matched_again.operands
+        if matched_again is None:
+            return None
+        out.add(op.id, matched_again)
+        return matched_again.operands
     types = graph.operand_types(op)
     every = Match(tuple(map(whole, types)), tuple(whole(v.type) for v in op.results))
     out.add(op.id, every)

@@ -50,7 +50,12 @@ def _traced(module: StablehloModule, batch: Sequence[int] | None) -> Traced:
     closed = jax.make_jaxpr(interpreter.run)(*shapes)
     paths = [a.name for a in module.arguments]
     result = build_graph(
-        closed, module.name, [(p, "other") for p in paths], [r.name for r in module.results], interpreter.labels
+        closed,
+        module.name,
+        [(p, "other") for p in paths],
+        [r.name for r in module.results],
+        interpreter.labels,
+        constant_inputs=True,
     )
     arguments = [_argument(n, p, batch) for n, p in enumerate(paths)]
     graph = order(assign_roles(result.graph, arguments, batch))

@@ -42,5 +42,5 @@ def retraced(traced: Traced, run: Callable[[dict[str, Any], Recorder], Mapping[s
     outputs = tuple(
         replace(new, updates=old.updates) for new, old in zip(traced_graph.outputs, graph.outputs, strict=True)
     )
-    ordered = order(Graph(graph.name, traced_graph.inputs[: len(graph.inputs)], traced_graph.operators, outputs))
+    ordered = order(Graph(graph.name, traced_graph.inputs, traced_graph.operators, outputs))
     return replace(traced, program=replace(program, graph=ordered, origins={}))

@@ -99,7 +99,7 @@ def stage_graph(
         replace(o, updates=u if (u := updates.get(o.path)) in names else None) if n < len(parts.outputs) else o
         for n, o in enumerate(traced_graph.outputs)
     )
-    whole = Graph(traced_graph.name, traced_graph.inputs[: len(shapes)], traced_graph.operators, outputs)
+    whole = Graph(traced_graph.name, traced_graph.inputs, traced_graph.operators, outputs)
     carried = (*(j.name for j in parts.joined if not _is_stacked(j)), *parts.sent)
     return StageGraph(
         parts,

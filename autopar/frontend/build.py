@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +27,7 @@ from autopar.frontend.attrs import attrs_of
 from autopar.frontend.bodies import PLACING, body_of, recomputes, without_shardings
 from autopar.frontend.counted import Known, batched, is_indexed
 from autopar.frontend.fixed import FixedValues
+from autopar.frontend.folded import fold_padding
 from autopar.frontend.labels import Labels
 from autopar.frontend.manual import is_manual, region
 from autopar.frontend.placed import placed_attrs, result_shardings
@@ -381,14 +382,19 @@ def build_graph(
         operands = builder.jaxpr(jaxpr, names[:count], "", names[count:])
     else:
         operands = builder.closed(closed, names, "")
+    built, results, changed = fold_padding(
+        builder.operators, operands, lambda id: builder.bounds[id].params, builder.fixed.value
+    )
+    for id, params in changed.items():
+        builder.bounds[id] = replace(builder.bounds[id], params=MappingProxyType(dict(params)))
     outputs = tuple(
         Output(operand, path, tensor_type(v.aval))
         for operand, path, v in zip(
-            operands, out_paths or [f"out.{i}" for i in range(len(operands))], jaxpr.outvars, strict=True
+            results, out_paths or [f"out.{i}" for i in range(len(results))], jaxpr.outvars, strict=True
         )
     )
     arguments = tuple(Input(n, tensor_type(v.aval), role) for (n, role), v in zip(named, variables, strict=True))
-    operators = tuple(live(builder.operators, (o.operand for o in outputs)))
+    operators = tuple(live(built, (o.operand for o in outputs)))
     alive = {op.id for op in operators}
     return BoundGraph(
         Graph(name, arguments, operators, outputs),

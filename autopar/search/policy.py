@@ -144,24 +144,6 @@ class MeshPolicy:
 
 
 @dataclass(frozen=True)
-class SpacePolicy:
-    """Which splits of dims that windows slide over are among the choices.
-
-    Args:
-        least_bytes: bytes of one device's shard from which its edges may travel: below, two messages take longer than
-            the convolution, and each such choice makes the integer program larger.
-        most_share: share of a shard that its edges may be: a choice. A larger one is nearly gathered.
-    """
-
-    least_bytes: int = 1 << 18
-    most_share: float = 0.25
-
-    def pays(self, shard_bytes: float, share: float) -> bool:
-        """Whether a shard of so many bytes, whose edges are such a share of it, may be split so."""
-        return shard_bytes >= self.least_bytes and share <= self.most_share
-
-
-@dataclass(frozen=True)
 class AttentionPolicy:
     """Which attention is planned in blocks next to the plain form.
 
@@ -387,7 +369,6 @@ class SearchPolicy:
     pricing: PricingPolicy = PricingPolicy()
     meshes: MeshPolicy = MeshPolicy()
     overlap: OverlapPolicy = field(default_factory=OverlapPolicy)
-    space: SpacePolicy = SpacePolicy()
     attention: AttentionPolicy = AttentionPolicy()
     algebra: AlgebraPolicy = AlgebraPolicy()
     padding: PaddingPolicy = PaddingPolicy()

@@ -52,8 +52,7 @@ class Halo:
         extent: positions that a window covers.
         pad: positions before the first element where the first window starts; may be negative.
         dilation: positions between two elements.
-        returns: what is computed for windows goes back to the elements under them (gradients), so that no window may
-            cover anything outside.
+        returns: what is computed for windows goes back to the elements under them (gradients).
     """
 
     size: int
@@ -115,7 +114,7 @@ def _reach(halo: Halo, shards: int) -> Reach | None:
     left = max(0, *(n * size - first for n, first in enumerate(firsts)))
     right = max(0, *(first + width - (n + 1) * size for n, first in enumerate(firsts)))
     outside = firsts[0] < 0 or firsts[-1] + width > halo.size
-    if left > size or right > size or (halo.returns and outside):
+    if left > size or right > size:
         return None
     low = firsts[0] * dilation - begins[0]
     high = covered - low - (width - 1) * dilation - 1

@@ -19,7 +19,6 @@ from autopar.api.parallelize import parallelize_with
 from autopar.lower.hlo import collectives
 from autopar.search.intra import build, extract
 from autopar.search.intra.edges import there_already
-from autopar.search.policy import SearchPolicy, SpacePolicy
 from autopar.solver import solve
 from tests.search.problems import f32, problem_of, toy
 
@@ -76,21 +75,16 @@ def drawn(seed: int) -> Callable[..., Any]:
     return lambda *shape: jnp.asarray(rng.standard_normal(shape) / np.sqrt(np.prod(shape[:-1])))
 
 
-def parallel(fn: Callable[..., Any], space: SpacePolicy, mesh_shape: tuple[int, ...], **options: Any) -> Any:
-    policy = SearchPolicy(space=space)
-    given = {"num_stages": 1, "num_microbatches": 1, "mesh_shape": mesh_shape, "policy": policy, **options}
+def parallel(fn: Callable[..., Any], mesh_shape: tuple[int, ...], **options: Any) -> Any:
+    given = {"num_stages": 1, "num_microbatches": 1, "mesh_shape": mesh_shape, **options}
     return parallelize_with(fn, ParallelOptions(cluster=toy(8), **given))
-
-
-#: Splits of small images are among the choices too.
-ALL = SpacePolicy(least_bytes=1, most_share=1.0)
 
 
 @pytest.mark.parametrize("mesh_shape", [(8,), pytest.param((2, 4), marks=pytest.mark.slow)])
 def test_values_and_gradients(mesh_shape: tuple[int, ...]) -> None:
     with jax.enable_x64(True):
         args = arguments(32, 1, 4, drawn(len(mesh_shape)))
-        compiled = parallel(train_step, ALL, mesh_shape, batch_argnums=(1, 2)).compile(*args)
+        compiled = parallel(train_step, mesh_shape, batch_argnums=(1, 2)).compile(*args)
         halos = [c for c in compiled.plan.communication if c.kind == "collective-permute"]
         assert any("conv_general_dilated" in id for c in halos for id in c.operators)
         got, want = compiled(*args), jax.jit(train_step)(*args)
@@ -107,7 +101,7 @@ def layers(weights: tuple[jax.Array, ...], x: jax.Array) -> jax.Array:
 def test_halos_are_those_counted_by_hand(taps: int) -> None:
     """A convolution of 3 rows needs one row on either side, of 5 rows two: of 63 pixels with 4 features in f32."""
     weights, x = (f32(taps, 3, 4, 4),) * 3, f32(1, 64, 63, 4)
-    program = parallel(layers, ALL, (8,)).compile(weights, x)
+    program = parallel(layers, (8,)).compile(weights, x)
     sent = [c for c in collectives(program.as_text()) if c.kind == "collective-permute"]
     edge = taps // 2 * 63 * 4 * 4
     assert Counter((c.full_bytes, c.times) for c in sent) == {(edge, 1.0): 6}
@@ -131,7 +125,7 @@ def test_halos_of_a_train_step_are_those_counted_by_hand() -> None:
     """
     n = 4
     params, _, _ = arguments(64, 1, n, f32)
-    step = parallel(train_step, ALL, (8,), batch_argnums=(1, 2))
+    step = parallel(train_step, (8,), batch_argnums=(1, 2))
     program = step.compile(params, f32(1, 64, 62, 2), f32(1, 64, 62, 1))
     wanted = edges(62, 2, n, 1, of_data=True) + edges(62, n, n, 1)
     wanted += edges(31, n, n, 2)  # 3 rows with a dilation of 2
@@ -146,7 +140,7 @@ def test_halos_of_a_train_step_are_those_counted_by_hand() -> None:
 def test_what_is_minimized_has_shared_halos_once() -> None:
     """The sum over nodes and edges of the answer is what its operators and collectives take."""
     params, x, y = arguments(64, 1, 4, f32)
-    problem = replace(problem_of(train_step, (params, x, y), toy(8)), policy=SearchPolicy(space=ALL))
+    problem = problem_of(train_step, (params, x, y), toy(8))
     (mesh,) = problem.cluster.logical_meshes((8,))
     sharding_problem = build(problem, mesh)
     solution = solve(replace(sharding_problem.problem, limit_bytes=None))
@@ -172,20 +166,26 @@ def test_padding_and_cutting_keep_the_split() -> None:
         def step(w: Any, x: Any) -> Any:
             return jax.grad(lambda w, x: jnp.sum(crops(x, w) ** 2), (0, 1))(w, x)
 
-        compiled = parallel(step, ALL, (8,), batch_argnums=(1,)).compile(w, x)
+        compiled = parallel(step, (8,), batch_argnums=(1,)).compile(w, x)
         ids = {id for c in compiled.plan.communication if c.kind == "collective-permute" for id in c.operators}
         assert any("pad" in id for id in ids) and any("slice" in id for id in ids)
         got, want = compiled(w, x), jax.jit(step)(w, x)
         jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, 1e-10, 1e-10), got, want)
 
 
-def test_edges_larger_than_a_share_of_a_shard_are_no_choice() -> None:
-    """The policy: of shards of 8 rows, edges of 2 + 2 rows are half."""
-    weights, x = (f32(5, 3, 4, 4),), f32(1, 64, 63, 4)
-    for share, kind in ((0.25, False), (0.5, True)):
-        space = SpacePolicy(least_bytes=1, most_share=share)
-        plan = parallel(layers, space, (8,)).plan(weights, x)
-        assert any(c.kind == "collective-permute" for c in plan.communication) == kind
+def test_few_small_images_are_split_throughout() -> None:
+    """Two images of 64 x 64: edges of a split of space and sums of kernels are sent, nothing else."""
+    params, x, y = arguments(64, 2, 4, f32)
+    plan = autopar.parallelize(train_step, cluster=toy(8), num_stages=1, num_microbatches=1, batch_argnums=(1, 2)).plan(
+        params, x, y
+    )
+    weights = sum(4 * w.size for w in jax.tree.leaves(params))
+    sent = Counter[str]()
+    for c in plan.communication:
+        sent[c.kind] += int(c.count * c.bytes)
+    assert sent["all-to-all"] == 0 < sent["collective-permute"]
+    statistics = 4 * 2 * 64  # means and squares of images, forward and backward
+    assert sent["all-reduce"] + sent["all-gather"] + sent["reduce-scatter"] <= 2 * weights + statistics
 
 
 @pytest.mark.slow

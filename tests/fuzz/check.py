@@ -18,7 +18,6 @@ from autopar.ir import Graph
 from autopar.lower.padded import padded
 from autopar.plan import Plan
 from autopar.search import Problem
-from autopar.search.policy import SearchPolicy, SpacePolicy
 from autopar.sharding.padding import candidates
 from tests.end_to_end.clusters import MIDDLE
 from tests.end_to_end.compare import host
@@ -35,8 +34,6 @@ _NOISE_SEEDS = 3
 PADDED_EVERY = 3
 _MOST_WASTE = 9.0
 
-#: Small images too may be split over height and width.
-_POLICY = SearchPolicy(space=SpacePolicy(least_bytes=1, most_share=1.0))
 
 #: (mesh shape, seed of a random plan or None for the best plan).
 Config = tuple[tuple[int, ...], "int | None"]
@@ -157,9 +154,7 @@ def run_planned(fn: Callable[..., Any], args: Sequence[Any], config: Config) -> 
     search = "alpa" if seed is None else random_plan(seed)
     if seed is not None and seed % PADDED_EVERY == 0:
         search = padded_plan(fn, args, seed)
-    options = ParallelOptions(
-        cluster=MIDDLE, mesh_shape=mesh, search=search, num_stages=1, policy=_POLICY, attention="blocks"
-    )
+    options = ParallelOptions(cluster=MIDDLE, mesh_shape=mesh, search=search, num_stages=1, attention="blocks")
     compiled = parallelize_with(fn, options).compile(*args)
     drawn = primitives_of(compiled.traced.graph) | planned_of(compiled.plan)
     drawn |= {"dims padded inside"} if compiled.plan.stages[0].padded else set()

@@ -60,14 +60,18 @@ def _neutral(primitive: str, dtype: Any) -> Any:
 def select_and_scatter_add(
     primitive: Primitive, params: Mapping[str, Any], operands: list[Any], context: LocalContext
 ) -> list[Any]:
-    """The gradients of this device's windows; those for elements of neighbours are sent back to them."""
+    """The gradients of this device's windows; those for elements of neighbours are sent back to them.
+
+    Beyond the ends of a dim nothing is selected, and what is returned from there goes nowhere.
+    """
     source, values = operands
     padding, moved = list(params["padding"]), []
     whole, sizes = context.operand_types, context.operand_shape(1)
     for dim, axes in enumerate(context.operand_layouts[1].dims):
         if axes and _moving(params, dim):
             halo = _windows(params, dim, whole[1].shape[dim], whole[0].shape[dim])
-            values, reach = covered(values, dim, halo, axes, context)
+            lowest = "reduce_window_max" if params["select_prim"].name == "ge" else "reduce_window_min"
+            values, reach = covered(values, dim, halo, axes, context, _neutral(lowest, values.dtype))
             padding[dim] = (reach.low, reach.high)
             moved.append((dim, halo, axes))
     (gradient,) = bind(primitive, {**params, "padding": tuple(padding)}, [source, values])

@@ -9,9 +9,7 @@ from autopar.cluster import LogicalMesh
 from autopar.cost import operator_bytes, operator_flops
 from autopar.ir import Layout, Operator, TensorType
 from autopar.ir.primitives import CONTRACTIONS
-from autopar.search.policy import SpacePolicy
 from autopar.sharding import Strategy, rule_for, strategies
-from autopar.sharding.halo import HaloExchange
 
 # Where partial operands would only repeat the most expensive work on every device.
 _NEVER_PARTIAL = CONTRACTIONS | {"gather"}
@@ -60,12 +58,10 @@ class OperatorTable:
 
     Args:
         mesh: the mesh.
-        space: which splits with edges of neighbours are among the options.
         cache, summed, matched, partials: what was asked before.
     """
 
     mesh: LogicalMesh
-    space: SpacePolicy = field(default_factory=SpacePolicy)
     cache: dict[tuple[object, ...], OperatorOptions] = field(default_factory=dict)
     summed: dict[int, tuple[OperatorOptions, OperatorOptions]] = field(default_factory=dict)
     matched: dict[tuple[object, ...], tuple[object, OperatorOptions | None]] = field(default_factory=dict)
@@ -103,8 +99,6 @@ class OperatorTable:
             every = every[:1]
 
         def sensible(s: Strategy) -> bool:
-            if not all(self._pays(s, e, operand_types) for e in s.exchanges):
-                return False
             groups = any(a.group is not None for a in s.assignments)
             if groups and op.primitive in _NEVER_PARTIAL:
                 return False
@@ -118,12 +112,6 @@ class OperatorTable:
         empty: tuple[tuple[Layout, ...], ...] = ((),)
         flops, moved = operator_flops(op, operand_types), operator_bytes(op, operand_types)
         return OperatorOptions(kept, empty * len(operand_types), empty * len(types), known, flops, moved).only(kept)
-
-    def _pays(self, s: Strategy, e: HaloExchange, operand_types: tuple[TensorType, ...]) -> bool:
-        """Whether the shards of a strategy are large next to the edges that they send."""
-        layout, type = s.operand_layouts[e.operand], operand_types[e.operand]
-        rows = layout.local_shape(type.shape, self.mesh.sizes)[e.dim]
-        return self.space.pays(layout.local_bytes(type, self.mesh.sizes), (e.left + e.right) / rows)
 
     def scalar_sums(self, options: OperatorOptions) -> OperatorOptions:
         """``options`` of a sum of scalars, restricted to the one that is partial over all axes, if there is one.

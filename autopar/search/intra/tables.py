@@ -40,11 +40,10 @@ class MeshTables:
 def tables_of(problem: Problem, mesh: LogicalMesh) -> MeshTables:
     """The tables of a mesh under the prices of a problem, which all problems of one search share."""
     cost: CostModel = problem.cost_model
-    space = problem.policy.space
-    key = (mesh, cost, space)
+    key = (mesh, cost)
     tables = problem.memo.get(key)
     if isinstance(tables, MeshTables):
         return tables
-    tables = MeshTables(LayoutTable(mesh, cost), OperatorTable(mesh, space))
+    tables = MeshTables(LayoutTable(mesh, cost), OperatorTable(mesh))
     problem.memo.keep(key, tables)
     return tables

@@ -52,8 +52,13 @@ _WHOLE = MappingProxyType(
     {
         "call": "not made by public functions",
         "custom_lin": "gone once a function is differentiated",
-        "get": "refs stay inside the operator that makes them",
-        "swap": "refs stay inside the operator that makes them",
+    }
+)
+_OPENED_HOW = MappingProxyType(
+    {
+        "get": "mutable references become values that loops carry, before anything is planned",
+        "shard_map": "and `pmap`: a batch with a dim for each axis of the user's mesh",
+        "swap": "mutable references become values that loops carry, before anything is planned",
     }
 )
 _LOOPS = MappingProxyType(
@@ -105,9 +110,8 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
             yield _TITLES.get(group, group), name, "opened", ""
         else:
             yield _TITLES.get(group, group), name, "split", _first_sentence(rule.__doc__)
-    for name in sorted(OPENED):
-        how = "and `pmap`: a batch with a dim for each axis of the user's mesh" if name == "shard_map" else ""
-        yield "Calls, loops, branches", name, "opened", how
+    for name in sorted(OPENED | _OPENED_HOW.keys()):
+        yield "Calls, loops, branches", name, "opened", _OPENED_HOW.get(name, "")
     for name in sorted(set(COLLECTIVES) - set(BUILT_IN)):
         yield "Calls, loops, branches", name, "opened", "inside a `shard_map`: reductions and moves over those dims"
     yield (
@@ -131,6 +135,7 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         - set(_REFUSED)
         - set(BUILT_IN)
         - set(OPENED)
+        - set(_OPENED_HOW)
         - set(REGIONS)
         - set(LOCALIZERS)
         - set(COLLECTIVES)

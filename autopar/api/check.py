@@ -12,7 +12,7 @@ import numpy as np
 
 from autopar.api.drawn import drawn_options
 from autopar.api.intermediate import compare_operators
-from autopar.api.modules import split_arguments, without_modules
+from autopar.api.mutable import split_mutable
 from autopar.api.numbers import Difference, difference, tolerance_of
 from autopar.api.options import ParallelOptions
 from autopar.api.parallel_function import ParallelFunction
@@ -154,8 +154,8 @@ def check(fn: Callable[..., Any], *args: Any, **options: Any) -> CheckReport:
     else:
         function = parallelize(fn, **given)
     options_here = replace(function.options, donate_argnums=(), donate_argnames=())
-    args, kwargs, modules = split_arguments(args, for_fn)
-    fn = without_modules(function.function) if modules else function.function
+    args, kwargs, mutable = split_mutable(args, for_fn)
+    fn = mutable.pure(function.function)
     reports = []
     for planned in drawn_options(options_here):
         try:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from autopar.api.modules import join_result, split_arguments
+from autopar.api.mutable import split_mutable
 from autopar.api.user_mesh import concrete, on_mesh, outside, relabelled
 from autopar.errors import AutoparError
 from autopar.frontend import CallSignature, SignatureOptions, Traced
@@ -41,7 +41,7 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a step. Raises AutoparError for arguments of other shapes, dtypes or structure."""
-        args, kwargs, modules = split_arguments(args, kwargs)
+        args, kwargs, mutable = split_mutable(args, kwargs)
         signature, leaves = self.resolve(args, kwargs)
         if signature != self.traced.signature:
             raise AutoparError(
@@ -49,8 +49,7 @@ class Compiled:
                 cause="shapes, dtypes, structure or static values differ",
                 remedy="call the decorated function itself, which compiles once for each signature",
             )
-        result = self.run(leaves)
-        return join_result(result, modules) if modules else result
+        return mutable.joined(self.run(leaves))
 
     def run(self, leaves: list[Any]) -> Any:
         """Runs a step on the traced leaves of a call."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 
 from autopar.api.compiled import Compiled
-from autopar.api.modules import split_arguments
+from autopar.api.mutable import split_mutable
 from autopar.api.parallel_function import ParallelFunction
 from autopar.api.parallelize import parallelize
 from autopar.errors import AutoparError
@@ -123,7 +123,7 @@ def measure(step: Callable[..., Any], *args: Any, repeats: int = 5, **kwargs: An
         raise AutoparError(f"repeats={repeats} is not a number of steps", remedy="give 1 or more")
     function = step if isinstance(step, ParallelFunction) else parallelize(step)
     compiled = function.compile(*args, **kwargs)
-    plain_args, plain_kwargs, _ = split_arguments(args, kwargs)
+    plain_args, plain_kwargs, _ = split_mutable(args, kwargs)
     _, leaves = compiled.resolve(plain_args, plain_kwargs)
     seconds = [_once(compiled, leaves) for _ in range(repeats + 1)][1:]
     name, local = compiled.traced.graph.name, compiled.local

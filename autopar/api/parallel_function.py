@@ -11,7 +11,7 @@ import jax
 from autopar._compat.devices import world_devices
 from autopar.api.compiled import Compiled
 from autopar.api.local_data import local_batch, process_examples
-from autopar.api.modules import flax_loaded, join_result, put_back, split_arguments, without_modules
+from autopar.api.mutable import Mutable, split_mutable
 from autopar.api.options import ParallelOptions, check_names
 from autopar.api.placement import run_on_workers, run_sharded
 from autopar.api.pure import PureFunction
@@ -39,7 +39,7 @@ class ParallelFunction(Generic[_P, _R]):
         self._fn = fn
         self._options = options
         self._plain = PureFunction(fn, options)
-        self._with_modules: PureFunction | None = None
+        self._changing: dict[tuple[bool, bool], PureFunction] = {}
         self._module_free: Any = None
         self._saving = Saving()
         functools.update_wrapper(self, fn, updated=())
@@ -67,9 +67,8 @@ class ParallelFunction(Generic[_P, _R]):
             return result  # type: ignore[no-any-return]
         done, result = self._plain.repeat(args, kwargs)
         if not done:
-            pure, given, named, modules = self._pure(args, kwargs)
-            result = pure(given, named)
-            result = join_result(result, modules) if modules else result
+            pure, given, named, mutable = self._pure(args, kwargs)
+            result = mutable.joined(pure(given, named))
         returned: _R = result
         return returned
 
@@ -183,13 +182,12 @@ class ParallelFunction(Generic[_P, _R]):
 
         Modules are placed where they are. Arguments by keyword serve planning and are not returned.
         """
-        pure, args, kwargs, modules = self._pure(args, kwargs)
+        pure, args, kwargs, mutable = self._pure(args, kwargs)
         signature, leaves = pure.resolve(args, kwargs)
         with outside():
             arrays = pure.compile(signature).local.shard_all(leaves)
         placed, _ = signature.arguments(arrays)
-        if modules:
-            placed = put_back(placed, modules)
+        placed = mutable.put_back(placed) if mutable else placed
         return placed[0] if len(placed) == 1 else placed
 
     def process_examples(self, batch: int | None = None) -> tuple[int, ...]:
@@ -277,24 +275,22 @@ class ParallelFunction(Generic[_P, _R]):
         return [c for pure in self._both() for c in reversed(pure.compiled.values()) if c.local.here]
 
     def _both(self) -> tuple[PureFunction, ...]:
-        return (self._plain,) if self._with_modules is None else (self._plain, self._with_modules)
+        return (self._plain, *self._changing.values())
 
     def _pure(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[PureFunction, tuple[Any, ...], dict[str, Any], list[Any]]:
-        """What runs a call, its arguments for that, and the modules among them that the call changes."""
-        if not flax_loaded():
-            return self._plain, args, kwargs, []
+    ) -> tuple[PureFunction, tuple[Any, ...], dict[str, Any], Mutable]:
+        """What runs a call, its arguments for that, and what the call changes in place."""
         treedef = jax.tree.structure((args, kwargs))
-        if self._module_free is not None and treedef == self._module_free:
-            return self._plain, args, kwargs, []
-        args, kwargs, modules = split_arguments(args, kwargs)
-        if not modules:
+        known = self._module_free is not None and treedef == self._module_free
+        args, kwargs, mutable = split_mutable(args, kwargs, has_modules=not known)
+        if not mutable.modules:
             self._module_free = treedef
-            return self._plain, args, kwargs, []
-        if self._with_modules is None:
-            self._with_modules = PureFunction(without_modules(self._fn), self._options)
-        return self._with_modules, args, kwargs, modules
+        if not mutable:
+            return self._plain, args, kwargs, mutable
+        if mutable.kind not in self._changing:
+            self._changing[mutable.kind] = PureFunction(mutable.pure(self._fn), self._options)
+        return self._changing[mutable.kind], args, kwargs, mutable
 
 
 def _arguments(plan: Plan) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autopar.api.effects import check_effects
-from autopar.api.modules import split_arguments, without_modules
+from autopar.api.mutable import split_mutable
 from autopar.api.options import ParallelOptions
 from autopar.api.parallel_function import ParallelFunction
 from autopar.api.pure import PureFunction
@@ -48,7 +48,7 @@ def verify(
     check_size(plan, compiler_target)
     options = fn.options if isinstance(fn, ParallelFunction) else ParallelOptions()
     function = fn.function if isinstance(fn, ParallelFunction) else fn
-    args, kwargs, modules = split_arguments(args, kwargs)
+    args, kwargs, mutable = split_mutable(args, kwargs)
     signatures = ParallelOptions(
         plan=plan,
         batch_argnums=options.batch_argnums,
@@ -57,7 +57,7 @@ def verify(
         static_argnums=options.static_argnums,
         static_argnames=options.static_argnames,
     )
-    pure = PureFunction(without_modules(function) if modules else function, signatures)
+    pure = PureFunction(mutable.pure(function), signatures)
     traced, plan = pure.plan(pure.resolve(args, kwargs)[0])
     check_effects(traced.graph)
     return compiled_plan(traced, plan, compiler_target, timeout_s)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from autopar.api.compiled import Compiled
+from autopar.api.mutable import split_mutable
 from autopar.api.pure import PureFunction
 from autopar.api.user_mesh import outside
 from autopar.errors import AutoparError
@@ -53,6 +54,11 @@ def call(pure: PureFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     first, calls, under_way = args[0], 0, {}
     if isinstance(first, PipelineState):
         first, calls, under_way = first.state, int(np.asarray(first.calls)), dict(first.under_way)
+    if split_mutable((first, *args[1:]), dict(kwargs), has_modules=False)[2].refs:
+        raise AutoparError(
+            "a step without a flush cannot write to a mutable reference, since passes of later calls are under way",
+            remedy="make what the reference holds a part of the state, or take a schedule with a flush",
+        )
     signature, leaves = pure.resolve((first, *args[1:]), kwargs)
     with outside():
         compiled = pure.compile(signature)

@@ -11,8 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import Literal as JaxLiteral
 
+from autopar._compat.refs import discharged, is_ref, reference_equations, uses_refs
+from autopar._compat.source import source_line
 from autopar.errors import TraceError
 from autopar.frontend.build import BoundGraph, build_graph
 from autopar.frontend.order import order
@@ -108,6 +111,12 @@ class _FlatCall:
         self.argument_paths = self.signature.paths(self.fn, arrays)
         args, kwargs = self.signature.arguments(arrays)
         with_paths, self.out_treedef = jax.tree_util.tree_flatten_with_path(self.fn(*args, **kwargs))
+        if any(is_ref(leaf) for _, leaf in with_paths):
+            raise TraceError(
+                f"{callable_name(self.fn)} returns a mutable reference",
+                cause="a reference of jax.new_ref, or one among the arguments, is part of the result",
+                remedy="return what it holds, ref[...] or jax.freeze(ref)",
+            )
         self.out_static = tuple((i, leaf) for i, (_, leaf) in enumerate(with_paths) if not self._is_array(leaf))
         self.out_paths = tuple(jax.tree_util.keystr(path) for path, leaf in with_paths if self._is_array(leaf))
         return [leaf for _, leaf in with_paths if self._is_array(leaf)]
@@ -133,7 +142,35 @@ def _jaxpr(fn: Callable[..., Any], call: _FlatCall, signature: CallSignature) ->
             "itself called under jax.jit or jax.grad",
             remedy="pass the value as an argument, and call the parallelized function outside of jax transformations",
         )
-    return closed
+    return _without_refs(fn, closed) if uses_refs(closed) else closed
+
+
+def _without_refs(fn: Callable[..., Any], closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A program whose loops carry what its mutable references hold; TraceError where jax has no such program."""
+    name, eqns = callable_name(fn), list(reference_equations(closed.jaxpr))
+    if any(map(is_ref, closed.consts)):
+        reads = [e for e in eqns if any(v in closed.jaxpr.constvars for v in e.invars if not isinstance(v, JaxLiteral))]
+        raise TraceError(
+            f"{name} closes over a mutable reference",
+            cause="a reference that was made outside by jax.new_ref, and is read or written inside",
+            remedy="pass the reference as an argument",
+            source=_line(reads),
+        )
+    try:
+        return discharged(closed)
+    except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+        last = str(error).split()[-1] if str(error) else ""
+        raise TraceError(
+            f"{name} uses mutable references in a way that jax cannot turn into values: {error}",
+            cause="a reference is read or written inside of a custom derivative rule, or after jax.freeze",
+            remedy="read the reference before, give its value to the function, and write what comes back; or carry the "
+            "value through the loop",
+            source=_line([e for e in eqns if e.primitive.name == last] or eqns),
+        ) from error
+
+
+def _line(eqns: Sequence[JaxprEqn]) -> str | None:
+    return next((line for e in eqns if (line := source_line(e.source_info))), None)
 
 
 def trace(

@@ -18,6 +18,7 @@ from autopar._compat.refs import discharged, is_ref, reference_equations, uses_r
 from autopar._compat.source import source_line
 from autopar.errors import TraceError
 from autopar.frontend.build import BoundGraph, build_graph
+from autopar.frontend.manual import with_copies
 from autopar.frontend.order import order
 from autopar.frontend.roles import assign_roles
 from autopar.frontend.signature import NUMBERS, CallSignature
@@ -142,7 +143,7 @@ def _jaxpr(fn: Callable[..., Any], call: _FlatCall, signature: CallSignature) ->
             "itself called under jax.jit or jax.grad",
             remedy="pass the value as an argument, and call the parallelized function outside of jax transformations",
         )
-    return _without_refs(fn, closed) if uses_refs(closed) else closed
+    return with_copies(_without_refs(fn, closed) if uses_refs(closed) else closed)
 
 
 def _without_refs(fn: Callable[..., Any], closed: ClosedJaxpr) -> ClosedJaxpr:

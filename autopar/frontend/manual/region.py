@@ -8,8 +8,9 @@ for; how it is split there is for the planner to choose.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from autopar.frontend.manual.kinds import Broadcast
 
 
 @dataclass(frozen=True)
-class _Mesh:
+class MeshAxes:
     """The axes over which a region is manual: name and size, in the mesh's order."""
 
     axes: tuple[tuple[str, int], ...]
@@ -56,12 +57,12 @@ def region(eqn: JaxprEqn) -> Any:
 
     def whole(*operands: Any) -> list[Any]:
         with user_context(eqn.source_info.traceback):
-            return _run(eqn, operands, {})
+            return run_region(eqn, operands, {})
 
     return jax.make_jaxpr(whole)(*shapes)
 
 
-def _run(eqn: JaxprEqn, operands: Sequence[Any], outer: Mapping[str, int]) -> list[Any]:
+def run_region(eqn: JaxprEqn, operands: Sequence[Any], outer: Mapping[str, int]) -> list[Any]:
     """Results of a region.
 
     Args:
@@ -69,19 +70,60 @@ def _run(eqn: JaxprEqn, operands: Sequence[Any], outer: Mapping[str, int]) -> li
         operands: whole arrays, or pieces of the region around it.
         outer: sizes of the axes of the regions around it.
     """
+    held = [HeldCopies(x) for x in operands]
+    return [copies.whole for copies in run_with_copies(eqn, held, outer, [()] * len(eqn.outvars))]
+
+
+@dataclass(frozen=True)
+class HeldCopies:
+    """An array between regions whose copies on the devices of the user's mesh may differ.
+
+    Args:
+        whole: the array, that of the first device along ``axes``.
+        axes: name and size of the mesh axes along which the copies differ, by name.
+        stack: the copies, with a leading dim for each of ``axes``; None where there are none.
+    """
+
+    whole: Any
+    axes: tuple[tuple[str, int], ...] = ()
+    stack: Any = None
+
+
+def mesh_of(eqn: JaxprEqn) -> MeshAxes:
+    """The axes over which a region is manual."""
     params = eqn.params
     manual = params.get("newly_manual_axes", params.get("manual_axes", frozenset(params["mesh"].shape)))
-    mesh = _Mesh(tuple((str(a), int(n)) for a, n in params["mesh"].shape.items() if a in manual))
+    return MeshAxes(tuple((str(a), int(n)) for a, n in params["mesh"].shape.items() if a in manual))
+
+
+def run_with_copies(
+    eqn: JaxprEqn, operands: Sequence[HeldCopies], outer: Mapping[str, int], kept: Sequence[tuple[tuple[str, int], ...]]
+) -> list[HeldCopies]:
+    """Results of a region whose operands and results may differ along axes that their specs do not name.
+
+    Args:
+        eqn: its equation.
+        operands: whole arrays, or pieces of the region around it.
+        outer: sizes of the axes of the regions around it.
+        kept: for each result the axes along which all copies are wanted: name and size, by name.
+    """
+    params, mesh = eqn.params, mesh_of(eqn)
     sizes = {**outer, **dict(mesh.axes)}
-    body = Body(sizes, lambda inner, values: _run(inner, values, sizes))
+    body = Body(sizes, lambda inner, values: run_region(inner, values, sizes))
     order = [a for a, _ in mesh.axes]
-    cuts = [_cut(x, mesh.mentioned(s, x.ndim), order) for x, s in zip(operands, params["in_specs"], strict=True)]
+    cuts = [
+        _cut_copies(x, mesh.mentioned(s, x.whole.ndim), order)
+        for x, s in zip(operands, params["in_specs"], strict=True)
+    ]
     ranks = [len(v.aval.shape) for v in eqn.outvars]  # type: ignore[attr-defined]
     wanted = [mesh.mentioned(s, rank) for s, rank in zip(params["out_specs"], ranks, strict=True)]
     split = [{a for dim in w for a, _ in dim} for w in wanted]
+    several = [n for n, axes in enumerate(kept) if axes]
+    split += [split[n].union(a for a, _ in kept[n]) for n in several]
 
     def on_device(*shards: Any) -> list[Any]:
         outputs = body.run(params["jaxpr"], shards)
+        outputs += [outputs[n] for n in several]
         # A result whose spec does not name an axis is the same along it: that of the first device.
         for axis, size in mesh.axes:
             first = Broadcast((axis,), (size,))
@@ -98,7 +140,33 @@ def _run(eqn: JaxprEqn, operands: Sequence[Any], outer: Mapping[str, int]) -> li
             axis_size=size,
         )
     results = function(*(x for x, _ in cuts))
-    return [_joined(x, w, order) for x, w in zip(results, wanted, strict=True)]
+    joined = [HeldCopies(_joined(x, w, order)) for x, w in zip(results, wanted, strict=False)]
+    for n, x, named in zip(several, results[len(wanted) :], split[len(wanted) :], strict=True):
+        leading = [a for a in order if a in named]
+        stack = jnp.moveaxis(x, [leading.index(a) for a, _ in kept[n]], range(len(kept[n])))
+        whole = _over(functools.partial(_joined, dims=wanted[n], order=order), len(kept[n]))
+        joined[n] = HeldCopies(joined[n].whole, kept[n], whole(stack))
+    return joined
+
+
+def _over(function: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
+    """``function`` of each array in a stack with ``count`` leading dims."""
+    for _ in range(count):
+        function = jax.vmap(function)
+    return function
+
+
+def _cut_copies(
+    x: HeldCopies, dims: Sequence[tuple[tuple[str, int], ...]], order: Sequence[str]
+) -> tuple[Any, list[str]]:
+    """`_cut` of an array whose copies differ: each device takes its own."""
+    named, varying = {a for dim in dims for a, _ in dim}, [a for a, _ in x.axes]
+    if x.stack is None or named.intersection(varying) or not set(varying) <= set(order):
+        return _cut(x.whole, dims, order)
+    shards = _over(lambda copy: _cut(copy, dims, order)[0], len(varying))(x.stack)
+    leading = [*varying, *(a for a in order if a in named)]
+    names = [a for a in order if a in leading]
+    return jnp.moveaxis(shards, [leading.index(a) for a in names], range(len(names))), names
 
 
 def _cut(x: Any, dims: Sequence[tuple[tuple[str, int], ...]], order: Sequence[str]) -> tuple[Any, list[str]]:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jax._src.source_info_util import Transform
 from jax.extend import source_info_util
 
 _OURS = str(Path(__file__).parent.parent)
@@ -27,6 +28,22 @@ def source_line(source_info: Any) -> str:
         return line
     user_line = _own_line(source_info.traceback)
     return f"{line}, from {user_line}" if user_line else line
+
+
+def transformations(source_info: Any) -> frozenset[str]:
+    """Names of the transformations of jax that made an equation: "jvp", "transpose". Scopes of users are none."""
+    return frozenset(e.name for e in source_info.name_stack.stack if isinstance(e, Transform))
+
+
+def is_computed_again(source_info: Any) -> bool:
+    """Whether an equation is in the scope that jax makes around what a remat computes again.
+
+    It stands directly behind the transformations, or at the beginning of the stack of an equation inside of the remat;
+    a user's scope of its name stands behind it, or in the forward pass.
+    """
+    stack = source_info.name_stack.stack
+    behind = next((n + 1 for n in reversed(range(len(stack))) if isinstance(stack[n], Transform)), 0)
+    return len(stack) > behind and bool(stack[behind].name == "rematted_computation")
 
 
 def _own_line(traceback: Any) -> str:

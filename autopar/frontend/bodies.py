@@ -58,12 +58,12 @@ def body_of(eqn: JaxprEqn) -> tuple[Any, Sequence[int]] | None:
 
 def recomputes(eqn: JaxprEqn) -> bool:
     """Whether an equation is a remat whose body must stay apart from the first computation of the same values."""
-    params = eqn.params
-    return (
-        eqn.primitive.name in _REMAT
-        and bool(params.get("prevent_cse", True))
-        and bool(params.get("differentiated", True))
-    )
+    return is_differentiated_remat(eqn) and bool(eqn.params.get("prevent_cse", True))
+
+
+def is_differentiated_remat(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a remat of the backward pass, whose body computes something again."""
+    return eqn.primitive.name in _REMAT and bool(eqn.params.get("differentiated", True))
 
 
 def without_shardings(eqn: JaxprEqn) -> dict[str, Any]:

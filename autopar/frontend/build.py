@@ -24,8 +24,9 @@ from autopar._compat.loops import plain_params
 from autopar._compat.primitives import optimization_barrier_p, sharding_constraint
 from autopar._compat.source import source_line
 from autopar.frontend.attrs import attrs_of
-from autopar.frontend.bodies import PLACING, body_of, recomputes, without_shardings
+from autopar.frontend.bodies import PLACING, body_of, is_differentiated_remat, recomputes, without_shardings
 from autopar.frontend.counted import Known, batched, is_indexed
+from autopar.frontend.equations import marks_of_equation
 from autopar.frontend.fixed import FixedValues
 from autopar.frontend.folded import fold_padding
 from autopar.frontend.labels import Labels
@@ -34,6 +35,7 @@ from autopar.frontend.placed import placed_attrs, result_shardings
 from autopar.frontend.resized import band_attrs, equations_of, is_resizing, resized
 from autopar.ir import Graph, Input, Literal, Operand, Operator, Output, TensorType, Value
 from autopar.ir.analysis import live
+from autopar.ir.phases import marks_of
 
 _PLAIN = (type(None), bool, int, float, str, tuple, np.dtype, enum.Enum)
 
@@ -83,6 +85,8 @@ class _GraphBuilder:
         self.constants: dict[str, Any] = {}
         self.counts: Counter[str] = Counter()
         self.source = ""
+        self.marks: tuple[str, ...] = ()
+        self.in_remat = False
         self.seen: dict[tuple[Any, ...], list[Operand]] = {}
         self.types: dict[str, TensorType] = {}
         self.producers: dict[str, Operator] = {}
@@ -119,13 +123,16 @@ class _GraphBuilder:
             where = "/".join(s for s in (scope, str(eqn.source_info.name_stack)) if s)
             inputs = [self.read(env, v) for v in eqn.invars]
             # jax keeps one jaxpr of a jitted function, so that what is in it may not know who calls.
-            outside = self.source
-            self.source = source_line(eqn.source_info) or outside
-            origin = None if self.labels is None else self.labels.origin(where)
-            if origin is not None:
-                where, self.source, self.origin = origin
+            outside = self.source, self.marks, self.in_remat
+            self.source = source_line(eqn.source_info) or self.source
+            self.marks = marks_of(self.marks, marks_of_equation(eqn, self.in_remat))
+            label = None if self.labels is None else self.labels.origin(where)
+            if label is not None:
+                where, self.origin, self.marks = label.scope, label.id, label.marks
+                self.source = self.source if label.source is None else label.source
+            self.in_remat = self.in_remat or is_differentiated_remat(eqn)
             results = self.equation(eqn, inputs, where)
-            self.source, self.origin = outside, None
+            (self.source, self.marks, self.in_remat), self.origin = outside, None
             env.update(zip(eqn.outvars, results, strict=True))
         return [self.read(env, v) for v in jaxpr.outvars]
 
@@ -293,6 +300,7 @@ class _GraphBuilder:
                 source,
                 scope,
                 effects,
+                self.marks,
             )
         )
         self.bounds[id] = Bound(primitive, MappingProxyType(dict(params)), MappingProxyType(dict(regions)))

@@ -11,7 +11,8 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
-from autopar.ir.phases import phase_of
+from autopar._compat.source import is_computed_again, transformations
+from autopar.ir.phases import BACKWARD, FORWARD, RECOMPUTED, phase_of_marks
 
 _V = TypeVar("_V")
 
@@ -74,13 +75,32 @@ def place_of(eqn: JaxprEqn) -> AbstractContextManager[Any]:
     return context
 
 
+def marks_of_equation(eqn: JaxprEqn, in_remat: bool = False) -> tuple[str, ...]:
+    """Marks of an equation, from the transformations that made it.
+
+    Args:
+        eqn: the equation.
+        in_remat: whether it is inside of a remat of the backward pass.
+    """
+    made_by = transformations(eqn.source_info)
+    again = (RECOMPUTED,) if in_remat and is_computed_again(eqn.source_info) else ()
+    if "transpose" in made_by:
+        return (BACKWARD, *again)
+    return (FORWARD, *again) if "jvp" in made_by else again
+
+
+def phase_of_equation(eqn: JaxprEqn, enclosing: str = "update", in_remat: bool = False) -> str:
+    """The part of a step that an equation belongs to; see `autopar.ir.phases.phase_of`."""
+    return phase_of_marks(marks_of_equation(eqn, in_remat), enclosing)
+
+
 def holds_passes(eqn: JaxprEqn) -> bool:
     """Whether an unmarked loop or call has equations of the forward or backward pass inside."""
     for value in eqn.params.values():
         for body in value if isinstance(value, tuple | list) else (value,):
             jaxpr = body.jaxpr if isinstance(body, ClosedJaxpr) else body
             if isinstance(jaxpr, Jaxpr) and any(
-                phase_of(str(e.source_info.name_stack)) != "update" or holds_passes(e) for e in jaxpr.eqns
+                phase_of_equation(e) != "update" or holds_passes(e) for e in jaxpr.eqns
             ):
                 return True
     return False

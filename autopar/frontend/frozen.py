@@ -43,7 +43,7 @@ class _Products:
         """Reads the operators of a graph whose inputs have these first dims."""
         known = dict(inputs)
         for op in graph.operators:
-            if phase_of(op.scope) == "backward":
+            if phase_of(op) == "backward":
                 continue
             dims = [known.get(o, _FirstDims()) if isinstance(o, str) else _FirstDims() for o in op.operands]
             if op.primitive == "dot_general":

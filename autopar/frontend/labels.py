@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _MARK = "autopar#"
 
 
+@dataclass(frozen=True)
+class Label:
+    """What is traced under a mark.
+
+    Args:
+        scope: of the operator.
+        source: its line; None leaves that which jax recorded.
+        id: of the operator that it stands for; None for none, or under a mark of an earlier trace.
+        marks: what the operator is, see `autopar.ir.phases`.
+    """
+
+    scope: str
+    source: str | None
+    id: str | None
+    marks: tuple[str, ...] = ()
+
+
 @dataclass
 class Labels:
-    """Scopes, source lines and ids of operators by the mark under which something is traced.
+    """Scopes, source lines, ids and marks of operators by the mark under which something is traced.
 
     A function that interprets a graph has jax record the interpreter's own lines; under a mark it records
     which operator it was at. Bodies of loops and branches keep the marks of the trace that they were made in: those of
-    earlier traces stand for scopes and lines alone.
+    earlier traces stand for scopes, lines and marks alone.
     """
 
-    entries: list[tuple[str, str, str]] = field(default_factory=list)
-    known: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    entries: list[Label] = field(default_factory=list)
+    known: dict[Label, int] = field(default_factory=dict)
     earlier: int = 0
 
     @staticmethod
@@ -26,22 +43,19 @@ class Labels:
         entries = [] if labels is None else list(labels.entries)
         return Labels(entries, earlier=len(entries))
 
-    def mark(self, scope: str, source: str, id: str) -> str:
-        """A name for ``jax.named_scope``."""
-        entry = (scope, source, id)
+    def mark(self, scope: str, source: str | None, id: str | None, marks: tuple[str, ...] = ()) -> str:
+        """A name for ``jax.named_scope``; arguments as of `Label`."""
+        entry = Label(scope, source, id, marks)
         if entry not in self.known:
             self.known[entry] = len(self.entries)
             self.entries.append(entry)
         return f"{_MARK}{self.known[entry]}"
 
-    def origin(self, stack: str) -> tuple[str, str, str | None] | None:
-        """(scope, source, id) of the innermost mark in a name stack; None if there is none.
-
-        The id is None under a mark of an earlier trace.
-        """
+    def origin(self, stack: str) -> Label | None:
+        """What stands for the innermost mark in a name stack; None if there is none."""
         _, mark, rest = stack.rpartition(_MARK)
         if not mark:
             return None
         number = int(rest.partition("/")[0].partition(")")[0])
-        scope, source, id = self.entries[number]
-        return scope, source, None if number < self.earlier else id
+        label = self.entries[number]
+        return replace(label, id=None) if number < self.earlier else label

@@ -56,7 +56,7 @@ def predicted(graph: Graph, arguments: Sequence[tuple[int | str, str]], batch_ar
     """
     if batch_argnums is not None or len(graph.outputs) != 1 or graph.outputs[0].path:
         return False
-    if any(phase_of(op.scope) == "backward" for op in graph.operators):
+    if any(phase_of(op) == "backward" for op in graph.operators):
         return False
     model = model_arguments(graph, arguments)
     pairs = list(zip(graph.inputs, arguments, strict=False))

@@ -17,7 +17,7 @@ from autopar.ir.phases import phase_of
 
 def order(graph: Graph) -> Graph:
     """``graph`` with the operators of its update moved; other operators keep their order among themselves."""
-    core = {op.id for op in graph.operators if op.effects or phase_of(op.scope) != "update"}
+    core = {op.id for op in graph.operators if op.effects or phase_of(op) != "update"}
     if not any("transpose(" in op.scope for op in graph.operators):
         return graph
     producers = graph.producers

@@ -89,6 +89,7 @@ class Operator:
         source: the user's line as ``file.py:12 (function)``, or "".
         scope: name stack, as ``jvp(layer0)/attention``, or "".
         effects: names of side effects; an operator with some is never removed.
+        marks: what it is, as whoever made it says (`autopar.ir.phases`), sorted.
     """
 
     id: str
@@ -100,6 +101,7 @@ class Operator:
     source: str = ""
     scope: str = ""
     effects: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
 
     @cached_property
     def reads(self) -> tuple[str, ...]:

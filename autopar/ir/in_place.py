@@ -23,7 +23,7 @@ def replaced_in_place(graph: Graph, op: Operator) -> Mapping[int, int]:
         graph: the step.
         op: an operator of it.
     """
-    if op.primitive != "scan" or phase_of(op.scope) != "backward":
+    if op.primitive != "scan" or phase_of(op) != "backward":
         return {}
     loop = Scan.of(op)
     carried = {n - loop.num_consts for n in sliced_inside(op) if n >= loop.num_consts}

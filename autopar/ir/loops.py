@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from autopar.ir.graph import Graph, Operator
-from autopar.ir.phases import FORWARD_LOOP
+from autopar.ir.phases import MICROBATCHES
 
 _T = TypeVar("_T")
 
@@ -103,4 +103,4 @@ def runs_inside(op: Operator, runs: float = 1.0) -> float:
 
 def microbatch_loops(graph: Graph) -> int:
     """Number of loops over microbatches in a step of one stage: several where examples meet."""
-    return sum(op.primitive == "scan" and op.scope.startswith(FORWARD_LOOP) for op in graph.operators)
+    return sum(MICROBATCHES in op.marks for op in graph.operators)

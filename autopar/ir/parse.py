@@ -198,13 +198,13 @@ class _Reader:
         path = self.string()
         return Output(operand, path, type, self.name() if self.found("updates") else None)
 
-    def effects(self) -> tuple[str, ...]:
+    def words(self, what: str) -> tuple[str, ...]:
         self.need("(")
         start = self.at
         items = self.constants()
         if not all(isinstance(i, str) for i in items):
             self.at = start
-            raise self.fail("names of effects")
+            raise self.fail(f"names of {what}")
         return tuple(str(i) for i in items)
 
     def operator(self) -> Operator:
@@ -221,13 +221,14 @@ class _Reader:
         attrs = self.many(self.attr, "}") if self.found("{") else ()
         scope = self.string() if self.found("scope") else ""
         source = self.string() if self.found("source") else ""
-        effects = self.effects() if self.found("effects") else ()
+        effects = self.words("effects") if self.found("effects") else ()
+        marks = self.words("marks") if self.found("marks") else ()
         regions: list[tuple[str, Graph]] = []
         while not self.operator_ends():
             name = self.word(WORD, "the name of a region, an operator or 'return'")
             self.need(":")
             regions.append((name, self.graph()))
-        return Operator(id, primitive, operands, results, attrs, tuple(regions), source, scope, effects)
+        return Operator(id, primitive, operands, results, attrs, tuple(regions), source, scope, effects, marks)
 
     def operator_ends(self) -> bool:
         """Whether another operator or the return comes next; neither is taken."""

@@ -25,7 +25,7 @@ def read_by_products(graph: Graph, prefix: str = "", phase: str = "update") -> f
     readers: dict[str, bool] = {o.operand: False for o in graph.outputs if isinstance(o.operand, str)}
     keys: set[str] = set()
     for op in reversed(graph.operators):
-        at = phase_of(op.scope, phase)
+        at = phase_of(op, phase)
         if at == "update":
             continue
         inside: frozenset[str] = frozenset()

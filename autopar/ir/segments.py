@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from autopar.ir.graph import Graph, Operator
 from autopar.ir.loops import Scan
-
-#: Last part of the scopes of loops over segments, and over the layers of one.
-SEGMENTS = "segments"
+from autopar.ir.phases import SEGMENTS
 
 
 def of_segments(op: Operator) -> bool:
     """Whether an operator is what runs layers in segments: a loop, or what reads and writes rows of stacks in one."""
-    return op.scope.rpartition("/")[2] == SEGMENTS
+    return SEGMENTS in op.marks
 
 
 def is_segmented(op: Operator) -> bool:

@@ -33,7 +33,7 @@ and line ends divide words, nothing else; ``#`` begins a comment that ends with 
     graph    = "graph" STRING "(" input* ")" "{" operator* "return" "(" output* ")" "}"
     input    = NAME ":" type role
     operator = (NAME ":" type | NAME "->" "(" value* ")") "=" word "(" operand* ")" ("{" attr* "}")?
-               ("scope" STRING)? ("source" STRING)? ("effects" tuple)? (word ":" graph)*
+               ("scope" STRING)? ("source" STRING)? ("effects" tuple)? ("marks" tuple)? (word ":" graph)*
     value    = NAME ":" type
     output   = operand ":" type "at" STRING ("updates" NAME)?
     operand  = NAME | literal ":" type          (an output that is a literal has two types: 0.0: f32[]: f32[])
@@ -71,7 +71,7 @@ LITERAL = re.compile(r"[\w.+-]+|\([\w.+-]+\)", re.ASCII)
 
 _INDENT = "  "
 # Words that follow an operator: a region that is called so is quoted.
-_RESERVED = ("effects", "return", "scope", "source")
+_RESERVED = ("effects", "marks", "return", "scope", "source")
 
 
 def graph_text(graph: Graph) -> str:
@@ -114,6 +114,8 @@ def _operator_lines(op: Operator) -> Iterator[str]:
         parts.append(f"source {quoted(op.source)}")
     if op.effects:
         parts.append(f"effects {attr_text(op.effects)}")
+    if op.marks:
+        parts.append(f"marks {attr_text(op.marks)}")
     line = " ".join(parts)
     for name, region in op.regions:
         first, *middle, last = _graph_lines(region)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from autopar.ir.graph import ROLES, Graph, Literal, Operand, Operator
+from autopar.ir.phases import mark_problems
 from autopar.ir.regions import region_problems
 from autopar.ir.results import result_problems
 from autopar.ir.types import TensorType
@@ -29,7 +30,8 @@ def verify(graph: Graph) -> None:
 
     Names are unique and defined before use; roles are known; updates name an input of the same type, at most one output
     each; outputs have the types of what they return; results have the types that the primitive gives, where
-    `autopar.ir.results` knows it; bodies of scan, while and cond take and return what the operator does.
+    `autopar.ir.results` knows it; bodies of scan, while and cond take and return what the operator does; marks are
+    known, and of operators that can have them.
 
     Args:
         graph: any graph.
@@ -76,6 +78,7 @@ def _operator_problems(op: Operator, types: dict[str, TensorType], later: set[st
     keys = [key for key, _ in op.attrs]
     if keys != sorted(set(keys)):
         yield f"attributes are not sorted by name, each once: {', '.join(keys)}"
+    yield from mark_problems(op)
     yield from (f"{n} regions are called {name!r}" for name, n in _repeated(name for name, _ in op.regions))
     operand_types: list[TensorType] = []
     for operand in op.operands:

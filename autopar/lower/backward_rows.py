@@ -105,7 +105,7 @@ def _gradients(graph: Graph, length: int) -> dict[str, Operator]:
     return {
         v.name: op
         for op in graph.operators
-        if op.primitive == "scan" and phase_of(op.scope) == "backward" and Scan.of(op).length == length
+        if op.primitive == "scan" and phase_of(op) == "backward" and Scan.of(op).length == length
         for v in op.results[Scan.of(op).num_carry :]
     }
 

@@ -70,7 +70,7 @@ def _multiplies_matrices(op: Operator, types: Sequence[TensorType]) -> bool:
     loop = Scan.of(op)
     carried = [t for t in types[loop.num_consts : loop.num_whole] if t.rank]
     return (
-        phase_of(op.scope) == "update"
+        phase_of(op) == "update"
         and not op.effects
         and len(op.results) == loop.num_carry
         and [_is_matrix(t) for t in carried] == [True]

@@ -20,7 +20,7 @@ from autopar.frontend import Bound, BoundGraph
 from autopar.frontend.while_loop import while_loop
 from autopar.ir import Graph, Layout, Literal, Operand, Operator, TensorType
 from autopar.ir.loops import Scan, While
-from autopar.ir.phases import phase_of
+from autopar.ir.phases import RECOMPUTED, phase_of
 from autopar.ir.primitives import is_generator
 from autopar.lower.collective_barriers import CollectiveBarriers, splits_inside
 from autopar.lower.collective_matmul import BlockProduct
@@ -32,7 +32,6 @@ from autopar.lower.localize.base import LocalContext, bind, scalar
 from autopar.lower.localize.registry import localize
 from autopar.lower.not_before import not_before
 from autopar.lower.values import ComputedValue, Held, converted_inside, rows_as_bits, taken_in_slices
-from autopar.recompute.rewrite import SCOPE
 from autopar.sharding.collective_matmul import OPERANDS
 from autopar.sharding.routes import Routes
 
@@ -91,7 +90,7 @@ class Interpreter:
             value.away = True
         phase = self.phase
         for op in graph.operators:
-            self.phase = phase_of(op.scope, phase)
+            self.phase = phase_of(op, phase)
             with self.sharded.around(op):
                 self._operator(bound, op, env)
         self.phase = phase
@@ -251,7 +250,7 @@ class Interpreter:
         else:
             passed = bind(bound.primitive, bound.params, shards)
         after = {i: array for (i, _), array in zip(held, passed, strict=True)}
-        if self.sharded.recomputes and SCOPE in op.scope and len(held) > 1:
+        if self.sharded.recomputes and RECOMPUTED in op.marks and len(held) > 1:
             inputs = {i.name for i in graph.graph.inputs}
             last = held[-1][0]  # the cotangent, where there is one
             after.update((i, not_before(after[i], after[last])) for i in after if op.operands[i] not in inputs)

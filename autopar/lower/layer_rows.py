@@ -121,7 +121,7 @@ def _independent(graph: Graph, length: int, phases: Sequence[str]) -> tuple[dict
             scan = Scan.of(op)
             stacks = scan.split_results(op.results)[1] if scan.length == length else []
             split_values.update((v.name, split(v.type.rank, 0)) for v in stacks)
-        elif phase_of(op.scope) in phases and not op.regions and not op.effects and not is_generator(op):
+        elif phase_of(op) in phases and not op.regions and not op.effects and not is_generator(op):
             types = graph.operand_types(op)
             states = [None if isinstance(o, Literal) else split_values.get(o) for o in op.operands]
             if not any(states):

@@ -67,7 +67,7 @@ def recomputed_step(
         ends = [layer[-1] for layer in cluster(graph, microbatching, max(1, round(math.sqrt(2 * heavy)))).members[:-1]]
     cuts = [-1, *(forward.index(id) for id in ends), len(forward) - 1]
     layers = [[id for id in forward[a + 1 : b + 1] if id not in held] for a, b in pairwise(cuts)]
-    by_pass = {op.id: phase_of(op.scope) for op in graph.operators}
+    by_pass = {op.id: phase_of(op) for op in graph.operators}
     passes = [frozenset(id for id, phase in by_pass.items() if phase == p) for p in ("forward", "backward")]
     phases = Phases(passes[0] - held, passes[1])
     program, _ = recomputed_bound(traced.program, phases, layers, level)

@@ -103,7 +103,7 @@ def segment_lengths(graph: Graph) -> tuple[int, ...]:
 
 def _takes_slices(op: Operator, reader: Operator, name: str) -> bool:
     """Whether a backward loop takes a stack of ``op`` in slices alone, and in the other direction."""
-    if reader.primitive != "scan" or reader.effects or phase_of(reader.scope) != "backward":
+    if reader.primitive != "scan" or reader.effects or phase_of(reader) != "backward":
         return False
     loop = Scan.of(reader)
     turned = bool(op.attr("reverse")) != bool(reader.attr("reverse"))

@@ -20,12 +20,12 @@ from autopar.ir import Graph, Literal, Operator
 from autopar.ir.analysis import closure
 from autopar.ir.in_place import replaced_in_place
 from autopar.ir.loops import Scan
-from autopar.ir.segments import SEGMENTS
+from autopar.ir.phases import SEGMENTS, marks_of
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.parts import Recorder, run_whole
 from autopar.lower.microbatch.retrace import retraced
 from autopar.lower.segment_loops import LoopPair, pairs_in_segments
-from autopar.recompute.rewrite import SCOPE
+from autopar.recompute.rewrite import AGAIN, SCOPE
 
 
 def in_segments(traced: Traced, layers: int) -> Traced:
@@ -96,7 +96,8 @@ class _Loop:
         arrays = [scalar(o) if isinstance(o, Literal) else env[o] for o in op.operands]
         consts, initial, stacks = scan.split(arrays)
         names = [str(o) for o in op.operands[scan.num_whole :]]
-        segmented = replace(op, scope=f"{op.scope}/{SEGMENTS}" if op.scope else SEGMENTS)
+        scope = f"{op.scope}/{SEGMENTS}" if op.scope else SEGMENTS
+        segmented = replace(op, scope=scope, marks=marks_of(op.marks, (SEGMENTS,)))
         return _Loop(segmented, scan, bound.bounds[op.id], recorder, consts, initial, names, stacks)
 
     @property
@@ -125,7 +126,7 @@ class _Loop:
         outputs = [graph.outputs[n].operand for n in wanted]
         operators = closure(graph.operators, outputs)
         if again:
-            operators = [replace(o, scope=f"{o.scope}/{SCOPE}" if o.scope else SCOPE) for o in operators]
+            operators = [_again(o) for o in operators]
         values = dict(zip((i.name for i in graph.inputs), [*self.consts, *carry, *slices], strict=True))
         part = replace(region, graph=Graph(graph.name, graph.inputs, tuple(operators), graph.outputs))
         values = run_whole(part, values, self.recorder)
@@ -135,6 +136,11 @@ class _Loop:
         """Rows of stacks, by name: what the layer ``number`` takes of them."""
         with self.recorder.around(self.op):
             return {n: _row(whole[n], number) for n in self.names if n in whole}
+
+
+def _again(op: Operator) -> Operator:
+    """An operator that runs again in the backward pass."""
+    return replace(op, scope=f"{op.scope}/{SCOPE}" if op.scope else SCOPE, marks=marks_of(op.marks, AGAIN))
 
 
 def _numbers(count: int, step: int = 1) -> Any:

@@ -127,8 +127,8 @@ def _analyze(graph: Graph, count: int, batch: Mapping[str, int], late: frozenset
 def _once(graph: Graph, late: frozenset[str]) -> Microbatching:
     """The parts of a step that runs at once: the loop has what depends on the batch, up to the update."""
     of_batch = dependents(graph.operators, (i.name for i in graph.inputs if i.role == "batch"))
-    trains = any(phase_of(op.scope) != "update" for op in graph.operators)
-    first_after = {op.id for op in of_batch if op.id in late or (trains and phase_of(op.scope) == "update")}
+    trains = any(phase_of(op) != "update" for op in graph.operators)
+    first_after = {op.id for op in of_batch if op.id in late or (trains and phase_of(op) == "update")}
     late_ops = [op for op in dependents(graph.operators, (), also=lambda op: op.id in first_after) if op.results]
     after = set(names_made(late_ops))
     runs_after = {op.id for op in late_ops}
@@ -211,7 +211,7 @@ def in_loop_states(
     if is_whole(states):
         return tuple(whole(v.type) for v in op.results)
     terms_only = all(k is None or not k.axes for k in states)
-    if terms_only and phase_of(op.scope) == "update" and op.primitive != "optimization_barrier":
+    if terms_only and phase_of(op) == "update" and op.primitive != "optimization_barrier":
         return None  # what is done to gradients once need not be done to each of their terms
     if op.primitive in ALIASES:
         return tuple(k for k in states if k is not None)
@@ -238,9 +238,9 @@ def is_mixed(graph: Graph, s: States) -> bool:
         graph: a traced train step.
         s: of its values.
     """
-    if any(phase_of(op.scope) == "backward" for op in s.mixing):
+    if any(phase_of(op) == "backward" for op in s.mixing):
         return True
-    if not any(phase_of(op.scope) != "update" for op in s.mixing):
+    if not any(phase_of(op) != "update" for op in s.mixing):
         return False
     # Metrics over the whole batch may wait; a model that does must not.
     flops = {op.id: total_flops(graph, op) for op in graph.operators}

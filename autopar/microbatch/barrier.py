@@ -101,7 +101,7 @@ def _halves(
     if is_mixed(rest, behind):
         return None
     first = [op for op in graph.operators if op.id in set(loop.microbatching.body)]
-    if any(phase_of(op.scope) == "backward" for op in first):
+    if any(phase_of(op) == "backward" for op in first):
         return None
     of_first = {n: before.values[n] for n in names_made(first)}
     states = States(
@@ -204,5 +204,5 @@ def _body(
 def _ends_forward(graph: Graph, body: set[str], met: list[str]) -> bool:
     """Whether no layer of the model is behind where examples meet."""
     inside = [op for op in graph.operators if op.id in body]
-    behind = [op for op in dependents(inside, met) if phase_of(op.scope) != "backward"]
+    behind = [op for op in dependents(inside, met) if phase_of(op) != "backward"]
     return not any(op.regions or op.primitive in CONTRACTIONS for op in behind)

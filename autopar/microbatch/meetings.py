@@ -128,7 +128,7 @@ def meeting_of(graph: Graph, s: States, axis: MicrobatchAxis, model: frozenset[s
         wide: whether all that waits of the forward pass runs there, with the examples that it takes, so that they meet
             once and not again.
     """
-    mixing = [op for op in s.mixing if phase_of(op.scope) != "update"]
+    mixing = [op for op in s.mixing if phase_of(op) != "update"]
     needed = {op.id for op in (*closure(graph.operators, names_read(mixing)), *mixing)}
     joined: dict[str, None] = {}
     operators: list[Operator] = []
@@ -136,7 +136,7 @@ def meeting_of(graph: Graph, s: States, axis: MicrobatchAxis, model: frozenset[s
     for op in graph.operators:
         if op.id not in needed or not any(v.name in s.late for v in op.results):
             continue
-        if phase_of(op.scope) == "backward" and _is_heavy(op) and not model.isdisjoint(op.reads):
+        if phase_of(op) == "backward" and _is_heavy(op) and not model.isdisjoint(op.reads):
             continue
         late = {n for n in op.reads if n in s.late}
         terms = [n for n in op.reads if n not in late and s.values[n].partial]
@@ -145,7 +145,7 @@ def meeting_of(graph: Graph, s: States, axis: MicrobatchAxis, model: frozenset[s
             continue
         of_examples = [n for n in op.reads if n not in late and s.values[n].axes]
         if wide:
-            runs = phase_of(op.scope) != "backward" or all(n in joined for n in of_examples)
+            runs = phase_of(op) != "backward" or all(n in joined for n in of_examples)
         else:
             is_example = bool(of_examples) and bool(terms or late)
             runs = not is_example or (not terms and _has_terms(graph, op, s, ready, axis, joined))

@@ -17,8 +17,7 @@ from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.loops import plain_params
 from autopar.frontend.bodies import body_of, recomputes
-from autopar.frontend.equations import bind_equation, holds_passes, interpreted, shapes_of
-from autopar.ir.phases import phase_of
+from autopar.frontend.equations import bind_equation, holds_passes, interpreted, phase_of_equation, shapes_of
 from autopar.precision.eight_bits import BLOCK, COTANGENTS, VALUES, CurrentScales, Scales, coded, rounded_in_blocks
 from autopar.precision.policy import FOLLOWING, PRODUCTS, Precision
 from autopar.precision.values import Twin, is_constant, is_wide
@@ -84,7 +83,7 @@ class Wanted:
         wide = {v for v in read if not isinstance(v, JaxLiteral)}
         exact: set[Any] = set()
         for eqn in reversed(jaxpr.eqns):
-            name, phase = eqn.primitive.name, phase_of(str(eqn.source_info.name_stack), enclosing)
+            name, phase = eqn.primitive.name, phase_of_equation(eqn, enclosing)
             opened = None if name == "shard_map" else body_of(eqn)
             if opened is not None:
                 inner, outer = Wanted._inside(eqn, opened, phase, wide)
@@ -133,7 +132,7 @@ class PrecisionWalk:
     def equation(self, eqn: JaxprEqn, operands: list[Twin], scope: str) -> list[Twin]:
         """Results of one equation."""
         results = self._equation(eqn, operands, scope)
-        if phase_of(scope, self.enclosing) == "backward" and "rematted_computation" not in scope:
+        if phase_of_equation(eqn, self.enclosing) == "backward" and "rematted_computation" not in scope:
             for result in results:
                 result.cotangent = True
         return results
@@ -143,7 +142,7 @@ class PrecisionWalk:
         opened = None if name == "shard_map" else body_of(eqn)
         if opened is not None:
             return self._opened(eqn, opened, operands, scope)
-        phase = phase_of(scope, self.enclosing)
+        phase = phase_of_equation(eqn, self.enclosing)
         if phase == "update" and not holds_passes(eqn):
             return self._plain(eqn, operands)
         if name == "scan":
@@ -163,7 +162,7 @@ class PrecisionWalk:
         closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
         if recomputes(eqn):
             operands = self._behind_barrier(operands)
-        marked = phase_of(scope, self.enclosing)
+        marked = phase_of_equation(eqn, self.enclosing)
         results = self._results_wanted(closed.jaxpr.outvars, eqn.outvars)
         inside = PrecisionWalk(self.precision, Wanted.of(closed.jaxpr, marked, results), self.scales, marked)
         return inside.jaxpr(closed.jaxpr, [Twin(c) for c in closed.consts], [operands[i] for i in taken], scope)

@@ -18,10 +18,9 @@ from jax.extend.core import Literal as JaxLiteral
 
 from autopar._compat.loops import plain_params
 from autopar.frontend.bodies import body_of, recomputes
-from autopar.frontend.equations import bind_equation, holds_passes, interpreted, shapes_of
+from autopar.frontend.equations import bind_equation, holds_passes, interpreted, phase_of_equation, shapes_of
 from autopar.frontend.wire import wired
 from autopar.ir.formats import WireFormat
-from autopar.ir.phases import phase_of
 from autopar.ir.primitives import CASTS, RESHAPES
 from autopar.precision.wire import Wire
 
@@ -93,7 +92,7 @@ class _Walk:
         opened = None if name == "shard_map" else body_of(eqn)
         if opened is not None:
             return self._opened(eqn, opened, operands, scope)
-        phase = phase_of(scope, self.enclosing)
+        phase = phase_of_equation(eqn, self.enclosing)
         if name == "optimization_barrier":
             return _behind_barrier(operands)
         if name == "scan":
@@ -112,7 +111,7 @@ class _Walk:
         closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
         if recomputes(eqn):
             operands = _behind_barrier(operands)
-        enclosing = phase_of(scope, self.enclosing)
+        enclosing = phase_of_equation(eqn, self.enclosing)
         results = _pairs(closed.jaxpr.outvars, eqn.outvars, self.for_update)
         inside = _Walk(self.wire, _for_update(closed.jaxpr, enclosing, results), enclosing, self.in_loop)
         return inside.jaxpr(closed.jaxpr, [_SentValue(c) for c in closed.consts], [operands[i] for i in taken], scope)
@@ -176,7 +175,7 @@ def _for_update(jaxpr: Jaxpr, enclosing: str, results: Iterable[Any] = ()) -> fr
     given = jaxpr.outvars if enclosing == "update" else results
     read = {v for v in given if not isinstance(v, JaxLiteral)}
     for eqn in reversed(jaxpr.eqns):
-        phase = phase_of(str(eqn.source_info.name_stack), enclosing)
+        phase = phase_of_equation(eqn, enclosing)
         updates = phase == "update" and not holds_passes(eqn)
         if updates or (eqn.primitive.name in _LINEAR and any(v in read for v in eqn.outvars)):
             read.update(v for v in eqn.invars if not isinstance(v, JaxLiteral))

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.ir import Graph, Operand, Operator, TensorType, Value
+from autopar.ir.phases import BACKWARD, RECOMPUTED, marks_of
 from autopar.ir.primitives import is_generator
 from autopar.recompute.levels import Level
 from autopar.recompute.select import Phases, RecomputedGroup, select
 
-#: Part of the scopes of operators that run again; jax gives the same to those of `jax.checkpoint`.
+#: Part of the scopes of operators that run again, as jax calls those of `jax.checkpoint`.
 SCOPE = "rematted_computation"
+#: Marks of what runs again.
+AGAIN = (BACKWARD, RECOMPUTED)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,9 @@ class _Rewriting:
         scope = _inside(first.scope)
         id = self._fresh(scope, "optimization_barrier")
         results = _results(id, [self.graph.types[n] for n in taken])
-        barrier = Operator(id, "optimization_barrier", tuple(taken), results, scope=scope, source=first.source)
+        barrier = Operator(
+            id, "optimization_barrier", tuple(taken), results, scope=scope, source=first.source, marks=AGAIN
+        )
         self.barriers[id] = first.id
         passed = dict(zip(taken, (v.name for v in results), strict=True))
         if cotangent is not None:
@@ -110,7 +115,8 @@ class _Rewriting:
             self.copies[id] = original.id
             results = _results(id, [v.type for v in original.results])
             operands = _renamed(original.operands, inside)
-            copies.append(replace(original, id=id, scope=scope, operands=operands, results=results))
+            marks = marks_of(original.marks, AGAIN)
+            copies.append(replace(original, id=id, scope=scope, operands=operands, results=results, marks=marks))
             inside.update((a.name, b.name) for a, b in zip(original.results, results, strict=True))
         self.names.update((name, inside[name]) for name in group.values)
         return copies

@@ -25,9 +25,7 @@ class Phases:
         """Those of the operators ``ids``, of which ``backward`` are known to depend on cotangents."""
         members = frozenset(ids)
         late = frozenset(
-            op.id
-            for op in graph.operators
-            if op.id in members and (op.id in backward or phase_of(op.scope) == "backward")
+            op.id for op in graph.operators if op.id in members and (op.id in backward or phase_of(op) == "backward")
         )
         return Phases(members - late, late)
 

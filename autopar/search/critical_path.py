@@ -60,7 +60,7 @@ class CriticalPath:
             before = [lengths[o] for o in op.reads if o in lengths]
             if begins and not before:
                 continue
-            phase, own_s = phase_of(op.scope, enclosing), 0.0
+            phase, own_s = phase_of(op, enclosing), 0.0
             if op.id in on_chain and phase != "update":
                 loops = op.primitive == "scan" and op.regions
                 own_s = self._of_scan(op, prefix, phase) if loops else self.seconds.get(prefix + op.id, 0.0)
@@ -88,7 +88,7 @@ def in_every_microbatch(graph: Graph, most: int) -> frozenset[str]:
         graph: a train step with roles.
         most: microbatches.
     """
-    ids = frozenset(op.id for op in graph.operators if phase_of(op.scope) != "update")
+    ids = frozenset(op.id for op in graph.operators if phase_of(op) != "update")
     if most == 1:
         return ids
     size = batch_size(graph) or 1
@@ -97,5 +97,5 @@ def in_every_microbatch(graph: Graph, most: int) -> frozenset[str]:
         try:
             ids &= frozenset(analyze(graph, count).body)
         except MicrobatchError:
-            ids &= frozenset(op.id for op in graph.operators if phase_of(op.scope) == "forward")
+            ids &= frozenset(op.id for op in graph.operators if phase_of(op) == "forward")
     return ids

@@ -119,7 +119,7 @@ def _works(around: _Around) -> Iterator[SureWork]:
     values = Values({i.name: i.type for i in graph.inputs if i.name in around.solid_inputs}, single)
     reads = StateReads({i.name: i.type for i in graph.inputs} if around.is_step else {})
     for op in needed:
-        phase, types = phase_of(op.scope, around.enclosing), graph.operand_types(op)
+        phase, types = phase_of(op, around.enclosing), graph.operand_types(op)
         written_in = next((shared[v.name] for v in op.results if v.name in shared), "")
         values.note(op, spared=op.id in cores, written_in=written_in)
         if op.regions:

@@ -162,7 +162,7 @@ def _joins(graph: Graph, microbatching: Microbatching, body: Mapping[str, tuple[
         results = microbatching.results.get(op.id, ())
         partial = bool(results) and all(k.partial for k in results)
         if microbatching.count == 1:
-            partial = op.primitive in ("add_any", "add") and phase_of(op.scope) == "backward"
+            partial = op.primitive in ("add_any", "add") and phase_of(op) == "backward"
         names = [n for n in op.reads if n in terms or n not in graph.types]
         op_stages = set(body[op.id])
         stages = set().union(op_stages, *(terms[n] for n in names)) if names else op_stages

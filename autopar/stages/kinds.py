@@ -132,6 +132,7 @@ class KindTable:
                 self.microbatching.results.get(op.id),
                 op.effects,
                 op.scope,
+                op.marks,
                 regions,
             )
         return known

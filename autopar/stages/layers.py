@@ -54,7 +54,7 @@ def forward_operators(graph: Graph, microbatching: Microbatching) -> list[Operat
     """
     inside = set(microbatching.body)
     body = [op for op in graph.operators if op.id in inside]
-    backward = {op.id for op in dependents(body, microbatching.met, also=lambda op: phase_of(op.scope) == "backward")}
+    backward = {op.id for op in dependents(body, microbatching.met, also=lambda op: phase_of(op) == "backward")}
     return dependents([op for op in body if op.id not in backward], microbatching.batch)
 
 

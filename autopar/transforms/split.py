@@ -18,9 +18,9 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core import Literal as JaxLiteral
 
-from autopar._compat.source import source_line
+from autopar._compat.source import is_computed_again, source_line
 from autopar.errors import TraceError
-from autopar.ir.phases import phase_of
+from autopar.frontend.equations import phase_of_equation
 from autopar.transforms.codes import MaxWindows
 
 _CALLS = ("jit", "pjit")
@@ -206,7 +206,7 @@ def _seeds(lines: Sequence[_Equation]) -> tuple[Mapping[int, tuple[int, ...]], s
     seeds: dict[int, tuple[int, ...]] = {}
     reached: set[int] = set()
     for n, line in enumerate(lines):
-        rematerialized = "rematted_computation" in str(line.eqn.source_info.name_stack)
+        rematerialized = is_computed_again(line.eqn.source_info)
         if reached.intersection(_numbers(line.operands)):
             reached.update(line.results)
         elif line.differentiated and _is_backward(line.eqn) and not rematerialized:
@@ -312,12 +312,12 @@ def _read(env: Mapping[int, Any], operand: Any) -> Any:
 
 
 def _is_marked(eqn: JaxprEqn) -> bool:
-    return phase_of(str(eqn.source_info.name_stack)) != "update"
+    return phase_of_equation(eqn) != "update"
 
 
 def _is_backward(eqn: JaxprEqn) -> bool:
     inner = [eqn, *_inner(eqn)]
-    return any(phase_of(str(e.source_info.name_stack)) == "backward" for e in inner)
+    return any(phase_of_equation(e) == "backward" for e in inner)
 
 
 def _inner(eqn: JaxprEqn) -> Iterator[JaxprEqn]:

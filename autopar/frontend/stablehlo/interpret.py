@@ -19,6 +19,7 @@ from autopar.frontend.stablehlo.elementwise import ELEMENTWISE
 from autopar.frontend.stablehlo.module import StablehloModule, type_of
 from autopar.frontend.stablehlo.reader import Operation, dtype_of, scope_text, word_of
 from autopar.frontend.stablehlo.shapes import SHAPES
+from autopar.ir.phases import BACKWARD, FORWARD
 
 _RETURNS = frozenset({"func.return", "stablehlo.return"})
 
@@ -59,7 +60,7 @@ class ModuleInterpreter:
                 return [jnp.asarray(env[o]) for o in op.operands]
             operation = Operation(op, self.numbers.get(op.operation, 0))
             place, scope = operation.place, _scope(op.location)
-            with jax.named_scope(self.labels.mark(scope, place, str(operation.number))):
+            with jax.named_scope(self.labels.mark(scope, place, str(operation.number), _marks(scope))):
                 results = self._apply(operation, [env[o] for o in op.operands], env)
             result = results if isinstance(results, list | tuple) else [results]
             env.update(zip(op.results, result, strict=True))
@@ -157,6 +158,13 @@ def _custom_call(op: Operation, values: Sequence[Any]) -> list[Any]:
 def _typed(type: Any, op: Operation) -> tuple[tuple[int, ...], Any]:
     shape, element = type_of(type, op.place)
     return shape, dtype_of(element, op.place)
+
+
+def _marks(scope: str) -> tuple[str, ...]:
+    """Marks of an operation, of whose transformations a module has the text alone."""
+    if "transpose(" in scope or "rematted_computation" in scope:
+        return (BACKWARD,)
+    return (FORWARD,) if "jvp(" in scope else ()
 
 
 def _scope(location: Any) -> str:

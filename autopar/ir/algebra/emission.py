@@ -200,7 +200,7 @@ class Emission:
             return there[1]
         stem = f"{end.scope}/{primitive}" if end.scope else primitive
         id = f"{stem}.{self.known.counts.get(stem, 0)}"
-        op = Operator(id, primitive, operands, (Value(id, type),), attrs, (), end.source, end.scope)
+        op = Operator(id, primitive, operands, (Value(id, type),), attrs, (), end.source, end.scope, (), end.marks)
         self.known.add(op, 2 * at - 1)
         self.operators.append((at, op))
         if like is not None:

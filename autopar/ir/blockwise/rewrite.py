@@ -140,6 +140,7 @@ class _BlockRewriting:
             (("scores", scores.graph),),
             like.source,
             like.scope,
+            marks=like.marks,
         )
         self.before.setdefault(at, []).append(op)
         self.cores[id] = like.id
@@ -168,7 +169,7 @@ class _BlockRewriting:
         regions = (("scores", scores.graph), *(() if gradient is None else (("gradient", gradient.graph),)))
         attrs = tuple(sorted((*spec.attrs, *self._dtypes(match))))
         operands = (*first, *(n for n, _ in foreign))
-        op = Operator(id, BACKWARD, operands, results, attrs, regions, like.source, like.scope)
+        op = Operator(id, BACKWARD, operands, results, attrs, regions, like.source, like.scope, (), like.marks)
         self.before.setdefault(at, []).append(op)
         self.cores[id] = like.id
         self.names.update((p.op.results[0].name, v.name) for v, (_, p) in zip(results, products, strict=True))

@@ -14,6 +14,7 @@ from jax import lax
 from autopar.frontend import BoundGraph
 from autopar.frontend.labels import Labels
 from autopar.ir import Graph, Input, Layout, Literal, Operator, Output
+from autopar.ir.phases import FORWARD, marks_of
 from autopar.ir.primitives import ALIASES
 from autopar.lower.decisions import Sharded
 from autopar.lower.interpreter import Interpreter
@@ -53,7 +54,18 @@ class Recorder:
     @contextmanager
     def around(self, op: Operator) -> Iterator[None]:
         """While ``op`` is applied; what jax records then is taken for it by `autopar.frontend.build_graph`."""
-        with jax.named_scope(self.labels.mark(op.scope, op.source, self.copies.get(op.id, op.id))):
+        with jax.named_scope(self.labels.mark(op.scope, op.source, self.copies.get(op.id, op.id), op.marks)):
+            yield
+
+    @contextmanager
+    def around_loop(self, scope: str, mark: str) -> Iterator[None]:
+        """While a loop over microbatches is applied, which stands for no operator and is of the forward pass.
+
+        Args:
+            scope: in which it is.
+            mark: of the loop.
+        """
+        with jax.named_scope(self.labels.mark(scope, None, None, marks_of((FORWARD, mark)))):
             yield
 
 

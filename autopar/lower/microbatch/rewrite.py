@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Input
-from autopar.ir.phases import FORWARD_LOOP
+from autopar.ir.phases import MICROBATCHES
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import (
     Recorder,
@@ -89,7 +88,7 @@ def loop(bound: BoundGraph, microbatching: Microbatching, recorder: Recorder, en
 
     start = [neutral(types[j.name], j.layout.reduce) for j in terms]
     numbers = jnp.arange(microbatching.count, dtype=jnp.int32)
-    with jax.named_scope(FORWARD_LOOP):
+    with recorder.around_loop("jvp(loop)", MICROBATCHES):
         totals, stacked = lax.scan(body, start, (numbers, stacks))
     joined: dict[str, Any] = {}
     sums, rows_out = iter(totals), iter(stacked)

@@ -9,7 +9,7 @@ from autopar.frontend import BoundGraph
 from autopar.ir import Graph, Layout, Operand, Operator
 from autopar.ir.analysis import closure, dependents
 from autopar.ir.loops import Scan
-from autopar.ir.phases import LOOP, phase_of
+from autopar.ir.phases import is_stage_loop, phase_of
 from autopar.ir.primitives import ALIASES, is_generator
 from autopar.lower.decisions import Sharded
 from autopar.lower.pipeline.stage_graph import StageGraph
@@ -63,7 +63,7 @@ class Loop:
 
 def find_loop(stage: StageGraph, decisions: Sharded) -> Loop | None:
     """The loop of a stage; None where the stage has none."""
-    op = next((o for o in stage.graph.operators if o.primitive == "scan" and o.id.startswith(f"{LOOP}/")), None)
+    op = next(filter(is_stage_loop, stage.graph.operators), None)
     if op is None:
         return None
     body = stage.program.bounds[op.id].regions["body"]
@@ -108,7 +108,7 @@ def _backward(stage: StageGraph, graph: Graph, entering: Iterable[tuple[str, Ope
     cotangents |= {str(StageValue("met", r.name)) for r in stage.parts.received_met}
     late = [name for name, operand, _ in entering if operand in cotangents]
     stored = [op for op in graph.operators if not is_generator(op)]
-    return frozenset(op.id for op in dependents(stored, late, also=lambda op: phase_of(op.scope) == "backward"))
+    return frozenset(op.id for op in dependents(stored, late, also=lambda op: phase_of(op) == "backward"))
 
 
 def layouts_of(graph: Graph, inputs: dict[str, Layout], decisions: Sharded, prefix: str) -> dict[str, Layout]:

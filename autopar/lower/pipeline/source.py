@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, overload
 
 from autopar.ir import Graph
-from autopar.ir.phases import LOOP
+from autopar.ir.phases import is_stage_loop
 from autopar.ir.verify import verify
 from autopar.lower.blockwise import blockwise_bound
 from autopar.lower.microbatch.parts import BackwardRecomputation
@@ -226,7 +226,7 @@ def _renamed_origins(source: StageGraph, old: StageKind, new: StageKind) -> Mapp
 def _origins(stage: StageGraph) -> dict[str, str]:
     origins = dict(stage.program.origins)
     for op in stage.graph.operators:
-        if op.primitive == "scan" and op.id.startswith(f"{LOOP}/"):
+        if is_stage_loop(op):
             body = stage.program.bounds[op.id].regions["body"]
             origins.update((f"{op.id}/body/{id}", origin) for id, origin in body.origins.items())
     return origins

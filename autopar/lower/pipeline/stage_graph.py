@@ -21,7 +21,7 @@ from autopar.frontend import BoundGraph
 from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Layout, Literal
-from autopar.ir.phases import FORWARD_LOOP, LOOP
+from autopar.ir.phases import STAGE
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import (
@@ -212,7 +212,7 @@ class _StageFunction:
             neutral(types[j.name], j.layout.reduce) if j.layout.partial else self._empty(j.name, j.layout) for j in sums
         ]
         start += [self._empty(n, self.layouts[n]) for n in p.sent]
-        with jax.named_scope(LOOP), jax.named_scope(FORWARD_LOOP):
+        with self.recorder.around_loop("microbatches/jvp(loop)", STAGE):
             carry, stacks = lax.scan(body, start, jnp.arange(self.microbatching.count, dtype=jnp.int32))
         joined = {
             j.name: lax.convert_element_type(total, numpy_dtype(types[j.name].dtype)) if j.layout.partial else total

@@ -237,7 +237,7 @@ def _check_phases(graph: Graph, map: StageMap, schedule: str) -> None:
     outside = [op for op in graph.operators if op.id not in map.body]
     touched = {op.id for op in dependents(outside, {n for n in state if inputs[n].type.rank})}
     for op in late:
-        if op.id in touched and phase_of(op.scope) != "update":
+        if op.id in touched and phase_of(op) != "update":
             raise ScheduleError(
                 f"{op.primitive} is part of the loss and takes parameters, but no batch; schedule {schedule} runs it "
                 "with the update, which has other parameters than the passes",

@@ -19,7 +19,7 @@ from autopar.cost import total_flops
 from autopar.errors import SliceError
 from autopar.ir import Graph, Operator
 from autopar.ir.analysis import closure, meeting_operator, names_read
-from autopar.ir.phases import phase_of
+from autopar.ir.phases import RECOMPUTED, phase_of
 from autopar.ir.primitives import ALIASES, CUMULATIVE
 from autopar.microbatch.tokens.facts import Fact, fact_of
 from autopar.microbatch.tokens.operators import Given, operator_slice
@@ -139,7 +139,7 @@ def _walk(graph: Graph, start: TokenStart, transposed: set[str]) -> _Found:
         if all(f.states[n].is_whole for n in op.reads):
             _whole(graph, op, tokens, f)
             continue
-        backward = phase_of(op.scope) == "backward" or not f.descending.isdisjoint(op.reads)
+        backward = phase_of(op) == "backward" or not f.descending.isdisjoint(op.reads)
         slice_ = _sliced(graph, op, backward, tokens, f, transposed)
         if slice_ is not None and not _in_order(op, slice_, f):
             slice_ = None
@@ -171,7 +171,7 @@ def _sliced(
     given = Given.of(graph, op, f.states, f.facts, backward, tokens)
     if op.primitive in ALIASES:
         return OperatorSlice(given.states, tuple(s or WHOLE for s in given.states))
-    if phase_of(op.scope) == "update" and all(s is None or s.is_whole or s.terms for s in given.states):
+    if phase_of(op) == "update" and all(s is None or s.is_whole or s.terms for s in given.states):
         return None  # what is done to gradients once need not be done to each of their terms
     return operator_slice(op, given, transposed)
 
@@ -199,7 +199,7 @@ def _check_mixing(graph: Graph, f: _Found) -> None:
     """Raises SliceError where work of the forward or backward pass would have to wait for all slices."""
     if not f.mixing:
         return
-    flops = {op.id: total_flops(graph, op) for op in graph.operators if phase_of(op.scope) != "update"}
+    flops = {op.id: total_flops(graph, op) for op in graph.operators if phase_of(op) != "update"}
     late = sum(flops[op.id] for op in graph.operators if op.id in flops and any(v.name in f.late for v in op.results))
     if late <= _MOST_LATE * sum(flops.values()):
         return
@@ -220,7 +220,7 @@ def _cause(op: Operator, f: _Found) -> str:
         return "a loop or a branch over layers, which is not cut into slices: write layers one after another"
     if op.primitive in CUMULATIVE:
         return "a running total from the last position to the first"
-    if "rematted_computation" in op.scope:
+    if RECOMPUTED in op.marks:
         return "jax.checkpoint, of whose values earlier slices have none left: leave recomputation to the plan"
     if op.primitive.startswith("reduce_") or op.primitive in ("argmax", "argmin"):
         return "a statistic over the positions of a sequence"

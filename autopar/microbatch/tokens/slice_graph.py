@@ -282,8 +282,8 @@ class _Builder:
         """An operator that the whole graph does not have; its name stack is that of the value that it is made of."""
         if name not in self.types:
             maker = self.whole.producers.get(like)
-            scope = "" if maker is None else maker.scope
-            self._append(Operator(name, primitive, operands, (Value(name, type),), attrs, scope=scope))
+            scope, marks = ("", ()) if maker is None else (maker.scope, maker.marks)
+            self._append(Operator(name, primitive, operands, (Value(name, type),), attrs, scope=scope, marks=marks))
             self.cuts[name] = like
         return name
 

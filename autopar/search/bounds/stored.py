@@ -122,7 +122,7 @@ def shared_results(
     """
     if cost.fuses_products:  # several readers may be one kernel
         return {}
-    phases = {op.id: phase_of(op.scope, enclosing) for op in needed}
+    phases = {op.id: phase_of(op, enclosing) for op in needed}
     passes = {p: [op for op in needed if phases[op.id] == p and op.id not in spared] for p in ("forward", "backward")}
     results = set(names_made(passes["forward"]))
     passes["forward"] = live(passes["forward"], [o.operand for o in graph.outputs if o.operand in results])

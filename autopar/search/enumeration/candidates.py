@@ -73,7 +73,7 @@ def table_for(schedule: Schedule, stages: int, microbatching: Microbatching) -> 
 
 def trains(problem: Problem) -> bool:
     """Whether the step has a backward pass."""
-    return any(phase_of(op.scope) == "backward" for op in problem.graph.operators)
+    return any(phase_of(op) == "backward" for op in problem.graph.operators)
 
 
 def candidates(

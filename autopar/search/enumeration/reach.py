@@ -39,7 +39,7 @@ def may_be_faster(problem: Problem, counts: Sequence[int] | None, cutoff_s: floa
             several devices one after another, so that stages never overlap; or nothing is differentiated, on one node.
     """
     may_overlap(problem, cutoff_s)
-    trains = any(phase_of(op.scope) == "backward" for op in problem.graph.operators)
+    trains = any(phase_of(op) == "backward" for op in problem.graph.operators)
     if problem.cluster.num_nodes == 1 and not trains:
         raise not_faster(problem, cutoff_s, "without a backward pass the caller waits for each step")
     reached_s = least_s(problem, counts)

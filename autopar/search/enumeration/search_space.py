@@ -48,7 +48,7 @@ def microbatches_and_stages(problem: Problem, schedule: Schedule) -> Iterator[tu
 
 def loops_over_layers(graph: Graph) -> int:
     """Isomorphic loops of the forward pass, groups of layers that were split; of one loop its trips; 0 without any."""
-    loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op.scope) == "forward"]
+    loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op) == "forward"]
     isomorphic = Counter((Scan.of(op).length, len(op.operands), len(op.results)) for op in loops)
     groups = max(isomorphic.values(), default=0)
     return groups if groups != 1 else max(Scan.of(op).length for op in loops)
@@ -107,7 +107,7 @@ def unevenness(problem: Problem, stages: int) -> float:
     graph, blocks = problem.graph, loops_over_layers(problem.graph)
     if blocks:
         return stages * math.ceil(blocks / stages) / blocks
-    flops = np.array([total_flops(graph, op) for op in graph.operators if phase_of(op.scope) == "forward"])
+    flops = np.array([total_flops(graph, op) for op in graph.operators if phase_of(op) == "forward"])
     heavy = flops[flops > problem.policy.enumeration.heavy_share * flops.max()] if flops.size else flops
     if heavy.size < stages:
         return math.inf

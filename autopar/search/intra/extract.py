@@ -23,7 +23,8 @@ from autopar.search.intra.host import down_s, hosted, moves_s
 from autopar.search.intra.memory import BESIDES, is_in_flight
 from autopar.search.intra.sharding_problem import ShardingProblem
 from autopar.search.intra.slices import slices_ahead
-from autopar.search.intra.works import Works, carried, loops, outermost
+from autopar.search.intra.stage_loops import StageLoops, carried
+from autopar.search.intra.works import Works
 from autopar.search.problem import Problem
 from autopar.sharding.collective_matmul import Travels
 
@@ -102,7 +103,7 @@ def extract(
     """
     layouts = value_layouts(sharding_problem, choice)
     copies = copy_layouts(sharding_problem, choice, layouts)
-    by_work = Works(sharding_problem, problem.graph, problem.cost_model, problem.subproblem.met)
+    by_work = Works(problem.graph, problem.cost_model, problem.subproblem.met)
     sent = tuple(collectives(problem, sharding_problem, choice, layouts, copies))
     times = timed_collectives(problem, sharding_problem, choice, sent, thresholds)
     communication = _communication(times.sent, times.exposed_s, by_work)
@@ -135,8 +136,8 @@ def extract(
         memory=memory_of(sharding_problem, choice),
         choices=_choices(sharding_problem, choice),
         work_times=by_work.times(),
-        activation_bytes=_activation_bytes(sharding_problem, layouts),
-        weight_stash_bytes=_weight_stash_bytes(sharding_problem, problem.graph, layouts, by_work.sent),
+        activation_bytes=_activation_bytes(sharding_problem, by_work.loops, layouts),
+        weight_stash_bytes=_weight_stash_bytes(sharding_problem, by_work.loops, layouts, by_work.sent),
         accumulation_bytes=_accumulation_bytes(sharding_problem, problem.graph, layouts),
         state_bytes=_state_bytes(sharding_problem, problem.graph, layouts, there),
         hosted=frozenset(i.name for i in problem.graph.inputs if i.name in there),
@@ -163,34 +164,34 @@ def _first_touch_s(problem: Problem, sharding_problem: ShardingProblem, choice: 
     return problem.cost_model.first_touch_s(made_bytes)
 
 
-def _activation_bytes(sharding_problem: ShardingProblem, layouts: Mapping[str, Layout]) -> int:
+def _activation_bytes(sharding_problem: ShardingProblem, loops: StageLoops, layouts: Mapping[str, Layout]) -> int:
     """Bytes of what the loop over microbatches makes in the forward pass and reads in the backward pass."""
     sizes = sharding_problem.mesh.sizes
     total = 0
     for v in sharding_problem.values.values():
-        if v.key in layouts and is_in_flight(v):
+        if v.key in layouts and is_in_flight(v, loops):
             total += layouts[v.key].local_bytes(v.type, sizes)
     return total
 
 
 def _weight_stash_bytes(
-    sharding_problem: ShardingProblem, graph: Graph, layouts: Mapping[str, Layout], sent: frozenset[str]
+    sharding_problem: ShardingProblem, loops: StageLoops, layouts: Mapping[str, Layout], sent: frozenset[str]
 ) -> int:
     """Bytes of what the backward pass makes on the way to what leaves the stage, and gradients of parameters read.
 
     ``sent`` is that of `_sent`.
     """
     computed = {
-        f"{loop.id}/body/{v.name}"
-        for loop in loops(graph)
-        for op in loop.region("body").operators
-        if f"{loop.id}/body/{op.id}" in sent
+        prefix + v.name
+        for prefix, body in loops.bodies.items()
+        for op in body.operators
+        if prefix + op.id in sent
         for v in op.results
     }
     total = 0
     for key in sorted(computed & layouts.keys()):
         v = sharding_problem.values[key]
-        put_off = any(u.phase == "backward" and outermost(u.consumer) not in sent for u in v.uses)
+        put_off = any(u.phase == "backward" and loops.outermost(u.consumer) not in sent for u in v.uses)
         if v.phase == "backward" and not v.alias and put_off:
             total += layouts[key].local_bytes(v.type, sharding_problem.mesh.sizes)
     return total

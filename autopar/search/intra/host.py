@@ -26,7 +26,7 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.ir import Graph, Operator
 from autopar.ir.loops import Scan
-from autopar.ir.phases import LOOP, phase_of
+from autopar.ir.phases import is_stage_loop, phase_of
 from autopar.ir.primitives import ALIASES
 from autopar.plan.text import bytes_text
 from autopar.search.intra.draft import Array, NodeDraft, UsageDraft, Use, ValueDraft
@@ -90,9 +90,9 @@ def offloading(problem: Problem) -> Offloading:
 
 def kept_whole(graph: Graph) -> tuple[str, ...]:
     """That gradients of stacks stay on the devices, where an operator of the update reads them whole."""
-    loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op.scope) == "backward"]
+    loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op) == "backward"]
     gradients = {v.name: v.type for op in loops for v in op.results[Scan.of(op).num_carry :]}
-    readers = [op for op in graph.operators if phase_of(op.scope) == "update" and op.primitive != "scan"]
+    readers = [op for op in graph.operators if phase_of(op) == "update" and op.primitive != "scan"]
     whole = {o for op in readers for o in op.reads if o in gradients}
     if not whole:
         return ()
@@ -120,14 +120,14 @@ def nested_stacks(graph: Graph) -> frozenset[str]:
     returned = {o.operand for o in graph.outputs}
     taken: dict[str, bool] = {}
     for op in graph.operators:
-        if op.primitive != "scan" or not op.id.startswith(LOOP):
+        if not is_stage_loop(op):
             taken.update((o, taken.get(o, True) and _updates(op)) for o in op.reads)
             continue
         loop = Scan.of(op)
         inner = zip(op.operands, loop.body.inputs, strict=True)
         sliced = {o for n, (o, i) in enumerate(inner) if n < loop.num_consts and takes_slices(loop.body, i.name)}
         taken.update((o, taken.get(o, True) and o in sliced) for o in op.reads)
-    loops = [op for op in graph.operators if op.primitive == "scan" and op.id.startswith(LOOP)]
+    loops = [op for op in graph.operators if is_stage_loop(op)]
     state = {i.name for i in graph.inputs if i.role in _STATE and i.name in replaced and i.name not in returned}
     read = {o for op in loops for o in op.reads}
     return frozenset(name for name in state & read if taken[name] and _has_slices(graph, name))
@@ -200,7 +200,7 @@ def _makes(op: Operator | None) -> bool:
 
 def _updates(op: Operator) -> bool:
     """Whether an operator is of the update, and takes an operand no earlier than it runs."""
-    return phase_of(op.scope) == "update" and not op.regions and op.primitive not in ALIASES
+    return phase_of(op) == "update" and not op.regions and op.primitive not in ALIASES
 
 
 def share_bytes(cluster: Cluster) -> float:

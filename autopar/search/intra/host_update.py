@@ -97,9 +97,9 @@ def _late(graph: Graph, movable: AbstractSet[str]) -> frozenset[str]:
     device would hold it until then, and read and write it once more."""
     late, after, gradients = set[str](), set[str](), set[str]()
     for op in graph.operators:
-        if phase_of(op.scope) == "backward":
+        if phase_of(op) == "backward":
             gradients.update(v.name for v in op.results)
-        elif phase_of(op.scope) == "update" and (after.intersection(op.reads) or _reduces(op)):
+        elif phase_of(op) == "update" and (after.intersection(op.reads) or _reduces(op)):
             after.update(v.name for v in op.results)
             late.update({op.id} if gradients.intersection(op.reads) else ())
     return frozenset(late & movable)
@@ -114,7 +114,7 @@ def masters(graph: Graph) -> frozenset[str]:
     """Inputs that the step replaces and of which passes read narrower copies alone."""
     returned = Counter(o.operand for o in graph.outputs if isinstance(o.operand, str))
     replaced = {o.updates for o in graph.outputs if isinstance(o.operand, str) and returned[o.operand] == 1}
-    otherwise = {o for op in graph.operators if phase_of(op.scope) != "update" and not _narrows(op) for o in op.reads}
+    otherwise = {o for op in graph.operators if phase_of(op) != "update" and not _narrows(op) for o in op.reads}
     otherwise |= {o for op in graph.operators if op.regions for o in op.reads} | set(map(str, returned))
     narrowed = {o for op in graph.operators if _narrows(op) for o in op.reads}
     return frozenset(
@@ -134,15 +134,15 @@ def _may_run_there(op: Operator, hosted: frozenset[str]) -> bool:
     if op.effects or op.regions or is_generator(op) or not all(v.type.rank for v in op.results):
         return False
     if op.primitive == "broadcast_in_dim":
-        return phase_of(op.scope) == "update" and not op.attr("broadcast_dimensions")
+        return phase_of(op) == "update" and not op.attr("broadcast_dimensions")
     if op.primitive not in ELEMENTWISE:
         return False
-    return phase_of(op.scope) == "update" or (_narrows(op) and op.operands[0] in hosted)
+    return phase_of(op) == "update" or (_narrows(op) and op.operands[0] in hosted)
 
 
 def _widens_gradient(op: Operator) -> bool:
     """Whether an operator makes a gradient wider; on several devices that is added up as wide as it is kept, first."""
-    if op.primitive != "convert_element_type" or not op.reads or phase_of(op.scope) != "backward":
+    if op.primitive != "convert_element_type" or not op.reads or phase_of(op) != "backward":
         return False
     return bool(op.results[0].type.rank) and op.results[0].type.dtype == "f32"
 

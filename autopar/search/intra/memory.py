@@ -22,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.ir import Graph, Layout, TensorType
-from autopar.ir.phases import LOOP
 from autopar.search.intra.draft import Array, CopyDraft, UsageDraft, Use, ValueDraft
 from autopar.search.intra.host import HOST, host_usage, on_device
 from autopar.search.intra.layouts import LayoutTable
-from autopar.search.intra.works import carried
+from autopar.search.intra.stage_loops import StageLoops, carried
 from autopar.search.problem import Problem
 
 #: Kind of what microbatches in flight hold besides the one that runs.
@@ -52,6 +51,7 @@ def usages(
     roles = {i.name: i.role for i in problem.graph.inputs}
     lasting = _lasting(problem.graph) if problem.subproblem.other_stages else frozenset[str]()
     returned = {o.operand for o in problem.graph.outputs}
+    loops = StageLoops(problem.graph)
     by_value: dict[str, list[CopyDraft]] = defaultdict(list)
     for c in copies:
         by_value[c.key].append(c)
@@ -71,7 +71,7 @@ def usages(
         if v.alias:  # what it is another name of is counted, but not what readers make of it
             usages += [] if v.hosted else _operands(v, [u for u in v.uses if u.node != v.node], sized)
             continue
-        if problem.subproblem.extra_in_flight and is_in_flight(v):
+        if problem.subproblem.extra_in_flight and is_in_flight(v, loops):
             each = sized.of(v.type, v.layouts)
             usages.append(UsageDraft(v.node, 0, stop, problem.subproblem.extra_in_flight * each, IN_FLIGHT, v.key))
         if v.key in lasting:
@@ -94,13 +94,12 @@ def usages(
     return [u for u in usages if u.stop > u.start and some[id(u.bytes)]]
 
 
-def is_in_flight(v: ValueDraft) -> bool:
+def is_in_flight(v: ValueDraft, loops: StageLoops) -> bool:
     """Whether a microbatch in flight holds the value: made in the forward pass and read in the backward pass of a loop
     over microbatches."""
-    if not v.key.startswith(LOOP) or v.key.count("/body/") != 1 or v.alias or v.phase == "backward":
+    if v.key not in loops.made or v.alias or v.phase == "backward":
         return False
-    entering = v.key.rpartition("/body/")[2].startswith("in.")
-    return not entering and any(u.phase == "backward" for u in v.uses)
+    return any(u.phase == "backward" for u in v.uses)
 
 
 def _lasting(graph: Graph) -> frozenset[str]:

@@ -81,7 +81,7 @@ def region_facts(
     products = DENSE_CONTRACTIONS if cost.fuses_products else frozenset()
     phases: dict[str, str] = {}
     for op in graph.operators:
-        phases[op.id] = phase_of(op.scope, phase)
+        phases[op.id] = phase_of(op, phase)
         if phases[op.id] == "update":
             kept.update(op.reads)
         here = op.id not in on_host

@@ -162,7 +162,7 @@ def scan(b: Builder, walk: WalkGraph, graph: Graph, op: Operator, prefix: str, w
     walk(body, inner, region.inner_weight)
     b.time += 1
     region.extend({*range(consts), *range(loop.num_whole, len(op.operands)), *in_place})
-    passes = {phase_of(o.scope, b.phase) for o in body.operators}
+    passes = {phase_of(o, b.phase) for o in body.operators}
     for j, result in enumerate(op.results):
         hosted: tuple[bool, ...] = ()
         trips = 1

@@ -47,6 +47,5 @@ class UpdateStreams:
 def has_backward(graph: Graph) -> bool:
     """Whether a graph computes gradients: then what is of no pass updates something with them."""
     return any(
-        phase_of(op.scope) == "backward" or any(has_backward(region) for _, region in op.regions)
-        for op in graph.operators
+        phase_of(op) == "backward" or any(has_backward(region) for _, region in op.regions) for op in graph.operators
     )

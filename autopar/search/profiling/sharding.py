@@ -11,12 +11,12 @@ import numpy as np
 
 from autopar.cluster import Cluster, LogicalMesh
 from autopar.ir import Layout
-from autopar.ir.phases import LOOP
 from autopar.recompute import Selected
 from autopar.search.intra import ShardingProblem, build
 from autopar.search.intra.collectives import collectives
 from autopar.search.intra.draft import ValueDraft
 from autopar.search.intra.extract import copy_layouts, memory_of, value_layouts
+from autopar.search.intra.stage_loops import StageLoops
 from autopar.search.parallel import SERIAL, Future, WorkerPool
 from autopar.search.problem import Problem, Reporting
 from autopar.search.profiling.layer_costs import LayerCosts, RecomputationCosts
@@ -149,6 +149,10 @@ class LayerSharding:
     count: int
 
     @cached_property
+    def _loops(self) -> StageLoops:
+        return StageLoops(self.problem.graph)
+
+    @cached_property
     def layouts(self) -> Mapping[str, Layout]:
         """Layout of every value."""
         return value_layouts(self.sharding_problem, self.choice)
@@ -185,7 +189,7 @@ class LayerSharding:
         roles = {i.name: i.role for i in self.problem.graph.inputs}
         loop_s, once_s, state, saved = (np.zeros(n) for _ in range(4))
         for id, seconds in self.seconds.items():
-            layer, inside = self.layer(id), id.startswith(f"{LOOP}/")
+            layer, inside = self.layer(id), self._loops.holds(id)
             target, amount = (loop_s, seconds / self.count) if inside else (once_s, seconds)
             if layer is None:
                 target += amount / n  # joins of contributions, and what belongs to no operator of the step
@@ -228,7 +232,6 @@ class LayerSharding:
     def _forward(self) -> Iterator[tuple[ValueDraft, int]]:
         """Values that the loop makes in the forward pass, with their layers."""
         for v in self.sharding_problem.values.values():
-            inside = v.key.startswith(f"{LOOP}/") and v.key.count("/body/") == 1
-            layer = self.layer(v.key) if inside else None
+            layer = self.layer(v.key) if v.key in self._loops.directly_in else None
             if layer is not None and v.key in self.layouts and not v.alias and v.phase != "backward":
                 yield v, layer

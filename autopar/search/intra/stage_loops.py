@@ -1,0 +1,70 @@
+"""Loops over the microbatches of a stage: their bodies, and where a key of the choice problem is in them.
+
+Keys are names with those of the regions around them. Users name scopes as they like, so that a key is looked up by the
+names that a body has, and never taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from autopar.ir import Graph, Operator, Value
+from autopar.ir.loops import Scan
+from autopar.ir.phases import is_stage_loop
+
+
+def loops(graph: Graph) -> list[Operator]:
+    """The loops over the microbatches of a stage."""
+    return [op for op in graph.operators if is_stage_loop(op)]
+
+
+def carried(graph: Graph) -> list[Value]:
+    """What these loops carry on from one microbatch to the next: gradients that are added up, losses."""
+    return [v for loop in loops(graph) for v in loop.results[: Scan.of(loop).num_carry]]
+
+
+@dataclass(frozen=True)
+class StageLoops:
+    """The loops over the microbatches of a stage.
+
+    Args:
+        graph: of the stage.
+    """
+
+    graph: Graph
+
+    @cached_property
+    def bodies(self) -> Mapping[str, Graph]:
+        """Bodies by the prefix of keys in them."""
+        return {f"{op.id}/body/": op.region("body") for op in loops(self.graph)}
+
+    @cached_property
+    def made(self) -> frozenset[str]:
+        """Keys of values that operators of bodies make, but for those inside of further loops."""
+        return frozenset(p + v.name for p, body in self.bodies.items() for op in body.operators for v in op.results)
+
+    @cached_property
+    def directly_in(self) -> frozenset[str]:
+        """Keys of what bodies take, and of what their operators make."""
+        return self.made.union(p + i.name for p, body in self.bodies.items() for i in body.inputs)
+
+    @cached_property
+    def _operators(self) -> frozenset[str]:
+        return frozenset(p + op.id for p, body in self.bodies.items() for op in body.operators)
+
+    def holds(self, key: str) -> bool:
+        """Whether a key is of something inside of a body."""
+        return any(key.startswith(prefix) for prefix in self.bodies)
+
+    def outermost(self, key: str) -> str:
+        """The operator of a body that an operator is, or is inside of; "" of what is in no body."""
+        if key in self._operators:
+            return key
+        end = key.find("/")
+        while end >= 0:
+            if key[:end] in self._operators:
+                return key[:end]
+            end = key.find("/", end + 1)
+        return ""

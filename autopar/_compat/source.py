@@ -30,9 +30,12 @@ def source_line(source_info: Any) -> str:
     return f"{line}, from {user_line}" if user_line else line
 
 
-def transformations(source_info: Any) -> frozenset[str]:
-    """Names of the transformations of jax that made an equation: "jvp", "transpose". Scopes of users are none."""
-    return frozenset(e.name for e in source_info.name_stack.stack if isinstance(e, Transform))
+def pass_of(source_info: Any) -> str:
+    """ "forward" or "backward" of an equation that differentiation made, "" of others: scopes of users do not count."""
+    made_by = {e.name for e in source_info.name_stack.stack if isinstance(e, Transform)}
+    if "transpose" in made_by:
+        return "backward"
+    return "forward" if "jvp" in made_by else ""
 
 
 def is_computed_again(source_info: Any) -> bool:

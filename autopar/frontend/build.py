@@ -289,19 +289,10 @@ class _GraphBuilder:
         if self.origin is not None:
             self.origins[id] = self.origin
         names = [id] if len(types) == 1 else [f"{id}:{i}" for i in range(len(types))]
+        values = tuple(Value(n, t) for n, t in zip(names, types, strict=True))
+        bodies = tuple((k, r.graph) for k, r in regions.items())
         self.operators.append(
-            Operator(
-                id,
-                primitive.name,
-                tuple(operands),
-                tuple(Value(n, t) for n, t in zip(names, types, strict=True)),
-                attrs,
-                tuple((k, r.graph) for k, r in regions.items()),
-                source,
-                scope,
-                effects,
-                self.marks,
-            )
+            Operator(id, primitive.name, tuple(operands), values, attrs, bodies, source, scope, effects, self.marks)
         )
         self.bounds[id] = Bound(primitive, MappingProxyType(dict(params)), MappingProxyType(dict(regions)))
         results: list[Operand] = list(names)

@@ -11,8 +11,8 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
-from autopar._compat.source import is_computed_again, transformations
-from autopar.ir.phases import BACKWARD, FORWARD, RECOMPUTED, phase_of_marks
+from autopar._compat.source import is_computed_again, pass_of
+from autopar.ir.phases import RECOMPUTED, phase_of_marks
 
 _V = TypeVar("_V")
 
@@ -82,11 +82,9 @@ def marks_of_equation(eqn: JaxprEqn, in_remat: bool = False) -> tuple[str, ...]:
         eqn: the equation.
         in_remat: whether it is inside of a remat of the backward pass.
     """
-    made_by = transformations(eqn.source_info)
     again = (RECOMPUTED,) if in_remat and is_computed_again(eqn.source_info) else ()
-    if "transpose" in made_by:
-        return (BACKWARD, *again)
-    return (FORWARD, *again) if "jvp" in made_by else again
+    made_in = pass_of(eqn.source_info)
+    return (made_in, *again) if made_in else again
 
 
 def phase_of_equation(eqn: JaxprEqn, enclosing: str = "update", in_remat: bool = False) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from autopar.ir.graph import Operator
+from autopar.ir.primitives import CONTRACTIONS
 
 #: Of the forward pass of what is differentiated.
 FORWARD: Final = "forward"
@@ -25,17 +26,6 @@ STAGE: Final = "stage"
 SEGMENTS: Final = "segments"
 
 MARKS: Final = (BACKWARD, FORWARD, MICROBATCHES, RECOMPUTED, SEGMENTS, STAGE)
-
-_OF_SEGMENTS = (
-    "add",
-    "broadcast_in_dim",
-    "dynamic_update_slice",
-    "expand_dims",
-    "gather",
-    "optimization_barrier",
-    "reshape",
-    "scan",
-)
 
 
 def marks_of(*groups: Collection[str]) -> tuple[str, ...]:
@@ -76,5 +66,5 @@ def mark_problems(op: Operator) -> Iterator[str]:
         yield "is marked as of the forward and of the backward pass"
     if {MICROBATCHES, STAGE}.intersection(op.marks) and op.primitive != "scan":
         yield f"{op.primitive} is marked as a loop over microbatches, which is a scan"
-    if SEGMENTS in op.marks and op.primitive not in _OF_SEGMENTS:
-        yield f"{op.primitive} is marked as what runs layers in segments, which no {op.primitive} does"
+    if SEGMENTS in op.marks and op.primitive in CONTRACTIONS:
+        yield f"{op.primitive} is marked as what runs layers in segments, which loops and reads of rows do"

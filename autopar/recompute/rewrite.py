@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from autopar.ir import Graph, Operand, Operator, TensorType, Value
 from autopar.ir.phases import BACKWARD, RECOMPUTED, marks_of
@@ -15,7 +16,7 @@ from autopar.recompute.select import Phases, RecomputedGroup, select
 #: Part of the scopes of operators that run again, as jax calls those of `jax.checkpoint`.
 SCOPE = "rematted_computation"
 #: Marks of what runs again.
-AGAIN = (BACKWARD, RECOMPUTED)
+AGAIN: Final = (BACKWARD, RECOMPUTED)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core import Literal as JaxLiteral
 
-from autopar._compat.source import is_computed_again, source_line
+from autopar._compat.source import is_computed_again, pass_of, source_line
 from autopar.errors import TraceError
-from autopar.frontend.equations import phase_of_equation
 from autopar.transforms.codes import MaxWindows
 
 _CALLS = ("jit", "pjit")
@@ -312,12 +311,12 @@ def _read(env: Mapping[int, Any], operand: Any) -> Any:
 
 
 def _is_marked(eqn: JaxprEqn) -> bool:
-    return phase_of_equation(eqn) != "update"
+    return pass_of(eqn.source_info) != ""
 
 
 def _is_backward(eqn: JaxprEqn) -> bool:
     inner = [eqn, *_inner(eqn)]
-    return any(phase_of_equation(e) == "backward" for e in inner)
+    return any(pass_of(e.source_info) == "backward" for e in inner)
 
 
 def _inner(eqn: JaxprEqn) -> Iterator[JaxprEqn]:

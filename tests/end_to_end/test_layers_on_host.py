@@ -211,7 +211,7 @@ def test_what_mixes_layers_or_is_returned_as_well_is_computed_whole():
 
     plain, leaves = traced(reporting, args)
     layered = updated_by_layer(plain)
-    loops = [op for op in layered.graph.operators if op.primitive == "scan" and phase_of(op.scope) != "backward"]
+    loops = [op for op in layered.graph.operators if op.primitive == "scan" and phase_of(op) != "backward"]
     assert len(loops) == 3  # forward pass, norm, update
     for a, b in zip(run(layered, leaves), jax.tree.leaves(jax.jit(reporting)(*args)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)

@@ -76,7 +76,7 @@ def marks(step, args, wire):
 
     def walk(graph, phase):
         for op in graph.operators:
-            inside = phase_of(op.scope, phase)
+            inside = phase_of(op, phase)
             if op.primitive == "wire":
                 seen.append((inside, op.attr("format"), op.results[0].type.shape))
             for _, region in op.regions:

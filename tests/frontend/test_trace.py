@@ -32,7 +32,7 @@ def test_remat_keeps_a_barrier_where_it_is_differentiated() -> None:
     block = jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))
     found = traced(jax.grad(lambda x: block(x).sum()), X)
     assert primitives(found).count("optimization_barrier") == 1
-    assert all("rematted" in op.scope for op in found.graph.operators if op.primitive == "sin")
+    assert all("recomputed" in op.marks for op in found.graph.operators if op.primitive == "sin")
     assert "optimization_barrier" not in primitives(traced(block, X))
     free = jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)), prevent_cse=False)
     assert "optimization_barrier" not in primitives(traced(jax.grad(lambda x: free(x).sum()), X))
@@ -135,7 +135,7 @@ def test_names_are_deterministic_and_begin_with_the_scope() -> None:
     assert graph_text(first.graph) == graph_text(second.graph)
     assert first.graph.operators[0].id == "layer0/sin.0"
     assert first.graph.operators[0].scope == "layer0"
-    assert any("transpose(jvp(" in op.scope for op in first.graph.operators)
+    assert any("backward" in op.marks for op in first.graph.operators)
 
 
 def test_a_change_elsewhere_keeps_ids() -> None:

@@ -89,6 +89,7 @@ class _Maker:
                 self.draw(text),
                 self.draw(text),
                 effects,
+                self.draw(st.sampled_from([(), (), ("forward",), ("backward", "recomputed")])),
             )
         )
         self.types.update((v.name, v.type) for v in results)

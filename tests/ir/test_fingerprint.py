@@ -41,6 +41,7 @@ def renamed(graph: Graph, top: bool = True, mark: str = "new ") -> Graph:
             regions=tuple((k, renamed(r, top=False)) for k, r in op.regions),
             source=op.source + "x",
             scope=op.scope + "y",
+            marks=("forward",),
         )
         for n, op in enumerate(graph.operators)
     )

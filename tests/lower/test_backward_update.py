@@ -112,7 +112,7 @@ def stacks_of_gradients(graph: Graph) -> list[str]:
     return [
         v.name
         for op in graph.operators
-        if op.primitive == "scan" and phase_of(op.scope) == "backward"
+        if op.primitive == "scan" and phase_of(op) == "backward"
         for v in op.results[Scan.of(op).num_carry :]
         if v.name not in replacing
     ]
@@ -123,7 +123,7 @@ def stacks_of_gradients(graph: Graph) -> list[str]:
 def test_optimizers_update_in_the_loop(x64: None, optimizer: str, remat: bool, tied: bool) -> None:
     graph = assert_same(*model(OPTIMIZERS[optimizer](), remat=remat, tied=tied))
     assert not stacks_of_gradients(graph)
-    (loop,) = (op for op in graph.operators if op.primitive == "scan" and phase_of(op.scope) == "backward")
+    (loop,) = (op for op in graph.operators if op.primitive == "scan" and phase_of(op) == "backward")
     stacks = [i.name for i in graph.inputs if "['layers']" in i.name]
     assert {loop.operands[n] for n in replaced_in_place(graph, loop)} == set(stacks)
 
@@ -169,7 +169,7 @@ def test_two_loops_over_the_same_parameters(x64: None) -> None:
 
     p = jax.random.normal(jax.random.key(0), (4, 3, 3), jnp.float64)
     graph = assert_same(step, (p, jnp.ones_like(p), jnp.ones((2, 3), jnp.float64)))
-    loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op.scope) == "backward"]
+    loops = [op for op in graph.operators if op.primitive == "scan" and phase_of(op) == "backward"]
     assert [len(replaced_in_place(graph, op)) for op in loops] == [0, 2]
     assert len(stacks_of_gradients(graph)) == 1
 

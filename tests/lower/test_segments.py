@@ -86,7 +86,7 @@ def assert_same(step: Any, args: Any, layers: int, *, update: bool = False) -> G
 def test_values(x64: None, body: Any, remat: bool, layers: int, reverse: bool) -> None:
     step = step_of(scanned(body, remat=remat, reverse=reverse))
     forward, backward = loops(assert_same(step, arguments(), layers))
-    assert phase_of(forward.scope) == "forward" and phase_of(backward.scope) == "backward"
+    assert phase_of(forward) == "forward" and phase_of(backward) == "backward"
     assert Scan.of(forward).length == Scan.of(backward).length == LAYERS // layers
     inner = loops(backward.region("body"))
     assert [Scan.of(op).length for op in inner] == ([] if layers == 1 else [layers, layers])

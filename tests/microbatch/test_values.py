@@ -255,7 +255,7 @@ def test_what_is_linear_in_gradients_runs_once():
 
     plain, _ = traced(step, (weights(), data()))
     body = set(analyze(plain.graph, 4).body)
-    update = [op for op in plain.graph.operators if phase_of(op.scope) == "update"]
+    update = [op for op in plain.graph.operators if phase_of(op) == "update"]
     assert {op.primitive for op in update} >= {"mul", "transpose", "sub"}
     assert [op.id for op in update if op.id in body] == []
 

@@ -69,7 +69,7 @@ def test_products_are_narrow_and_gradients_are_not():
     # Forward and to the hidden values narrow; the logits go on to a maximum, and gradients to the update, in float32.
     assert sorted(result for _, result in products) == ["bf16"] * 2 + ["f32"] * 3
     for op in graph.operators:
-        if phase_of(op.scope) == "update":
+        if phase_of(op) == "update":
             assert {t.dtype for t in graph.operand_types(op)} <= {"f32"}, op
     assert {o.type.dtype for o in graph.outputs} == {"f32"}
 

@@ -29,7 +29,7 @@ EXAMPLES = {
 def phases_of(graph):
     passes = {"forward": set(), "backward": set(), "update": set()}
     for op in graph.operators:
-        passes[phase_of(op.scope)].add(op.id)
+        passes[phase_of(op)].add(op.id)
     return Phases(frozenset(passes["forward"]), frozenset(passes["backward"]))
 
 
@@ -92,7 +92,7 @@ def test_dropout_draws_the_same_bits_again():
 
     (w, *_), x = deep_arguments()
     graph = assert_same_again(dropped, (w, x, jax.random.key(1)), "full", count=1)
-    again = [op.primitive for op in graph.operators if "rematted_computation" in op.scope]
+    again = [op.primitive for op in graph.operators if "recomputed" in op.marks]
     assert "random_bits" in again or "threefry2x32" in again
 
 
@@ -134,13 +134,13 @@ def test_every_level_holds_no_more_than_the_one_before():
 def test_what_is_read_again_lies_behind_a_barrier():
     """Compilers, and the frontend itself, would merge equal operators on equal operands."""
     graph = assert_same_again(deep, deep_arguments(), "full")
-    again = [op for op in graph.operators if "rematted_computation" in op.scope]
+    again = [op for op in graph.operators if "recomputed" in op.marks]
     barriers = [op for op in again if op.primitive == "optimization_barrier"]
     assert barriers
     first_runs = {(op.primitive, op.attrs, op.operands) for op in graph.operators if op not in again}
     assert not [op.id for op in again if (op.primitive, op.attrs, op.operands) in first_runs]
     # Each waits for a cotangent, except those of the last layer, whose cotangent may be known from the start.
-    backward = {v.name for op in graph.operators if phase_of(op.scope) == "backward" for v in op.results}
+    backward = {v.name for op in graph.operators if phase_of(op) == "backward" for v in op.results}
     assert sum(any(o in backward for o in op.operands) for op in barriers) >= len(barriers) - 1
 
 

@@ -14,7 +14,7 @@ from jax import lax
 from autopar.frontend import BoundGraph
 from autopar.frontend.labels import Labels
 from autopar.ir import Graph, Input, Layout, Literal, Operator, Output
-from autopar.ir.phases import FORWARD, marks_of
+from autopar.ir.phases import marks_of
 from autopar.ir.primitives import ALIASES
 from autopar.lower.decisions import Sharded
 from autopar.lower.interpreter import Interpreter
@@ -58,14 +58,14 @@ class Recorder:
             yield
 
     @contextmanager
-    def around_loop(self, scope: str, mark: str) -> Iterator[None]:
-        """While a loop over microbatches is applied, which stands for no operator and is of the forward pass.
+    def made_for(self, scope: str, *marks: str) -> Iterator[None]:
+        """While something is applied that stands for no operator.
 
         Args:
             scope: in which it is.
-            mark: of the loop.
+            marks: what it is.
         """
-        with jax.named_scope(self.labels.mark(scope, None, None, marks_of((FORWARD, mark)))):
+        with jax.named_scope(self.labels.mark(scope, None, None, marks_of(marks))):
             yield
 
 

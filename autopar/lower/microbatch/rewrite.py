@@ -15,7 +15,7 @@ from jax import lax
 from autopar._compat.dtypes import numpy_dtype
 from autopar.frontend import BoundGraph, Traced
 from autopar.ir import Input
-from autopar.ir.phases import MICROBATCHES
+from autopar.ir.phases import FORWARD, MICROBATCHES
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import (
     Recorder,
@@ -88,7 +88,7 @@ def loop(bound: BoundGraph, microbatching: Microbatching, recorder: Recorder, en
 
     start = [neutral(types[j.name], j.layout.reduce) for j in terms]
     numbers = jnp.arange(microbatching.count, dtype=jnp.int32)
-    with recorder.around_loop("jvp(loop)", MICROBATCHES):
+    with recorder.made_for("jvp(loop)", FORWARD, MICROBATCHES):
         totals, stacked = lax.scan(body, start, (numbers, stacks))
     joined: dict[str, Any] = {}
     sums, rows_out = iter(totals), iter(stacked)

@@ -21,7 +21,7 @@ from autopar.frontend import BoundGraph
 from autopar.frontend.boundary import boundary
 from autopar.frontend.build import build_graph
 from autopar.ir import Graph, Input, Layout, Literal
-from autopar.ir.phases import STAGE
+from autopar.ir.phases import FORWARD, STAGE
 from autopar.lower.localize.base import scalar
 from autopar.lower.microbatch.join import add_term, neutral
 from autopar.lower.microbatch.parts import (
@@ -36,6 +36,9 @@ from autopar.lower.microbatch.parts import (
 from autopar.lower.step import Step
 from autopar.microbatch import AXIS, Joined, Microbatching
 from autopar.stages import StageParts
+
+#: Scope of the loop over microbatches.
+_LOOP = "microbatches/jvp(loop)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,8 +215,10 @@ class _StageFunction:
             neutral(types[j.name], j.layout.reduce) if j.layout.partial else self._empty(j.name, j.layout) for j in sums
         ]
         start += [self._empty(n, self.layouts[n]) for n in p.sent]
-        with self.recorder.around_loop("microbatches/jvp(loop)", STAGE):
-            carry, stacks = lax.scan(body, start, jnp.arange(self.microbatching.count, dtype=jnp.int32))
+        with self.recorder.made_for(_LOOP, FORWARD):
+            numbers = jnp.arange(self.microbatching.count, dtype=jnp.int32)
+        with self.recorder.made_for(_LOOP, FORWARD, STAGE):
+            carry, stacks = lax.scan(body, start, numbers)
         joined = {
             j.name: lax.convert_element_type(total, numpy_dtype(types[j.name].dtype)) if j.layout.partial else total
             for j, total in zip(sums, carry, strict=False)

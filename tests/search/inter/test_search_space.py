@@ -64,7 +64,7 @@ def test_stages_of_a_loop_are_as_uneven_as_their_layers(stages, uneven):
 
 def test_stages_of_a_model_without_loops_are_as_uneven_as_the_best_runs_of_its_products():
     unrolled = problem(32, layers=3, hidden=64, batch=32)
-    flops = [total_flops(unrolled.graph, op) for op in unrolled.graph.operators if phase_of(op.scope) == "forward"]
+    flops = [total_flops(unrolled.graph, op) for op in unrolled.graph.operators if phase_of(op) == "forward"]
     heavy = [f for f in flops if f > 0.01 * max(flops)]
     for stages in (2, 3):
         cuts = itertools.combinations(range(1, len(heavy)), stages - 1)

@@ -22,6 +22,8 @@ from typing import TypeVar
 import hypothesis
 import pytest
 
+from tests.few import settings, spread
+
 _DEVICES = "--xla_force_host_platform_device_count"
 _other_flags = re.sub(rf"{_DEVICES}=\S*", "", os.environ.get("XLA_FLAGS", "")).strip()
 # Programs run once or twice here. LLVM's optimizations and the fusion emitters take three quarters of the time in which
@@ -94,6 +96,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """``--cpu N`` and ``--cpu-json FILE``."""
     parser.addoption("--cpu", type=int, default=0, help="So many tests and files with the most CPU seconds are shown.")
     parser.addoption("--cpu-json", default="", help="A file that gets the CPU seconds of every test.")
+
+
+@pytest.hookimpl(tryfirst=True)  # before ``-m`` is looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as slow what `tests.few` leaves out of functions with the marker ``few``."""
+    families: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("few") is not None:
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for family in families.values():
+        family.sort(key=lambda item: item.callspec.id)  # tests are in random order here
+        marker = family[0].get_closest_marker("few")
+        count = int(marker.args[0]) if marker is not None else 1
+        taken = spread(settings([item.callspec.id for item in family]), count)
+        for place, item in enumerate(family):
+            if place not in taken:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True)

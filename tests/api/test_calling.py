@@ -80,6 +80,7 @@ def test_static_values_of_different_types_are_different_programs():
     assert f(jnp.zeros(8), 1)[0] == 2
 
 
+@pytest.mark.slow
 def test_several_batches_batch_first_and_no_batch():
     def several(x, y, p):
         return jax.grad(loss_fn)(p, x, y), {"n": x.shape[0]}
@@ -100,6 +101,7 @@ def test_batch_on_dim_1_and_its_size_as_a_number():
     assert f.plan(params(), jnp.ones((16, 8))).content.inputs[2].role == "batch"
 
 
+@pytest.mark.slow
 def test_a_last_batch_of_another_size():
     f, p, q = parallelize(sgd), params(), params()
     for size in (16, 16, 13, 1, 16):
@@ -195,6 +197,7 @@ def test_containers_that_refuse_other_leaves():
     assert f.compile(Strict(jnp.ones(8)), jnp.ones((4, 8))).input_shardings
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey], ids=["typed", "raw"])
 def test_keys(make):
     def step(key, x):
@@ -343,6 +346,7 @@ def test_results_are_ordinary_arrays():
     assert list(range(got["step"])) == [0]
 
 
+@pytest.mark.slow
 def test_many_signatures_in_one_process():
     f = parallelize(lambda x, y: (x @ y).sum())
     for n, dtype in itertools.product((4, 5), (jnp.float32, jnp.int32)):

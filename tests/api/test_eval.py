@@ -68,6 +68,7 @@ def moved(monkeypatch):
     return seen
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("like", [False, True])
 @pytest.mark.parametrize("options", [{}, {"mesh_shape": (2, 4)}])
 def test_an_eval_step_moves_nothing_of_the_state(monkeypatch, like, options):
@@ -132,6 +133,7 @@ def test_what_like_cannot_be():
         autopar.parallelize(eval_step, cluster=CLUSTER, like=3).plan(new_state(), batch())
 
 
+@pytest.mark.slow
 def test_generation_keeps_its_cache(monkeypatch):
     def generate(params, cache, token):
         h = params["embed"][token]

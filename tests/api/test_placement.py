@@ -31,6 +31,7 @@ def create(key, scale=1.0):
     return {"p": p, "m": jax.tree.map(jnp.zeros_like, p)}
 
 
+@pytest.mark.slow
 def test_init_before_a_plan_is_never_whole():
     state = parallelize(step).init(create, jax.random.key(0), scale=2.0)
     assert_trees_same(state, create(jax.random.key(0), 2.0))
@@ -38,6 +39,7 @@ def test_init_before_a_plan_is_never_whole():
         assert [s.data.size for s in leaf.addressable_shards] == [leaf.size // 8] * 8
 
 
+@pytest.mark.slow
 def test_init_after_a_plan_lies_as_planned():
     f = parallelize(step, memory_limit=70_000)
     args = create(jax.random.key(0)), batch(32, **BIG)

@@ -23,6 +23,7 @@ def mesh_of(axes):
     return jax.make_mesh((4, 2), ("data", "model"), axis_types=(axes,) * 2)
 
 
+@pytest.mark.few(1)
 @AXES
 def test_under_a_mesh_of_the_users(axes):
     want = sgd(params(), batch())
@@ -72,6 +73,7 @@ def told(plan):
     return [n for n in plan.notes if "by its type" in n]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", [{}, {"num_microbatches": 2}, {"num_microbatches": 2, "num_stages": 2}])
 @pytest.mark.parametrize("around", [True, False])
 def test_what_types_say_of_arguments_is_kept(around, options):

@@ -27,12 +27,14 @@ def _small(devices: int) -> Problem:
     return Problem(spec, 8, cluster, tuple(named))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 4])
 def test_a_found_plan_is_no_slower_than_those_that_are_known(devices):
     problem = _small(devices)
     assert problem.found().step_time <= problem.known_s() * (1 + _TOLERANCE)
 
 
+@pytest.mark.slow
 def test_data_parallelism_that_hides_better_than_the_least_sum_is_found():
     problem = next(p for p in drawn(8, 4) if (p.spec.layers, p.batch, p.cluster.num_devices) == (2, 16, 2))
     assert problem.found().step_time <= problem.known_s() * (1 + _TOLERANCE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import autopar
 from benchmarks.device.kernels import seconds
 from benchmarks.device.steps import cases, measured
@@ -18,6 +20,7 @@ def test_a_case_that_fails_says_why(monkeypatch) -> None:
     assert "heads" in row["error"]
 
 
+@pytest.mark.slow
 def test_a_row_has_the_plan_and_the_device(monkeypatch) -> None:
     monkeypatch.setattr("benchmarks.device.steps.cases", lambda seed, count: [("mlp", "tiny", {})])
     (row,) = measured(0, 1, autopar.Cluster.load("dgx-h100").part(0, 1), float("inf"))

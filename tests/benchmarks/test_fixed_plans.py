@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from autopar import Plan
 from benchmarks.fixed_plans import CASES, differences, digest
@@ -12,6 +13,7 @@ def test_thirty_problems_have_names_of_their_own():
     assert len({c.name for c in CASES}) == len(CASES) == 30
 
 
+@pytest.mark.slow
 def test_a_plan_that_differs_is_named_with_what_differs():
     plan = CASES[0].plan()
     kept = {CASES[0].name: digest(plan)}

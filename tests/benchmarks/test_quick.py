@@ -32,6 +32,7 @@ def test_experts_move_no_fewer_bytes() -> None:
     assert row["arithmetic split"] == pytest.approx(1, rel=0.01)
 
 
+@pytest.mark.slow
 def test_predicted_bytes_are_the_compiled_ones() -> None:
     report = predicted.run(True, print)
     assert report.passed

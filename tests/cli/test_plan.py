@@ -188,6 +188,7 @@ def test_the_process_is_left_as_it_was(run: Run) -> None:
     assert (list(sys.path), list(sys.argv)) == before
 
 
+@pytest.mark.slow
 def test_prints_of_the_user_do_not_reach_the_document(spawn: Spawn, folder: Path) -> None:
     noise = (
         "import os, subprocess, sys\nprint('noise 1')\nos.write(1, b'noise 2\\n')\n"

@@ -91,6 +91,7 @@ def test_no_switch_but_true_and_false() -> None:
         parallel(True, rewrites="no")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -35,6 +35,7 @@ def cores(plan: Plan) -> list[str]:
     return [name for name in names if name in CORES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "schedule", "remat"),
     [
@@ -55,6 +56,7 @@ def test_values(name: str, schedule: str, remat: str) -> None:
     assert remat != "none" or "attention_backward" in cores(plan)
 
 
+@pytest.mark.slow
 def test_a_saved_plan_runs_in_blocks(tmp_path: Any) -> None:
     step, args = gpt.build("tiny", **TEXT)
     options = {"num_stages": 2, "num_microbatches": 2}
@@ -66,6 +68,7 @@ def test_a_saved_plan_runs_in_blocks(tmp_path: Any) -> None:
     assert again.plan(*args).content.parts == plan.content.parts
 
 
+@pytest.mark.slow
 def test_stages_keep_no_scores() -> None:
     sizes = {**TEXT, "seq": 256, "hidden": 8}
     step, args = gpt.build("tiny", abstract=True, **sizes)

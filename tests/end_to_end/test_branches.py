@@ -40,6 +40,7 @@ def test_two_towers_on_halves_of_the_devices(microbatches):
     )
 
 
+@pytest.mark.slow
 def test_a_trunk_a_tied_matrix_and_a_global_norm():
     plan = compare(Towers((1, 2), trunk=1, clip=True, tied=True, momentum=True), 2, steps=1)
     assert plan.num_stages == 4
@@ -82,6 +83,7 @@ print("equal")
     assert done.stdout.endswith("equal\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_saved_plan_runs(tmp_path):
     with jax.enable_x64(True):
         fn, args = Towers((1, 1)).build()

@@ -68,6 +68,7 @@ def test_tokens_are_shared_in_more_ways(name, grid, layout):
     assert set(token.values()) == {layout}
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_share_tokens():
     plan = compare("gpt of two layers", Manual(pp=2, cp=2, dp=2), num_microbatches=4)
     assert [s.mesh_shape for s in plan.stages] == [{"x": 2, "y": 2}] * 2

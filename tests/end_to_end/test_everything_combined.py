@@ -41,6 +41,7 @@ def check(cell: Cell) -> None:
         assert plan.stages[0].host_bytes > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cell", QUICK, ids=str)
 def test_a_cell_equals_its_oracle(cell):
     check(cell)

@@ -36,12 +36,14 @@ def compare(name, mesh_shape, steps=3, **options):
         return assert_same(fn, args, steps=steps, rtol=1e-10, mesh_shape=mesh_shape, cluster=MIDDLE, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", MESHES)
 @pytest.mark.parametrize("name", ["mlp", "mlp adam"])
 def test_mlp_in_float64(name, mesh_shape):
     compare(name, mesh_shape, steps=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "llama", "moe gshard", "moe switch", "small resnet"])
 def test_models_in_float64_on_2x4(name):
     compare(name, (2, 4))
@@ -64,6 +66,7 @@ def test_losses_in_float32(name):
     assert_same(fn, args, steps=5, loss_rtol=1e-5, mesh_shape=(2, 4), cluster=MIDDLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_random_plans_of_the_mlp(seed):
     compare("mlp", None, steps=2, search=random_plan(seed))

@@ -54,6 +54,7 @@ def trained(fn, args, count=3):
     return state, out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("mesh", "norm"), [((8,), None), ((2, 4), 0.5)])
 def test_values_are_those_of_the_plain_step(x64, mesh, norm):
     step, args = build(4, dtype=jnp.float64, norm=norm)
@@ -67,6 +68,7 @@ def test_values_are_those_of_the_plain_step(x64, mesh, norm):
         assert tree["in"].sharding.memory_kind == "device"
 
 
+@pytest.mark.slow
 def test_memory_of_the_device_does_not_depend_on_depth():
     cluster = with_hosts(Cluster.load("dgx-a100"))
     plans = {}
@@ -163,6 +165,7 @@ def two_devices(bandwidth):
     return Cluster("two", (dataclasses.replace(group, count=1, devices_per_node=2),))
 
 
+@pytest.mark.slow
 def test_auto_takes_it_where_nothing_else_fits():
     cluster = one_device(25e9)
     step, args = build(32)
@@ -178,6 +181,7 @@ def test_auto_takes_it_where_nothing_else_fits():
     assert Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.slow
 def test_each_pass_of_a_loop_is_a_move():
     layers, bandwidth = 6, 1e6
     step, args = build(layers)
@@ -190,6 +194,7 @@ def test_each_pass_of_a_loop_is_a_move():
     assert plan.step_time == pytest.approx(plan.search.objective)
 
 
+@pytest.mark.slow
 def test_a_saved_plan_runs_as_it_was_made(x64):
     step, args = build(4, dtype=jnp.float64)
     fn = parallelize(step, cluster=with_hosts(Cluster.local()), mesh_shape=(8,), offload="layers", **OPTIONS)
@@ -226,6 +231,7 @@ def two_stages(**more):
     return {**OPTIONS, "num_stages": 2, "num_microbatches": 2, "cluster": with_hosts(Cluster.local()), **more}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", [None, 0.5])
 def test_stages_take_their_layers_from_hosts(x64, norm):
     """Passes take slices, the update is the hosts'; on the devices there are gradients and activations."""
@@ -249,6 +255,7 @@ def test_stages_take_their_layers_from_hosts(x64, norm):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_memory_of_stages_holds_no_more_than_gradients_of_all_layers():
     """Depth adds gradients, sums over microbatches, and checkpoints: no parameters and no moments."""
     needed = {}

@@ -47,15 +47,18 @@ def compare(name, stages, microbatches, schedule, steps=3):
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", TRAINING)
 def test_every_schedule(schedule):
     compare("mlp", 4 if schedule in ("interleaved", "zb-v") else 2, 4, schedule, steps=2)
 
 
+@pytest.mark.slow
 def test_tied_embeddings_dropout_and_clipping():
     compare("gpt", 2, 2, "1f1b", steps=1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_metric_that_is_sent_to_the_next_stage_too(microbatches):
     """As the auxiliary loss of a mixture of experts: a result of the step, and a term of the loss."""
@@ -108,6 +111,7 @@ def test_no_more_is_held_than_the_formulas_say(schedule):
     assert most == in_flight(schedule, 2, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_a_pipeline_named_by_hand(chunks):
     fn, args = mlp.build()
@@ -122,6 +126,7 @@ def test_a_pipeline_named_by_hand(chunks):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_pipeline_plan_is_reloaded_and_runs():
     fn, args = mlp.build()
     plan = autopar.parallelize(fn, num_stages=2, num_microbatches=2, schedule="gpipe").plan(*args)
@@ -136,6 +141,7 @@ def test_a_pipeline_plan_is_reloaded_and_runs():
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_state_lies_on_its_stages():
     fn, args = mlp.build()
     step = autopar.parallelize(fn, num_stages=2, num_microbatches=2)

@@ -13,6 +13,7 @@ from tests.end_to_end.random_plans import random_plan
 from tests.versions import tolerance
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", CASES)
 def test_the_best_plan(name):
     fn, args = CASES[name]
@@ -20,6 +21,7 @@ def test_the_best_plan(name):
     assert_same(fn, args, cluster=MIDDLE, rtol=tolerance(1e-2, 1e-3) if name == "mixed precision" else 2e-5)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", CASES)
 def test_random_plans(name, seed):

@@ -69,6 +69,7 @@ def held(level):
     return most, compiled.plan
 
 
+@pytest.mark.slow
 def test_what_is_held_shrinks_as_the_plan_says():
     kept, plain = held("none")
     recomputing, plan = held("full")

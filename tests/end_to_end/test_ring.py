@@ -75,6 +75,7 @@ def sent(compiled: Any) -> Counter[int]:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_values_and_gradients_on_a_ring_of_eight(form: str) -> None:
     """Keys and values take 7 messages forward and 7 backward, their gradients 8; no other collective has a piece.
@@ -111,6 +112,7 @@ def test_scores_that_the_mask_leaves_empty_are_not_made(batch: int, share: float
     assert 0.97 * share < flops[0] / flops[1] < 1.1 * share
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("form", "mesh", "tokens"),
     [("grouped", (8,), 48), ("grouped", (8,), 24), ("windowed", (8,), 16), ("windowed", (4, 2), 48)],
@@ -167,6 +169,7 @@ def scanned(params: dict[str, jax.Array], x: jax.Array) -> Any:
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_layers_in_a_loop(count: int) -> None:
     with jax.enable_x64(True):
@@ -176,6 +179,7 @@ def test_layers_in_a_loop(count: int) -> None:
         assert sum(sent(compiled).values()) > 0
 
 
+@pytest.mark.slow
 def test_a_plan_in_blocks_is_saved_and_runs_again() -> None:
     with jax.enable_x64(True):
         step, args = train_step(FORMS["example"]), arguments(1, 1)

@@ -37,6 +37,7 @@ def least_bytes(step: Any, args: Any, devices: int, **options: Any) -> int:
     return error.value.least_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("remat", [True, False])
 def test_values_and_memory(x64: None, devices: int, remat: bool) -> None:
@@ -65,6 +66,7 @@ def test_the_plan_says_so_and_runs_when_it_is_loaded(x64: None) -> None:
     assert_trained(parallelize(step, plan=loaded, donate_argnums=0), step, args)
 
 
+@pytest.mark.slow
 def test_several_microbatches(x64: None) -> None:
     """In a number that was asked for, with gradients that are added up."""
     step, args = activations()
@@ -84,6 +86,7 @@ def test_more_microbatches_are_taken_where_they_are_faster(x64: None) -> None:
     assert plan.num_microbatches > 1 and not plan.stages[0].segment_layers
 
 
+@pytest.mark.slow
 def test_ample_memory_and_what_was_asked_for(x64: None) -> None:
     """Nothing is recomputed where all fits, nor where `remat` says so."""
     step, args = activations()
@@ -94,6 +97,7 @@ def test_ample_memory_and_what_was_asked_for(x64: None) -> None:
         planned(step, args, 4, limit, remat="none")
 
 
+@pytest.mark.slow
 def test_stacks_of_state_are_updated_in_segments_too(x64: None) -> None:
     """Under a limit that leaves room neither for a stack of gradients nor for what all layers leave."""
     step, args = model(optax.adam(1e-2, eps=1e-4), layers=LAYERS, width=24, widths=(96,), deviation=0.05)

@@ -26,20 +26,25 @@ def assert_same(fn, step, args, rtol=1e-9):
         assert np.linalg.norm((a - b).ravel()) <= rtol * max(np.linalg.norm(b.ravel()), 1e-12)
 
 
-def sliced(step, **options):
-    return autopar.parallelize(
-        step, cluster=autopar.Cluster.local(), num_stages=2, **{"num_microbatches": 2, **options}
-    )
+def sliced(step, devices=8, **options):
+    cluster = autopar.Cluster.local(jax.devices()[:devices])
+    return autopar.parallelize(step, cluster=cluster, num_stages=2, **{"num_microbatches": 2, **options})
 
 
-def test_slices_of_two_stages():
+def test_slices_of_two_stages_are_planned():
     step, args = gpt.build(**SMALL)
-    fn = sliced(step, schedule="1f1b", token_slices=(3, 2, 1))
-    plan = fn.plan(*args)
+    plan = sliced(step, devices=2, schedule="1f1b", token_slices=(3, 2, 1)).plan(*args)
     assert plan.content.pipeline.slice_lengths == (3, 2, 1)
     assert "2 stages, 2 microbatches, 1f1b, slices of 3, 2, 1 tokens" in str(plan)
     timeline = autopar.simulate(plan)
     assert timeline.step_time == pytest.approx(plan.step_time)
+
+
+@pytest.mark.slow
+def test_slices_of_two_stages():
+    step, args = gpt.build(**SMALL)
+    fn = sliced(step, schedule="1f1b", token_slices=(3, 2, 1))
+    assert fn.plan(*args).content.pipeline.slice_lengths == (3, 2, 1)
     assert_same(fn, step, args)
 
 
@@ -60,6 +65,7 @@ def test_llama_and_saved_plans(tmp_path):
     assert_same(autopar.parallelize(step, plan=tmp_path / "plan.json"), step, args)
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_checked():
     step, args = gpt.build(abstract=True, **SMALL)
     with pytest.raises(AutoparError, match="token_slices='some' are no slices"):

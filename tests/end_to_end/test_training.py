@@ -84,6 +84,7 @@ def loss_scaling():
 CASES = {f.__name__: f for f in (two_models, multi_steps, accumulated, inner_loop, loss_scaling)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("mesh_shape", [(8,), (2, 4)])
 def test_a_step(name, mesh_shape):
@@ -100,6 +101,7 @@ def test_clusters(cluster):
     assert any("x" in i.layout for i in data) or cluster is SLOW
 
 
+@pytest.mark.slow
 def test_little_memory_splits_the_state():
     step, state = two_models()
     big = jax.tree.map(lambda x: jnp.ones((512, *x.shape[1:]), x.dtype) * 0.01 if x.ndim == 2 else x, state)

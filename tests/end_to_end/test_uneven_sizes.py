@@ -85,6 +85,7 @@ def test_values_and_gradients_of_many_padded_steps_are_those_without(sizes, piec
     values_are_those_without_padding(sizes, pieces, chosen)
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None)
 @given(**CASES)
 def test_values_and_gradients_of_padded_steps_are_those_without(sizes, pieces, chosen):
@@ -99,6 +100,7 @@ def values_are_those_without_padding(sizes: tuple[int, int, int], pieces: int, c
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-12), got, want)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("mode", ["clip", "fill", "drop", "promise_in_bounds"])
 @pytest.mark.parametrize("dtype", ["int32", "int8", "uint8"])
 def test_positions_beyond_the_size_mean_what_they_mean_without_padding(mode, dtype):

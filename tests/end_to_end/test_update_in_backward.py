@@ -70,6 +70,7 @@ def assert_trained(fn: Any, step: Any, args: Any, count: int = 2) -> None:
         found, wanted = (state, found[1]), (state_wanted, wanted[1])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_values_and_memory(x64: None, devices: int) -> None:
     """Under a limit that leaves no room for a stack of gradients next to the state."""
@@ -86,6 +87,7 @@ def test_values_and_memory(x64: None, devices: int) -> None:
     assert total == pytest.approx(plan.peak_memory, rel=tolerance(0.15, 0.1))
 
 
+@pytest.mark.slow
 def test_a_saved_plan_runs_as_it_was_made(x64: None) -> None:
     step, args = adam()
     plan = Plan.from_json(function(step, 8, TIMES * state_bytes(args) / 8).plan(*args).to_json())
@@ -111,6 +113,7 @@ def test_ample_memory_keeps_the_step_as_it_is(x64: None) -> None:
     assert not plan.stages[0].backward_update and "backward loop" not in str(plan)
 
 
+@pytest.mark.slow
 def test_what_is_not_donated_is_not_written_in_place(x64: None) -> None:
     """Old and new state are both there: the limit that does with donation does not without."""
     step, args = adam()

@@ -53,6 +53,7 @@ def operators_there(plan: Plan) -> set[str]:
     return {r.id for r in plan.content.operators if r.on_host}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("mesh", [(8,), (2, 4)])
 def test_values_are_those_of_the_plain_step(x64, name, mesh):
@@ -64,6 +65,7 @@ def test_values_are_those_of_the_plain_step(x64, name, mesh):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_masters_of_narrow_parameters_lie_there():
     step, args = build(OPTIMIZERS["adamw"], jnp.bfloat16)
     fn = parallelize(step, cluster=with_hosts(Cluster.local()), mesh_shape=(8,), offload="update", **OPTIONS)
@@ -108,6 +110,7 @@ def test_bytes_on_the_link(compute, bytes_each):
     assert plan.stages[0].host_bytes == pytest.approx((12 if compute == jnp.bfloat16 else 8) * weights, rel=0.02)
 
 
+@pytest.mark.slow
 def test_memory_of_the_device_is_less():
     step, args = build(OPTIMIZERS["adamw"], jnp.bfloat16, width=512, layers=8, batch=8)
     options = {**OPTIONS, "cluster": one_device(16e9), "donate_argnums": 0}
@@ -158,6 +161,7 @@ def test_a_saved_plan_runs_as_it_was_made(x64):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "microbatches"), [("adamw", 2), ("clipped adam", 1)])
 def test_stages_are_updated_on_their_hosts(x64, name, microbatches):
     step, args = build(OPTIMIZERS[name], jnp.float64, layers=4)
@@ -174,6 +178,7 @@ def test_stages_are_updated_on_their_hosts(x64, name, microbatches):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layers", [4, 8])
 def test_stacked_layers_of_stages_are_updated_on_their_hosts(x64, layers):
     """One group of layers a stage, and several: what the user has is one array, in the memory of several hosts."""
@@ -193,6 +198,7 @@ def test_stacked_layers_of_stages_are_updated_on_their_hosts(x64, layers):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bandwidth", "computes"), [(16e9, True), (1e13, False)], ids=["slow", "fast"])
 def test_auto_chooses_by_price_who_updates_stages(bandwidth, computes):
     """As for one stage: over a slow link the hosts of stages update, over a fast one moments move."""

@@ -185,6 +185,7 @@ def test_keys():
     assert_same(f, (jax.random.split(jax.random.key(3), 8), array(8, 4)), cluster=FAST)
 
 
+@pytest.mark.slow
 def test_pmap():
     """One step of data parallelism, as it was written before there was `jax.shard_map`."""
 
@@ -220,6 +221,7 @@ def test_a_print_comes_once_a_device(capfd):
     assert capfd.readouterr().out == "sum 4.0\nsum 4.0\n"
 
 
+@pytest.mark.slow
 def test_microbatches():
     """Where each microbatch has whole pieces of the user's devices."""
     f = mapped(lambda w, v: lax.pmean(jnp.mean(jnp.tanh(v @ w)), "p"), mesh_of(4), (P(), P("p")), P())

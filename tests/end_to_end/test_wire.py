@@ -86,6 +86,7 @@ def marks(step, args, wire):
     return Counter(seen)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step", [sgd, unrolled])
 @pytest.mark.parametrize("options", [{}, {"num_microbatches": 2}, {"remat": "full"}], ids=str)
 def test_a_step_is_near_the_plain_one_and_what_it_sends_is_planned(step, options):
@@ -150,6 +151,7 @@ def test_the_compiled_messages_are_those_that_verify_expects():
     assert all(r.ok for r in narrow), rows
 
 
+@pytest.mark.slow
 def test_weights_that_lie_whole_are_not_rounded():
     """Nothing is gathered for the passes of a data-parallel plan."""
     args = (weights(), data())

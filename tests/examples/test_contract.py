@@ -180,6 +180,7 @@ def test_sizes_that_do_not_divide_are_refused(module: ModuleType) -> None:
         module.build(heads=8, kv_heads=3)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("module", "preset", "billions"), PUBLISHED, ids=[f"{m.__name__.split('.')[-1]}-{p}" for m, p, _ in PUBLISHED]
 )

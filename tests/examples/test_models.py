@@ -62,6 +62,7 @@ def test_llama_scanned_equals_unrolled() -> None:
         assert_close(results[2], results[0], 1e-9)
 
 
+@pytest.mark.slow
 def test_gpt_scanned_equals_unrolled() -> None:
     options = {"layers": 2, "dropout": 0.25, "dtype": "float64"}
 

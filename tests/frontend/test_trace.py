@@ -73,6 +73,7 @@ def test_arrays_that_the_function_closes_over_are_inputs() -> None:
     assert [c.shape for c in found.closed_over] == [(3, 3), (3, 3)]
 
 
+@pytest.mark.slow
 def test_static_arguments_by_position_and_by_name() -> None:
     def fn(x: Any, mode: str, times: int) -> Any:
         return sum([x * len(mode)] * times)

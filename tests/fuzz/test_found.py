@@ -12,6 +12,7 @@ from tests.fuzz.support import argument, total, user_mesh
 PLANS = tuple((mesh, seed) for mesh in ((8,), (2, 4)) for seed in (1, 5, 12))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["add", "set", "max"])
 def test_a_write_at_one_position_of_a_split_dim(how):
     """XLA merges the slice that makes the piece with the read of a scatter of one index, and reads elsewhere."""
@@ -24,6 +25,7 @@ def test_a_write_at_one_position_of_a_split_dim(how):
     assert_program(step, args, *PLANS)
 
 
+@pytest.mark.slow
 def test_a_write_at_the_first_position_under_a_gradient():
     """The same merge, for a position that is known: parts of the loss were wrong with these plans."""
 
@@ -39,6 +41,7 @@ def test_a_write_at_the_first_position_under_a_gradient():
     assert_program(step, args, ((2, 4), 1), ((2, 4), 2))
 
 
+@pytest.mark.slow
 def test_half_precision_programs_compare():
     def step(x, w):
         return jax.value_and_grad(lambda v: jnp.mean(jnp.tanh(x @ v).astype(jnp.float32)))(w)
@@ -47,6 +50,7 @@ def test_half_precision_programs_compare():
     assert_program(step, args, *PLANS[:2], dtype="bfloat16")
 
 
+@pytest.mark.slow
 def test_a_sum_over_devices_of_a_complex_constant():
     """XLA's CPU compiler ends the process at an all-reduce or reduce-scatter of complex constants."""
 
@@ -71,6 +75,7 @@ def test_a_piece_of_a_slice_that_begins_too_late(seed):
     assert_program(step, args, ((2, 4), seed))
 
 
+@pytest.mark.slow
 def test_a_piece_of_slices_that_begin_too_late():
     """The same, of a gather that picks one position, as slices under vmap are."""
 
@@ -95,6 +100,7 @@ def test_an_all_to_all_after_another():
     assert_program(step, args, ((2, 4), 28), ((2, 4), 87))
 
 
+@pytest.mark.slow
 def test_rows_beyond_a_dim_that_is_padded():
     """Indices that are promised to be in bounds and are not: XLA clamps the reads and drops the writes."""
 
@@ -138,6 +144,7 @@ def test_a_window_in_a_loop_next_to_a_shard_map():
     assert outcome.kind in ("ok", "miscompiled"), outcome
 
 
+@pytest.mark.slow
 def test_a_sum_over_devices_is_added_after_a_factor_that_is_not_finite():
     """Of a write that is clipped jax's gradient divides by a count of 0: inf, and nan where a device's term is 0."""
 

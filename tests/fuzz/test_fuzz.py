@@ -26,6 +26,7 @@ from tests.fuzz.written import as_test
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_short_run(tmp_path):
     command = [sys.executable, "-m", "tests.fuzz", "--programs", "6", "--plans", "1", "--seed", "1", "--seconds", "25"]
     done = subprocess.run([*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
@@ -77,6 +78,7 @@ def test_programs_run(x64):
         assert jax.tree.structure(shapes) == jax.tree.structure(jax.eval_shape(load(source(program, 0)), *args))
 
 
+@pytest.mark.slow
 def test_every_operator_is_made(x64):
     made = {s.operator for n in range(25) for s in generate(7, n).statements}
     assert len(made) > len(OPERATORS) // 2
@@ -141,6 +143,7 @@ def test_only_products_of_what_is_not_finite_explain_nan(monkeypatch, scaled, ot
     assert check(_scaled, (jnp.arange(1.0, 4.0),), [((8,), None)]).kind == kind
 
 
+@pytest.mark.slow
 def test_a_zero_in_every_factor_changes_no_finite_value():
     def step(x, w):
         def loss(w):

@@ -19,6 +19,7 @@ def problems(graph: Graph) -> tuple[str, ...]:
     return ()
 
 
+@pytest.mark.slow
 @FEW
 @given(graphs())
 def test_well_formed_graphs_pass(graph: Graph) -> None:
@@ -142,6 +143,7 @@ MUTATIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.__name__)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much])
 @given(graph=graphs(), data=st.data())

@@ -118,6 +118,7 @@ def stacks_of_gradients(graph: Graph) -> list[str]:
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("remat", "tied"), [(True, False), (False, True)])
 def test_optimizers_update_in_the_loop(x64: None, optimizer: str, remat: bool, tied: bool) -> None:
@@ -133,6 +134,7 @@ def test_an_average_of_parameters_is_updated_too(x64: None) -> None:
     assert not stacks_of_gradients(graph)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),

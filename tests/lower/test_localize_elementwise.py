@@ -125,6 +125,7 @@ def ids(rows: tuple[tuple[str, Any, str], ...]) -> list[str]:
     return [f"{name}-{kind}-{i}" for i, (name, _, kind) in enumerate(rows)]
 
 
+@pytest.mark.few(29)
 @pytest.mark.parametrize(("name", "function", "kind"), UNARY, ids=ids(UNARY))
 def test_unary(name: str, function: Callable[..., Any], kind: str) -> None:
     check_localized(function, array(kind), primitive=name, meshes=MESHES[1:2], limit=limit(name))

@@ -11,6 +11,7 @@ import autopar
 from tests.end_to_end.clusters import FAST
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mesh_shape", [(8,), (2, 4)])
 def test_gamma_and_beta_of_one_key(mesh_shape):
     def draw(key, scale):

@@ -86,6 +86,7 @@ def convolutions(draw: st.DrawFn) -> tuple[Any, Any, dict[str, Any]]:
     return floats(1, size, 4, groups), floats(taps, 3, 1, groups, seed=1), parameters
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", ["itself", "input gradient", "kernel gradient"])
 @settings(max_examples=8)
 @given(convolutions())
@@ -180,6 +181,7 @@ def test_padding_is_sent_by_neighbours() -> None:
         assert bool(spatial(ran, 0, 0)) == sent
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.integers(0, 6), st.integers(1, 3), st.sampled_from((8, 16)), st.integers(0, 8))
 def test_any_slice(start: int, stride: int, count: int, rest: int) -> None:
@@ -200,6 +202,7 @@ def test_any_slice(start: int, stride: int, count: int, rest: int) -> None:
 INITIAL = {"max": (-np.inf, lax.max), "min": (np.inf, lax.min), "sum": (0.0, lax.add)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", sorted(INITIAL))
 @settings(max_examples=8)
 @given(pools())

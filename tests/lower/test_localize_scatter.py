@@ -36,6 +36,7 @@ def rule(name: str, *operands: Any, **more: Any) -> Any:
     return case_of(lambda x, i, u: function(name)(x, i, u, ROWS, **more), *operands).rule
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_embedding_gradient_with_indices_out_of_bounds(mode: str) -> None:
     ran = check_localized(
@@ -50,6 +51,7 @@ def test_embedding_gradient_with_indices_out_of_bounds(mode: str) -> None:
     assert any(s.operand_layouts[0].partial and s.operand_layouts[2].partial for s in ran), "terms"
 
 
+@pytest.mark.slow
 def test_embedding_gradient_on_every_mesh() -> None:
     check_localized(
         lambda x, i, u: x.at[i].add(u), floats(16, 8), positions(0, 16, 8), floats(8, 8), primitive="scatter-add",
@@ -57,6 +59,7 @@ def test_embedding_gradient_on_every_mesh() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_combining(name: str, kind: Any) -> None:
@@ -127,6 +130,7 @@ def test_wide_indices(x64: None) -> None:
         )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["gather rows", "take_along_axis", "vmap", "vmap shared table"])
 def test_gradients_of_reads(name: str) -> None:
     reads = {

@@ -40,6 +40,7 @@ def test_reshape(source: tuple[int, ...], target: tuple[int, ...]) -> None:
     check_localized(lambda x: lax.reshape(x, target), ints(*source), primitive="reshape", meshes=X)
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(st.data())
 def test_reshape_of_any_shape(data: st.DataObject) -> None:

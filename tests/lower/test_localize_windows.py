@@ -41,6 +41,7 @@ def test_pooling(name: str) -> None:
     assert any(s.operand_layouts[0].partial for s in ran) == (name == "sum")
 
 
+@pytest.mark.slow
 def test_gradient_of_the_largest() -> None:
     ran = check_localized(
         jax.grad(lambda x: (pool("max")(x) * 2).sum()),

@@ -68,6 +68,7 @@ def bounds(kind: str, format: Format, shards: np.ndarray) -> np.ndarray:
     return (terms + result).reshape(SHAPE)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", WIRE_FORMATS)
 @pytest.mark.parametrize("kind", ["all-gather", "reduce-scatter", "all-reduce"])
 def test_errors_of_random_tensors_are_within_their_bounds(kind, name):

@@ -80,6 +80,7 @@ def assert_same(step: Any, args: Any, layers: int, *, update: bool = False) -> G
     return rewritten.graph
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("layers", "reverse"), [(1, False), (2, True), (3, False)])
 @pytest.mark.parametrize("remat", [True, False])
 @pytest.mark.parametrize("body", [plain_layer, dropping_layer, reporting_layer])
@@ -92,6 +93,7 @@ def test_values(x64: None, body: Any, remat: bool, layers: int, reverse: bool) -
     assert [Scan.of(op).length for op in inner] == ([] if layers == 1 else [layers, layers])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("remat", [True, False])
 @pytest.mark.parametrize("body", [plain_layer, dropping_layer, reporting_layer])
@@ -100,6 +102,7 @@ def test_microbatches(x64: None, body: Any, remat: bool, layers: int) -> None:
     assert_same_in_microbatches(step, arguments(), (2, 4), rtol=1e-10, rewrite=lambda t: in_segments(t, layers))
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(
     layers=st.integers(2, 12),
@@ -118,6 +121,7 @@ def test_drawn_models(layers: int, divisor: int, update: bool, **options: Any) -
         assert_same(step, args, k, update=update)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("remat", [True, False])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_what_is_kept(x64: None, remat: bool, layers: int) -> None:
@@ -148,6 +152,7 @@ def test_stacks_of_state_are_written_where_they_lie(x64: None, layers: int) -> N
         assert {backward.operands[n] for n in sliced_inside(backward)} == stacks
 
 
+@pytest.mark.slow
 def test_a_stack_that_something_else_reads_is_kept(x64: None) -> None:
     def loss(p: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         def layer(y: jax.Array, p: Any) -> tuple[jax.Array, jax.Array]:
@@ -176,6 +181,7 @@ def test_lengths_are_near_the_root_of_the_layers(x64: None, layers: int, wanted:
     assert not lengths or math.sqrt(layers) / 2 <= lengths[0] <= 2 * math.sqrt(layers)
 
 
+@pytest.mark.slow
 def test_single_layers_where_they_leave_much(x64: None) -> None:
     step, args = model(optax.sgd(1e-2), layers=4, widths=(64, 64), remat=False)
     assert segment_lengths(traced(step, args)[0].graph)[0] == 1

@@ -33,6 +33,7 @@ def saves_what_it_makes_of_one(p, x):
     return jnp.mean((h @ p["a"]) ** 2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("loss", [saves_a_parameter, saves_what_it_makes_of_one], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_branches_of_a_batch_with_the_size_of_a_parameter(loss, sign):
@@ -89,6 +90,7 @@ def recomputed_branches_in_a_loop(p, x):
     return jnp.mean(lax.scan(body, x, (p["a"], p["b"]), reverse=True)[0] ** 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "loss",
     [layers_of_branches, branches_in_a_loop, branches_in_nested_loops, recomputed_branches_in_a_loop],
@@ -197,6 +199,7 @@ def nested_parameters(seed):
     }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("loss", NESTED, ids=lambda f: f.__name__)
 def test_branches_in_branches(loss):
     for seed in (3, 5):

@@ -104,6 +104,7 @@ def test_a_loop_over_examples_on_devices():
     assert_trees_same(got, step(W, X))
 
 
+@pytest.mark.slow
 def test_gradients_of_each_example():
     def step(p, x):
         def loss(p, e):

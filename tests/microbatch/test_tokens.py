@@ -134,6 +134,7 @@ def test_a_running_total_forward_is_causal():
     assert len(found.kept) == len(found.owed) == 1
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("options", [{}, {"masked": True}, {"dropout": 0.1}, {"kv_heads": 2}, {"tied": False}], ids=str)
 def test_gpt_is_causal(options):
     step, args = gpt.build(abstract=True, layers=2, **options)
@@ -145,6 +146,7 @@ def test_gpt_is_causal(options):
     assert all(found.states[n].terms == "sum" for n in found.joined), "the loss and gradients of parameters"
 
 
+@pytest.mark.slow
 def test_llama_is_causal_with_rotary_positions():
     step, args = llama.build(abstract=True, unroll=True, remat=False)
     found = analyze_tokens(traced(step, args)[0].graph)

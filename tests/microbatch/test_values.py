@@ -33,6 +33,7 @@ def _in_float64():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "llama"])
 def test_examples(name):
     build, overrides = EXAMPLES[name]
@@ -152,6 +153,7 @@ LOSSES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("loss_fn", LOSSES, ids=lambda f: f.__name__)
 def test_losses(loss_fn):
     assert_same_in_microbatches(step_of(loss_fn), (weights(), data()), (2, 8))
@@ -229,6 +231,7 @@ def test_a_mask_for_all_examples_is_made_in_pieces(layers):
     assert types and all(12 not in type.shape for type in types)
 
 
+@pytest.mark.slow
 def test_loops_that_are_alike_but_for_what_they_are_given():
     """Examples are rows in one of them and columns in the other."""
 
@@ -260,6 +263,7 @@ def test_what_is_linear_in_gradients_runs_once():
     assert [op.id for op in update if op.id in body] == []
 
 
+@pytest.mark.slow
 def test_the_update_runs_once():
     step, args = gpt.build(dtype="float64", **TEXT)
     plain, _ = traced(step, args)

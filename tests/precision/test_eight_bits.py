@@ -108,6 +108,7 @@ def test_gradients_are_those_by_hand():
         assert 0.005 < relative(found[name], exact[name]) < 0.1
 
 
+@pytest.mark.slow
 def test_blocks_have_scales_of_their_own():
     """A large element takes the small ones of its own block along the summed dim, and of no other."""
     x = np.random.default_rng(2).standard_normal((8, 4 * BLOCK)).astype(np.float32)
@@ -128,6 +129,7 @@ def test_blocks_keep_rows_that_one_scale_takes_to_zero():
     assert relative(np.asarray(rounded_in_blocks(x, 1), np.float64)[1:], x[1:]) < 0.05
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["f8", "mxf8"])
 def test_eight_devices_compute_what_one_does(name):
     p, d = arguments()
@@ -137,6 +139,7 @@ def test_eight_devices_compute_what_one_does(name):
         assert relative(found[n], wanted[n]) < 0.03  # bf16 and codes that a sum in another order turns
 
 
+@pytest.mark.slow
 def test_delayed_scales_follow_the_largest_elements_of_earlier_steps():
     p, d = arguments()
     scaled = delayed_scaling(sgd, history=3)
@@ -183,6 +186,7 @@ def test_rounds_of_a_loop_share_a_scale():
     assert float(np.abs(stack).max()) in np.asarray(state.history[:, 0]).tolist()
 
 
+@pytest.mark.slow
 def test_delayed_scales_run_on_any_plan():
     p, d = arguments()
     scaled = delayed_scaling(sgd, history=4)

@@ -107,6 +107,7 @@ def test_a_product_whose_precision_is_asked_for_stays_wide():
     assert {d for ops, r in dtypes(graph, "dot_general") for d in (*ops, r)} == {"f32"}
 
 
+@pytest.mark.slow
 def test_values_are_those_of_a_step_that_casts_by_hand():
     def by_hand(p, d):
         def narrow(p, d):
@@ -210,6 +211,7 @@ def test_recomputation_holds_narrow_values():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3), ours, plain)
 
 
+@pytest.mark.slow
 def test_a_step_that_mixes_by_itself_keeps_its_meaning():
     step, args = mlp.build("tiny", dtype="bfloat16")
     with_it, without = parallel(step, precision="bf16")(*args), parallel(step)(*args)

@@ -69,6 +69,7 @@ def test_under_a_limit_adam_is_the_same_with_its_moments_in_host_memory(x64):
     assert kinds(fn.shard(*fresh(args))[0]) == kinds(found[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("donated", [0, ()])
 def test_where_state_lies_changes_no_bit(x64, donated):
     step, args = gpt.build("tiny", layers=1, dtype="float64")
@@ -85,6 +86,7 @@ def test_where_state_lies_changes_no_bit(x64, donated):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("microbatches", "remat"), [(2, "none"), (1, "full")])
 def test_in_microbatches_and_with_recomputation_too(x64, microbatches, remat):
     step, args = mlp.build("tiny", optimizer="adam", dtype="float64")
@@ -130,6 +132,7 @@ def test_devices_without_access_to_the_memory_of_their_host_are_refused():
     assert caught.value.remedy == "plan with offload='none'"
 
 
+@pytest.mark.slow
 def test_compiled_for_a_target_what_lies_in_host_memory_is_not_the_devices():
     step, args = mlp.build("tiny", abstract=True, optimizer="adam")
     wide = parallelize(step, cluster=local(), **OPTIONS).plan(*args)

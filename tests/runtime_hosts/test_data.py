@@ -15,6 +15,7 @@ from tests.runtime_hosts.launch import results, run
 from tests.runtime_hosts.programs import dense_step
 
 
+@pytest.mark.slow
 def test_a_batch_in_parts_is_the_batch_whole() -> None:
     check_parts(results(run("data", mesh=[2, 4], limit=60_000)), 16)
 

@@ -19,6 +19,7 @@ from tests.runtime_hosts.launch import ROOT, free_port, run
 KILLS = int(os.environ.get("AUTOPAR_TEST_KILLS", "2"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "victim"), [("killed", 1), ("fails", 1), ("killed", 0), ("fails", 0)])
 def test_the_others_end_with_a_typed_error(how: str, victim: int) -> None:
     options = {"how": how, "victim": victim, "initialize": victim == 0}
@@ -33,6 +34,7 @@ def test_the_others_end_with_a_typed_error(how: str, victim: int) -> None:
     assert want in other.text
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_a_typed_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -41,6 +43,7 @@ def test_a_port_that_is_taken_is_a_typed_error() -> None:
     assert alone.result == ["ClusterError", True], alone.text
 
 
+@pytest.mark.slow
 def test_a_process_that_never_comes_is_a_typed_error() -> None:
     (alone,) = run("alone", 1, join_s=2, coordinator=f"127.0.0.1:{free_port()}", limit_s=60)
     assert alone.result == ["ProcessLostError", True], alone.text

@@ -27,6 +27,7 @@ def test_all_ways_of_calling_in_two_processes(tmp_path: Path) -> None:
     assert first["digest"] == second["digest"]
 
 
+@pytest.mark.slow
 def test_processes_that_differ_get_one_typed_error_each() -> None:
     check_errors(results(run("wrong_use", environment={"AUTOPAR_WAIT_S": "4"})))
 

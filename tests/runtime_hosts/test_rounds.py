@@ -93,11 +93,13 @@ def test_lists_that_the_checker_refuses(x64: None, kind: type[Any]) -> None:
             rounds_of(wrong, split_step)
 
 
+@pytest.mark.slow
 def test_a_device_has_slots_for_what_the_schedule_has_in_flight(x64: None) -> None:
     slots = [len(rounds_of(*lowered(name, 2, 8)[:2])[3].slots) for name in ("1f1b", "gpipe")]
     assert slots[0] < slots[1]
 
 
+@pytest.mark.slow
 def test_the_compiled_program_has_the_permutes_of_its_rounds(x64: None) -> None:
     _, _, one = both(train, (state(), batch()), **by_hand(num_microbatches=4, schedule="1f1b"))
     exchanges = [e for r in one.body.rounds.rounds for e in r.exchanges]

@@ -197,6 +197,7 @@ def train_step(w: Any, batch: Any) -> Any:
     return [a - 0.1 * g for a, g in zip(w, grads, strict=True)], value
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "workers"), [("sockets", 3), ("direct", 2)])
 def test_what_was_measured_is_planned_with(tmp_path: Path, transport: str, workers: int) -> None:
     said: list[str] = []

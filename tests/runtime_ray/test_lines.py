@@ -113,6 +113,7 @@ def test_an_answer_that_comes_after_its_time_is_no_answer_to_the_next_call(
     assert lines.wait([lines.call(0, "step", b"next", {})], 30)[0].value[0] == b"next"
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_lost_at_once() -> None:
     code = (
         "import sys; from autopar.runtime.ray.served import serve_steps\n"
@@ -193,6 +194,7 @@ def test_a_pipeline_is_the_same_over_lines(lost_at: int | None) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_what_a_process_wrote_last_is_there_when_it_was_killed() -> None:
     board = made_board(2)
     assert board is not None

@@ -83,10 +83,12 @@ def test_the_cluster_is_one_to_plan_with(cluster: RayCluster) -> None:
     assert Cluster.from_json(cluster.to_json()).groups == cluster.groups
 
 
+@pytest.mark.slow
 def test_training_is_that_of_one_device(mlp: Example, pipeline: RemotePipeline) -> None:
     assert furthest(trained(mlp, pipeline, 3), trained_plain(mlp, 3)) < 1e-5
 
 
+@pytest.mark.slow
 def test_logs_that_ray_shows_lie_in_its_own_folder(cluster: RayCluster) -> None:
     """libtpu of any program writes into /tmp/tpu_logs, and Ray would show it."""
     import ray
@@ -218,6 +220,7 @@ print(json.dumps(could))
 """
 
 
+@pytest.mark.slow
 def test_without_the_token_ray_takes_no_command(cluster: RayCluster, pipeline: RemotePipeline) -> None:
     import ray
 

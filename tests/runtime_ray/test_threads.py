@@ -31,6 +31,7 @@ def pipeline(mlp: Example, request: pytest.FixtureRequest) -> Iterator[RemotePip
         made.driver.close()
 
 
+@pytest.mark.few(1)
 def test_training_is_that_of_one_device(mlp: Example, pipeline: RemotePipeline) -> None:
     results = trained(mlp, pipeline, 3)
     assert furthest(results, trained_plain(mlp, 3)) < 1e-12
@@ -61,6 +62,7 @@ def test_arrays_that_nobody_has_a_handle_to_are_dropped(mlp: Example, pipeline: 
     assert kept(3) == kept(6)
 
 
+@pytest.mark.few(1)
 def test_inputs_put_before_the_step_lie_on_the_workers_that_read_them(mlp: Example, pipeline: RemotePipeline) -> None:
     placed = pipeline.put(dict(enumerate(mlp.leaves)))
     batch = {n for n, i in enumerate(mlp.source.inputs) if i.name in mlp.source.batch}
@@ -116,6 +118,7 @@ def test_workers_write_and_read_checkpoints(mlp: Example, pipeline: RemotePipeli
         checkpoints.restore(state)
 
 
+@pytest.mark.few(1)
 def test_workers_make_what_they_read(mlp: Example, pipeline: RemotePipeline) -> None:
     leaves, structure = jax.tree.flatten(mlp.arguments[0])
 

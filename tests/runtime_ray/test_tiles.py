@@ -47,6 +47,7 @@ def assert_arrived(target, array, sharding) -> None:
     assert np.array_equal(np.asarray(target), np.asarray(array))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @moves
 def test_an_array_gets_from_any_mesh_to_any_other(of, to, shape, other, dtype) -> None:

@@ -44,6 +44,7 @@ def eval_step(state: Any, batch: Any) -> Any:
     return total + sum(jnp.mean(jnp.square(x.astype("float32"))) for x in jax.tree.leaves(batch))
 
 
+@pytest.mark.slow
 def test_a_handle_of_another_function_is_its_own_value() -> None:
     fn, (state, batch) = build("tiny", **SIZES)
 
@@ -60,6 +61,7 @@ def test_a_handle_of_another_function_is_its_own_value() -> None:
         assert len(cluster.worker_groups) == 1
 
 
+@pytest.mark.slow
 def test_batches_of_several_sizes_share_a_state() -> None:
     fn, (state, _) = build("tiny", **SIZES)
     plain = jax.jit(fn)

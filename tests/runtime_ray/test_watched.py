@@ -93,6 +93,7 @@ def test_steps_bytes_and_recoveries_are_counted_and_told(caplog: pytest.LogCaptu
     assert events[3][1]["recoveries"] == 1
 
 
+@pytest.mark.slow
 def test_workers_that_are_to_end_are_replaced_without_losing_a_step(caplog: pytest.LogCaptureFixture) -> None:
     """With ``recover`` their arrays are copied while they live: nothing is run again."""
     fn, (state, batch) = build("tiny", **SIZES)

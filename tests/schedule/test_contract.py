@@ -35,6 +35,7 @@ def make(name: str, workers: int, microbatches: int) -> Table | None:
         return None
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=12)
 @given(workers=st.integers(1, 8), microbatches=st.integers(1, 16), norm=st.booleans(), depth=st.integers(1, 2))

@@ -36,6 +36,7 @@ def test_without_time_the_first_plan_is_the_answer():
     assert not any(NOTE in note for note in whole.notes)
 
 
+@pytest.mark.slow
 def test_time_to_spare_changes_nothing():
     assert planned(toy(4), time_limit_s=3600).to_json() == planned(toy(4)).to_json()
 

@@ -41,7 +41,7 @@ from autopar.search.constraints import Constraint, SharedStages
 from autopar.search.plain_data import NotPlainError, environment_hash, plain_data
 from autopar.search.policy import SearchPolicy, WorkerPolicy
 from autopar.sharding import register_rule, unregister_rule
-from examples import gpt, mlp
+from examples import mlp
 from tests.report.plans import make_plan
 from tests.search.problems import f32, problem_of, problem_with, toy
 
@@ -247,6 +247,7 @@ def test_the_key_is_the_same_in_another_process(problem: Problem) -> None:
     assert done.stdout.split() == [key_of(here, alpa, environment_hash())]
 
 
+@pytest.mark.slow
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda s: st.lists(s).map(tuple))
 )
@@ -416,6 +417,7 @@ def test_what_others_may_have_written_is_not_read(tmp_path: Path, how: str) -> N
     assert cache.get(KEY) is None
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.integers(1, 255))
 def test_a_file_with_any_changed_byte_is_no_other_plan(tmp_path_factory, place: int, by: int) -> None:
     cache = cache_in(tmp_path_factory.mktemp("cache"))
@@ -573,7 +575,7 @@ def _forbid_search(monkeypatch: pytest.MonkeyPatch) -> None:
     ("example", "options"),
     [
         (mlp, {"num_stages": 1}),
-        (gpt, {"num_stages": 2, "num_microbatches": 2, "donate_argnums": 0}),
+        (mlp, {"num_stages": 2, "num_microbatches": 2, "donate_argnums": 0}),
         (mlp, {"num_stages": 2, "num_microbatches": 2, "search": "gpipe"}),
         (mlp, {"num_stages": 1, "search": Manual(tp=2, dp=2)}),
     ],
@@ -591,6 +593,7 @@ def test_a_new_function_reads_what_another_planned(monkeypatch, tmp_path: Path, 
     assert any("from the cache" in line for line in said)
 
 
+@pytest.mark.slow
 def test_a_pipeline_takes_stages_that_were_kept(monkeypatch, tmp_path: Path) -> None:
     options = {"num_stages": 2, "num_microbatches": 2}
     first = _plan(monkeypatch, tmp_path, **options)
@@ -604,6 +607,7 @@ def test_a_pipeline_takes_stages_that_were_kept(monkeypatch, tmp_path: Path) -> 
     assert whole[0].exists()
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_kept_runs(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pure, "plan_cache", lambda _: cache_in(tmp_path))
     fn, args = mlp.build()

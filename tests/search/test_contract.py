@@ -75,6 +75,7 @@ def planned(request):
     return name, fn, args, problem, strategy_named(name)(problem)
 
 
+@pytest.mark.few(19)
 def test_it_returns_a_plan_of_the_program(planned):
     name, _, _, problem, plan = planned
     assert isinstance(plan, Plan)
@@ -140,6 +141,7 @@ def test_numbers_are_sound(planned):
         assert set(c.axis.split("+")) <= set(stage.mesh_shape)
 
 
+@pytest.mark.few(9)
 def test_it_runs_and_gives_the_values(planned):
     _, fn, args, _, plan = planned
     loaded = Plan.from_json(plan.to_json())
@@ -148,6 +150,7 @@ def test_it_runs_and_gives_the_values(planned):
     assert_trees_same(placed, args)
 
 
+@pytest.mark.slow
 def test_none_is_better_than_the_search():
     fn, args = mlp.build(abstract=True, layers=2, batch=2048)
     problem = problem_of(fn, args, toy(8), steps=2000)

@@ -137,6 +137,7 @@ def test_both_axes():
     assert plan.step_time < min(alone)
 
 
+@pytest.mark.slow
 def test_the_best_mesh_is_chosen():
     args = blocks(2, 256, 512), f32(512, 256)
     train_step = sgd(blocks_loss)
@@ -161,6 +162,7 @@ def test_scanned_layers_cost_what_unrolled_ones_cost():
     assert costs[0] == pytest.approx(costs[1], rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_scan_has_as_many_choices_however_long():
     few, many = llama_problem(layers=2), llama_problem(layers=12)
     assert len(many.problem.nodes) == len(few.problem.nodes)

@@ -33,6 +33,7 @@ def _looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(import_module("autopar.solver.solve"), name, 0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("limit", MEMORY)
 @pytest.mark.parametrize("width", [32, 64])
 def test_plans_are_those_without_looks(limit: int | None, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +62,7 @@ def _on_nodes(**subproblem: Any) -> Problem:
     return replace(problem, subproblem=replace(problem.subproblem, **subproblem))
 
 
+@pytest.mark.slow
 def test_what_hides_is_no_part_of_the_seconds_to_stay_below() -> None:
     plan = alpa(_on_nodes())
     assert plan.step_time < 0.9 * plan.search.objective, "collectives hide, or are sent together"

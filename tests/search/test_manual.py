@@ -24,6 +24,7 @@ def layouts(plan, role):
     return [Layout.parse(i.layout) for i in plan.content.inputs if i.role == role]
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_splits_matrices_and_data_parallelism_the_batch(problem):
     plan = Manual(tp=2, dp=4)(problem)
     assert plan.stages[0].mesh_shape == {"x": 4, "y": 2}
@@ -33,6 +34,7 @@ def test_tensor_parallelism_splits_matrices_and_data_parallelism_the_batch(probl
     assert plan.stages[0].memory.parameters == pytest.approx(whole / 2, rel=0.05)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_zero_stages_divide_the_state(problem, tp):
     dp = 8 // tp
@@ -44,6 +46,7 @@ def test_zero_stages_divide_the_state(problem, tp):
     assert zero[3].parameters == pytest.approx(zero[0].parameters / dp, rel=0.05)
 
 
+@pytest.mark.slow
 def test_zero_3_gathers_a_layer_at_a_time_and_sums_its_gradients_in_parts():
     fn, args = gpt.build(abstract=True, scan=True, layers=4, hidden=256, seq=64, vocab=256, batch=64, clip=None)
     step = autopar.parallelize(fn, cluster=toy(4), search=Manual(dp=4, zero=3), num_microbatches=2, num_stages=1)
@@ -57,6 +60,7 @@ def test_zero_3_gathers_a_layer_at_a_time_and_sums_its_gradients_in_parts():
     assert not [c for c in sent if c.kind not in ("all-gather", "reduce-scatter")]
 
 
+@pytest.mark.slow
 def test_registered_zero_stages_are_manual_ones(problem):
     for stage in (1, 2, 3):
         plan = strategy_named(f"zero{stage}")(problem)

@@ -76,6 +76,7 @@ CASES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES)
 def test_small_functions(name):
     fn, args, options = CASES[name]
@@ -98,6 +99,7 @@ def assert_random_plan(seed, mesh_shape):
     assert found.total() >= 0.75 * want.total()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mesh_shape", [(8,), (2, 4)])
 def test_random_plans(mesh_shape):
     assert_random_plan(0, mesh_shape)

@@ -53,6 +53,7 @@ def unlimited(problem: ChoiceProblem) -> ChoiceProblem:
     return replace(problem, limit_bytes=None)
 
 
+@pytest.mark.few(38)
 @pytest.mark.parametrize(("mesh_shape", "number"), CASES)
 def test_optimum(mesh_shape, number):
     """All combinations, the second statement, the solver and what the plan records agree."""
@@ -88,6 +89,7 @@ def within_memory(free: ChoiceProblem, choice: tuple[int, ...], share: float) ->
         assert solve(replace(free, limit_bytes=fewest * 0.99 - 1)).status is Status.INFEASIBLE
 
 
+@pytest.mark.slow
 def test_graphs_are_many_and_different():
     """At least 300 graphs, some of ten operators, with all that a small program has."""
     graphs = [drawn(mesh, number)[0].graph for mesh, number in CASES[::8]]
@@ -124,6 +126,7 @@ def test_many_larger_graphs_mean_the_same(mesh_shape):
         assert ours.objective == pytest.approx(meant, rel=1e-9, abs=1e-18), number
 
 
+@pytest.mark.slow
 def test_following_loses_little():
     """Operators that follow an operand have no choice of their own; what a choice would have gained is bounded."""
     losses = []
@@ -137,6 +140,7 @@ def test_following_loses_little():
     assert sum(loss > 1.001 for loss in losses) <= len(losses) / 5
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 5))
 def test_the_oracle_by_an_oracle(seed, choices):

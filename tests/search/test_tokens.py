@@ -18,6 +18,7 @@ def of_batch(graph):
     return {i.name: dims.get(i.name) for i in graph.inputs if i.role == "batch"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("build", [gpt.build, llama.build, moe.build])
 def test_texts_have_tokens(build):
     graph = graph_of(*_split(build(abstract=True)))
@@ -32,6 +33,7 @@ def test_features_and_pixels_are_no_tokens(build):
         check_tokens(graph, token_dims(graph), 2)
 
 
+@pytest.mark.slow
 def test_what_meets_tokens_is_of_tokens_and_the_first_of_several_dims_is_taken():
     graph = graph_of(*_split(gpt.build(abstract=True, masked=True)))
     assert of_batch(graph)["batch['mask']"] == 1

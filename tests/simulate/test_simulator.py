@@ -148,6 +148,7 @@ def test_text_of_1f1b():
     )
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("columns", [1, 10, 80])
 def test_text_keeps_to_its_width(name, columns):

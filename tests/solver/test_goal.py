@@ -75,6 +75,7 @@ def test_what_is_given_up_is_not_called_solved(seed: int) -> None:
         assert is_feasible(problem, given_up.choice)
 
 
+@pytest.mark.slow
 def test_the_engine_is_not_asked_for_what_is_close_or_useless() -> None:
     asked = 0
     for problem in short_of_memory():
@@ -104,6 +105,7 @@ def test_a_large_problem_within_the_gap_is_not_proven(monkeypatch: pytest.Monkey
     pytest.fail("no problem needs the engine")
 
 
+@pytest.mark.slow
 def test_a_mesh_that_costs_more_is_given_up() -> None:
     plan = alpa(problem_of(*mlp.build(abstract=True), toy(4)))
     (chosen,) = (c for c in plan.search.considered if c.note == "chosen")

@@ -18,6 +18,7 @@ def drawn_speeds(seed):
     return len(base), (lambda worker: base[worker] * drawn.expovariate(1) + 1e-3)
 
 
+@pytest.mark.slow
 def test_no_lead_is_over_the_bound():
     """10,000 drawn sets of speeds. A worker that begins is at most s ahead, so it is at most s + 1 when it is done."""
     waited = 0

@@ -64,6 +64,7 @@ def assert_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("delay", [0, 1, 3])
 @pytest.mark.parametrize("form", ["plain", "jitted", "apart"])
 def test_equals_the_replay_of_its_version_map(x64, delay, form):
@@ -81,6 +82,7 @@ def test_equals_the_replay_of_its_version_map(x64, delay, form):
     assert not np.allclose(theirs[2]["params"]["w"], theirs[0]["params"]["w"])
 
 
+@pytest.mark.slow
 def test_one_step_of_delay_is_2bw_with_microbatches(x64):
     """The mean over the microbatches of a batch, each read at 2BW's version."""
     parts = [[wide(10 * s + i, 4) for i in range(4)] for s in range(5)]
@@ -101,6 +103,7 @@ def test_no_delay_is_the_plain_step_to_the_bit():
         assert_equal((ours.state, told), (theirs, wanted))
 
 
+@pytest.mark.slow
 def test_metrics_of_the_loss_are_of_the_old_parameters_and_others_of_the_newest():
     step = delayed(plain)
     old, now = first_state(jnp.float32), first_state(jnp.float32)
@@ -205,6 +208,7 @@ def test_statistics_are_of_the_newest_state():
         assert state.state["mean"] == count
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("delay", [1, 2])
 def test_runs_on_a_plan(delay):
     step = delayed(plain, delay=delay)

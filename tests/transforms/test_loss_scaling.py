@@ -58,6 +58,7 @@ def small(state, batch):
     return jax.tree.map(lambda w, g: w - g, state, grads), grads
 
 
+@pytest.mark.slow
 def test_a_gradient_of_2_to_the_minus_27_is_lost_at_1_and_kept_at_2_to_the_15():
     state = {"v": jnp.eye(8), "w": jnp.zeros((8, 8))}
     batch = {"x": jnp.eye(8)}
@@ -85,6 +86,7 @@ def test_an_infinity_skips_one_update_and_halves_the_scale():
     np.testing.assert_allclose(once.state["params"]["a"], plain["params"]["a"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_overflow_in_float16_finds_its_scale_and_trains():
     step, state = step_with(factor=2.0**9)
     scaled = loss_scaled(step, scale=2.0**24)
@@ -97,6 +99,7 @@ def test_an_overflow_in_float16_finds_its_scale_and_trains():
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_scale(tmp_path):
     step, state = step_with()
     scaled = loss_scaled(step, scale=32.0)

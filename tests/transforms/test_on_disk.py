@@ -93,6 +93,7 @@ def test_values_are_those_of_the_plain_optimizer_on_plans(x64_in_all_threads, tm
     assert_trees_same(got, wanted, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_program_has_no_moments_among_its_arguments(tmp_path):
     weights = sum(w.size for w in params().values()) * 4
     plain, tx = optax.adam(1e-2), on_disk(optax.adam(1e-2), tmp_path / "moments")
@@ -350,6 +351,7 @@ def test_what_is_written_is_read(tmp_path_factory, leaves, version):
         moment_files.read(folder, 3, layout, version + 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4), st.integers(1, 4))
 def test_drawn_trees_are_updated_as_by_the_plain_optimizer(tmp_path_factory, shapes, steps):

@@ -80,6 +80,7 @@ def assert_same_values(program, fn, *args):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), got, wanted)
 
 
+@pytest.mark.slow
 def test_inner_steps_of_diloco_send_nothing():
     outer = diloco(plain(optax.adam(1e-3)), 8, 4)
     state = outer.init(first_state(optax.adam(1e-3)))

@@ -67,6 +67,7 @@ def arguments() -> tuple[Any, jax.Array]:
     return (params, OPTIMIZER.init(params)), jnp.asarray(random.standard_normal((8, 16, WIDTH)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planned", [False, True])
 def test_results_are_those_of_the_plain_step_while_experts_move(planned: bool) -> None:
     with jax.enable_x64(True):

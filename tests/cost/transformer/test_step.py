@@ -40,6 +40,7 @@ def step(plan, stack="megatron", spec=SPEC, cluster=DGX):
     return predict_plan(spec, plan, cluster, CONSTANTS, stack)
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_more_work_takes_longer_and_more_memory(plan, stack):
@@ -68,6 +69,7 @@ def test_zero_stages_need_less_and_less_state(plan, stack):
     assert states == sorted(states, reverse=True)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_faster_network_is_never_slower(plan):
     group = DGX.groups[0]
@@ -145,6 +147,7 @@ def test_unknown_stacks_are_refused():
         step(TrainingPlan(64), "none")
 
 
+@pytest.mark.slow
 def test_layer_times_are_those_of_the_recomputation_paper():
     """Whole runs are what the constants are fitted to; layers by themselves come out up to an eighth too slow."""
     rows = layer_rows(CONSTANTS)
@@ -158,12 +161,14 @@ def test_layer_times_are_those_of_the_recomputation_paper():
 GOLDEN = {1: 3.026, 9: 48.86, 16: 37.75, 148: 0.4783, 1702: 118.7, 1744: 15.02, 1886: 0.4782, 2010: 19.13}
 
 
+@pytest.mark.slow
 def test_golden_predictions():
     scored = score([r for r in load() if r.point in GOLDEN], CONSTANTS)
     predicted = {s.run.point: float(f"{s.prediction.step_s:.4g}") for s in scored}
     assert predicted == pytest.approx(GOLDEN, rel=tolerance(0.01))
 
 
+@pytest.mark.slow
 def test_end_to_end_runs_of_the_recomputation_paper():
     runs = [r for r in load() if r.dataset == "Korthikanti Table 5"]
     errors = [abs(s.error) for s in score(runs, CONSTANTS)]
@@ -171,6 +176,7 @@ def test_end_to_end_runs_of_the_recomputation_paper():
     assert sum(errors) / 4 < 0.09 and max(errors) < 0.13
 
 
+@pytest.mark.slow
 def test_zero3_and_model_parallelism_of_175b_are_within_a_fifth():
     rows = compared(CONSTANTS)
     assert [r.devices for r in rows] == [384, 768, 1536] * 2
@@ -210,6 +216,7 @@ def model(plan, spec=SPEC, cluster=DGX):
     return plan_step(spec, plan, cluster, CONSTANTS, "megatron")
 
 
+@pytest.mark.slow
 def test_only_stages_at_the_ends_of_a_node_send_to_others():
     plan = TrainingPlan(global_batch=8, tp=2, pp=8, dp=1)
     m = model(plan)

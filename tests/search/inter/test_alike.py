@@ -32,6 +32,7 @@ def cut():
     return cut_into_blocks(COUNT)
 
 
+@pytest.mark.slow
 def test_blocks_are_the_layers(cut):
     _, layers = cut
     assert len(layers.members) == 7
@@ -39,6 +40,7 @@ def test_blocks_are_the_layers(cut):
     assert len(set(layers.cut_bytes[:-1])) == 1, "every cut lets the residual stream through"
 
 
+@pytest.mark.slow
 def test_stages_alike_are_one_under_other_names(cut):
     source, layers = cut
     sliced = source.slice(COUNT, layers.members)
@@ -50,6 +52,7 @@ def test_stages_alike_are_one_under_other_names(cut):
             assert source.recomputed(COUNT, layers.members, stage, again) == traced
 
 
+@pytest.mark.slow
 def test_a_plan_is_handed_on_as_it_would_have_been_made(cut):
     source, layers = cut
     sliced = source.slice(COUNT, layers.members)

@@ -45,6 +45,7 @@ def test_a_stage_that_the_memory_limit_changed_bounds_nothing():
     assert busy.least_s({0: key}) == 0.0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("devices", "bandwidth", "width", "schedule"),
     [(2, 1e4, 8, "auto"), (2, 1e8, 16, "gpipe"), (3, 1e6, 8, "1f1b"), (4, 1e7, 16, "auto")],

@@ -19,6 +19,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "sizes", "schedule", "stages"), CASES)
 def test_planned_simulated_and_compiled_memory_of_the_fullest_worker(build, sizes, schedule, stages):
     fn, args = build(**sizes)

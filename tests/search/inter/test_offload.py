@@ -40,6 +40,7 @@ def planned(model, limit, made, **options):
     return parallelize(step, cluster=made, memory_limit=limit, **{**OPTIONS, **options}).plan(*args)
 
 
+@pytest.mark.slow
 def test_it_is_chosen_where_memory_binds_and_is_faster(model, limit):
     plan = planned(model, limit, cluster(), offload="auto", remat="none")
     assert any(s.activations_offloaded for s in plan.stages)

@@ -110,6 +110,7 @@ def test_where_memory_is_short_what_exceeds_it_least_comes_first():
     assert pairs(problem(memory=700_000)) == [], "half as much again would not do"
 
 
+@pytest.mark.slow
 def test_a_plan_with_all_free_is_near_the_best_of_all_pairs():
     fn, args = mlp.build(abstract=True, **SIZES)
     free = autopar.parallelize(fn, cluster=nodes()).plan(*args)
@@ -123,6 +124,7 @@ def test_a_plan_with_all_free_is_near_the_best_of_all_pairs():
     assert free.num_stages > 1 and free.step_time < one.step_time
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_latency_has_stages_in_one_microbatch():
     """Stages run a part of the kernels each; microbatches would start all of them more often."""
     fn, args = mlp.build("small", abstract=True, layers=24, batch=8)

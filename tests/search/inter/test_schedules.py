@@ -34,6 +34,7 @@ def _plan(cluster, schedule="auto", stages=4, count=8, fn_args=None, **options):
 SLOW = toy(1e7)
 
 
+@pytest.mark.slow
 def test_the_fastest_schedule_is_taken():
     found = _plan(SLOW)
     one = _plan(SLOW, "1f1b")
@@ -44,6 +45,7 @@ def test_the_fastest_schedule_is_taken():
     assert found.search.objective == found.step_time == autopar.simulate(found).step_time
 
 
+@pytest.mark.slow
 def test_what_starting_more_programs_costs_is_not_worth_it_for_a_step_of_microseconds():
     fast = toy(1e14)
     assert not _plan(fast).schedule.startswith("zb")
@@ -76,6 +78,7 @@ def test_idle_share_is_the_bubble_of_stages_that_send_nothing():
     assert idle_share(plan) == pytest.approx(autopar.simulate(plan).bubble_fraction, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "options"), [(mlp.build, {}), (gpt.build, {"layers": 2})])
 def test_what_waits_for_weight_gradients_is_what_programs_hand_on(build, options):
     fn, args = build(abstract=True, **options)
@@ -102,6 +105,7 @@ def test_a_schedule_object_and_a_name_are_taken_as_they_are():
     assert _plan(SLOW, get("eager-1f1b")).schedule == "eager-1f1b"
 
 
+@pytest.mark.slow
 def test_the_chosen_schedule_gives_the_values_of_the_plain_function():
     fn, args = mlp.build(layers=8, hidden=64, batch=64)
     plan = _plan(SLOW, fn_args=(fn, args))

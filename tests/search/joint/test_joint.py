@@ -103,6 +103,7 @@ class Enumerated:
 BY_ESTIMATES_ALONE = SearchPolicy(sizes=SizePolicy(tiny_operators=0))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("number", QUICK)
 def test_the_plan_is_that_of_exhaustive_search(number):
     found = Enumerated.of(number).compared()
@@ -110,6 +111,7 @@ def test_the_plan_is_that_of_exhaustive_search(number):
     assert found.ratio == pytest.approx(1.0, rel=EQUAL)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("number", QUICK_BY_ESTIMATES)
 def test_as_larger_steps_are_planned_it_is_often_the_same(number):
     found = Enumerated.of(number).compared(BY_ESTIMATES_ALONE)

@@ -97,6 +97,7 @@ class More:
         return math.inf if free is None else free.step_time / fastest.step_time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", QUICK)
 def test_the_free_plan_is_the_fastest(number: int) -> None:
     assert More.of(number).ratio() <= EQUAL

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from autopar.lower.hlo import collectives
-from tests.end_to_end.test_space import ALL, conv, drawn, edges, parallel
+from tests.end_to_end.test_space import conv, drawn, edges, parallel
 from tests.search.problems import f32
 
 
@@ -52,7 +52,7 @@ def test_values_and_gradients(method: str, factor: float, mesh_shape: tuple[int,
     step = step_of(resized(method, factor))
     with jax.enable_x64(True):
         weights, x = (drawn(1)(3, 3, 4, 4), drawn(2)(3, 3, 4, 4)), drawn(3)(1, 64, 32, 4)
-        compiled = parallel(step, ALL, mesh_shape, batch_argnums=(1,)).compile(weights, x)
+        compiled = parallel(step, mesh_shape, batch_argnums=(1,)).compile(weights, x)
         halos = {id for c in compiled.plan.communication if c.kind == "collective-permute" for id in c.operators}
         assert any("dot_general" in id for id in halos) == (method != "nearest")
         got, want = compiled(weights, x), jax.jit(step)(weights, x)
@@ -68,7 +68,7 @@ def test_halos_are_those_counted_by_hand(method: str) -> None:
     larger image for row i, with a width of 62 again by then.
     """
     args = (f32(3, 3, 4, 4), f32(3, 3, 4, 4)), f32(1, 64, 62, 4)
-    program = parallel(step_of(resized(method, 2)), ALL, (8,), batch_argnums=(1,)).compile(*args)
+    program = parallel(step_of(resized(method, 2)), (8,), batch_argnums=(1,)).compile(*args)
     wanted = edges(62, 4, 4, 1, of_data=True) + edges(124, 4, 4, 1)
     if method == "bilinear":
         wanted += Counter({62 * 4 * 4: 4})

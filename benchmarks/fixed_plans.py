@@ -174,7 +174,7 @@ def _unsearched(search: SearchContent) -> SearchContent:
 
 
 def _hash(plan: Plan) -> str:
-    document = json.loads(plan.to_json())
+    document = {k: v for k, v in json.loads(plan.to_json()).items() if k != "digest"}
     for content in (document["plan"], *document["plan"].get("parts", ())):
         content["cluster"] = json.dumps(content["cluster"], sort_keys=True, separators=(",", ":"))
     text = msgspec.json.format(msgspec.json.encode({**document, "autopar_plan": 2}), indent=1).decode() + "\n"

@@ -30,6 +30,7 @@ from autopar.api.replanned import verified_plan, with_prices
 from autopar.api.rewritten import about, form_of, rewritten
 from autopar.api.shared_state import SharedState
 from autopar.api.steps import TracedStep, as_planned
+from autopar.api.unproven import carried_out, verify_unproven
 from autopar.api.user_mesh import outside
 from autopar.cluster import Cluster
 from autopar.cost import CostModel
@@ -172,7 +173,9 @@ class PureFunction:
             check_callbacks(self._traced[signature].graph, self.options.cluster)
         plan = self.options.plan
         if plan is not None:
-            traced = self._in_form_of(signature, plan)
+            with carried_out(plan):
+                traced = self._in_form_of(signature, plan)
+                verify_unproven(plan, traced, self.donated(traced))
         else:
             search = self._planned if self.options.verify is None else partial(verified_plan, self.options, self._like)
             with rare_collections():
@@ -315,6 +318,10 @@ class PureFunction:
         clock = Clock()
 
         def build(planned: Planned[Traced]) -> LoadedProgram:
+            with carried_out(planned.plan):
+                return built(planned)
+
+        def built(planned: Planned[Traced]) -> LoadedProgram:
             if planned.plan.num_stages > 1:
                 return build_stages(planned.traced, planned.plan, self.donated(planned.traced), clock, self._say)
             with clock.phase("lower"):
@@ -350,6 +357,10 @@ class PureFunction:
 
     def _compile_remote(self, signature: CallSignature, traced: Traced, plan: Plan, cluster: RayCluster) -> Compiled:
         """The program for a signature on workers in other processes."""
+        with carried_out(plan):
+            return self._on_workers(signature, traced, plan, cluster)
+
+    def _on_workers(self, signature: CallSignature, traced: Traced, plan: Plan, cluster: RayCluster) -> Compiled:
         check_for_workers(plan, cluster)
         check_effects(traced.graph)
         clock = Clock()

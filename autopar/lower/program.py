@@ -27,6 +27,7 @@ from autopar.lower.interpreter import Interpreter
 from autopar.plan import Plan
 from autopar.search.resharding import path_tables
 from autopar.sharding.reshard import PathTables
+from autopar.sharding.verify_plan import verify_plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +170,8 @@ def lower_on(traced: Traced, plan: Plan, mesh: Mesh | AbstractMesh, platform: st
     """
     decisions, hosted = sharded(plan, platform), hosted_of(plan.content)
     graph = traced.graph
+    if plan.unproven:
+        verify_plan(graph, plan.content, decisions.tables)
     inputs = [Layout.parse(r.layout) for r in plan.content.inputs]
     outputs = [Layout.parse(r.layout) for r in plan.content.outputs]
 

@@ -1,8 +1,9 @@
-"""Plans as JSON: canonical text and a format version."""
+"""Plans as JSON: canonical text, a format version, a digest of the content."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from typing import Any
 
@@ -18,17 +19,33 @@ from autopar.plan.versions import FORMAT_VERSION, READABLE, upgraded
 class _PlanDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     autopar_plan: int
     plan: PlanContent
+    digest: str = ""
     details: Details = NO_DETAILS
 
 
-def encode(content: PlanContent, details: Details = NO_DETAILS) -> str:
-    """``content`` as JSON text, two spaces an indent, always the same for the same content and details."""
-    raw = msgspec.json.encode(_PlanDocument(FORMAT_VERSION, content, details))
+def encode(content: PlanContent, details: Details = NO_DETAILS, *, proven: bool = True) -> str:
+    """``content`` as JSON text, always the same for the same content and details.
+
+    Args:
+        content: of the plan.
+        details: that are kept with it.
+        proven: whether it is a search's plan, as it was made: the text then has its digest.
+    """
+    raw = msgspec.json.encode(_PlanDocument(FORMAT_VERSION, content, details=details))
     # Once around: a whole number in a field of floats is written as 1.0, as it will be after it was loaded.
     document = msgspec.to_builtins(msgspec.json.decode(raw, type=_PlanDocument))
     _leave_out_defaults(document["plan"])
+    if proven:
+        digest = _digest(document)
+        document = {"autopar_plan": FORMAT_VERSION, "digest": digest, **document}
     raw = msgspec.json.encode(document)
     return msgspec.json.format(raw, indent=1).decode() + "\n"
+
+
+def _digest(document: dict[str, Any]) -> str:
+    """SHA-256 of what a document says, whatever its spaces and the order of its keys."""
+    said = {key: value for key, value in document.items() if key != "digest"}
+    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
 
 
 def _leave_out_defaults(plan: dict[str, Any]) -> None:
@@ -49,8 +66,8 @@ def _leave_out_defaults(plan: dict[str, Any]) -> None:
         _leave_out_defaults(part)
 
 
-def decode(text: str | bytes, origin: str = "the text") -> tuple[PlanContent, Details]:
-    """The content and details that `encode` wrote, or an older autopar's.
+def decode(text: str | bytes, origin: str = "the text") -> tuple[PlanContent, Details, bool]:
+    """The content and details that `encode` wrote, or an older autopar's, and whether their digest is right.
 
     Raises:
         PlanMismatchError: the text is cut short, of another version, or no plan; the message names the field.
@@ -79,6 +96,7 @@ def decode(text: str | bytes, origin: str = "the text") -> tuple[PlanContent, De
         if older is not None:
             text = msgspec.json.encode(upgraded(msgspec.json.decode(text), older))
         plain = msgspec.json.decode(text)
+        proven = plain.get("digest") == _digest(plain)
         _with_cluster_text(plain["plan"])
         document = msgspec.convert(plain, type=_PlanDocument)
     except (msgspec.MsgspecError, RecursionError, UnicodeError, LookupError, TypeError) as error:
@@ -86,7 +104,7 @@ def decode(text: str | bytes, origin: str = "the text") -> tuple[PlanContent, De
             f"{origin} is not a plan: {error}", remedy="write the plan again with Plan.save"
         ) from error
     check_content(document.plan, origin)
-    return document.plan, document.details
+    return document.plan, document.details, proven
 
 
 def _with_cluster_text(plan: Any) -> None:

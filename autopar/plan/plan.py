@@ -71,6 +71,8 @@ class Plan:
         details: what is shown of operators besides their sharding.
         again: the search, for what is asked later; None in a plan that was loaded.
         incumbents: see `SearchRecord`.
+        unproven: the plan was read from a file without the digest of its content: an older one, or one that was
+            changed. It runs once it is proven to compute what the program says.
     """
 
     content: PlanContent
@@ -79,6 +81,7 @@ class Plan:
     details: Details = field(default=NO_DETAILS, compare=False)
     again: SearchAgain | None = field(default=None, compare=False)
     incumbents: tuple[tuple[float, float], ...] = field(default=(), compare=False)
+    unproven: bool = field(default=False, compare=False)
 
     def after(self, phases: Sequence[tuple[str, float]]) -> Plan:
         """The plan with phases, as (phase, seconds), that were there before its search."""
@@ -252,7 +255,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON with a format version; the same plan gives the same text."""
-        return encode(self.content, self.details.saved)
+        return encode(self.content, self.details.saved, proven=not self.unproven)
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:
@@ -261,7 +264,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a file, whole or not at all."""
-        write_whole(path, encode(self.content, self.details.saved))
+        write_whole(path, self.to_json())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
@@ -311,5 +314,5 @@ class Plan:
 
 
 def _read(text: str | bytes, origin: str) -> Plan:
-    content, details = decode(text, origin)
-    return Plan(content, details=details)
+    content, details, proven = decode(text, origin)
+    return Plan(content, details=details, unproven=not proven)

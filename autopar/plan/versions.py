@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 #: The format that is written.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 _STAGE_FIELDS_OF_1 = (
     ("held_bytes", "activation_bytes"),
@@ -26,7 +26,8 @@ def upgraded(document: dict[str, Any], version: int) -> dict[str, Any]:
         version: an older one, see `READABLE`.
     """
     for step in range(version, FORMAT_VERSION):
-        document = {"autopar_plan": step + 1, "plan": _STEPS[step](document.get("plan"))}
+        kept = {"details": document["details"]} if step > 2 and "details" in document else {}
+        document = {"autopar_plan": step + 1, "plan": _STEPS[step](document.get("plan")), **kept}
     return document
 
 
@@ -66,6 +67,11 @@ def _from_2(plan: Any) -> Any:
     return plan
 
 
-_STEPS: Mapping[int, Callable[[Any], Any]] = MappingProxyType({1: _from_1, 2: _from_2})
+def _from_3(plan: Any) -> Any:
+    """Format 4 has a digest. A plan without one is verified before it runs."""
+    return plan
+
+
+_STEPS: Mapping[int, Callable[[Any], Any]] = MappingProxyType({1: _from_1, 2: _from_2, 3: _from_3})
 #: Older formats that can be read.
 READABLE = tuple(_STEPS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from autopar.cluster.mesh import LogicalMesh
 from autopar.ir import Layout, TensorType
 from autopar.sharding.factors import Dims, Factor, Rule
 from autopar.sharding.halo import HaloExchange
+from autopar.sharding.paths import bare
 from autopar.sharding.ring import RingExchange
 
 
@@ -85,6 +86,58 @@ def strategies(
     """
     axes = tuple((name, n) for name, n in mesh.axes if n > 1)
     return _strategies(rule, operand_types, result_types, axes, halos)
+
+
+def strategy_of(
+    rule: Rule,
+    operand_types: Types,
+    result_types: Types,
+    mesh: LogicalMesh,
+    operands: Sequence[Layout],
+    results: Sequence[Layout],
+    free: frozenset[int] = frozenset(),
+) -> tuple[Assignment, ...] | None:
+    """What each mesh axis does in the strategy with these layouts; None where ``rule`` allows none.
+
+    Args:
+        rule, operand_types, result_types, mesh: as for `strategies`, with edges of neighbours.
+        operands: layout of each operand.
+        results: layout of each result.
+        free: numbers of operands whose layout does not matter.
+    """
+    layouts = [bare(k, mesh) for k in (*operands, *results)]
+    compared = [n for n in range(len(layouts)) if n not in free]
+    sizes = {name: n for name, n in mesh.axes if n > 1}
+    limits, build = _limits(rule, operand_types, result_types), _StrategyBuilder(rule)
+    options = [Assignment("")]
+    options += [Assignment("", factor=n) for n in range(len(rule.factors))]
+    options += [Assignment("", group=n) for n in range(len(rule.linear))]
+    assigned: list[Assignment] = []
+    for axis in sizes:
+        found = None
+        for option in options:
+            alone = build.strategy((replace(option, axis=axis),))
+            if alone is not None and all(_same_part(axis, (*alone[1], *alone[2])[n], layouts[n]) for n in compared):
+                found = alone[0][0]
+                break
+        if found is None:
+            return None
+        assigned.append(found)
+    for n, factor in enumerate(rule.factors):
+        pieces = math.prod(sizes[a.axis] for a in assigned if a.factor == n)
+        if pieces > 1 and not (limits[n] > 0 and limits[n] % pieces == 0 and _reaches(factor, pieces, halos=True)):
+            return None
+    whole = build.strategy(tuple(assigned))
+    if whole is None or any((*whole[1], *whole[2])[n] != layouts[n] for n in compared):
+        return None
+    return whole[0]
+
+
+def _same_part(axis: str, one: Layout, other: Layout) -> bool:
+    """Whether an axis splits the same dims in two layouts, or both are partial over it."""
+    split = [[axis in dim for dim in layout.dims] for layout in (one, other)]
+    partial = [layout.reduce if axis in layout.partial else "" for layout in (one, other)]
+    return split[0] == split[1] and partial[0] == partial[1]
 
 
 @lru_cache(maxsize=4096)

@@ -90,6 +90,17 @@ class AttentionSpec:
             if label is not None
         }
 
+    def has_halves(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Whether scores that the mask leaves empty can be left out: rows and keys are taken in halves.
+
+        Args:
+            shapes: of queries, keys and values on one device.
+        """
+        if not self.causal or self.rows is None:
+            return False
+        sizes = self.sizes(shapes)
+        return not (sizes[self.rows] % 2 or sizes[self.keys] % 2)
+
     def block_keys(self, sizes: dict[int, int]) -> int:
         """Keys of one block: as many as keep its scores small, a divisor of those that there are.
 

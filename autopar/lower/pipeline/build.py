@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from autopar.errors import PlanMismatchError
-from autopar.ir import Layout
+from autopar.ir import Graph, Layout
+from autopar.ir.fingerprint import fingerprint
 from autopar.lower.pipeline.flow import dataflow_of
 from autopar.lower.pipeline.programs import stage_programs
 from autopar.lower.pipeline.source import TracedStages
@@ -14,11 +15,13 @@ from autopar.lower.pipeline.stage_program import StageProgram
 from autopar.lower.program import sharded
 from autopar.lower.step import Step
 from autopar.microbatch.tokens import analyze_tokens, check_lengths
-from autopar.plan import Plan, Stage
+from autopar.plan import Plan, PlanContent, Stage
 from autopar.recompute import LEVELS
 from autopar.schedule import Dataflow, Program, Table, Task, build, parse_table
 from autopar.schedule.without_flush import updates_apart
 from autopar.search.source import Recomputation
+from autopar.sharding.reshard import PathTables
+from autopar.sharding.verify_plan import verify_plan, wrong_entry
 from autopar.stages import StageMap
 from autopar.stages.layers import forward_operators
 
@@ -132,6 +135,8 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
         source.stage_graph(plan.num_microbatches, members, n, recomputation(s, members[n]))
         for n, s in enumerate(plan.stages)
     ]
+    if len(content.parts) != len(stages):
+        raise wrong_entry("plan.parts", f"there are {len(stages)} stages")
     slices = None
     if content.pipeline.slice_lengths:
         slicing = analyze_tokens(step.graph)
@@ -142,6 +147,8 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
         inputs = [Layout.parse(r.layout) for r in part.inputs]
         outputs = [Layout.parse(r.layout) for r in part.outputs]
         decisions = sharded(Plan(part), platform)
+        if plan.unproven:
+            verify_stage(stage.graph, content, len(sizes), decisions.tables)
         programs += stage_programs(
             stage, decisions, inputs, outputs, split=table.splits_backward, separate_state=separate_state,
             slices=slices,
@@ -153,6 +160,23 @@ def cut_programs(step: Step, plan: Plan, platform: str = "cpu", *, separate_stat
     )
     map = source.slice(plan.num_microbatches, members).map
     return CutPrograms(plan, table, map, wanted, tuple(sizes))
+
+
+def verify_stage(graph: Graph, content: PlanContent, stage: int, tables: PathTables) -> None:
+    """Raises PlanMismatchError, with the path of the first wrong entry, unless a plan is right about a stage.
+
+    Args:
+        graph: of the stage, in the form that the plan says.
+        content: of the whole plan.
+        stage: its number.
+        tables: resharding paths of its mesh.
+    """
+    part, at = content.parts[stage], f"plan.parts[{stage}]"
+    if part.fingerprint != fingerprint(graph):
+        raise wrong_entry(f"{at}.fingerprint", "the stage has other operators, or another form")
+    verify_plan(graph, part, tables, at)
+    if content.stages[stage].mesh_axes != part.stages[0].mesh_axes:
+        raise wrong_entry(f"plan.stages[{stage}].mesh_axes", f"the stage's plan has {part.stages[0].mesh_axes}")
 
 
 def _checked(forward: Sequence[str], members: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:

@@ -44,11 +44,7 @@ def skips_masked(
     """
     if op.primitive not in ATTENTIONS:
         return False
-    spec = AttentionSpec.of(op)
-    if not spec.causal or spec.rows is None:
-        return False
-    sizes = spec.sizes(_shapes(mesh, strategy, types))
-    if sizes[spec.rows] % 2 or sizes[spec.keys] % 2:
+    if not AttentionSpec.of(op).has_halves(_shapes(mesh, strategy, types)):
         return False
     if not strategy.rings:
         return True

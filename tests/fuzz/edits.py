@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 if __name__ == "__main__":
@@ -30,7 +30,9 @@ import numpy as np
 
 import autopar
 from autopar import Cluster, Plan
+from autopar.cluster import Device, LinkSpec, NodeGroup
 from autopar.errors import AutoparError
+from autopar.ir import Layout
 from autopar.search import Manual
 from examples import gpt, mlp, moe
 from tests.end_to_end.stacked import build as stacked
@@ -47,11 +49,12 @@ class Case:
     Args:
         build: the step and its arguments.
         options: of `parallelize`.
-        lent: whether the first argument is donated.
+        holds: what a plan of this kind has.
     """
 
     build: Callable[[], Built]
     options: dict[str, Any]
+    holds: Callable[[Plan], Any] = lambda plan: True
 
 
 def loops() -> Built:
@@ -80,47 +83,67 @@ def _mlp(**sizes: Any) -> Callable[[], Built]:
     return lambda: mlp.build(**{"dtype": "float64", "layers": 2, "hidden": 16, "batch": 16, **sizes})
 
 
-def with_hosts() -> Cluster:
-    """The devices of this process, with a link to their host as a cluster file would give it."""
-    cluster = Cluster.local()
-    (group,) = cluster.groups
-    return replace(cluster, groups=(replace(group, host_bandwidth=25e9),))
-
-
+#: Eight slow devices with fast links, and a link to their host: small steps are worth splitting.
+_DEVICE = Device("slow", 10**9, 1e9, (("f64", 1e8), ("f32", 1e8)))
+_CLUSTER = Cluster("eight", (NodeGroup(1, 8, _DEVICE, LinkSpec(1e11, 0.0), LinkSpec(1e11, 0.0), host_bandwidth=25e9),))
 _ONE = {"num_stages": 1, "num_microbatches": 1}
 CASES: dict[str, Case] = {
     "three axes": Case(_mlp(), {**_ONE, "mesh_shape": (2, 2, 2)}),
-    "zero and tensor": Case(_mlp(), {**_ONE, "search": Manual(tp=2, dp=4, zero=3), "donate_argnums": 0}),
-    "microbatches": Case(_mlp(optimizer="adam"), {"num_stages": 1, "num_microbatches": 4, "mesh_shape": (4, 2)}),
-    "recomputed": Case(lambda: stacked(2, width=8, dtype=jnp.float64), {**_ONE, "remat": "full", "mesh_shape": (4, 2)}),
-    "loops": Case(loops, {**_ONE, "mesh_shape": (2, 2, 2)}),
-    "attention": Case(lambda: gpt.build(**_SMALL_GPT), {**_ONE, "search": Manual(dp=2, cp=2, tp=2)}),
-    "experts": Case(lambda: moe.build("tiny", dtype="float64", layers=1), {**_ONE, "mesh_shape": (4, 2)}),
-    "padded": Case(_mlp(hidden=15, batch=30), {**_ONE, "mesh_shape": (4, 2)}),
-    "host": Case(_mlp(optimizer="adam"), {**_ONE, "offload": "auto", "donate_argnums": 0, "mesh_shape": (8,)}),
-    "pipeline": Case(_mlp(), {"num_stages": 2, "num_microbatches": 4, "schedule": "1f1b"}),
-    "interleaved": Case(
-        _mlp(layers=4), {"num_stages": 4, "num_microbatches": 4, "schedule": "interleaved", "remat": "full"}
+    "zero and tensor": Case(
+        _mlp(), {**_ONE, "search": Manual(tp=2, dp=4, zero=3), "donate_argnums": 0}, lambda p: p.content.donated
     ),
-    "stack in stages": Case(lambda: stacked(4, width=8, dtype=jnp.float64), {"num_stages": 2, "num_microbatches": 2}),
+    "microbatches": Case(_mlp(optimizer="adam"), {"num_stages": 1, "num_microbatches": 4, "mesh_shape": (4, 2)}),
+    "recomputed": Case(
+        lambda: stacked(2, width=8, dtype=jnp.float64),
+        {**_ONE, "remat": "full", "mesh_shape": (4, 2)},
+        lambda p: p.stages[0].remat == "full",
+    ),
+    "loops": Case(loops, {**_ONE, "mesh_shape": (2, 2, 2)}),
+    "context parallel": Case(
+        lambda: gpt.build(**_SMALL_GPT),
+        {**_ONE, "search": Manual(dp=2, cp=2, tp=2), "attention": "blocks"},
+        lambda p: any("attention" in r.id for r in p.content.operators),
+    ),
+    "experts": Case(lambda: moe.build("tiny", dtype="float64", layers=1), {**_ONE, "mesh_shape": (4, 2)}),
+    "padded": Case(
+        _mlp(hidden=31, batch=31), {**_ONE, "mesh_shape": (4, 2)}, lambda p: p.stages[0].padded
+    ),
+    "host": Case(
+        _mlp(optimizer="adam"),
+        {**_ONE, "offload": "update", "donate_argnums": 0, "search": Manual(dp=8, zero=1)},
+        lambda p: any(i.memory == "host" for i in p.content.inputs) and any(r.on_host for r in p.content.operators),
+    ),
+    "pipeline": Case(
+        _mlp(), {"num_stages": 2, "num_microbatches": 4, "schedule": "1f1b"}, lambda p: p.num_stages == 2
+    ),
+    "interleaved": Case(
+        _mlp(layers=4),
+        {"num_stages": 4, "num_microbatches": 4, "schedule": "interleaved", "remat": "full"},
+        lambda p: p.stages[0].remat == "full",
+    ),
+    "stack in stages": Case(
+        lambda: stacked(4, width=8, dtype=jnp.float64), {"num_stages": 2, "num_microbatches": 2},
+        lambda p: p.content.stack_groups > 1,
+    ),
     "branches": Case(
-        lambda: Towers((2, 2), momentum=True).build(), {"schedule": "branches", "num_microbatches": 2}
+        lambda: Towers((2, 2), momentum=True).build(), {"schedule": "branches", "num_microbatches": 2},
+        lambda p: p.pipeline and p.pipeline.members,
     ),
     "slices of tokens": Case(
-        lambda: gpt.build(**{**_SMALL_GPT, "layers": 2}),
+        lambda: gpt.build(**{**_SMALL_GPT, "layers": 2, "batch": 16}),
         {"num_stages": 2, "num_microbatches": 2, "schedule": "1f1b", "token_slices": 2},
+        lambda p: p.pipeline and p.pipeline.slice_lengths,
     ),
 }  # fmt: skip
 
 
-def options_of(name: str, args: tuple[Any, ...], step: Callable[..., Any]) -> dict[str, Any]:
-    """Those of `parallelize` for a case; a memory limit is a share of what the plan without it takes."""
-    options = {"cluster": Cluster.local(), **CASES[name].options}
-    if "offload" in options:
-        options["cluster"] = with_hosts()
-        wide = autopar.parallelize(step, **{**options, "offload": "none"}).plan(*args)
-        options["memory_limit"] = int(wide.peak_memory * 0.95)
-    return options
+def planned(name: str, step: Callable[..., Any], args: tuple[Any, ...]) -> Plan:
+    """The plan of a case."""
+    plan = autopar.parallelize(step, **{"cluster": _CLUSTER, **CASES[name].options}).plan(*args)
+    operators = [r for content in (plan.content, *plan.content.parts) for r in content.operators]
+    if not any(Layout.parse(k).axes for r in operators for k in r.results) or not CASES[name].holds(plan):
+        raise ValueError(f"the plan of {name!r} is not of its kind:\n{plan}")
+    return plan
 
 
 class Edits:
@@ -136,9 +159,8 @@ class Edits:
             self.step, args = CASES[name].build()
             self.args = jax.tree.map(np.asarray, args)
             self.want = jax.tree.map(np.asarray, jax.jit(self.step)(*self.fresh()))
-            options = options_of(name, args, self.step)
-            self.plan = autopar.parallelize(self.step, **options).plan(*args)
-        self.donated = options.get("donate_argnums", ())
+            self.plan = planned(name, self.step, args)
+        self.donated = CASES[name].options.get("donate_argnums", ())
         self.text = self.plan.to_json()
 
     def fresh(self) -> tuple[Any, ...]:
@@ -157,7 +179,9 @@ class Edits:
         except Exception as error:
             return f"RAW {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         pairs = zip(jax.tree.leaves(got), jax.tree.leaves(self.want), strict=True)
-        worst = max(float(np.max(np.abs(a - b), initial=0.0) / (1e-9 + np.max(np.abs(b), initial=0.0))) for a, b in pairs)
+        worst = max(
+            float(np.max(np.abs(a - b), initial=0.0) / (1e-9 + np.max(np.abs(b), initial=0.0))) for a, b in pairs
+        )
         return "equal" if worst < 1e-8 else f"WRONG by {worst:.2e}"
 
     def drawn(self, seed: int) -> tuple[str, bytes]:
@@ -205,6 +229,11 @@ class Edits:
                 at[last] = _changed(rng, before)
         path = ".".join(map(str, place))
         return f"{path}: {json.dumps(before)[:80]} -> {json.dumps(at)[:200]}", json.dumps(document).encode()
+
+
+def _difference(got: Any, want: Any) -> float:
+    """The largest difference of two arrays, next to the largest number."""
+    return float(np.max(np.abs(got - want), initial=0.0) / (1e-9 + np.max(np.abs(want), initial=0.0)))
 
 
 def _places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -114,18 +114,18 @@ def strategy_of(
     options += [Assignment("", group=n) for n in range(len(rule.linear))]
     assigned: list[Assignment] = []
     for axis in sizes:
-        found = None
+        assignment = None
         for option in options:
             alone = build.strategy((replace(option, axis=axis),))
             if alone is not None and all(_same_part(axis, (*alone[1], *alone[2])[n], layouts[n]) for n in compared):
-                found = alone[0][0]
+                assignment = alone[0][0]
                 break
-        if found is None:
+        if assignment is None:
             return None
-        assigned.append(found)
+        assigned.append(assignment)
     for n, factor in enumerate(rule.factors):
-        pieces = math.prod(sizes[a.axis] for a in assigned if a.factor == n)
-        if pieces > 1 and not (limits[n] > 0 and limits[n] % pieces == 0 and _reaches(factor, pieces, halos=True)):
+        shards = math.prod(sizes[a.axis] for a in assigned if a.factor == n)
+        if shards > 1 and not (limits[n] > 0 and limits[n] % shards == 0 and _reaches(factor, shards, halos=True)):
             return None
     whole = build.strategy(tuple(assigned))
     if whole is None or any((*whole[1], *whole[2])[n] != layouts[n] for n in compared):

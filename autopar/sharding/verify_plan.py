@@ -76,15 +76,15 @@ class _Verifier:
 
     def run(self) -> None:
         self._mesh()
-        given, made = self.graph.inputs, self.graph.outputs
-        self._count("inputs", self.content.inputs, given)
-        self._count("outputs", self.content.outputs, made)
+        arguments, results = self.graph.inputs, self.graph.outputs
+        self._count("inputs", self.content.inputs, arguments)
+        self._count("outputs", self.content.outputs, results)
         inputs = [
             self._port(f"inputs[{n}]", record, i.name, i.type)
-            for n, (record, i) in enumerate(zip(self.content.inputs, given, strict=True))
+            for n, (record, i) in enumerate(zip(self.content.inputs, arguments, strict=True))
         ]
         outputs = []
-        for n, (result, o) in enumerate(zip(self.content.outputs, made, strict=True)):
+        for n, (result, o) in enumerate(zip(self.content.outputs, results, strict=True)):
             outputs.append(self._port(f"outputs[{n}]", result, o.path, o.type))
             if result.updates != o.updates:
                 raise self._wrong(f"outputs[{n}].updates", f"{o.path} replaces {o.updates}")
@@ -319,8 +319,8 @@ class _Operation:
             raise self._wrong(".skips_masked", f"{op.id} has no mask whose empty scores are left out in halves")
         if record.collective_matmul:
             numbers = {"lhs": 0, "rhs": 1}
-            made = op.operands[numbers[record.collective_matmul]] if record.collective_matmul in numbers else None
-            source = self.env.get(made) if isinstance(made, str) else None
+            operand = op.operands[numbers[record.collective_matmul]] if record.collective_matmul in numbers else None
+            source = self.env.get(operand) if isinstance(operand, str) else None
             held = record.collective_matmul == "result" or (source is not None and source.routes is not None)
             if op.primitive != "dot_general" or not held:
                 raise self._wrong(".collective_matmul", f"{op.id} is no product of such blocks")

@@ -201,7 +201,7 @@ class _Verifier:
         """A graph, or a region: ``layouts`` of its inputs, of its outputs those that are wanted, with their paths."""
         env = {i.name: self._made(prefix + i.name, i.type, k) for i, k in zip(graph.inputs, layouts, strict=True)}
         for op in graph.operators:
-            here = phase_of(op.scope, phase)
+            here = phase_of(op, phase)
             if is_generator(op):
                 env.update((v.name, _Value(v.type, None)) for v in op.results)
             elif op.primitive in ALIASES:
